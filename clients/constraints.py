@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.wire import Constraint, JsonObject, StructuralTag
+from ramify.protocol.wire import CONSTRAINTS, Constraint, JsonObject, StructuralTag
 
-_KINDS = ("regex", "json_schema", "choices", "grammar", "structural_tag")
 T = TypeVar("T")
 
 
@@ -23,17 +22,21 @@ def constrained(options: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     Raises BadRequest if more than one constraint is given, and for types without a schema.
     """
     fields = dict(options)
-    given = {kind: fields.pop(kind) for kind in _KINDS if kind in fields}
+    given = {kind: fields.pop(kind) for kind in CONSTRAINTS if kind in fields}
     wanted = fields.pop("type", None)
     after_thought = fields.pop("after_thought", False)
+    goes_on = fields.pop("continue_constraint", None)
     if wanted is not None:
         given["type"] = wanted
+    if not given and after_thought:
+        raise BadRequest("`after_thought` says where a constraint begins: give one")
+    if goes_on is not None:
+        given["continue_"] = goes_on
     if not given:
-        if after_thought:
-            raise BadRequest("`after_thought` says where a constraint begins: give one")
         return fields, None
     if len(given) > 1 or "constraint" in fields:
         names = ", ".join([*given, *(["constraint"] if "constraint" in fields else [])])
+        names = names.replace("continue_", "continue_constraint")
         raise BadRequest(f"give one constraint, not {names}")
     if wanted is not None:
         given = {"json_schema": schema_of(wanted)}

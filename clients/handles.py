@@ -101,7 +101,9 @@ class _Options(TypedDict, total=False):
 class _Said(TypedDict, total=False):
     """A constraint in short: one of these. `type`: whose JSON the output is to be.
 
-    `after_thought` goes with each of them: what the model thinks first is free.
+    `after_thought` goes with each of them: what the model thinks first is free. `continue_constraint`
+    stands alone: True goes on with the constrained output that the branch ends in (as no constraint
+    does), or it is an error; False leaves the output free.
     """
 
     regex: str
@@ -111,6 +113,7 @@ class _Said(TypedDict, total=False):
     structural_tag: StructuralTag | JsonObject
     type: Any
     after_thought: bool
+    continue_constraint: bool
 
 
 class GenerateOptions(_Options, total=False):

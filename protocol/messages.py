@@ -272,7 +272,9 @@ class Submit(Base, frozen=True):
     `places`, `targets`: tokens to score, as in `ExtendRow`, by positions of the branch; not with
     `max_tokens`. Their log-probabilities come with `Finished`. Somebody waits for them, so the
     request is scheduled as a generation is.
-    `constraint`: the `ident` of a `Compiled` that its outputs obey; 0: none.
+    `constraint`: the `ident` of a `Compiled` that its outputs obey; 0: none. `obeyed`: tokens at the
+    branch's end that the constraint has taken already: those sampled before, and those of an output that
+    this one continues.
     `spare`: nobody waits for it, and perhaps nobody ever will. It has no output, `SPARE` as its
     priority, runs in steps that have nothing else to do, and in pages that are free: where they are not,
     it ends ("cancelled").
@@ -294,6 +296,7 @@ class Submit(Base, frozen=True):
     expects: int = 0
     constraint: int = 0
     spare: bool = False
+    obeyed: int = 0
 
 
 class Cancel(Base, frozen=True):

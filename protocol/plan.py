@@ -90,9 +90,11 @@ class OpenRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `sampled`: how many output tokens the request sampled before (after a retraction or a
     pause): the index of the next random number.
     `history`: int32, given only when `sampling.penalized`, `ExecutorInfo.drafts_from_history`, or a
-    `constraint` behind `sampled` tokens: every token before the next sampled one; its last `sampled`
+    `constraint` behind `obeyed` tokens: every token before the next sampled one; its last `sampled`
     tokens are outputs of this request.
     `constraint`: which one its outputs obey; 0: none. It was loaded by this plan or an earlier one.
+    `obeyed`: how many of the last tokens of `history` it has taken already: at least `sampled`, more
+    where the request continues another one's output.
     """
 
     row: int
@@ -103,6 +105,7 @@ class OpenRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sampled: int = 0
     history: bytes = b""
     constraint: int = 0
+    obeyed: int = 0
 
 
 class GrowRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

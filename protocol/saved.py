@@ -10,6 +10,7 @@ that maps keys to bytes can keep it, and a save writes only what has changed:
 | `r<op>:<client>` | list of replies | when the op is answered |
 | `o<n>` | `SavedOp` | once, for an op that waits or runs; gone once it is answered |
 | `f<n>` | `SavedFrame` | once, with the first such op of its frame |
+| `c<n>` | `SavedRule` | once, with the first complete output under that constraint |
 
 Segments are a stack that branches share (`actors/session/branch.py`): each names the one before it, so a
 history that a hundred forks have in common is kept once.
@@ -23,6 +24,7 @@ import time
 
 import msgspec
 
+from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.sampling import TokenLogprobs
 from ramify.protocol.wire import (
     ChatMessage,
@@ -59,10 +61,18 @@ class SavedInput(msgspec.Struct, frozen=True, array_like=True, tag=0):
     history: tuple[int, list[ChatMessage]] | None
 
 
+class SavedRule(msgspec.Struct, frozen=True, array_like=True):
+    """A constraint that outputs stand under: what is compiled of it. `thinks`: behind a thought."""
+
+    spec: ConstraintSpec
+    thinks: bool
+
+
 class SavedOutput(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """An `OutputSegment`. One that is being written (`ended` is False) has its tokens only.
 
-    `sizes`: characters of each chunk of `text`.
+    `sizes`: characters of each chunk of `text`. `rule`: the number of its `SavedRule` (0: none), which
+    its output stands under since position `since`; `complete`: it has come to its end by itself.
     """
 
     before: int
@@ -83,6 +93,9 @@ class SavedOutput(msgspec.Struct, frozen=True, array_like=True, tag=1):
     role: Role | None
     lead: int
     eos_text: str
+    rule: int = 0
+    since: int = 0
+    complete: bool = False
 
 
 SavedSegment = SavedInput | SavedOutput

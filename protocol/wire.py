@@ -100,10 +100,14 @@ class StructuralTag(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     stop_after_first: bool = False
 
 
-class Constraint(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What an output must be: exactly one of the fields but the last. See docs/protocol.md.
+CONSTRAINTS = ("regex", "json_schema", "choices", "grammar", "structural_tag")
 
-    `after_thought`: where the model thinks, what it thinks first is free.
+
+class Constraint(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What an output must be: exactly one of `CONSTRAINTS`, or `continue` alone. See docs/protocol.md.
+
+    `after_thought`: where the model thinks, what it thinks first is free. `continue_`: whether the
+    output goes on with the constrained one that the branch ends in, or is free.
     """
 
     regex: LongText | None = None
@@ -112,10 +116,16 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     grammar: LongText | None = None
     structural_tag: StructuralTag | None = None
     after_thought: bool = False
+    continue_: bool | None = msgspec.field(default=None, name="continue")
 
     def __post_init__(self) -> None:
         if self.json_schema is not None:
             check_json(self.json_schema, "json_schema")
+
+    @property
+    def names_one(self) -> bool:
+        """Whether it says what the output must be, not only whether it goes on."""
+        return any(getattr(self, kind) is not None for kind in CONSTRAINTS)
 
 
 # --- client to server -------------------------------------------------------------------------

@@ -454,9 +454,17 @@ class Planner:
         submit = run.request.submit
         history, run.history = run.history, b""
         pages, run.pages = run.pages, b""
-        sampled = submit.sampled + run.request.done
+        done = run.request.done
         return OpenRow(
-            run.row, run.ident, pages, run.cached, submit.sampling, sampled, history, submit.constraint
+            run.row,
+            run.ident,
+            pages,
+            run.cached,
+            submit.sampling,
+            submit.sampled + done,
+            history,
+            submit.constraint,
+            submit.obeyed + done if submit.constraint else 0,
         )
 
     def _schedule(self, run: Run) -> None:

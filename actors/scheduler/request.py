@@ -243,7 +243,7 @@ class Request:
     def reads_history(self) -> bool:
         """Whether the executor needs its branch's tokens: to penalise, or to replay a constraint."""
         submit = self.submit
-        behind = bool(submit.constraint) and submit.sampled + self.done > 0
+        behind = bool(submit.constraint) and submit.obeyed + self.done > 0
         return self.limit > 0 and (submit.sampling.penalized or behind)
 
     @property

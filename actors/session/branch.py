@@ -305,6 +305,14 @@ class Branch:
         """Its last generation, or one that it was forked behind. O(1)."""
         return next(self.outputs_back_to(0), None)
 
+    @property
+    def unfinished(self) -> OutputSegment | None:
+        """The constrained output that it ends inside, if it does: a generation may continue that."""
+        last = self.segments[-1] if self.segments else None
+        if not isinstance(last, OutputSegment) or last.rule is None or last.complete:
+            return None
+        return last
+
     def truncate(self, to: int, decode: Decode) -> None:
         """Cut back to position `to` (<= position). A segment that is cut becomes a new object."""
         self.own = min(self.own, to)

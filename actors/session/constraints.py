@@ -15,7 +15,6 @@ from ramify.actors.session.calls.speech import Speech
 from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.constraints import ConstraintSpec
-from ramify.protocol.errors import BadRequest
 from ramify.protocol.structure import (
     JsonPart,
     Part,
@@ -34,8 +33,8 @@ from ramify.protocol.wire import Constraint, Generate, StructuralTag, Tag
 class Held(NamedTuple):
     """A generation that is held to something. `place`: where its output begins.
 
-    `by`: the client's constraint; else tools, of which calls have to be exact where one says `strict` or
-    where a call is forced (`required`). `opening`: what stands there of it already.
+    `by`: the client's constraint, begun or continued; else tools, of which calls have to be exact where
+    one says `strict` or where a call is forced (`required`). `opening`: what stands there of it already.
     """
 
     by: Literal["constraint", "strict", "required", "auto"]
@@ -59,13 +58,8 @@ class Constraints:
     def held(
         self, op: Generate, tools: Toolbox, place: Place, opening: str, *, chat: bool
     ) -> Held | None:
-        """What the output of `op` is held to, if anything. Raises BadRequest."""
-        if op.constraint is not None:
-            if op.constraint.after_thought and op.constraint.grammar is not None:
-                raise BadRequest(
-                    "`after_thought` does not go with a `grammar`: let the grammar allow the thought",
-                    details={"field": "constraint.after_thought"},
-                )
+        """What the output of `op` is held to, if anything, where it continues none."""
+        if op.constraint is not None and op.constraint.names_one:
             return Held("constraint", place if chat else Place("answer", ""), "")
         if not tools or op.tool_choice == "none" or op.ignore_eos or not chat:
             return None
@@ -77,7 +71,7 @@ class Constraints:
 
     def spec(self, held: Held, op: Generate, tools: Toolbox) -> ConstraintSpec | None:
         """What is compiled; None: nothing, calls of this model are not known well enough."""
-        if op.constraint is None:
+        if op.constraint is None or not op.constraint.names_one:
             return self._calls(held, op, tools)
         constraint = op.constraint
         thinks = constraint.after_thought and held.place.part != "answer"

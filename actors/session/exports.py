@@ -16,6 +16,7 @@ import msgspec
 from ramify.actors.session.branch import Link
 from ramify.actors.session.identity import Identity, view_key
 from ramify.actors.session.recorder import HANDLE, saved_branches, saved_segment
+from ramify.actors.session.rules import Rule
 from ramify.actors.session.segments import Tail
 from ramify.actors.session.sizes import json_size
 from ramify.actors.session.state import SessionState
@@ -33,12 +34,14 @@ from ramify.protocol.saved import (
     SavedInput,
     SavedLabel,
     SavedOutput,
+    SavedRule,
     SavedSegment,
     key_hash,
 )
 from ramify.protocol.wire import JsonObject, Persist, Tree
 
 PATH = "$.import"
+MOST_RULE = 1 << 18  # characters of a constraint with all that it is made of, as compilers take it
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -46,9 +49,18 @@ def exported(state: SessionState) -> bytes:
     """The file. No op of the session waits or runs."""
     items: dict[str, bytes] = {}
     numbers: dict[int, int] = {}
+    rules: dict[int, int] = {}
 
     def number(link: Link | None) -> int:
         return 0 if link is None else numbers.get(id(link), 0)
+
+    def numbered(rule: Rule | None) -> int:
+        if rule is None:
+            return 0
+        if id(rule) not in rules:
+            rules[id(rule)] = len(rules) + 1
+            items[f"c{len(rules)}"] = _encode(rule.what)
+        return rules[id(rule)]
 
     for branch in state.branches.values():
         new: list[Link] = []
@@ -58,7 +70,7 @@ def exported(state: SessionState) -> bytes:
             link = link.before
         for each in reversed(new):
             numbers[id(each)] = len(numbers) + 1
-            items[f"s{len(numbers)}"] = _encode(saved_segment(each, number))
+            items[f"s{len(numbers)}"] = _encode(saved_segment(each, number, numbered))
     branches, labels = saved_branches(
         state.branches.values(), lambda branch: number(branch.segments.top)
     )
@@ -117,6 +129,7 @@ def imported(
     branches = checked.branches()
     key = into.identity.key
     items = {f"s{number}": file.items[f"s{number}"] for number in checked.segments}
+    items.update((f"c{number}", file.items[f"c{number}"]) for number in checked.rules)
     items[HEAD] = _encode(
         SavedHead(
             format=FORMAT,
@@ -158,6 +171,7 @@ class _Checked:
         self._context = context
         self._limits = limits
         self.segments: dict[int, int] = {0: 0}  # number -> the position behind it
+        self.rules: set[int] = set()
 
     def branches(self) -> list[SavedBranch]:
         """As they are to be made. The segments that they need are in `segments`."""
@@ -273,12 +287,26 @@ class _Checked:
             raise _wrong(f"{where}.counts", f"end at {counts[-1]}, there are {len(tokens)} tokens")
         if min(segment.sizes, default=0) < 0 or sum(segment.sizes) != len(segment.text):
             raise _wrong(f"{where}.sizes", "do not add up to the text")
+        if not 0 <= segment.since <= segment.start:
+            raise _wrong(f"{where}.since", f"is {segment.since}, and the segment begins at its `start`")
+        if segment.rule:
+            self._rule(f"{where}.rule", segment.rule)
         if not 0 <= segment.lead <= len(segment.text):
             raise _wrong(f"{where}.lead", "is longer than the text")
         if segment.labels is not None and len(segment.labels) != len(counts):
             raise _wrong(f"{where}.labels", "are not one for each of `counts`")
         if segment.logprobs is not None and len(segment.logprobs) > len(tokens):
             raise _wrong(f"{where}.logprobs", "are more than there are tokens")
+
+    def _rule(self, where: str, number: int) -> None:
+        if number in self.rules:
+            return
+        if not 0 < number <= len(self._items):
+            raise _wrong(where, f"is {number}: there is no such constraint")
+        rule = _decoded(self._items, f"c{number}", SavedRule)
+        if len(rule.spec.text) > MOST_RULE:
+            raise _wrong(f"c{number}", f"is no constraint of at most {MOST_RULE} characters")
+        self.rules.add(number)
 
 
 def _file(text: str) -> Exported:

@@ -17,14 +17,16 @@ import msgspec
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.branch_writer import BranchWriter
 from ramify.actors.session.calls.reader import Place, Reader
-from ramify.actors.session.constraints import Constraints
+from ramify.actors.session.constraints import Constraints, Held
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.generation import GenerationState
 from ramify.actors.session.meter import LOGPROB, SEGMENT
+from ramify.actors.session.rules import Rule
 from ramify.actors.session.segments import OutputSegment, Tail
 from ramify.actors.session.sizes import json_bytes
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Resumed, Task
+from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import (
     BadRequest,
     ConstraintError,
@@ -46,6 +48,7 @@ from ramify.protocol.messages import (
 )
 from ramify.protocol.plan import unpack
 from ramify.protocol.sampling import SamplingParams
+from ramify.protocol.saved import SavedRule
 from ramify.protocol.wire import Done, Generate
 
 PREFILL_PRIORITY = -8
@@ -127,6 +130,7 @@ class Generations:
         self._check(branch, op)
         self._writer.check_stops(op.stop_token_ids)
         self._state.meter.require(SEGMENT)
+        begun_output = self._continued(branch, op)
         speech, tools = self._writer.speech, task.frame.tools
         begun = branch.tail is Tail.OPEN
         opening = speech.opening(op.tool_choice, tools, chat=chat, begun=begun)
@@ -153,7 +157,12 @@ class Generations:
             opened=opened,
         )
         place = reading.reader.place if reading is not None else Place("answer", "")
-        generation.held = self._constraints.held(op, tools, place, opening, chat=chat)
+        if begun_output is not None:
+            generation.held = Held("constraint", place, "")
+            segment.rule, segment.since = begun_output.rule, begun_output.since
+        else:
+            generation.held = self._constraints.held(op, tools, place, opening, chat=chat)
+            segment.rule = self._rule(generation.held, task, op)
         if op.ignore_eos and tools and op.tool_choice != "none":
             generation.notes = ["with `ignore_eos`, calls are not held to the tools' schemas"]
         branch.segments.append(segment)
@@ -186,6 +195,31 @@ class Generations:
         self._close(generation, task, _ended_here(generation, now, reason=reason))
         return True
 
+    def _continued(self, branch: Branch, op: Generate) -> OutputSegment | None:
+        """The constrained output that `op` goes on with, if it does. Raises BadRequest."""
+        begun, wanted = branch.unfinished, op.constraint
+        if wanted is None:  # what does not go with a constraint asks for free text
+            return None if op.ignore_eos or op.tool_choice not in ("auto", "none") else begun
+        if wanted.continue_ and begun is None:
+            raise BadRequest(
+                f"branch {branch.name!r} does not end inside a constrained output that could go on: "
+                "name the constraint",
+                details={"field": "constraint.continue"},
+            )
+        return begun if wanted.continue_ else None
+
+    def _rule(self, held: Held | None, task: Task, op: Generate) -> Rule | None:
+        """The client's constraint, which an output begins under, made once for all branches of `op`."""
+        if held is None or op.constraint is None or held.by != "constraint":
+            return None
+        rules, key = task.frame.rules, (op.id, held)
+        rule = rules.get(key)
+        if rule is None:
+            spec = self._constraints.spec(held, op, task.frame.tools)
+            assert spec is not None
+            rule = rules[key] = self._state.rule(SavedRule(spec, op.constraint.after_thought))
+        return rule
+
     def _check(self, branch: Branch, op: Generate) -> None:
         if branch.position >= self._state.context:
             raise TooLong(
@@ -207,7 +241,12 @@ class Generations:
         generation.before = len(generation.segment.tokens)
         self._by_request[generation.request] = (generation, task)
         held = generation.held
-        spec = None if held is None else self._constraints.spec(held, generation.op, task.frame.tools)
+        rule = generation.segment.rule
+        spec: ConstraintSpec | None = None
+        if rule is not None:
+            spec = rule.what.spec
+        elif held is not None:
+            spec = self._constraints.spec(held, generation.op, task.frame.tools)
         if held is None or spec is None:
             self._tell_scheduler(generation)
             return
@@ -230,6 +269,7 @@ class Generations:
                 owner=self._state.owner,
                 expects=self._state.expects,
                 constraint=constraint,
+                obeyed=generation.before + generation.segment.start - generation.segment.since,
             )
         )
 
@@ -488,7 +528,7 @@ class Generations:
             self._release_rest(generation)
         reader = segment.reading.reader if segment.reading is not None else None
         segment.ends()
-        segment.mean = _mean(generation)
+        segment.mean, segment.complete = _mean(generation), reason == "stop"
         if segment.tail is Tail.OPEN and reason == "stop" and not generation.op.keep_open:
             self._writer.close_turn(branch)
         branch.reason = reason
@@ -499,8 +539,7 @@ class Generations:
         if reader is not None and reason == "stop" and task.frame.opened.template == "strict":
             self._speak(generation, reader)
         hidden = generation.op.hidden
-        wanted = generation.op.constraint
-        parts = task.frame.opened.parts or (wanted is not None and wanted.after_thought)
+        parts = task.frame.opened.parts or (segment.rule is not None and segment.rule.what.thinks)
         parts = parts and not hidden
         self._on_output(branch)
         self._on_done(

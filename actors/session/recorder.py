@@ -17,6 +17,7 @@ from ramify.actors.session.generations import Generations
 from ramify.actors.session.identity import Identity
 from ramify.actors.session.publisher import Publisher
 from ramify.actors.session.reply_log import ReplyLog
+from ramify.actors.session.rules import Rule
 from ramify.actors.session.segments import InputSegment, OutputSegment
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import FrameRun, Task
@@ -74,6 +75,8 @@ class Recorder:
         self._displaceable = displaceable
         self._count = 0  # segments that were numbered
         self._gone: list[tuple[int, int]] = []  # segments: number, bytes
+        self._rules = 0  # that were numbered
+        self._gone_rules: list[tuple[int, int]] = []
         self._size = 0  # of all items that the store has
         self._growing: dict[int, int] = {}  # segments that are being written -> their tokens, as saved
         self._head = b""
@@ -93,6 +96,7 @@ class Recorder:
     def adopt(
         self,
         segments: dict[int, Link],
+        rules: dict[int, Rule],
         count: int,
         replies: dict[str, set[int]],
         items: Mapping[str, bytes],
@@ -108,6 +112,11 @@ class Recorder:
             key = f"s{number}"
             link.saved = Saved(number, self._gone, len(items[key]))
             kept.add(key)
+        for number, rule in rules.items():
+            key = f"c{number}"
+            rule.saved = Saved(number, self._gone_rules, len(items[key]))
+            kept.add(key)
+        self._rules = max(rules, default=0)
         for client, log in self._publisher.reply_logs.items():
             replies.setdefault(client, set())
             log.changed = set()
@@ -126,8 +135,11 @@ class Recorder:
             link = branch.segments.top
             while link is not None and link.saved is not None:
                 link.saved = None
+                if (rule := rule_of(link)) is not None:
+                    rule.saved = None
                 link = link.before
         self._gone.clear()
+        self._gone_rules.clear()
         self._growing, self._ops, self._frames, self._replies = {}, {}, {}, {}
         self._head, self._drop, self._size = b"", [], 0
         self._state.changed = True
@@ -156,7 +168,8 @@ class Recorder:
         """
         if not self.kept:
             return None
-        if self._state.changed or self._gone or self._drop or not self._only_output():
+        gone = self._gone or self._gone_rules or self._drop
+        if self._state.changed or gone or not self._only_output():
             self._state.changed = False
             self._everything(now, wall, ttl_s)
         put, drop = self._put, self._drop
@@ -243,6 +256,9 @@ class Recorder:
         for number, size in gone:
             self._growing.pop(number, None)
             self._remove(f"s{number}", size)
+        gone, self._gone_rules[:] = list(self._gone_rules), []
+        for number, size in gone:
+            self._remove(f"c{number}", size)
 
     # --- branches and segments -------------------------------------------------------------------
 
@@ -259,6 +275,7 @@ class Recorder:
             self._count += 1
             each.saved = Saved(self._count, self._gone)
             segment = each.segment
+            self._write_rule(each)
             each.saved.size = self._write(f"s{self._count}", _encode(saved_segment(each)))
             if isinstance(segment, OutputSegment) and not segment.ended:
                 self._growing[self._count] = len(segment.tokens)
@@ -278,7 +295,17 @@ class Recorder:
             return
         else:
             self._growing[number] = len(segment.tokens)
+        self._write_rule(link)
         saved.size = self._write(f"s{number}", _encode(saved_segment(link)), saved.size)
+
+    def _write_rule(self, link: Link) -> None:
+        """Write the constraint that a complete output names, if the store does not have it."""
+        rule = rule_of(link)
+        if rule is None or rule.saved is not None:
+            return
+        self._rules += 1
+        size = self._write(f"c{self._rules}", _encode(rule.what))
+        rule.saved = Saved(self._rules, self._gone_rules, size)
 
     # --- ops -------------------------------------------------------------------------------------
 
@@ -436,10 +463,25 @@ def number_of(link: Link | None) -> int:
     return 0 if link is None or link.saved is None else link.saved.number
 
 
+def rule_of(link: Link) -> Rule | None:
+    """The constraint that the record of the segment names. Of one that is written the op tells it."""
+    segment = link.segment
+    return segment.rule if isinstance(segment, OutputSegment) and segment.ended else None
+
+
+def rule_number(rule: Rule | None) -> int:
+    """As the store knows the constraint; 0: there is none."""
+    return 0 if rule is None or rule.saved is None else rule.saved.number
+
+
 def saved_segment(
-    link: Link, number: Callable[[Link | None], int] = number_of
+    link: Link,
+    number: Callable[[Link | None], int] = number_of,
+    numbered: Callable[[Rule | None], int] = rule_number,
 ) -> SavedInput | SavedOutput:
-    """The record of a segment. `number(link)`: that of another one; 0: of none."""
+    """The record of a segment. `number(link)`: that of another one; `numbered(rule)`: of its
+    constraint; 0: of none.
+    """
     segment, before = link.segment, number(link.before)
     if isinstance(segment, InputSegment):
         return SavedInput(
@@ -476,6 +518,9 @@ def saved_segment(
         role=segment.role,
         lead=segment.lead,
         eos_text=segment.eos_text,
+        rule=numbered(rule_of(link)),
+        since=segment.since,
+        complete=segment.complete,
     )
 
 

@@ -19,6 +19,7 @@ from ramify.actors.session.meter import BRANCH, LOGPROB, MARK, SEGMENT, TOKEN, M
 from ramify.actors.session.ops.registry import HANDLERS
 from ramify.actors.session.replies import error_of
 from ramify.actors.session.retell import retell
+from ramify.actors.session.rules import Rule
 from ramify.actors.session.segments import History, InputSegment, OutputSegment, Segment, Tail
 from ramify.actors.session.sizes import op_bytes
 from ramify.actors.session.state import SessionState
@@ -34,6 +35,7 @@ from ramify.protocol.saved import (
     SavedInput,
     SavedOp,
     SavedOutput,
+    SavedRule,
     SavedRun,
     SavedSegment,
 )
@@ -85,6 +87,7 @@ class _Restoring:
         self._head = head
         self._links: dict[int, Link | None] = {0: None}
         self._seen: dict[int, Link] = {}
+        self._rules: dict[int, Rule] = {}
 
     def run(self, now: float, wall: float, stored: bool) -> None:
         core, head = self._core, self._head
@@ -107,7 +110,7 @@ class _Restoring:
         retell(state, now)
         replies = self._clients()
         if core.recorder is not None and stored:
-            core.recorder.adopt(self._seen, head.segments, replies, self._items)
+            core.recorder.adopt(self._seen, self._rules, head.segments, replies, self._items)
         core.publisher.now = now
         self._ops(resumed, now, wall)
 
@@ -134,7 +137,17 @@ class _Restoring:
         meter = self._core.state.meter
         if isinstance(saved, SavedInput):
             return self._input(saved, meter)
-        return _output(saved, meter)
+        segment = _output(saved, meter)
+        if saved.rule:
+            segment.rule, segment.since = self._rule(saved.rule), saved.since
+        return segment
+
+    def _rule(self, number: int) -> Rule:
+        rule = self._rules.get(number)
+        if rule is None:
+            what = _decoded(self._items, f"c{number}", SavedRule)
+            rule = self._rules[number] = self._core.state.rule(what)
+        return rule
 
     def _input(self, saved: SavedInput, meter: Meter) -> InputSegment:
         history = None
@@ -254,7 +267,7 @@ def _output(saved: SavedOutput, meter: Meter) -> OutputSegment:
     segment.quiet, segment.ended = saved.quiet, saved.ended
     segment.tail, segment.role = Tail(saved.tail), saved.role
     segment.lead, segment.eos_text, segment.mean = saved.lead, saved.eos_text, saved.mean
-    segment.spoken = saved.spoken
+    segment.spoken, segment.complete = saved.spoken, saved.complete
     segment.charge(
         meter, SEGMENT + TOKEN * len(segment.tokens) + MARK * len(segment.chunks) + len(saved.text)
     )

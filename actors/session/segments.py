@@ -21,6 +21,7 @@ import msgspec
 
 from ramify.actors.session.calls.labels import Label, Labels, kind_of, label_bytes, merged
 from ramify.actors.session.meter import LOGPROB, MARK, SEGMENT, TOKEN, Held, Meter
+from ramify.actors.session.rules import Rule
 from ramify.protocol.wire import ChatMessage, Part, Role, TokenLogprob
 
 Decode = Callable[[Sequence[int]], str]
@@ -155,11 +156,16 @@ class InputSegment(Held):
 
 
 class OutputSegment(Held):
-    """What one generation produced (and produces, while it runs)."""
+    """What one generation produced (and produces, while it runs).
+
+    `rule`: the constraint that it stands under; the output under it began at position `since`, in this
+    segment or in one that it continues. `complete`: it ended by itself, so nothing continues it.
+    """
 
     __slots__ = (
         "chunks",
         "client",
+        "complete",
         "counts",
         "ended",
         "eos_text",
@@ -171,6 +177,8 @@ class OutputSegment(Held):
         "quiet",
         "reading",
         "role",
+        "rule",
+        "since",
         "spoken",
         "start",
         "tail",
@@ -189,6 +197,9 @@ class OutputSegment(Held):
         self.mean: float | None = None  # of all its tokens' log-probabilities, once it has ended
         self.op = op
         self.client = client  # whose op it was: ids are numbered per client
+        self.rule: Rule | None = None
+        self.since = start
+        self.complete = False
         self.quiet = False  # its text travels in `done`, if at all, not in deltas
         self.ended = False
         self.tail = Tail.OPEN
@@ -314,6 +325,7 @@ class OutputSegment(Held):
             segment.logprobs = self.logprobs[: len(segment.tokens)]
             segment.grow(LOGPROB * sum(1 + len(each.top) for each in segment.logprobs))
         segment.quiet, segment.lead = self.quiet, self.lead
+        segment.rule, segment.since = self.rule, self.since
         segment.ended = True
         if self.tail is Tail.RAW:  # no turn was open
             segment.tail, segment.role = Tail.RAW, self.role

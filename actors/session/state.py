@@ -6,16 +6,19 @@ handle move together.
 
 from collections.abc import Iterable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from ramify.actors.session.branch import Branch, Label, input_segment
 from ramify.actors.session.meter import BRANCH, Holdings, Meter
 from ramify.actors.session.outbox import Outbox
+from ramify.actors.session.rules import Rule
 from ramify.actors.session.segments import Decode, InputSegment
 from ramify.actors.session.sizes import JSON, json_size
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import Exists, LimitExceeded, NoBranch, TooLong
 from ramify.protocol.messages import DropBranches, ExtendBranch, ForkBranch, MoveBranch, OpenBranch
 from ramify.protocol.plan import pack
+from ramify.protocol.saved import SavedRule
 from ramify.protocol.wire import JsonObject, Persist
 
 LIFE = 1 << 32  # revisions of one life of a session: each server that takes it up begins with the next
@@ -60,6 +63,7 @@ class SessionState:
         self.changed = True  # anything that a store keeps, beyond output that grows
         self.out = Outbox()
         self.expects = 0  # tokens that its ops, waiting or running, are going to add, about
+        self._rules = WeakValueDictionary[SavedRule, Rule]()
         self._count = 0
         self._meta_bytes = 0
 
@@ -184,6 +188,15 @@ class SessionState:
             if inside:
                 found.append(branch)
         return found
+
+    def rule(self, what: SavedRule) -> Rule:
+        """The rule for this constraint, which counts once."""
+        rule = self._rules.get(what)
+        if rule is None:
+            rule = Rule(what)
+            rule.charge(self.meter, rule.size)
+            self._rules[what] = rule
+        return rule
 
     def room(self, branch: Branch, count: int, *, at_least: bool = False) -> None:
         """Raises TooLong if `count` more tokens pass the context length. `at_least`: or even more."""

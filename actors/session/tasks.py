@@ -12,6 +12,7 @@ from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.session.expected import expected_tokens
 from ramify.actors.session.ops.race import Race
 from ramify.actors.session.pending_appends import Shared
+from ramify.actors.session.rules import Rule
 from ramify.actors.session.segments import OutputSegment
 from ramify.actors.session.stops import StopSet
 from ramify.protocol.errors import RamifyError
@@ -44,17 +45,20 @@ class FrameRun:
     """The ops that came in one frame, and how their client opened the session.
 
     `failed`: branches on which one of them failed; with the error where the op itself did not
-    report it. `stops`: the stop strings of an op, prepared once
-    for all the branches that it generates on.
+    report it. `stops`: the stop strings of an op, prepared once for all the branches that it generates
+    on; `rules`: so are constraints, by op and what they depend on.
     """
 
-    __slots__ = ("_spent", "_stops", "_tools", "_turn", "client", "failed", "opened", "prompts")
+    __slots__ = (
+        *("_spent", "_stops", "_tools", "_turn", "client", "failed", "opened", "prompts", "rules"),
+    )
 
     def __init__(self, opened: Open, tools: Callable[[], Toolbox]) -> None:
         self.client = opened.who
         self.opened = opened
         self._tools = tools
         self.prompts: dict[Hashable, str] = {}  # see `BranchWriter.open_turn`
+        self.rules: dict[Hashable, Rule] = {}
         self.failed: dict[str, RamifyError | None] = {}
         self._turn = 0.0  # when the session last did something for it
         self._spent = 0  # characters that were tokenized on the event loop then

@@ -38,6 +38,7 @@ HELP = """\
 /tree            the branches
 /undo            take the last turn back
 /retry           answer the last message again
+/continue        go on with an answer that was cut
 /set KEY VALUE   a generation option (temperature, max_tokens, ...); without VALUE: the default again
 /set regex R     what answers must be; also choices, json_schema (JSON), grammar; without R: anything
 /system TEXT     start this branch over with a system message
@@ -83,6 +84,7 @@ class Conversation:
             "tree": lambda _: screen.note(draw_tree(self.session.tree().branches, self._branch.name)),
             "undo": self._undo,
             "retry": self._retry,
+            "continue": self._continue,
             "set": self._set,
             "system": self.system,
             "save": self._save,
@@ -307,6 +309,16 @@ class Conversation:
         *_handles, generation = self.session.send([*ops, Generate(id=0, branch=name, **self._options)])
         assert isinstance(generation, SyncGeneration)
         self._stale.add(name)
+        self._show(generation)
+
+    def _continue(self, _: str) -> None:
+        """Go on with an answer that was cut: under its own constraint, whatever is set now."""
+        if self._branch.tree().reason in (None, "stop", "tool"):
+            raise BadRequest("there is no answer that was cut")
+        options = self._options.copy()
+        options.pop("constraint", None)
+        generation = self._branch.generate(**options)
+        self._stale.add(self._branch.name)
         self._show(generation)
 
     def system(self, text: str) -> None:

@@ -7,9 +7,7 @@ import msgspec
 
 from ramify.clients.handles import GenerateOptions
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.wire import Constraint, Generate
-
-_SHAPES = ("regex", "json_schema", "choices", "grammar", "structural_tag")  # of a constraint
+from ramify.protocol.wire import CONSTRAINTS, Constraint, Generate
 
 
 def set_option(options: GenerateOptions, name: str, value: str) -> None:
@@ -18,14 +16,14 @@ def set_option(options: GenerateOptions, name: str, value: str) -> None:
     Raises BadRequest that names the option.
     """
     table: dict[str, Any] = options  # type: ignore[assignment]  # checked right here
-    if name in _SHAPES:
+    if name in CONSTRAINTS:
         _set_shape(table, name, value)
         return
     if name == "after_thought":
         _set_after_thought(table, value)
         return
     if name not in GenerateOptions.__annotations__:
-        known = ", ".join([*_SHAPES, "after_thought", *GenerateOptions.__annotations__])
+        known = ", ".join([*CONSTRAINTS, "after_thought", *GenerateOptions.__annotations__])
         raise BadRequest(f"{name!r} is no generation option: {known}")
     if not value:
         table.pop(name, None)

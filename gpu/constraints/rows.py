@@ -308,8 +308,8 @@ class ConstrainedRows:
         if loaded is None:
             raise ValueError(f"row {row} names constraint {opened.constraint}, which was not loaded")
         outputs: list[int] = []
-        if opened.sampled:
-            outputs = np.frombuffer(opened.history, dtype=np.int32)[-opened.sampled :].tolist()
+        if opened.obeyed:
+            outputs = np.frombuffer(opened.history, dtype=np.int32)[-opened.obeyed :].tolist()
         self.active[row] = True
         self._of[row] = Output(loaded, outputs, self._pool)
 

@@ -51,6 +51,8 @@ def test_each_way_to_say_it() -> None:
         ({"grammar": 'start: "a"'}, Constraint(grammar='start: "a"')),
         ({"constraint": Constraint(regex="b")}, Constraint(regex="b")),
         ({"regex": "b", "after_thought": True}, Constraint(regex="b", after_thought=True)),
+        ({"continue_constraint": True}, Constraint(continue_=True)),
+        ({"continue_constraint": False}, Constraint(continue_=False)),
         (
             {"structural_tag": {"tags": [{"begin": "<a>", "regex": "b"}]}},
             Constraint(structural_tag=StructuralTag(tags=[Tag(begin="<a>", regex="b")])),
@@ -60,7 +62,13 @@ def test_each_way_to_say_it() -> None:
         assert fields == {"max_tokens": 3, "constraint": wanted}
         assert kind is None
     assert constrained({"seed": 1}) == ({"seed": 1}, None)
-    for wrong in ({"structural_tag": {"tags": []}}, {"after_thought": True}):
+    for wrong in (
+        {"structural_tag": {"tags": []}},
+        {"after_thought": True},
+        {"regex": "b", "continue_constraint": False},
+        {"continue_constraint": True, "after_thought": True},
+        {"constraint": Constraint(regex="b"), "continue_constraint": False},
+    ):
         with pytest.raises(BadRequest):
             constrained(wrong)
 

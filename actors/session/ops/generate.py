@@ -4,7 +4,7 @@ from ramify.actors.session.ops.fork import cost_of_children, make_children
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.actors.session.sizes import json_size
 from ramify.actors.session.tasks import FrameRun, Kind, Task
-from ramify.protocol.wire import Constraint, Generate, Ok, names
+from ramify.protocol.wire import CONSTRAINTS, Constraint, Generate, Ok, names
 
 LONGEST = 64  # letters of a branch's name
 KIND = Kind("generate", generates=True)
@@ -39,14 +39,26 @@ def _check(op: Generate, faults: Faults) -> None:
 
 
 def _check_constraint(op: Generate, constraint: Constraint, faults: Faults) -> None:
-    kinds = ("regex", "json_schema", "choices", "grammar", "structural_tag")
-    given = [kind for kind in kinds if getattr(constraint, kind) is not None]
-    if len(given) != 1:
-        faults.fail("constraint", f"Give exactly one of {', '.join(f'`{kind}`' for kind in kinds)}")
+    given = [kind for kind in CONSTRAINTS if getattr(constraint, kind) is not None]
+    if constraint.continue_ is not None and (given or constraint.after_thought):
+        other = given[0] if given else "after_thought"
+        faults.fail(f"constraint.{other}", f"`continue` stands alone: leave out it, or `{other}`")
+    if constraint.continue_ is False:
+        return
+    if len(given) != 1 and not constraint.continue_:
+        kinds = ", ".join(f"`{kind}`" for kind in CONSTRAINTS)
+        faults.fail("constraint", f"Give exactly one of {kinds}; or `continue` alone")
+    if constraint.after_thought and constraint.grammar is not None:
+        faults.fail(
+            "constraint.after_thought",
+            "`after_thought` does not go with a `grammar`: let the grammar allow the thought",
+        )
     if op.ignore_eos:
         faults.fail("ignore_eos", "`ignore_eos` does not go with a `constraint`: it says where to end")
     if op.tool_choice not in ("auto", "none"):
         faults.fail("tool_choice", "A forced call and a `constraint` do not go together: leave one out")
+    if constraint.continue_:
+        return
     limits = faults.limits
     sizes = {
         "regex": _bytes(constraint.regex or ""),

@@ -20,6 +20,7 @@
  * @property {object | string} [json_schema]
  * @property {string[]} [choices]
  * @property {string} [grammar]
+ * @property {boolean} [continue]  whether it goes on with the constrained output that the branch ends in
  *
  * @typedef {object} ToolCall
  * @property {string} id

@@ -29,7 +29,7 @@ const TREE_TRIES = 5; // a tree that does not fit into one answer may change bet
 const MOST_PAGES = 1 << 14; // of one tree
 const CLOSE_MS = 5_000; // how long `close` waits for the server's answer
 const NOTES = 1024; // kept for a reader of `events`; older ones are dropped
-const KINDS = /** @type {const} */ (["regex", "json_schema", "choices", "grammar"]);
+const KINDS = /** @type {const} */ (["regex", "json_schema", "choices", "grammar", "continue_constraint"]);
 
 /**
  * @typedef {object} SessionOptions
@@ -52,6 +52,8 @@ const KINDS = /** @type {const} */ (["regex", "json_schema", "choices", "grammar
  * @property {object | string} [json_schema]
  * @property {string[]} [choices]
  * @property {string} [grammar]
+ * @property {boolean} [continue_constraint]  true: go on with the constrained output that the branch ends in (as where
+ *   no constraint is given), or fail; false: the output is free
  */
 
 /**
@@ -500,12 +502,12 @@ export class Session extends EventTarget {
 
 /** The fields of `generate`, where a constraint may be said in short. @param {GenerateFields & Short} options
  *  @returns {GenerateFields} */
-function constrained({ regex, json_schema: schema, choices, grammar, ...fields }) {
-  const given = { regex, json_schema: schema, choices, grammar };
+function constrained({ regex, json_schema: schema, choices, grammar, continue_constraint: goesOn, ...fields }) {
+  const given = { regex, json_schema: schema, choices, grammar, continue_constraint: goesOn };
   const kinds = KINDS.filter((kind) => given[kind] !== undefined);
   if (!kinds.length) return fields;
   if (kinds.length > 1 || fields.constraint) throw new BadRequest(`give one constraint, not ${[...kinds, ...(fields.constraint ? ["constraint"] : [])].join(", ")}`);
-  return { ...fields, constraint: Object.fromEntries(kinds.map((kind) => [kind, given[kind]])) };
+  return { ...fields, constraint: goesOn === undefined ? { [kinds[0]]: given[kinds[0]] } : { continue: goesOn } };
 }
 
 /** 96 random bits; `crypto.randomUUID` is missing on pages without TLS. */

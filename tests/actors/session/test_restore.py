@@ -42,7 +42,8 @@ def shown(branch: Branch) -> dict[str, Any]:
             name: getattr(segment, name)
             for name in (
                 ("start", "tokens", "text", "tail", "role", "op", "raw", "ended", "counts", "chunks",
-                 "labels", "logprobs", "spoken", "mean", "client", "quiet", "lead", "eos_text")
+                 "labels", "logprobs", "spoken", "mean", "client", "quiet", "lead", "eos_text",
+                 "since", "complete")
                 if isinstance(segment, OutputSegment)
                 else ("start", "tokens", "text", "tail", "role", "op", "raw", "messages", "turn", "chat")
             )

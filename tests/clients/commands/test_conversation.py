@@ -82,8 +82,13 @@ class ScriptedBranch:
     def say(self, text: str, *, role: str) -> None:
         self.session.calls.append(("say", self.name, text, role))
 
-    def tree(self, *, text: bool) -> BranchState:
-        return BranchState(branch=self.name, position=15, turns=self.session.turns)
+    def tree(self, *, text: bool = False) -> BranchState:
+        reason = self.session.reason
+        return BranchState(branch=self.name, position=15, turns=self.session.turns, reason=reason)
+
+    def generate(self, **options: Any) -> ScriptedGeneration:
+        self.session.calls.append(("generate", self.name, options))
+        return ScriptedGeneration(self.name, self.session.answers.pop(0))
 
 
 class ScriptedReply(SyncReply):
@@ -98,6 +103,7 @@ class ScriptedSession:
     model = "m"
     error: Exception | None = None
     connected = True
+    reason: Any = None  # of the last generation's end
 
     def __init__(self, *answers: list[Any], turns: list[SegmentState] | None = None) -> None:
         self.answers = list(answers)
@@ -253,6 +259,19 @@ def test_undo_and_retry() -> None:
     assert session.calls.count(("send", ("rollback", 5), ("generate",))) == 2
     assert ("rollback", "main", {"turns": 1}) in session.calls
     assert "back at token 3" in notes
+
+
+def test_continue() -> None:
+    """What was set since does not count: the server knows what the answer has to be."""
+    session = ScriptedSession(["x"], ["y"])
+    session.turns = ANSWERED
+    _, notes, _ = talk(session, "/continue")
+    assert "there is no answer that was cut" in notes
+    session.reason = "length"
+    lines = ("/set temperature 0.5", "/set regex [a-z]+", "/continue")
+    out, _, _ = talk(session, *lines)
+    assert out == "x\n"
+    assert session.calls[-1] == ("generate", "main", {"temperature": 0.5})
 
 
 def test_what_retry_rolls_back_to() -> None:

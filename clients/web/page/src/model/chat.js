@@ -299,8 +299,8 @@ export class Chat {
     this.#changed();
   }
 
-  /** Go on with an answer that was cut: its text grows. */
-  async goOn(answer, { options = {} } = {}) {
+  /** Go on with an answer that was cut: its text grows, under the constraint that it began under (which the server knows). */
+  async goOn(answer, { options: { constraint: _, ...options } = {} } = {}) {
     const before = answer.text;
     await this.#known(answer);
     const copied = this.tree.children(answer).length > 0 || !this.#head(answer);
