@@ -46,6 +46,23 @@ class ForcedTexts(msgspec.Struct, frozen=True, array_like=True):
     entries: bytes
 
 
+class CheckedPlace(msgspec.Struct, frozen=True, array_like=True):
+    """A place in a JSON value, as far as an automaton cannot hold it: see `AutomatonBody.places`.
+
+    `distinct`: no two members of an object here have the same name. `unique`: no two items of an array
+    here are equal. Then the numbers of the places inside: of a member by its name, of members of
+    other names (`others`), of the first items, and of those behind them (`rest`); -1: nothing is
+    checked there.
+    """
+
+    distinct: bool = False
+    unique: bool = False
+    names: dict[str, int] = {}
+    others: int = -1
+    items: tuple[int, ...] = ()
+    rest: int = -1
+
+
 class AutomatonBody(msgspec.Struct, frozen=True, array_like=True, tag="automaton"):
     """A byte automaton, as the words that a device reads. All numbers are int32, little-endian.
 
@@ -55,13 +72,15 @@ class AutomatonBody(msgspec.Struct, frozen=True, array_like=True, tag="automaton
     ahead (or back), 2 * s + 1 to state s, and `NO_STEP` nowhere. So counted texts have a few different
     rows, however many states they have.
     `packed`: `words` are compressed by zlib. `likely`: texts that are likely where there is a choice,
-    the likelier ones first, with what ends them.
+    the likelier ones first, with what ends them. `places`: where outputs, which are JSON then, are
+    checked against what they have written before, too; the whole value is at place 0. Empty: nowhere.
     """
 
     words: bytes
     packed: bool
     forced: ForcedTexts
     likely: tuple[bytes, ...] = ()
+    places: tuple[CheckedPlace, ...] = ()
 
 
 class GrammarBody(msgspec.Struct, frozen=True, array_like=True, tag="grammar"):

@@ -21,6 +21,7 @@ from ramify.actors.grammar.structure import structure_automaton
 from ramify.actors.grammar.words import rows_of, words_of
 from ramify.protocol.constraints import (
     AutomatonBody,
+    CheckedPlace,
     CompiledConstraint,
     ConstraintSpec,
     GrammarBody,
@@ -78,13 +79,16 @@ def _schema(spec: ConstraintSpec) -> CompiledConstraint:
         raise ConstraintError("the schema holds half a surrogate pair, which is no text") from None
     routed = route(schema, spacing="spaced" if spec.spaced else "compact")
     if routed.automaton is not None:
-        return _ready(routed.automaton, routed.notes, likely_words(schema))
+        return _ready(routed.automaton, routed.notes, likely_words(schema), routed.places)
     assert routed.grammar is not None
     return _grammar(routed.grammar, routed.notes)
 
 
 def _ready(
-    automaton: Automaton, notes: tuple[str, ...] = (), likely: tuple[bytes, ...] = ()
+    automaton: Automaton,
+    notes: tuple[str, ...] = (),
+    likely: tuple[bytes, ...] = (),
+    places: tuple[CheckedPlace, ...] = (),
 ) -> CompiledConstraint:
     if automaton.is_empty():
         raise ConstraintError("the constraint allows no text at all: no output could satisfy it")
@@ -99,7 +103,7 @@ def _ready(
     packed = len(data) > PACKED_FROM
     if packed:
         data = zlib.compress(data, 1)
-    body = AutomatonBody(data, packed, forced_texts(automaton, rows), likely)
+    body = AutomatonBody(data, packed, forced_texts(automaton, rows), likely, places)
     held = 8 * states * rows.kinds.shape[1]  # on a CPU: all transitions, and their offsets for the walk
     return CompiledConstraint(encode_body(body), "automaton", notes, held)
 

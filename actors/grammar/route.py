@@ -15,6 +15,7 @@ from ramify.actors.grammar.schema.document import Schema, child
 from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
 from ramify.actors.grammar.schema.limits import MAX_NOTES
 from ramify.actors.grammar.schema.lower import Lowered, Spacing, lower
+from ramify.protocol.constraints import CheckedPlace
 from ramify.protocol.errors import ConstraintError
 
 UNROLL = 2  # how often a subschema is inside itself, where only the lowering is left
@@ -32,18 +33,19 @@ _PLAIN = frozenset({"enum", "const", "default", "example", "examples"})  # value
 class Routed(NamedTuple):
     """What a schema became: an automaton, or a grammar for llguidance (its JSON text).
 
-    `notes`: what is left out of what the schema allows.
+    `notes`: what is left out of what the schema allows. `places`: see `Lowered`.
     """
 
     automaton: Automaton | None
     grammar: str | None
     notes: tuple[str, ...]
+    places: tuple[CheckedPlace, ...] = ()
 
 
 def route(schema: Schema, *, spacing: Spacing = "compact") -> Routed:
     """The back end of `schema`. Raises ConstraintError with a `pointer` if there is none."""
     try:
-        return _automaton(lower(schema, spacing=spacing))
+        return _automaton(lower(schema, spacing=spacing, checked=True))
     except Unsupported as error:
         refused = error
     notes: dict[str, None] = {}
@@ -54,7 +56,7 @@ def route(schema: Schema, *, spacing: Spacing = "compact") -> Routed:
         other = error.message
     if refused.recursive:
         try:
-            return _automaton(lower(schema, spacing=spacing, unroll=UNROLL))
+            return _automaton(lower(schema, spacing=spacing, unroll=UNROLL, checked=True))
         except Unsupported as error:
             refused = error
     raise ConstraintError(f"{refused} (llguidance: {other})", pointer=refused.pointer)
@@ -64,7 +66,7 @@ def _automaton(lowered: Lowered) -> Routed:
     states, columns = lowered.automaton.next.shape
     if states * columns > MAX_CELLS:
         raise TooLarge("", f"it needs {states} states: lower its lengths and counts, or list less")
-    return Routed(lowered.automaton, None, lowered.notes)
+    return Routed(lowered.automaton, None, lowered.notes, lowered.places)
 
 
 def _known_formats(value: Any, pointer: str, notes: dict[str, None]) -> Any:

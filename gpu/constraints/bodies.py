@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ramify.gpu.constraints.byte_automaton import ByteAutomaton
+from ramify.gpu.constraints.checked import CheckedAutomaton
 from ramify.gpu.constraints.grammar import Grammar, GrammarVocabulary
 from ramify.gpu.constraints.masks import MaskStore
 from ramify.gpu.constraints.matcher import Automaton, Constraint
@@ -27,9 +28,10 @@ def constraint_of(
     grammars.
     """
     match decode_body(data):
-        case AutomatonBody(words, packed, forced, likely):
+        case AutomatonBody(words, packed, forced, likely, places):
             flat = np.frombuffer(zlib.decompress(words) if packed else words, "<i4")
             automaton = ByteAutomaton(flat.astype(np.int32, copy=False), forced)
-            return Automaton(TokenAutomaton(vocabulary, automaton, store, likely))
+            machine = TokenAutomaton(vocabulary, automaton, store, likely)
+            return CheckedAutomaton(machine, places) if places else Automaton(machine)
         case GrammarBody(text):
             return Grammar(grammars(), text)

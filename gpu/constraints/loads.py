@@ -17,6 +17,7 @@ import msgspec
 
 from ramify.gpu.constraints.bodies import constraint_of
 from ramify.gpu.constraints.byte_automaton import anything
+from ramify.gpu.constraints.checked import CheckedAutomaton
 from ramify.gpu.constraints.grammar import GrammarVocabulary
 from ramify.gpu.constraints.masks import MaskStore
 from ramify.gpu.constraints.matcher import Automaton, Constraint
@@ -106,7 +107,7 @@ class Loads:
             made = constraint_of(body, words, self._grammars, self._store)
             if self._prepare is not None:
                 self._prepare(ident, made)
-            if isinstance(made, Automaton):
+            if isinstance(made, Automaton | CheckedAutomaton):
                 made.machine.look_around()
         except ConstraintError as error:
             log.error("a constraint cannot be followed: %s", error)

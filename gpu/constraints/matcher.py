@@ -1,7 +1,8 @@
 """A constraint, and the way of one output through it.
 
 A `Constraint` is shared by all outputs that it holds for. A `Matcher` is where one of them stands. Two
-kinds of constraints are behind it: byte automata (`token_automaton`) and grammars (`grammar`).
+kinds of constraints are behind it: byte automata (`token_automaton`), alone or beside what an output has
+written (`checked`), and grammars (`grammar`).
 """
 
 from typing import Protocol

@@ -16,10 +16,11 @@ from ramify.actors.grammar.expression import (
     union,
 )
 from ramify.actors.grammar.schema.assembly import Assembly
-from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
+from ramify.actors.grammar.schema.checks import Checks
+from ramify.actors.grammar.schema.errors import TooLarge, Unchecked, Unsupported
 from ramify.actors.grammar.schema.limits import MAX_COUNT
 from ramify.actors.grammar.schema.shapes import Array, Claims, joined
-from ramify.actors.grammar.schema.unique import apart, different, longest
+from ramify.actors.grammar.schema.unique import apart, different, how_many, longest
 
 
 class Arrays:
@@ -31,8 +32,10 @@ class Arrays:
         finite: Callable[[Claims], list[bytes] | None],
         note: Callable[[str], None],
         comma: bytes,
+        checks: Checks,
     ) -> None:
         self._spell = spell
+        self._checks = checks
         self._finite = finite
         self._note = note
         self._comma = comma
@@ -43,7 +46,7 @@ class Arrays:
             if bound > MAX_COUNT:
                 raise TooLarge("", f"a count of {bound}: at most {MAX_COUNT} items are counted")
         if shape.unique is not None and (shape.most is None or shape.most > 1):
-            return _bracketed(self._unique(shape))
+            return self._unique(shape)
         if shape.contains:
             return _bracketed(self._containing(shape))
         first = max((len(items.first) for items in shape.items), default=0)
@@ -93,7 +96,59 @@ class Arrays:
             cases.append(Concat((ahead, Embedded(found), rest_of_it)))
         return union(*cases)
 
-    def _unique(self, shape: Array) -> Expression | None:
+    def _unique(self, shape: Array) -> Automaton | None:
+        """Arrays of different items: of few possible values by the automaton, else by a check of what is
+        written, or short.
+        """
+        if self._checks.may_check(shape) and not self._has_few(shape):
+            outer, self._checks.within = self._checks.within, True
+            try:
+                found = self._checked(shape, outer)
+                self._checks.arrays.add((shape, outer))
+                return found
+            except Unchecked:
+                pass
+            finally:
+                self._checks.within = outer
+        return _bracketed(self._different(shape))
+
+    def _has_few(self, shape: Array) -> bool:
+        """Whether the automaton alone can hold all arrays of `shape`."""
+        if shape.contains or any(items.first for items in shape.items):
+            return False
+        texts = self._finite(_claims(shape, 0))
+        if texts is None:
+            return False
+        return longest(texts) >= min(len(texts), len(texts) if shape.most is None else shape.most)
+
+    def _checked(self, shape: Array, inner: bool) -> Automaton | None:
+        """Arrays of items that are checked to be different. `inner`: the array is itself inside an item
+        of such. Raises `Unchecked` where the items before could leave none for a place.
+        """
+        first = max((len(items.first) for items in shape.items), default=0)
+        languages: list[Automaton] = []
+        room: int | None = None  # items
+        for index in range(first + 1):
+            item = self._spell(_claims(shape, index))
+            count = 0 if item is None else how_many(item)
+            if count is not None and inner:
+                raise Unchecked(shape.unique or "", "few items, in items that have to differ")
+            if item is None:
+                room = index
+                break
+            if count is not None and any(item.overlaps(other) for other in languages):
+                raise Unchecked(shape.unique or "", "items of few values, which others may have too")
+            if count is not None and index == first:
+                room = first + count
+            languages.append(item)
+        if room is not None and shape.least > room:
+            return None
+        if shape.contains:
+            return _bracketed(self._containing(shape))
+        places = [_claims(shape, i) for i in range(first)]
+        return self._listed(places, _claims(shape, first), shape.least, shape.most)
+
+    def _different(self, shape: Array) -> Expression | None:
         """Arrays of different items: exact where few values are possible, else short."""
         pointer = shape.unique or ""
         if shape.contains:

@@ -16,5 +16,9 @@ class Unsupported(Exception):
         self.recursive = recursive
 
 
+class Unchecked(Unsupported):
+    """Values in which a check of what was written before could leave no way to go on."""
+
+
 class TooLarge(Unsupported):
     """The schema is within its limits as text, but its language is not."""

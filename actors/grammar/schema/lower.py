@@ -19,6 +19,7 @@ from ramify.actors.grammar.expression import (
 )
 from ramify.actors.grammar.schema.arrays import Arrays, listed_items
 from ramify.actors.grammar.schema.assembly import reduced
+from ramify.actors.grammar.schema.checks import Checks, checked_places
 from ramify.actors.grammar.schema.document import Document, Schema
 from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
 from ramify.actors.grammar.schema.expand import Expander, Loss
@@ -38,7 +39,10 @@ from ramify.actors.grammar.schema.shapes import (
     String,
 )
 from ramify.actors.grammar.schema.strings import Strings, any_string, json_text
+from ramify.protocol.constraints import CheckedPlace
 from ramify.protocol.errors import ConstraintError
+
+_MOST_CLASHES = 4  # times that a schema is lowered again
 
 Spacing = OneOf["compact", "spaced"]
 _SEPARATORS: dict[Spacing, Separators] = {
@@ -48,22 +52,45 @@ _SEPARATORS: dict[Spacing, Separators] = {
 
 
 class Lowered(NamedTuple):
-    """A schema as an automaton. `notes`: what it leaves out of what the schema allows."""
+    """A schema as an automaton. `notes`: what it leaves out of what the schema allows.
+
+    `places`: where outputs must be checked against what they have written before, too: see
+    `protocol.constraints.AutomatonBody`.
+    """
 
     automaton: Automaton
     notes: tuple[str, ...]
+    places: tuple[CheckedPlace, ...] = ()
 
 
-def lower(schema: Schema, *, spacing: Spacing = "compact", unroll: int = 0) -> Lowered:
+def lower(
+    schema: Schema, *, spacing: Spacing = "compact", unroll: int = 0, checked: bool = False
+) -> Lowered:
     """The texts of `schema`. `spacing`: after commas and colons nothing, or one space.
 
-    `unroll`: how often a subschema may be inside itself; 0 refuses recursion. Raises `Unsupported`.
+    `unroll`: how often a subschema may be inside itself; 0 refuses recursion. `checked`: outputs can be
+    checked while they are written, so names and items may be kept different by `Lowered.places`.
+    Raises `Unsupported`.
     """
+    alone: set[Array] = set()  # arrays that the automaton must keep different by itself
+    for _ in range(_MOST_CLASHES if checked else 0):
+        clashes: set[Array] = set()
+        lowered = _lowered(schema, spacing, unroll, frozenset(alone), clashes)
+        if not clashes:
+            return lowered
+        alone |= clashes
+    return _lowered(schema, spacing, unroll, None, set())
+
+
+def _lowered(
+    schema: Schema, spacing: Spacing, unroll: int, alone: frozenset[Array] | None, clashes: set[Array]
+) -> Lowered:
+    """`alone`: None if outputs cannot be checked. `clashes`: gets arrays that must be added to it."""
     refused = None
     until = process_time() + MAX_SECONDS
     for depth in ANY_DEPTHS:
         document = Document(schema)
-        speller = _Speller(document, _SEPARATORS[spacing], unroll, depth, until)
+        speller = _Speller(document, _SEPARATORS[spacing], unroll, depth, until, alone)
         try:
             found = speller.value((Claim("is"),))
             automaton = Automaton.from_expression(union()) if found is None else reduced(found)
@@ -77,7 +104,8 @@ def lower(schema: Schema, *, spacing: Spacing = "compact", unroll: int = 0) -> L
             if automaton.is_empty():
                 pointer, reason = speller.lost or ("", "the schema allows none")
                 raise Unsupported(pointer, f"no value can be written: {reason}")
-            return Lowered(automaton, tuple(document.notes))
+            places = speller.places(clashes)
+            return Lowered(automaton, tuple(document.notes), places)
         if not speller.free or process_time() > until:  # nothing to make smaller, or no time for it
             break
     assert refused is not None
@@ -88,8 +116,15 @@ class _Speller:
     """Spells values of the schemas of one document."""
 
     def __init__(
-        self, document: Document, separators: Separators, unroll: int, depth: int, until: float
+        self,
+        document: Document,
+        separators: Separators,
+        unroll: int,
+        depth: int,
+        until: float,
+        alone: frozenset[Array] | None,
     ) -> None:
+        """`alone`: see `_lowered`."""
         self._document = document
         self._separators = separators
         self._unroll = unroll
@@ -100,19 +135,25 @@ class _Speller:
         self._strings = Strings()
         self._numbers = Numbers()
         self._expander = Expander(document, self._strings)
-        self._arrays = Arrays(self.value, self._finite, document.note, separators.comma)
-        self._objects = Objects(self.value, self._expander, self._strings, separators)
-        self._known: dict[tuple[Claims, int], Automaton | None] = {}
-        self._shapes: dict[tuple[Shape, int], Automaton | None] = {}
+        self._checks = Checks(alone)
+        self._arrays = Arrays(self.value, self._finite, document.note, separators.comma, self._checks)
+        self._objects = Objects(self.value, self._expander, self._strings, separators, self._checks)
+        self._known: dict[tuple[Claims, int, bool], Automaton | None] = {}
+        self._shapes: dict[tuple[Shape, int, bool], Automaton | None] = {}
         self._under_way: set[tuple[Claims, int]] = set()
         self._level = 0  # how often the value under way is inside one of the same claims
+
+    def places(self, clashes: set[Array]) -> tuple[CheckedPlace, ...]:
+        """Where outputs are checked. `clashes`: gets arrays that cannot be, where others may stand."""
+        return checked_places(self._checks, self._expander, (Claim("is"),), clashes)
 
     def value(self, claims: Claims) -> Automaton | None:
         """The values of which `claims` hold, as JSON. None if there are none. Raises `Unsupported`."""
         if not claims:
             self.free = True
             self._document.note(f"values that no schema describes nest at most {self._depth} deep")
-            return any_value(self._depth, self._separators)
+            self._told_of_numbers()
+            return any_value(self._depth, self._separators, self._checks.within)
         level = self._level
         while (claims, level) in self._under_way:  # inside itself: one level further down
             level += 1
@@ -123,15 +164,16 @@ class _Speller:
                 )
             self._document.note(f"recursion is written at most {self._unroll + 1} deep")
             return None
-        key = (claims, level)
-        if key in self._known:
-            return self._known[key]
+        known = (claims, level, self._checks.within)
+        if known in self._known:
+            return self._known[known]
         if process_time() > self._until:
             raise TooLarge(
                 claims[0].at, f"lowering takes more than {MAX_SECONDS} s: use less oneOf and anyOf"
             )
         if len(self._under_way) > MAX_NESTING or len(self._shapes) > MAX_EXPRESSIONS:
             raise TooLarge(claims[0].at, "the schema spells too many values inside each other")
+        key = (claims, level)
         self._under_way.add(key)
         before, self._level = self._level, level
         try:
@@ -145,7 +187,7 @@ class _Speller:
             self._under_way.discard(key)
             self._level = before
         spelled = [part for part in parts if part is not None]
-        found = self._known[key] = _any_of(spelled) if spelled else None
+        found = self._known[known] = _any_of(spelled) if spelled else None
         return found
 
     def _tell(self, lost: Iterable[Loss]) -> None:
@@ -156,7 +198,7 @@ class _Speller:
                 self._document.note(f"{loss.pointer}: {loss.reason}")
 
     def _shape(self, shape: Shape) -> Automaton | None:
-        key = (shape, self._level)
+        key = (shape, self._level, self._checks.within)
         if key not in self._shapes:
             self._shapes[key] = self._spelled(shape)
         return self._shapes[key]
@@ -168,13 +210,22 @@ class _Speller:
             case Boolean(only):
                 return _texts(*sorted(only))
             case Number():
-                return self._numbers.spell(shape)
+                if not shape.integer and shape.only is None:
+                    self._told_of_numbers()
+                return self._numbers.spell(shape, once=self._checks.within)
             case String():
                 return self._strings.spell(shape)
             case Array():
                 return self._arrays.spell(shape)
             case Object():
                 return self._objects.spell(shape)
+
+    def _told_of_numbers(self) -> None:
+        if self._checks.within:
+            self._document.note(
+                "numbers inside uniqueItems have no exponent, and beside a fraction at most 7 digits"
+                " before the point and 8 behind it"
+            )
 
     def _finite(self, claims: Claims) -> list[bytes] | None:
         """The JSON texts of `claims`, if they allow few values by listing them."""
@@ -206,11 +257,13 @@ def _texts(*values: bool | None) -> Automaton:
 
 
 @lru_cache(maxsize=16)
-def any_value(depth: int, separators: Separators) -> Automaton:
-    """Any JSON value in which arrays and objects nest at most `depth` deep."""
-    found = [any_string(), any_number(), _texts(False, True), _texts(None)]
+def any_value(depth: int, separators: Separators, once: bool = False) -> Automaton:
+    """Any JSON value in which arrays and objects nest at most `depth` deep. `once`: each number in one
+    spelling.
+    """
+    found = [any_string(), any_number(once), _texts(False, True), _texts(None)]
     if depth:
-        inner = any_value(depth - 1, separators)
+        inner = any_value(depth - 1, separators, once)
         found.append(listed_items([], inner, 0, None, separators.comma))
         found.append(objects([], [Others(any_string(), inner)], 0, None, separators))
     return _any_of(found)

@@ -39,9 +39,14 @@ def objects(
     least: int,
     most: int | None,
     separators: Separators,
+    names: float | None = None,
 ) -> Automaton:
-    """Objects of at least `least` and at most `most` members. Two of `others` may have the same name."""
-    return _Objects(listed, others, least, most, separators).build()
+    """Objects of at least `least` and at most `most` members.
+
+    `names`: how many names `others` have (infinity too), if a check keeps them different; None: two of
+    them may have the same name.
+    """
+    return _Objects(listed, others, least, most, separators, names).build()
 
 
 # what a name that is being read can still become: listed members and how far their keys are read, and
@@ -57,8 +62,10 @@ class _Objects:
         least: int,
         most: int | None,
         separators: Separators,
+        names: float | None,
     ) -> None:
         self._listed = listed
+        self._names = names
         self._others = others
         self._least = least
         self._most = most
@@ -98,8 +105,8 @@ class _Objects:
             whole.edge(state, whole.symbol(ord("}")), closed)
         if self._most is not None and count >= self._most:
             return
-        allowed = tuple(range(at, min(needed + 1, len(self._listed))))
-        open_to_others = needed == len(self._listed)
+        allowed = tuple(i for i in range(at, min(needed + 1, len(self._listed))) if self._may(i, count))
+        open_to_others = needed == len(self._listed) and self._may(len(self._listed), count)
         reading = (allowed, 0, (0 if open_to_others else -1,) * len(self._others))
         if not allowed and not (open_to_others and self._others):
             return
@@ -108,6 +115,12 @@ class _Objects:
             whole.text(state, self._separators.comma, first)
         else:
             self._moves(reading, count, state)
+
+    def _may(self, at: int, count: int) -> bool:
+        """Whether behind `count` members, with those before `at` passed over, enough can follow."""
+        if self._names is None:
+            return True
+        return count + len(self._listed) - at + self._names >= self._least
 
     def _state(self, at: int, count: int) -> int:
         """The state in which member `at` or a later one may come, behind `count` members."""
@@ -171,12 +184,13 @@ class _Objects:
         return found
 
     def _more_by_others(self, count: int) -> int:
-        """How many members count behind one of `others`, which may have the name of an earlier one.
+        """How many members count behind one of `others`.
 
-        So beyond one more than are required, they do not count towards `least`.
+        If it may have the name of an earlier one, beyond one more than are required they do not count
+        towards `least`.
         """
         required = sum(member.required for member in self._listed)
-        if self._least > required + 1 and self._most is None:
+        if self._names is None and self._least > required + 1:
             return max(count, 1)
         return count + 1
 

@@ -22,6 +22,8 @@ from ramify.protocol.errors import ConstraintError
 
 _WHOLE = "(?:0|[1-9][0-9]*)"
 _INTEGER = "(?:0|-?[1-9][0-9]*)"
+# each value once, and no two that are equal when they are rounded to doubles
+_ONCE = r"0|-?[1-9][0-9]*|-?(?:0|[1-9][0-9]{0,6})\.[0-9]{0,7}[1-9]"
 NUMBER = rf"-?{_WHOLE}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{{1,2}})?"
 _EXACT_DIGITS = 15  # decimals of so many digits that differ are different doubles
 
@@ -32,8 +34,18 @@ class Numbers:
     def __init__(self) -> None:
         self._spelled: dict[Number, Automaton] = {}
 
-    def spell(self, shape: Number) -> Automaton | None:
-        """The numbers of `shape` as JSON. None if there are none. Raises `Unsupported`."""
+    def spell(self, shape: Number, *, once: bool = False) -> Automaton | None:
+        """The numbers of `shape` as JSON. None if there are none. Raises `Unsupported`.
+
+        `once`: each in one spelling, without an exponent, with few digits around a point.
+        """
+        found = self._spell(shape)
+        if not once or found is None or shape.integer or shape.only is not None:
+            return found
+        found = found.intersect(any_number(once=True))
+        return None if found.is_empty() else found
+
+    def _spell(self, shape: Number) -> Automaton | None:
         found = self._spelled.get(shape)
         if found is None:
             if shape.only is not None:
@@ -56,14 +68,14 @@ class Numbers:
         return found
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=3)
 def _plain(pattern: str) -> Automaton:
     return Automaton.from_regex(pattern)
 
 
-def any_number() -> Automaton:
-    """Any number as JSON."""
-    return _plain(NUMBER)
+def any_number(once: bool = False) -> Automaton:
+    """Any number as JSON; `once`: in one spelling."""
+    return _plain(_ONCE if once else NUMBER)
 
 
 def number_text(value: Fraction) -> str:

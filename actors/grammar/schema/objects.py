@@ -6,14 +6,17 @@ value is possible.
 """
 
 from collections.abc import Callable
+from math import inf
 
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.expression import ANY_TEXT, Literal, union
-from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
+from ramify.actors.grammar.schema.checks import Checks
+from ramify.actors.grammar.schema.errors import TooLarge, Unchecked, Unsupported
 from ramify.actors.grammar.schema.expand import Expander
 from ramify.actors.grammar.schema.members import Listed, Others, Separators, objects
 from ramify.actors.grammar.schema.shapes import Check, Claims, Object, String, joined
 from ramify.actors.grammar.schema.strings import Strings, json_text, quoted
+from ramify.actors.grammar.schema.unique import how_many
 from ramify.protocol.errors import ConstraintError
 
 _MAX_KINDS = 64  # of names, by the patterns that they match
@@ -29,8 +32,10 @@ class Objects:
         expander: Expander,
         strings: Strings,
         separators: Separators,
+        checks: Checks,
     ) -> None:
         self._spell = spell
+        self._checks = checks
         self._expander = expander
         self._strings = strings
         self._separators = separators
@@ -61,17 +66,30 @@ class Objects:
         if (least > 1 or most is not None) and counts * (len(listed) + 1) > _MAX_COUNTED:
             raise TooLarge(shape.pointer, f"members times counts: at most {_MAX_COUNTED}")
         free = least > required_ones + 1 and bool(others)
-        found = (
-            None if free and most is not None else objects(listed, others, least, most, self._separators)
-        )
+        names = None
+        if others and (free or self._checks.within) and self._checks.possible:
+            names = self._different_names(shape, others)
+        if free and names is None and most is not None:
+            found = None
+        else:
+            found = objects(listed, others, least, most, self._separators, names)
         if found is None or found.is_empty():
-            if not free:
-                return None
-            raise Unsupported(
-                shape.pointer,
-                "minProperties is not supported where two names or more are free: list them",
-            )
+            if free and names is None:
+                raise Unsupported(
+                    shape.pointer,
+                    "minProperties is not supported here where two names or more are free: list them",
+                )
+            return None
         return found
+
+    def _different_names(self, shape: Object, others: list[Others]) -> float:
+        """Have the names of `others` checked to be different; how many there are."""
+        counts = [how_many(each.keys) for each in others]
+        names = inf if None in counts else sum(count or 0 for count in counts)
+        if self._checks.within and (names < inf or shape.most is not None):
+            raise Unchecked(shape.pointer, "few members of any name, in items that have to differ")
+        self._checks.objects.add((shape, self._checks.within))
+        return names
 
     # ---- names that the schema does not list ----
 
@@ -98,6 +116,7 @@ class Objects:
                     claims = joined(claims, part)
             by_claims.setdefault(claims, []).append(language)
         found: list[Others] = []
+        self._checks.others[shape, self._checks.within] = tuple(by_claims)
         for claims, languages in by_claims.items():
             value = self._spell(claims)
             if value is not None:

@@ -1,4 +1,7 @@
-"""Lists of different values, in any order: out of a finite set, or such as begin differently. Pure."""
+"""Lists of different values that an automaton holds by itself, in any order. Pure.
+
+Out of a finite set, or such as begin differently. And how many values there are.
+"""
 
 from math import comb
 
@@ -10,6 +13,40 @@ from ramify.actors.grammar.schema.strings import from_table
 
 _MAX_STATES = 20_000
 _MAX_APART = 6_000  # there may be many such lists in one schema
+
+
+MOST_COUNTED = 10_000  # texts; more are as good as any number of them
+
+
+def how_many(language: Automaton) -> int | None:
+    """The texts of `language`; None if there are more than `MOST_COUNTED`, or no end of them."""
+    bytes_of = np.bincount(language.classes, minlength=language.next.shape[1]).tolist()
+    ways = [
+        [(target, bytes_of[c]) for c, target in enumerate(row) if target >= 0]
+        for row in language.next.tolist()
+    ]
+    counts: dict[int, int] = {}
+    open_now: set[int] = set()
+    stack = [0]
+    while stack:
+        state = stack[-1]
+        if state in counts:
+            stack.pop()
+        elif state not in open_now:
+            open_now.add(state)
+            for target, _ in ways[state]:
+                if target in open_now:  # a way back: without useless states, there is no end of texts
+                    return None
+                if target not in counts:
+                    stack.append(target)
+        else:
+            open_now.discard(state)
+            stack.pop()
+            own = int(language.final[state])
+            counts[state] = own + sum(times * counts[target] for target, times in ways[state])
+            if counts[state] > MOST_COUNTED:
+                return None
+    return counts[0]
 
 
 def longest(texts: list[bytes]) -> int:

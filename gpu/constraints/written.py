@@ -1,0 +1,359 @@
+"""What an output has written of objects whose names, and of arrays whose items, must differ. Pure.
+
+An automaton cannot remember names or items. So beside it goes a `Cursor`, byte by byte, through the JSON
+that the automaton lets pass: which arrays and objects are open, at which place of the schema each one is
+(`protocol.constraints.CheckedPlace`), and what was written there. A byte that completes a doubled name
+or an equal item is not taken.
+
+Values are spelled in one way, but for the order of members, so two are equal if their texts are, or if
+their members are the same in any order. As long as what is being written is the beginning of an earlier
+text, it is *near*: only then, and behind it, can the next bytes make it equal. Memory: the texts of the
+names and items of open arrays and objects, each at most as often as such are inside each other, and up
+to `MOST_BYTES` of an output.
+
+It does not know tokens or automata.
+"""
+
+import json
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+
+from ramify.protocol.constraints import CheckedPlace
+from ramify.protocol.errors import ConstraintError
+
+MOST_BYTES = 16 << 20  # of names and items that one output remembers
+
+_PLAIN, _STRING, _ESCAPE = range(3)
+_QUOTE, _BACKSLASH, _COMMA, _COLON, _SPACE = b'"\\,: '
+_OPEN, _CLOSED = b"[{", b"]}"
+
+
+class Seen:
+    """The texts of an array's items, or of an object's names. `texts`: ascending; `values`: those of
+    which other texts may be equal, as one text for all.
+    """
+
+    __slots__ = ("texts", "values")
+
+    def __init__(self) -> None:
+        self.texts: list[bytes] = []
+        self.values: set[bytes] = set()
+
+    def add(self, text: bytes) -> None:
+        insort(self.texts, text)
+        if (value := canonical(text)) is not text:
+            self.values.add(value)
+
+    def discard(self, text: bytes) -> None:
+        """Take back one that was added."""
+        del self.texts[bisect_left(self.texts, text)]
+        if (value := canonical(text)) is not text:
+            self.values.discard(value)
+
+    def begins(self, text: bytes) -> bool:
+        """Whether one begins with `text`."""
+        at = bisect_left(self.texts, text)
+        return at < len(self.texts) and self.texts[at].startswith(text)
+
+    def has(self, text: bytes) -> bool:
+        """Whether one is equal to `text`."""
+        at = bisect_left(self.texts, text)
+        if at < len(self.texts) and self.texts[at] == text:
+            return True
+        return bool(self.values) and (value := canonical(text)) is not text and value in self.values
+
+
+def canonical(text: bytes) -> bytes:
+    """One text for all that are equal to `text`: `text` itself where it is the only one."""
+    if b"{" not in text:
+        return text
+    return json.dumps(json.loads(text), sort_keys=True).encode()
+
+
+class Frame:
+    """An open array or object; never changed but by `Written.commit`.
+
+    `place`: its number. `begin`: where in the output the item or name under way begins, -1 for none;
+    `reading`: an item or name is under way, or due. `near`: what is there of it, if an earlier one
+    begins so, else None. `added`: what the bytes since the last commit have completed. `count`: items
+    before this one; `child`: the place of a member's value. `live`, `watched`: this one or one around
+    it is near; must have differing names or items.
+    """
+
+    __slots__ = (
+        *("added", "begin", "child", "count", "is_array", "live", "near", "parent", "place"),
+        *("reading", "seen", "watched"),
+    )
+
+    def __init__(self, parent: "Frame | None", place: int, is_array: bool, checked: bool) -> None:
+        self.parent = parent
+        self.place = place
+        self.is_array = is_array
+        self.seen = Seen() if checked else None
+        self.added: tuple[bytes, ...] = ()
+        self.near: bytes | None = None
+        self.begin = self.child = -1
+        self.count = 0
+        self.reading = True
+        self.live = parent is not None and parent.live
+        self.watched = checked or (parent is not None and parent.watched)
+
+    def copy(self) -> "Frame":
+        found = Frame.__new__(Frame)
+        for name in Frame.__slots__:
+            setattr(found, name, getattr(self, name))
+        return found
+
+    def nears(self, text: bytes) -> bool:
+        """Whether an earlier item or name begins with `text`."""
+        if self.seen is None:
+            return False
+        return self.seen.begins(text) or any(added.startswith(text) for added in self.added)
+
+    def has(self, text: bytes) -> bool:
+        """Whether an earlier item or name is equal to `text`."""
+        if self.seen is None:
+            return False
+        if self.seen.has(text):
+            return True
+        return bool(self.added) and canonical(text) in map(canonical, self.added)
+
+
+class Cursor:
+    """Behind so many bytes (`size`) of an output. `top`: the innermost array or object that is at a
+    place; `skip`: how many at no place are open inside it; `tail`: the bytes since the last commit.
+    """
+
+    __slots__ = ("mode", "size", "skip", "tail", "top")
+
+    def __init__(self, top: Frame | None, mode: int, skip: int, size: int, tail: bytes) -> None:
+        self.top = top
+        self.mode = mode
+        self.skip = skip
+        self.size = size
+        self.tail = tail
+
+    @property
+    def near(self) -> bool:
+        """Whether what is under way begins as an earlier one of its kind does."""
+        return self.top is not None and self.top.live
+
+    @property
+    def watched(self) -> bool:
+        """Whether names or items have to differ here."""
+        return self.top is not None and self.top.watched
+
+    @property
+    def in_string(self) -> bool:
+        return self.mode != _PLAIN
+
+    def many(self) -> int:
+        """Names and items that are kept of what is open."""
+        count, frame = 0, self.top
+        while frame is not None:
+            count += 0 if frame.seen is None else len(frame.seen.texts)
+            frame = frame.parent
+        return count
+
+
+class Written:
+    """The output of one row, and its names and items."""
+
+    def __init__(self, places: Sequence[CheckedPlace]) -> None:
+        self._places = places
+        self._text = bytearray()
+        self._bytes = 0
+
+    @staticmethod
+    def start() -> Cursor:
+        return Cursor(None, _PLAIN, 0, 0, b"")
+
+    def walk(self, cursor: Cursor, data: Iterable[int]) -> Cursor | None:
+        """Behind `data`; None if a name is doubled there, or an item."""
+        found: Cursor | None = cursor
+        for byte in data:
+            found = self.step(found, byte)
+            if found is None:
+                break
+        return found
+
+    def step(self, at: Cursor, byte: int) -> Cursor | None:
+        """Behind one byte, which JSON has there; None if a name is doubled by it, or an item."""
+        top, mode, skip = at.top, at.mode, at.skip
+        if mode == _PLAIN and top is None and skip == 0 and byte not in _OPEN:
+            mode = _STRING if byte == _QUOTE else _PLAIN
+            return Cursor(top, mode, 0, at.size + 1, at.tail + bytes((byte,)))
+        tail = at.tail + bytes((byte,))
+        ends: Frame | None = top
+        if mode != _PLAIN:
+            ends = _grown(top, byte)
+            if mode == _ESCAPE:
+                mode = _STRING
+            elif byte == _BACKSLASH:
+                mode = _ESCAPE
+            elif byte == _QUOTE:
+                mode = _PLAIN
+                if skip == 0 and ends is not None:
+                    ends = self._string_ended(ends, at.size + 1, tail)
+                    if ends is None:
+                        return None
+        elif byte == _QUOTE:
+            mode = _STRING
+            ends = _grown(_begun(top, at.size) if skip == 0 else top, byte)
+        elif skip:
+            ends = _grown(top, byte)
+            skip += (byte in _OPEN) - (byte in _CLOSED)
+            if not skip and ends is not None:
+                ends = self._value_ended(ends, at.size + 1, tail)
+                if ends is None:
+                    return None
+        elif byte in _OPEN:
+            place = 0 if top is None else self._place_in(top)
+            ends = _grown(_begun(top, at.size), byte)
+            if place < 0:
+                skip = 1
+            else:
+                one, is_array = self._places[place], byte == _OPEN[0]
+                ends = Frame(ends, place, is_array, one.unique if is_array else one.distinct)
+        elif byte in _CLOSED or byte == _COMMA:
+            assert top is not None
+            if top.is_array and top.begin >= 0:
+                ends = self._value_ended(top, at.size, at.tail)
+                if ends is None:
+                    return None
+                top = ends
+            if byte == _COMMA:
+                ends = _following(top, byte)
+            else:
+                ends = _grown(top.parent, byte)
+                if ends is not None:
+                    ends = self._value_ended(ends, at.size + 1, tail)
+                    if ends is None:
+                        return None
+        elif byte in (_SPACE, _COLON):
+            assert top is not None
+            parent = _grown(top.parent, byte)
+            if parent is not top.parent:
+                ends = top.copy()
+                ends.parent = parent
+                _look(ends)
+        else:
+            ends = _grown(_begun(top, at.size), byte)
+        return Cursor(ends, mode, skip, at.size + 1, tail)
+
+    def commit(self, cursor: Cursor) -> list[tuple[Seen, bytes]]:
+        """Keep what the bytes since the last commit completed; returns that.
+
+        Raises ConstraintError where an output writes too much.
+        """
+        self._text += cursor.tail
+        cursor.tail = b""
+        kept: list[tuple[Seen, bytes]] = []
+        frame = cursor.top
+        while frame is not None:
+            if frame.added and frame.seen is not None:
+                for text in frame.added:
+                    frame.seen.add(text)
+                    self._bytes += len(text)
+                    kept.append((frame.seen, text))
+                frame.added = ()
+            frame = frame.parent
+        if self._bytes > MOST_BYTES:
+            raise ConstraintError(
+                f"the names and items that have to differ take more than {MOST_BYTES} bytes"
+            )
+        return kept
+
+    def take_back(self, size: int, kept: Iterable[tuple[Seen, bytes]]) -> None:
+        """Go back to where the output had `size` bytes. `kept`: what was kept since, in reverse."""
+        del self._text[size:]
+        for seen, text in kept:
+            seen.discard(text)
+            self._bytes -= len(text)
+
+    def _string_ended(self, frame: Frame, size: int, tail: bytes) -> Frame | None:
+        if frame.is_array or not frame.reading:
+            return self._value_ended(frame, size, tail)
+        text = self._between(frame.begin, size, tail)
+        if frame.has(text):
+            return None
+        found = frame.copy()
+        place = self._places[frame.place]
+        name = json.loads(text) if _BACKSLASH in text else text[1:-1].decode()
+        found.child = place.names.get(name, place.others)
+        if found.seen is not None:
+            found.added = (*found.added, text)
+        _read(found)
+        return found
+
+    def _value_ended(self, frame: Frame, size: int, tail: bytes) -> Frame | None:
+        """An item or a member's value has ended, in `size` bytes of the output."""
+        if not frame.is_array or frame.seen is None:
+            if not frame.is_array or frame.begin < 0:
+                return frame
+            found = frame.copy()
+            _read(found)
+            return found
+        text = self._between(frame.begin, size, tail)
+        if frame.has(text):
+            return None
+        found = frame.copy()
+        found.added = (*found.added, text)
+        _read(found)
+        return found
+
+    def _place_in(self, frame: Frame) -> int:
+        """The place of the value under way in `frame`."""
+        if not frame.is_array:
+            return frame.child
+        place = self._places[frame.place]
+        return place.items[frame.count] if frame.count < len(place.items) else place.rest
+
+    def _between(self, begin: int, end: int, tail: bytes) -> bytes:
+        if begin >= len(self._text):
+            return tail[begin - len(self._text) : end - len(self._text)]
+        return bytes(self._text[begin:end]) + tail[: max(0, end - len(self._text))]
+
+
+def _look(frame: Frame) -> None:
+    """Set what follows from `near` and the frames around it."""
+    frame.live = frame.near is not None or (frame.parent is not None and frame.parent.live)
+
+
+def _read(frame: Frame) -> None:
+    """The item or name under way has ended."""
+    frame.begin, frame.reading, frame.near = -1, False, None
+    _look(frame)
+
+
+def _begun(frame: Frame | None, size: int) -> Frame | None:
+    """An item or a name begins at byte `size`, if one is due."""
+    if frame is None or not frame.reading or frame.begin >= 0:
+        return frame
+    found = frame.copy()
+    found.begin = size
+    return found
+
+
+def _grown(frame: Frame | None, byte: int) -> Frame | None:
+    """What is under way has one byte more."""
+    if frame is None or not frame.live:
+        return frame
+    found = frame.copy()
+    found.parent = _grown(frame.parent, byte)
+    if frame.near is not None:
+        text = frame.near + bytes((byte,))
+        found.near = text if frame.nears(text) else None
+    _look(found)
+    return found
+
+
+def _following(frame: Frame, comma: int) -> Frame:
+    """Behind the comma between two items or members."""
+    found = frame.copy()
+    found.parent = _grown(frame.parent, comma)
+    found.begin, found.reading, found.child = -1, True, -1
+    found.count += 1
+    found.near = b"" if found.nears(b"") else None
+    _look(found)
+    return found
