@@ -1,9 +1,10 @@
 """Which back end serves a schema: the lowering to an automaton, else llguidance, else none.
 
 llguidance serves what no automaton can (recursion, values of any depth, very long strings). It gets the
-schema without formats that it does not know: these allow anything, by the standard. It refuses what it
-cannot express, so nothing is weakened. Where both refuse, and only because the schema is inside itself,
-the lowering writes it to a certain depth.
+schema without formats that it does not know: these allow anything, by the standard. It refuses keywords
+that it does not know; where it would keep one only for outputs without doubled names, it does not get
+the schema. So nothing is weakened. Where both refuse, and only because the schema is inside itself, the
+lowering writes it to a certain depth.
 """
 
 from typing import Any, NamedTuple
@@ -50,6 +51,8 @@ def route(schema: Schema, *, spacing: Spacing = "compact") -> Routed:
         refused = error
     notes: dict[str, None] = {}
     try:
+        if (weakened := _weakened(schema, "")) is not None:
+            raise ConstraintError(f"{weakened} is not kept, as it may write a name twice")
         grammar, told = schema_grammar(_known_formats(schema, "", notes), spaced=spacing == "spaced")
         return Routed(None, grammar, (*notes, *told))
     except ConstraintError as error:
@@ -67,6 +70,25 @@ def _automaton(lowered: Lowered) -> Routed:
     if states * columns > MAX_CELLS:
         raise TooLarge("", f"it needs {states} states: lower its lengths and counts, or list less")
     return Routed(lowered.automaton, None, lowered.notes, lowered.places)
+
+
+def _weakened(value: Any, pointer: str) -> str | None:
+    """The pointer of a minProperties in `value` that doubled names could go round: they count for
+    llguidance. One name more than are required has to be another one.
+    """
+    inner = enumerate(value) if isinstance(value, list) else ()
+    if isinstance(value, dict):
+        inner = ((key, part) for key, part in value.items() if key not in _PLAIN)
+        least, required = value.get("minProperties"), value.get("required")
+        known = len({n for n in required if isinstance(n, str)}) if isinstance(required, list) else 0
+        closed = value.get("additionalProperties") is False and not value.get("patternProperties")
+        if isinstance(least, int | float) and least > known + 1 and not closed:
+            return f"{pointer}/minProperties"
+    for key, part in inner:
+        found = _weakened(part, child(pointer, str(key)))
+        if found is not None:
+            return found
+    return None
 
 
 def _known_formats(value: Any, pointer: str, notes: dict[str, None]) -> Any:
