@@ -55,8 +55,37 @@ def test_without_llguidance_recursion_goes_to_a_depth(monkeypatch: pytest.Monkey
 
 
 def test_nobody_serves_it() -> None:
-    unique = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "minItems": 2}
-    schema = {"properties": {"a": unique}}
-    with pytest.raises(ConstraintError, match="uniqueItems") as caught:
+    schema = {"properties": {"a": {"type": "array", "unevaluatedItems": False}}}
+    with pytest.raises(ConstraintError, match="unevaluatedItems") as caught:
         route(schema)
-    assert caught.value.details == {"pointer": "/properties/a/uniqueItems"}
+    assert caught.value.details == {"pointer": "/properties/a/unevaluatedItems"}
+
+
+FREE: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "integer"}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        FREE | {"minProperties": 2},
+        FREE | {"minProperties": 3, "required": ["a"]},
+        {"patternProperties": {"^a": True}, "additionalProperties": False, "minProperties": 2},
+        {
+            "$defs": {"n": FREE | {"minProperties": 2, "properties": {"n": {"$ref": "#/$defs/n"}}}},
+            "properties": {"n": {"$ref": "#/$defs/n"}},
+        },
+    ],
+)
+def test_names_that_must_differ_are_checked_and_llguidance_counts_none(schema: dict[str, Any]) -> None:
+    routed = route(schema)
+    assert routed.grammar is None
+    assert any(place.distinct for place in routed.places)
+
+
+@pytest.mark.skipif(grammars.llguidance is None, reason="llguidance has no wheel here")
+def test_what_only_llguidance_could_hold_is_refused_where_it_weakens() -> None:
+    long = {"type": "string", "maxLength": 5000}
+    assert route({"properties": {"a": long}}).grammar is not None
+    assert route({"properties": {"a": long}, "required": ["a"], "minProperties": 1}).grammar is not None
+    with pytest.raises(ConstraintError, match="/properties/b/minProperties is not kept"):
+        route({"properties": {"a": long, "b": FREE | {"minProperties": 2}}})

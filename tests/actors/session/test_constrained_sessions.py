@@ -36,6 +36,21 @@ SCHEMA: dict[str, Any] = {
     "required": ["kind", "tags", "age"],
     "additionalProperties": False,
 }
+# what is kept different by what a row has written
+NAMES: dict[str, Any] = {
+    "type": "object",
+    "patternProperties": {"^[ab]{1,2}$": {"enum": [1, 2, 12]}},
+    "additionalProperties": False,
+    "minProperties": 2,
+    "maxProperties": 3,
+}
+NUMBERS: dict[str, Any] = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": 21},
+    "uniqueItems": True,
+    "minItems": 2,
+    "maxItems": 5,
+}
 GRAMMAR = 'start: "(" start ")" | /[a-z]{1,3}/'
 CONSTRAINTS = [
     Constraint(regex=r"[0-9]{3}-[0-9]{4}"),
@@ -44,6 +59,8 @@ CONSTRAINTS = [
     Constraint(choices=["yes", "no", "yes and no"]),
     Constraint(json_schema=SCHEMA),
     Constraint(json_schema={"enum": [1, 12, "x"]}),
+    Constraint(json_schema=NAMES),
+    Constraint(json_schema=NUMBERS),
     Constraint(grammar=GRAMMAR),
 ]
 
@@ -156,7 +173,7 @@ def test_random_sessions(sim: Callable[..., Any], seed: int, drafts: int) -> Non
         constraints=rng.choice([2, 512]),
     )
     programs = played(engine, rng, "abc")
-    assert sum(program.check() for program in programs) > 3
+    assert sum(program.check() for program in programs) > 1
     assert not engine.executor.constraints._of
     assert engine.executor.corruptions == 0
 
