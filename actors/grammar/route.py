@@ -76,9 +76,9 @@ def _weakened(value: Any, pointer: str) -> str | None:
     """The pointer of a minProperties in `value` that doubled names could go round: they count for
     llguidance. One name more than are required has to be another one.
     """
-    inner = enumerate(value) if isinstance(value, list) else ()
+    inner: list[tuple[Any, Any]] = list(enumerate(value)) if isinstance(value, list) else []
     if isinstance(value, dict):
-        inner = ((key, part) for key, part in value.items() if key not in _PLAIN)
+        inner = [(key, part) for key, part in value.items() if key not in _PLAIN]
         least, required = value.get("minProperties"), value.get("required")
         known = len({n for n in required if isinstance(n, str)}) if isinstance(required, list) else 0
         closed = value.get("additionalProperties") is False and not value.get("patternProperties")

@@ -252,4 +252,5 @@ def _tokens(mask: NDArray[np.int32]) -> list[int]:
     words = np.flatnonzero(mask)
     bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(len(words), 32)
     at, bit = np.nonzero(bits)
-    return (32 * words[at] + bit).tolist()
+    found: list[int] = (32 * words[at] + bit).tolist()
+    return found

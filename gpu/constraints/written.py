@@ -95,8 +95,8 @@ class Frame:
         self.begin = self.child = -1
         self.count = 0
         self.reading = True
-        self.live = parent is not None and parent.live
-        self.watched = checked or (parent is not None and parent.watched)
+        self.live: bool = parent is not None and parent.live
+        self.watched: bool = checked or (parent is not None and parent.watched)
 
     def copy(self) -> "Frame":
         found = Frame.__new__(Frame)
@@ -170,12 +170,12 @@ class Written:
 
     def walk(self, cursor: Cursor, data: Iterable[int]) -> Cursor | None:
         """Behind `data`; None if a name is doubled there, or an item."""
-        found: Cursor | None = cursor
         for byte in data:
-            found = self.step(found, byte)
+            found = self.step(cursor, byte)
             if found is None:
-                break
-        return found
+                return None
+            cursor = found
+        return cursor
 
     def step(self, at: Cursor, byte: int) -> Cursor | None:
         """Behind one byte, which JSON has there; None if a name is doubled by it, or an item."""

@@ -66,15 +66,15 @@ class Objects:
         if (least > 1 or most is not None) and counts * (len(listed) + 1) > _MAX_COUNTED:
             raise TooLarge(shape.pointer, f"members times counts: at most {_MAX_COUNTED}")
         free = least > required_ones + 1 and bool(others)
-        names = None
+        different: float | None = None  # names of `others`, if none is written twice
         if others and (free or self._checks.within) and self._checks.possible:
-            names = self._different_names(shape, others)
-        if free and names is None and most is not None:
+            different = self._different_names(shape, others)
+        if free and different is None and most is not None:
             found = None
         else:
-            found = objects(listed, others, least, most, self._separators, names)
+            found = objects(listed, others, least, most, self._separators, different)
         if found is None or found.is_empty():
-            if free and names is None:
+            if free and different is None:
                 raise Unsupported(
                     shape.pointer,
                     "minProperties is not supported here where two names or more are free: list them",
