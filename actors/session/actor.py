@@ -185,6 +185,7 @@ class SessionActor:
         core = self.core
         try:
             await self._hand_over()
+            await self._finish()  # what it was restored with
             while core.ended is None:
                 for message in await self._mailbox.drain():
                     self._handle(message)

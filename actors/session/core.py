@@ -361,10 +361,13 @@ class SessionCore:
         out = self.state.out
         out.forget_engine()
         out.cache.append(Reopen(self.state.number))
-        retell(self.state, now)
+        self._steps.append(self._to_another_core(now))
+        self._advance()
+
+    def _to_another_core(self, now: float) -> Steps[None]:
+        yield from retell(self.state, now)
         self._inspections.ask_again()
         self._runner.change_core(now)
-        self._advance()
 
     def fail(self, error: RamifyError, now: float) -> None:
         """The engine is broken: every op that has no terminal reply gets one; the session is over."""

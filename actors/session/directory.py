@@ -7,6 +7,7 @@ mailbox of the directory means that sockets open faster than sessions can be mad
 `overloaded`.
 """
 
+import asyncio
 import itertools
 import math
 import secrets
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import anyio
 import msgspec
@@ -30,16 +31,17 @@ from ramify.actors.session.calls.dialects import dialect_of
 from ramify.actors.session.core import FAILED, SessionCore
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.displacement import Displacement
-from ramify.actors.session.encoder import Encoder
+from ramify.actors.session.encoder import Encoder, Job
 from ramify.actors.session.exports import Importing, imported
 from ramify.actors.session.identity import Identity
 from ramify.actors.session.meter import Holdings, Meter
 from ramify.actors.session.replies import error_message
-from ramify.actors.session.restore import Damaged, read_head, restore
+from ramify.actors.session.restore import Damaged, read_head, restoring
 from ramify.actors.session.saver import Saver
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.turns import Turns
+from ramify.actors.session.work import Work
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Forbidden, NoSession, Overloaded, RamifyError
@@ -104,6 +106,14 @@ class _Entry:
         self.mailbox = mailbox
         self.actor = actor
         self.displaceable = displaceable
+
+
+class _Made(NamedTuple):
+    """A session that does not run yet."""
+
+    number: int
+    core: SessionCore
+    saver: Saver | None
 
 
 class Directory:
@@ -220,20 +230,17 @@ class Directory:
 
     def _handle(self, message: DirectoryMessage, group: TaskGroup) -> None:
         match message:
-            case OpenSession(socket, opened):
+            case OpenSession():
                 try:
-                    self._open(message, group)
-                except RamifyError as error:
-                    log.info("open refused", client=opened.who, code=error.code)
-                    self._must_gateway.tell(OpenRefused(socket, error_message(error)))
+                    if message.open.import_ is not None:
+                        self._check_open(message)
+                        group.start_soon(self._import, message, group)
+                    else:
+                        self._open(message, group)
                 except BaseException as error:
-                    if isinstance(error, ENDS):
-                        raise
-                    log.exception("a session could not be opened")
-                    reply = error_message(RamifyError("the session could not be opened"))
-                    self._must_gateway.tell(OpenRefused(socket, reply))
+                    self._refuse(message, error)
             case Fetched():
-                self._fetched(message, group)
+                group.start_soon(self._fetched, message, group)
             case Waiting(sessions):
                 for session in sessions:
                     self._fetch(session, [], how="free")
@@ -244,6 +251,18 @@ class Directory:
                 self._unsaved = error is not None
             case Shutdown():
                 self._draining = message
+
+    def _refuse(self, message: OpenSession, error: BaseException) -> None:
+        """Say why a socket gets no session. Raises what ends the process or its tasks."""
+        if isinstance(error, ENDS):
+            raise error
+        if isinstance(error, RamifyError):
+            log.info("open refused", client=message.open.who, code=error.code)
+            reply = error_message(error)
+        else:
+            log.error("a session could not be opened", exc_info=error)
+            reply = error_message(RamifyError("the session could not be opened"))
+        self._must_gateway.tell(OpenRefused(message.socket, reply))
 
     # --- sessions that the store has ---------------------------------------------------------------
 
@@ -258,7 +277,7 @@ class Directory:
             self._store.tell(Fetch(session, how))
             self._coming[session] = who
 
-    def _fetched(self, found: Fetched, group: TaskGroup) -> None:
+    async def _fetched(self, found: Fetched, group: TaskGroup) -> None:
         """The store has answered: take the session for those who may open it, then let them in."""
         session, items = found.session, found.items
         waiting = self._coming.get(session, [])
@@ -278,7 +297,7 @@ class Directory:
                 if not found.fence and self._store is not None:  # who may not open it moves nothing
                     self._store.tell(Fetch(session, "ask"))
                     return
-                self._take_up(session, found, group)
+                await self._take_up(session, found, group)
         except RamifyError as refused:
             error = refused
         except Damaged as damaged:
@@ -315,28 +334,29 @@ class Directory:
                 f"{self.model!r}, whose tokens differ: open a new one"
             )
 
-    def _take_up(self, session: str, found: Fetched, group: TaskGroup) -> None:
+    async def _take_up(self, session: str, found: Fetched, group: TaskGroup) -> None:
         """Make a session of what was saved. Raises Damaged, LimitExceeded."""
         head = read_head(found.items)
         meter = self._holdings.open(head.owner)
         try:
-            self._begin(
+            made = self._make(
                 Identity(session, "", hashes=(head.key, head.view_key)),
                 meter,
-                group,
                 owner=head.owner,
                 namespace=head.namespace,
                 priority=head.priority,
-                displaceable=head.displaceable,
                 saves=True,
-                who=None,
+                displaceable=head.displaceable,
                 found=found,
             )
+            await self._fill(made, found)
+            self._begin(made, group, displaceable=head.displaceable, who=None, taken_up=True)
         except BaseException:
             self._holdings.close(head.owner, meter)
             raise
 
-    def _open(self, message: OpenSession, group: TaskGroup) -> None:
+    def _check_open(self, message: OpenSession) -> None:
+        """Raises RamifyError for what no session is opened for, whichever is asked for."""
         opened = message.open
         if opened.model is not None and opened.model != self._server.model:
             raise BadRequest(
@@ -345,16 +365,18 @@ class Directory:
             )
         if self._draining is not None:
             raise Overloaded("the server is draining", retry_ms=self._draining.after_ms)
+        if opened.session is None and opened.key is not None:  # a new one would look like a lost history
+            path = "$.key" if message.place is None else f"$[{message.place}].key"
+            raise BadRequest(
+                f"`key` without `session`: give both to resume, none for a new session - at `{path}`",
+                details={"path": path},
+            )
+
+    def _open(self, message: OpenSession, group: TaskGroup) -> None:
+        self._check_open(message)
+        opened = message.open
         if opened.session is None:
-            if opened.key is not None:  # a new session instead would look like a lost history
-                path = "$.key" if message.place is None else f"$[{message.place}].key"
-                raise BadRequest(
-                    "`key` without `session`: give both to resume, none for a new session "
-                    f"- at `{path}`",
-                    details={"path": path},
-                )
             number, entry, write = *self._create(message, group), True
-            opened = msgspec.structs.replace(opened, import_=None)  # it may be large
         else:
             wanted = opened.session
             if self._store is not None and wanted not in self._entries and not message.fetched:
@@ -363,12 +385,50 @@ class Directory:
             number, entry, write = self._find(wanted, opened, message.owner)
             if write and message.saves and not entry.actor.saves:
                 self._save_from_now(entry)
+        self._attach(message, opened, number, entry, write)
+
+    def _attach(
+        self, message: OpenSession, opened: Open, number: int, entry: _Entry, write: bool
+    ) -> None:
         try:
             place = (message.place or 0) + 1
             entry.mailbox.tell(Attach(message.socket, opened, message.ops, write, message.size, place))
         except MailboxFull:
             raise Overloaded("the session has too much to do", retry_ms=1000) from None
         self._must_gateway.tell(Opened(message.socket, number))
+
+    async def _import(self, message: OpenSession, group: TaskGroup) -> None:
+        """Open a new session with what a file says: checked in a thread, then made in turns."""
+        try:
+            identity = Identity.new(self._prefix)
+            found = Fetched(identity.session, await self._imported(identity, message))
+            self._check_open(message)  # time has passed
+            meter = self._admit(message)
+            try:
+                made = self._make_new(identity, meter, message, found)
+                await self._fill(made, found)
+                number, entry = self._begin(
+                    made, group, displaceable=message.displaceable, who=message.open.who
+                )
+            except BaseException as error:
+                self._holdings.close(message.owner, meter)
+                if isinstance(error, Damaged):  # only a file can be
+                    raise BadRequest(f"the file cannot be imported: {error} - at `$.import`") from None
+                raise
+            opened = msgspec.structs.replace(message.open, import_=None)  # it may be large
+            self._attach(message, opened, number, entry, True)
+        except BaseException as error:
+            self._refuse(message, error)
+
+    async def _fill(self, made: _Made, found: Fetched) -> None:
+        """Restore a session, some of it in each turn of the loop. Raises Damaged, LimitExceeded."""
+        work = Work()
+        now, wall = self._clock.now(), self._wall()
+        for cost in restoring(made.core, found.items, now, wall, stored=found.fence > 0):
+            if not work.take(cost):
+                await self._turns.next()
+                work.renew()
+                work.take(cost)
 
     def _find(self, session: str, opened: Open, owner: str) -> tuple[int, _Entry, bool]:
         """The session that the keys open. For another owner than its own, only a view key does:
@@ -390,37 +450,42 @@ class Directory:
 
     def _create(self, message: OpenSession, group: TaskGroup) -> tuple[int, _Entry]:
         """A new session. Raises LimitExceeded, and Overloaded while what it needs cannot be written."""
+        meter = self._admit(message)
+        try:
+            made = self._make_new(Identity.new(self._prefix), meter, message)
+            return self._begin(made, group, displaceable=message.displaceable, who=message.open.who)
+        except BaseException:
+            self._holdings.close(message.owner, meter)
+            raise
+
+    def _make_new(
+        self, identity: Identity, meter: Meter, message: OpenSession, found: Fetched | None = None
+    ) -> _Made:
+        return self._make(
+            identity,
+            meter,
+            owner=message.owner,
+            namespace=message.namespace,
+            priority=message.priority,
+            saves=message.saves,
+            displaceable=message.displaceable,
+            found=found,
+        )
+
+    def _admit(self, message: OpenSession) -> Meter:
+        """Room for a new session. Raises as `_create`."""
         if message.saves:
             self._refuse_unsaved()
         if message.displaceable:
             budget = self._holdings.budget(message.owner)
             for session in self._displacement.make_room(message.owner, budget, self._in_use):
                 self._entries[session][1].actor.displace()
-        meter = self._holdings.open(message.owner)
-        try:
-            identity = Identity.new(self._prefix)
-            return self._begin(
-                identity,
-                meter,
-                group,
-                found=self._imported(identity, message),
-                owner=message.owner,
-                namespace=message.namespace,
-                priority=message.priority,
-                displaceable=message.displaceable,
-                saves=message.saves,
-                who=message.open.who,
-            )
-        except BaseException as error:
-            self._holdings.close(message.owner, meter)
-            if isinstance(error, Damaged):  # only a file can be
-                raise BadRequest(f"the file cannot be imported: {error} - at `$.import`") from None
-            raise
+        return self._holdings.open(message.owner)
 
-    def _imported(self, identity: Identity, message: OpenSession) -> Fetched | None:
-        """What a new session begins with, if anything. Raises BadRequest."""
-        if message.open.import_ is None:
-            return None
+    async def _imported(self, identity: Identity, message: OpenSession) -> dict[str, bytes]:
+        """The items that a new session begins with. Raises BadRequest, Overloaded."""
+        file = message.open.import_
+        assert file is not None
         into = Importing(
             identity,
             owner=message.owner,
@@ -430,15 +495,27 @@ class Directory:
             persist=self._persist,
             created=self._wall(),
         )
-        items = imported(
-            message.open.import_,
+        run = partial(
+            imported,
+            file,
             into,
             model=self.model,
             vocab=self._vocab,
             context=self._context,
             limits=self._limits,
         )
-        return Fetched(identity.session, items)
+        read: asyncio.Future[dict[str, bytes]] = asyncio.get_running_loop().create_future()
+
+        def done(items: dict[str, bytes] | None, error: BaseException | None) -> None:
+            if read.done():  # the directory has gone
+                return
+            if items is not None:
+                read.set_result(items)
+            else:
+                read.set_exception(error or RamifyError("the file could not be read"))
+
+        self._encoder.submit(message.owner, -message.socket, Job(len(file), run, done))
+        return await read
 
     def _save_from_now(self, entry: _Entry) -> None:
         """Something is to be kept of a session that nobody was to come back to."""
@@ -471,23 +548,20 @@ class Directory:
             return self._limits
         return msgspec.structs.replace(self._limits, priority=priority)
 
-    def _begin(
+    def _make(
         self,
         identity: Identity,
         meter: Meter,
-        group: TaskGroup,
         *,
         owner: str,
         namespace: str,
         priority: int,
-        displaceable: bool,
         saves: bool,
-        who: str | None,
-        found: Fetched | None = None,
-    ) -> tuple[int, _Entry]:
-        """A session begins: a new one that `who` opened, or the one that was `found` in the store."""
+        displaceable: bool,
+        found: Fetched | None,
+    ) -> _Made:
+        """A session that is nowhere yet: a new one, or one to be filled with what was `found`."""
         number = next(self._numbers)
-        mailbox: SessionMailbox[SessionEvent] = SessionMailbox(f"session {number}")
         core = SessionCore(
             identity,
             SessionState(
@@ -518,9 +592,23 @@ class Directory:
             core.record(model=self.model, priority=priority, created=created, displaceable=displaceable)
             fence = 0 if found is None else found.fence
             saver = Saver(core, self._store, self._clock, fence=fence, wall=self._wall)
-        if found is not None:
-            now, wall = self._clock.now(), self._wall()
-            restore(core, found.items, now, wall, stored=found.fence > 0)
+        return _Made(number, core, saver)
+
+    def _begin(
+        self,
+        made: _Made,
+        group: TaskGroup,
+        *,
+        displaceable: bool,
+        who: str | None,
+        taken_up: bool = False,
+    ) -> tuple[int, _Entry]:
+        """A session begins: one that `who` opened, or one that was `taken_up`."""
+        if self._draining is not None:
+            raise Overloaded("the server is draining", retry_ms=self._draining.after_ms)
+        number, core = made.number, made.core
+        identity, owner = core.identity, core.state.owner
+        mailbox: SessionMailbox[SessionEvent] = SessionMailbox(f"session {number}")
         actor = SessionActor(
             mailbox,
             core,
@@ -531,7 +619,7 @@ class Directory:
             clock=self._clock,
             encoder=self._encoder,
             turns=self._turns,
-            saver=saver,
+            saver=made.saver,
         )
         entry = _Entry(identity, mailbox, actor, displaceable=displaceable)
         with ExitStack() as undo:
@@ -544,10 +632,10 @@ class Directory:
             self._metrics.sessions(1)
             undo.callback(self._metrics.sessions, -1)
             whose: dict[str, Any] = {"owner": owner} if owner else {}
-            if found is None:
-                log.info("session opened", session=identity.session, client=who, **whose)
-            else:
+            if taken_up:
                 log.info("session taken up", session=identity.session, **whose)
+            else:
+                log.info("session opened", session=identity.session, client=who, **whose)
             group.start_soon(actor.live, partial(self._ended, number, entry))
             undo.pop_all()
         if displaceable:

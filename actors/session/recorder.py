@@ -100,8 +100,10 @@ class Recorder:
         count: int,
         replies: dict[str, set[int]],
         items: Mapping[str, bytes],
+        *,
+        stored: bool,
     ) -> None:
-        """The store has `items`: the session was made of them.
+        """The store has `items`: the session was made of them. Not `stored`: it gets them as they are.
 
         `count`: segments that were numbered. The items of ops and frames go, as these get new ones, and
         those of segments that no branch had when its server ended.
@@ -126,6 +128,10 @@ class Recorder:
         self._head = items[HEAD]
         self._size = sum(len(body) for key, body in items.items() if key in kept or key[0] == "r")
         rest = [key for key in items if key not in kept and key[0] != "r"]
+        if not stored:  # a file: its head says nothing of this session's life
+            self._head, self._size = b"", self._size - len(items[HEAD])
+            self._put |= {key: items[key] for key in kept if key != HEAD}
+            return
         self._drop += rest
         self._numbered = max((int(key[1:]) for key in rest if key[0] in "of"), default=0)
 

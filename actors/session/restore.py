@@ -24,6 +24,7 @@ from ramify.actors.session.segments import History, InputSegment, OutputSegment,
 from ramify.actors.session.sizes import op_bytes
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Bill, FrameRun, Resumed, Task
+from ramify.actors.session.work import Steps
 from ramify.protocol.plan import unpack
 from ramify.protocol.sampling import TokenLogprobs
 from ramify.protocol.saved import (
@@ -40,6 +41,11 @@ from ramify.protocol.saved import (
     SavedSegment,
 )
 from ramify.protocol.wire import Op, ServerMessage, TokenLogprob
+
+DECODING = 6  # what it costs to read a segment, and to make one (see `work`)
+MARKS = 8  # of an output, that are put together in a microsecond
+BRANCH_COST = 10
+ITEMS = 2  # that the recorder is told of in a microsecond
 
 
 class Damaged(Exception):
@@ -68,6 +74,15 @@ def saved_tokens(items: Mapping[str, bytes], top: int) -> "array[int]":
 def restore(
     core: SessionCore, items: Mapping[str, bytes], now: float, wall: float, *, stored: bool = True
 ) -> None:
+    """`restoring`, all of it."""
+    for _ in restoring(core, items, now, wall, stored=stored):
+        pass
+    core.finish(now)
+
+
+def restoring(
+    core: SessionCore, items: Mapping[str, bytes], now: float, wall: float, *, stored: bool = True
+) -> Steps[None]:
     """Fill `core`, which is empty, from `items`. `now` and `wall` as in `Recorder.collect`.
 
     `stored`: the store has them.
@@ -77,7 +92,7 @@ def restore(
     head = read_head(items)
     if head.format > FORMAT:
         raise Damaged(f"the session was saved in format {head.format}, this server knows up to {FORMAT}")
-    _Restoring(core, items, head).run(now, wall, stored)
+    yield from _Restoring(core, items, head).run(now, wall, stored)
 
 
 class _Restoring:
@@ -89,7 +104,7 @@ class _Restoring:
         self._seen: dict[int, Link] = {}
         self._rules: dict[int, Rule] = {}
 
-    def run(self, now: float, wall: float, stored: bool) -> None:
+    def run(self, now: float, wall: float, stored: bool) -> Steps[None]:
         core, head = self._core, self._head
         state = core.state
         state.persist = head.persist
@@ -97,6 +112,8 @@ class _Restoring:
         runs = self._runs()
         labels = self._labels()
         for saved in sorted(head.branches, key=lambda each: each.handle):
+            yield from self._way(saved.top)
+            yield BRANCH_COST
             self._branch(state, saved, labels)
         resumed: dict[int, dict[int, Resumed]] = {}
         for number, run in runs:
@@ -107,19 +124,23 @@ class _Restoring:
                 if run.opened is not None and run.opened < branch.position:
                     branch.truncate(run.opened, state.decode)
                 resumed.setdefault(number, {})[run.place] = Resumed(segment, run)
-        retell(state, now)
+        yield from retell(state, now)
         replies = self._clients()
-        if core.recorder is not None and stored:
-            core.recorder.adopt(self._seen, self._rules, head.segments, replies, self._items)
+        if core.recorder is not None:
+            yield len(self._items) // ITEMS
+            core.recorder.adopt(
+                self._seen, self._rules, head.segments, replies, self._items, stored=stored
+            )
         core.publisher.now = now
         self._ops(resumed, now, wall)
 
     # --- segments --------------------------------------------------------------------------------
 
-    def _link(self, number: int) -> Link | None:
-        """The link with this number, and all before it."""
+    def _way(self, number: int) -> Steps[None]:
+        """Make the link with this number, and all before it."""
         way: list[tuple[int, SavedSegment]] = []
         while number not in self._links:
+            yield DECODING
             saved = _decoded(self._items, f"s{number}", SavedSegment)
             way.append((number, saved))
             if len(way) > self._head.segments:
@@ -129,9 +150,10 @@ class _Restoring:
         for each, saved in reversed(way):
             if link is not None and saved.start != link.segment.end:
                 raise Damaged(f"segment {each} begins at {saved.start}, not at {link.segment.end}")
+            size = len(saved.tokens) // 4 + (len(saved.sizes) if isinstance(saved, SavedOutput) else 0)
+            yield DECODING + size // MARKS
             link = Link(self._segment(saved), link)
             self._links[each] = self._seen[each] = link
-        return link
 
     def _segment(self, saved: SavedSegment) -> Segment:
         meter = self._core.state.meter
@@ -188,7 +210,7 @@ class _Restoring:
         branch.label = label
         branch.own, branch.cuts = saved.own, list(saved.cuts)
         branch.retain_s, branch.reason, branch.persist = saved.retain_s, saved.reason, saved.persist
-        branch.segments.restore(self._link(saved.top))
+        branch.segments.restore(self._links[saved.top])
         state.branches[branch.name] = branch
         state.meter.add(BRANCH)
         state.annotate(branch, saved.meta)

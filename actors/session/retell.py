@@ -7,17 +7,21 @@ from array import array
 
 from ramify.actors.session.branch import Link
 from ramify.actors.session.state import SessionState
+from ramify.actors.session.work import Steps
 from ramify.protocol.messages import ExtendBranch, ForkBranch, OpenBranch
 from ramify.protocol.plan import pack
 
+BRANCH = 5  # what it costs to tell of one (see `work`)
+LINKS = 2  # that are looked at in a microsecond
 
-def retell(state: SessionState, now: float) -> None:
+
+def retell(state: SessionState, now: float) -> Steps[None]:
     """Each branch is a fork of the first that has its segments: shared tokens are told once.
 
     `now`: from when on branches are retained.
     """
     placed: dict[int, int] = {}  # id(link) -> a handle that has it
-    for branch in state.branches.values():
+    for branch in list(state.branches.values()):
         own: list[Link] = []
         link = branch.segments.top
         while link is not None and id(link) not in placed:
@@ -27,6 +31,7 @@ def retell(state: SessionState, now: float) -> None:
             state.out.cache.append(OpenBranch(branch.handle, state.namespace))
         else:
             state.out.cache.append(ForkBranch(placed[id(link)], [branch.handle], link.segment.end))
+        yield BRANCH + len(own) // LINKS
         tokens: array[int] = array("i")
         for each in reversed(own):
             placed[id(each)] = branch.handle

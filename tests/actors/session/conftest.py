@@ -584,12 +584,19 @@ class World:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, limits: Limits | None = None, room: int = 4096, **settings: Any
+        self,
+        tokenizer: Tokenizer,
+        *,
+        limits: Limits | None = None,
+        room: int = 4096,
+        context: int = 2048,
+        pages: int = 8192,
+        **settings: Any,
     ) -> None:
         self.tokenizer = tokenizer
         self.model = FakeModel(tokenizer.vocab_size, eos=2, eos_every=40, first=3)
         executor = FakeExecutor(
-            self.model, pages=8192, page_size=1, context=2048, step_tokens=256, max_rows=64
+            self.model, pages=pages, page_size=1, context=context, step_tokens=256, max_rows=64
         )
         self.clock = ManualClock()
         self.limits = limits or Limits()

@@ -367,7 +367,7 @@ async def test_a_saved_session_that_breaks_the_server_ends_alone(
         ((_, entry),) = each.directory._entries.values()
         key = entry.identity.key
         (saved,) = each.store.drain_nowait()
-        monkeypatch.setattr(directory_module, "restore", broken)
+        monkeypatch.setattr(directory_module, "restoring", broken)
         each.inbox.tell(m.OpenSession(2, w.Open(client="c", session="s_old", key=key), []))
         await each.settle()
         assert m.Fetch("s_old") in each.store.drain_nowait()
