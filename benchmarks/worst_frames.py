@@ -407,6 +407,14 @@ class Run:
             if world.events > 400_000:
                 return
 
+    async def answered(self, socket: int) -> None:
+        """Return when an `open` has its answer."""
+        for _ in range(100_000):
+            if self.world.sockets.get(socket):
+                break
+            await asyncio.sleep(0)
+        await self.settle()
+
     def open(self, fields: dict[str, Any]) -> Callable[[list[Any]], None]:
         def deliver(messages: list[Any]) -> None:
             self.world.sockets[len(self.world.sockets) + 1] = []
@@ -426,6 +434,7 @@ async def measure(
         opened = {"type": "open", "client": "c", "template": template, "import": file}
         meter.begin()
         await run.frame(_json(opened), run.open(opened))
+        await run.answered(1)
         if frame == "import":
             return row(meter, world, 1)
         replies = world.sockets[1]
@@ -443,6 +452,7 @@ async def measure(
             }
             meter.begin()
             await run.frame(_json(again), run.open(again))
+            await run.answered(2)
             return row(meter, world, 2)
         if frame == "close":
             frame = [{"type": "close", "id": 2}]
