@@ -36,8 +36,9 @@ import numpy as np
 
 from ramify.actors.grammar.compile import compile_constraint
 from ramify.gpu.constraints.bodies import constraint_of
+from ramify.gpu.constraints.checked import CheckedAutomaton, CheckedMatcher
 from ramify.gpu.constraints.grammar import GrammarVocabulary
-from ramify.gpu.constraints.matcher import Constraint, Matcher
+from ramify.gpu.constraints.matcher import Automaton, AutomatonMatcher, Constraint, Matcher
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import ConstraintError
@@ -307,11 +308,41 @@ def legal(matcher: Matcher) -> list[int]:
     return found
 
 
-def written(constraint: Constraint, rng: random.Random) -> tuple[bytes, str]:
-    """A random output, and how it ended. It is led to an end when it gets long."""
+def distances(constraint: Constraint) -> list[int] | None:
+    """Of each state of an automaton how many bytes are missing to an end."""
+    if not isinstance(constraint, Automaton | CheckedAutomaton):
+        return None
+    automaton = constraint.machine.automaton
+    far = np.where(automaton.final, 0, 1 << 30)
+    edges = np.where(automaton.next >= 0, automaton.next, automaton.states)
+    while True:
+        nearer = np.minimum(far, np.append(far, 1 << 30)[edges].min(axis=1) + 1)
+        if (nearer == far).all():
+            return [*far.tolist(), 0]
+        far = nearer
+
+
+def nearest(matcher: Matcher, tokens: list[int], far: list[int] | None) -> int:
+    """The token behind which an output is soonest at its end; of a grammar a closing one."""
+    if far is None:
+        ends = b'"]}0ba'
+        return next((end for end in ends if end in tokens), tokens[0])
+
+    def distance(token: int) -> int:
+        if not matcher.advance(token):
+            return 1 << 31
+        assert isinstance(matcher, AutomatonMatcher | CheckedMatcher)
+        found = far[matcher.state]
+        matcher.rollback(1)
+        return found
+
+    return min(tokens, key=distance)
+
+
+def written(constraint: Constraint, far: list[int] | None, rng: random.Random) -> tuple[bytes, str]:
+    """A random output, and how it ended. It is led to an end when it gets long. `far`: `distances`."""
     matcher, found = constraint.matcher(), bytearray()
     (stop,) = vocabulary().stop_ids
-    ends = b'"]}0ba'
     for count in range(MOST_TOKENS):
         if count % 16 == 15:  # as a draft that is refused
             mask = matcher.mask().copy()
@@ -325,7 +356,8 @@ def written(constraint: Constraint, rng: random.Random) -> tuple[bytes, str]:
         if stop in tokens and rng.random() < 0.4:
             token = stop
         elif count > 40:
-            token = next((end for end in (stop, *ends) if end in tokens and rng.random() < 0.9), token)
+            if rng.random() < 0.9:
+                token = stop if stop in tokens else nearest(matcher, tokens, far)
         elif any(ord('"') == each for each in tokens) and rng.random() < 0.3:
             token = ord('"')
         if not matcher.advance(token):
@@ -408,9 +440,9 @@ class Campaign:
     def _outputs(
         self, seed: int, schema: Any, constraint: Constraint, validator: Any, rng: random.Random
     ) -> list[Any]:
-        values = []
+        values, far = [], distances(constraint)
         for _ in range(6):
-            data, how = written(constraint, rng)
+            data, how = written(constraint, far, rng)
             self.counts[f"outputs: {how}"] += 1
             if how in ("stuck", "refused in its mask"):
                 self.wrong(how, seed, schema, repr(data))

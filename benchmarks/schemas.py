@@ -133,6 +133,7 @@ def by_llguidance(record: Result) -> Result:
 def by_route(record: Result) -> Result:
     """What the server makes of a record."""
     from ramify.actors.grammar.route import route
+    from ramify.gpu.constraints.written import Written
     from ramify.protocol.errors import ConstraintError
 
     try:
@@ -142,9 +143,21 @@ def by_route(record: Result) -> Result:
     if routed.automaton is None:
         assert routed.grammar is not None
         return {"by": "llguidance", "notes": routed.notes, **by_grammar(routed.grammar, record)}
-    automaton = routed.automaton
-    found = answers(lambda value: automaton.accepts(spelled(value)), record)
-    return {"by": "lowering", "states": len(automaton), "notes": routed.notes, **found}
+    automaton, places = routed.automaton, routed.places
+
+    def accepts(value: object) -> bool:
+        data, written = spelled(value), Written(places)
+        if not automaton.accepts(data):
+            return False
+        return not places or written.walk(written.start(), data) is not None
+
+    found = answers(accepts, record)
+    return {
+        "by": "checked" if places else "lowering",
+        "states": len(automaton),
+        "notes": routed.notes,
+        **found,
+    }
 
 
 BACKENDS = {"lowering": by_lowering, "llguidance": by_llguidance, "route": by_route}

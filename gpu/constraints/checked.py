@@ -101,6 +101,10 @@ class CheckedMatcher:
         self._mask: NDArray[np.int32] | None = None
 
     @property
+    def state(self) -> int:
+        return self._states[-1]
+
+    @property
     def everything(self) -> NDArray[np.int32]:
         return self._machine.vocabulary.everything
 

@@ -24,6 +24,8 @@ _WHOLE = "(?:0|[1-9][0-9]*)"
 _INTEGER = "(?:0|-?[1-9][0-9]*)"
 # each value once, and no two that are equal when they are rounded to doubles
 _ONCE = r"0|-?[1-9][0-9]*|-?(?:0|[1-9][0-9]{0,6})\.[0-9]{0,7}[1-9]"
+# decimals of which few digits have a fraction: as doubles they are multiples of what they are
+_ROUNDED = rf"-?(?:{_WHOLE}|(?:0|[1-9][0-9]{{0,6}})\.[0-9]{{1,8}}|[1-9][0-9]{{7,12}}\.[0-9]{{1,2}})"
 NUMBER = rf"-?{_WHOLE}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{{1,2}})?"
 _EXACT_DIGITS = 15  # decimals of so many digits that differ are different doubles
 
@@ -102,6 +104,8 @@ def _language(shape: Number) -> Automaton:
         found = _plain(_INTEGER)
     elif strict:
         found = _few_digits(shape)
+    elif shape.multiples:
+        found = Automaton.from_regex(_ROUNDED)
     else:
         found = Automaton.from_regex(rf"-?{_WHOLE}(?:\.[0-9]+)?")
     if shape.low is not None or shape.high is not None:

@@ -123,7 +123,9 @@ class Run:
             out = self.outputs[row]
             history = pack([*prompt, *out])
             pages = pack(range(10 * row, 10 * row + 10))
-            opens.append(OpenRow(row, row, pages, 0, sampling, len(out), history, int(row != FREE)))
+            opens.append(
+                OpenRow(row, row, pages, 0, sampling, len(out), history, int(row != FREE), len(out))
+            )
             extends.append(ExtendRow(row, 0, history, True))
         return StepPlan(0, closes, opens, extends=extends)
 
@@ -285,7 +287,7 @@ def test_forks_share_what_is_computed(make: Any) -> None:
             sampling = SamplingParams(temperature=1.0, seed=seed)
             pages = pack([0, *range(3 * row + 1, 3 * row + 4)])
             opens.append(
-                OpenRow(row, row, pages, cached, sampling, sampled, pack(tokens), 1)
+                OpenRow(row, row, pages, cached, sampling, sampled, pack(tokens), 1, sampled)
             )  # fmt: skip
             extends.append(ExtendRow(row, cached, pack(tokens[cached:]), True))
         found: dict[int, list[int]] = {row: [] for row in rows}

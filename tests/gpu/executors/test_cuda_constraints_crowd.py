@@ -5,6 +5,7 @@ at random. The device's part is played here in Python: it does in order what it 
 are known a step later, or two. Kernels and the real executor are in `test_cuda_constraints`.
 """
 
+import json
 import random
 import re
 import time
@@ -18,11 +19,15 @@ import pytest
 import torch
 
 from ramify.actors.grammar.automaton import Automaton as Machine
+from ramify.actors.grammar.compile import compile_constraint
+from ramify.gpu.constraints.bodies import constraint_of
+from ramify.gpu.constraints.checked import CheckedAutomaton
 from ramify.gpu.constraints.matcher import Automaton
 from ramify.gpu.constraints.outputs import Output
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.gpu.step.rows import RowTable
 from ramify.gpu.step.step_rows import StepRows, within
+from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.plan import ExecutorInfo, ExtendRow, OpenRow, StepPlan, pack
 from ramify.protocol.sampling import SamplingParams
 from tests.gpu.constraints.machines import machine_of
@@ -59,6 +64,9 @@ class Client:
     output: list[int] = field(default_factory=list)
 
 
+LISTS = r'\["(ok|co|pilot|[ab]{1,2})"(, "(ok|co|pilot|[ab]{1,2})"){2,5}\]'
+
+
 class Launched:
     """A step that the device has done and nobody knows of."""
 
@@ -69,6 +77,23 @@ class Launched:
         self.openings = np.zeros(0, np.int64)
         self.stuck: dict[int, str] = {}
         self.settled: Any = None
+
+
+# lists of different texts: followed on the host, as its rows remember what they wrote
+DIFFERENT = {
+    "type": "array",
+    "items": {"type": "string", "pattern": "^(ok|co|pilot|[ab]{1,2})$"},
+    "uniqueItems": True,
+    "minItems": 3,
+    "maxItems": 6,
+}
+
+
+def different(words: Vocabulary) -> Any:
+    spec = ConstraintSpec("json_schema", json.dumps(DIFFERENT), True)
+    made = constraint_of(compile_constraint(spec).body, words, lambda: pytest.fail("a grammar"))
+    assert isinstance(made, CheckedAutomaton)
+    return made
 
 
 class Crowd:
@@ -90,6 +115,10 @@ class Crowd:
             machine = machine_of(words, made)
             self.constraints._prepare(ident, Automaton(machine))
             self.constraints.rows.put(ident, Automaton(machine))
+        checked = different(words)
+        self.constraints._prepare(len(PATTERNS) + 1, checked)
+        self.constraints.rows.put(len(PATTERNS) + 1, checked)
+        self.patterns = [*PATTERNS, LISTS]
         self.live: dict[int, Client] = {}
         self.paused: list[Client] = []
         self.closes: list[int] = []
@@ -110,7 +139,7 @@ class Crowd:
             else:
                 self.requests += 1
                 prompt = [5] * dice.choice([1, 1, 4, 20])
-                client = Client(self.requests, dice.randrange(len(PATTERNS)) + 1,
+                client = Client(self.requests, dice.randrange(len(self.patterns)) + 1,
                                 dice.choice([10, 60, 128]), prompt)  # fmt: skip
             self.live[row] = client
             history = pack([*client.prompt, *client.output])
@@ -119,7 +148,7 @@ class Crowd:
             pages = pack(range(row * PAGES, (row + 1) * PAGES))
             opens.append(
                 OpenRow(row, client.request, pages, cached, SamplingParams(temperature=1.0),
-                        len(client.output), history, client.ident)
+                        len(client.output), history, client.ident, len(client.output))
             )  # fmt: skip
             extends.append(ExtendRow(row, cached, history[4 * cached :], True))
         room, asked = LINES - len(decodes) - len(extends), []
@@ -135,7 +164,7 @@ class Crowd:
     def end(self, row: int, client: Client, *, whole: bool = False) -> None:
         if whole:
             text = b"".join(TEXTS[token] for token in client.output).decode()
-            self.texts.append((PATTERNS[client.ident - 1], text))
+            self.texts.append((self.patterns[client.ident - 1], text))
         del self.live[row]
         self.closes.append(row)
 
@@ -258,11 +287,16 @@ def test_all_obey(monkeypatch: pytest.MonkeyPatch, seed: int, drafts: bool, plac
     crowd = Crowd(seed, drafts, places * TABLE, monkeypatch)
     crowd.run(300)
     assert len(crowd.texts) > 20
+    lists = 0
     for pattern, text in crowd.texts:
         assert re.fullmatch(pattern, text), (pattern, text)
+        if pattern is LISTS:
+            assert len(set(json.loads(text))) == len(json.loads(text)), text
+            lists += 1
+    assert lists > 2
     assert (crowd.drafted > 100) == drafts
     assert (crowd.followed[True] > 100) == (places > 0)
-    assert (crowd.followed[False] > 100) == (places < len(PATTERNS))
+    assert crowd.followed[False] > 100
 
 
 def test_what_is_forgotten_while_it_is_loaded_keeps_no_tables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,3 +67,12 @@ def test_lists_of_numbers() -> None:
 def test_steps_of_many_digits_are_refused() -> None:
     with pytest.raises(TooLarge, match="multipleOf"):
         Numbers().spell(Number(multiples=frozenset({Fraction(99991)})))
+
+
+def test_multiples_are_multiples_when_they_are_rounded() -> None:
+    """Readers make doubles of decimals: 46904875112116086.0 is none of 3 then."""
+    found = Numbers().spell(Number(multiples=frozenset({Fraction(3)})))
+    assert found is not None
+    assert not found.accepts(b"46904875112116086.0")
+    for text in (b"46904875112116086", b"9.0", b"-3", b"12345678.0"):
+        assert found.accepts(text) == (Fraction(text.decode()) % 3 == 0)
