@@ -97,6 +97,7 @@ SPANS = (
     ),
 )
 MOST_TOKENS = 400
+FAULTS = ("invalid written", "invalid accepted", "nothing written", "stuck", "refused in its mask")
 
 
 # ---- what is drawn ----
@@ -385,16 +386,18 @@ def has_doubled(text: str) -> bool:
 
 @contextmanager
 def limit(seconds: float) -> Iterator[None]:
+    """Of the processor's time. Raises TimeoutError."""
+
     def late(_: int, __: FrameType | None) -> None:
         raise TimeoutError
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGVTALRM, late)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 class Campaign:
@@ -489,8 +492,7 @@ def main() -> int:
     for name, count in sorted(campaign.counts.items()):
         print(f"{name:28} {count}")
     print(f"{'last seed':28} {seed}")
-    faults = ("invalid written", "invalid accepted", "nothing written", "stuck", "refused in its mask")
-    return int(any(campaign.counts[kind] for kind in faults))
+    return int(any(campaign.counts[kind] for kind in FAULTS))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ values of several shapes. It is checked there if all its arrays want that; else 
 it alone (`clashes`).
 """
 
+from collections.abc import Callable
+
 from ramify.actors.grammar.schema.errors import TooLarge
 from ramify.actors.grammar.schema.expand import Expander
 from ramify.actors.grammar.schema.limits import MAX_PLACES
@@ -36,17 +38,26 @@ class Checks:
 
 
 def checked_places(
-    checks: Checks, expander: Expander, root: Claims, clashes: set[Array]
+    checks: Checks,
+    expander: Expander,
+    root: Claims,
+    clashes: set[Array],
+    look: Callable[[], None],
 ) -> tuple[CheckedPlace, ...]:
-    """The places of what `checks` notes in the value of `root`; the first is the value's own."""
+    """The places of what `checks` notes in the value of `root`; the first is the value's own.
+
+    `clashes`: gets arrays that cannot be checked. `look`: is called now and then; may raise.
+    """
     if not checks.arrays and not checks.objects:
         return ()
-    found = _Places(checks, expander, clashes).all(root)
-    return _pruned(found)
+    return _pruned(_Places(checks, expander, clashes, look).all(root))
 
 
 class _Places:
-    def __init__(self, checks: Checks, expander: Expander, clashes: set[Array]) -> None:
+    def __init__(
+        self, checks: Checks, expander: Expander, clashes: set[Array], look: Callable[[], None]
+    ) -> None:
+        self._look = look
         self._checks = checks
         self._expander = expander
         self._clashes = clashes
@@ -69,6 +80,7 @@ class _Places:
         return self._numbers[key]
 
     def _place(self, claims: frozenset[Claims], within: bool) -> CheckedPlace:
+        self._look()
         shapes: dict[Shape, None] = {}
         for each in claims:
             shapes.update(dict.fromkeys(self._expander.expand(each).shapes if each else UNIVERSE))

@@ -72,22 +72,29 @@ def lower(
     checked while they are written, so names and items may be kept different by `Lowered.places`.
     Raises `Unsupported`.
     """
+    until = process_time() + MAX_SECONDS
     alone: set[Array] = set()  # arrays that the automaton must keep different by itself
     for _ in range(_MOST_CLASHES if checked else 0):
         clashes: set[Array] = set()
-        lowered = _lowered(schema, spacing, unroll, frozenset(alone), clashes)
+        lowered = _lowered(schema, spacing, unroll, until, frozenset(alone), clashes)
         if not clashes:
             return lowered
         alone |= clashes
-    return _lowered(schema, spacing, unroll, None, set())
+    return _lowered(schema, spacing, unroll, until, None, set())
 
 
 def _lowered(
-    schema: Schema, spacing: Spacing, unroll: int, alone: frozenset[Array] | None, clashes: set[Array]
+    schema: Schema,
+    spacing: Spacing,
+    unroll: int,
+    until: float,
+    alone: frozenset[Array] | None,
+    clashes: set[Array],
 ) -> Lowered:
-    """`alone`: None if outputs cannot be checked. `clashes`: gets arrays that must be added to it."""
+    """`until`: of the processor's time. `alone`: None if outputs cannot be checked. `clashes`: gets
+    arrays that must be added to it.
+    """
     refused = None
-    until = process_time() + MAX_SECONDS
     for depth in ANY_DEPTHS:
         document = Document(schema)
         speller = _Speller(document, _SEPARATORS[spacing], unroll, depth, until, alone)
@@ -145,7 +152,12 @@ class _Speller:
 
     def places(self, clashes: set[Array]) -> tuple[CheckedPlace, ...]:
         """Where outputs are checked. `clashes`: gets arrays that cannot be, where others may stand."""
-        return checked_places(self._checks, self._expander, (Claim("is"),), clashes)
+
+        def look() -> None:
+            if process_time() > self._until:
+                raise TooLarge("", f"finding what to check takes more than {MAX_SECONDS} s")
+
+        return checked_places(self._checks, self._expander, (Claim("is"),), clashes, look)
 
     def value(self, claims: Claims) -> Automaton | None:
         """The values of which `claims` hold, as JSON. None if there are none. Raises `Unsupported`."""
