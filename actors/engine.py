@@ -37,6 +37,7 @@ from ramify.actors.front.local import LocalFront, Naming
 from ramify.actors.front.processes import ProcessFront
 from ramify.actors.kit.clock import Clock, MonotonicClock
 from ramify.actors.kit.files import allow_files
+from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.metrics import Metrics
@@ -71,6 +72,12 @@ class EngineStatus:
         self._started = time.time()
         self.replicas: Callable[[], list[dict[str, Any]]] | None = None
         self._changed: Callable[[], None] = lambda: None
+        metrics.watch_store(lambda: self._changed())
+
+    @property
+    def store(self) -> StoreHealth:
+        """How the store is."""
+        return self._metrics.store
 
     def watch(self, changed: Callable[[], None]) -> None:
         """`changed` is called after every change."""

@@ -14,6 +14,7 @@ durable, KV is a cache"). A node is *resident* (has pages) or *cold* (not comput
 A request makes the path to its branch's head resident, then appends what it samples.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -532,6 +533,14 @@ class NotSaved(Base, frozen=True):
     ticket: int
 
 
+class Unsaved(Base, frozen=True):
+    """The store has lost some of what it had of the session, up to the `Save` with this ticket: it is to
+    be saved whole.
+    """
+
+    ticket: int
+
+
 class Moved(Base, frozen=True):
     """Another server has the session, or wants it: it leaves the memory, and clients come back there.
 
@@ -555,6 +564,7 @@ SessionMessage = (
     | ChangeCore
     | Saved
     | NotSaved
+    | Unsaved
     | Moved
     | Tick
 )
@@ -627,13 +637,15 @@ class Save(Base, frozen=True):
     """Write `changes`. Answered to `session`, if it is not 0: by `Saved` once they are on the disk, by
     `Moved` if another server has taken the session and nothing was written; by `NotSaved` before that,
     once they could not be written. `awaited`: somebody waits for that; else it is written soon, with
-    others, and a session is not woken to hear `Saved`.
+    others, and a session is not woken to hear `Saved`. By `Unsaved` if the store has lost what came
+    before; `again()`: what a session that is over tells then instead, as it hears nothing more.
     """
 
     session: int
     ticket: int
     changes: Changes
     awaited: bool = False
+    again: "Callable[[], Save | None] | None" = None
 
 
 class Fetch(Base, frozen=True):

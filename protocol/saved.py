@@ -173,7 +173,7 @@ class SavedOp(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SavedFrame(msgspec.Struct, frozen=True, array_like=True):
-    """How the client of a frame had opened the session."""
+    """How the client of a frame had opened the session, `without_key`."""
 
     client: str
     opened: Open
@@ -191,10 +191,10 @@ class SavedError(msgspec.Struct, frozen=True, array_like=True):
 class SavedHead(msgspec.Struct, frozen=True, array_like=True):
     """Everything of a session that is no text.
 
-    `key`, `view_key`: SHA-256 of them. `model`: whose tokens these are. `lives`: the last revision that
-    was saved in each life of the session, on the servers before this one. `handles`, `segments`: how
-    many were numbered. `failed`: of each frame with ops that wait: branches on which one failed, with
-    those errors that no reply has told.
+    `key`, `view_key`: SHA-256 of them; no item has the keys themselves. `model`: whose tokens these
+    are. `lives`: the last revision that was saved in each life of the session, on the servers before
+    this one. `handles`, `segments`: how many were numbered. `failed`: of each frame with ops that
+    wait: branches on which one failed, with those errors that no reply has told.
     """
 
     format: int
@@ -228,7 +228,9 @@ class Changes(msgspec.Struct, frozen=True):
     forgotten; None: when the store decides. `busy`: ops wait or run, so the session goes on by itself
     after a restart. `live`: it is in a server's memory. `sync`: it must be on the disk before anybody
     hears of it. `fence`: what the server got when it took the session; with an older one than the
-    store's nothing is written. `new`: the store has nothing of the session yet.
+    store's nothing is written. `count`: this is the so-manieth save under that fence; what does not
+    follow the one before it is not written, because the store has lost some. `whole`: these are all of
+    its items, whatever the store has: a new session's, or one's of which the store has lost some.
     """
 
     session: str
@@ -242,7 +244,8 @@ class Changes(msgspec.Struct, frozen=True):
     live: bool = True
     sync: bool = False
     fence: int = 0
-    new: bool = False
+    count: int = 0
+    whole: bool = False
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -257,6 +260,13 @@ class Kept(msgspec.Struct, frozen=True):
     busy: bool
     size: int
     live: bool = False
+
+
+def without_key(opened: Open) -> Open:
+    """What a frame whose ops wait needs of its `open`: nothing that lets anybody in."""
+    return msgspec.structs.replace(
+        opened, session=None, key=None, token=None, model=None, have={}, revision=None, import_=None
+    )
 
 
 def next_fence(before: int = 0) -> int:

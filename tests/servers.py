@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 START_SECONDS = 30.0
@@ -68,6 +68,19 @@ class Server:
                 raise RuntimeError(log.read_text())
             time.sleep(0.02)
 
+    def kill(self) -> None:
+        """As if its machine lost power, but for what it had given to the system."""
+        if self.process is not None:
+            for pid in [*_children(self.process.pid), self.process.pid]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self.process.wait(10)
+            self.process = None
+
+    def lose(self) -> None:
+        """Lose all that is stored, while it is stopped."""
+        raise NotImplementedError
+
     def stop(self) -> None:
         """At once: what it has not flushed is in the system's hands."""
         if self.process is not None:
@@ -84,10 +97,13 @@ class Postgres(Server):
     def __init__(self, folder: Path, user: str | None, binaries: Path) -> None:
         super().__init__(folder, user)
         self._binaries = binaries
+        self._make()
+
+    def _make(self) -> None:
         subprocess.run(
-            [binaries / "initdb", "-D", folder / "data", "-U", "ramify", "-A", "trust", "-N",
+            [self._binaries / "initdb", "-D", self.folder / "data", "-U", "ramify", "-A", "trust", "-N",
              "-E", "UTF8", "--locale=C"],
-            check=True, capture_output=True, user=user, cwd=folder,
+            check=True, capture_output=True, user=self._user, cwd=self.folder,
         )  # fmt: skip
 
     @property
@@ -95,7 +111,9 @@ class Postgres(Server):
         return f"postgresql://ramify:secret@127.0.0.1:{self.port}/postgres"
 
     def command(self) -> list[str]:
+        # What no commit flushes is surely lost in a crash: the database seldom does it by itself.
         settings = {"fsync": "off", "max_connections": 60, "shared_buffers": "16MB"}
+        settings |= {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB"}
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         return [str(self._binaries / "postgres"), "-D", str(self.folder / "data"), "-k", "",
                 "-h", "127.0.0.1", "-p", str(self.port), *options]  # fmt: skip
@@ -109,11 +127,15 @@ class Postgres(Server):
             return False
         return True
 
+    def lose(self) -> None:
+        shutil.rmtree(self.folder / "data")
+        self._make()
+
     def empty(self) -> None:
         import psycopg
 
         with psycopg.connect(self.url) as db:
-            for name in ("about", "holders", "items", "sessions"):
+            for name in ("about", "gone", "holders", "items", "sessions"):
                 db.execute(f"DROP TABLE IF EXISTS ramify_{name} CASCADE")
 
 
@@ -140,11 +162,20 @@ class Redis(Server):
             except redis.RedisError:
                 return False
 
+    def lose(self) -> None:
+        shutil.rmtree(self.folder / "appendonlydir")
+
     def empty(self) -> None:
         import redis
 
         with redis.Redis.from_url(self.url) as db:
             db.flushall()
+
+
+def _children(pid: int) -> list[int]:
+    """The processes that this one has started."""
+    found = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(each) for each in found.read_text().split()] if found.exists() else []
 
 
 def emptied(server: Server) -> str:

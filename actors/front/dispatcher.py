@@ -23,6 +23,7 @@ from ramify.actors.front.wire import (
     MetricsText,
     count_of,
 )
+from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.mailbox import Address, MailboxClosed
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.kit.relay import Relay
@@ -64,6 +65,7 @@ class Dispatcher:
         """A process has ended: give back what its sessions held. Messages that wait are dropped."""
         self._metrics.gateway(process.worker, 0, 0, 0.0)
         self._metrics.usage_ended(process.worker)
+        self._metrics.store_is(StoreHealth(), process.worker)
         relay = self._relays.pop(process, None)
         if relay is not None:
             relay.close()
@@ -94,9 +96,10 @@ class Dispatcher:
                 peer = self._up.get(worker)
                 if peer is not None:
                     peer.forward(body)
-            case Gauges(sockets, sessions, lag, held, usage):
+            case Gauges(sockets, sessions, lag, held, usage, store):
                 self._metrics.gateway(process.worker, sockets, sessions, lag, held)
                 self._metrics.usage(process.worker, usage)
+                self._metrics.store_is(store, process.worker)
             case AskMetrics(ident):
                 self._metrics.scrape(lambda text: process.tell(MetricsText(ident, text)))
             case OpenBranch(branch):

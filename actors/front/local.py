@@ -20,6 +20,7 @@ from ramify.actors.gateway.interfaces import Metrics, Status
 from ramify.actors.gateway.minted import Minted
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import FanOut, Router, Spread
+from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.mailbox import Address, LimitedAddress, Mailbox
 from ramify.actors.kit.usage import CredentialUsage
 from ramify.actors.session.directory import RETRY_MS, Directory, SessionMetrics
@@ -47,6 +48,10 @@ OWN = 16  # what the engine tells the directory, whatever waits
 
 class FrontMetrics(Metrics, SessionMetrics, Protocol):
     """What the gateway and the directory report."""
+
+    def store_is(self, health: StoreHealth, /) -> None:
+        """How the store is for the sessions here, after each change."""
+        ...
 
     def usage_from(self, source: Callable[[], dict[str, CredentialUsage]], /) -> None:
         """Where to look what each credential has here."""
@@ -220,6 +225,7 @@ class LocalFront:
             most=server.store_bytes,
             waiting=[session for session in waiting if self._naming.takes(session)],
             takes=self._naming.takes,
+            report=self._metrics.store_is,
         )
         await group.start(guard("store", actor.run))
         return mailbox

@@ -314,7 +314,7 @@ class ProcessFront:
 
     def _state(self) -> Status:
         status = self._status
-        return Status(status.ready, status.phase, status.info(), status.fault)
+        return Status(status.ready, status.phase, status.info(), status.fault, status.store)
 
     def _tell_all(self, message: FromCore) -> None:
         for worker in self._workers:

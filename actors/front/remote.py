@@ -11,6 +11,7 @@ from typing import Any
 
 from ramify.actors.front.wire import AskMetrics, CoreMessage, Gauges, Status
 from ramify.actors.kit.bundle import Bundle
+from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.usage import CredentialUsage
 
 
@@ -21,13 +22,14 @@ class RemoteStatus:
         self.ready = False
         self.phase = "starting"
         self.fault: str | None = None
+        self.store = StoreHealth()
         self.now: dict[str, float] = {"queue": 0.0, "kv": 0.0}
         self._info: dict[str, Any] = {}
 
     def become(self, status: Status) -> None:
         """The engine's state has changed."""
         self.ready, self.phase, self._info = status.ready, status.phase, status.info
-        self.fault = status.fault
+        self.fault, self.store = status.fault, status.store
 
     def info(self) -> dict[str, Any]:
         return self._info
@@ -47,6 +49,7 @@ class RemoteMetrics:
         self._sockets = self._sessions = 0
         self._lag = 0.0
         self._held: Callable[[], int] = lambda: 0
+        self._store = StoreHealth()
         self._loop = asyncio.get_running_loop()
         self._due = False
         self._asked: dict[int, Callable[[bytes], object]] = {}
@@ -64,6 +67,10 @@ class RemoteMetrics:
 
     def watch_held(self, held: Callable[[], int], /) -> None:
         self._held = held
+
+    def store_is(self, health: StoreHealth, /) -> None:
+        self._store = health
+        self._changed()
 
     def usage_from(self, source: Callable[[], dict[str, CredentialUsage]], /) -> None:
         self._usage = source
@@ -98,4 +105,5 @@ class RemoteMetrics:
 
     def _report(self, usage: dict[str, CredentialUsage] | None = None) -> None:
         self._due = False
-        self._core.tell(Gauges(self._sockets, self._sessions, self._lag, self._held(), usage or {}))
+        held = self._held()
+        self._core.tell(Gauges(self._sockets, self._sessions, self._lag, held, usage or {}, self._store))

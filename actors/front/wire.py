@@ -29,6 +29,7 @@ from zlib import crc32
 import msgspec
 
 from ramify.actors.front.local import Naming
+from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.log import LogConfig
 from ramify.actors.kit.paths import decode_path, encode_path
 from ramify.actors.kit.usage import CredentialUsage
@@ -116,6 +117,7 @@ class Status(_Base, frozen=True):
     phase: str
     info: dict[str, Any]
     fault: str | None = None
+    store: StoreHealth = StoreHealth()
 
 
 class Load(_Base, frozen=True):
@@ -180,6 +182,7 @@ class Gauges(_Base, frozen=True):
     lag: float
     session_bytes: int = 0
     usage: dict[str, CredentialUsage] = {}
+    store: StoreHealth = StoreHealth()
 
 
 class AskMetrics(_Base, frozen=True):

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from ramify.actors.kit.health import StoreHealth
+
 
 class Status(Protocol):
     """The state of the engine, asked for at each request."""
@@ -20,6 +22,11 @@ class Status(Protocol):
     @property
     def fault(self) -> str | None:
         """Why a server that is ready makes no progress: what `/readyz` tells, with 503."""
+        ...
+
+    @property
+    def store(self) -> StoreHealth:
+        """How the store is: while nothing can be written, `/readyz` says so, with 503."""
         ...
 
     def info(self) -> dict[str, Any]:

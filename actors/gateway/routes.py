@@ -126,12 +126,16 @@ class Routes:
         )
 
     def _ready(self) -> Response:
-        phase, fault = self._status.phase, self._status.fault
+        status, store = self._status, self._status.store
+        fault = status.fault
+        if fault is None and store.error is not None:  # who comes is refused, who is there is served
+            fault = f"sessions cannot be saved: {store.error}"
+        told: dict[str, object] = {"ready": status.ready and fault is None, "phase": status.phase}
         if fault is not None:
-            return json_response(503, {"ready": False, "phase": phase, "fault": fault}, Retry_After="1")
-        if self._status.ready:
-            return json_response(200, {"ready": True, "phase": phase})
-        return json_response(503, {"ready": False, "phase": phase}, Retry_After="1")
+            told["fault"] = fault
+        if store.damaged:
+            told["damaged_sessions"] = store.damaged
+        return json_response(200, told) if told["ready"] else json_response(503, told, Retry_After="1")
 
     def _holder(self, request: HttpRequest) -> Credential | None:
         """Who asks, with a token that the server was configured with."""

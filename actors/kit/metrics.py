@@ -20,6 +20,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric
 
+from ramify.actors.kit.health import StoreHealth, joined
 from ramify.actors.kit.usage import CredentialUsage
 from ramify.protocol.messages import Finished
 from ramify.protocol.plan import StepResult, unpack
@@ -97,6 +98,8 @@ class Metrics:
         self.registry.register(self)
         self._running = self._waiting = self._sockets = self._sessions = 0
         self._held: Callable[[], int] = lambda: 0
+        self._stores: dict[int, StoreHealth] = {}  # by gateway process
+        self._store_changed: Callable[[], None] = lambda: None
         self._gateways: dict[int, tuple[int, int, float, int]] = {}  # sockets, sessions, lag, bytes
         # By gateway process; PAST: of those that have ended.
         self._usage: dict[int, dict[str, CredentialUsage]] = {}
@@ -193,6 +196,21 @@ class Metrics:
     def watch_held(self, held: Callable[[], int]) -> None:
         """`held()`: bytes of the host's memory that sessions here hold, by estimate."""
         self._held = held
+
+    @property
+    def store(self) -> StoreHealth:
+        """How the store is, for all processes that have sessions."""
+        return joined(self._stores.values())
+
+    def watch_store(self, changed: Callable[[], None]) -> None:
+        """`changed` is called when `store` is another one."""
+        self._store_changed = changed
+
+    def store_is(self, health: StoreHealth, number: int = 0) -> None:
+        """How the store is for the sessions of this process, or of a gateway process."""
+        if self._stores.get(number, StoreHealth()) != health:
+            self._stores[number] = health
+            self._store_changed()
 
     def gateway(
         self, number: int, sockets: int, sessions: int, lag: float, session_bytes: int = 0
@@ -291,6 +309,7 @@ class Metrics:
             yield histogram.family()
 
     def _gauges(self) -> Iterator[Metric]:
+        store = self.store
         for name, help, value in (
             ("requests_running", "Requests that take part in steps.", self._running),
             ("requests_waiting", "Requests that wait to run.", self._waiting),
@@ -301,6 +320,12 @@ class Metrics:
             ("event_loop_lag_max_seconds", "How late a timer ever was.", self._worst_lag),
             ("cache_hit_rate", "Cached share of all prompt tokens.", self.cache_hit_rate),
             ("mixed_tokens", "Prompt tokens that a step may take beside decodes.", self._mixed_room),
+            (
+                "store_writable",
+                "1 while sessions can be saved, or need not be.",
+                float(store.error is None),
+            ),
+            ("store_damaged_sessions", "Sessions that cannot be saved for damage.", store.damaged),
         ):
             yield GaugeMetricFamily(f"ramify_{name}", help, value=value)
         kv = GaugeMetricFamily("ramify_kv_tokens", "Token slots of the KV pool.", labels=["state"])
@@ -354,6 +379,7 @@ class Metrics:
             ("sampled_tokens", "Tokens sampled, as steps come back.", self._sampled),
             ("output_tokens", "Output tokens of finished requests.", self._output),
             ("warm_start_tokens", "Tokens that the warm start computed.", self.warm_tokens),
+            ("store_lost_sessions", "Sessions saved whole as the store lost some.", self.store.lost),
             ("computed_twice_tokens", "Tokens that retractions made the model run again.", self._twice),
         ):
             yield CounterMetricFamily(f"ramify_{name}", help, value=value)

@@ -52,6 +52,7 @@ from ramify.protocol.messages import (
     Throttled,
     Tick,
     Tokens,
+    Unsaved,
 )
 
 CAPACITY = 4096
@@ -261,6 +262,9 @@ class SessionActor:
             case NotSaved(ticket):
                 if self._saver is not None:
                     self._saver.failed(ticket)
+            case Unsaved(ticket):
+                if self._saver is not None:
+                    self._saver.unsaved(ticket)
             case Moved(taken):
                 self._move(taken)
             case ChangeCore(quietly):

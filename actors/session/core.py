@@ -155,7 +155,8 @@ class SessionCore:
         live: bool = True,
         force: bool = False,
         fence: int = 0,
-        new: bool = False,
+        count: int = 0,
+        whole: bool = False,
     ) -> Changes | None:
         """What its store does not have; None: nothing, or there is no store. `force`: even so."""
         if self.recorder is None:
@@ -170,7 +171,8 @@ class SessionCore:
             live=live,
             force=force,
             fence=fence,
-            new=new,
+            count=count,
+            whole=whole,
         )
 
     def resume(self, tasks: list[Task], arrived: float) -> None:

@@ -41,7 +41,7 @@ from ramify.actors.session.saver import Saver
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.turns import Turns
-from ramify.actors.session.work import Work
+from ramify.actors.session.work import Steps, Work
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Forbidden, NoSession, Overloaded, RamifyError
@@ -424,11 +424,19 @@ class Directory:
         """Restore a session, some of it in each turn of the loop. Raises Damaged, LimitExceeded."""
         work = Work()
         now, wall = self._clock.now(), self._wall()
-        for cost in restoring(made.core, found.items, now, wall, stored=found.fence > 0):
+        sound = True
+
+        def steps() -> Steps[None]:
+            nonlocal sound
+            sound = yield from restoring(made.core, found.items, now, wall, stored=found.fence > 0)
+
+        for cost in steps():
             if not work.take(cost):
                 await self._turns.next()
                 work.renew()
                 work.take(cost)
+        if not sound and made.saver is not None:
+            made.saver.unsaved(1)  # what the store has is not what the session is
 
     def _find(self, session: str, opened: Open, owner: str) -> tuple[int, _Entry, bool]:
         """The session that the keys open. For another owner than its own, only a view key does:

@@ -1,12 +1,13 @@
 """A session as one file: branches, text, tokens and `meta`, without its clients, keys and ops. Pure.
 
-The file is that of `ramify store export` (`saved.Exported`). One that comes over the wire may say
-anything, so everything in it is checked before a session is made of it: what a store has was written by
-a server.
+The file is that of `ramify store export` (`saved.Exported`). A file may say anything, so everything in
+it is checked before a session is made of it (`Checked`): of one that comes over the wire, of one that
+`ramify store import` adds to a store, and of what a store has when a session is taken up.
 """
 
 import base64
 import binascii
+import re
 from array import array
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from ramify.actors.session.rules import Rule
 from ramify.actors.session.segments import Tail
 from ramify.actors.session.sizes import json_size
 from ramify.actors.session.state import SessionState
+from ramify.actors.session.work import Steps
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.json_value import check_json
@@ -30,18 +32,24 @@ from ramify.protocol.saved import (
     HEAD,
     Exported,
     SavedBranch,
+    SavedFrame,
     SavedHead,
     SavedInput,
     SavedLabel,
+    SavedOp,
     SavedOutput,
     SavedRule,
     SavedSegment,
     key_hash,
 )
-from ramify.protocol.wire import JsonObject, Persist, Tree
+from ramify.protocol.wire import JsonObject, Persist, ServerMessage, Tree
 
 PATH = "$.import"
 MOST_RULE = 1 << 18  # characters of a constraint with all that it is made of, as compilers take it
+LONGEST = 1 << 31  # a position in a store; the context may have been longer when it was saved
+DECODING = 6  # what it costs to read a segment, and to make one (see `work`)
+CHECKED = 128  # bytes of tokens that are compared in a microsecond
+TOKENS = 1 << 31  # of a model that does not say it
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -122,12 +130,13 @@ def imported(
     file = _file(text)
     head = _decoded(file.items, HEAD, SavedHead)
     if head.format > FORMAT:
-        raise _wrong("head.format", f"is {head.format}, this server knows up to {FORMAT}")
+        raise Unsound("head.format", f"is {head.format}, this server knows up to {FORMAT}")
     if head.model != model:
-        raise _wrong("head.model", f"is {head.model!r}, this server has {model!r}, whose tokens differ")
-    checked = _Checked(file.items, head, vocab, context, limits)
+        raise Unsound("head.model", f"is {head.model!r}, this server has {model!r}, whose tokens differ")
+    checked = Checked(file.items, head, vocab, context, limits)
     branches = checked.branches()
     key = into.identity.key
+    del checked.segments[0]
     items = {f"s{number}": file.items[f"s{number}"] for number in checked.segments}
     items.update((f"c{number}", file.items[f"c{number}"]) for number in checked.rules)
     items[HEAD] = _encode(
@@ -159,11 +168,50 @@ def imported(
     return items
 
 
-class _Checked:
-    """What a file says of branches and segments. Raises BadRequest."""
+def check_saved(items: Mapping[str, bytes]) -> None:
+    """Raises Unsound if a server could not take up a session of which a store has these items.
+
+    Runs in `ramify store`, which knows of the model what the session says.
+    """
+    head = _decoded(items, HEAD, SavedHead)
+    if head.format > FORMAT:
+        raise Unsound("head.format", f"is {head.format}, this version knows up to {FORMAT}")
+    found = re.search(r"\((\d{1,9}) tokens\)$", head.model)
+    checked = Checked(items, head, int(found[1]) if found else TOKENS, LONGEST, None)
+    branches = checked.branches()
+    handles = max((branch.handle for branch in branches), default=0)
+    if not handles <= head.handles <= HANDLE >> 1:
+        raise Unsound("head.handles", f"is {head.handles}, a branch has {handles}")
+    if not max(checked.segments) <= head.segments < LONGEST:
+        raise Unsound("head.segments", f"is {head.segments}, one has the number {max(checked.segments)}")
+    running = {run.segment for wait in head.waits for run in wait.runs}
+    for number, record in checked.records.items():
+        if isinstance(record, SavedOutput) and not record.ended and number not in running:
+            raise Unsound(f"s{number}.ended", "is false, and no op goes on with it")
+    for wait in head.waits:
+        op = _decoded(items, f"o{wait.number}", SavedOp)
+        _decoded(items, f"f{op.frame}", SavedFrame)
+    for key in items:
+        if not re.fullmatch(r"head|[csof][0-9]{1,15}|r[0-9]{1,15}:.*", key, re.DOTALL):
+            raise Unsound(key[:64], "is no item of a session")
+        if key[:1] == "r":
+            _decoded(items, key, list[ServerMessage])
+
+
+class Checked:
+    """What a file, or a store, says of branches and segments. Raises Unsound.
+
+    `limits`: None for a session that a store has: a server before this one allowed it, and outputs in it
+    may be running.
+    """
 
     def __init__(
-        self, items: Mapping[str, bytes], head: SavedHead, vocab: int, context: int, limits: Limits
+        self,
+        items: Mapping[str, bytes],
+        head: SavedHead,
+        vocab: int,
+        context: int,
+        limits: Limits | None,
     ) -> None:
         self._items = items
         self._head = head
@@ -172,37 +220,44 @@ class _Checked:
         self._limits = limits
         self.segments: dict[int, int] = {0: 0}  # number -> the position behind it
         self.rules: set[int] = set()
+        self.records: dict[int, SavedSegment] = {}
 
     def branches(self) -> list[SavedBranch]:
         """As they are to be made. The segments that they need are in `segments`."""
         head, limits = self._head, self._limits
-        if len(head.branches) > limits.branches:
-            raise _wrong("head.branches", f"are {len(head.branches)}: at most {limits.branches}")
-        self._labels(head.labels)
+        if limits is not None and len(head.branches) > limits.branches:
+            raise Unsound("head.branches", f"are {len(head.branches)}: at most {limits.branches}")
+        self.names()
         self._meta("head.meta", head.meta)
-        names: set[str] = set()
-        handles: set[int] = set()
         found = []
         for i, branch in enumerate(head.branches):
             where = f"head.branches[{i}]"
-            if not 0 <= branch.label < len(head.labels) or not -1 <= branch.of < len(head.labels):
-                raise _wrong(f"{where}.label", "is none of head.labels")
-            name = head.labels[branch.label].name
-            if name in names or head.labels[branch.label].gone:
-                raise _wrong(f"{where}.label", f"is {name!r}, which another branch has, or none")
-            if branch.handle in handles or not 0 < branch.handle <= HANDLE >> 1:
-                raise _wrong(f"{where}.handle", f"is {branch.handle}: taken, or out of range")
-            names.add(name)
-            handles.add(branch.handle)
-            end = self._end(branch.top, where)
+            end = self.end(branch.top, where)
             if not 0 <= branch.at <= self._context:
-                raise _wrong(f"{where}.at", f"is {branch.at}: 0 to {self._context} are positions")
+                raise Unsound(f"{where}.at", f"is {branch.at}: 0 to {self._context} are positions")
             if not 0 <= branch.own <= end:
-                raise _wrong(f"{where}.own", f"is {branch.own}, and the branch ends at {end}")
+                raise Unsound(f"{where}.own", f"is {branch.own}, and the branch ends at {end}")
             self._meta(f"{where}.meta", branch.meta)
             found.append(msgspec.structs.replace(branch, born=0, cuts=[], retain_s=None, persist=None))
-        del self.segments[0]
         return found
+
+    def names(self) -> None:
+        """Labels lead upwards, and each branch has one of its own, and a handle."""
+        head = self._head
+        self._labels(head.labels)
+        names: set[str] = set()
+        handles: set[int] = set()
+        for i, branch in enumerate(head.branches):
+            where = f"head.branches[{i}]"
+            if not 0 <= branch.label < len(head.labels) or not -1 <= branch.of < len(head.labels):
+                raise Unsound(f"{where}.label", "is none of head.labels")
+            name = head.labels[branch.label].name
+            if name in names or head.labels[branch.label].gone:
+                raise Unsound(f"{where}.label", f"is {name!r}, which another branch has, or none")
+            if branch.handle in handles or not 0 < branch.handle <= HANDLE >> 1:
+                raise Unsound(f"{where}.handle", f"is {branch.handle}: taken, or out of range")
+            names.add(name)
+            handles.add(branch.handle)
 
     def _meta(self, where: str, meta: JsonObject | None) -> None:
         if meta is None:
@@ -210,102 +265,112 @@ class _Checked:
         try:
             check_json(meta, where)
         except ValueError as error:
-            raise _wrong(where, str(error)) from None
-        if json_size(meta) > self._limits.meta_bytes:
-            raise _wrong(where, f"has more than {self._limits.meta_bytes} bytes as JSON")
+            raise Unsound(where, str(error)) from None
+        if self._limits is not None and json_size(meta) > self._limits.meta_bytes:
+            raise Unsound(where, f"has more than {self._limits.meta_bytes} bytes as JSON")
 
     def _labels(self, labels: list[SavedLabel]) -> None:
-        if len(labels) > 2 * self._limits.branches:
-            raise _wrong("head.labels", f"are {len(labels)}: at most {2 * self._limits.branches}")
+        if self._limits is not None and len(labels) > 2 * self._limits.branches:
+            raise Unsound("head.labels", f"are {len(labels)}: at most {2 * self._limits.branches}")
         ends: set[int] = {-1}  # from there on the way up is known to end
         for i, label in enumerate(labels):
             try:
                 msgspec.convert({"type": "tree", "id": 0, "branch": label.name}, Tree)
             except msgspec.ValidationError as error:
-                raise _wrong(f"head.labels[{i}].name", f"is no name of a branch: {error}") from None
+                raise Unsound(f"head.labels[{i}].name", f"is no name of a branch: {error}") from None
             way: set[int] = set()
             at = i
             while at not in ends:
                 if at in way or not 0 <= at < len(labels):
-                    raise _wrong(f"head.labels[{i}].above", "leads nowhere")
+                    raise Unsound(f"head.labels[{i}].above", "leads nowhere")
                 way.add(at)
                 at = labels[at].above
             ends |= way
 
-    def _end(self, top: int, where: str) -> int:
+    def end(self, top: int, where: str) -> int:
         """The position behind segment `top`; it and all before it are checked."""
+        for _ in self.reading(top, where):
+            pass
+        return self.segments[top]
+
+    def reading(self, top: int, where: str) -> Steps[None]:
+        """`end`, in parts."""
         way: list[int] = []
         number = top
         while number not in self.segments:
+            yield DECODING
             segment = _decoded(self._items, f"s{number}", SavedSegment)
             if not 0 <= segment.before < number:
-                raise _wrong(f"s{number}.before", "is no segment before it")
+                raise Unsound(f"s{number}.before", "is no segment before it")
             way.append(number)
+            self.records[number] = segment
             number = segment.before
         for each in reversed(way):
-            segment = _decoded(self._items, f"s{each}", SavedSegment)
+            segment = self.records[each]
             start = self.segments[segment.before]
+            yield DECODING + len(segment.tokens) // CHECKED
             if segment.start != start:
-                raise _wrong(f"s{each}.start", f"is {segment.start}, the one before ends at {start}")
+                raise Unsound(f"s{each}.start", f"is {segment.start}, the one before ends at {start}")
             self.segments[each] = start + self._segment(each, segment)
             if self.segments[each] > self._context:
-                raise _wrong(where, f"is longer than the context of {self._context} tokens")
-        return self.segments[top]
+                raise Unsound(where, f"is longer than the context of {self._context} tokens")
 
     def _segment(self, number: int, segment: SavedInput | SavedOutput) -> int:
         """Its tokens."""
         where = f"s{number}"
         if len(segment.tokens) % 4:
-            raise _wrong(f"{where}.tokens", "are no int32")
+            raise Unsound(f"{where}.tokens", "are no int32")
         tokens = unpack(segment.tokens)
         if tokens and (min(tokens) < 0 or max(tokens) >= self._vocab):
-            raise _wrong(f"{where}.tokens", f"has ids that are none of the model's {self._vocab}")
+            raise Unsound(f"{where}.tokens", f"has ids that are none of the model's {self._vocab}")
         try:
             Tail(segment.tail)
         except ValueError:
-            raise _wrong(f"{where}.tail", f"is {segment.tail!r}") from None
+            raise Unsound(f"{where}.tail", f"is {segment.tail!r}") from None
         if isinstance(segment, SavedOutput):
             self._output(where, segment, tokens)
         else:
             if segment.history is not None and not 0 <= segment.history[0] < number:
-                raise _wrong(f"{where}.history", "is of no segment before it")
+                raise Unsound(f"{where}.history", "is of no segment before it")
             behind = segment.history[1] if segment.history is not None else []
             for message in [*segment.messages, *behind]:
                 try:
                     check_json(message.tool_calls, "tool_calls")
                 except ValueError as error:
-                    raise _wrong(f"{where}.messages", str(error)) from None
+                    raise Unsound(f"{where}.messages", str(error)) from None
         return len(tokens)
 
     def _output(self, where: str, segment: SavedOutput, tokens: "array[int]") -> None:
         counts = segment.counts
         if not segment.ended:
-            raise _wrong(f"{where}.ended", "is false: only complete sessions can be imported")
+            if self._limits is None:
+                return  # its text is made of its tokens
+            raise Unsound(f"{where}.ended", "is false: only complete sessions can be imported")
         if len(counts) != len(segment.sizes) or not all(map(int.__lt__, [0, *counts], counts)):
-            raise _wrong(f"{where}.counts", "do not grow, or are not one for each of `sizes`")
+            raise Unsound(f"{where}.counts", "do not grow, or are not one for each of `sizes`")
         if counts and counts[-1] > len(tokens):
-            raise _wrong(f"{where}.counts", f"end at {counts[-1]}, there are {len(tokens)} tokens")
+            raise Unsound(f"{where}.counts", f"end at {counts[-1]}, there are {len(tokens)} tokens")
         if min(segment.sizes, default=0) < 0 or sum(segment.sizes) != len(segment.text):
-            raise _wrong(f"{where}.sizes", "do not add up to the text")
+            raise Unsound(f"{where}.sizes", "do not add up to the text")
         if not 0 <= segment.since <= segment.start:
-            raise _wrong(f"{where}.since", f"is {segment.since}, and the segment begins at its `start`")
+            raise Unsound(f"{where}.since", f"is {segment.since}, and the segment begins at its `start`")
         if segment.rule:
             self._rule(f"{where}.rule", segment.rule)
         if not 0 <= segment.lead <= len(segment.text):
-            raise _wrong(f"{where}.lead", "is longer than the text")
+            raise Unsound(f"{where}.lead", "is longer than the text")
         if segment.labels is not None and len(segment.labels) != len(counts):
-            raise _wrong(f"{where}.labels", "are not one for each of `counts`")
+            raise Unsound(f"{where}.labels", "are not one for each of `counts`")
         if segment.logprobs is not None and len(segment.logprobs) > len(tokens):
-            raise _wrong(f"{where}.logprobs", "are more than there are tokens")
+            raise Unsound(f"{where}.logprobs", "are more than there are tokens")
 
     def _rule(self, where: str, number: int) -> None:
         if number in self.rules:
             return
-        if not 0 < number <= len(self._items):
-            raise _wrong(where, f"is {number}: there is no such constraint")
+        if not 0 < number <= (len(self._items) if self._limits is not None else LONGEST):
+            raise Unsound(where, f"is {number}: there is no such constraint")
         rule = _decoded(self._items, f"c{number}", SavedRule)
         if len(rule.spec.text) > MOST_RULE:
-            raise _wrong(f"c{number}", f"is no constraint of at most {MOST_RULE} characters")
+            raise Unsound(f"c{number}", f"is no constraint of at most {MOST_RULE} characters")
         self.rules.add(number)
 
 
@@ -313,30 +378,34 @@ def _file(text: str) -> Exported:
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise _wrong("", "is no base64") from None
+        raise Unsound("", "is no base64") from None
     try:
         file = msgspec.msgpack.decode(data, type=Exported)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise _wrong("", f"is no session that `export` wrote: {error}") from None
+        raise Unsound("", f"is no session that `export` wrote: {error}") from None
     if file.what != EXPORT:
-        raise _wrong("what", "says that it is something else than a session")
+        raise Unsound("what", "says that it is something else than a session")
     if file.format > FORMAT:
-        raise _wrong("format", f"is {file.format}, this server knows up to {FORMAT}")
+        raise Unsound("format", f"is {file.format}, this server knows up to {FORMAT}")
     return file
 
 
 def _decoded(items: Mapping[str, bytes], key: str, kind: Any) -> Any:
     body = items.get(key)
     if body is None:
-        raise _wrong(key, "is missing")
+        raise Unsound(key, "is missing")
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise _wrong(key, f"cannot be read: {error}") from None
+        raise Unsound(key, f"cannot be read: {error}") from None
 
 
-def _wrong(field: str, what: str) -> BadRequest:
-    path = f"{PATH}.{field}" if field else PATH
-    named = f"its field `{field}` " if field else "it "
-    message = f"the file cannot be imported: {named}{what} - at `{path}`"
-    return BadRequest(message, details={"path": path})
+class Unsound(BadRequest):
+    """What is wrong with a file. `why`: with the field, as a reader of the file sees it."""
+
+    def __init__(self, field: str, what: str) -> None:
+        path = f"{PATH}.{field}" if field else PATH
+        self.why = f"its field `{field}` {what}" if field else f"it {what}"
+        super().__init__(
+            f"the file cannot be imported: {self.why} - at `{path}`", details={"path": path}
+        )

@@ -39,6 +39,7 @@ from ramify.protocol.saved import (
     SavedOutput,
     SavedRun,
     SavedWait,
+    without_key,
 )
 from ramify.protocol.wire import Op, TokenLogprob
 
@@ -136,10 +137,12 @@ class Recorder:
         self._numbered = max((int(key[1:]) for key in rest if key[0] in "of"), default=0)
 
     def reset(self) -> None:
-        """The store has nothing of the session any more."""
+        """The store has nothing of the session, or not what it was told."""
+        seen: set[int] = set()
         for branch in self._state.branches.values():
             link = branch.segments.top
-            while link is not None and link.saved is not None:
+            while link is not None and id(link) not in seen:  # the upper ones may not be saved yet
+                seen.add(id(link))
                 link.saved = None
                 if (rule := rule_of(link)) is not None:
                     rule.saved = None
@@ -147,7 +150,7 @@ class Recorder:
         self._gone.clear()
         self._gone_rules.clear()
         self._growing, self._ops, self._frames, self._replies = {}, {}, {}, {}
-        self._head, self._drop, self._size = b"", [], 0
+        self._head, self._put, self._drop, self._size = b"", {}, [], 0
         self._state.changed = True
         for log in self._publisher.reply_logs.values():
             log.changed = None
@@ -163,14 +166,15 @@ class Recorder:
         live: bool = True,
         force: bool = False,
         fence: int = 0,
-        new: bool = False,
+        count: int = 0,
+        whole: bool = False,
     ) -> Changes | None:
         """What has changed since the last time; None: nothing, unless it is to be told all the same
         (`force`).
 
         `now`: as ops arrive; `wall`: the same moment in seconds since 1970. `ttl_s`: how long it may be
         kept when nobody is there (`away`); None: as long as the store likes. `sync`, `live`, `fence`,
-        `new`: as in `Changes`.
+        `count`, `whole`: as in `Changes`; see `reset`.
         """
         if not self.kept:
             return None
@@ -194,7 +198,8 @@ class Recorder:
             live=live,
             sync=sync,
             fence=fence,
-            new=new,
+            count=count,
+            whole=whole,
         )
 
     def _write(self, key: str, body: bytes, before: int = 0) -> int:
@@ -330,7 +335,7 @@ class Recorder:
             frame = self._frames.get(id(first.frame)) or frames.get(id(first.frame))
             if frame is None:
                 self._numbered += 1
-                body = _encode(SavedFrame(first.frame.client, first.frame.opened))
+                body = _encode(SavedFrame(first.frame.client, without_key(first.frame.opened)))
                 frame = self._numbered, self._write(f"f{self._numbered}", body), first.frame
             self._frames[id(first.frame)] = frame
             if first.frame.failed:

@@ -2,7 +2,8 @@
 
 Text and positions are as they were saved. A generation that ran goes on behind its last saved token; ops
 that waited run in their order. What came after the last save is lost: a client that has seen it hears
-`truncate` when it resumes.
+`truncate` when it resumes. Where a segment is missing, or damaged, the session is what came before it
+(`salvage.py`), without ops and replies, and its clients hear `lost`.
 """
 
 from array import array
@@ -11,15 +12,18 @@ from typing import Any
 
 import msgspec
 
+from ramify.actors.kit.log import get_log
 from ramify.actors.session.branch import Branch, Label, Link
 from ramify.actors.session.calls.labels import label_bytes
 from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.session.core import SessionCore
+from ramify.actors.session.exports import DECODING, LONGEST, Checked, Unsound
 from ramify.actors.session.meter import BRANCH, LOGPROB, MARK, SEGMENT, TOKEN, Meter
 from ramify.actors.session.ops.registry import HANDLERS
 from ramify.actors.session.replies import error_of
 from ramify.actors.session.retell import retell
 from ramify.actors.session.rules import Rule
+from ramify.actors.session.salvage import salvaged
 from ramify.actors.session.segments import History, InputSegment, OutputSegment, Segment, Tail
 from ramify.actors.session.sizes import op_bytes
 from ramify.actors.session.state import SessionState
@@ -42,10 +46,10 @@ from ramify.protocol.saved import (
 )
 from ramify.protocol.wire import Op, ServerMessage, TokenLogprob
 
-DECODING = 6  # what it costs to read a segment, and to make one (see `work`)
 MARKS = 8  # of an output, that are put together in a microsecond
 BRANCH_COST = 10
 ITEMS = 2  # that the recorder is told of in a microsecond
+log = get_log(__name__)
 
 
 class Damaged(Exception):
@@ -73,33 +77,62 @@ def saved_tokens(items: Mapping[str, bytes], top: int) -> "array[int]":
 
 def restore(
     core: SessionCore, items: Mapping[str, bytes], now: float, wall: float, *, stored: bool = True
-) -> None:
+) -> bool:
     """`restoring`, all of it."""
-    for _ in restoring(core, items, now, wall, stored=stored):
+    sound = True
+
+    def steps() -> Steps[None]:
+        nonlocal sound
+        sound = yield from restoring(core, items, now, wall, stored=stored)
+
+    for _ in steps():
         pass
     core.finish(now)
+    return sound
 
 
 def restoring(
     core: SessionCore, items: Mapping[str, bytes], now: float, wall: float, *, stored: bool = True
-) -> Steps[None]:
+) -> Steps[bool]:
     """Fill `core`, which is empty, from `items`. `now` and `wall` as in `Recorder.collect`.
 
-    `stored`: the store has them.
+    `stored`: the store has them. Returns whether all of them were sound; else the session lacks some,
+    and is to be saved whole.
 
     Raises Damaged, and LimitExceeded if it may not hold so much.
     """
     head = read_head(items)
     if head.format > FORMAT:
         raise Damaged(f"the session was saved in format {head.format}, this server knows up to {FORMAT}")
-    yield from _Restoring(core, items, head).run(now, wall, stored)
+    checked = Checked(items, head, core.state.vocab, LONGEST, None)
+    try:
+        checked.names()
+    except Unsound as error:
+        raise Damaged(error.why) from None
+    sound = yield from salvaged(items, head, checked)
+    if sound is not head:
+        log.error("a saved session lacks text; it is what came before", session=head.session)
+    kept = items if sound is head else {key: body for key, body in items.items() if key[:1] != "r"}
+    yield from _Restoring(core, kept, sound, checked, sound is head).run(now, wall, stored)
+    if sound is not head:
+        core.state.lives = []  # whoever has seen any of it hears `lost`
+    return sound is head
 
 
 class _Restoring:
-    def __init__(self, core: SessionCore, items: Mapping[str, bytes], head: SavedHead) -> None:
+    def __init__(
+        self,
+        core: SessionCore,
+        items: Mapping[str, bytes],
+        head: SavedHead,
+        checked: Checked,
+        sound: bool,
+    ) -> None:
         self._core = core
         self._items = items
         self._head = head
+        self._records = checked.records
+        self._sound = sound
         self._links: dict[int, Link | None] = {0: None}
         self._seen: dict[int, Link] = {}
         self._rules: dict[int, Rule] = {}
@@ -126,7 +159,7 @@ class _Restoring:
                 resumed.setdefault(number, {})[run.place] = Resumed(segment, run)
         yield from retell(state, now)
         replies = self._clients()
-        if core.recorder is not None:
+        if core.recorder is not None and self._sound:
             yield len(self._items) // ITEMS
             core.recorder.adopt(
                 self._seen, self._rules, head.segments, replies, self._items, stored=stored
@@ -140,16 +173,11 @@ class _Restoring:
         """Make the link with this number, and all before it."""
         way: list[tuple[int, SavedSegment]] = []
         while number not in self._links:
-            yield DECODING
-            saved = _decoded(self._items, f"s{number}", SavedSegment)
+            saved = self._records[number]
             way.append((number, saved))
-            if len(way) > self._head.segments:
-                raise Damaged("its segments form a circle")
             number = saved.before
         link = self._links[number]
         for each, saved in reversed(way):
-            if link is not None and saved.start != link.segment.end:
-                raise Damaged(f"segment {each} begins at {saved.start}, not at {link.segment.end}")
             size = len(saved.tokens) // 4 + (len(saved.sizes) if isinstance(saved, SavedOutput) else 0)
             yield DECODING + size // MARKS
             link = Link(self._segment(saved), link)
@@ -199,13 +227,11 @@ class _Restoring:
         labels = [Label(saved.name) for saved in self._head.labels]
         for label, saved in zip(labels, self._head.labels, strict=True):
             label.gone = saved.gone
-            label.above = _label(labels, saved.above)
+            label.above = labels[saved.above] if saved.above >= 0 else None
         return labels
 
     def _branch(self, state: SessionState, saved: SavedBranch, labels: list[Label]) -> None:
-        of, label = _label(labels, saved.of), _label(labels, saved.label)
-        if label is None:
-            raise Damaged("a branch has no name")
+        of, label = labels[saved.of] if saved.of >= 0 else None, labels[saved.label]
         branch = Branch("", state.number << 32 | saved.handle, of=of, at=saved.at, born=saved.born)
         branch.label = label
         branch.own, branch.cuts = saved.own, list(saved.cuts)
@@ -254,6 +280,8 @@ class _Restoring:
             if handler is None:
                 raise Damaged(f"op {wait.number} is none that waits")
             tasks = handler.tasks(op, frame)
+            if not all(0 <= place < len(tasks) for place in wait.left):
+                raise Damaged(f"op {wait.number} has no such part")
             bill = Bill(op_bytes(op), len(wait.left))
             for place, task in enumerate(tasks):
                 task.place, task.bill = place, bill
@@ -270,12 +298,6 @@ class _Restoring:
         for name, told in self._head.failed.get(number, {}).items():
             frame.failed[name] = None if told is None else error_of(told)
         return frame
-
-
-def _label(labels: list[Label], place: int) -> Label | None:
-    if not -1 <= place < len(labels):
-        raise Damaged(f"label {place} is missing")
-    return labels[place] if place >= 0 else None
 
 
 def _output(saved: SavedOutput, meter: Meter) -> OutputSegment:

@@ -7,12 +7,14 @@ what sockets should hear waits, from the first reply on, until the store has it.
 goes on; what it says later waits behind that. While the store cannot be written, an `open` whose
 answer would wait for it is refused, to be tried again. What is saved carries the session's fence. Once
 another server has taken the session, the store refuses it, and nothing that was not saved is told any
-more: the other server has its own next words.
+more: the other server has its own next words. If the store has lost some of the session, in a crash
+or by a change to a standby, all of it is saved anew.
 """
 
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.mailbox import Address, MailboxClosed
@@ -63,6 +65,10 @@ class Saver:
         self._unheard = not fence and not late  # nobody has heard of the session yet
         self._late = late  # and nothing of it was saved yet
         self._lost = False  # it is another server's
+        self._anew: int | None = (
+            None  # the ticket up to which the store has lost some, to be saved whole
+        )
+        self._whole = 0  # the ticket of the last save that was
         self._unflushed = False  # a lazy save was told since the last one that is flushed to the disk
 
     # --- what sockets may hear -------------------------------------------------------------------
@@ -75,6 +81,8 @@ class Saver:
         if self._lost:
             return True
         now, due = self._now(), self._due
+        if self._anew is not None:
+            self._save_anew()
         if due is None or now >= due or self._ready or self._failing or not self._told:
             return self._look(now)
         for subscriber in self._subscribers.values():
@@ -166,6 +174,22 @@ class Saver:
         if ticket == self._sync:
             self._failing = True
 
+    def unsaved(self, ticket: int) -> None:
+        """The store has lost what was told up to this ticket: all is saved anew."""
+        if ticket > self._whole and not self._lost:
+            self._anew = ticket
+
+    def _save_anew(self) -> None:
+        """What waited for saves that were lost waits for this one."""
+        waits = self._sync is not None
+        ticket = self._save(sync=waits or self._synced, awaited=waits, whole=True)
+        self._anew = None
+        if ticket is None:  # it is not to be saved any more
+            return
+        if waits:
+            self._sync = ticket
+        self._lazy = ticket
+
     def _done(self) -> tuple[bool, bool]:
         """Whether somebody is about to hear that an op is done; and of one that must be saved first.
 
@@ -200,7 +224,9 @@ class Saver:
 
     # --- saving ----------------------------------------------------------------------------------
 
-    def _save(self, *, sync: bool = False, awaited: bool = False, last: bool = False) -> int | None:
+    def _save(
+        self, *, sync: bool = False, awaited: bool = False, last: bool = False, whole: bool = False
+    ) -> int | None:
         """The ticket; None: there is nothing to save. `awaited`: see `messages.Save`."""
         core = self._core
         if core.recorder is not None and not core.recorder.kept:
@@ -211,20 +237,38 @@ class Saver:
             return None
         # What somebody is to hear may be on its way in a lazy save, which nobody waits for.
         force = sync and self._unflushed
+        save = self._collect(sync=sync, awaited=awaited, last=last, force=force, whole=whole)
+        if save is None:
+            return None
+        self._tell(save)
+        return self._ticket
+
+    def _collect(
+        self, *, sync: bool, awaited: bool, last: bool, force: bool, whole: bool
+    ) -> Save | None:
+        """The next save."""
+        core = self._core
+        if whole and core.recorder is not None:
+            core.recorder.reset()
+        whole = whole or not self._stored
         changes = core.changes(
             self._wall(),
             sync=sync,
             live=not last,
-            force=force,
+            force=force or whole,
             fence=self._fence,
-            new=not self._stored,
+            count=self._ticket + 1,
+            whole=whole,
         )
         if changes is None:
             return None
         self._stored, self._unflushed = True, not sync
         self._ticket += 1
-        self._tell(Save(0 if last else core.state.number, self._ticket, changes, awaited))
-        return self._ticket
+        if whole:
+            self._whole = self._ticket
+        again = partial(self._collect, sync=sync, awaited=False, last=True, force=True, whole=True)
+        number = 0 if last else core.state.number
+        return Save(number, self._ticket, changes, awaited, again if last else None)
 
     def _tell(self, message: StoreMessage) -> None:
         with suppress(MailboxClosed):
@@ -258,4 +302,4 @@ class Saver:
                 if self._stored:
                     self._tell(Release(session))
             case _:
-                self._save(last=True)
+                self._save(last=True, whole=self._anew is not None)

@@ -10,6 +10,11 @@ new sessions.
 Of a store that several servers share it asks a few times a second which sessions others want, and gives
 its sign of life with that; and it looks now and then for sessions whose server has died with ops that
 wait. It asks another server for a session for a second; then it takes it.
+
+A database may come back without the end of what it was told, or empty: after each connection that is
+made anew the actor asks what is missing, and has those sessions save all they have (`Unsaved`). Damage
+is the session's in whose items it is: the others of its batch are written, and it is saved anew beside
+what is damaged.
 """
 
 import asyncio
@@ -18,16 +23,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import anyio
+import msgspec
 from anyio.abc import TaskStatus
 
 from ramify.actors.kit.fanout import Router
+from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
 from ramify.actors.kit.relay import Relay
-from ramify.actors.store.base import Store, StoreDamaged, StoreError
+from ramify.actors.store.base import Refusal, Store, StoreDamaged, StoreError
 from ramify.protocol.messages import (
     DirectoryMessage,
     Fetch,
@@ -41,6 +48,7 @@ from ramify.protocol.messages import (
     Saving,
     SessionMessage,
     StoreMessage,
+    Unsaved,
     Waiting,
     Wanted,
 )
@@ -58,6 +66,9 @@ GATHER_SECONDS = 0.01
 LAST_SECONDS = 5.0  # for sessions that end with the server, and for writing them
 BATCH_BYTES = 1 << 23  # of items that are written together, however many saves wait
 BATCH_ITEMS = 1 << 14
+DAMAGED_SECONDS = 30.0  # until a session that cannot be written is tried again
+PORTION = 32  # sessions that save all they have at once
+PORTION_SECONDS = 0.05
 
 T = TypeVar("T")
 log = get_log(__name__)
@@ -66,7 +77,8 @@ log = get_log(__name__)
 class StoreActor:
     """`keep_s`, `most`: see `Store.sweep`. `waiting`: sessions for the directory to take up at once.
 
-    `takes`: which of those that wait later are for this process.
+    `takes`: which of those that wait later are for this process. `report`: hears of each change of how
+    the store is.
     """
 
     def __init__(
@@ -80,6 +92,7 @@ class StoreActor:
         most: int,
         waiting: list[str],
         takes: Callable[[str], bool] = lambda session: True,
+        report: Callable[[StoreHealth], None] = lambda health: None,
     ) -> None:
         self._mailbox = mailbox
         self._store = store
@@ -90,6 +103,12 @@ class StoreActor:
         self._most = most
         self._waiting = waiting
         self._takes = takes
+        self._report = report
+        self._health = StoreHealth()
+        self._connections = store.connections
+        self._written: dict[str, tuple[int, int, int]] = {}  # live sessions -> number, fence, last save
+        self._mended: dict[str, float] = {}  # sessions that were set aside -> when
+        self._damaged: set[str] = set()  # sessions that cannot be written
         self._asked: dict[str, tuple[float, float]] = {}  # of others -> until when, and when again
         self._tried: dict[str, tuple[float, float]] = {}  # left behind: when next, and after how long
         self._thread = ThreadPoolExecutor(1, "store")
@@ -148,26 +167,131 @@ class StoreActor:
             else:
                 match self._pending[0]:
                     case Forget(session, fence):
-                        await self._retried(partial(self._store.forget, session, fence))
+                        self._written.pop(session, None)
+                        await self._let_go(session, partial(self._store.forget, session, fence))
                     case Release(session):
-                        await self._retried(partial(self._store.release, session))
+                        self._written.pop(session, None)
+                        await self._let_go(session, partial(self._store.release, session))
                     case Fetch() as fetch:
                         await self._fetch(fetch)
             del self._pending[: len(saves) or 1]
 
     async def _write(self, saves: list[Save]) -> None:
-        moved = await self._retried(partial(self._store.write, [save.changes for save in saves]))
+        refused = await self._written_apart(saves)
+        again: list[StoreMessage] = []
         for place, save in enumerate(saves):
-            if place in moved:
+            why = refused.get(place)
+            if why is None:
+                self._saved(save)
+            elif why == "moved":
                 log.info("a session is another server's now", session=save.changes.session)
-            if not save.session:
-                continue
-            if place in moved:
+                self._written.pop(save.changes.session, None)
                 self._sessions.tell(save.session, Moved(taken=True))
-            elif save.awaited:
-                self._sessions.tell(save.session, Saved(save.ticket))
+            elif why == "damaged":
+                self._sessions.tell(save.session, NotSaved(save.ticket))
+                asyncio.get_running_loop().call_later(DAMAGED_SECONDS, self._again, save)
+            elif save.again is None:
+                self._lost([save.changes.session])
+                self._sessions.tell(save.session, Unsaved(save.ticket))
             else:
-                self._sessions.leave(save.session, Saved(save.ticket))
+                self._lost([save.changes.session])
+                whole = save.again()
+                again += [] if whole is None else [whole]
+        self._pending[len(saves) : len(saves)] = again
+
+    def _saved(self, save: Save) -> None:
+        changes = save.changes
+        if changes.session in self._damaged:
+            self._damaged.discard(changes.session)
+            self._become(damaged=len(self._damaged))
+        if not save.session:
+            self._written.pop(changes.session, None)
+            return
+        self._written[changes.session] = save.session, changes.fence, changes.count
+        if save.awaited:
+            self._sessions.tell(save.session, Saved(save.ticket))
+        else:
+            self._sessions.leave(save.session, Saved(save.ticket))
+
+    # --- damage and loss -------------------------------------------------------------------------
+
+    async def _written_apart(self, saves: list[Save]) -> dict[int, Refusal | Literal["damaged"]]:
+        """Write them; where there is damage, ever fewer sessions together. Returns as `Store.write`."""
+        try:
+            return dict(
+                await self._retried(partial(self._store.write, [save.changes for save in saves]))
+            )
+        except StoreDamaged as error:
+            sessions = list(dict.fromkeys(save.changes.session for save in saves))
+            if len(sessions) == 1:
+                return dict.fromkeys(range(len(saves)), await self._mend(sessions[0], error))
+        first = set(sessions[: len(sessions) // 2])
+        refused: dict[int, Refusal | Literal["damaged"]] = {}
+        for half in (True, False):
+            places = [i for i, save in enumerate(saves) if (save.changes.session in first) == half]
+            apart = await self._written_apart([saves[i] for i in places])
+            refused |= {places[i]: why for i, why in apart.items()}
+        return refused
+
+    async def _mend(self, session: str, error: StoreDamaged) -> Literal["lost", "damaged"]:
+        """Have the session saved whole beside what is damaged; not if that was done just now."""
+        log.error("what the store has of a session is damaged", session=session, error=str(error))
+        now = time.monotonic()
+        self._mended = {each: at for each, at in self._mended.items() if now - at < SWEEP_SECONDS}
+        if session not in self._mended:
+            self._mended[session] = now
+            try:
+                await self._call(partial(self._store.set_aside, session))
+            except StoreError as fault:
+                log.error("it cannot be set aside", session=session, error=str(fault))
+            else:
+                return "lost"
+        self._damaged.add(session)
+        self._become(damaged=len(self._damaged))
+        return "damaged"
+
+    def _again(self, save: Save) -> None:
+        """Try once more to write what is damaged."""
+        with suppress(MailboxClosed, MailboxFull):
+            self._mailbox.tell(save)
+
+    async def _let_go(self, session: str, call: Callable[[], None]) -> None:
+        try:
+            await self._retried(call)
+        except StoreDamaged as error:
+            await self._mend(session, error)
+
+    async def _compare(self) -> None:
+        """The connection was made anew: have all that the store has lost saved again, some at a time."""
+        connections = self._store.connections
+        if connections == self._connections:
+            return
+        known = {session: (fence, count) for session, (_, fence, count) in self._written.items()}
+        lost = list(await self._call(partial(self._store.behind, known)))
+        self._connections = connections
+        if lost:
+            log.warning("the store has lost what it was told; it is saved again", sessions=len(lost))
+            self._lost(lost)
+        loop = asyncio.get_running_loop()
+        for at in range(0, len(lost), PORTION):
+            later = at // PORTION * PORTION_SECONDS
+            loop.call_later(later, self._tell_lost, lost[at : at + PORTION])
+
+    def _tell_lost(self, sessions: list[str]) -> None:
+        for session in sessions:
+            number, _, count = self._written.get(session, (0, 0, 0))
+            self._sessions.tell(number, Unsaved(count))
+
+    def _lost(self, sessions: list[str]) -> None:
+        self._become(lost=self._health.lost + len(sessions))
+
+    def _become(self, **changed: Any) -> None:
+        health = msgspec.structs.replace(self._health, **changed)
+        if health != self._health:
+            self._health = health
+            self._report(health)
+
+    # --- reading ---------------------------------------------------------------------------------
 
     async def _fetch(self, fetch: Fetch) -> None:
         session = fetch.session
@@ -214,6 +338,7 @@ class StoreActor:
         while True:
             await anyio.sleep(TEND_SECONDS)
             with suppress(StoreError):  # the next save says it
+                await self._compare()
                 wanted = await self._call(self._store.tend)
                 if wanted:
                     self._directory.tell(Wanted(wanted))
@@ -253,19 +378,27 @@ class StoreActor:
         while True:
             try:
                 done = await self._call(call)
+            except StoreDamaged:
+                self._can_write(failed)
+                raise
             except StoreError as error:
                 if not failed:
                     log.error("sessions cannot be saved; trying again each second", error=str(error))
                     self._directory.tell(Saving(str(error)))
+                    self._become(error=str(error))
                 failed = True
                 self._refuse(str(error))
                 self._tell_unsaved(told)
                 await anyio.sleep(AGAIN_SECONDS)
                 continue
-            if failed:
-                log.info("sessions are saved again")
-                self._directory.tell(Saving(None))
+            self._can_write(failed)
             return done
+
+    def _can_write(self, failed: bool) -> None:
+        if failed:
+            log.info("sessions are saved again")
+            self._directory.tell(Saving(None))
+            self._become(error=None)
 
     def _refuse(self, error: str) -> None:
         """Nothing can be written: answer who would read."""

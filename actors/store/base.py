@@ -15,6 +15,11 @@ import msgspec
 from ramify.protocol.saved import Changes, Kept
 
 How = Literal["free", "ask", "force"]
+Refusal = Literal["moved", "lost"]
+GONE_SECONDS = 86_400  # for which a shared store remembers that a session was deleted
+
+
+ASIDE = " (damaged "  # in the name of what was set aside, which no session's id has
 
 
 class StoreError(Exception):
@@ -32,15 +37,47 @@ class Taken(msgspec.Struct, frozen=True):
     items: Mapping[str, bytes]
 
 
+def refusal(changes: Changes, found: tuple[int, int] | None, gone: int) -> Refusal | None:
+    """Why changes are not written; None: they are. `found`: fence and count of what the store has of the
+    session, if anything; `gone`: the fence under which it was deleted, 0: it was not.
+
+    "moved": another server has taken it, or it was deleted. "lost": the store has lost what the changes
+    follow, in a crash or by a change to a standby: the session is to be saved whole.
+    """
+    if found is None:
+        if gone >= changes.fence:
+            return "moved"
+        return None if changes.whole else "lost"
+    fence, count = found
+    if fence > changes.fence:
+        return "moved"
+    if changes.whole:
+        return None
+    # A batch whose answer was lost is written again: the store may be ahead, and ends where it was.
+    return None if fence == changes.fence and count >= changes.count - 1 else "lost"
+
+
 class Store(Protocol):
     """Items of sessions, by session and key (see `protocol.saved`). Methods raise StoreError."""
 
     shared: bool  # whether several servers may have it at once
+    connections: int  # made so far: what was written over an earlier one may be lost
 
-    def write(self, batch: Sequence[Changes]) -> Collection[int]:
-        """All of it or nothing, but for changes with another fence than the store's: their places in
-        `batch` are returned. The rest is on the disk afterwards if any of it is `sync`.
+    def write(self, batch: Sequence[Changes]) -> Mapping[int, Refusal]:
+        """All of it or nothing, but for what `refusal` keeps out: returned by its place in `batch`.
+        The rest is on the disk afterwards if any of it is `sync`.
         """
+        ...
+
+    def behind(self, known: Mapping[str, tuple[int, int]]) -> Collection[str]:
+        """Sessions of which the store has lost what was written. `known`: fence and last count of each.
+
+        Not those that other servers have taken since.
+        """
+        ...
+
+    def set_aside(self, session: str) -> None:
+        """What the store has of it is damaged: give that another name, so that it can be saved anew."""
         ...
 
     def take(self, session: str, how: How) -> Taken | None:
@@ -90,6 +127,10 @@ class Store(Protocol):
 
         Called a few times a second if the store is `shared`.
         """
+        ...
+
+    def rewrite(self) -> None:
+        """Have its files written anew, so that nothing of what was deleted or replaced stays there."""
         ...
 
     def mark(self) -> bytes | None:

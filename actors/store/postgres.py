@@ -20,12 +20,23 @@ import psycopg
 from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
 
-from ramify.actors.store.base import How, StoreDamaged, StoreError, Taken
+from ramify.actors.kit.log import get_log
+from ramify.actors.store.base import (
+    ASIDE,
+    GONE_SECONDS,
+    How,
+    Refusal,
+    StoreDamaged,
+    StoreError,
+    Taken,
+    refusal,
+)
+from ramify.protocol.keyless import HOLD_KEYS, keyless
 from ramify.protocol.saved import HEAD, Changes, Kept, next_fence
 from ramify.protocol.store_url import shown
 
 T = TypeVar("T")
-LAYOUT = 1  # of the tables
+LAYOUT = 2  # of the tables; 1 had no counts, and keys of sessions in clear
 CONNECT_SECONDS = 5
 CALL_SECONDS = 10
 SWEEP_SECONDS = 30
@@ -34,6 +45,8 @@ LEASE_SECONDS = 10  # without a sign of life, until a server counts as dead
 CLAIM_SECONDS = 3  # for who has asked for a session: it is let go for that one
 BEAT_SECONDS = 2.0  # between two signs
 SWEPT = 5000  # sessions that one sweep forgets at most
+CHUNK = 500  # sessions that one statement of a migration or a comparison looks at
+CLEAN_SECONDS = 600  # for writing a table anew
 
 # A server that vanishes is noticed by the system's TCP.
 _CONNECTION: dict[str, Any] = {
@@ -46,6 +59,7 @@ _CONNECTION: dict[str, Any] = {
     "client_encoding": "utf8",
 }
 
+log = get_log(__name__)
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS ramify_about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS ramify_holders (holder TEXT PRIMARY KEY, seen TIMESTAMPTZ NOT NULL);
@@ -60,7 +74,8 @@ CREATE TABLE IF NOT EXISTS ramify_sessions (
     wanted BOOLEAN NOT NULL DEFAULT FALSE,
     claimed TIMESTAMPTZ,
     fence BIGINT NOT NULL,
-    size BIGINT NOT NULL
+    size BIGINT NOT NULL,
+    count BIGINT NOT NULL DEFAULT 0
 ) WITH (fillfactor = 70);
 CREATE INDEX IF NOT EXISTS ramify_wanted ON ramify_sessions (holder) WHERE wanted;
 CREATE INDEX IF NOT EXISTS ramify_busy ON ramify_sessions (number) WHERE busy;
@@ -70,7 +85,18 @@ CREATE TABLE IF NOT EXISTS ramify_items (
     body BYTEA NOT NULL,
     PRIMARY KEY (session, key)
 );
-INSERT INTO ramify_about VALUES ('format', '1') ON CONFLICT DO NOTHING;
+INSERT INTO ramify_about VALUES ('format', '2') ON CONFLICT DO NOTHING;
+"""
+# Sessions that were deleted, so that a server which has one in memory does not save it anew.
+_GONE = """
+CREATE TABLE IF NOT EXISTS ramify_gone (
+    session TEXT COLLATE "C" PRIMARY KEY, fence BIGINT NOT NULL, at TIMESTAMPTZ NOT NULL DEFAULT now()
+)
+"""
+_DELETE = """
+WITH gone AS (DELETE FROM ramify_sessions WHERE {which} RETURNING session, fence)
+INSERT INTO ramify_gone (session, fence) SELECT * FROM gone
+ON CONFLICT (session) DO UPDATE SET fence = excluded.fence, at = now()
 """
 
 _MAKING = (
@@ -107,10 +133,11 @@ WITH put AS (
 UPDATE ramify_sessions AS s
 SET owner = t.owner, used = t.used, expires = t.expires, busy = t.busy,
     holder = CASE WHEN t.live THEN %(holder)s END, wanted = s.wanted AND t.live,
+    fence = t.fence, count = t.count,
     size = s.size + coalesce(grown.size, 0)
 FROM unnest(%(numbers)s::bigint[], %(owners)s::text[], %(used)s::float8[], %(expires)s::float8[],
-            %(busy)s::bool[], %(live)s::bool[])
-    AS t (number, owner, used, expires, busy, live)
+            %(busy)s::bool[], %(live)s::bool[], %(fences)s::bigint[], %(counts)s::bigint[])
+    AS t (number, owner, used, expires, busy, live, fence, count)
 LEFT JOIN grown ON grown.session = t.number
 WHERE s.number = t.number
 """
@@ -150,11 +177,15 @@ class _Row(msgspec.Struct):
 
     number: int
     fence: int
+    count: int
     last: Changes | None = None
+    anew: bool = False  # what is there goes
     put: dict[str, bytes] = {}
     drop: set[str] = set()
 
     def add(self, changes: Changes) -> None:
+        if changes.whole:
+            self.anew, self.put, self.drop = True, {}, set()
         for key in changes.drop:
             self.put.pop(key, None)
             self.drop.add(key)
@@ -162,6 +193,7 @@ class _Row(msgspec.Struct):
             self.put[key] = body
             self.drop.discard(key)
         self.last = changes
+        self.fence, self.count = changes.fence, changes.count
 
 
 class PostgresStore:
@@ -177,6 +209,7 @@ class PostgresStore:
         self._read_only = read_only
         self._holder = secrets.token_hex(8)
         self._beaten = 0.0
+        self.connections = 0
         self._flush = "" if read_only else "SET LOCAL synchronous_commit = on;"
         self._db: _Connection | None = None
         try:
@@ -196,10 +229,7 @@ class PostgresStore:
             if known is None or not known[0]:
                 if self._read_only:
                     raise StoreError(f"{self._name} is no store of sessions")
-                db.execute("SELECT pg_advisory_xact_lock(%s)", (_MAKING,))
-                for statement in _SCHEMA.split(";"):
-                    if statement.strip():
-                        db.execute(statement.encode())
+                _make(db)
             found = db.execute("SELECT value FROM ramify_about WHERE name = 'format'").fetchone()
             durable = db.execute("SHOW synchronous_commit").fetchone()
         if found is None or not found[0].isdecimal():
@@ -212,7 +242,81 @@ class PostgresStore:
         if not self._read_only:
             if durable is not None and durable[0] != "off":
                 self._flush = ""  # what the database does by itself may be more
+            if int(found[0]) < LAYOUT:
+                self._migrate()
+            self._clean()
             self.tend()
+
+    def _migrate(self) -> None:
+        """From layout 1. Other servers wait, or do the same once more."""
+        with self._transaction() as db:
+            db.execute("SELECT pg_advisory_xact_lock(%s)", (_MAKING,))
+            db.execute(
+                "ALTER TABLE ramify_sessions ADD COLUMN IF NOT EXISTS count BIGINT NOT NULL DEFAULT 0"
+            )
+            db.execute(_GONE)
+            db.execute("INSERT INTO ramify_about VALUES ('to clean', '1') ON CONFLICT DO NOTHING")
+            rows = db.execute("SELECT number FROM ramify_sessions").fetchall()
+        numbers = [row[0] for row in rows]
+        for at in range(0, len(numbers), CHUNK):
+            self._without_keys(numbers[at : at + CHUNK])
+        with self._transaction() as db:
+            db.execute("UPDATE ramify_about SET value = %s WHERE name = 'format'", (str(LAYOUT),))
+
+    def _without_keys(self, numbers: list[int]) -> None:
+        """Take keys out of the items of these sessions."""
+        with self._transaction(seconds=SWEEP_SECONDS) as db:
+            found = db.execute(
+                "SELECT i.session, key, body FROM ramify_items AS i JOIN ramify_sessions AS s "
+                "ON i.session = s.number WHERE i.session = ANY(%s) AND substr(key, 1, 1) = ANY(%s) "
+                "FOR UPDATE",
+                (numbers, [each.encode() for each in HOLD_KEYS]),
+                binary=True,
+            )
+            for number, key, body in found.fetchall():
+                clean = keyless(bytes(key).decode(), bytes(body))
+                if clean is not None:
+                    db.execute(
+                        "UPDATE ramify_items SET body = %s WHERE session = %s AND key = %s",
+                        (clean, number, key),
+                    )
+                    db.execute(
+                        "UPDATE ramify_sessions SET size = size + %s WHERE number = %s",
+                        (len(clean) - len(body), number),
+                    )
+
+    def _clean(self) -> None:
+        """Write the items anew, if old versions of them hold keys of sessions."""
+        with self._transaction() as db:
+            due = db.execute("SELECT 1 FROM ramify_about WHERE name = 'to clean'").fetchone()
+        if due is None:
+            return
+        log.info("the store is written anew, without what was deleted", store=self._name)
+        try:
+            self.rewrite()
+            with self._transaction() as db:
+                db.execute("DELETE FROM ramify_about WHERE name = 'to clean'")
+        except StoreError as error:
+            log.warning(
+                "the store could not be written anew; keys of sessions that an older version saved may "
+                "stand in its files until the next start can, or VACUUM FULL ramify_items",
+                store=self._name,
+                error=str(error),
+            )
+
+    def rewrite(self) -> None:
+        """Write the tables anew: nothing of what was deleted or replaced stays in them. The database's
+        own log, and its archive, have it as long as they are kept.
+        """
+        with self._transaction(seconds=CLEAN_SECONDS):
+            pass  # a connection
+        assert self._db is not None
+        try:
+            self._db.until = time.monotonic() + CLEAN_SECONDS
+            self._db.execute("VACUUM (FULL) ramify_items", prepare=False)
+        except psycopg.Error as error:
+            self._undo(self._db)
+            raise StoreError(f"the store {self._name}: {_told(error)}") from error
 
     def warnings(self) -> list[str]:
         with self._transaction() as db:
@@ -223,26 +327,59 @@ class PostgresStore:
 
     # --- a `Store` -------------------------------------------------------------------------------
 
-    def write(self, batch: Sequence[Changes]) -> list[int]:
-        moved: list[int] = []
+    def write(self, batch: Sequence[Changes]) -> dict[int, Refusal]:
+        refused: dict[int, Refusal] = {}
         with self._transaction(sync=any(changes.sync for changes in batch)) as db:
             names = list({changes.session for changes in batch})
             found = db.execute(
-                "SELECT session, number, fence FROM ramify_sessions WHERE session = ANY(%s) "
+                "SELECT session, number, fence, count FROM ramify_sessions WHERE session = ANY(%s) "
                 "ORDER BY number FOR UPDATE",
                 (names,),
             )
-            rows = {session: _Row(number, fence) for session, number, fence in found}
+            rows = {row[0]: _Row(*row[1:]) for row in found}
+            gone = self._gone(db, [name for name in names if name not in rows])
             for place, changes in enumerate(batch):
                 row = rows.get(changes.session)
-                if row is None and changes.new:
-                    row = rows[changes.session] = _Row(0, changes.fence)
-                if row is None or row.fence != changes.fence:
-                    moved.append(place)
-                else:
-                    row.add(changes)
+                known = None if row is None else (row.fence, row.count)
+                why = refusal(changes, known, gone.get(changes.session, 0))
+                if why is not None:
+                    refused[place] = why
+                    continue
+                if row is None:
+                    row = rows[changes.session] = _Row(0, changes.fence, 0)
+                row.add(changes)
             self._write(db, {name: row for name, row in rows.items() if row.last is not None})
-        return moved
+        return refused
+
+    @staticmethod
+    def _gone(db: psycopg.Connection[Any], names: list[str]) -> dict[str, int]:
+        """Under which fences these were deleted, if they were."""
+        if not names:
+            return {}
+        found = db.execute("SELECT session, fence FROM ramify_gone WHERE session = ANY(%s)", (names,))
+        return dict(found.fetchall())
+
+    def behind(self, known: Mapping[str, tuple[int, int]]) -> list[str]:
+        lost: list[str] = []
+        names = list(known)
+        for at in range(0, len(names), CHUNK):
+            part = names[at : at + CHUNK]
+            with self._transaction() as db:
+                found = db.execute(
+                    "SELECT session, fence, count FROM ramify_sessions WHERE session = ANY(%s)", (part,)
+                )
+                rows = {row[0]: (row[1], row[2]) for row in found}
+                gone = self._gone(db, [name for name in part if name not in rows])
+            lost += [name for name in part if name not in gone and rows.get(name, (0, 0)) < known[name]]
+        return lost
+
+    def set_aside(self, session: str) -> None:
+        with self._transaction() as db:
+            db.execute(
+                "UPDATE ramify_sessions SET session = session || %s || number || ')', holder = NULL, "
+                "busy = FALSE WHERE session = %s",
+                (ASIDE, session),
+            )
 
     def _write(self, db: psycopg.Connection[Any], rows: dict[str, _Row]) -> None:
         new = [(name, row.fence) for name, row in rows.items() if not row.number]
@@ -250,6 +387,10 @@ class PostgresStore:
             names, fences = zip(*new, strict=True)
             for name, number in db.execute(_INSERT, (list(names), list(fences))):
                 rows[name].number = number
+        anew = [row.number for row in rows.values() if row.anew and row.number]
+        if anew:
+            db.execute("DELETE FROM ramify_items WHERE session = ANY(%s)", (anew,))
+            db.execute("UPDATE ramify_sessions SET size = 0 WHERE number = ANY(%s)", (anew,))
         puts = [(row.number, key, body) for row in rows.values() for key, body in row.put.items()]
         gone = [(row.number, key) for row in rows.values() for key in row.drop]
         last = [(row.number, row.last) for row in rows.values() if row.last is not None]
@@ -269,6 +410,8 @@ class PostgresStore:
                 "expires": [_float(changes.expires) for _, changes in last],
                 "busy": [changes.busy for _, changes in last],
                 "live": [changes.live for _, changes in last],
+                "fences": [changes.fence for _, changes in last],
+                "counts": [changes.count for _, changes in last],
                 "holder": self._holder,
             },
         )
@@ -295,8 +438,8 @@ class PostgresStore:
                 return None
             fence = next_fence(fence)
             db.execute(
-                "UPDATE ramify_sessions SET fence = %s, holder = %s, wanted = FALSE, claimed = NULL "
-                "WHERE number = %s",
+                "UPDATE ramify_sessions SET fence = %s, count = 0, holder = %s, wanted = FALSE, "
+                "claimed = NULL WHERE number = %s",
                 (fence, self._holder, number),
             )
             found = db.execute(
@@ -314,7 +457,7 @@ class PostgresStore:
 
     def forget(self, session: str, fence: int) -> None:
         with self._transaction() as db:
-            db.execute("DELETE FROM ramify_sessions WHERE session = %s AND fence = %s", (session, fence))
+            db.execute(_DELETE.format(which="session = %s AND fence = %s"), (session, fence))
 
     def head(self, session: str) -> bytes | None:
         return self._read(session, "AND key = %s", HEAD.encode()).get(HEAD)
@@ -337,7 +480,7 @@ class PostgresStore:
 
     def delete(self, sessions: Sequence[str]) -> None:
         with self._transaction() as db:
-            db.execute("DELETE FROM ramify_sessions WHERE session = ANY(%s)", (list(sessions),))
+            db.execute(_DELETE.format(which="session = ANY(%s)"), (list(sessions),))
 
     def kept(self) -> Iterator[Kept]:
         with self._transaction() as db:
@@ -361,6 +504,7 @@ class PostgresStore:
         free = f"(holder IS NULL OR NOT {_ALIVE})"
         with self._transaction(seconds=SWEEP_SECONDS) as db:
             db.execute("DELETE FROM ramify_holders WHERE seen < now() - interval '1 day'")
+            db.execute(f"DELETE FROM ramify_gone WHERE at < now() - interval '{GONE_SECONDS} seconds'")
             gone = db.execute(
                 "DELETE FROM ramify_sessions WHERE number IN (SELECT number FROM ramify_sessions AS s "
                 f"WHERE (used < %s OR expires < %s) AND {free} LIMIT %s FOR UPDATE OF s SKIP LOCKED)",
@@ -443,6 +587,7 @@ class PostgresStore:
         try:
             if self._db is None:
                 self._db = _Connection.connect(autocommit=True, **self._settings)
+                self._joined(self._db)
             db = self._db
             db.until = time.monotonic() + seconds + LATE_SECONDS
             db.execute(begin.encode(), prepare=False)
@@ -457,6 +602,17 @@ class PostgresStore:
             self._undo(db)
             raise
 
+    def _joined(self, db: _Connection) -> None:
+        """A connection was made. The database may have come back without its tables."""
+        self.connections += 1
+        if self.connections == 1 or self._read_only:
+            return
+        db.until = time.monotonic() + CALL_SECONDS + LATE_SECONDS
+        known = db.execute("SELECT to_regclass('ramify_gone') IS NOT NULL").fetchone()
+        if known is None or not known[0]:
+            with db.transaction():
+                _make(db)
+
     def _undo(self, db: _Connection | None) -> None:
         """Leave the transaction; a connection that cannot is given up."""
         if db is None:
@@ -467,6 +623,14 @@ class PostgresStore:
         except psycopg.Error:
             db.close()
             self._db = None
+
+
+def _make(db: psycopg.Connection[Any]) -> None:
+    """Make the tables that are not there."""
+    db.execute("SELECT pg_advisory_xact_lock(%s)", (_MAKING,))
+    for statement in f"{_SCHEMA}{_GONE}".split(";"):
+        if statement.strip():
+            db.execute(statement.encode())
 
 
 def _float(value: float | None) -> float | None:

@@ -1,11 +1,12 @@
 """Sessions in a Redis or Valkey database that several servers share.
 
-    ramify:session:ID   hash: owner, used, expires, busy, holder, fence, size
+    ramify:session:ID   hash: owner, used, expires, busy, holder, fence, count, size
     ramify:items:ID     hash: the session's items
     ramify:used, ramify:busy, ramify:expires    sorted sets of sessions, by time
     ramify:bytes        the size of all items
     ramify:alive:HOLDER, ramify:wanted:HOLDER   a server's sign of life, and what others want of it
     ramify:claimed:ID   for a moment: somebody has asked for it
+    ramify:gone:ID      for a day: the fence under which it was deleted
 
 Whatever changes more than one key is a script, which Redis runs as a whole: a batch with its fences is
 one. How safe a `sync` commit is says Redis' own configuration (`warnings`); it must keep all keys
@@ -24,11 +25,13 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from ramify.actors.store.base import How, StoreError, Taken
+from ramify.actors.kit.log import get_log
+from ramify.actors.store.base import GONE_SECONDS, How, Refusal, StoreDamaged, StoreError, Taken
+from ramify.protocol.keyless import HOLD_KEYS, keyless
 from ramify.protocol.saved import HEAD, Changes, Kept, next_fence
 from ramify.protocol.store_url import shown
 
-LAYOUT = 1  # of the keys
+LAYOUT = 2  # of the keys; 1 had no counts, and keys of sessions in clear
 CONNECT_SECONDS = 5
 CALL_SECONDS = 10
 LEASE_SECONDS = 10  # without a sign of life, until a server counts as dead
@@ -37,30 +40,52 @@ BEAT_SECONDS = 2.0  # between two signs
 SWEPT = 5000  # sessions that one sweep looks at, the longest unused first
 CHUNK = 500  # sessions that are listed at once
 
+log = get_log(__name__)
 _WRITE = """
 local me, at = ARGV[1], 2
-local changes, fences, moved = {}, {}, {}
+local changes, known, refused = {}, {}, {}
 while ARGV[at] do
-    local one = {session=ARGV[at], fence=ARGV[at+1], new=ARGV[at+2], owner=ARGV[at+3], used=ARGV[at+4],
-                 expires=ARGV[at+5], busy=ARGV[at+6], live=ARGV[at+7], drops=tonumber(ARGV[at+8]),
-                 puts=tonumber(ARGV[at+9]), at=at+10}
+    local one = {session=ARGV[at], fence=tonumber(ARGV[at+1]), count=tonumber(ARGV[at+2]),
+                 whole=ARGV[at+3] == '1', owner=ARGV[at+4], used=ARGV[at+5], expires=ARGV[at+6],
+                 busy=ARGV[at+7], live=ARGV[at+8], drops=tonumber(ARGV[at+9]),
+                 puts=tonumber(ARGV[at+10]), at=at+11}
     changes[#changes + 1] = one
     at = one.at + one.drops + 2 * one.puts
 end
-for place, one in ipairs(changes) do
-    local fence = fences[one.session]
-    if fence == nil then fence = redis.call('HGET', 'ramify:session:' .. one.session, 'fence') end
-    if not fence and one.new == '1' then fence = one.fence end
-    fences[one.session] = fence
-    if fence ~= one.fence then
-        one.moved = true
-        moved[#moved + 1] = place - 1
+local function refusal(one, fence, count)  -- as `base.refusal`
+    if not fence then
+        local gone = redis.call('GET', 'ramify:gone:' .. one.session)
+        if gone and tonumber(gone) >= one.fence then return 'moved' end
+        if one.whole then return nil else return 'lost' end
     end
+    if fence > one.fence then return 'moved' end
+    if one.whole or (fence == one.fence and count >= one.count - 1) then return nil end
+    return 'lost'
+end
+for place, one in ipairs(changes) do
+    local found = known[one.session]
+    if not found then
+        found = redis.call('HMGET', 'ramify:session:' .. one.session, 'fence', 'count')
+        found = {tonumber(found[1] or nil), tonumber(found[2] or '0')}
+    end
+    one.refused = refusal(one, found[1], found[2])
+    if one.refused then refused[#refused + 1] = {place - 1, one.refused}
+    else found = {one.fence, one.count} end
+    known[one.session] = found
 end
 for _, one in ipairs(changes) do
-    if not one.moved then
+    if not one.refused then
         local row, items = 'ramify:session:' .. one.session, 'ramify:items:' .. one.session
-        local size, at = 0, one.at
+        local size, at, holder = 0, one.at, ''
+        if one.live == '1' then holder = me end
+        -- First what needs memory: it is refused before anything is written where there is none.
+        redis.call('HSET', row, 'owner', one.owner, 'used', one.used, 'expires', one.expires,
+                   'busy', one.busy, 'fence', string.format('%.0f', one.fence),
+                   'count', string.format('%.0f', one.count), 'holder', holder)
+        if one.whole then
+            size = 0 - tonumber(redis.call('HGET', row, 'size') or '0')
+            redis.call('UNLINK', items)
+        end
         for i = at, at + one.drops - 1 do
             size = size - redis.call('HSTRLEN', items, ARGV[i])
             redis.call('HDEL', items, ARGV[i])
@@ -70,10 +95,6 @@ for _, one in ipairs(changes) do
             size = size + string.len(ARGV[i + 1]) - redis.call('HSTRLEN', items, ARGV[i])
             redis.call('HSET', items, ARGV[i], ARGV[i + 1])
         end
-        local holder = ''
-        if one.live == '1' then holder = me end
-        redis.call('HSET', row, 'owner', one.owner, 'used', one.used, 'expires', one.expires,
-                   'busy', one.busy, 'fence', one.fence, 'holder', holder)
         redis.call('HINCRBY', row, 'size', size)
         redis.call('INCRBY', 'ramify:bytes', size)
         redis.call('ZADD', 'ramify:used', one.used, one.session)
@@ -83,7 +104,7 @@ for _, one in ipairs(changes) do
         else redis.call('ZREM', 'ramify:expires', one.session) end
     end
 end
-return moved
+return refused
 """
 
 _HELD = """
@@ -124,7 +145,7 @@ if holder and how ~= 'force' then
     return {'-1'}
 end
 fence = string.format('%.0f', math.max(tonumber(fence) + 1, clock))
-redis.call('HSET', row, 'fence', fence, 'holder', me)
+redis.call('HSET', row, 'fence', fence, 'count', 0, 'holder', me)
 redis.call('DEL', 'ramify:claimed:' .. session)
 return {fence, redis.call('HGETALL', 'ramify:items:' .. session)}
 """
@@ -138,11 +159,33 @@ if redis.call('HGET', row, 'holder') == ARGV[2] then redis.call('HSET', row, 'ho
 _FORGET_MINE = (
     _FORGET
     + """
-if redis.call('HGET', 'ramify:session:' .. ARGV[1], 'fence') == ARGV[2] then forget(ARGV[1]) end
+if redis.call('HGET', 'ramify:session:' .. ARGV[1], 'fence') == ARGV[2] then
+    redis.call('SET', 'ramify:gone:' .. ARGV[1], ARGV[2], 'EX', ARGV[3])
+    forget(ARGV[1])
+end
 """
 )
 
-_DELETE = _FORGET + "for _, session in ipairs(ARGV) do forget(session) end"
+_DELETE = (
+    _FORGET
+    + """
+for place = 2, #ARGV do
+    local fence = redis.call('HGET', 'ramify:session:' .. ARGV[place], 'fence')
+    if fence then redis.call('SET', 'ramify:gone:' .. ARGV[place], fence, 'EX', ARGV[1]) end
+    forget(ARGV[place])
+end
+"""
+)
+
+_REPLACE = """
+local row, items = 'ramify:session:' .. ARGV[1], 'ramify:items:' .. ARGV[1]
+if redis.call('HGET', items, ARGV[2]) == ARGV[3] then
+    redis.call('HSET', items, ARGV[2], ARGV[4])
+    local more = string.len(ARGV[4]) - string.len(ARGV[3])
+    redis.call('HINCRBY', row, 'size', more)
+    redis.call('INCRBY', 'ramify:bytes', more)
+end
+"""
 
 _WAITING = (
     _HELD
@@ -188,6 +231,7 @@ class RedisStore:
         self._read_only = read_only
         self._holder = secrets.token_hex(8)
         self._beaten = 0.0
+        self.connections = 0
         scheme, _, rest = url.partition("://")
         secure = "s" if scheme in ("rediss", "valkeys") else ""
         try:
@@ -198,6 +242,7 @@ class RedisStore:
                 socket_keepalive=True,
                 retry=Retry(NoBackoff(), 0),
                 client_name="ramify",
+                redis_connect_func=self._connected,
             )
         except (ValueError, TypeError, redis.RedisError):  # what it says may hold a password
             raise StoreError(f"--store {self._name}: cannot be read as a URL of Redis") from None
@@ -205,6 +250,7 @@ class RedisStore:
         self._write, self._take, self._release = script(_WRITE), script(_TAKE), script(_RELEASE)
         self._forget, self._delete = script(_FORGET_MINE), script(_DELETE)
         self._waiting, self._sweep = script(_WAITING), script(_SWEEP)
+        self._replace = script(_REPLACE)
         try:
             self._begin()
         except BaseException:
@@ -223,7 +269,42 @@ class RedisStore:
                 f"{LAYOUT}: use the newer version, or another store"
             )
         if not self._read_only:
+            if int(found) < LAYOUT:
+                self._migrate()
             self.tend()
+
+    def _connected(self, connection: Any) -> None:
+        connection.on_connect()
+        self.connections += 1
+        if self.connections > 1 and not self._read_only:  # the database may have come back empty
+            connection.send_command("HSETNX", "ramify:about", "format", LAYOUT)
+            connection.read_response()
+
+    def _migrate(self) -> None:
+        """From layout 1: takes keys of sessions out of the items, and out of the database's files."""
+        for session in (
+            name.decode() for name in self._call(lambda: self._db.zrange("ramify:used", 0, -1))
+        ):
+            for key, body in self.read(session).items():
+                clean = keyless(key, body) if key.startswith(HOLD_KEYS) else None
+                if clean is not None:
+                    self._call(partial(self._replace, args=[session, key, body, clean]))
+        self._call(lambda: self._db.hset("ramify:about", "format", LAYOUT))
+        try:
+            self.rewrite()
+        except StoreError as error:
+            log.warning(
+                "the database does not write its files anew now; keys of sessions that an older version "
+                "saved stand in them until it does (BGREWRITEAOF, BGSAVE)",
+                error=str(error),
+            )
+
+    def rewrite(self) -> None:
+        """Have the database write its files anew, without what was deleted or replaced."""
+        if self._call(lambda: self._db.config_get("appendonly")).get("appendonly") == "yes":
+            self._call(lambda: self._db.bgrewriteaof())
+        elif self._call(lambda: self._db.config_get("save")).get("save"):
+            self._call(lambda: self._db.bgsave(schedule=True))
 
     def warnings(self) -> list[str]:
         try:
@@ -257,15 +338,38 @@ class RedisStore:
 
     # --- a `Store` -------------------------------------------------------------------------------
 
-    def write(self, batch: Sequence[Changes]) -> list[int]:
+    def write(self, batch: Sequence[Changes]) -> dict[int, Refusal]:
         args: list[Any] = [self._holder]
         for each in batch:
-            args += (each.session, each.fence, int(each.new), each.owner, repr(each.used))
+            args += (each.session, each.fence, each.count, int(each.whole), each.owner, repr(each.used))
             args += ("" if each.expires is None else repr(each.expires), int(each.busy), int(each.live))
             args += (len(each.drop), len(each.put), *each.drop)
             for item in each.put.items():
                 args += item
-        return list(self._call(lambda: self._write(args=args)))
+        return {place: why.decode() for place, why in self._call(lambda: self._write(args=args))}
+
+    def behind(self, known: Mapping[str, tuple[int, int]]) -> list[str]:
+        lost: list[str] = []
+        names = list(known)
+        for at in range(0, len(names), CHUNK):
+            part = names[at : at + CHUNK]
+            found = self._call(partial(self._fences, part))
+            for name, ((fence, count), gone) in zip(part, found, strict=True):
+                has = (int(fence or 0), int(count or 0))
+                if not (fence is None and gone) and has < known[name]:
+                    lost.append(name)
+        return lost
+
+    def _fences(self, names: Sequence[str]) -> list[Any]:
+        with self._db.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.hmget(f"ramify:session:{name}", "fence", "count")
+                pipe.exists(f"ramify:gone:{name}")
+            found = pipe.execute()
+        return list(zip(found[::2], found[1::2], strict=True))
+
+    def set_aside(self, session: str) -> None:
+        raise StoreDamaged(f"the store {self._name}: its items are in memory, where they do not break")
 
     def take(self, session: str, how: How) -> Taken | None:
         args: list[Any] = [session, self._holder, how, repr(time.time()), next_fence(), CLAIM_SECONDS]
@@ -279,7 +383,7 @@ class RedisStore:
         self._call(lambda: self._release(args=[session, self._holder]))
 
     def forget(self, session: str, fence: int) -> None:
-        self._call(lambda: self._forget(args=[session, fence]))
+        self._call(lambda: self._forget(args=[session, fence, GONE_SECONDS]))
 
     def head(self, session: str) -> bytes | None:
         body: bytes | None = self._call(lambda: self._db.hget(f"ramify:items:{session}", HEAD))
@@ -298,7 +402,7 @@ class RedisStore:
     def delete(self, sessions: Sequence[str]) -> None:
         for at in range(0, len(sessions), CHUNK):
             part = list(sessions[at : at + CHUNK])
-            self._call(partial(self._delete, args=part))
+            self._call(partial(self._delete, args=[GONE_SECONDS, *part]))
 
     def kept(self) -> Iterator[Kept]:
         alive: dict[bytes, bool] = {}

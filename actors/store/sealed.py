@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.secret_file import read_secret_file
-from ramify.actors.store.base import How, Store, StoreError, Taken
+from ramify.actors.store.base import How, Refusal, Store, StoreError, Taken
 from ramify.protocol.saved import HEAD, Changes, Kept
 
 SEALED = b"\xc1"
@@ -125,6 +125,7 @@ class SealedStore:
         self._keys = keys
         self.shared = store.shared
         self.converts = converts
+        self._marked = store.connections  # the connection over which the mark was seen
         mark = _read_mark(store)
         if mark is None and read_only:
             raise StoreError("the store is not encrypted: leave --store-key-file out")
@@ -204,7 +205,23 @@ class SealedStore:
 
     # --- a `Store` -------------------------------------------------------------------------------
 
-    def write(self, batch: Sequence[Changes]) -> Collection[int]:
+    @property
+    def connections(self) -> int:
+        return self._store.connections
+
+    def behind(self, known: Mapping[str, tuple[int, int]]) -> Collection[str]:
+        return self._store.behind(known)
+
+    def set_aside(self, session: str) -> None:
+        self._store.set_aside(session)
+
+    def rewrite(self) -> None:
+        self._store.rewrite()
+
+    def write(self, batch: Sequence[Changes]) -> Mapping[int, Refusal]:
+        if self._marked != self._store.connections:  # the store may have come back empty
+            self._store.set_mark(self._mark(plain=False), replace=False)
+            self._marked = self._store.connections
         seal, replaced = self._keys.seal, msgspec.structs.replace
         return self._store.write(
             [

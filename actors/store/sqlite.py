@@ -11,17 +11,20 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from ramify.actors.store.base import How, StoreDamaged, StoreError, Taken
+from ramify.actors.kit.log import get_log
+from ramify.actors.store.base import ASIDE, How, Refusal, StoreDamaged, StoreError, Taken, refusal
+from ramify.protocol.keyless import HOLD_KEYS, keyless
 from ramify.protocol.saved import HEAD, Changes, Kept, next_fence
 
-LAYOUT = 2  # of the tables; 1 had no fences
+LAYOUT = 3  # of the tables; 1 had no fences, 2 no counts, and keys of sessions in clear
 WAIT_SECONDS = 10.0  # for another process that writes
 PAGES = 4000  # of the log, until it is moved into the file
 
+log = get_log(__name__)
 _SCHEMA = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE sessions (
@@ -33,7 +36,8 @@ CREATE TABLE sessions (
     busy INTEGER NOT NULL,
     live INTEGER NOT NULL,
     size INTEGER NOT NULL,
-    fence INTEGER NOT NULL DEFAULT 0
+    fence INTEGER NOT NULL DEFAULT 0,
+    count INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX by_use ON sessions (used);
 CREATE TABLE items (
@@ -44,14 +48,14 @@ CREATE TABLE items (
 ) WITHOUT ROWID;
 """
 _UPDATE = (
-    "UPDATE sessions SET owner = ?, used = ?, expires = ?, busy = ?, live = ?, size = ? "
-    "WHERE session = ? AND fence = ? RETURNING number"
+    "UPDATE sessions SET owner = ?, used = ?, expires = ?, busy = ?, live = ?, size = ?, count = ?, "
+    "fence = ? WHERE session = ?"
 )
+_NEXT = f"{_UPDATE} AND fence = ? AND count >= ? RETURNING number"
 _INSERT = (
-    "INSERT INTO sessions (owner, used, expires, busy, live, size, session, fence) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO sessions (owner, used, expires, busy, live, size, count, fence, session) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_FIND = "SELECT 1 FROM sessions WHERE session = ?"
 
 
 def claim(path: Path) -> IO[bytes]:
@@ -76,6 +80,7 @@ class SqliteStore:
     """A `Store` in the file `path`, which is made if it is not there. Raises StoreError."""
 
     shared = False
+    connections = 1
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
@@ -122,8 +127,10 @@ class SqliteStore:
                 f"the store {self.path} has format {found[0]}, this version of Ramify knows up to "
                 f"{LAYOUT}: use the newer version, or another store"
             )
-        if found[0] < LAYOUT and not read_only:
-            self._migrate()
+        if not read_only:
+            if found[0] < LAYOUT:
+                self._migrate()
+            self._clean()
 
     def _make(self) -> None:
         with self._transaction():
@@ -138,12 +145,56 @@ class SqliteStore:
             self._db.execute("INSERT INTO about VALUES ('format', ?)", (LAYOUT,))
 
     def _migrate(self) -> None:
-        """From layout 1."""
+        """From an older layout."""
         with self._errors(), self._transaction():
             columns = {row[1] for row in self._db.execute("PRAGMA table_info(sessions)")}
-            if "fence" not in columns:  # else another process was faster
-                self._db.execute("ALTER TABLE sessions ADD COLUMN fence INTEGER NOT NULL DEFAULT 0")
-                self._db.execute("UPDATE about SET value = ? WHERE name = 'format'", (LAYOUT,))
+            for column in {"fence", "count"} - columns:  # else another process was faster
+                self._db.execute(f"ALTER TABLE sessions ADD COLUMN {column} INTEGER NOT NULL DEFAULT 0")
+            if "count" not in columns:
+                self._without_keys()
+                self._db.execute("INSERT OR REPLACE INTO about VALUES ('to clean', 1)")
+            self._db.execute("UPDATE about SET value = ? WHERE name = 'format'", (LAYOUT,))
+
+    def _without_keys(self) -> None:
+        """Take keys out of the items."""
+        which = " OR ".join(["substr(key, 1, 1) = ?"] * len(HOLD_KEYS))
+        find = f"SELECT key, body FROM items WHERE session = ? AND ({which})"
+        for (number,) in self._db.execute("SELECT number FROM sessions").fetchall():
+            try:
+                found = self._db.execute(find, (number, *HOLD_KEYS)).fetchall()
+                clean = [(keyless(key, body), number, key) for key, body in found]
+                changed = [each for each in clean if each[0] is not None]
+                self._db.executemany("UPDATE items SET body = ? WHERE session = ? AND key = ?", changed)
+            except sqlite3.DatabaseError as error:
+                if _code(error) not in _DAMAGE:
+                    raise
+                log.error("a damaged session keeps what it has", number=number, error=str(error))
+
+    def _clean(self) -> None:
+        """Write the file anew, if its free pages, or the log, may hold what it is not to hold."""
+        with self._errors():
+            due = self._db.execute("SELECT 1 FROM about WHERE name = 'to clean'").fetchone()
+        if due is None:
+            return
+        log.info("the store is written anew, without what was deleted", store=str(self.path))
+        try:
+            self.rewrite()
+            self._db.execute("DELETE FROM about WHERE name = 'to clean'")
+        except (sqlite3.Error, StoreError) as error:
+            log.warning(
+                "the store could not be written anew; deleted items, and keys of sessions that an older "
+                "version saved, may stand in its file until the next start can",
+                store=str(self.path),
+                error=str(error),
+            )
+
+    def rewrite(self) -> None:
+        """Write the whole file anew: nothing of what was deleted or replaced stays in it. Takes as much
+        room on the disk as the file has.
+        """
+        with self._errors():
+            self._db.execute("VACUUM")
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _found(self) -> tuple[int, int] | None:
         """What `path` names now; None: nothing."""
@@ -155,7 +206,7 @@ class SqliteStore:
 
     # --- a `Store` -------------------------------------------------------------------------------
 
-    def write(self, batch: Sequence[Changes]) -> list[int]:
+    def write(self, batch: Sequence[Changes]) -> dict[int, Refusal]:
         if self._found() != self._file:  # SQLite would go on in a file that nobody can open again
             raise StoreError(
                 f"the store {self.path} was removed or replaced while the server runs: "
@@ -169,16 +220,21 @@ class SqliteStore:
             with self._transaction():
                 return self._write(batch)
 
-    def _write(self, batch: Sequence[Changes]) -> list[int]:
-        """Returns the places of sessions that are not this server's any more."""
-        moved: list[int] = []
+    def _write(self, batch: Sequence[Changes]) -> dict[int, Refusal]:
+        refused: dict[int, Refusal] = {}
         put: dict[tuple[int, str], bytes] = {}
         drop: dict[tuple[int, str], None] = {}
+        seen: set[int] = set()
         for place, changes in enumerate(batch):
             number = self._row(changes)
-            if number is None:
-                moved.append(place)
+            if isinstance(number, str):
+                refused[place] = number
                 continue
+            if changes.whole:
+                if number in seen:  # what came earlier in the batch
+                    put = {name: body for name, body in put.items() if name[0] != number}
+                self._db.execute("DELETE FROM items WHERE session = ?", (number,))
+            seen.add(number)
             for key in changes.drop:
                 drop[number, key] = None
                 put.pop((number, key), None)
@@ -191,10 +247,10 @@ class SqliteStore:
             "INSERT INTO items VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET body = excluded.body",
             [(*name, body) for name, body in put.items()],
         )
-        return moved
+        return refused
 
-    def _row(self, changes: Changes) -> int | None:
-        """Write the session's row. Returns its number; None: another server has taken the session."""
+    def _row(self, changes: Changes) -> int | Refusal:
+        """Write the session's row. Returns its number."""
         row = (
             changes.owner,
             changes.used,
@@ -202,15 +258,34 @@ class SqliteStore:
             changes.busy,
             changes.live,
             changes.size,
-            changes.session,
+            changes.count,
             changes.fence,
+            changes.session,
         )
-        found = self._db.execute(_UPDATE, row).fetchone()
-        if found is not None:
-            return int(found[0])
-        if not changes.new or self._db.execute(_FIND, (changes.session,)).fetchone() is not None:
-            return None
-        return self._db.execute(_INSERT, row).lastrowid
+        if not changes.whole:  # as for nearly every save
+            found = self._db.execute(_NEXT, (*row, changes.fence, changes.count - 1)).fetchone()
+            if found is not None:
+                return int(found[0])
+        find = "SELECT number, fence, count FROM sessions WHERE session = ?"
+        found = self._db.execute(find, (changes.session,)).fetchone()
+        why = refusal(changes, None if found is None else (found[1], found[2]), 0)
+        if why is not None:
+            return why
+        if found is None:
+            return int(self._db.execute(_INSERT, row).lastrowid or 0)
+        self._db.execute(_UPDATE, row)
+        return int(found[0])
+
+    def behind(self, known: Mapping[str, tuple[int, int]]) -> list[str]:
+        return []  # the system keeps what was written, whatever becomes of this process
+
+    def set_aside(self, session: str) -> None:
+        with self._errors(), self._transaction():
+            self._db.execute(
+                "UPDATE sessions SET session = session || ? || number || ')', live = 0, busy = 0 "
+                "WHERE session = ?",
+                (ASIDE, session),
+            )
 
     def take(self, session: str, how: How) -> Taken | None:
         with self._errors(), self._transaction():
@@ -222,9 +297,10 @@ class SqliteStore:
             if found is None:
                 return Taken(0, {})
             number, fence = found[0], next_fence(found[1])
-            self._db.execute("UPDATE sessions SET fence = ?, live = 1 WHERE number = ?", (fence, number))
-            rows = self._db.execute("SELECT key, body FROM items WHERE session = ?", (number,))
-            return Taken(fence, dict(rows.fetchall()))
+            self._db.execute(
+                "UPDATE sessions SET fence = ?, live = 1, count = 0 WHERE number = ?", (fence, number)
+            )
+            return Taken(fence, self._items(number))
 
     def release(self, session: str) -> None:
         with self._errors(), self._transaction():
@@ -245,12 +321,35 @@ class SqliteStore:
 
     def read(self, session: str) -> Mapping[str, bytes]:
         with self._errors():
-            rows = self._db.execute(
-                "SELECT key, body FROM items JOIN sessions ON items.session = number "
-                "WHERE sessions.session = ? AND (expires IS NULL OR expires > ?)",
+            found = self._db.execute(
+                "SELECT number FROM sessions WHERE session = ? AND (expires IS NULL OR expires > ?)",
                 (session, time.time()),
-            ).fetchall()
-        return dict(rows)
+            ).fetchone()
+            return {} if found is None else self._items(found[0])
+
+    def _items(self, number: int) -> dict[str, bytes]:
+        """The items of a session; of a damaged one those that can be read."""
+        find = "SELECT key, body FROM items WHERE session = ?"
+        try:
+            return dict(self._db.execute(find, (number,)).fetchall())
+        except sqlite3.DatabaseError as error:
+            if _code(error) not in _DAMAGE:
+                raise
+            log.error("a session is damaged", number=number, error=str(error))
+        keys = {key for order in ("ASC", "DESC") for key in self._keys(number, order)}
+        items: dict[str, bytes] = {}
+        for key in keys:
+            with suppress(sqlite3.DatabaseError):
+                row = self._db.execute(f"{find} AND key = ?", (number, key)).fetchone()
+                items.update([] if row is None else [row])
+        return items
+
+    def _keys(self, number: int, order: str) -> Iterator[str]:
+        """Up to what cannot be read."""
+        find = f"SELECT key FROM items WHERE session = ? ORDER BY key {order}"
+        with suppress(sqlite3.DatabaseError):
+            for row in self._db.execute(find, (number,)):
+                yield row[0]
 
     def delete(self, sessions: Sequence[str]) -> None:
         with self._errors(), self._transaction():
@@ -343,7 +442,8 @@ class SqliteStore:
         except sqlite3.Error as error:
             if self._db.in_transaction:
                 self._db.rollback()
-            kind = StoreDamaged if _code(error) in _DAMAGE else StoreError
+            damage = _code(error) == sqlite3.SQLITE_CORRUPT  # else it is the whole file
+            kind = StoreDamaged if damage else StoreError
             raise kind(f"the store {self.path}: {error}{_advice(error)}") from error
 
 

@@ -7,7 +7,7 @@ here and nowhere else, when a command needs it.
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -115,6 +115,15 @@ def keys(key_file: Path) -> Any:
         return places.sealing().read_keys(key_file)
     except base.StoreError as error:
         raise ConfigError(str(error)) from error
+
+
+def check_saved(items: Mapping[str, bytes]) -> None:
+    """The checks of what clients import, for a session of a store. Raises ConfigError."""
+    exports = import_module("ramify.actors.session.exports")
+    try:
+        exports.check_saved(items)
+    except exports.Unsound as error:
+        raise ConfigError(error.why) from error
 
 
 @contextmanager

@@ -99,7 +99,7 @@ def _check(store: Any, args: argparse.Namespace) -> int:
     if not faults:
         for kept in list(store.kept()):
             try:
-                _texts(store.read(kept.session))
+                engine.check_saved(store.read(kept.session))
             except ConfigError as error:
                 faults.append(f"session {kept.session}: {error}")
     for fault in faults:
@@ -169,7 +169,10 @@ def _import(store: Any, args: argparse.Namespace) -> int:
             f"{args.file} is a session without a key, as clients export it: `/load` it in `ramify chat`"
         )
     found = _unsealed(found, args)
-    _texts(found.items)
+    try:
+        engine.check_saved(found.items)
+    except ConfigError as error:
+        raise ConfigError(f"{args.file} cannot be imported: {error.message}") from error
     if store.read(found.session):
         raise ConfigError(f"the store has a session {found.session} already: prune it first")
     busy = bool(_head(found.items).waits)
@@ -187,7 +190,7 @@ def _import(store: Any, args: argparse.Namespace) -> int:
                 live=False,
                 sync=True,
                 fence=next_fence(),
-                new=True,
+                whole=True,
             )
         ]
     )
@@ -248,16 +251,17 @@ def _texts(items: Any) -> list[tuple[str, int, list[tuple[str, str]]]]:
     found = []
     for branch in head.branches:
         turns: list[tuple[str, str]] = []
-        number, position, seen = branch.top, 0, 0
+        number, position = branch.top, 0
         while number:
-            seen += 1
-            if seen > head.segments or f"s{number}" not in items:
+            if f"s{number}" not in items:
                 raise ConfigError(f"segment {number} of the session is missing")
             segment = _segment(items[f"s{number}"], number)
             position = max(position, segment.start + len(segment.tokens) // 4)
             running = isinstance(segment, SavedOutput) and not segment.ended
             text = "(being generated)" if running else segment.text
             turns.append((segment.role or "text", text))
+            if not 0 <= segment.before < number:
+                raise ConfigError(f"segment {number} of the session does not follow one before it")
             number = segment.before
         if not 0 <= branch.label < len(head.labels):
             raise ConfigError("a branch of the session has no name")

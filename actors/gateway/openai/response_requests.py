@@ -1,7 +1,5 @@
 """What a request to /v1/responses holds: shapes, ranges, and the chat messages that its items are."""
 
-import base64
-import binascii
 import zlib
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
@@ -26,9 +24,6 @@ from ramify.protocol.wire import (
     ShortText,
     Text,
 )
-
-PREFIX = "resp_"
-
 
 LOGPROBS = "message.output_text.logprobs"
 # What else may be included is of tools that are not served, so there is nothing to include.
@@ -351,35 +346,6 @@ def text_of(content: "Text | Parts") -> str:
     if isinstance(content, str):
         return content
     return "".join(part.refusal if isinstance(part, Refusal) else part.text for part in content)
-
-
-class Stored(msgspec.Struct, frozen=True, array_like=True):
-    """Where a response is kept: a branch of a session. Its id says it, so no table has to.
-
-    `key`: the session's, which opens it for the same credential only. `instructions`: a checksum.
-    `transient`: it lasts as long as the WebSocket that it was made on.
-    """
-
-    session: Annotated[str, Meta(max_length=256)]
-    key: Annotated[str, Meta(max_length=256)]
-    branch: Annotated[str, Meta(min_length=1, max_length=64)]
-    instructions: Annotated[int, Meta(ge=0, lt=2**33)]
-    transient: bool = False
-
-    @property
-    def ident(self) -> str:
-        """The response's id."""
-        return PREFIX + base64.urlsafe_b64encode(msgspec.msgpack.encode(self)).decode().rstrip("=")
-
-    @classmethod
-    def of(cls, ident: str) -> "Stored | None":
-        """None if it is the id of no response of ours."""
-        text = ident.removeprefix(PREFIX)
-        try:
-            data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-            return msgspec.msgpack.decode(data, type=cls)
-        except (binascii.Error, ValueError, msgspec.DecodeError):
-            return None
 
 
 class LaneRequest(ResponseRequest, frozen=True, kw_only=True):

@@ -23,9 +23,10 @@ from ramify.actors.gateway.openai.response_output import (
     OutputItem,
     ThoughtOutput,
 )
-from ramify.actors.gateway.openai.response_requests import ResponseRequest, Stored, checksum
+from ramify.actors.gateway.openai.response_requests import ResponseRequest, checksum
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, RamifyError
+from ramify.protocol.stored_response import Stored, with_key
 from ramify.protocol.wire import (
     Append,
     ClientMessage,
@@ -47,6 +48,7 @@ from ramify.protocol.wire import (
 
 # ids of the ops, which increase
 FORK, HIDE, APPEND, BEGIN, WARM, GENERATE, COOL, KEEP, KEEP_LESS, FORGET = range(1, 11)
+IDS = ("id", "previous_response_id")  # of a response that hold a key
 META = "response"  # the key under which a branch's `meta` holds the object
 INPUT = "input"  # and the items that it answered, if both have room
 KEPT = Limits().meta_bytes
@@ -247,7 +249,7 @@ class ResponseDialogue:
     def _keep(
         self, ident: int, status: str, error: JsonObject | None = None, *, with_input: bool = True
     ) -> Set:
-        kept = {META: self._object(status, error)}
+        kept = {META: keyed(self._object(status, error), "")}
         whole = {**kept, INPUT: self._request.items(self._unique)}
         self._kept = (status, error)
         self._kept_input = with_input and len(msgspec.json.encode(whole)) <= KEPT
@@ -399,6 +401,12 @@ class ResponseDialogue:
             "metadata": request.metadata or {},
             **(noted([done]) if done is not None and done is not _FAILED else {}),
         }
+
+
+def keyed(response: JsonObject, key: str) -> JsonObject:
+    """The same object, whose ids have this key of its session. What is kept has none ("")."""
+    ids = {name: response.get(name) for name in IDS}
+    return {**response, **{n: with_key(i, key) for n, i in ids.items() if isinstance(i, str)}}
 
 
 def previous_not_found(ident: str) -> Refused:

@@ -14,10 +14,11 @@ from ramify.actors.gateway.openai.completions import CompletionAnswers
 from ramify.actors.gateway.openai.dialogue import Vocabulary
 from ramify.actors.gateway.openai.errors import error_answer, of_error, reshaped, unknown_model
 from ramify.actors.gateway.openai.requests import ChatRequest, CompletionRequest, decode
-from ramify.actors.gateway.openai.response_requests import ResponseRequest, Stored
+from ramify.actors.gateway.openai.response_requests import ResponseRequest
 from ramify.actors.gateway.openai.responses import ResponseDialogue
 from ramify.actors.gateway.openai.stored_responses import ItemPage, StoredDialogue, not_found
 from ramify.protocol.errors import RamifyError
+from ramify.protocol.stored_response import Stored
 from ramify.protocol.wire import Cancel, Drop
 
 MODELS = "/v1/models"

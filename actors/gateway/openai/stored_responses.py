@@ -7,9 +7,9 @@ import msgspec
 
 from ramify.actors.gateway.http import Response, json_response
 from ramify.actors.gateway.openai.errors import Refused, of_error
-from ramify.actors.gateway.openai.response_requests import Stored
-from ramify.actors.gateway.openai.responses import INPUT, META
+from ramify.actors.gateway.openai.responses import INPUT, META, keyed
 from ramify.protocol.errors import BadRequest, RamifyError
+from ramify.protocol.stored_response import Stored
 from ramify.protocol.wire import (
     Cancel,
     ClientMessage,
@@ -86,6 +86,7 @@ class StoredDialogue:
             self.ops.append(ask)
         self.over = False
         self._branch = stored.branch
+        self._key = stored.key
         self._ident = ident
         self._ask = ask
         self._page = page
@@ -129,7 +130,7 @@ class StoredDialogue:
             if branch.branch == self._branch:
                 kept = (branch.meta or {}).get(META)
                 self._input = (branch.meta or {}).get(INPUT)
-                return kept if isinstance(kept, dict) else None
+                return keyed(kept, self._key) if isinstance(kept, dict) else None
         return None
 
     def _items(self, page: ItemPage) -> Response:

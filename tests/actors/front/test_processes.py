@@ -6,13 +6,14 @@ from typing import Any
 from ramify.actors.front.processes import STATE_SECONDS, ProcessFront
 from ramify.actors.front.wire import Status
 from ramify.actors.kit.clock import ManualClock
+from ramify.actors.kit.health import StoreHealth
 from ramify.protocol.config import EngineConfig, ModelConfig
 
 
 class StubStatus:
     """An engine that is ready, with replicas of which only `info` tells."""
 
-    ready, phase, fault = True, "ready", None
+    ready, phase, fault, store = True, "ready", None, StoreHealth()
 
     def __init__(self) -> None:
         self.pid = 1

@@ -14,6 +14,7 @@ from ramify.actors.gateway.actor import GatewayActor
 from ramify.actors.gateway.static import StaticFiles
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.fanout import Router
+from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.protocol.codec import Codec
 from ramify.protocol.config import Limits, ServerConfig
@@ -37,6 +38,7 @@ class StubStatus:
         self.ready = True
         self.phase = "ready"
         self.fault: str | None = None
+        self.store = StoreHealth()
 
     def info(self) -> dict[str, Any]:
         return {"model": "stub"}

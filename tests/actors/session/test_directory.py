@@ -400,7 +400,7 @@ async def test_only_who_may_open_a_session_takes_it_from_another_server(
         each.inbox.tell(m.Fetched("s_old", items, fence=5))
         assert number_of(await each.settle(), 3) == 2
         (told,) = each.store.drain_nowait()
-        assert (told.changes.fence, told.changes.new) == (5, False)
+        assert (told.changes.fence, told.changes.whole) == (5, False)
         each.inbox.tell(m.Waiting(["s_busy"]))
         await each.settle()
         assert list(each.store.drain_nowait()) == [m.Fetch("s_busy", "free")]

@@ -252,3 +252,48 @@ def test_a_sync_session_shows_nobody_what_is_not_saved(tokenizer: Tokenizer) -> 
     assert not saver.ready(socket)
     saver.saved(save.ticket)
     assert saver.ready(socket)
+
+
+def test_what_the_store_has_lost_is_saved_whole(tokenizer: Tokenizer) -> None:
+    """What waited for saves that are lost waits for that one; late answers change nothing."""
+    clock = ManualClock(10.0)
+    alone, saver, store = saving(tokenizer, clock)
+    alone.core.state.persist = "sync"
+    heard(alone, saver, store)
+    alone.send(Append(id=1, text="one"), Append(id=2, text="two"))
+    heard(alone, saver, store)
+    alone.send(Set(id=3, meta={"a": 1}))
+    saver.turn()
+    saves = [save for save in store.drain_nowait() if isinstance(save, Save)]
+    assert saver.holds
+    saver.unsaved(saves[0].ticket)
+    saver.turn()
+    (whole,) = store.drain_nowait()
+    assert isinstance(whole, Save)
+    assert (whole.changes.whole, whole.changes.sync, whole.awaited) == (True, True, True)
+    assert whole.changes.count == saves[-1].changes.count + 1
+    assert "head" in whole.changes.put
+    assert sum(key[0] == "s" for key in whole.changes.put) == 2
+    assert whole.changes.size == sum(map(len, whole.changes.put.values()))
+    saver.unsaved(saves[-1].ticket)  # told before the whole was
+    saver.turn()
+    assert not store.drain_nowait()
+    saver.saved(whole.ticket)
+    assert saver.ready(1)
+
+
+def test_a_session_that_is_over_is_saved_whole_as_well(tokenizer: Tokenizer) -> None:
+    """It hears nothing more, so its last save brings along how to do that."""
+    alone, saver, store = saving(tokenizer)
+    heard(alone, saver, store)
+    alone.send(Append(id=1, text="one"))
+    heard(alone, saver, store)
+    saver.end()
+    (last,) = store.drain_nowait()
+    assert isinstance(last, Save)
+    assert (last.session, last.changes.whole) == (0, False)
+    assert last.again is not None
+    again = last.again()
+    assert again is not None
+    assert (again.session, again.changes.whole, again.changes.live) == (0, True, False)
+    assert {key[0] for key in again.changes.put} == {"h", "r", "s"}

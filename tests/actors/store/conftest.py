@@ -23,12 +23,15 @@ def changes(
     live: bool = False,
     sync: bool = False,
     fence: int = 1,
-    new: bool = True,
+    count: int = 0,
+    whole: bool = True,
 ) -> Changes:
     """As a server writes them that has made the session. `size`: None: there was nothing before."""
     put = {"head": b"h"} if put is None else put
     size = sum(map(len, put.values())) if size is None else size
-    return Changes(session, "me", put, drop or [], size, used, expires, busy, live, sync, fence, new)
+    return Changes(
+        session, "me", put, drop or [], size, used, expires, busy, live, sync, fence, count, whole
+    )
 
 
 @pytest.fixture(params=["file", "postgres", "redis"])

@@ -7,12 +7,14 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import msgspec
 
 from ramify.actors.kit.fanout import Router
+from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.actors.store import actor as module
 from ramify.actors.store.actor import StoreActor
-from ramify.actors.store.base import How, StoreError, Taken
+from ramify.actors.store.base import How, Refusal, StoreDamaged, StoreError, Taken
 from ramify.protocol.messages import (
     Fetch,
     Fetched,
@@ -22,6 +24,7 @@ from ramify.protocol.messages import (
     Save,
     Saved,
     Saving,
+    Unsaved,
     Waiting,
     Wanted,
 )
@@ -42,14 +45,15 @@ class Memory:
         self.left: list[str] = []
 
     shared = False
+    connections = 1
 
-    def write(self, batch: Sequence[Changes]) -> list[int]:
+    def write(self, batch: Sequence[Changes]) -> dict[int, Refusal]:
         if self.broken:
             raise StoreError("the disk is full")
         self.calls.append([each.session for each in batch])
         for each in batch:
             self.items.setdefault(each.session, {}).update(each.put)
-        return [place for place, each in enumerate(batch) if each.session in self.moved]
+        return {place: "moved" for place, each in enumerate(batch) if each.session in self.moved}
 
     def take(self, session: str, how: How) -> Taken | None:
         self.calls.append((session, how))
@@ -315,7 +319,7 @@ async def test_what_was_begun_when_the_server_stopped_is_written() -> None:
     begun, go = threading.Event(), threading.Event()
     write = it.store.write
 
-    def slow(batch: Sequence[Changes]) -> list[int]:
+    def slow(batch: Sequence[Changes]) -> dict[int, Refusal]:
         begun.set()
         go.wait(10)
         return write(batch)
@@ -330,3 +334,103 @@ async def test_what_was_begun_when_the_server_stopped_is_written() -> None:
         group.cancel_scope.cancel()
         go.set()
     assert {"a", "b"} <= it.store.items.keys()
+
+
+class Damaged(Memory):
+    """What it has of some sessions cannot be written; of some not even set aside."""
+
+    def __init__(self, damaged: set[str], stuck: set[str]) -> None:
+        super().__init__()
+        self.damaged = damaged | stuck
+        self.stuck = stuck
+
+    def write(self, batch: Sequence[Changes]) -> dict[int, Refusal]:
+        if self.damaged & {each.session for each in batch}:
+            raise StoreDamaged("a page is damaged")
+        return super().write(batch)
+
+    def set_aside(self, session: str) -> None:
+        if session in self.stuck:
+            raise StoreDamaged("another page is damaged")
+        self.damaged.discard(session)
+
+
+async def test_damage_is_the_sessions_in_which_it_is(monkeypatch: Any) -> None:
+    """The others of the batch are written; it is saved whole beside what is damaged, or tried again."""
+    monkeypatch.setattr(module, "DAMAGED_SECONDS", 0.01)
+    it = Running()
+    healths: list[StoreHealth] = []
+    names = [f"s{i}" for i in range(9)]
+    it.store = Damaged({"s3"}, {"s7"})
+    it.actor._store, it.actor._report = it.store, healths.append
+    again = save("s3", 9, 0)
+    for i, name in enumerate(names):
+        it.mailbox.tell(save(name, i))
+    it.mailbox.tell(msgspec.structs.replace(save("s3", 10, 0), again=lambda: again))
+    async with anyio.create_task_group() as group:
+        await group.start(it.actor.run)
+        async with asyncio.timeout(10):
+            told: list[Any] = []
+            while len(told) < 10:
+                told += await it.session.drain()
+            tickets = {m.ticket for m in told if isinstance(m, Saved)}
+            assert tickets == {0, 1, 2, 4, 5, 6, 8}
+            assert Unsaved(3) in told
+            assert told.count(NotSaved(7)) >= 1
+            assert healths[-1].damaged == 1
+            assert healths[-1].error is None
+            assert "s3" in it.store.items  # its last save, whole
+            it.store.damaged.clear()
+            while Saved(7) not in told:
+                told += await it.session.drain()
+            assert healths[-1].damaged == 0
+        it.sessions.remove(1)
+        it.mailbox.close()
+
+
+async def test_after_each_connection_what_is_missing_is_asked_for(monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "TEND_SECONDS", 0.005)
+    it = Running()
+    it.store.shared = True
+    asked: list[Any] = []
+
+    def behind(known: Mapping[str, tuple[int, int]]) -> list[str]:
+        asked.append(dict(known))
+        if len(asked) == 1:
+            raise StoreError("it is away again")
+        return ["a"]
+
+    it.store.behind = behind  # type: ignore[attr-defined]
+    async with anyio.create_task_group() as group:
+        await group.start(it.actor.run)
+        async with asyncio.timeout(10):
+            for name in ("a", "b"):
+                it.mailbox.tell(save(name, 4))
+            heard: list[Any] = []
+            while len(heard) < 2:
+                heard += await it.session.drain()
+            assert not asked
+            it.store.connections = 2
+            assert await it.session.drain() == [Unsaved(0)]
+            assert asked == [{"a": (0, 0), "b": (0, 0)}] * 2
+        it.sessions.remove(1)
+        it.mailbox.close()
+
+
+async def test_how_the_store_is(monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "AGAIN_SECONDS", 0.01)
+    it = Running()
+    healths: list[StoreHealth] = []
+    it.actor._report = healths.append
+    it.store.broken = True
+    async with anyio.create_task_group() as group:
+        await group.start(it.actor.run)
+        async with asyncio.timeout(10):
+            it.mailbox.tell(save("a", 1))
+            assert await it.session.drain() == [NotSaved(1)]
+            assert healths == [StoreHealth("the disk is full")]
+            it.store.broken = False
+            assert await it.session.drain() == [Saved(1)]
+            assert healths[1:] == [StoreHealth()]
+        it.sessions.remove(1)
+        it.mailbox.close()

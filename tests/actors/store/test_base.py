@@ -1,15 +1,19 @@
 """What every store does, on a file, on PostgreSQL and on Redis."""
 
+import sqlite3
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.store.base import Store, Taken
-from ramify.protocol.saved import next_fence
+from ramify.actors.store.base import Store, StoreError, Taken
+from ramify.protocol.saved import SavedFrame, next_fence
+from ramify.protocol.wire import Open
 from tests.actors.store.conftest import changes
 
 Opened = Callable[..., Any]
@@ -35,9 +39,9 @@ def test_a_batch_may_say_several_things_of_one_session(opened: Opened) -> None:
     store = opened()
     batch = [
         changes(put={"head": b"1", "s1": b"one", "s2": b"2"}),
-        changes(put={"head": b"2"}, drop=["s1"], size=2, new=False),
+        changes(put={"head": b"2"}, drop=["s1"], size=2, whole=False),
         changes("s_2"),
-        changes(put={"s1": b"again", "s3": b""}, drop=["s2"], size=6, used=5.0, new=False),
+        changes(put={"s1": b"again", "s3": b""}, drop=["s2"], size=6, used=5.0, whole=False),
     ]
     assert list(store.write(batch)) == []
     assert dict(store.read("s_1")) == {"head": b"2", "s1": b"again", "s3": b""}
@@ -46,7 +50,7 @@ def test_a_batch_may_say_several_things_of_one_session(opened: Opened) -> None:
         ("s_2", 1, 1.0),
     ]
     assert list(store.write([])) == []
-    assert list(store.write([changes(put={}, drop=["s1"], new=False)])) == []
+    assert list(store.write([changes(put={}, drop=["s1"], whole=False)])) == []
     assert store.check() == []
 
 
@@ -71,7 +75,7 @@ def test_names_that_no_session_has(opened: Opened) -> None:
 def test_changes_of_a_session_that_was_forgotten_are_dropped(opened: Opened) -> None:
     """A save that was under way when the session ended must not make half of it again."""
     store = opened()
-    assert list(store.write([changes(put={"s7": b"7"}, new=False), changes(new=False)])) == [0, 1]
+    assert list(store.write([changes(put={"s7": b"7"}, whole=False), changes(whole=False)])) == [0, 1]
     assert list(store.kept()) == []
 
 
@@ -87,13 +91,13 @@ def test_who_took_a_session_last_has_it(opened: Opened) -> None:
     assert dict(new.read("s_1")) == dict(taken.items)
     assert dict(new.read("s_2")) == {"head": b"h"}
     old.forget("s_1", 1)
-    assert list(new.write([changes(put={"head": b"2"}, new=False, fence=taken.fence)])) == []
+    assert list(new.write([changes(put={"head": b"2"}, whole=False, fence=taken.fence)])) == []
     assert new.head("s_1") == b"2"
     again = old.take("s_1", "free")
     assert again.fence > taken.fence
     old.forget("s_1", again.fence)
     assert new.head("s_1") is None
-    assert list(new.write([changes(new=False, fence=taken.fence)])) == [0]
+    assert list(new.write([changes(whole=False, fence=taken.fence)])) == [0]
     assert new.take("s_1", "force") == Taken(0, {})
     assert new.check() == []
 
@@ -122,11 +126,11 @@ def test_a_session_of_a_server_that_lives_is_asked_for(opened: Opened) -> None:
     assert list(one.tend()) == ["s_1"]
     assert list(one.tend()) == []
     assert one.head("s_1") == b"h"
-    one.write([changes(put={"head": b"last"}, live=False, busy=True, new=False)])
+    one.write([changes(put={"head": b"last"}, live=False, busy=True, whole=False)])
     assert other.waiting() == []  # it is for who has asked
     taken = other.take("s_1", "ask")
     assert dict(taken.items) == {"head": b"last"}
-    assert list(one.write([changes(new=False)])) == [0]
+    assert list(one.write([changes(whole=False)])) == [0]
     assert one.take("s_1", "ask") is None
     other.release("s_1")
     assert one.take("s_1", "ask").fence > taken.fence
@@ -150,7 +154,7 @@ def test_a_session_that_was_asked_for_and_never_taken_is_left_behind(
         pytest.skip("one server has it")
     one.write([changes(live=True, busy=True)])
     assert other.take("s_1", "ask") is None
-    one.write([changes(live=False, busy=True, new=False)])
+    one.write([changes(live=False, busy=True, whole=False)])
     assert one.waiting() == []
     until = time.monotonic() + 10
     while not one.waiting() and time.monotonic() < until:
@@ -205,7 +209,7 @@ def test_it_can_be_looked_at_beside_its_server(opened: Opened) -> None:
     assert [(kept.session, kept.live) for kept in looking.kept()] == [("s_1", True)]
     assert dict(looking.read("s_1")) == {"head": b"h"}
     assert looking.check() == []
-    assert list(store.write([changes(new=False)])) == []
+    assert list(store.write([changes(whole=False)])) == []
     assert [kept.live for kept in looking.kept()] == [False]
 
 
@@ -240,7 +244,7 @@ class Model:
         items = {key: body for key, body in self.items.get(name, {}).items() if key not in drop} | put
         size = sum(map(len, items.values()))
         new = known is None and not stale
-        moved = list(store.write([changes(name, put, drop, size=size, fence=fence - stale, new=new)]))
+        moved = list(store.write([changes(name, put, drop, size=size, fence=fence - stale, whole=new)]))
         assert moved == ([0] if stale else [])
         if not stale:
             self.fences[name] = fence
@@ -287,3 +291,142 @@ def test_it_holds_what_a_model_of_it_holds(opened: Opened, steps: list[Any]) -> 
     assert sizes == {name: sum(map(len, items.values())) for name, items in model.items.items()}
     assert [fault for fault in store.check() if not fault.endswith("no head")] == []
     store.close()
+
+
+def test_what_does_not_follow_is_not_written(opened: Opened) -> None:
+    """The store has lost a save: the next one brings all, and replaces what is there."""
+    store = opened()
+    store.write([changes(put={"head": b"1", "s1": b"one"}, count=1)])
+    third = changes(put={"s3": b"3"}, count=3, whole=False)
+    assert dict(store.write([third, changes("s_2", count=1)])) == {0: "lost"}
+    assert dict(store.read("s_1")) == {"head": b"1", "s1": b"one"}
+    if store.shared:  # a file loses nothing while a process lives that has it open
+        assert list(store.behind({"s_1": (1, 2), "s_2": (1, 1), "s_3": (1, 1)})) == ["s_1", "s_3"]
+    batch = [
+        changes(put={"head": b"4", "s2": b"22"}, count=4),
+        changes(put={"s3": b"3"}, count=5, whole=False, size=4),
+    ]
+    for _ in range(2):  # its answer was lost
+        assert dict(store.write(batch)) == {}
+        assert dict(store.read("s_1")) == {"head": b"4", "s2": b"22", "s3": b"3"}
+    assert list(store.behind({"s_1": (1, 5), "s_2": (1, 1)})) == []
+    assert {each.session: each.size for each in store.kept()} == {"s_1": 4, "s_2": 1}
+    assert store.check() == []
+
+
+def test_an_older_fence_is_a_loss_and_a_newer_one_another_server(opened: Opened) -> None:
+    """A standby that took over may not know yet who has the session."""
+    store = opened()
+    store.write([changes(fence=5, count=1)])
+    assert dict(store.write([changes(put={}, fence=9, count=3, whole=False)])) == {0: "lost"}
+    assert list(store.behind({"s_1": (9, 2)})) == (["s_1"] if store.shared else [])
+    assert dict(store.write([changes(put={"head": b"9"}, fence=9, count=4)])) == {}
+    assert dict(store.write([changes(fence=5, count=2)])) == {0: "moved"}
+    assert list(store.behind({"s_1": (5, 2)})) == []
+    assert store.head("s_1") == b"9"
+
+
+def test_a_session_that_was_deleted_is_not_lost(opened: Opened) -> None:
+    """Whoever has it in memory must not save it again; one that is imported may have its name."""
+    store = opened()
+    if not store.shared:
+        pytest.skip("no server has it meanwhile")
+    store.write([changes(fence=5, count=1), changes("s_2", fence=5, count=1)])
+    store.delete(["s_1"])
+    store.forget("s_2", 5)
+    for name in ("s_1", "s_2"):
+        for whole in (False, True):
+            late = changes(name, fence=5, count=2, whole=whole)
+            assert dict(store.write([late])) == {0: "moved"}
+        assert list(store.behind({name: (5, 1)})) == []
+        assert dict(store.write([changes(name, fence=6, count=1)])) == {}
+
+
+def test_what_is_set_aside_leaves_its_place(opened: Opened) -> None:
+    store = opened()
+    store.write([changes(put={"head": b"1", "s1": b"one"}, count=1, live=True)])
+    try:
+        store.set_aside("s_1")
+    except StoreError:
+        return  # this kind does not break so
+    assert dict(store.read("s_1")) == {}
+    assert dict(store.write([changes(put={"head": b"2"}, count=2)])) == {}
+    assert dict(store.read("s_1")) == {"head": b"2"}
+    assert sorted(kept.session.partition(" ")[0] for kept in store.kept()) == ["s_1", "s_1"]
+
+
+def older(place: str) -> None:
+    """Make it a store of the version before, which saved keys."""
+    if place.startswith("postgres"):
+        import psycopg
+
+        with psycopg.connect(place) as db:
+            db.execute("ALTER TABLE ramify_sessions DROP COLUMN count")
+            db.execute("DROP TABLE ramify_gone")
+            db.execute("UPDATE ramify_about SET value = '1' WHERE name = 'format'")
+    elif place.startswith("redis"):
+        import redis
+
+        with redis.Redis.from_url(place) as db:
+            db.hset("ramify:about", "format", 1)
+    else:
+        with sqlite3.connect(place) as db:
+            db.execute("ALTER TABLE sessions DROP COLUMN count")
+            db.execute("UPDATE about SET value = 2 WHERE name = 'format'")
+        db.close()
+
+
+def test_keys_in_an_older_store_are_taken_out_when_it_is_opened(
+    opened: Opened, place: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Also of what was deleted, and of what stands in its files: the database's log apart."""
+    key, other = "k_" + "secret" * 4, "k_" + "gone" * 6
+    frame = SavedFrame("c", Open(client="c", session="s_1", key=key, detach="pause"))
+    gone = SavedFrame("c", Open(client="c", session="s_1", key=other))
+    store = opened()
+    items = {"head": b"h", "f1": msgspec.msgpack.encode(frame), "f2": msgspec.msgpack.encode(gone)}
+    store.write([changes(put=items, count=1, fence=5)])
+    store.write([changes(put={}, drop=["f2"], count=2, fence=5, whole=False)])
+    store.close()
+    older(place)
+    store = opened()
+    kept = store.read("s_1")
+    saved = msgspec.msgpack.decode(kept["f1"], type=SavedFrame)
+    assert (saved.opened.key, saved.opened.detach) == (None, "pause")
+    if place.startswith("redis"):
+        server = request.getfixturevalue("redis_server")
+        rewritten(place)
+        folders = [server.folder]
+    elif place.startswith("postgres"):
+        server = request.getfixturevalue("postgres_server")
+        with psycopg_connected(place) as db:
+            db.execute("CHECKPOINT")
+        folders = [server.folder / "data" / "base"]
+    else:
+        folders = [tmp_path]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert files
+    held = [str(path) for path in files for each in (key, other) if each.encode() in path.read_bytes()]
+    assert held == []
+    found = store.take("s_1", "force")
+    assert dict(store.write([changes(put={}, fence=found.fence, count=1, whole=False)])) == {}
+    assert store.check() == []
+
+
+def psycopg_connected(place: str) -> Any:
+    import psycopg
+
+    return psycopg.connect(place, autocommit=True)
+
+
+def rewritten(place: str) -> None:
+    """Wait until Redis has written its files anew."""
+    import redis
+
+    with redis.Redis.from_url(place) as db:
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            info = db.info("persistence")
+            if not info["aof_rewrite_in_progress"] and not info["aof_rewrite_scheduled"]:
+                return
+            time.sleep(0.02)

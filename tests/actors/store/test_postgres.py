@@ -116,7 +116,7 @@ def test_servers_write_the_same_sessions_at_once(postgres_url: str) -> None:
     def run(store: PostgresStore, order: list[str]) -> None:
         try:
             for count in range(20):
-                store.write([changes(name, put={"s1": b"%d" % count}, new=False) for name in order])
+                store.write([changes(name, put={"s1": b"%d" % count}, whole=False) for name in order])
         except StoreError as error:
             faults.append(error)
 

@@ -63,7 +63,7 @@ def test_what_is_written_is_read_and_nothing_is_there_in_plain(at: Callable[...,
             assert SECRET not in body
     taken = at("a").take("s_1", "force")
     assert dict(taken.items) == {"head": b"1", "s1": SECRET}
-    assert list(store.write([changes(new=False)])) == [0]
+    assert list(store.write([changes(whole=False)])) == [0]
     assert {kept.session for kept in store.kept()} == {"s_1", "s_2"}
 
 
@@ -111,7 +111,7 @@ def test_a_store_that_was_not_encrypted_becomes_so(at: Callable[..., Any]) -> No
         at("a")
     with pytest.raises(StoreError, match="give its --store-key-file"):
         at()
-    plain.write([changes("s_2", put={"head": b"last"}, new=False)])
+    plain.write([changes("s_2", put={"head": b"last"}, whole=False)])
     assert at("a", converts=True).rekey() == (2, 0)
     store = at("a")
     assert store.head("s_1") == SECRET
@@ -134,7 +134,7 @@ def test_what_was_changed_in_the_store_is_found(at: Callable[..., Any]) -> None:
         ("s1", SEALED),
         ("s1", SEALED + b"none" + one["s1"][5:]),
     ):
-        inside.write([changes(put=dict(one) | {name: body}, new=False)])
+        inside.write([changes(put=dict(one) | {name: body}, whole=False)])
         assert store.read("s_1")[name] == SEALED
         (fault,) = store.check()
         assert fault.startswith(f"session s_1, item {name}: ")

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from ramify.actors.gateway.openai.requests import decode
-from ramify.actors.gateway.openai.response_requests import ResponseRequest, Stored, checksum
+from ramify.actors.gateway.openai.response_requests import ResponseRequest, checksum
 from ramify.protocol.errors import BadRequest
+from ramify.protocol.stored_response import Stored
 from ramify.protocol.wire import ChatMessage
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
