@@ -376,7 +376,7 @@ async def test_a_full_or_read_only_disk(
 
 @pytest.mark.parametrize("byte", [b"\0", b"\xff"])
 async def test_a_corrupted_page(serving: Any, tmp_path: Path, byte: bytes) -> None:
-    """The session on it comes back without what was there, and says so; the others are what they were."""
+    """Its session comes back without what was there, and says so; the others are what they were."""
     kept = {"store": tmp_path / "s.db", "warm_start": 0}
     states = []
     async with serving(server=kept) as served:
