@@ -52,7 +52,7 @@ _LOG = logging.getLogger("ramify.gateway")
 
 TICK_S = 0.5  # how often deadlines are looked at
 FAILED_CLOSE_S = 1.0  # for closing handshakes when the engine is broken
-RETRY_S = 0.05  # while a session's mailbox has no room for a notice
+RETRY_S = 0.05  # while a session's mailbox has no room for a notice or a frame
 
 
 class GatewayActor:
@@ -231,14 +231,23 @@ class GatewayActor:
         """Deadlines, and notices that are owed."""
         hub = self._hub
         while True:
-            pause = RETRY_S if hub.notices.owed else TICK_S
+            pause = RETRY_S if hub.notices.owed or hub.blocked else TICK_S
             await hub.clock.sleep_until(hub.clock.now() + pause)
             hub.notices.retry()
+            self._retry()
             now = hub.clock.now()
             for key in hub.timers.due(now):
                 connection = hub.connections.get(key)
                 if connection is not None:
                     connection.on_timer(now)
+
+    def _retry(self) -> None:
+        """What sessions had no room for."""
+        blocked, self._hub.blocked = self._hub.blocked, set()
+        for number in blocked:
+            connection = self._hub.connections.get(number)
+            if connection is not None:
+                connection.retry()
 
     def _any(self) -> bool:
         return bool(self._hub.connections)

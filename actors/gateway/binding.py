@@ -3,6 +3,10 @@
     WAITING --open--> OPENING --Opened--> ATTACHED --the session is gone--> WAITING
        ^-----------------|  the directory refused, or the session          (end: ENDED, from each)
 
+A frame that the session's mailbox has no room for waits here, with those behind it, and the socket is
+not read meanwhile. It is not refused: an op that is sent again after a resume may have run, its reply is
+on its way, and two replies to one op would contradict each other. Only the session knows.
+
 No sockets and no codecs here: frames come in decoded, refusals go back as return values. It tells
 the directory and the sessions, and it is who tells `Detached`, exactly once per `Opened`.
 """
@@ -46,6 +50,7 @@ class SessionBinding:
         "_hub",
         "_pending",
         "_pending_bytes",
+        "_resumes",
         "_session",
         "_socket",
         "_throttled",
@@ -63,6 +68,7 @@ class SessionBinding:
         self._pending: list[Frame] = []
         self._pending_bytes = 0
         self._throttled = False
+        self._resumes = False  # the directory was asked for a session that is there
         self.credential = NOBODY
         self.displaceable = False
         self.saves = True
@@ -72,7 +78,10 @@ class SessionBinding:
 
     @property
     def congested(self) -> bool:
-        """True while no more frames should be read: enough of them wait for the directory."""
+        """True while no more frames should be read: enough of them wait for the directory, or one waits
+        for room in the session's mailbox."""
+        if self.stage is Stage.ATTACHED:
+            return bool(self._pending)
         return len(self._pending) >= PENDING_FRAMES or self._pending_bytes >= PENDING_BYTES
 
     def route(
@@ -92,12 +101,19 @@ class SessionBinding:
                 return self._refuse(frame.ops, error)
             case Stage.WAITING:
                 return self._open(frame.ops, frame.size, frame.place)
-            case Stage.ATTACHED:
+            case Stage.ATTACHED if not self._pending:
                 return self._tell(frame)
-            case Stage.OPENING:
-                self._pending.append(frame)
-                self._pending_bytes += frame.size
+            case Stage.ATTACHED | Stage.OPENING:
+                self._wait(frame)
         return []
+
+    def retry(self) -> list[ServerMessage]:
+        """The session may have room again for the frames that wait. Returns refusals."""
+        return self._replay() if self.stage is Stage.ATTACHED else []
+
+    def _wait(self, frame: Frame) -> None:
+        self._pending.append(frame)
+        self._pending_bytes += frame.size
 
     def opened(self, session: int) -> list[ServerMessage]:
         """The directory's answer: the socket belongs to `session`. Returns refusals."""
@@ -110,12 +126,16 @@ class SessionBinding:
             self._hub.notices.tell(session, Throttled(self._socket))
         return self._replay()
 
-    def failed(self) -> list[ServerMessage]:
-        """The directory's other answer, or the session's: an error. The client may `open` anew.
+    def failed(self, error: Error) -> list[ServerMessage]:
+        """The directory's other answer, or the session's. The client may `open` anew.
 
-        Returns refusals.
+        Returns refusals: none for ops behind a resume that is to be tried again. They may have run, and
+        are sent again with the next `open`.
         """
         self._session = None
+        if self._resumes and error.code == "overloaded":
+            while self._pending and not isinstance(self._pending[0].ops[0], Open):
+                self._pending_bytes -= self._pending.pop(0).size
         self._await_open()
         return self._replay()
 
@@ -131,7 +151,9 @@ class SessionBinding:
         session, self._session = self._session, None
         self.stage = Stage.ENDED
         self.open_by = None
-        self._pending.clear()
+        if self._pending:
+            self._pending.clear()
+            self._hub.blocked.discard(self._socket)
         self._pending_bytes = 0
         if session is not None:
             self._hub.notices.tell(session, Detached(self._socket))
@@ -162,6 +184,7 @@ class SessionBinding:
         except (MailboxFull, MailboxClosed):
             return self._refuse(ops, _overloaded())
         self.stage = Stage.OPENING
+        self._resumes = request.session is not None
         self.open_by = None
         return []
 
@@ -173,7 +196,9 @@ class SessionBinding:
             if self._hub.sessions.tell(cast(int, self._session), frame):
                 return []
         except MailboxFull:
-            return self._refuse(ops, _overloaded())
+            self._wait(frame)
+            self._hub.blocked.add(self._socket)
+            return []
         if self._hub.failed:
             return []  # the session may go on elsewhere: who resumes sends again what has no reply
         self._session = None  # it is gone, so there is nobody to tell Detached
@@ -186,7 +211,7 @@ class SessionBinding:
         self._hub.timers.schedule(self._socket, self.open_by)
 
     def _replay(self) -> list[ServerMessage]:
-        """Take up the frames that came while the directory was busy."""
+        """Take up the frames that came while the directory was busy, or the session."""
         pending, self._pending = self._pending, []
         self._pending_bytes = 0
         replies: list[ServerMessage] = []

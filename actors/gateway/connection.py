@@ -222,7 +222,14 @@ class Connection(asyncio.Protocol):
         """The directory's other answer, or the session's: the client may `open` anew."""
         self._reply([error])
         if self._binding is not None and self._binding.stage in (Stage.OPENING, Stage.ATTACHED):
-            self._reply(self._binding.failed())
+            self._reply(self._binding.failed(error))
+            self._pace_reading()
+
+    def retry(self) -> None:
+        """The session may have room again for the frames that wait."""
+        if self._binding is not None:
+            self._reply(self._binding.retry())
+            self.flush()
             self._pace_reading()
 
     def flush(self) -> None:
@@ -608,7 +615,7 @@ class Connection(asyncio.Protocol):
         self._set_deadline(self._hub.clock.now() + CLOSE_TIMEOUT_S)
 
     def _congested(self) -> bool:
-        """Too many frames wait for the directory."""
+        """Too many frames wait for the directory, or one for the session."""
         return self._binding is not None and self._binding.congested
 
     def _pace_reading(self) -> None:

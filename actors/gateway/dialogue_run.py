@@ -61,8 +61,13 @@ class DialogueRun(ABC):
     def refused(self, error: Error) -> None:
         """The directory's other answer, or the session's."""
         if self._binding.stage is Stage.ATTACHED:
-            self._binding.failed()
+            self._binding.failed(error)
         self._reply([error])
+
+    def retry(self) -> None:
+        """The session may have room again for the ops that wait."""
+        self._reply(self._binding.retry())
+        self.flush()
 
     @abstractmethod
     def deliver(self, messages: list[ServerMessage]) -> bool:

@@ -36,6 +36,8 @@ EVENTS = st.lists(
     max_size=60,
 )
 
+GONE = Error(code="no_session", message="gone")
+
 
 class World:
     """The binding between a stub directory and sessions; each session is used once."""
@@ -52,6 +54,7 @@ class World:
             sessions=self.router,
             notices=Notices(self.router),
             failed=False,
+            blocked=set(),
         )
         self.socket = SessionBinding(self.hub, 1)  # type: ignore[arg-type]
 
@@ -85,13 +88,17 @@ def test_random_lives(events: list[str]) -> None:
             refused += socket.opened(world.answer())
         elif event == "failed" and asked and socket.stage is Stage.OPENING:
             asked -= 1
-            refused += socket.failed()
+            refused += socket.failed(GONE)
         elif event in ("slow", "fast"):
-            socket.throttle(event == "slow")
+            if socket._throttled != (event == "slow"):  # asyncio says each once
+                socket.throttle(event == "slow")
         elif event in ("full", "room"):
             for mailbox in world.mailboxes.values():
                 mailbox.capacity = 0 if event == "full" else 1000
             world.hub.notices.retry()
+            if world.hub.blocked:
+                world.hub.blocked.clear()
+                refused += socket.retry()
         elif event == "gone":
             for number in world.mailboxes:
                 world.router.remove(number)
@@ -100,7 +107,9 @@ def test_random_lives(events: list[str]) -> None:
             socket.end()
         asked += len(world.directory) - before
         assert (socket.open_by is not None) == (socket.stage is Stage.WAITING)
-        assert socket.congested == (len(socket._pending) >= PENDING_FRAMES)
+        most = 1 if socket.stage is Stage.ATTACHED else PENDING_FRAMES
+        assert socket.congested == (len(socket._pending) >= most)
+        assert bool(world.hub.blocked) == (socket.stage is Stage.ATTACHED and bool(socket._pending))
 
     told = [op.id for message in world.directory.drain_nowait() for op in message.ops]
     for number, mailbox in world.mailboxes.items():
@@ -126,7 +135,7 @@ def test_frames_keep_their_order_through_a_failed_open() -> None:
     assert socket.route([Generate(id=1)], 10) == []
     assert socket.route([Open(client="d"), Generate(id=2)], 10) == []
     assert socket.route([Generate(id=3)], 10) == []
-    (stray,) = socket.failed()
+    (stray,) = socket.failed(GONE)
     assert (stray.code, stray.id) == ("bad_request", 1)
     assert world.directory.drain_nowait() == [
         OpenSession(1, Open(client="d"), [Generate(id=2)], size=10)
@@ -204,3 +213,54 @@ def test_a_resume_that_is_refused_leaves_its_ops_open() -> None:
         opened = Open(client="c", session=session, key="k" if session else None)
         replies = World().socket.route([opened, Generate(id=1)], 10, 0, limit)
         assert [reply.id for reply in replies] == answered
+
+
+def test_ops_that_a_session_has_no_room_for_wait_and_are_answered_once() -> None:
+    """One that is sent again after a resume has a reply on its way: an `overloaded` was a second one."""
+    world = World()
+    world.socket.route([Open(client="c", session="s_1", key="k")], 10)
+    number = world.answer()
+    world.socket.opened(number)
+    mailbox = world.mailboxes[number]
+    mailbox.capacity = 1
+    assert world.socket.route([Generate(id=1)], 10) == []
+    assert not world.socket.congested
+    assert world.socket.route([Generate(id=2)], 10) == []
+    assert world.socket.route([Generate(id=3)], 10) == []
+    assert world.socket.congested
+    assert world.socket.retry() == []  # no room yet
+    told = mailbox.drain_nowait()
+    mailbox.capacity = 10
+    assert world.socket.route([Generate(id=4)], 10) == []  # not before those that wait
+    assert not len(mailbox)
+    assert world.socket.retry() == []
+    assert not world.socket.congested
+    told += mailbox.drain_nowait()
+    assert [frame.ops[0].id for frame in told] == [1, 2, 3, 4]
+    assert world.socket._pending_bytes == 0
+
+
+def test_ops_that_wait_for_a_session_that_ends_are_answered() -> None:
+    world = World()
+    world.socket.route([Open(client="c")], 10)
+    number = world.answer()
+    world.socket.opened(number)
+    world.mailboxes[number].capacity = 0
+    assert world.socket.route([Generate(id=1)], 10) == []
+    assert world.socket.route([Generate(id=2)], 10) == []
+    world.hub.sessions.remove(number)
+    replies = world.socket.retry()
+    assert [(reply.code, reply.id) for reply in replies] == [("no_session", 1), ("bad_request", 2)]
+
+
+def test_ops_behind_a_resume_that_is_tried_again_stay_open() -> None:
+    """The session's mailbox was full: they are sent again with the next `open`, and may have run."""
+    busy = Error(code="overloaded", message="too much to do", retry_ms=1000)
+    world = World()
+    world.socket.route([Open(client="c", session="s_1", key="k")], 10)
+    world.socket.route([Generate(id=1)], 10)
+    assert world.socket.failed(busy) == []
+    assert (world.socket.stage, world.socket._pending_bytes) == (Stage.WAITING, 0)
+    world.socket.route([Open(client="c")], 10)  # a new session has seen nothing
+    world.socket.route([Generate(id=2)], 10)
+    assert [reply.id for reply in world.socket.failed(busy)] == [2]

@@ -310,19 +310,23 @@ async def test_rate_limit_recovers(serve) -> None:
             ]
 
 
-async def test_full_session_and_full_directory_are_overloaded(serve) -> None:
+async def test_a_full_session_is_waited_for_and_a_full_directory_is_overloaded(serve) -> None:
     async with serve() as gateway:
         session = gateway.session(capacity=1)
         async with gateway.connect() as client:
             socket = await gateway.attach(client)
             await client.send(APPEND % 1)
             await client.send('[{"type":"append","id":2,"text":"x"},{"type":"generate","id":3}]')
-            replies = await gateway.read(client)
-            assert [(r.code, r.id, r.retry_ms) for r in replies] == [
-                ("overloaded", 2, 100),
-                ("overloaded", 3, 100),
-            ]
-            assert len(session) == 1
+            await client.send('{"type":"ping","n":1}')
+            while not gateway.actor._hub.blocked:
+                await asyncio.sleep(0)
+            assert [op.id for frame in await session.drain() for op in frame.ops] == [1]
+            gateway.clock.advance(1)
+            assert [op.id for frame in await session.drain() for op in frame.ops] == [2, 3]
+            assert await gateway.read(client) == [Pong(n=1, load={"queue": 3.0, "kv": 0.5})]
+            await client.send(APPEND % 4)
+            while not len(session):
+                await asyncio.sleep(0)
         # Detached did not fit; it is told as soon as there is room.
         await gateway.until_gone()
         assert len(session.drain_nowait()) == 1
