@@ -12,6 +12,7 @@ from typing import Protocol
 import anyio
 from anyio.abc import TaskStatus
 
+from ramify.actors.grammar.owners import Owner
 from ramify.actors.grammar.shelf import Shelf, Shelved
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.log import get_log
@@ -40,7 +41,7 @@ log = get_log(__name__)
 class Compiler(Protocol):
     """Compiles elsewhere. See `pool.CompilePool`."""
 
-    async def compile(self, spec: ConstraintSpec, owner: str = "") -> CompiledConstraint:
+    async def compile(self, spec: ConstraintSpec, owner: Owner) -> CompiledConstraint:
         """Raises ConstraintError; Overloaded if too many wait."""
         ...
 
@@ -133,17 +134,16 @@ class GrammarActor:
         if self._unable is not None:
             return NotCompiled(message.request, "unsupported", UNABLE.format(self._unable))
         await self._vocabulary_read()
-        # Who comes without a credential shares with others as a session of its own.
-        owner = message.owner or f"session {session_of(message.request)}"
+        owner = Owner(message.owner, session_of(message.request))
         found = self.shelf.find(message.spec, owner)
         if found is None:
             compiled = await self._compiler.compile(message.spec, owner)
             found = self._shelved(message.spec, compiled, owner)
         return Compiled(message.request, found.number, list(found.notes))
 
-    def _shelved(self, spec: ConstraintSpec, compiled: CompiledConstraint, owner: str) -> Shelved:
+    def _shelved(self, spec: ConstraintSpec, compiled: CompiledConstraint, owner: Owner) -> Shelved:
         """Its place on the shelf, of which the scheduler has heard."""
-        found = self.shelf.peek(spec)
+        found = self.shelf.peek(spec, owner)
         if found is None:
             found, retired = self.shelf.put(spec, compiled, owner)
             self._scheduler.tell(Constrain(found.number, compiled.body))

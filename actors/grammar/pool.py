@@ -1,13 +1,14 @@
 """Compiles constraints in processes of their own, so that no regex of a client can stop the engine.
 
 `CompilePool.compile` answers from what is known, or waits for a worker. The same constraint is compiled
-once however many ask for it. A worker that takes too long or too much memory is killed, and another one
-is started; its job fails with a message for the client. The time of a job counts from its arrival, so
-each has an answer by then, however many hostile ones are ahead of it. A job for which nobody waits any
-more is taken from the queue; one that runs goes on, as its result may be asked for again, unless others
-wait for its worker.
+once for each name of a credential, however many of its sessions ask for it: names share no result and no
+job, so that no time tells one of them what another one asked for. A worker that takes too long or too
+much memory is killed, and another one is started; its job fails with a message for the client. The time
+of a job counts from its arrival, so each has an answer by then, however many hostile ones are ahead of
+it. A job for which nobody waits any more is taken from the queue; one that runs goes on, as its result
+may be asked for again, unless others wait for its worker.
 
-It does not know what a constraint means, nor who asks.
+It does not know what a constraint means.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 from ramify.actors.grammar.job_queue import RETRY_MS, JobQueue
+from ramify.actors.grammar.owners import Owner
 from ramify.actors.grammar.results import Result, Results
 from ramify.actors.grammar.wire import (
     MAX_FRAME,
@@ -46,6 +48,8 @@ ENOUGH = 0.5  # of a job's time: who had less because it waited is not found gui
 GRACE_SECONDS = 0.25  # that a job may run though nobody wants it and others wait
 FORGET_SECONDS = 60.0  # after which a constraint whose worker was killed may be tried again
 
+NOBODY = Owner()
+
 log = get_log(__name__)
 
 
@@ -54,7 +58,7 @@ class PoolLimits:
     """`seconds`: of one job from its arrival on, by the clock. `memory`: bytes a worker may take beyond
     what its start took.
 
-    `waiting`: jobs in the queue, `waiting_each`: of one owner; `kept_bytes`: of results.
+    `waiting`: jobs in the queue, `waiting_each`: of one name; `kept_bytes`: of results.
     """
 
     workers: int = field(default_factory=lambda: max(2, min(16, (os.cpu_count() or 1) - 2)))
@@ -84,12 +88,17 @@ class PoolCounters:
 @dataclass(eq=False)
 class _Task:
     spec: ConstraintSpec
-    owner: str
+    owner: Owner
     until: float  # when it has to be done
     done: "asyncio.Future[Result | Overloaded]" = field(repr=False)
     waiters: int = 0
     worker: "_Worker | None" = None  # that has it
     begun: float = 0.0
+
+    @property
+    def key(self) -> tuple[str, ConstraintSpec]:
+        """What is compiled once."""
+        return self.owner.name, self.spec
 
 
 class CompilePool:
@@ -103,7 +112,7 @@ class CompilePool:
             self.limits.workers, self.limits.waiting, self.limits.waiting_each
         )
         self._results = Results(self.limits.kept_bytes)
-        self._under_way: dict[ConstraintSpec, _Task] = {}
+        self._under_way: dict[tuple[str, ConstraintSpec], _Task] = {}
         self._news = asyncio.Event()
 
     @property
@@ -116,10 +125,10 @@ class CompilePool:
         """Of results."""
         return self._results.bytes
 
-    async def compile(self, spec: ConstraintSpec, owner: str = "") -> CompiledConstraint:
+    async def compile(self, spec: ConstraintSpec, owner: Owner = NOBODY) -> CompiledConstraint:
         """Raises ConstraintError, and Overloaded if too many wait. `owner`: who is treated fairly."""
         result: Result | Overloaded
-        known = self._results.get(spec, self._clock.now())
+        known = self._results.get(owner.name, spec, self._clock.now())
         if known is not None:
             self.counters.hits += 1
             result = known
@@ -138,20 +147,23 @@ class CompilePool:
             raise ConstraintError(result.message, **(result.details or {}))
         return result
 
-    def _task(self, spec: ConstraintSpec, owner: str) -> _Task:
+    def _task(self, spec: ConstraintSpec, owner: Owner) -> _Task:
         """The job for `spec`, an old or a new one."""
-        task = self._under_way.get(spec)
+        task = self._under_way.get((owner.name, spec))
         if task is not None:
             self.counters.joined += 1
             return task
         until = self._clock.now() + self.limits.seconds
         task = _Task(spec, owner, until, asyncio.get_running_loop().create_future())
         try:
-            self._queue.add(owner, task)
+            gone = self._queue.add(owner, task)
         except Overloaded:
             self.counters.refused += 1
             raise
-        self._under_way[spec] = task
+        self._under_way[task.key] = task
+        if gone is not None:
+            self.counters.refused += 1
+            self._give_up(gone, "others, who have less in it, need its place in the queue")
         self._news.set()
         # an idle worker may take it at once
         asyncio.get_running_loop().call_later(SOON_SECONDS, self._make_way)
@@ -162,25 +174,24 @@ class CompilePool:
         """Refuse it if it still waits: it may be a good one behind others."""
         if self._queue.withdraw(task.owner, task):
             self.counters.refused += 1
-            self._give_up(task)
+            self._give_up(task, self._late)
 
-    def _give_up(self, task: _Task) -> None:
+    @property
+    def _late(self) -> str:
+        return f"it had no turn to be compiled within {self.limits.seconds:g} s"
+
+    def _give_up(self, task: _Task, why: str) -> None:
         """It had not its time: another time it may be compiled."""
-        if self._under_way.get(task.spec) is task:
-            del self._under_way[task.spec]
+        if self._under_way.get(task.key) is task:
+            del self._under_way[task.key]
         if not task.done.done():
-            task.done.set_result(
-                Overloaded(
-                    f"it had no turn to be compiled within {self.limits.seconds:g} s: try again later",
-                    retry_ms=RETRY_MS,
-                )
-            )
+            task.done.set_result(Overloaded(f"{why}: try again later", retry_ms=RETRY_MS))
 
     def _abandon(self, task: _Task) -> None:
         """Nobody waits for it."""
         if self._queue.withdraw(task.owner, task):
             self.counters.abandoned += 1
-            del self._under_way[task.spec]
+            del self._under_way[task.key]
             task.done.cancel()
         else:
             self._make_way()
@@ -198,7 +209,7 @@ class CompilePool:
                 asyncio.get_running_loop().call_later(left, self._make_way)
             elif task.worker.alive:
                 self.counters.abandoned += 1
-                del self._under_way[task.spec]  # who asks for it now begins anew
+                del self._under_way[task.key]  # who asks for it now begins anew
                 task.worker.kill()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -227,7 +238,7 @@ class CompilePool:
 
     async def _serve(self, worker: "_Worker") -> None:
         """The next job on `worker`; none if it dies before."""
-        taken: tuple[str, _Task] | None = None
+        taken: tuple[Owner, _Task] | None = None
         while worker.alive and (taken := self._queue.take()) is None:
             self._news.clear()
             await worker.wait(self._news)
@@ -239,7 +250,7 @@ class CompilePool:
         try:
             result, until = await self._done(worker, task)
             if result is None:
-                self._give_up(task)
+                self._give_up(task, self._late)
             else:
                 self._settle(task, result, until)
         finally:
@@ -267,16 +278,16 @@ class CompilePool:
                 return message.compiled, None
             self.counters.failed += 1
             return message.exception(), None
-        if self._under_way.get(spec) is not task:  # it was abandoned
+        if self._under_way.get(task.key) is not task:  # it was abandoned
             return ConstraintError(why), self._clock.now()
         self.counters.killed += 1
         log.warning("a compile worker was ended", reason=why, kind=spec.kind, bytes=len(spec.text))
         return ConstraintError(f"{why}: make the constraint smaller"), self._clock.now() + FORGET_SECONDS
 
     def _settle(self, task: _Task, result: Result, until: float | None) -> None:
-        if self._under_way.get(task.spec) is task:
-            del self._under_way[task.spec]
-            self._results.put(task.spec, result, until)
+        if self._under_way.get(task.key) is task:
+            del self._under_way[task.key]
+            self._results.put(*task.key, result, until)
         if not task.done.done():
             task.done.set_result(result)
 

@@ -1,10 +1,13 @@
-"""What was compiled lately, and what could not be: the least recently asked for goes first. Pure.
+"""What was compiled lately for each name, and what could not be. Pure.
 
-Failures are kept too, so that a constraint that cannot be compiled costs its work once. Those that may
-have been bad luck (a worker that was too slow, or was killed) are forgotten after a while.
+A result is known to the name that asked for it, and to no other: else the time of an answer would tell
+what others have asked for. When there is too much, the name that has most of it loses what it asked for
+longest ago, so nobody takes what others have. Failures are kept too, so that a constraint that cannot be
+compiled costs its work once. Those that may have been bad luck (a worker that was too slow, or was
+killed) are forgotten after a while.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from ramify.protocol.constraints import CompiledConstraint, ConstraintSpec
 from ramify.protocol.errors import ConstraintError
@@ -12,6 +15,7 @@ from ramify.protocol.errors import ConstraintError
 Result = CompiledConstraint | ConstraintError
 
 _OVERHEAD = 512  # bytes of an entry beside its texts
+_Kept = OrderedDict[ConstraintSpec, tuple[Result, float | None]]
 
 
 class Results:
@@ -19,36 +23,47 @@ class Results:
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
-        self._entries: OrderedDict[ConstraintSpec, tuple[Result, float | None]] = OrderedDict()
+        self._names: dict[str, _Kept] = {}
+        self._sizes: Counter[str] = Counter()  # bytes of each name
         self.bytes = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return sum(map(len, self._names.values()))
 
-    def get(self, spec: ConstraintSpec, now: float) -> Result | None:
-        """What became of `spec`, if it is known."""
-        entry = self._entries.get(spec)
+    def get(self, name: str, spec: ConstraintSpec, now: float) -> Result | None:
+        """What became of `spec` when `name` asked for it, if it is known."""
+        entry = self._names.get(name, {}).get(spec)
         if entry is None:
             return None
         result, until = entry
         if until is not None and now >= until:
-            self._drop(spec)
+            self._drop(name, spec)
             return None
-        self._entries.move_to_end(spec)
+        self._names[name].move_to_end(spec)
         return result
 
-    def put(self, spec: ConstraintSpec, result: Result, until: float | None = None) -> None:
+    def put(self, name: str, spec: ConstraintSpec, result: Result, until: float | None = None) -> None:
         """Keep `result`, until a time at most."""
-        if spec in self._entries:
-            self._drop(spec)
-        self._entries[spec] = (result, until)
-        self.bytes += _size(spec, result)
-        while self.bytes > self._most and len(self._entries) > 1:
-            self._drop(next(iter(self._entries)))
+        if spec in self._names.get(name, {}):
+            self._drop(name, spec)
+        self._names.setdefault(name, OrderedDict())[spec] = (result, until)
+        self._count(name, _size(spec, result))
+        while self.bytes > self._most and len(self) > 1:
+            largest = max(self._sizes, key=lambda each: self._sizes[each])
+            self._drop(largest, next(iter(self._names[largest])))
 
-    def _drop(self, spec: ConstraintSpec) -> None:
-        result, _ = self._entries.pop(spec)
-        self.bytes -= _size(spec, result)
+    def _drop(self, name: str, spec: ConstraintSpec) -> None:
+        kept = self._names[name]
+        result, _ = kept.pop(spec)
+        if not kept:
+            del self._names[name]
+        self._count(name, -_size(spec, result))
+
+    def _count(self, name: str, more: int) -> None:
+        self.bytes += more
+        self._sizes[name] += more
+        if not self._sizes[name]:
+            del self._sizes[name]
 
 
 def _size(spec: ConstraintSpec, result: Result) -> int:

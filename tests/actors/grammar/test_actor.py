@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from ramify.actors.grammar.actor import GrammarActor
+from ramify.actors.grammar.owners import Owner
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.protocol.constraints import CompiledConstraint, ConstraintSpec
 from ramify.protocol.messages import Abandon, AbandonSession, Compile, Compiled, Constrain
@@ -20,9 +21,9 @@ class Compiler:
     """Compiles anything, and keeps for whom."""
 
     def __init__(self) -> None:
-        self.owners: list[str] = []
+        self.owners: list[Owner] = []
 
-    async def compile(self, spec: ConstraintSpec, owner: str = "") -> CompiledConstraint:
+    async def compile(self, spec: ConstraintSpec, owner: Owner) -> CompiledConstraint:
         self.owners.append(owner)
         return CompiledConstraint(b"body", "automaton")
 
@@ -38,7 +39,7 @@ async def test_who_has_no_credential_takes_turns_as_a_session() -> None:
             answer = await actor._compiled(Compile(session << 32 | 7, spec, owner))
             assert isinstance(answer, Compiled)
             assert answer.constraint == session
-    assert compiler.owners == ["session 1", "session 2", "ann", "ann"]
+    assert compiler.owners == [("", 1), ("", 2), ("ann", 3), ("ann", 4)]
     assert told == [Constrain(0, b"words"), *(Constrain(i, b"body") for i in range(1, 5))]
 
 
@@ -47,7 +48,7 @@ async def test_who_has_left_is_not_compiled_for() -> None:
     asked, left, gate = list[str](), list[str](), asyncio.Event()
 
     class Waiting:
-        async def compile(self, spec: ConstraintSpec, owner: str = "") -> CompiledConstraint:
+        async def compile(self, spec: ConstraintSpec, owner: Owner) -> CompiledConstraint:
             asked.append(spec.text)
             try:
                 await gate.wait()

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
+from ramify.actors.grammar.owners import Owner
 from ramify.actors.grammar.pool import CompilePool, PoolLimits
 from ramify.actors.kit.child_process import ChildProcess
 from ramify.protocol.constraints import AutomatonBody, CompiledConstraint, ConstraintSpec, decode_body
@@ -50,10 +51,22 @@ def pids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-async def test_a_constraint_is_compiled_once() -> None:
+async def test_names_share_no_result_and_no_job() -> None:
+    """Else the time of an answer tells one what another asked for."""
     async with running() as pool:
-        one, two = await asyncio.gather(pool.compile(regex("a+b"), "x"), pool.compile(regex("a+b"), "y"))
-        three = await pool.compile(regex("a+b"), "z")
+        names = [Owner("x"), Owner("y")]
+        one, two = await asyncio.gather(*(pool.compile(regex("a+b"), each) for each in names))
+        assert one is not two
+        assert one == two
+        assert await pool.compile(regex("a+b"), Owner("z")) == one
+        assert (pool.counters.compiled, pool.counters.hits, pool.counters.joined) == (3, 0, 0)
+
+
+async def test_a_constraint_is_compiled_once_for_a_name() -> None:
+    async with running() as pool:
+        owners = [Owner("x", session) for session in range(3)]
+        one, two = await asyncio.gather(*(pool.compile(regex("a+b"), each) for each in owners[:2]))
+        three = await pool.compile(regex("a+b"), owners[2])
         assert one is two is three
         body = decode_body(one.body)
         assert isinstance(body, AutomatonBody)
@@ -83,7 +96,7 @@ async def held_up(pool: CompilePool, pids: list[int]) -> "asyncio.Task[object]":
     """The only worker has a job that will not end: its process is stopped."""
     await pool.compile(regex("ready"))
     os.kill(pids[0], signal.SIGSTOP)
-    job = asyncio.create_task(pool.compile(regex("slow"), "a"))
+    job = asyncio.create_task(pool.compile(regex("slow"), Owner("a")))
     while not any(task.worker for task in pool._under_way.values()):
         await asyncio.sleep(0.01)
     return job
@@ -93,7 +106,7 @@ async def test_what_nobody_waits_for_is_withdrawn(pids: list[int]) -> None:
     """A worker goes on with it only as long as nobody else needs that worker."""
     async with running(PoolLimits(workers=1)) as pool:
         under_way = await held_up(pool, pids)
-        waiting = asyncio.create_task(pool.compile(regex("x{3}"), "a"))
+        waiting = asyncio.create_task(pool.compile(regex("x{3}"), Owner("a")))
         await asyncio.sleep(0)
         assert pool.waiting == 1
         waiting.cancel()
@@ -102,9 +115,9 @@ async def test_what_nobody_waits_for_is_withdrawn(pids: list[int]) -> None:
         under_way.cancel()
         await asyncio.sleep(0.3)
         assert len(pids) == 1  # it runs on
-        assert (await pool.compile(regex("y"), "b")).backend == "automaton"
+        assert (await pool.compile(regex("y"), Owner("b"))).backend == "automaton"
         assert (len(pids), pool.counters.abandoned, pool.counters.killed) == (2, 2, 0)
-        assert (await pool.compile(regex("slow"), "b")).backend == "automaton"
+        assert (await pool.compile(regex("slow"), Owner("b"))).backend == "automaton"
 
 
 async def test_a_job_that_is_asked_for_again_in_time_is_not_ended(pids: list[int]) -> None:
@@ -112,8 +125,8 @@ async def test_a_job_that_is_asked_for_again_in_time_is_not_ended(pids: list[int
         first = await held_up(pool, pids)
         first.cancel()
         await asyncio.wait([first])
-        again = asyncio.create_task(pool.compile(regex("slow"), "b"))
-        other = asyncio.create_task(pool.compile(regex("z"), "c"))
+        again = asyncio.create_task(pool.compile(regex("slow"), Owner("a", 2)))
+        other = asyncio.create_task(pool.compile(regex("z"), Owner("c")))
         await asyncio.sleep(0.4)
         os.kill(pids[0], signal.SIGCONT)
         await asyncio.gather(again, other)
@@ -152,7 +165,8 @@ async def test_each_has_an_answer_by_its_time(pids: list[int]) -> None:
         await patiently(pool, regex("a"))
         begun = time.monotonic()
         found = await asyncio.gather(
-            *(pool.compile(spec, "hostile") for spec in slow), pool.compile(regex("ab"), "x"),
+            *(pool.compile(spec, Owner("hostile")) for spec in slow),
+            pool.compile(regex("ab"), Owner("x")),
             return_exceptions=True,
         )  # fmt: skip
         assert time.monotonic() - begun < 2.0
@@ -196,17 +210,22 @@ async def test_memory_is_limited() -> None:
 
 
 async def test_too_many_jobs_are_refused() -> None:
+    """Those of a name that has more than its part; and one of them gives way to another name's."""
     pool = CompilePool(PoolLimits(waiting=3, waiting_each=2))
-    async with anyio.create_task_group() as group:
-        for owner, text in (("a", "1"), ("a", "2"), ("b", "3")):
-            group.start_soon(pool.compile, regex(text), owner)
-        await anyio.wait_all_tasks_blocked()
-        assert pool.waiting == 3
-        for owner, text in (("a", "4"), ("c", "5")):
-            with pytest.raises(Overloaded):
-                await pool.compile(regex(text), owner)
-        assert pool.counters.refused == 2
-        group.cancel_scope.cancel()
+    owners = (("a", "1"), ("a", "2"), ("b", "3"))
+    jobs = [asyncio.ensure_future(pool.compile(regex(text), Owner(owner))) for owner, text in owners]
+    await anyio.wait_all_tasks_blocked()
+    assert pool.waiting == 3
+    with pytest.raises(Overloaded):
+        await pool.compile(regex("4"), Owner("a"))
+    jobs.append(asyncio.ensure_future(pool.compile(regex("5"), Owner("c"))))
+    with pytest.raises(Overloaded, match="less in it"):
+        await jobs[1]
+    assert (pool.waiting, pool.counters.refused) == (3, 2)
+    for job in jobs:
+        job.cancel()
+    await anyio.wait_all_tasks_blocked()
+    assert pool.waiting == 0
 
 
 async def test_workers_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,11 +280,11 @@ async def test_twenty_hostile_constraints_hold_up_nobody() -> None:
     async with running() as pool, anyio.create_task_group() as group:
         await pool.compile(regex("first"))
         group.start_soon(watch)
-        hostile = [asyncio.ensure_future(pool.compile(spec, "hostile")) for spec in specs]
+        hostile = [asyncio.ensure_future(pool.compile(spec, Owner("hostile"))) for spec in specs]
         await anyio.sleep(0.05)
         begun = time.perf_counter()
         for n in range(5):
-            await pool.compile(regex(f"honest{n}"), "honest")
+            await pool.compile(regex(f"honest{n}"), Owner("honest"))
         honest = time.perf_counter() - begun
         for task in hostile:
             with pytest.raises((ConstraintError, Overloaded)):
