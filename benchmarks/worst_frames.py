@@ -7,7 +7,8 @@ and a store that takes everything. For each session that a client can make (by a
 far as servers accept it) and each op, one frame of at most `frame_bytes` is sent that makes as much work
 as it can. Each callback of the loop is measured in CPU time of its thread, so other load on the machine
 matters little. A row is the longest callback, the longest turn of the loop (all callbacks that run
-before it looks for events again), and all the CPU time that the frame took.
+before it looks for events again), the longest pause of the garbage collector, which the other columns
+do not count (it depends on all objects of this process), and all the CPU time that the frame took.
 
 The exit code is 1 if a callback took over `--limit` milliseconds. Decoding is measured too: a frame is
 decoded by the codec in a callback of its own, as the gateway does.
@@ -66,18 +67,20 @@ class Meter:
     """CPU seconds of callbacks. `begin` a row, then read it."""
 
     def __init__(self) -> None:
-        self.longest = self.total = self.turn = 0.0
+        self.longest = self.total = self.turn = self.pause = 0.0
         self.who = ""
         self._turn = 0.0
+        self._collecting = self._collected = 0.0
+        gc.callbacks.append(self._collects)
         handle: Any = asyncio.Handle
         run = handle._run
         loop: Any = asyncio.BaseEventLoop
         once = loop._run_once
 
         def measured(each: Any) -> None:
-            begin = time.thread_time()
+            begin, self._collected = time.thread_time(), 0.0
             run(each)
-            spent = time.thread_time() - begin
+            spent = time.thread_time() - begin - self._collected
             if _name(each) == "measure" or "_at_once" in _name(each):  # ours; a thread's
                 return
             self.total += spent
@@ -93,8 +96,17 @@ class Meter:
 
     def begin(self) -> None:
         gc.collect()
-        self.longest = self.total = self.turn = self._turn = 0.0
+        self.longest = self.total = self.turn = self.pause = self._turn = 0.0
         self.who = ""
+
+    def _collects(self, phase: str, _: Any) -> None:
+        """The garbage collector's time depends on all objects of the process, ours too."""
+        if phase == "start":
+            self._collecting = time.thread_time()
+        else:
+            spent = time.thread_time() - self._collecting
+            self._collected += spent
+            self.pause = max(self.pause, spent)
 
 
 def _name(handle: Any) -> str:
@@ -476,6 +488,7 @@ def row(meter: Meter, world: World, socket: int) -> dict[str, Any]:
     found = {
         "callback_ms": round(meter.longest * 1e3, 2),
         "turn_ms": round(meter.turn * 1e3, 2),
+        "gc_ms": round(meter.pause * 1e3, 2),
         "total_ms": round(meter.total * 1e3, 1),
         "who": meter.who,
         "replies": len(replies),

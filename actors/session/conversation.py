@@ -28,25 +28,37 @@ class Conversation:
         self.base = base
         self.turns: list[tuple[InputSegment, int]] = []
         self._open = False  # the last message is an assistant's, and goes on
+        self._added: list[str] = []  # what it says beyond its content so far
+        self._left_out = 0  # messages before `messages`, which a later history has
 
     @staticmethod
     def of(branch: Branch) -> "Conversation":
         """Read it off the segments. O(segments + messages)."""
-        segments = branch.segments
-        first = len(segments)
-        while first and segments[first - 1].tail is not Tail.RAW:
-            first -= 1
-        found = Conversation(segments[first - 1].end if first else 0)
-        for segment in segments[first:]:
-            found._add(segment)
+        segments: list[Segment] = []
+        base = 0
+        for segment in reversed(branch.segments):
+            if segment.tail is Tail.RAW:
+                base = segment.end
+                break
+            segments.append(segment)
+        segments.reverse()
+        found = Conversation(base)
+        last = max((i for i, each in enumerate(segments) if each.history is not None), default=-1)
+        for i, segment in enumerate(segments):
+            found._add(segment, whole=i >= last)
+        found._close()
         return found
 
-    def _add(self, segment: Segment) -> None:
+    def _add(self, segment: Segment, *, whole: bool) -> None:
+        """`whole`: no later segment has a history, which says what the messages before it were."""
         if segment.history is not None:
-            self.messages = segment.history.all()
+            self._close()
+            self.messages = segment.history.all() if whole else []
+            self._left_out = 0 if whole else segment.history.count
             self._open = False
         if isinstance(segment, OutputSegment) and segment.spoken is not None:
             if self._open:
+                self._added.clear()
                 self.messages.pop()
             self.messages.append(segment.spoken)
             self._open = False
@@ -57,17 +69,25 @@ class Conversation:
             self._say(segment.text)
             self._open = segment.tail is Tail.OPEN
             return
+        self._close()
         if segment.turn:
-            self.turns.append((segment, len(self.messages)))
+            self.turns.append((segment, self._left_out + len(self.messages)))
         self.messages.extend(segment.messages)
         self._open = bool(segment.messages) and segment.tail is Tail.OPEN and segment.role == "assistant"
 
     def _say(self, text: str) -> None:
-        if self._open:
+        if not self._open:
+            self._close()
+            self.messages.append(ChatMessage(role="assistant"))
+        self._added.append(text)
+
+    def _close(self) -> None:
+        """What was said goes into the last message."""
+        if self._added:
             last = self.messages[-1]
-            self.messages[-1] = msgspec.structs.replace(last, content=last.content + text)
-        else:
-            self.messages.append(ChatMessage(role="assistant", content=text))
+            content = "".join([last.content, *self._added])
+            self.messages[-1] = msgspec.structs.replace(last, content=content)
+            self._added.clear()
 
 
 def common(
@@ -104,13 +124,16 @@ def common(
 
 def history_before(branch: Branch, base: int, at: int, messages: Sequence[ChatMessage]) -> History:
     """`messages` as the history of what comes at position `at`; shares what the branch has of it."""
-    for segment in reversed(branch.segments):
-        if segment.start < base:
-            break
-        if segment.end <= at and segment.history is not None:
-            known = segment.history
+    link = branch.segments.top
+    while link is not None and link.segment.start >= base:
+        known = link.segment.history
+        if known is not None and link.segment.end <= at:
             return History(known, messages[known.count :])
+        link = link.history
     return History(None, messages)
+
+
+SEARCHES = 64  # times the length of a rendering that are searched for the turns of one conversation
 
 
 class Border(NamedTuple):
@@ -143,12 +166,12 @@ def borders(
     found: list[Border] = []
     hidden = 0
     at = char
+    left = SEARCHES * len(rendered)  # characters: what is not found is searched for to the end
     for segment, message in lost:
-        place = (
-            char
-            if segment.start == position
-            else _find(rendered, segment, message, at, new.char, end_of)
-        )
+        place: int | None = char
+        if segment.start != position:
+            place = _find(rendered, segment, message, at, new.char, end_of) if left > 0 else None
+            left -= (new.char if place is None else place) - at
         if place is not None and place >= at:
             found.append(Border(place, message, abs(segment.turn), segment.op))
             at = place + (segment.start == position)  # the next one is not there too

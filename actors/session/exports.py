@@ -20,7 +20,7 @@ from ramify.actors.session.recorder import HANDLE, saved_branches, saved_segment
 from ramify.actors.session.rules import Rule
 from ramify.actors.session.segments import Tail
 from ramify.actors.session.sizes import json_size
-from ramify.actors.session.state import SessionState
+from ramify.actors.session.state import SEGMENTS, SessionState
 from ramify.actors.session.work import Steps
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
@@ -45,6 +45,9 @@ from ramify.protocol.saved import (
 from ramify.protocol.wire import JsonObject, Persist, ServerMessage, Tree
 
 PATH = "$.import"
+EMPTY = 1024  # segments of a file that have no tokens
+STORED = 16  # times the segments of a branch that a store may have: servers before had no bound
+NEAR = 8  # segments with a history, of which one is continued
 MOST_RULE = 1 << 18  # characters of a constraint with all that it is made of, as compilers take it
 LONGEST = 1 << 31  # a position in a store; the context may have been longer when it was saved
 DECODING = 6  # what it costs to read a segment, and to make one (see `work`)
@@ -219,6 +222,10 @@ class Checked:
         self._context = context
         self._limits = limits
         self.segments: dict[int, int] = {0: 0}  # number -> the position behind it
+        self._counts: dict[int, int] = {0: 0}  # number -> how many there are up to it
+        self._told: dict[int, int] = {0: 0}  # number -> the last one, up to it, that has a history
+        self._before: dict[int, int] = {}  # number of one with a history -> the one before it
+        self._empty = 0  # segments without tokens
         self.rules: set[int] = set()
         self.records: dict[int, SavedSegment] = {}
 
@@ -311,9 +318,32 @@ class Checked:
             yield DECODING + len(segment.tokens) // CHECKED
             if segment.start != start:
                 raise Unsound(f"s{each}.start", f"is {segment.start}, the one before ends at {start}")
+            self._bound(each, segment)
             self.segments[each] = start + self._segment(each, segment)
             if self.segments[each] > self._context:
                 raise Unsound(where, f"is longer than the context of {self._context} tokens")
+
+    def _bound(self, number: int, segment: SavedInput | SavedOutput) -> None:
+        """A server walks over segments and histories: there are no more than it would make itself."""
+        count = self._counts[number] = self._counts[segment.before] + 1
+        most = SEGMENTS if self._limits is not None else STORED * SEGMENTS
+        if count > most:
+            raise Unsound(f"s{number}", f"is the {count}th segment of a branch: at most {most}")
+        if self._limits is None:
+            return
+        self._empty += not segment.tokens
+        if self._empty > EMPTY:
+            raise Unsound(f"s{number}", f"is one of more than {EMPTY} segments without tokens")
+        told = self._told[number] = self._told[segment.before]
+        if isinstance(segment, SavedInput) and segment.history is not None:
+            self._told[number], self._before[number] = number, told
+            for _ in range(NEAR):
+                if told == segment.history[0]:
+                    break
+                told = self._before.get(told, 0)
+            else:
+                if segment.history[0]:
+                    raise Unsound(f"s{number}.history", "is of none of the last segments that have one")
 
     def _segment(self, number: int, segment: SavedInput | SavedOutput) -> int:
         """Its tokens."""

@@ -544,11 +544,11 @@ def _history(
         return None
     if history.before is None:
         return 0, list(history.messages)
-    at: Link | None = link.before
+    at = link.history
     while at is not None:
         if at.segment.history is history.before:
             return number(at), list(history.messages)
-        at = at.before
+        at = at.history
     return 0, history.all()
 
 

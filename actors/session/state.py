@@ -23,6 +23,7 @@ from ramify.protocol.wire import JsonObject, Persist
 
 LIFE = 1 << 32  # revisions of one life of a session: each server that takes it up begins with the next
 LIVES_KEPT = 64
+SEGMENTS = 1 << 14  # of a branch
 
 
 class SessionState:
@@ -199,7 +200,16 @@ class SessionState:
         return rule
 
     def room(self, branch: Branch, count: int, *, at_least: bool = False) -> None:
-        """Raises TooLong if `count` more tokens pass the context length. `at_least`: or even more."""
+        """Raises TooLong if `count` more tokens pass the context length. `at_least`: or even more.
+
+        LimitExceeded if the branch has as many segments as one may have.
+        """
+        if len(branch.segments) >= SEGMENTS:
+            raise LimitExceeded(
+                f"branch {branch.name!r} has {len(branch.segments)} inputs and outputs, at most "
+                f"{SEGMENTS} are allowed: fork from an earlier position, or append more at once",
+                details={"max": SEGMENTS},
+            )
         if branch.position + count > self.context:
             more = f"at least {count}" if at_least else f"{count}"
             raise TooLong(
