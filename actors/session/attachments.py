@@ -24,6 +24,7 @@ from ramify.protocol.wire import ClientMessage, Op, Rollback, Tree
 
 Ops = list[ClientMessage]
 SHOWN = 4  # what it costs to show a branch in a `state` (see `work`)
+PAUSE = 0.005  # until a socket that catches up gets its next frame
 LOOK_SECONDS = 1.0  # how often a session that is due is looked at, while it generates
 
 
@@ -178,6 +179,7 @@ class Attachments:
         for branch in list(self._state.branches.values()):
             yield SOCKET
             self._catch_up(subscriber, branch, reply_log)
+        yield from self._go_on(subscriber)
         if message.write:
             self._runner.unpause(opened.who)
         self._on_frame(subscriber, Frame(socket, message.ops, place=message.place))
@@ -188,15 +190,30 @@ class Attachments:
         have = subscriber.opened.have.get(branch.name)
         if have is not None and self._state.lost(subscriber.opened.revision):
             subscriber.restart(branch, have)
-            subscriber.replay(branch, reply_log.replies)
+            subscriber.fall_behind(branch, reply_log.replies)
             return
         if have is not None:
             subscriber.resume(branch, have, subscriber.opened.revision)
-            subscriber.replay(branch, reply_log.replies)
+            subscriber.fall_behind(branch, reply_log.replies)
             return
         running = self._runner.generations.running_segment(branch)
         subscriber.begin(branch, running.start if running is not None else branch.released)
         subscriber.flush(branch)
+
+    def _go_on(self, subscriber: Subscriber) -> Steps[None]:
+        """Send what the socket has missed, a frame of it; the rest when that is on its way."""
+        for name in subscriber.late:
+            branch = self._state.branches.get(name)
+            if branch is None:
+                subscriber.forget_late(name)
+                continue
+            if subscriber.throttled or subscriber.socket not in self._publisher.subscribers:
+                return
+            if subscriber.full:
+                self._state.out.wake(self._publisher.now + PAUSE)
+                return
+            yield SOCKET + len(branch.segments)
+            subscriber.catch_up(branch)
 
     # --- going -----------------------------------------------------------------------------------
 
@@ -247,14 +264,23 @@ class Attachments:
         if subscriber is None:
             return
         subscriber.throttled = held
-        if not held:
+        if not held and not subscriber.opened.tick_ms:
             for branch in self._state.branches.values():
-                self._publisher.stream(subscriber, branch)
+                subscriber.fall_behind(branch)
+            self._on_join(self._go_on(subscriber))
+        elif not held:
+            self._state.out.wake(self._publisher.now)
 
     @property
     def deserted(self) -> bool:
         """True if nobody is here or on the way, and nothing runs."""
         return not (self._publisher.subscribers or self._joining or self._runner.busy)
+
+    def catch_up(self) -> None:
+        """Time has passed: go on with sockets that have missed something."""
+        for subscriber in self._publisher.subscribers.values():
+            if subscriber.late:
+                self._on_join(self._go_on(subscriber))
 
     def tick(self) -> bool:
         """Time has passed: flush what waited for `tick_ms`. True if the session has expired.

@@ -278,11 +278,13 @@ class SessionCore:
         subscriber = self.subscribers.get(socket)
         if subscriber is not None:
             self._trees.go_on(subscriber)
+        self._advance()
 
     def tick(self, now: float) -> None:
         """The time that `state.out.wake` asked for has come."""
         self.publisher.now = now
         self._runner.expire()
+        self._attachments.catch_up()
         self._advance()
         if self._attachments.tick():
             self.ended = "expired"

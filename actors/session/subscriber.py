@@ -20,6 +20,7 @@ from ramify.actors.session.sizes import open_bytes, reply_bytes
 from ramify.protocol.wire import Delta, Open, ServerMessage, State, Tree
 
 UNLIMITED = 2**63
+FULL, OVERHEAD = 256 << 10, 200  # bytes of a frame that a socket catches up with; of a message, about
 
 
 class Subscriber:
@@ -45,6 +46,9 @@ class Subscriber:
         self._truncate: dict[str, int] = {}
         self._credit: dict[str, int] = {}
         self._held: dict[str, deque[tuple[int, ServerMessage, Sequence[Branch]]]] = {}
+        # Branches whose text since `open`, or since it did not read, is still to be sent; the replies
+        # that come in between, if any do.
+        self._late: dict[str, dict[int, list[ServerMessage]] | None] = {}
         self._untold: dict[str, Branch] = {}  # a child whose fork waits, and for which branch's deltas
 
     @property
@@ -115,6 +119,39 @@ class Subscriber:
         for table in (self._cursors, self._truncate, self._credit):
             if old in table:
                 table[new] = table.pop(old)
+
+    # --- catching up ---------------------------------------------------------------------------
+
+    @property
+    def late(self) -> list[str]:
+        """The branches of which it is behind: see `catch_up`."""
+        return list(self._late)
+
+    @property
+    def full(self) -> bool:
+        """Whether what waits to be sent is enough for one frame."""
+        size = 0
+        for message in self.out:
+            size += OVERHEAD + len(message.text) if isinstance(message, Delta) else OVERHEAD
+            if size > FULL:
+                return True
+        return False
+
+    def fall_behind(self, branch: Branch, replies: dict[int, list[ServerMessage]] | None = None) -> None:
+        """`catch_up` is to be called for the branch, with these replies in between (see `replay`)."""
+        self._late.setdefault(branch.name, replies)
+
+    def catch_up(self, branch: Branch) -> None:
+        """Send what the branch has more. Happens by itself before anything else is said of it."""
+        replies = self._late.pop(branch.name, None)
+        if replies is not None:
+            self.replay(branch, replies)
+        else:
+            self.flush(branch)
+
+    def forget_late(self, name: str) -> None:
+        """There is no such branch any more."""
+        self._late.pop(name, None)
 
     def drop(self, branch: Branch) -> None:
         """`branch` is about to go; its name may come back for another one."""
@@ -207,6 +244,8 @@ class Subscriber:
         """Send what is due of `branch`. Returns the children that the socket knows of since."""
         name = branch.label.name
         told: list[Branch] = []
+        if self._late and self._late.get(name) is not None:
+            self.catch_up(branch)
         if name in self._untold:
             return told
         held = self._held.get(name)
