@@ -62,6 +62,8 @@ LOOK_SECONDS = 2.0
 STALL_SECONDS = 2.0  # of a store that does not answer, after which servers that live may seem dead
 GRACE_SECONDS = 15.0  # until they have told
 SWEEP_SECONDS = 600.0
+BACK_SECONDS = 3600.0  # that the clock may go back between two sweeps
+AHEAD_SECONDS = 30 * 86_400.0
 GATHER_SECONDS = 0.01
 LAST_SECONDS = 5.0  # for sessions that end with the server, and for writing them
 BATCH_BYTES = 1 << 23  # of items that are written together, however many saves wait
@@ -109,6 +111,7 @@ class StoreActor:
         self._written: dict[str, tuple[int, int, int]] = {}  # live sessions -> number, fence, last save
         self._mended: dict[str, float] = {}  # sessions that were set aside -> when
         self._damaged: set[str] = set()  # sessions that cannot be written
+        self._asked_clock = False  # the operator was told that it may be wrong
         self._asked: dict[str, tuple[float, float]] = {}  # of others -> until when, and when again
         self._tried: dict[str, tuple[float, float]] = {}  # left behind: when next, and after how long
         self._thread = ThreadPoolExecutor(1, "store")
@@ -363,14 +366,36 @@ class StoreActor:
 
     async def _sweep(self) -> None:
         now = time.time()
-        sweep = partial(self._store.sweep, older_than=now - self._keep, most=self._most, now=now)
         try:
+            trusted = await self._call(partial(self._trusted, now))
+            old = (now - self._keep, now) if trusted else (0.0, 0.0)  # else by size alone
+            sweep = partial(self._store.sweep, older_than=old[0], most=self._most, now=old[1])
             gone = await self._call(sweep)
+            if trusted:
+                await self._call(partial(self._store.set_clock, now))
         except StoreError as error:
             log.error("the store could not be swept", error=str(error))
             return
         if gone:
             log.info("the store has forgotten sessions", sessions=gone)
+
+    def _trusted(self, now: float) -> bool:
+        """Whether sessions may be forgotten by this clock: not if it went back since the last sweep, or
+        is far ahead of it. The server may have been off for so long: that its operator has to say.
+        """
+        seen = self._store.clock()
+        if seen is None:  # a new store, or one of a version before: when it was last used
+            seen = next((kept.used for kept in self._store.kept()), now)
+        if -BACK_SECONDS <= now - seen <= AHEAD_SECONDS:
+            return True
+        if not self._asked_clock:
+            self._asked_clock = True
+            log.warning(
+                "no session is forgotten by its age: the clock differs from that of the last sweep by "
+                "days, which may be wrong. If it is right, `ramify store trust-clock` says so",
+                days=round((now - seen) / 86_400, 1),
+            )
+        return False
 
     async def _retried(self, call: Callable[[], T]) -> T:
         failed = False

@@ -30,6 +30,10 @@ class StoreDamaged(StoreError):
     """What was asked for cannot be read, now or later."""
 
 
+class StoreStarting(StoreError):
+    """The database is starting, and will answer soon."""
+
+
 class Taken(msgspec.Struct, frozen=True):
     """A session that is this server's now. No fence and no items: the store has no such session."""
 
@@ -127,6 +131,14 @@ class Store(Protocol):
 
         Called a few times a second if the store is `shared`.
         """
+        ...
+
+    def clock(self) -> float | None:
+        """The time of the last sweep, as it was told; None: there was none."""
+        ...
+
+    def set_clock(self, now: float) -> None:
+        """It was swept now, in seconds since 1970."""
         ...
 
     def rewrite(self) -> None:

@@ -1,15 +1,20 @@
 """Opens the store that `--store` names. The packages of databases are imported when they are needed."""
 
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import IO
 
-from ramify.actors.store.base import Store, StoreError
+from ramify.actors.kit.log import get_log
+from ramify.actors.store.base import Store, StoreError, StoreStarting
 from ramify.actors.store.sqlite import SqliteStore, claim
 from ramify.protocol.store_url import kind_of, shown
 
+STARTING_SECONDS = 60.0  # for a database that says that it is starting
+AGAIN_SECONDS = 0.5
+log = get_log(__name__)
 _CLASSES = {"postgres": "PostgresStore", "redis": "RedisStore"}
 
 
@@ -77,15 +82,33 @@ def prepare(place: str | Path, key_file: Path | None = None) -> list[str]:
 
     Raises StoreError.
     """
-    store = open_store(place, key_file)
+    store = _awaited(place, key_file)
     try:
         warnings = store.warnings()
     finally:
         store.close()
+    unclaimed(place)
+    return warnings
+
+
+def _awaited(place: str | Path, key_file: Path | None) -> Store:
+    """The store, once its database has started."""
+    until = time.monotonic() + STARTING_SECONDS
+    while True:
+        try:
+            return open_store(place, key_file)
+        except StoreStarting as error:
+            if time.monotonic() > until:
+                raise
+            log.info("waiting for the store", reason=str(error))
+            time.sleep(AGAIN_SECONDS)
+
+
+def unclaimed(place: str | Path) -> None:
+    """Whoever had sessions of a store that is claimed now is gone. Raises StoreError."""
     if kind_of(place) == "file":
         file = SqliteStore(Path(place))
         try:
             file.unclaimed()
         finally:
             file.close()
-    return warnings

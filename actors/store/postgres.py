@@ -28,6 +28,7 @@ from ramify.actors.store.base import (
     Refusal,
     StoreDamaged,
     StoreError,
+    StoreStarting,
     Taken,
     refusal,
 )
@@ -540,6 +541,19 @@ class PostgresStore:
             self._beaten = now
         return [row[0] for row in rows]
 
+    def clock(self) -> float | None:
+        with self._transaction() as db:
+            row = db.execute("SELECT value FROM ramify_about WHERE name = 'clock'").fetchone()
+        return None if row is None else float(row[0])
+
+    def set_clock(self, now: float) -> None:
+        with self._transaction(sync=False) as db:
+            db.execute(
+                "INSERT INTO ramify_about VALUES ('clock', %s) "
+                "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+                (repr(now),),
+            )
+
     def mark(self) -> bytes | None:
         with self._transaction() as db:
             row = db.execute("SELECT value FROM ramify_about WHERE name = 'mark'").fetchone()
@@ -597,6 +611,8 @@ class PostgresStore:
             self._undo(db)
             damage = psycopg.errors.DataCorrupted, psycopg.errors.IndexCorrupted
             kind = StoreDamaged if isinstance(error, damage) else StoreError
+            if db is None and any(phrase in str(error) for phrase in _STARTING):
+                kind = StoreStarting
             raise kind(f"the store {self._name}: {_told(error)}") from error
         except BaseException:
             self._undo(db)
@@ -623,6 +639,9 @@ class PostgresStore:
         except psycopg.Error:
             db.close()
             self._db = None
+
+
+_STARTING = ("starting up", "not yet accepting connections", "in recovery mode")
 
 
 def _make(db: psycopg.Connection[Any]) -> None:

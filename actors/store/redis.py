@@ -26,7 +26,15 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from ramify.actors.kit.log import get_log
-from ramify.actors.store.base import GONE_SECONDS, How, Refusal, StoreDamaged, StoreError, Taken
+from ramify.actors.store.base import (
+    GONE_SECONDS,
+    How,
+    Refusal,
+    StoreDamaged,
+    StoreError,
+    StoreStarting,
+    Taken,
+)
 from ramify.protocol.keyless import HOLD_KEYS, keyless
 from ramify.protocol.saved import HEAD, Changes, Kept, next_fence
 from ramify.protocol.store_url import shown
@@ -451,6 +459,13 @@ class RedisStore:
         wanted = self._call(lambda: self._db.spop(f"ramify:wanted:{self._holder}", CHUNK))
         return [name.decode() for name in wanted]
 
+    def clock(self) -> float | None:
+        found = self._call(lambda: self._db.hget("ramify:about", "clock"))
+        return None if found is None else float(found)
+
+    def set_clock(self, now: float) -> None:
+        self._call(lambda: self._db.hset("ramify:about", "clock", repr(now)))
+
     def mark(self) -> bytes | None:
         mark: bytes | None = self._call(lambda: self._db.hget("ramify:about", "mark"))
         return mark
@@ -484,7 +499,8 @@ class RedisStore:
         except (redis.RedisError, OSError) as error:
             text = " ".join(str(error).split())
             advice = ": give it more memory" if "maxmemory" in text else ""
-            raise StoreError(f"the store {self._name}: {text}{advice}") from error
+            kind = StoreStarting if isinstance(error, redis.exceptions.BusyLoadingError) else StoreError
+            raise kind(f"the store {self._name}: {text}{advice}") from error
 
 
 def _items(flat: Sequence[bytes]) -> dict[str, bytes]:

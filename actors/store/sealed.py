@@ -54,6 +54,14 @@ class Keys:
         return AESGCM(hmac.digest(self._keys[ident], b"items of " + session.encode(), hashlib.sha256))
 
     @property
+    def first(self) -> bytes:
+        """The id of the one that seals."""
+        return self._first
+
+    def __contains__(self, ident: object) -> bool:
+        return ident in self._keys
+
+    @property
     def ids(self) -> list[str]:
         """As errors may name them."""
         return [ident.hex() for ident in self._keys]
@@ -106,10 +114,13 @@ def read_keys(path: Path) -> Keys:
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """What a sealed store says of itself. `check`: nothing, sealed. `plain`: some items may not be."""
+    """What a sealed store says of itself. `check`: nothing, sealed. `plain`: some items may not be.
+    `keys`: ids of those that may have sealed some, as one after another was put first in the key file.
+    """
 
     check: bytes
     plain: bool = False
+    keys: list[bytes] = []
 
 
 class SealedStore:
@@ -124,6 +135,7 @@ class SealedStore:
         self._store = store
         self._keys = keys
         self.shared = store.shared
+        self._ids: list[bytes] = []
         self.converts = converts
         self._marked = store.connections  # the connection over which the mark was seen
         mark = _read_mark(store)
@@ -139,17 +151,26 @@ class SealedStore:
             mark = _read_mark(store)  # another server may have been faster
             assert mark is not None
         self._plain = mark.plain
+        self._ids = list(mark.keys) or [mark.check[1 : 1 + ID_BYTES]]
         try:
             keys.unseal("", "check", mark.check)
         except Unsealable as error:
             raise StoreError(f"--store-key-file does not open the store: {error}") from None
+        unknown = [ident.hex() for ident in self._ids if ident not in keys]
+        if unknown:
+            raise StoreError(
+                f"--store-key-file does not open all of the store: the key {unknown[0]} has sealed "
+                "some, and is not in the file: put it back, behind the first, until `ramify store "
+                "rekey` is done"
+            )
         if mark.plain and not converts and not read_only:
             raise StoreError(
                 "not all sessions of the store are encrypted yet: `ramify store rekey` goes on with that"
             )
 
     def _mark(self, plain: bool) -> bytes:
-        return msgspec.msgpack.encode(Mark(self._keys.seal("", "check", b""), plain))
+        ids = self._ids or [self._keys.first]
+        return msgspec.msgpack.encode(Mark(self._keys.seal("", "check", b""), plain, ids))
 
     def rekey(self) -> tuple[int, int]:
         """Seal everything with the first key. Returns how many sessions that were, and how many were
@@ -184,7 +205,9 @@ class SealedStore:
             )
             done += not self.write([changes])
         if not left:
+            self._plain, self._ids = False, [self._keys.first]
             self._store.set_mark(self._mark(plain=False), replace=True)
+            self._store.rewrite()  # what it was before stands in free pages
         return done, left
 
     def _unseal(self, session: str, key: str, body: bytes) -> bytes:
@@ -219,6 +242,9 @@ class SealedStore:
         self._store.rewrite()
 
     def write(self, batch: Sequence[Changes]) -> Mapping[int, Refusal]:
+        if self._keys.first not in self._ids:  # before anything is sealed with it
+            self._ids.append(self._keys.first)
+            self._store.set_mark(self._mark(self._plain), replace=True)
         if self._marked != self._store.connections:  # the store may have come back empty
             self._store.set_mark(self._mark(plain=False), replace=False)
             self._marked = self._store.connections
@@ -264,6 +290,12 @@ class SealedStore:
 
     def tend(self) -> list[str]:
         return self._store.tend()
+
+    def clock(self) -> float | None:
+        return self._store.clock()
+
+    def set_clock(self, now: float) -> None:
+        self._store.set_clock(now)
 
     def mark(self) -> bytes | None:
         return self._store.mark()

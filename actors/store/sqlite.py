@@ -60,6 +60,12 @@ _INSERT = (
 
 def claim(path: Path) -> IO[bytes]:
     """Be the only server on this store until the file that is returned is closed. Raises StoreError."""
+    path = path.resolve()  # whatever link it was named by
+    if path.exists() and os.stat(path).st_nlink > 1:
+        raise StoreError(
+            f"--store {path} has another name, a hard link, under which a second server could have it: "
+            "remove the other name, or give a copy"
+        )
     lock = path.with_name(path.name + ".lock")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -87,7 +93,9 @@ class SqliteStore:
         self._synced = False
         self._file: tuple[int, int] | None = None  # device and inode of what was opened
         try:
-            if not read_only and not path.exists():
+            if path.exists():
+                _check_file(path, read_only)
+            elif not read_only:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # nobody else reads what was said
             mode = "ro" if read_only else "rw"
@@ -396,6 +404,15 @@ class SqliteStore:
     def tend(self) -> list[str]:
         return []
 
+    def clock(self) -> float | None:
+        with self._errors():
+            row = self._db.execute("SELECT value FROM about WHERE name = 'clock'").fetchone()
+        return None if row is None else row[0]
+
+    def set_clock(self, now: float) -> None:
+        with self._errors(), self._transaction():
+            self._db.execute("INSERT OR REPLACE INTO about VALUES ('clock', ?)", (now,))
+
     def mark(self) -> bytes | None:
         with self._errors():
             row = self._db.execute("SELECT value FROM about WHERE name = 'mark'").fetchone()
@@ -461,8 +478,21 @@ def _advice(error: sqlite3.Error) -> str:
     if code in _DAMAGE:
         return ": look at it with `ramify store check`, or give another `--store`"
     if code == sqlite3.SQLITE_READONLY:
-        return ": its folder must be writable"
+        return ": the file and its folder must be writable"
     return ""
+
+
+def _check_file(path: Path, read_only: bool) -> None:
+    """Raises StoreError for what SQLite would take for a new store, or begin to write and then not."""
+    if path.stat().st_size == 0:
+        raise StoreError(
+            f"the store {path} is damaged: the file is empty. Put a copy of it back, or remove it, and "
+            f"{path.name}-wal, to begin with a new store"
+        )
+    if not read_only and not os.access(path, os.W_OK):
+        raise StoreError(
+            f"the store {path} is read-only: make the file writable, or give another --store"
+        )
 
 
 def _quoted(path: Path) -> str:

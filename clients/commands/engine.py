@@ -99,6 +99,8 @@ def store(
     base, places = (import_module(f"ramify.actors.store.{name}") for name in ("base", "places"))
     try:
         with (places.claim_store(place) if writes else None) or nullcontext():
+            if writes:  # one that was killed may have left what it had taken
+                places.unclaimed(place)
             opened = places.open_store(place, key_file, read_only=not writes, converts=converts)
             try:
                 yield opened

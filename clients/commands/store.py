@@ -52,6 +52,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     imported.add_argument("file", type=Path)
     actions.add_parser(
+        "trust-clock",
+        help="this machine's clock is right, though the last sweep was long ago, or later: forget by it",
+    )
+    actions.add_parser(
         "rekey", help="encrypt everything with the key file's first key, also what was not encrypted"
     )
     for action in actions.choices.values():  # behind the action they are understood as well
@@ -75,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     place = store_place(args.store, args.port)
     if place is None:
         raise ConfigError("there is no store: give its file or its URL with --store")
-    writes = args.action in ("prune", "import", "rekey")
+    writes = args.action in ("prune", "import", "rekey", "trust-clock")
     if args.action != "import" and kind_of(place) == "file" and not Path(place).exists():
         raise ConfigError(f"there is no store {place}: give the server's --store, or its --port")
     converts = args.action == "rekey"
@@ -220,6 +224,12 @@ def _rekey(store: Any, args: argparse.Namespace) -> int:
     return 1 if left else 0
 
 
+def _trust_clock(store: Any, args: argparse.Namespace) -> int:
+    store.set_clock(time.time())
+    print(time.strftime("sessions are forgotten by the clock again: it is %Y-%m-%d %H:%M"))
+    return 0
+
+
 ACTIONS = {
     "ls": _ls,
     "check": _check,
@@ -228,6 +238,7 @@ ACTIONS = {
     "export": _export,
     "import": _import,
     "rekey": _rekey,
+    "trust-clock": _trust_clock,
 }
 
 

@@ -46,6 +46,7 @@ class Memory:
 
     shared = False
     connections = 1
+    seen: float | None = None
 
     def write(self, batch: Sequence[Changes]) -> dict[int, Refusal]:
         if self.broken:
@@ -94,6 +95,12 @@ class Memory:
     def sweep(self, *, older_than: float, most: int, now: float) -> int:
         self.calls.append("sweep")
         return 0
+
+    def clock(self) -> float | None:
+        return self.seen
+
+    def set_clock(self, now: float) -> None:
+        self.seen = now
 
     def close(self) -> None:
         self.closed.set()
@@ -434,3 +441,22 @@ async def test_how_the_store_is(monkeypatch: Any) -> None:
             assert healths[1:] == [StoreHealth()]
         it.sessions.remove(1)
         it.mailbox.close()
+
+
+async def test_nothing_is_forgotten_by_a_clock_that_may_be_wrong(monkeypatch: Any) -> None:
+    it = Running()
+    swept: list[tuple[float, float]] = []
+
+    def sweep(*, older_than: float, most: int, now: float) -> int:
+        swept.append((older_than, now))
+        return 0
+
+    it.store.sweep = sweep  # type: ignore[method-assign]
+    now = 1e9
+    monkeypatch.setattr(module.time, "time", lambda: now)
+    for ago, trusted in ((None, True), (29, True), (-0.01, True), (31, False), (-1, False)):
+        seen = None if ago is None else now - ago * 86_400
+        it.store.seen = seen
+        await it.actor._sweep()
+        assert swept.pop() == ((now - 1, now) if trusted else (0.0, 0.0))
+        assert it.store.seen == (now if trusted else seen)

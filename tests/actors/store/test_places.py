@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.store.base import StoreError
+from ramify.actors.store import places
+from ramify.actors.store.base import StoreError, StoreStarting
 from ramify.actors.store.places import claim_store, open_store, prepare
+from ramify.actors.store.sqlite import SqliteStore
 from tests.actors.store.conftest import changes
 
 
@@ -48,4 +50,37 @@ def test_a_server_that_begins_has_no_session_of_a_file(tmp_path: Path) -> None:
     prepare(tmp_path / "s.db")
     store = open_store(tmp_path / "s.db")
     assert store.sweep(older_than=100, most=10, now=0) == 1
+    store.close()
+
+
+def test_a_database_that_is_starting_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = iter([StoreStarting("the database system is starting up")] * 2)
+
+    def starting(place: Any, key_file: Any) -> Any:
+        for error in tries:
+            raise error
+        return SqliteStore(Path(place))
+
+    monkeypatch.setattr(places, "open_store", starting)
+    monkeypatch.setattr(places, "AGAIN_SECONDS", 0.001)
+    assert places.prepare(tmp_path / "s.db") == []
+    assert next(tries, None) is None
+    tries = iter([StoreStarting("the database system is starting up")])
+    monkeypatch.setattr(places, "STARTING_SECONDS", -1.0)
+    with pytest.raises(StoreStarting):
+        places.prepare(tmp_path / "s.db")
+
+
+def test_what_a_killed_command_had_taken_is_free(tmp_path: Path) -> None:
+    """`ramify store rekey` after a kill: nobody has the sessions, so none is left out."""
+    path = tmp_path / "s.db"
+    store = SqliteStore(path)
+    store.write([changes()])
+    assert store.take("s_1", "free") is not None
+    store.close()
+    places.unclaimed(path)
+    store = SqliteStore(path)
+    assert [kept.live for kept in store.kept()] == [False]
     store.close()

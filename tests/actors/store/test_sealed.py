@@ -191,3 +191,15 @@ def test_a_key_file_that_others_read_is_told(tmp_path: Path, caplog: pytest.LogC
     path.chmod(0o644)
     read_keys(path)
     assert "chmod 600" in caplog.text
+
+
+def test_a_key_that_has_sealed_is_missed_at_the_start(at: Callable[..., Any]) -> None:
+    """The key file was put back to what it was before `rekey`."""
+    at("old").write([changes(put={"head": b"1"})])
+    at("new", "old").write([changes("s_2", put={"head": b"2"})])
+    with pytest.raises(StoreError, match="--store-key-file does not open"):
+        at("old")
+    both = at("old", "new")
+    assert (both.head("s_1"), both.head("s_2")) == (b"1", b"2")
+    assert at("old", "new", converts=True).rekey() == (2, 0)
+    assert at("old").head("s_2") == b"2"

@@ -133,3 +133,43 @@ def test_a_file_that_is_gone_takes_no_saves(tmp_path: Path) -> None:
     store.write([changes("s_2")])
     assert {each.session for each in store.kept()} == {"s_1", "s_2"}
     store.close()
+
+
+def test_a_link_names_the_same_store(tmp_path: Path) -> None:
+    path, other = tmp_path / "s.db", tmp_path / "other" / "link.db"
+    other.parent.mkdir()
+    other.symlink_to(path)
+    with claim(path), pytest.raises(StoreError, match="in use by another server"):
+        claim(other)
+    with claim(other), pytest.raises(StoreError, match="in use by another server"):
+        claim(path)
+    other.unlink()
+    SqliteStore(path).close()
+    os.link(path, other)
+    with pytest.raises(StoreError, match="hard link"):
+        claim(other)
+
+
+def test_an_empty_file_is_no_new_store(tmp_path: Path) -> None:
+    """SQLite would take it for one, and throw its log away."""
+    path = tmp_path / "s.db"
+    store = SqliteStore(path)
+    store.write([changes()])
+    assert path.stat().st_size
+    log = (tmp_path / "s.db-wal").read_bytes()
+    store.close()
+    path.write_bytes(b"")
+    (tmp_path / "s.db-wal").write_bytes(log)
+    for read_only in (False, True):
+        with pytest.raises(StoreError, match="the file is empty"):
+            SqliteStore(path, read_only=read_only)
+    assert (tmp_path / "s.db-wal").read_bytes() == log
+
+
+def test_a_read_only_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "s.db"
+    SqliteStore(path).close()
+    monkeypatch.setattr(os, "access", lambda *args: False)  # root may write everything
+    with pytest.raises(StoreError, match="is read-only"):
+        SqliteStore(path)
+    SqliteStore(path, read_only=True).close()
