@@ -7,12 +7,16 @@ import ctypes
 import os
 import platform
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import llvmlite
 from llvmlite import binding
 
 from ramify.gpu.native.ir import Module
+from ramify.gpu.native.kept import Kept
 
 _OPTIMISATION = 3
 _AT_HWCAP, _HWCAP_ASIMDDP = 16, 1 << 20  # of Linux on aarch64; LLVM does not report dot products there
@@ -59,9 +63,13 @@ def isa_of(architecture: str, features: set[str]) -> Isa | None:
 
 
 class Compiled:
-    """Machine code of a module. `address` finds a function of it; keep this object while one runs."""
+    """Machine code of kernels. `address` finds one of them; keep this object while one runs."""
 
-    def __init__(self, module: Module) -> None:
+    def __init__(self, name: str, write: Callable[[Module], object], place: Path | None) -> None:
+        """`write`: writes the kernels down, unless their code is kept in the folder `place`.
+
+        `name`: all that the kernels depend on beside our sources and this machine.
+        """
         binding.initialize_native_target()
         binding.initialize_native_asmprinter()
         features = ",".join(("+" if on else "-") + name for name, on in _all_features().items())
@@ -69,15 +77,27 @@ class Compiled:
         machine = target.create_target_machine(
             cpu=binding.get_host_cpu_name(), features=features, opt=_OPTIMISATION, jit=True
         )
-        parsed = binding.parse_assembly(str(module.raw))
-        parsed.triple = binding.get_default_triple()
+        llvm = ".".join(map(str, binding.llvm_version_info))
+        triple, cpu = binding.get_default_triple(), binding.get_host_cpu_name()
+        kept = Kept((name, llvmlite.__version__, llvm, triple, cpu, features, str(_OPTIMISATION)), place)
+        code = kept.read()
+        text = ""
+        if code is None:
+            module = Module()
+            write(module)
+            text = str(module.raw)
+        parsed = binding.parse_assembly(text)
+        parsed.triple = triple
         parsed.data_layout = str(machine.target_data)
         parsed.verify()
-        options = binding.create_pipeline_tuning_options(speed_level=_OPTIMISATION)
-        builder = binding.create_pass_builder(machine, options)
-        builder.getModulePassManager().run(parsed, builder)
+        if code is None:
+            options = binding.create_pipeline_tuning_options(speed_level=_OPTIMISATION)
+            builder = binding.create_pass_builder(machine, options)
+            builder.getModulePassManager().run(parsed, builder)
         self._engine: Any = binding.create_mcjit_compiler(parsed, machine)
+        self._engine.set_object_cache(lambda _, code: kept.write(code), lambda _: code)
         self._engine.finalize_object()
+        self._engine.set_object_cache()
 
     def address(self, name: str) -> int:
         found = int(self._engine.get_function_address(name))

@@ -17,6 +17,7 @@ from ramify.gpu.native import attention, linear, rotary, rows, sampling
 from ramify.gpu.native.crew import emit_crew
 from ramify.gpu.native.host import Compiled, Isa
 from ramify.gpu.native.ir import F16, F32, Module
+from ramify.gpu.native.kept import folder
 from ramify.gpu.native.linear import PackedWeight
 from ramify.gpu.native.threads import Instruction, Words
 
@@ -47,15 +48,21 @@ class Kernels:
 
     def __init__(self, isa: Isa, dim: int, dtype: torch.dtype, endings: Sequence[str]) -> None:
         self.isa = isa
-        module = Module()
         kind = _KINDS[dtype]
-        names = [linear.emit_linear(module, isa, end) for end in endings]
-        names += [rows.emit_quantise(module, isa, normed) for normed in (False, True)]
-        names += [rows.emit_embed(module), rows.emit_norm_add(module), sampling.emit_choose(module)]
-        names += [rotary.emit_rotary(module, dim, kind), attention.emit_attention(module, dim, kind)]
-        emit_crew(module, isa)
-        self.compiled = Compiled(module)
-        self._addresses = {name: self.compiled.address(name) for name in names}
+
+        def write(module: Module) -> None:
+            for end in endings:
+                linear.emit_linear(module, isa, end)
+            for normed in (False, True):
+                rows.emit_quantise(module, isa, normed)
+            rows.emit_embed(module)
+            rows.emit_norm_add(module)
+            sampling.emit_choose(module)
+            rotary.emit_rotary(module, dim, kind)
+            attention.emit_attention(module, dim, kind)
+            emit_crew(module, isa)
+
+        self.compiled = Compiled(f"kernels {isa} {dim} {dtype} {endings}", write, folder())
         self._dim = dim
 
     def embed(
@@ -160,12 +167,12 @@ class Kernels:
         return self._instruction("choose", count, args, keep)
 
     def _instruction(self, name: str, count: Words, args: list[int], keep: object) -> Instruction:
-        return Instruction(self._addresses[name], count, args, keep=keep)
+        return Instruction(self.compiled.address(name), count, args, keep=keep)
 
 
 @cache
 def compiled_kernels(isa: Isa, dim: int, dtype: torch.dtype, endings: tuple[str, ...]) -> Kernels:
-    """Compiled once in a process: it takes a second or more."""
+    """Compiled, or read from where they are kept, once in a process."""
     return Kernels(isa, dim, dtype, endings)
 
 

@@ -18,7 +18,7 @@ MOST_DEPTH = 1024  # of the tree: bytes of a token
 Walk = Callable[[int, int, int, int, int, int, int, int, int, int], None]
 
 
-def emit_walk(module: Module) -> str:
+def emit_walk(module: Module) -> None:
     """walk(nodes, bytes u8, depths u16, ends i32, tokens i32, classes i32[256], table i32, state,
     mask i32, targets i32).
 
@@ -50,7 +50,6 @@ def emit_walk(module: Module) -> str:
         skip = f.convert(f.load(f.at(ends, here, I32), I32), I64)
         node.set(f.select(taken, here + 1, skip))
     f.done()
-    return f.name
 
 
 class TokenKernels:
@@ -60,13 +59,11 @@ class TokenKernels:
     """
 
     def __init__(self) -> None:
-        module = Module()
-        name = emit_walk(module)
-        self._compiled = Compiled(module)
+        self._compiled = Compiled("walk", emit_walk, None)
         kind = ctypes.CFUNCTYPE(
             None, ctypes.c_int64, *[ctypes.c_void_p] * 6, ctypes.c_int64, *[ctypes.c_void_p] * 2
         )
-        self.walk: Walk = kind(self._compiled.address(name))
+        self.walk: Walk = kind(self._compiled.address("walk"))
 
 
 @cache
