@@ -14,6 +14,7 @@ import torch
 
 from ramify.gpu.attention.base import AttentionBackend
 from ramify.gpu.attention.registry import Choice, choose, triton_obstacle
+from ramify.gpu.devices import loading_threads
 from ramify.gpu.drafting.base import Drafter
 from ramify.gpu.drafting.model import CATCH_UP, DraftRunner, ModelDrafter
 from ramify.gpu.drafting.ngram import NgramDrafter
@@ -103,13 +104,14 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
 
 def _fill(config: ModelConfig, model: Decoder, progress: Progress, folder: Path | None = None) -> None:
     """Load the weights, those in `folder` if it is given, and lay them out for speed."""
-    if config.load_format == "dummy":
-        progress("making random weights", 0.0)
-        fill_random(model.weights())
-    else:
-        load_weights(folder or config.path, model.weights(), progress)
-    with torch.inference_mode():
-        model.complete()
+    with loading_threads(model.parameters()):
+        if config.load_format == "dummy":
+            progress("making random weights", 0.0)
+            fill_random(model.weights())
+        else:
+            load_weights(folder or config.path, model.weights(), progress)
+        with torch.inference_mode():
+            model.complete()
 
 
 def _draft_model(
