@@ -39,7 +39,7 @@ class JobQueue(Generic[T]):
     def add(self, owner: Owner, job: T) -> T | None:
         """Returns the job that had to give way, if one had. Raises Overloaded if too many wait."""
         name, session = owner
-        own = len(self._names.get(name, {}).get(session, ()))
+        own = len(self._jobs_of(owner))
         counted = self._waiting[name] if name else own
         if counted >= self._most_each:
             raise self.overloaded(counted)
@@ -78,8 +78,8 @@ class JobQueue(Generic[T]):
 
     def withdraw(self, owner: Owner, job: T) -> bool:
         """Take a job back that nobody wants any more. False if it does not wait here."""
-        jobs = self._names.get(owner.name, {}).get(owner.session)
-        if jobs is None or job not in jobs:
+        jobs = self._jobs_of(owner)
+        if job not in jobs:
             return False
         jobs.remove(job)
         self._counts(owner.name, -1)
@@ -122,6 +122,10 @@ class JobQueue(Generic[T]):
         self._waiting.clear()
         self._count = 0
         return jobs
+
+    def _jobs_of(self, owner: Owner) -> deque[T]:
+        sessions = self._names.get(owner.name)
+        return deque() if sessions is None else sessions.get(owner.session, deque())
 
     def _leave(self, owner: Owner) -> None:
         """Its session has no job any more."""

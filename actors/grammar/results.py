@@ -32,14 +32,15 @@ class Results:
 
     def get(self, name: str, spec: ConstraintSpec, now: float) -> Result | None:
         """What became of `spec` when `name` asked for it, if it is known."""
-        entry = self._names.get(name, {}).get(spec)
-        if entry is None:
+        kept = self._names.get(name)
+        entry = kept.get(spec) if kept is not None else None
+        if kept is None or entry is None:
             return None
         result, until = entry
         if until is not None and now >= until:
             self._drop(name, spec)
             return None
-        self._names[name].move_to_end(spec)
+        kept.move_to_end(spec)
         return result
 
     def put(self, name: str, spec: ConstraintSpec, result: Result, until: float | None = None) -> None:
