@@ -130,6 +130,11 @@ class Residency:
             walked += 1
             current = parent
 
+    def release_kept(self) -> None:
+        """Undo all kept locks: what no request holds is evictable then."""
+        while self.kept:
+            self._unlock(self._oldest_kept(), 0)
+
     def _keep(self, node: Node, table: bytes | None) -> None:
         """The lock of `node` stays without a request. `table`: of `node` or one below, if known."""
         self.kept[node] = 0
@@ -220,8 +225,7 @@ class Residency:
 
     def renew(self, allocator: PageAllocator) -> None:
         """Nothing is resident any more, and pages come from `allocator`. Nobody holds any."""
-        while self.kept:
-            self._unlock(self._oldest_kept(), 0)
+        self.release_kept()
         if self.evictable:
             self._evict(self.evictable)
         self.allocator = allocator

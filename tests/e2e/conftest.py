@@ -389,7 +389,9 @@ class Served:
         if cache is None:  # in replicas, whose reports are 0.25 s old at most
             await eventually(lambda: not engine.metrics.kv_in_use, "pages are still referenced")
             return
-        await eventually(lambda: cache.referenced == 0 and not cache.runs, "pages are still referenced")
+        await eventually(lambda: not cache.runs, "requests still run")
+        cache.residency.release_kept()  # of deep paths
+        assert cache.referenced == 0, "pages are still referenced"
         assert cache.free + cache.evictable == cache.total
 
     async def until_alone(self, *, sessions: int = 1, sockets: int | None = None) -> None:
