@@ -26,6 +26,7 @@ from ramify.actors.front.remote import RemoteMetrics, RemoteStatus
 from ramify.actors.front.wire import (
     MAX_FRAME,
     Accept,
+    Bar,
     CoreMessage,
     Drain,
     Events,
@@ -59,6 +60,7 @@ from ramify.actors.kit.lifeline import watch
 from ramify.actors.kit.link import Link, open_link
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import LimitedAddress, Mailbox, MailboxClosed
+from ramify.actors.kit.working import Working
 from ramify.protocol.errors import RamifyError
 
 PARTING_SECONDS = 1.0  # for closing handshakes when the engine has gone
@@ -130,7 +132,10 @@ class GatewayChild:
             listeners=[socket.socket(fileno=fd) for fd in start.listeners],
             credentials=start.credentials,
             minted=_minted(start),
+            working=Working(start.working, start.worker) if start.working is not None else None,
         )
+        for session in start.barred:
+            self._front.bar(session)
 
     async def _serve(self, link: Link[ToCore, FromCore]) -> int:
         async with anyio.create_task_group() as group:
@@ -183,6 +188,8 @@ class GatewayChild:
                 self._front.gateway.told(elsewhere)
             case Accept(credentials):
                 self._front.accept(credentials)
+            case Bar(session):
+                self._front.bar(session)
             case Status():
                 self._status.become(message)
                 if message.ready:

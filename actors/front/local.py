@@ -23,6 +23,7 @@ from ramify.actors.kit.fanout import FanOut, Router, Spread
 from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.mailbox import Address, LimitedAddress, Mailbox
 from ramify.actors.kit.usage import CredentialUsage
+from ramify.actors.kit.working import Working
 from ramify.actors.session.directory import RETRY_MS, Directory, SessionMetrics
 from ramify.actors.session.meter import Holdings
 from ramify.actors.session.warm_start import WarmStart
@@ -105,7 +106,10 @@ class LocalFront:
         listeners: Sequence[socket.socket] = (),
         minted: Minted | None = None,
         credentials: Sequence[Credential] = (),
+        working: Working | None = None,
     ) -> None:
+        self._working = working
+        self._barred: set[str] = set()
         self._config = config
         self._metrics = metrics
         self._clock = clock
@@ -175,6 +179,8 @@ class LocalFront:
             store=store,
             kept_s=config.server.store_days * DAY_S,
             persist=config.server.persist,
+            working=self._working,
+            barred=self._barred,
         )
         await group.start(guard("directory", directory.run))
         if config.server.store is not None and config.server.warm_start != 0:
@@ -232,6 +238,10 @@ class LocalFront:
 
     async def announced(self) -> None:
         """The gateway looks at the engine's status itself."""
+
+    def bar(self, session: str) -> None:
+        """This session is not taken up from the store."""
+        self._barred.add(session)
 
     def accept(self, credentials: Sequence[Credential]) -> None:
         self.gateway.accept(credentials)

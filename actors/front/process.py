@@ -69,7 +69,11 @@ class GatewayProcess:
                 codec,
                 lambda message: receive(self, message),
                 arguments=[str(lifeline)],
-                inherit=[fd for fd in (lifeline, *start.listeners, start.minted) if fd is not None],
+                inherit=[
+                    fd
+                    for fd in (lifeline, *start.listeners, start.minted, start.working)
+                    if fd is not None
+                ],
                 max_frame=MAX_FRAME,
             )
         except BaseException:
@@ -136,6 +140,11 @@ class GatewayProcess:
         if self._hung is None:
             self._hung = why
             self.kill()
+
+    @property
+    def has_hung(self) -> bool:
+        """Whether it was ended for that."""
+        return self._hung is not None
 
     def kill(self) -> None:
         """End the process now."""

@@ -26,6 +26,7 @@ from ramify.actors.front.interface import Core, Guard
 from ramify.actors.front.process import GatewayProcess
 from ramify.actors.front.wire import (
     Accept,
+    Bar,
     Drain,
     Events,
     FromCore,
@@ -53,6 +54,7 @@ from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.log import configured, get_log
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.kit.silence import Silence
+from ramify.actors.kit.working import Working, working_file
 from ramify.protocol.config import SESSIONS_BYTES_LEAST, EngineConfig
 from ramify.protocol.credentials import Credential
 from ramify.protocol.messages import SessionMessage
@@ -62,6 +64,7 @@ STATE_SECONDS = 1.0  # ... and of what else /v1/info tells, replicas above all, 
 DEATHS, WITHIN_SECONDS = 3, 60.0  # more deaths than these end the engine
 DEAF_SECONDS = 4.0  # a process reports its lag every 0.25 s: one that is silent gets no connections
 HUNG_SECONDS = 30.0  # and is killed
+BARRED = 1024  # sessions on which a process hung, that are remembered
 LEAVE_SECONDS = 7.0  # beyond the grace time: closing handshakes, and the end of the process
 
 log = get_log(__name__)
@@ -92,6 +95,8 @@ class ProcessFront:
         self._stop = asyncio.Event()
         self._deaths: deque[float] = deque(maxlen=DEATHS + 1)
         self._minted: int | None = None
+        self._working = working_file(count)
+        self._barred: list[str] = []  # sessions on which a process hung
         self._told: dict[int, Load] = {}  # by the worker's number
         self._told_state: Status | None = None
         self._state_due = 0.0
@@ -157,6 +162,9 @@ class ProcessFront:
         for worker in self._workers:
             if worker.process is not None:
                 worker.process.kill()
+        if self._working >= 0:
+            os.close(self._working)
+            self._working = -1
         if self._minted is not None:
             os.close(self._minted)
             self._minted = None
@@ -217,7 +225,10 @@ class ProcessFront:
             minted=self._minted,
             log=configured(),
             credentials=self._credentials,
+            working=self._working,
+            barred=self._barred,
         )
+        Working(self._working, worker.number).off()
         process = await GatewayProcess.start(start, partial(self._receive, worker))
         worker.incarnation += 1
         worker.process = process
@@ -255,11 +266,31 @@ class ProcessFront:
             sessions = len(process.live)
             log.error("a gateway process failed", gateway=worker.number, reason=why, sessions=sessions)
         worker.check(why)
+        if process.has_hung and self._bar(worker.number):
+            self._tell_all(Peers(sorted(self._up)))
+            return
         now = self._clock.now()
         self._deaths.append(now)
         if len(self._deaths) > DEATHS and now - self._deaths[0] < WITHIN_SECONDS:
             raise GatewayFailed(f"{len(self._deaths)} gateway processes failed in a minute; last: {why}")
         self._tell_all(Peers(sorted(self._up)))
+
+    def _bar(self, number: int) -> bool:
+        """A process has hung: the session that it worked on, if any, ends with it.
+
+        It is not taken up again, and does not count for the engine's end: else one client could have it.
+        """
+        session = Working(self._working, number).session
+        if session is None:
+            return False
+        log.error(
+            "a session kept its gateway process from working: it is over, and not taken up again",
+            gateway=number,
+            session=session,
+        )
+        self._barred = [*self._barred, session][-BARRED:]
+        self._tell_all(Bar(session))
+        return True
 
     # --- messages --------------------------------------------------------------------------------
 

@@ -74,7 +74,8 @@ class Start(_Base, frozen=True):
 
     `incarnation`: how many processes it had before; `first`: what its sessions are counted from.
 
-    `listeners`, `minted`: inherited file descriptors. `minted`: None if nobody shares tokens.
+    `listeners`, `minted`, `working`: inherited file descriptors. `minted`: None if nobody shares tokens;
+    `working`: where to write which session it works on. `barred`: see `Bar`.
     """
 
     config: EngineConfig
@@ -85,6 +86,14 @@ class Start(_Base, frozen=True):
     minted: int | None
     log: LogConfig | None
     credentials: list[Credential] = []
+    working: int | None = None
+    barred: list[str] = []
+
+
+class Bar(_Base, frozen=True):
+    """A process hung while it worked on this session: it is not taken up again from the store."""
+
+    session: str
 
 
 class Serve(_Base, frozen=True):
@@ -161,7 +170,18 @@ class Leave(_Base, frozen=True):
 
 
 FromCore = (
-    Start | Serve | ToSessions | Forwarded | Status | Load | Accept | Peers | MetricsText | Drain | Leave
+    Start
+    | Serve
+    | ToSessions
+    | Forwarded
+    | Status
+    | Load
+    | Accept
+    | Bar
+    | Peers
+    | MetricsText
+    | Drain
+    | Leave
 )
 
 # --- to the core --------------------------------------------------------------------------------

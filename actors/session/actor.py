@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from ramify.actors.kit.clock import Clock, Timer
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
+from ramify.actors.kit.working import Working, cell_of
 from ramify.actors.session.choices import Choices
 from ramify.actors.session.core import FAILED, MOVED, SessionCore
 from ramify.actors.session.encoder import Encoder, Job
@@ -119,7 +120,10 @@ class SessionActor:
         encoder: Encoder,
         turns: Turns,
         saver: Saver | None = None,
+        working: Working | None = None,
     ) -> None:
+        self._working = working
+        self._cell = cell_of(core.identity.session)
         self.core = core
         self._turns = turns
         self._saver = saver
@@ -202,6 +206,7 @@ class SessionActor:
                     ):
                         await self._next_turn()
                 await self._hand_over()
+                self._rest()
                 core.work.renew()
         except MailboxClosed:
             if self._saver is not None and self._saver.leave():
@@ -221,14 +226,22 @@ class SessionActor:
         core = self.core
         while core.unfinished and core.ended is None:
             await self._next_turn()
+            if self._working is not None:
+                self._working.on(self._cell)
             core.go_on(self._clock.now())
 
     async def _next_turn(self) -> None:
         """Send everything, unless an op is half done, and let others run."""
         if not self.core.inside:
             await self._hand_over()
+        self._rest()
         await self._turns.next()
         self.core.work.renew()
+
+    def _rest(self) -> None:
+        """Others work now."""
+        if self._working is not None:
+            self._working.off()
 
     async def _hand_over(self) -> None:
         """Send everything. Returns when it is sent, or when nobody is left to receive it."""
@@ -237,6 +250,8 @@ class SessionActor:
 
     def _handle(self, message: SessionEvent) -> None:
         core, now = self.core, self._clock.now()
+        if self._working is not None:
+            self._working.on(self._cell)
         match message:
             case Tokens():
                 core.tokens(message, now)

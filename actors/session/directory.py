@@ -12,7 +12,7 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
@@ -26,6 +26,7 @@ from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
 from ramify.actors.kit.relay import Relay
+from ramify.actors.kit.working import Working, cell_of
 from ramify.actors.session.actor import ENDS, SessionActor, SessionEvent, SessionMailbox
 from ramify.actors.session.calls.dialects import dialect_of
 from ramify.actors.session.core import FAILED, SessionCore
@@ -122,6 +123,8 @@ class Directory:
     `store`: keeps them, if there is one, for `kept_s` seconds after their last use; those that are not
     in memory are read when somebody opens them. `wall`: seconds since 1970.
 
+    `working`: where to write which session is worked on. `barred`: saved sessions that are not taken up.
+
     `holdings`: the memory that they may hold. `numbers`: what they are called inside, `prefix`: how
     their public ids begin, where several processes have sessions.
     """
@@ -152,7 +155,11 @@ class Directory:
         kept_s: float = math.inf,
         persist: Persist = "lazy",
         wall: Callable[[], float] = time.time,
+        working: Working | None = None,
+        barred: Set[str] = frozenset(),
     ) -> None:
+        self._working = working
+        self._barred = barred
         self._store = store
         self._kept_s = kept_s if store is not None else None
         self._wall = wall
@@ -283,6 +290,8 @@ class Directory:
         waiting = self._coming.get(session, [])
         error: RamifyError | None = None
         try:
+            if session in self._barred:
+                raise RamifyError("the session kept its server from working: open a new one")
             if found.damaged:
                 raise Damaged(found.error or "")
             if found.error is not None:
@@ -420,6 +429,14 @@ class Directory:
         except BaseException as error:
             self._refuse(message, error)
 
+    def _work_on(self, cell: bytes | None) -> None:
+        if self._working is None:
+            return
+        if cell is None:
+            self._working.off()
+        else:
+            self._working.on(cell)
+
     async def _fill(self, made: _Made, found: Fetched) -> None:
         """Restore a session, some of it in each turn of the loop. Raises Damaged, LimitExceeded."""
         work = Work()
@@ -430,11 +447,16 @@ class Directory:
             nonlocal sound
             sound = yield from restoring(made.core, found.items, now, wall, stored=found.fence > 0)
 
+        name = cell_of(found.session)
+        self._work_on(name)
         for cost in steps():
             if not work.take(cost):
+                self._work_on(None)
                 await self._turns.next()
+                self._work_on(name)
                 work.renew()
                 work.take(cost)
+        self._work_on(None)
         if not sound and made.saver is not None:
             made.saver.unsaved(1)  # what the store has is not what the session is
 
@@ -628,6 +650,7 @@ class Directory:
             encoder=self._encoder,
             turns=self._turns,
             saver=made.saver,
+            working=self._working,
         )
         entry = _Entry(identity, mailbox, actor, displaceable=displaceable)
         with ExitStack() as undo:

@@ -20,6 +20,8 @@ import websockets
 from ramify.actors.cache.integrity import check
 from ramify.actors.engine import EngineFailed
 from ramify.actors.front.process import GatewayProcess
+from ramify.actors.front.processes import DEATHS
+from ramify.actors.kit.working import Working, cell_of
 
 SLOW = {"step_seconds": 0.002}
 PATIENCE = 30.0
@@ -215,6 +217,28 @@ async def test_a_process_that_hangs_is_replaced(serving: Any, monkeypatch: pytes
                     await peer._receive()
         async with served.connect() as again:  # waits in the backlog until somebody is there
             await again.open()
+
+
+async def test_a_session_that_hangs_its_process_ends_and_not_the_engine(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One more death in the same minute would be the engine's end, whoever caused it."""
+    monkeypatch.setattr("ramify.actors.front.processes.HUNG_SECONDS", 1.0)
+    async with serving(gateways=1) as served:
+        front = served.engine.front
+        (pid,) = front.pids
+        front._deaths.extend([served.engine.clock.now()] * DEATHS)
+        async with served.connect() as peer:
+            state = await peer.open()
+            os.kill(pid, signal.SIGSTOP)
+            Working(front._working, 0).on(cell_of(state["session"]))  # as if it were at that
+            with pytest.raises(websockets.ConnectionClosed):
+                while True:
+                    await peer._receive()
+        async with served.connect() as again:
+            await again.open()
+        assert front._barred == [state["session"]]
+        assert len(front._deaths) == DEATHS
 
 
 async def test_a_silent_process_gets_no_connections_until_it_speaks(

@@ -53,6 +53,8 @@ def test_a_public_id_names_its_owner(session: str, worker: int | None) -> None:
     "message",
     [
         w.Start(CONFIG, 1, 2, 3, [4, 5], 6, None, [Credential(name="a", digest=b"\1" * 32)]),
+        w.Start(CONFIG, 1, 2, 3, [4], None, None, [], 7, ["s_1"]),
+        w.Bar("s_1"),
         w.Serve(ServerInfo(version=1, epoch="e", model="m", context=9), 9, 384),
         w.ToSessions([(65, m.Tokens([m.Progress(1, b"1234")], [])), (66, m.Inspected(1, [2]))]),
         w.Forwarded([b"x", b"y"]),
