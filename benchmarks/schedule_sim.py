@@ -10,19 +10,27 @@ prompt token costs more attention behind a long prefix.
     throughput  256 requests at once, 100-1024 tokens in and out, as of `ramify bench throughput`
     prompts     16 sessions with short prompts and pauses, beside sessions with long prompts
     newcomer    5 clients hold all rows with long generations; others come for one short answer
+    rounds      64 streams come at once, some times over, on a machine whose steps scatter (`--noise`)
 
     python benchmarks/schedule_sim.py chat --append-ahead 300 --itl-target-ms 15
     python benchmarks/schedule_sim.py prompts --long 60000 --long-sessions 2
     python benchmarks/schedule_sim.py newcomer --owners
+    python benchmarks/schedule_sim.py rounds --cpu --noise 1.0 --seeds 1000
+
+`rounds` with `--seeds N` runs N times with each `--noise`, and says in how many of them a round stalled:
+until its last first token a step took fewer than `STALL` prompt tokens. With noise x a step lasts
+exp(x * normal) times as long, and in bursts of up to a second, every five seconds, 1 + 10 x times that.
 """
 
 import argparse
 import heapq
+import math
 import random
 import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -55,6 +63,39 @@ class Work:
     runs: int = 0
     decodes: int = 0
     context: int = 0
+
+
+STALL = 64  # tokens: four times the least that a step may take
+STREAMS = 64
+CPU = 5.0, 0.3, 0.15  # milliseconds of a step, of each decode and prompt token: a small model on two cores
+
+
+class Noise:
+    """How many times longer than it should a step takes that begins at `now` (milliseconds)."""
+
+    def __init__(self, size: float, dice: random.Random) -> None:
+        self._size = size
+        self._dice = dice
+        self._burst = False
+        self._until = 0.0
+
+    def factor(self, now: float) -> float:
+        if not self._size:
+            return 1.0
+        while now >= self._until:  # a tenth of the time is somebody else's
+            self._burst = not self._burst
+            self._until += self._dice.uniform(0.0, 1000.0 if self._burst else 9000.0)
+        burst = 1 + 10 * self._size if self._burst else 1.0
+        return burst * math.exp(self._size * self._dice.gauss(0.0, 1.0))
+
+
+@dataclass
+class CpuDevice:
+    """A step's parts add up, and its host is itself."""
+
+    def step(self, work: Work) -> tuple[float, float]:
+        base, decode, prompt = CPU
+        return base + decode * work.decodes + prompt * work.prompt, 0.05
 
 
 @dataclass
@@ -103,15 +144,16 @@ class Simulation:
         info = ExecutorInfo(
             model="sim", architecture="", parameters=0, vocab_size=10_000, context=options.context,
             page_size=1, pages=options.pages, max_rows=options.rows, step_tokens=options.step_tokens,
-            device="", dtype="", attention="", eos_token_ids=[], kv_bytes_per_token=1,
-            load_seconds=0.0, extend_sizes=EXTEND_SIZES,
+            device="cpu" if options.cpu else "", dtype="", attention="", eos_token_ids=[],
+            kv_bytes_per_token=1, load_seconds=0.0, extend_sizes=[] if options.cpu else EXTEND_SIZES,
         )  # fmt: skip
         names = "itl_target_ms", "mixed_tokens", "ahead_tokens", "quantum_steps"
         config = ScheduleConfig(**{name: getattr(options, name) for name in names})
         self.core = Scheduler(info, config)
         self.cache = RadixCache(info.pages)
-        self.device = Device(options.graph_lines)
+        self.device = CpuDevice() if options.cpu else Device(options.graph_lines)
         self.dice = random.Random(options.seed)
+        self.noise = Noise(options.noise[0], random.Random(options.seed + 1))
         self.now = 0.0
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.count = 0
@@ -246,6 +288,7 @@ class Simulation:
     def issue(self, work: Work) -> float:
         """Launch a step now; when it is over."""
         device, host = self.device.step(work)
+        device *= self.noise.factor(self.now)
         begin = max(self.device_free, self.now + min(host, 0.5))
         end = max(begin + device, self.now + host)
         self.idle += begin - self.device_free
@@ -401,7 +444,70 @@ def newcomer(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
     )
 
 
-WORKLOADS = {"chat": chat, "throughput": throughput, "prompts": prompts, "newcomer": newcomer}
+class Rounds:
+    """`options.turns` times `STREAMS` new prompts at once, each round when the one before it has ended.
+
+    `waited`: of each round, the steps until the last first token.
+    """
+
+    def __init__(self, sim: Simulation, options: argparse.Namespace) -> None:
+        self._sim = sim
+        self._options = options
+        self._left = 0
+        self._rounds = 0
+        self._answers: list[Answer] = []
+        self.waited: list[int] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        sim, options = self._sim, self._options
+        self._rounds += 1
+        self._left = STREAMS
+        for number in range(STREAMS):
+            sim.count += 1
+            branch = sim.count
+            sim.open(branch)
+            sim.append(branch, options.input)
+            answer = Answer(branch, sim.now, self._finish)
+            self._answers.append(answer)
+            output = options.output + number % 8  # so that not all end at once
+            act = partial(sim.submit, answer, self._rounds * STREAMS + number, options.input, output)
+            sim.at(sim.now + sim.dice.uniform(0.0, 100.0), act)
+
+    def _finish(self, answer: Answer) -> None:
+        self._sim.cache.drop_branches(m.DropBranches([answer.branch]))
+        self._left -= 1
+        if not self._left:
+            self.waited.append(max(each.waited for each in self._answers[-STREAMS:]))
+            if self._rounds < self._options.turns:
+                self._begin()
+
+    def __call__(self) -> str:
+        return f"{_latencies(self._answers)}; steps until a round's last first token {self.waited}"
+
+
+WORKLOADS = {
+    "chat": chat, "throughput": throughput, "prompts": prompts, "newcomer": newcomer, "rounds": Rounds,
+}  # fmt: skip
+
+
+def stalls(options: argparse.Namespace) -> None:
+    """`rounds` with many seeds: how many of them stall, by noise."""
+    shown = vars(options)
+
+    def waited(noise: float, seed: int) -> list[int]:
+        sim = Simulation(argparse.Namespace(**{**shown, "noise": [noise], "seed": seed}))
+        rounds = Rounds(sim, options)
+        sim.run()
+        return rounds.waited
+
+    usual, most = max(waited(0.0, 0)), STREAMS * options.input / STALL
+    print(f"without noise: {usual} steps until a round's last first token; stalled: more than {most:.0f}")
+    seeds = range(options.seed, options.seed + options.seeds)
+    for noise in options.noise:
+        found = [max(waited(noise, seed)) for seed in seeds]
+        bad = [seed for seed, steps in zip(seeds, found, strict=True) if steps > most]
+        print(f"noise {noise}: {_spread(found)} max {max(found)}; stalled {len(bad)} {bad[:8]}", flush=True)
 
 
 def _latencies(answers: list[Answer]) -> str:
@@ -434,7 +540,13 @@ def main() -> None:
     parser.add_argument("--spread", type=float, default=0.0, metavar="MS", help="of their starts")
     parser.add_argument("--owners", action="store_true", help="newcomer: the 5 have one credential")
     parser.add_argument("--steps", action="store_true", help="print every step")
+    parser.add_argument("--cpu", action="store_true", help="steps of a small model on a CPU")
+    parser.add_argument("--noise", type=float, nargs="+", default=[0.0], help="of the steps' times")
+    parser.add_argument("--seeds", type=int, default=1, help="rounds: so many, from --seed on")
     options = parser.parse_args()
+    if options.seeds > 1:
+        stalls(options)
+        return
     made = Simulation(options)
     report = WORKLOADS[options.workload](made, options)
     made.run()

@@ -8,7 +8,16 @@ that came back, as a sum of three parts:
 
 The weights are those of recursive least squares that forget slowly (Plackett 1950), so they follow
 contexts that grow. What no step has told for a while is kept, not forgotten. A single step that took
-long for a reason of its own counts as one that took somewhat longer than expected.
+long for a reason of its own counts as one that took somewhat longer than expected. Three such in a row
+mean a machine that has become slower or faster, in all parts alike as far as three steps can tell: the
+weights keep their proportions. To learn the proportions anew from steps of almost one size would be to
+learn them from noise.
+
+Nor do steps of one size ever tell what a token takes, so a weight that is far too great would stay: the
+steps would be small because of it, and all alike because they are as small as they may be. So after some
+small steps a larger one is tried (`_PROBE`); the more of those last as long as was expected, the rarer
+they become. And whatever was learnt, a step takes so much that what waits is done in `SURE` of them, as
+far as steps of `SMALL` tokens can.
 
 - Prompts never starve: a step may always last half as long again as its decodes alone.
 - Where many clients wait for first tokens, more is taken, so that all of their prompts are computed
@@ -38,6 +47,8 @@ from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.plan import ExecutorInfo
 
 LEAST = 16  # tokens: smaller chunks cost a step's overhead for nothing
+SMALL = 4 * LEAST  # tokens of a step that is tried where only fewer are allowed
+SURE = 256  # steps
 FIRST, FIRST_ON_CPU = 256, 64  # tokens before anything is known: 5 ms on a GPU, 0.1 s on a core
 AIM = 0.9  # of the target: steps scatter about what is aimed at
 PATIENCE = 3.0  # targets that a step without decodes may last while a prompt takes several
@@ -52,6 +63,10 @@ _KEPT = 0.97  # of what was known before a step: about 30 of them count
 _STEPS = 8  # that the mean of what a step lasts is about
 _UNSURE = 100.0  # variance of what is not known, in units where a step's own noise has 1
 _CLIP = 0.5  # a step counts as at most so many times what was expected more, or less
+_SCALED = 1.0  # the same, where only the machine's speed has changed
+_PROBE = 16, 512  # small steps until a larger one is tried, at first and at most
+_AS_EXPECTED = 0.75  # of what was expected: so long a larger step lasts that tells nothing new
+_AT_ONCE = 4.0  # times that a token may turn out cheaper by one step
 _UNITS = 1.0, 1 / 64, 1 / 512  # of the three sizes, so that each weighs about as much
 
 
@@ -65,10 +80,13 @@ class Pace:
         self._sizes = info.extend_sizes
         self._logits_cost = info.logits_cost
         self._weights = [0.0, 0.0, 0.0]
-        self._variance = [[_UNSURE * (i == j) for j in range(3)] for i in range(3)]
+        self._variance = _unsure(_UNSURE)
         self._skipped = 0  # steps of decodes alone since one was learnt from
         self.allowed = self._most  # prompt tokens, when last asked
-        self._odd = 0  # steps in a row that were far from what was expected
+        self._odd: list[float] = []  # steps in a row that were far from what was expected: times that
+        self._small = 0  # steps of fewer than `SMALL` prompt tokens since a larger one
+        self._size = 0  # tokens in the last one of those
+        self._patience = _PROBE[0]  # of them until a larger one is tried
         self._known = 0  # most prompt tokens in a measured step beside decodes
         self._full = 0  # most in one without; on a CPU in any
         self.step_s = 0.0  # that a step lasts, a mean that forgets
@@ -79,6 +97,10 @@ class Pace:
         targets = run.request.targets
         scored = targets.lines(start, end) if targets is not None else 0
         return end - start + int(self._logits_cost * scored)
+
+    def forced(self, lines: int) -> int:
+        """What so many tokens cost that constraints say must follow: each is scored, and waits for none."""
+        return lines + int(self._logits_cost * lines)
 
     def lacks(self, request: Request, tokens: int) -> None:
         """So many tokens of the prompt of `request` are not computed; 0: it has its first token."""
@@ -103,18 +125,22 @@ class Pace:
         if not decodes or self._on_cpu:
             self._full = max(self._full, prompts)
         x = (1.0, decodes * _UNITS[1], prompts * _UNITS[2])
+        if decodes and prompts:
+            self._probed(prompts, decodes, seconds)
         w, variance = self._weights, self._variance
         expected = w[0] + w[1] * x[1] + w[2] * x[2]
         error = seconds - expected
         spread = [row[0] + row[1] * x[1] + row[2] * x[2] for row in variance]
         scale = _KEPT + spread[0] + spread[1] * x[1] + spread[2] * x[2]
-        if scale < 1 + _KEPT:  # a step like those before: one that differs much is an exception
+        if expected and scale < 1 + _KEPT:  # a step like those before: one that differs much is an exception
             most = _CLIP * expected
-            self._odd = self._odd + 1 if abs(error) > most else 0
+            self._odd = [*self._odd, seconds / expected] if abs(error) > most else []
             error = max(-most, min(error, most))
-            if self._odd == 3:  # no exceptions: the machine has changed
-                self._variance = [[_UNSURE * (i == j) for j in range(3)] for i in range(3)]
-                self._odd = 0
+            if len(self._odd) == 3:  # no exceptions: the machine has changed
+                times = sorted(self._odd)[1]
+                self._weights = [times * weight for weight in w]
+                self._variance = _unsure(_SCALED)
+                self._odd = []
                 return
         self._weights = [max(0.0, w[i] + spread[i] * error / scale) for i in range(3)]
         keep = 1 / _KEPT if variance[0][0] + variance[1][1] + variance[2][2] < 3 * _UNSURE else 1.0
@@ -137,9 +163,33 @@ class Pace:
             return self._most
         alone = self._weights[0] + self._weights[1] * decodes * _UNITS[1]
         allowed = max(self._within(max(self._target - alone, alone / 2)), self._draining(alone))
+        allowed = max(allowed, min(SMALL, self._waiting // SURE))
+        if self._small >= self._patience:
+            allowed = max(allowed, SMALL)
         trusted = max(self._first, 2 * self._known if self._on_cpu else self._known + self._known // 2)
         self.allowed = self._fit(min(self._most, trusted, allowed))
         return self.allowed
+
+    def _probed(self, prompts: int, decodes: int, seconds: float) -> None:
+        """Note a step with so many prompt tokens beside decodes. Corrects what a token takes by a larger
+        step that was short: the line through it and what steps as small as the last ones take.
+        """
+        if prompts < SMALL:
+            self._small += prompts >= LEAST
+            self._size = prompts
+            return
+        if self._small >= self._patience:
+            base, decode, slope = self._weights
+            small = base + decode * decodes * _UNITS[1] + slope * self._size * _UNITS[2]
+            more = (prompts - self._size) * _UNITS[2]
+            if seconds >= _AS_EXPECTED * (small + slope * more):
+                self._patience = min(2 * self._patience, _PROBE[1])
+            else:
+                self._patience = _PROBE[0]
+                less = max((seconds - small) / more, slope / _AT_ONCE)
+                self._weights[0] += (slope - less) * self._size * _UNITS[2]
+                self._weights[2] = less
+        self._small = 0
 
     def _draining(self, alone: float) -> int:
         """Prompt tokens in each step that lasts `alone` without them, to have no prompt wait longer."""
@@ -177,3 +227,8 @@ class Pace:
         if not self._sizes or tokens > _BEYOND * self._sizes[-1]:
             return max(LEAST, tokens)
         return max(LEAST, self._sizes[max(0, bisect_right(self._sizes, tokens) - 1)])
+
+
+def _unsure(variance: float) -> list[list[float]]:
+    """Of weights that have nothing to do with each other."""
+    return [[variance * (i == j) for j in range(3)] for i in range(3)]

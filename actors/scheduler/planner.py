@@ -207,16 +207,20 @@ class Planner:
         bound, rows = self._decoding, self._decode_rows
         asked: list[int] | None = None
         self._missing, self._guesses = 0, None
-        lines = len(bound)
+        lines = decodes = len(bound)
         if bound and (self._speculation is not None or self._jumping):
             asked = self._draft()
-            lines += sum(asked or ())
+            if asked is not None:
+                lines += sum(asked)
+                decodes += sum(
+                    count for run, count in zip(bound, asked, strict=True) if not run.jumps
+                )
         opens: list[OpenRow] = []
         extends: list[ExtendRow] = []
         chunks: list[Chunk] = []
         firsts: list[Run] = []
         prompts = work = 0
-        for run, start, end in self._prompts.take(lines) if self._prompts.order else ():
+        for run, start, end in self._prompts.take(decodes, lines) if self._prompts.order else ():
             if not run.opened:
                 run.opened = True
                 opens.append(self._open(run))
@@ -356,7 +360,9 @@ class Planner:
         decodes = len(step.bound) - step.firsts
         drafted = sum(unpack(result.drafted)) if result.drafted else 0
         absent = step.counts[step.firsts :].count(0) if step.counts else 0
-        self.pace.learn(step.work, decodes - absent + drafted, result.elapsed_us * 1e-6)
+        forced = _forced(step, result) if drafted else 0
+        work = step.work + self.pace.forced(forced)
+        self.pace.learn(work, decodes - absent + drafted - forced, result.elapsed_us * 1e-6)
         if step.asked is not None or step.counts is not None:
             self._settle(step, result)
         if self._speculation is not None and decodes:
@@ -537,6 +543,16 @@ def _guessed(result: StepResult, count: int) -> "tuple[array[int], array[int]]":
         return none, none
     both = unpack(result.guessed)
     return both[::2], both[1::2]
+
+
+def _forced(step: Step, result: StepResult) -> int:
+    """How many drafts were said by constraints: computed like a prompt's tokens, behind those of a row."""
+    guessed, _ = _guessed(result, len(step.bound))
+    return sum(
+        ran - own
+        for run, ran, own in zip(step.bound, unpack(result.drafted), guessed, strict=True)
+        if run.jumps
+    )
 
 
 def scored(chunks: Iterable[Chunk], scores: "array[float]") -> Iterator[tuple[Run, int, "array[float]"]]:

@@ -98,11 +98,17 @@ class Prompts:
             first = (self._lines[each].weight for each in self.order if not each[0])
         return self._steps * room - sum(first)
 
-    def take(self, decodes: int) -> list[Chunk]:
-        """What the next step runs beside so many decodes."""
+    def take(self, decodes: int, lines: int | None = None) -> list[Chunk]:
+        """What the next step runs beside so many decodes.
+
+        `lines`: with what constraints may force behind them, of which most comes to nothing. So it
+        takes room, but no time that prompts could not have.
+        """
         if not self.order:
             return []
         left = self._room(decodes)
+        if lines is not None and decodes:
+            left = min(left, self._step - lines)
         ahead = min(left, self._ahead)
         begun: dict[Run, int] = {}
         for level in self.order[::-1]:

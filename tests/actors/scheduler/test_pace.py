@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ramify.actors.scheduler.pace import DRAIN, ENOUGH, FIRST, FIRST_ON_CPU, LEAST, Pace
+from ramify.actors.scheduler.pace import DRAIN, ENOUGH, FIRST, FIRST_ON_CPU, LEAST, SMALL, Pace
 from ramify.actors.scheduler.request import Account, Request
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.messages import Submit
@@ -286,13 +286,57 @@ def test_two_exceptions_are_exceptions_and_three_are_not():
     exact(pace, Device(), 6)
     for _ in range(2):
         pace.learn(128, 64, slow.seconds(128, 64))
-    assert pace._odd == 2
+    assert len(pace._odd) == 2
     assert pace._variance[0][0] < 1
-    weights = list(pace._weights)
+    weights, times = list(pace._weights), slow.seconds(128, 64) / Device().seconds(128, 64)
     pace.learn(128, 64, slow.seconds(128, 64))
-    assert (pace._odd, pace._weights) == (0, weights)
-    assert pace._variance[0][0] == pace._variance[1][1] == pace._variance[2][2] == 100
+    assert pace._odd == []  # a machine that is slower in all its parts
+    assert pace._weights == pytest.approx([times * weight for weight in weights], rel=0.2)
+    assert pace._variance[0][0] == pace._variance[1][1] == pace._variance[2][2] == 1
     assert pace._variance[0][1] == 0
+
+
+def stuck(pace, device, decodes=64):
+    """It believes that a prompt token takes a hundred times as long, by steps of one size."""
+    pace._weights = [0.0, 0.0, 512 / LEAST * device.seconds(LEAST, decodes)]
+    pace._known = pace._full = 1000
+    for _ in range(3):
+        pace.learn(LEAST, decodes, device.seconds(LEAST, decodes))
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_cost_that_is_far_too_great_is_found_out(kind):
+    """Nothing varies: no noise, and every step takes the least because of what was learnt."""
+    pace = make(device=kind, target=1)  # decodes alone take longer: half as long again is allowed
+    device = Device()
+    stuck(pace, device)
+    assert pace.beside(64) == LEAST
+    taken = []
+    for _ in range(64):
+        taken.append(pace.beside(64))
+        pace.learn(taken[-1], 64, device.seconds(taken[-1], 64))
+    right = 0.5 * device.seconds(0, 64) / device.prompt
+    assert 0.5 * right < taken[-1] <= 1.1 * right
+
+
+def test_a_cost_that_is_right_is_tried_rarely():
+    """Of 2,000 steps on a slow machine nine are larger, and no more than that."""
+    pace, device = make(target=1, device="cpu"), Device(prompt=0.1)
+    taken = []
+    for _ in range(2000):
+        taken.append(pace.beside(64))
+        pace.learn(taken[-1], 64, device.seconds(taken[-1], 64))
+    assert set(taken[20:]) == {LEAST, SMALL}
+    assert taken[20:].count(SMALL) <= 9
+
+
+def test_whatever_was_learnt_a_step_takes_a_part_of_what_waits():
+    pace = make(device="cpu", target=1)
+    pace._weights = [0.0, 0.0, 1e6]
+    pace._known = 1000
+    for waiting, least in ((0, 16), (4096, 16), (8192, 32), (16_384, 64), (1 << 20, 64)):
+        pace._waiting = waiting
+        assert pace.beside(4) == least
 
 
 def test_what_no_step_has_told_is_kept():

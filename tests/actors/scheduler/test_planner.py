@@ -369,6 +369,28 @@ def test_what_constraints_draft_is_no_profit_of_guesses(world):
     assert told == [(1, 0, 0, 1)]  # a step without drafts
 
 
+def test_what_constraints_force_is_learnt_as_prompt_tokens(world):
+    """A row with a constraint is one decode, whatever it may jump: its drafts are computed like a
+    prompt's tokens, each scored, and most that are asked for never run.
+    """
+    planner = drafting(world)
+    planner._max_forced = 4
+    free, held = (run_of(planner, number, limit=100, slots=103) for number in (1, 2))
+    held.jumps = True
+    planner.pace._logits_cost = 2.0
+    learnt, asked = [], []
+    planner.pace.learn = lambda *given: learnt.append(given)
+    planner.pace.beside = lambda decodes: asked.append(decodes) or 16
+    planner.landed(result(planner.plan(), [5, 5]))
+    run_of(planner, 3, prompt=40)
+    asked.clear()
+    plan = planner.plan()
+    assert list(unpack(plan.drafts)) == [3, 4]
+    assert set(asked) == {2 + 3}  # two rows and the guesses of one: not what a constraint may force
+    planner.landed(with_counts(plan, [2, 3], [3, 2]))
+    assert learnt[-1][:2] == (16 + 2 * (1 + 2), 2 + 3)
+
+
 def test_a_constraint_is_asked_for_few_drafts_where_it_said_nothing(world):
     """Until it says as many: so it does not take the room of guesses."""
     planner = drafting(world, rows=64)
