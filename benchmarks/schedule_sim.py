@@ -67,7 +67,11 @@ class Work:
 
 STALL = 64  # tokens: four times the least that a step may take
 STREAMS = 64
-CPU = 5.0, 0.3, 0.15  # milliseconds of a step, of each decode and prompt token: a small model on two cores
+CPU = (
+    5.0,
+    0.3,
+    0.15,
+)  # milliseconds of a step, of each decode and prompt token: a small model on two cores
 
 
 class Noise:
@@ -502,12 +506,16 @@ def stalls(options: argparse.Namespace) -> None:
         return rounds.waited
 
     usual, most = max(waited(0.0, 0)), STREAMS * options.input / STALL
-    print(f"without noise: {usual} steps until a round's last first token; stalled: more than {most:.0f}")
+    print(
+        f"without noise: {usual} steps until a round's last first token; stalled: more than {most:.0f}"
+    )
     seeds = range(options.seed, options.seed + options.seeds)
     for noise in options.noise:
         found = [max(waited(noise, seed)) for seed in seeds]
         bad = [seed for seed, steps in zip(seeds, found, strict=True) if steps > most]
-        print(f"noise {noise}: {_spread(found)} max {max(found)}; stalled {len(bad)} {bad[:8]}", flush=True)
+        print(
+            f"noise {noise}: {_spread(found)} max {max(found)}; stalled {len(bad)} {bad[:8]}", flush=True
+        )
 
 
 def _latencies(answers: list[Answer]) -> str:

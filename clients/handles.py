@@ -194,12 +194,14 @@ class Branch:
         messages: Messages | None = None,
         tokens: Sequence[int] | None = None,
         expect: int | None = None,
+        logprobs: int = 0,
     ) -> Ok:
         """Add input: raw text, chat messages (through the model's template), or token ids.
 
-        `expect`: only if the branch is exactly this long (Conflict otherwise).
+        `expect`: only if the branch is exactly this long (Conflict otherwise). `logprobs`: True, or how
+        many likely tokens to tell beside each; `result["logprobs"]` has an entry for each token.
         """
-        return await self.session.ok(self._append(text, messages, tokens, expect))
+        return await self.session.ok(self._append(text, messages, tokens, expect, int(logprobs)))
 
     def _append(
         self,
@@ -207,10 +209,14 @@ class Branch:
         messages: Messages | None,
         tokens: Sequence[int] | None,
         expect: int | None,
+        logprobs: int = 0,
     ) -> Append:
         turns = None if messages is None else chat_messages(messages)
         ids = None if tokens is None else list(tokens)
-        return Append(id=UNSENT, branch=self.name, text=text, messages=turns, tokens=ids, expect=expect)
+        return Append(
+            id=UNSENT, branch=self.name, text=text, messages=turns, tokens=ids, expect=expect,
+            logprobs=logprobs,
+        )  # fmt: skip
 
     async def say(self, text: str, *, role: Role = "user") -> Ok:
         """Append one chat turn."""

@@ -272,7 +272,7 @@ class Submit(Base, frozen=True):
     its branches from now on, about; an output counts as a few only, because most end early.
     `places`, `targets`: tokens to score, as in `ExtendRow`, by positions of the branch; not with
     `max_tokens`. Their log-probabilities come with `Finished`. Somebody waits for them, so the
-    request is scheduled as a generation is.
+    request is scheduled as a generation is. `tops`: see `ExtendRow`.
     `constraint`: the `ident` of a `Compiled` that its outputs obey; 0: none. `obeyed`: tokens at the
     branch's end that the constraint has taken already: those sampled before, and those of an output that
     this one continues.
@@ -298,6 +298,7 @@ class Submit(Base, frozen=True):
     constraint: int = 0
     spare: bool = False
     obeyed: int = 0
+    tops: int = 0
 
 
 class Cancel(Base, frozen=True):
@@ -391,7 +392,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
     most: where the output was cut, some of those may have gone). `reason` "length": max_tokens
     or the context is used up; "error": `error` says what happened.
     Times in seconds on the engine's clock; `first_token` 0.0: there was none.
-    `scores`: float32, one for each of `Submit.targets`; all of them with reason "length" only.
+    `scores`: float32, one for each of `Submit.targets`, or with `tops` as in `StepResult`;
+    all of them with reason "length" only.
     `forced`: tokens of `output` that the constraint left no choice for. `stale`: nothing has run, for
     the constraint is not there (any more): compile it again and submit anew. `spare`: as submitted.
     """

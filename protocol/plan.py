@@ -123,7 +123,7 @@ class ExtendRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `drafts`: with `sample`, so many of the last `tokens` are drafts; there is at least one token more.
     `places`, `targets`: int32 of one length, the tokens whose log-probabilities are wanted: that of
     targets[i] behind position places[i]. Places are among those that run, in ascending order;
-    several targets may stand at one.
+    several targets may stand at one. `tops`: of each target also so many of the most likely tokens.
     """
 
     row: int
@@ -133,6 +133,7 @@ class ExtendRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     places: bytes = b""
     targets: bytes = b""
     drafts: int = 0
+    tops: int = 0
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
@@ -177,10 +178,12 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
     empty if no row asked, else an entry for each token. `computed`: tokens that went through the model.
     `elapsed_us`: from the step's start to its end on the device. `scores`: float32, the log-
     probabilities of the extends' targets in plan order: the model's raw ones; NaN where the logits were
-    not finite. `forced`: a byte for each of `tokens`, 1 where the row's constraint allowed no other;
-    empty: nowhere. `busy_us`: what `elapsed_us` would be if nobody else had used the executor's cores,
-    by the time that its threads ran; 0: it is not known. `late_us`: of that, or of `elapsed_us`, what
-    the drafter took to compute what it had missed of rows, a prompt for example: once for each row.
+    not finite. Behind each target of an extend with `tops` so many pairs follow: a token (ids are below
+    2^24, and so exact) and its log-probability, the most likely first. `forced`: a byte for each of
+    `tokens`, 1 where the row's constraint allowed no other; empty: nowhere. `busy_us`: what `elapsed_us`
+    would be if nobody else had used the executor's cores, by the time that its threads ran; 0: it is
+    not known. `late_us`: of that, or of `elapsed_us`, what the drafter took to compute what it had
+    missed of rows, a prompt for example: once for each row.
     `reasons`: for each STUCK among `tokens`, why, for the client.
     """
 

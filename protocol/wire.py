@@ -224,6 +224,7 @@ class Append(Op, kw_only=True, frozen=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=1 << 14)] | None = None
     tokens: Annotated[list[TokenId], Meta(min_length=1, max_length=1 << 24)] | None = None
     expect: Position | None = None
+    logprobs: Logprobs = 0  # of what is appended: the reply has each token's, and of so many likely ones
 
 
 class Generate(Op, kw_only=True, frozen=True):

@@ -99,7 +99,7 @@ class Pace:
         return end - start + int(self._logits_cost * scored)
 
     def forced(self, lines: int) -> int:
-        """What so many tokens cost that constraints say must follow: each is scored, and waits for none."""
+        """What so many tokens cost that constraints force: logits are made of each."""
         return lines + int(self._logits_cost * lines)
 
     def lacks(self, request: Request, tokens: int) -> None:
@@ -132,7 +132,9 @@ class Pace:
         error = seconds - expected
         spread = [row[0] + row[1] * x[1] + row[2] * x[2] for row in variance]
         scale = _KEPT + spread[0] + spread[1] * x[1] + spread[2] * x[2]
-        if expected and scale < 1 + _KEPT:  # a step like those before: one that differs much is an exception
+        if (
+            expected and scale < 1 + _KEPT
+        ):  # a step like those before: one that differs much is an exception
             most = _CLIP * expected
             self._odd = [*self._odd, seconds / expected] if abs(error) > most else []
             error = max(-most, min(error, most))

@@ -38,7 +38,7 @@ from ramify.protocol.plan import (
 )
 
 FEW_FORCED = 8  # drafts that are asked for where a constraint said nothing the last time
-Chunk = tuple[Run, int, int]  # of a prefill: the run, its length after it, how many targets it has
+Chunk = tuple[Run, int, int]  # of a prefill: the run, its length after it, how many scores it brings
 
 
 class Step:
@@ -212,9 +212,7 @@ class Planner:
             asked = self._draft()
             if asked is not None:
                 lines += sum(asked)
-                decodes += sum(
-                    count for run, count in zip(bound, asked, strict=True) if not run.jumps
-                )
+                decodes += sum(count for run, count in zip(bound, asked, strict=True) if not run.jumps)
         opens: list[OpenRow] = []
         extends: list[ExtendRow] = []
         chunks: list[Chunk] = []
@@ -225,7 +223,9 @@ class Planner:
                 run.opened = True
                 opens.append(self._open(run))
             extends.append(self._extend(run, start, end))
-            chunks.append((run, end, len(extends[-1].targets) // 4))
+            targets = run.request.targets
+            scores = len(extends[-1].targets) // 4 * targets.width if targets is not None else 0
+            chunks.append((run, end, scores))
             prompts += end - start
             work += self.pace.work(run, start, end)
             if extends[-1].sample:
@@ -355,7 +355,7 @@ class Planner:
             raise SchedulerError(f"step {step.step}: {counts}")
         targets = sum(count for _, _, count in step.chunks) if step.chunks else 0
         if len(result.scores) != 4 * targets:
-            counts = f"{len(result.scores) // 4} scores for {targets} targets"
+            counts = f"{len(result.scores) // 4} scores, expected {targets}"
             raise SchedulerError(f"step {step.step}: {counts}")
         decodes = len(step.bound) - step.firsts
         drafted = sum(unpack(result.drafted)) if result.drafted else 0
@@ -454,7 +454,8 @@ class Planner:
         if targets is not None:
             places, wanted, run.target = targets.take(run.target, end)
         sample = end == run.prompt and run.limit > 0
-        return ExtendRow(run.row, start, tokens, sample, places, wanted)
+        tops = targets.tops if targets is not None else 0
+        return ExtendRow(run.row, start, tokens, sample, places, wanted, tops=tops)
 
     def _open(self, run: Run) -> OpenRow:
         submit = run.request.submit
@@ -546,7 +547,7 @@ def _guessed(result: StepResult, count: int) -> "tuple[array[int], array[int]]":
 
 
 def _forced(step: Step, result: StepResult) -> int:
-    """How many drafts were said by constraints: computed like a prompt's tokens, behind those of a row."""
+    """How many drafts constraints forced. They are computed as a prompt's tokens are."""
     guessed, _ = _guessed(result, len(step.bound))
     return sum(
         ran - own

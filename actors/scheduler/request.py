@@ -367,7 +367,7 @@ class Run:
         self.jumps = request.constrained  # its constraint may say what must follow
         self.jump = 0  # drafts that it is asked for then; 0: the executor asks none
         self.forced = bytearray()  # of each, under a constraint: 1 if there was no choice
-        self.target = len(request.targets.scores) if request.targets else 0  # the next to plan
+        self.target = request.targets.done if request.targets else 0  # the next to plan
         self.planned = 0  # output tokens planned, drafts included; while decoding: tick + offset
         self.offset = 0
         self.stop_at = 0  # it cannot decode further once this many are planned

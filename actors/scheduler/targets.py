@@ -13,11 +13,13 @@ from ramify.protocol.plan import pack, unpack
 
 
 class Targets:
-    """See the module's top. `scores`: of the first targets."""
+    """See the module's top. `scores`: of the first targets, `width` numbers each: see `StepResult`."""
 
-    __slots__ = ("_lines", "_places", "_targets", "scores")
+    __slots__ = ("_lines", "_places", "_targets", "scores", "tops", "width")
 
-    def __init__(self, places: "array[int]", targets: "array[int]") -> None:
+    def __init__(self, places: "array[int]", targets: "array[int]", tops: int = 0) -> None:
+        self.tops = tops
+        self.width = 1 + 2 * tops
         self._places = places
         self._lines = array("i", dict.fromkeys(places))
         self._targets = targets
@@ -29,9 +31,14 @@ class Targets:
         return self._places[-1] + 1
 
     @property
+    def done(self) -> int:
+        """How many targets have their scores."""
+        return len(self.scores) // self.width
+
+    @property
     def rerun(self) -> int | None:
         """Where the first place is that has to run still; None if there is none."""
-        done = len(self.scores)
+        done = self.done
         return self._places[done] if done < len(self._places) else None
 
     def lines(self, start: int, end: int) -> int:
@@ -55,4 +62,6 @@ def targets_of(submit: Submit, vocab_size: int) -> Targets | None:
         raise ValueError(f"places must ascend and be below {submit.prompt}")
     if min(targets) < 0 or max(targets) >= vocab_size:
         raise ValueError(f"targets must be tokens below {vocab_size}")
-    return Targets(places, targets)
+    if not 0 <= submit.tops <= vocab_size:
+        raise ValueError(f"tops is {submit.tops}, of {vocab_size} tokens")
+    return Targets(places, targets, submit.tops)

@@ -120,8 +120,7 @@ class BranchWriter:
         Raises TooLong or LimitExceeded, and then nothing has changed.
         """
         state, pending = self._state, prepared.pending
-        cut = branch.segments[-1].start if pending.over_prompt else pending.cut
-        cut = cut if cut is not None and cut < branch.position else None
+        cut = _cut(branch, pending)
         removed = branch.position - cut if cut is not None else 0
         if prepared.encoded is None:
             state.room(branch, pending.least - removed, at_least=True)
@@ -150,6 +149,11 @@ class BranchWriter:
                 history=part.history,
             )
         return cut
+
+    def begins(self, branch: Branch, prepared: Prepared) -> int:
+        """Where what is appended will stand."""
+        cut = _cut(branch, prepared.pending)
+        return branch.position if cut is None else cut
 
     # --- pending appends ----------------------------------------------------------------------
 
@@ -439,3 +443,9 @@ def _eos_text(branch: Branch) -> str:
     """The end-of-turn token that the branch ends with, as the template spells it."""
     last = branch.output()
     return last.eos_text if last is not None else ""
+
+
+def _cut(branch: Branch, pending: PendingAppend) -> int | None:
+    """Where the branch is moved back to first, None: it stays."""
+    cut = branch.segments[-1].start if pending.over_prompt else pending.cut
+    return cut if cut is not None and cut < branch.position else None

@@ -237,7 +237,8 @@ class OpRunner:
             task, end = apply()
             if isinstance(end, Generator):
                 end = yield from end
-            self.end(task, end)
+            if end is not None:  # else what is appended is scored first
+                self.end(task, end)
             yield from self.steps()
 
     def end(
@@ -265,7 +266,7 @@ class OpRunner:
         else:  # a client that was away may find the branch dropped: the repeated reply has the text
             self.end(task, done, again=msgspec.structs.replace(done, text=text))
 
-    def _selected(self, task: Task, end: Done | RamifyError) -> None:
+    def _selected(self, task: Task, end: Ok | Done | RamifyError) -> None:
         self.end(task, end)
 
     # --- ahead of their turn ---------------------------------------------------------------------

@@ -1,10 +1,12 @@
-"""One `select` on one branch: what is to be scored, the scores so far, what they cost. Pure data.
+"""One `select`, or one `append` with log-probabilities, on one branch: what is to be scored, the scores
+so far, what they cost. Pure data.
 
 The scheduler knows it as several requests, one for each path of its choices' tree.
 """
 
 from array import array
 from collections import deque
+from collections.abc import Callable
 from math import fsum
 from typing import NamedTuple
 
@@ -15,7 +17,7 @@ from ramify.actors.session.pending_appends import Joined
 from ramify.actors.session.tasks import Task
 from ramify.protocol.messages import Finished
 from ramify.protocol.plan import unpack_floats
-from ramify.protocol.wire import Hit, Select, Usage
+from ramify.protocol.wire import Hit, JsonObject, Ok, Select, Usage
 
 NODE = 150  # bytes in memory of a token in the tree of choices
 
@@ -42,21 +44,96 @@ class Scoring(NamedTuple):
         return array("i", [self.base - 1 + depth for depth in self.path.depths])
 
 
-class Selection:
-    """`before`: where the branch ended when the op began; `chat`: whether a turn is open there."""
+class Measured:
+    """What an op has scored on one branch.
 
-    def __init__(self, op: Select, task: Task, branch: Branch, *, chat: bool, before: int) -> None:
-        self.op = op
+    `at`: where its tokens begin; `before`: where the branch ended when the op began.
+    """
+
+    at = 0
+
+    def __init__(
+        self,
+        task: Task,
+        branch: Branch,
+        *,
+        before: int,
+        priority: int = 0,
+        deadline: float | None = None,
+    ) -> None:
         self.task = task
         self.branch = branch
-        self.chat = chat
         self.before = before
-        self.deadline = task.arrived + op.deadline_ms / 1e3 if op.deadline_ms is not None else None
+        self.priority = priority
+        self.deadline = deadline
         self.ended = False
         self.size = 0  # bytes that it is metered with
+        self.tops = 0  # likely tokens that are wanted beside each target
         self.handles: dict[int, int] = {}  # its branches in the cache, by request
         self.waiting: deque[Scoring] = deque()  # not submitted yet
         self.pending: dict[int, Scoring] = {}  # by request
+
+    def take(self, most: int) -> list[Scoring]:
+        """The next paths to submit, at most `most` of them."""
+        return [self.waiting.popleft() for _ in range(min(most, len(self.waiting)))]
+
+    def scored(self, scoring: Scoring, finished: Finished) -> None:
+        """One of its requests is done."""
+        raise NotImplementedError
+
+
+class Input(Measured):
+    """An append whose tokens are scored before they are put on the branch.
+
+    One request runs all of them but the last one. What stands at position 0 stands behind nothing: it
+    has no log-probability. `then(entries)`: puts them there and makes the reply.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        branch: Branch,
+        at: int,
+        tokens: "array[int]",
+        tops: int,
+        then: Callable[[list[JsonObject]], Ok],
+    ) -> None:
+        super().__init__(task, branch, before=branch.position)
+        self.at = at
+        self.tops = tops
+        self.then = then
+        self._tokens = tokens
+        self._scores: array[float] = array("f")
+        self.size = (3 + 2 * tops) * TOKEN * len(tokens)
+        numbers = array("i", range(len(tokens)))
+        path = Path(tokens[:-1], numbers, tokens, numbers).below(0 if at else 1)
+        if path.targets:
+            self.waiting.append(Scoring(path, at, self._scores))
+
+    def scored(self, scoring: Scoring, finished: Finished) -> None:
+        """See `Measured`."""
+        scoring.into.extend(unpack_floats(finished.scores))
+
+    def entries(self) -> list[JsonObject]:
+        """As in the reply: each token, its log-probability, and the likely tokens with theirs."""
+        width, scores = 1 + 2 * self.tops, self._scores
+        first = len(self._tokens) - len(scores) // width
+        found: list[JsonObject] = [{"token": token, "logprob": None} for token in self._tokens[:first]]
+        for i, token in enumerate(self._tokens[first:]):
+            own = scores[i * width : (i + 1) * width].tolist()
+            top = [[int(each), value] for each, value in zip(own[1::2], own[2::2], strict=True)]
+            found.append({"token": token, "logprob": own[0], "top": top})
+        return found
+
+
+class Selection(Measured):
+    """`chat`: whether a turn is open where the branch ended when the op began."""
+
+    def __init__(self, op: Select, task: Task, branch: Branch, *, chat: bool, before: int) -> None:
+        deadline = task.arrived + op.deadline_ms / 1e3 if op.deadline_ms is not None else None
+        super().__init__(task, branch, before=before, priority=op.priority, deadline=deadline)
+        self.op = op
+        self.chat = chat
         self.joined: Joined  # from `tokenized` on
         self.tree: ChoiceTree
         self._logprobs: array[float] = array("d")
@@ -69,6 +146,7 @@ class Selection:
         Returns what the scoring takes in memory, in bytes.
         """
         self.joined, self.tree = choices
+        self.at = choices.joined.at
         joined, count = choices.joined, len(choices.tree)
         self._logprobs = array("d", bytes(8 * count))
         self._unconditional = array("d", bytes(8 * count))
@@ -76,10 +154,6 @@ class Selection:
         self.waiting.extend([*behind, *self._unconditionally(start)])
         walked = sum(map(len, joined.tokens))
         return SEGMENT * len(joined.tokens) + 3 * TOKEN * walked + NODE * count
-
-    def take(self, most: int) -> list[Scoring]:
-        """The next paths to submit, at most `most` of them."""
-        return [self.waiting.popleft() for _ in range(min(most, len(self.waiting)))]
 
     def _unconditionally(self, start: int) -> list[Scoring]:
         """The paths that are scored a second time, behind the `start` tokens of a text alone.
@@ -95,7 +169,7 @@ class Selection:
         return [Scoring(path, start, into, behind=False) for path in paths if path.targets]
 
     def scored(self, scoring: Scoring, finished: Finished) -> None:
-        """One of its requests is done."""
+        """See `Measured`."""
         self._parts.append(finished)
         for node, score in zip(scoring.path.nodes, unpack_floats(finished.scores), strict=True):
             scoring.into[node] = score

@@ -1,4 +1,5 @@
-"""Runs `select`: tokenizes the choices, has them scored by requests, appends the best one. Pure.
+"""Runs `select`: tokenizes the choices, has them scored by requests, appends the best one. And has what
+an `append` brings scored, where its log-probabilities are wanted. Pure.
 
 A selection is scored by requests on temporary branches of the cache that no client sees, one for each
 path of the choices' tree (`choices`). At most `limits.running` requests of a session are submitted at
@@ -6,6 +7,7 @@ once: its selections share them, and the rest of a large one waits here. A selec
 choice or changes nothing: whatever stops it ends its op with an error, and what is left is cancelled.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,11 +23,11 @@ from ramify.actors.session.pending_appends import Prepared
 from ramify.actors.session.publisher import Publisher
 from ramify.actors.session.replies import Cancelled, DeadlinePassed, bare
 from ramify.actors.session.segments import OutputSegment, Tail
-from ramify.actors.session.selection import Scoring, Selection
+from ramify.actors.session.selection import Input, Measured, Scoring, Selection
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
 from ramify.actors.tokenizer import Tokenizer
-from ramify.protocol.errors import BadRequest, RamifyError, TooLong
+from ramify.protocol.errors import BadRequest, LimitExceeded, RamifyError, TooLong
 from ramify.protocol.messages import (
     Cancel,
     DropBranches,
@@ -37,8 +39,9 @@ from ramify.protocol.messages import (
 )
 from ramify.protocol.plan import pack
 from ramify.protocol.sampling import SamplingParams
-from ramify.protocol.wire import Done, Select
+from ramify.protocol.wire import Done, JsonObject, Ok, Select
 
+MOST_SCORED = 1 << 15  # numbers in the reply to one append: they are made in one turn of the loop
 AROUND = 64  # characters of the branch's end, about, that each choice is tokenized with
 
 
@@ -52,18 +55,18 @@ class Selects:
         generations: Generations,
         publisher: Publisher,
         *,
-        on_end: Callable[[Task, Done | RamifyError], None],
+        on_end: Callable[[Task, Ok | Done | RamifyError], None],
     ) -> None:
         self._state = state
         self._writer = writer
         self._generations = generations
         self._publisher = publisher
         self._on_end = on_end
-        self._by_task: dict[int, Selection] = {}
-        self._by_request: dict[int, Selection] = {}
+        self._by_task: dict[int, Measured] = {}
+        self._by_request: dict[int, Measured] = {}
         self._encoding: dict[int, Selection] = {}
         self._paused: set[str] = set()  # clients
-        self._ready: OrderedDict[int, Selection] = OrderedDict()  # have more to submit; by id(task)
+        self._ready: OrderedDict[int, Measured] = OrderedDict()  # have more to submit; by id(task)
 
     @property
     def busy(self) -> bool:
@@ -93,6 +96,34 @@ class Selects:
         except RamifyError:
             self._forget(selection)
             raise
+
+    def measure(
+        self,
+        task: Task,
+        branch: Branch,
+        at: int,
+        tokens: "array[int]",
+        tops: int,
+        then: Callable[[list[JsonObject]], Ok],
+    ) -> Ok | None:
+        """Have `tokens` scored that an append puts at position `at`, then call `then`.
+
+        The reply, or None if it comes later. Raises RamifyError, and then nothing has changed.
+        """
+        if len(tokens) * (1 + tops) > MOST_SCORED:
+            raise LimitExceeded(
+                f"{len(tokens)} tokens with `logprobs` {tops} are over {MOST_SCORED} numbers: "
+                "append them in parts, or ask for fewer `logprobs`",
+                details={"max": MOST_SCORED // (1 + tops), "field": "logprobs"},
+            )
+        measured = Input(task, branch, at, tokens, tops, then)
+        if not measured.waiting:  # nothing stands behind a token
+            return then(measured.entries())
+        self._state.meter.require(measured.size)
+        self._state.meter.add(measured.size)
+        self._by_task[id(task)] = measured
+        self._go_on(measured)
+        return None
 
     def encoded(
         self, ticket: int, result: Prepared | Choices | None, error: BaseException | None
@@ -133,7 +164,7 @@ class Selects:
         selection.size = size
         self._go_on(selection)
 
-    def _go_on(self, selection: Selection) -> None:
+    def _go_on(self, selection: Measured) -> None:
         """Have the rest scored, unless its client is away and wants it to wait."""
         if selection.waiting and selection.task.frame.client not in self._paused:
             self._ready[id(selection.task)] = selection
@@ -147,14 +178,14 @@ class Selects:
             if selection.waiting:
                 self._ready[key] = selection
 
-    def _submit(self, selection: Selection, most: int) -> None:
+    def _submit(self, selection: Measured, most: int) -> None:
         """Submit at most `most` of its requests."""
         state, out, start = self._state, self._state.out, self._writer.tokenizer.start_ids
         lot = selection.take(most)
         handles = [state.next_id() for _ in lot]
         behind = [handle for scoring, handle in zip(lot, handles, strict=True) if scoring.behind]
         if behind:
-            out.cache.append(ForkBranch(selection.branch.handle, behind, selection.joined.at))
+            out.cache.append(ForkBranch(selection.branch.handle, behind, selection.at))
         for scoring, handle in zip(lot, handles, strict=True):
             if scoring.behind:
                 self._ask(selection, scoring, handle, scoring.path.tokens)
@@ -162,9 +193,9 @@ class Selects:
                 out.cache.append(OpenBranch(handle, state.namespace))
                 self._ask(selection, scoring, handle, [*start, *scoring.path.tokens])
 
-    def _ask(self, selection: Selection, scoring: Scoring, handle: int, tokens: Sequence[int]) -> None:
+    def _ask(self, selection: Measured, scoring: Scoring, handle: int, tokens: Sequence[int]) -> None:
         """Submit a request on the new branch `handle`, which `tokens` complete."""
-        state, op = self._state, selection.op
+        state = self._state
         if tokens:
             state.out.cache.append(ExtendBranch(handle, pack(tokens)))
         request = state.next_id()
@@ -178,13 +209,14 @@ class Selects:
                 prompt=scoring.length,
                 max_tokens=0,
                 sampling=SamplingParams(),
-                priority=op.priority,
+                priority=selection.priority,
                 deadline=selection.deadline,
                 arrived=selection.task.arrived,
                 owner=state.owner,
                 expects=state.expects,
                 places=pack(scoring.places),
                 targets=pack(scoring.path.targets),
+                tops=selection.tops,
             )
         )
 
@@ -205,7 +237,7 @@ class Selects:
                 if selection.task.frame.client == client:
                     self._go_on(selection)
 
-    def _withdraw(self, selection: Selection) -> None:
+    def _withdraw(self, selection: Measured) -> None:
         """Take back what is not scored yet, with its branches in the cache."""
         out, pending = self._state.out, selection.pending
         for request in pending:
@@ -238,7 +270,7 @@ class Selects:
             case "length":
                 selection.scored(scoring, finished)
                 if not selection.pending and not selection.waiting:
-                    self._choose(selection, now)
+                    self._complete(selection, now)
                 else:
                     self._submit_ready()
             case "deadline":
@@ -246,6 +278,20 @@ class Selects:
             case _:
                 self._fail(selection, refusal(finished))
         return True
+
+    def _complete(self, measured: Measured, now: float) -> None:
+        """All of it is scored."""
+        if isinstance(measured, Selection):
+            self._choose(measured, now)
+            return
+        assert isinstance(measured, Input)
+        self._forget(measured, chosen=True)
+        try:
+            end: Ok | RamifyError = measured.then(measured.entries())
+        except RamifyError as error:
+            end = bare(error)
+        self._on_end(measured.task, end)
+        self._submit_ready()
 
     def _choose(self, selection: Selection, now: float) -> None:
         """Append the best choice as output, and reply."""
@@ -293,7 +339,7 @@ class Selects:
 
     def cancel(self, task: Task) -> bool:
         """Stop the selection of `task` and end the task at once. False if it has none."""
-        return self._stop(task, Cancelled("cancelled before the choices were scored"))
+        return self._stop(task, Cancelled("cancelled before it was scored"))
 
     def expire(self, task: Task) -> bool:
         """The deadline of `task` has passed. False if it has no selection."""
@@ -311,13 +357,13 @@ class Selects:
         self._fail(selection, error)
         return True
 
-    def _fail(self, selection: Selection, error: RamifyError) -> None:
+    def _fail(self, selection: Measured, error: RamifyError) -> None:
         """End the selection with an error. The branch is as it was, and its requests stop."""
         self._forget(selection)
         self._on_end(selection.task, bare(error))
         self._submit_ready()
 
-    def _forget(self, selection: Selection, *, chosen: bool = False) -> None:
+    def _forget(self, selection: Measured, *, chosen: bool = False) -> None:
         """Release all that it holds; without `chosen` also a generation prompt that was added."""
         state = self._state
         selection.ended = True

@@ -45,7 +45,7 @@ def bad_logits(step: StepRows, requests: Ints, result: StepResult) -> BadLogits 
     bad = sampling[np.frombuffer(result.tokens, dtype=np.int32) == NO_TOKEN]
     if step.scored is not None:
         scores = np.frombuffer(result.scores, dtype=np.float32)
-        bad = np.concatenate([bad, np.unique(step.scored.rows[np.isnan(scores)])])
+        bad = np.concatenate([bad, np.unique(step.scored.owners[np.isnan(scores)])])
     if not len(bad):
         return None
     return BadLogits(bad.tolist(), requests[bad].tolist(), result)

@@ -155,7 +155,7 @@ class CudaExecutor:
         clock = self._clocks[entry]
         step = self._apply(entry, plan)
         rows = step.rows[step.sampling]
-        scored = step.rows[:0] if step.scored is None else step.scored.rows
+        scored = step.rows[:0] if step.scored is None else step.scored.owners
         more = obeyed = None
         clock.start()
         self._upload_pages(entry)
@@ -493,7 +493,7 @@ class CudaExecutor:
         )  # fmt: skip
 
     def _score(self, entry: int, scored: Scored, final: LazyStream) -> Tensor:
-        """int32[K], the bits of the targets' log-probabilities. What was sampled from is overwritten."""
+        """int32, the bits of `score`. What was sampled from is overwritten."""
 
         def logits_of(lines: Tensor) -> Tensor:
             return self._logits_of(final, lines, len(lines))
@@ -504,7 +504,7 @@ class CudaExecutor:
     def _score_padding(self, lines: int) -> None:
         """Score as a step would that has targets at so many positions."""
         places = np.arange(lines)
-        scored = Scored(places, places, np.zeros(lines, dtype=np.int32), places)
+        scored = Scored(places, places, np.zeros(lines, dtype=np.int32), places, 0 * places)
         self._score(0, scored, self._ops.blank(lines))
 
 

@@ -97,6 +97,19 @@ class FakeModel:
         mixed = _mix(self.advance(chain, targets)) >> np.uint64(48)
         return -(mixed.astype(np.float32) / np.float32(4369.0))
 
+    def likely(
+        self, chain: Hashes, most: int
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """`most` tokens that pass as the likely ones behind each chain, best first, and their scores."""
+        first: Hashes = _mix(chain)[:, None] % np.uint64(self.vocab_size)
+        tokens: Hashes = (first + np.arange(most).astype(np.uint64)) % np.uint64(self.vocab_size)
+        scores = self.scores(chain.repeat(most), tokens.ravel()).reshape(tokens.shape)
+        order = np.argsort(-scores, axis=1, kind="stable")
+        return (
+            np.take_along_axis(tokens, order, 1).astype(np.float32),
+            np.take_along_axis(scores, order, 1),
+        )
+
     def expected_scores(
         self, tokens: Sequence[int], places: Sequence[int], targets: Sequence[int]
     ) -> list[float]:
@@ -456,9 +469,14 @@ class FakeExecutor:
         extend = np.searchsorted(firsts, lines, "right") - 1
         positions = step.starts[extend] + lines - firsts[extend]
         slots = self.rows.slots_at(scored.rows, positions)
-        scores = self.model.scores(self._chain[slots], scored.targets.astype(np.uint64))
-        scores[self._spoiled[slots]] = np.nan
-        return scores.tobytes()
+        chain = self._chain[slots]
+        found = np.empty((len(lines), 1 + 2 * scored.most), dtype=np.float32)
+        found[:, 0] = self.model.scores(chain, scored.targets.astype(np.uint64))
+        if scored.most:
+            found[:, 1::2], found[:, 2::2] = self.model.likely(chain, scored.most)
+        found[self._spoiled[slots]] = np.nan
+        kept: npt.NDArray[np.float32] = found[np.arange(found.shape[1]) < 1 + 2 * scored.tops[:, None]]
+        return kept.tobytes()
 
     def _token_logprobs(self, token: int, k: int) -> TokenLogprobs | None:
         """The sampled token at one half, the ids after it at a quarter, an eighth, ..."""

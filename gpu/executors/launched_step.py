@@ -63,7 +63,7 @@ class LaunchedStep:
     requests: dict[int, int]  # by row, of those that sample or score
     clock: StepClock
     asked: Ints  # [S] how many log-probabilities, 0: none
-    scored: Ints  # [K] rows of the targets
+    scored: Ints  # rows of the scores: `Scored.owners`
     # both of the ring entry: good once the step is over
     tokens: Int32s  # [>= S]
     more: Int32s | None  # lines of `logprobs_into`, of the rows that asked; then float32[K] scores

@@ -1,4 +1,5 @@
-"""Log-probabilities of given tokens: of the input that a row runs, or of possible continuations.
+"""Log-probabilities of given tokens: of the input that a row runs, or of possible continuations. And of
+the most likely ones beside each, where that is asked.
 
 The logits of a long prompt would take gigabytes, so they are computed for a few positions at a time and
 only the targets' are kept. This file does not know models: it is given a function from positions to
@@ -25,7 +26,12 @@ def slice_lines(vocab_size: int) -> int:
 def arrays(scored: Scored) -> dict[str, npt.NDArray[np.int32] | npt.NDArray[np.int64]]:
     """What `score` reads on the device."""
     lines = scored.lines.astype(np.int32)  # the type of a step's sampled lines: one kernel reads both
-    return {"lines": lines, "which": scored.which, "targets": scored.targets.astype(np.int64)}
+    found: dict[str, npt.NDArray[np.int32] | npt.NDArray[np.int64]]
+    found = {"lines": lines, "which": scored.which, "targets": scored.targets.astype(np.int64)}
+    if scored.most:
+        width = 1 + 2 * scored.most
+        found["kept"] = np.flatnonzero(np.arange(width) < 1 + 2 * scored.tops[:, None])
+    return found
 
 
 @torch.inference_mode()
@@ -37,11 +43,14 @@ def score(
 ) -> Tensor:
     """float32[K] on the device: the targets' raw log-probabilities; NaN where they are not finite.
 
+    Where likely tokens are asked for more than that: as in `StepResult.scores`.
+
     `views`: `arrays(scored)` on the device. `logits_of(lines)`: int32[L] of the step's lines, L at
     most `slice_size`, -> logits [L, vocabulary], which the next call may overwrite.
     """
     lines, which, targets = views["lines"], views["which"], views["targets"]
-    scores = torch.empty(len(targets), dtype=torch.float32, device=targets.device)
+    most = scored.most
+    found = torch.empty((len(targets), 1 + 2 * most), dtype=torch.float32, device=targets.device)
     firsts = np.arange(0, len(lines), slice_size)
     ends = np.searchsorted(scored.which, firsts + slice_size)
     begin = 0
@@ -49,6 +58,11 @@ def score(
         logits = logits_of(lines[first : first + slice_size]).float()
         place = which[begin:end] - first
         norms = logits.logsumexp(-1)
-        scores[begin:end] = logits[place, targets[begin:end]] - norms[place]
+        found[begin:end, 0] = logits[place, targets[begin:end]] - norms[place]
+        if most:
+            values, tokens = logits.topk(most)
+            found[begin:end, 1::2] = tokens[place].float()
+            found[begin:end, 2::2] = (values - norms[:, None])[place]
         begin = end
-    return torch.where(scores.isfinite(), scores, torch.nan)
+    found = torch.where(found.isfinite(), found, torch.nan).flatten()
+    return found[views["kept"]] if most else found

@@ -337,6 +337,7 @@ class RowTable:
         lines: list[Ints] = []
         targets: list[Tokens] = []
         rows: list[Ints] = []
+        tops: list[Ints] = []
         first = 0  # line of the extend's first token
         for extend, run in zip(extends, runs, strict=True):
             if extend.places or extend.targets:
@@ -346,11 +347,12 @@ class RowTable:
                 lines.append(places - extend.start + first)
                 targets.append(wanted)
                 rows.append(np.full(len(wanted), extend.row, dtype=np.int64))
+                tops.append(np.full(len(wanted), extend.tops, dtype=np.int64))
             first += len(run)
         if not lines:
             return None
         unique, which = np.unique(np.concatenate(lines), return_inverse=True)
-        return Scored(unique, which, np.concatenate(targets), np.concatenate(rows))
+        return Scored(unique, which, np.concatenate(targets), np.concatenate(rows), np.concatenate(tops))
 
     def _check_targets(self, extend: ExtendRow, count: int, places: Ints, targets: Tokens) -> None:
         if len(places) != len(targets):
@@ -360,6 +362,8 @@ class RowTable:
                             f"runs {extend.start} to {extend.start + count - 1}")  # fmt: skip
         if (np.diff(places) < 0).any():
             raise PlanError(f"row {extend.row} has targets whose places do not ascend")
+        if not 0 <= extend.tops <= self.vocab_size:
+            raise PlanError(f"row {extend.row} wants {extend.tops} likely tokens")
         if targets.min() < 0 or targets.max() >= self.vocab_size:
             raise PlanError(f"row {extend.row} scores tokens {targets.min()} to {targets.max()}: "
                             f"the vocabulary has {self.vocab_size}")  # fmt: skip

@@ -27,6 +27,17 @@ class Scored:
     which: Ints  # [K] indices into `lines`, ascending
     targets: Tokens  # [K]
     rows: Ints  # [K]
+    tops: Ints  # [K] how many of the most likely tokens are wanted beside each target
+
+    @property
+    def most(self) -> int:
+        """The most that any target wants."""
+        return int(self.tops.max(initial=0))
+
+    @property
+    def owners(self) -> Ints:
+        """The row of each number of the result: a score, then two for each likely token."""
+        return self.rows.repeat(1 + 2 * self.tops) if self.most else self.rows
 
 
 @dataclass(slots=True)

@@ -92,6 +92,43 @@ async def test_completions_of_texts_and_tokens(serving: Any, openai_of: Any) -> 
         assert "".join([chunk.choices[0].text async for chunk in stream if chunk.choices]) == wanted[0]
 
 
+async def test_prompts_are_echoed_with_their_log_probabilities(serving: Any, openai_of: Any) -> None:
+    """As a harness asks how likely texts are: prompts as tokens, one token or none behind them."""
+    async with serving() as served, openai_of(served) as (client, model):
+        tokenizer = served.oracle.tokenizer
+        prompts = [tokenizer.encode(each) for each in ("Once upon a time", "The sun, 東京")]
+        settings: dict[str, Any] = {"model": model, "temperature": 0, "echo": True, "logprobs": 2}
+        for most in (1, 0):
+            answer = await client.completions.create(**settings, prompt=prompts, max_tokens=most)
+            assert answer.usage.completion_tokens == 2 * most
+            assert answer.usage.prompt_tokens == sum(map(len, prompts))
+            for choice, prompt in zip(answer.choices, prompts, strict=True):
+                text, found = served.oracle.text(prompt), choice.logprobs
+                assert choice.finish_reason == "length"
+                output = served.oracle.text(served.oracle.output(prompt, 1)) if most else ""
+                assert choice.text == text + output
+                scores = served.oracle.model.expected_scores(prompt, range(len(prompt) - 1), prompt[1:])
+                assert found.token_logprobs[0] is found.top_logprobs[0] is None
+                assert found.token_logprobs[1 : len(prompt)] == pytest.approx(scores, abs=1e-6)
+                parts = found.tokens, found.token_logprobs, found.top_logprobs, found.text_offset
+                for shown in parts:
+                    assert len(shown) == len(prompt) + most
+                assert all(len(top) <= 2 for top in found.top_logprobs[1:])
+                assert found.text_offset == sorted(found.text_offset)
+                assert found.text_offset[-1] <= len(choice.text)
+        answer = await client.completions.create(
+            model=model, prompt="The sun", max_tokens=3, temperature=0, echo=True
+        )
+        wanted = served.oracle.text(served.oracle.output(tokenizer.encode("The sun"), 3))
+        assert answer.choices[0].text == "The sun" + wanted
+        assert answer.choices[0].logprobs is None
+        stream = await client.completions.create(**settings, prompt="The sun", max_tokens=3, stream=True)
+        chunks = [chunk.choices[0] async for chunk in stream if chunk.choices]
+        assert "".join(chunk.text for chunk in chunks) == "The sun" + wanted
+        assert chunks[0].logprobs.token_logprobs[0] is None
+        await served.until_alone(sessions=0)
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "param", "code"),
     [

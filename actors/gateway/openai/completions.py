@@ -1,4 +1,12 @@
-"""POST /v1/completions: raw text goes on, from one prompt or several."""
+"""POST /v1/completions: raw text goes on, from one prompt or several.
+
+With `echo` a choice begins with its prompt, and `logprobs` are those of the prompt's tokens too. With
+`max_tokens` 0 nothing follows it. That is how likely a text is, as evaluation harnesses ask it.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from ramify.actors.gateway.http import Response, json_response
 from ramify.actors.gateway.openai.chat import FINISH, Heading
@@ -18,9 +26,11 @@ from ramify.protocol.wire import (
     Done,
     Fork,
     Generate,
+    Hit,
     JsonObject,
+    Ok,
     Open,
-    TokenLogprob,
+    Usage,
 )
 
 DEFAULT_TOKENS = 16  # OpenAI's
@@ -36,18 +46,22 @@ def ops_of(request: CompletionRequest) -> tuple[list[ClientMessage], list[str]]:
         ops.append(Fork(id=FORK, branch=None, as_=roots[1:]))
     branches: list[str] = []
     n = request.choices
+    top = max(1, request.logprobs) if request.logprobs is not None else 0
     for i, (root, prompt) in enumerate(zip(roots, prompts, strict=True)):
         text = prompt if isinstance(prompt, str) else None
         tokens = None if isinstance(prompt, str) else prompt
-        ops.append(Append(id=2 * i + 1, branch=root, text=text, tokens=tokens))
+        shown = top if request.echo else 0
+        ops.append(Append(id=2 * i + 1, branch=root, text=text, tokens=tokens, logprobs=shown))
         names = [root] if n == 1 else [f"{root}.choice{j}" for j in range(n)]
         branches += names
+        if request.max_tokens == 0:
+            continue
         ops.append(
             Generate(
                 id=2 * i + 2,
                 branch=root,
                 max_tokens=request.max_tokens or DEFAULT_TOKENS,
-                logprobs=max(1, request.logprobs) if request.logprobs is not None else 0,
+                logprobs=top,
                 n=n,
                 as_=None if n == 1 else names,
                 **request.sampling(),
@@ -56,13 +70,21 @@ def ops_of(request: CompletionRequest) -> tuple[list[ClientMessage], list[str]]:
     return ops, branches
 
 
+class _Entry(NamedTuple):
+    """A token's log-probability, None where it stands behind nothing, and the likely tokens."""
+
+    token: int
+    logprob: float | None
+    top: Sequence[Sequence[Any]]
+
+
 class _Choice:
     """One answer, as far as it was said."""
 
     def __init__(self) -> None:
         self.text: list[str] = []
         self.length = 0  # characters
-        self.logprobs: list[TokenLogprob] = []
+        self.logprobs: list[_Entry] = []
         self.offsets: list[int] = []
 
 
@@ -79,15 +101,45 @@ class CompletionAnswers(Answers):
         options = request.stream_options
         self._usage = options is not None and options.include_usage
         self._choices = [_Choice() for _ in branches]
+        self._echoed = request.prompts if request.echo else None
+        self._generates = request.max_tokens != 0
+        self._size = len(request.prompts)
 
     def said(self, index: int, delta: Delta) -> bytes:
         choice = self._choices[index]
-        entries = delta.logprobs or []
-        offsets = [choice.length] * len(entries)
-        choice.length += len(delta.text)
+        entries = [_Entry(each.token, each.logprob, each.top) for each in delta.logprobs or []]
+        return self._say(index, delta.text, entries, [choice.length] * len(entries))
+
+    def added(self, ok: Ok) -> bytes:
+        """A prompt stands on its branch: it is echoed, and its choices end if nothing follows."""
+        prompt = (ok.id - 1) // 2
+        if ok.id % 2 == 0 or prompt >= self._size:
+            return b""  # the roots were made
+        out = b""
+        for index in range(prompt * self._each, (prompt + 1) * self._each):
+            if self._echoed is not None:
+                out += self._echo(index, self._echoed[prompt], (ok.result or {}).get("logprobs", []))
+            if not self._generates:
+                out += self.end(index, _nothing_generated(ok))
+        return out
+
+    def _echo(self, index: int, prompt: "str | list[int]", scored: list[JsonObject]) -> bytes:
+        """`scored`: the prompt's tokens, if their log-probabilities are wanted."""
+        entries = [_Entry(each["token"], each["logprob"], each.get("top", ())) for each in scored]
+        text = prompt
+        if not isinstance(text, str):
+            text = b"".join(map(self._bytes, text)).decode(errors="replace")
+        lengths = [_characters(self._bytes(each.token)) for each in entries]
+        before = len(text) - sum(lengths)  # what begins every text is not in it
+        ends = accumulate(lengths, initial=before)
+        return self._say(index, text, entries, [max(0, end) for end in ends][: len(entries)])
+
+    def _say(self, index: int, text: str, entries: list[_Entry], offsets: list[int]) -> bytes:
+        choice = self._choices[index]
+        choice.length += len(text)
         if self.streams:
-            return self._chunk(index, delta.text, None, self._logprobs(entries, offsets))
-        choice.text.append(delta.text)
+            return self._chunk(index, text, None, self._logprobs(entries, offsets))
+        choice.text.append(text)
         choice.logprobs += entries
         choice.offsets += offsets
         return b""
@@ -132,11 +184,16 @@ class CompletionAnswers(Answers):
         head = self._heading.of("text_completion")
         return event({**head, "choices": [self._entry(index, text, finish, logprobs)]})
 
-    def _logprobs(self, entries: list[TokenLogprob], offsets: list[int]) -> JsonObject | None:
+    def _logprobs(self, entries: list[_Entry], offsets: list[int]) -> JsonObject | None:
         if self._asked is None:
             return None
         asked = self._asked
-        top = [{self._word(token): value for token, value in each.top[:asked]} for each in entries]
+        top = [
+            None if each.logprob is None
+            # of two tokens with one spelling the likelier one
+            else {self._word(token): value for token, value in reversed(each.top[:asked])}
+            for each in entries
+        ]  # fmt: skip
         return {
             "tokens": [self._word(each.token) for each in entries],
             "token_logprobs": [each.logprob for each in entries],
@@ -146,3 +203,24 @@ class CompletionAnswers(Answers):
 
     def _word(self, token: int) -> str:
         return str(spelled(self._vocabulary, token)["token"])
+
+    def _bytes(self, token: int) -> bytes:
+        return self._vocabulary[token] if token < len(self._vocabulary) else b""
+
+
+def _characters(text: bytes) -> int:
+    """How many characters begin in it."""
+    return sum(byte & 0xC0 != 0x80 for byte in text)
+
+
+def _nothing_generated(ok: Ok) -> Done:
+    """The end of a choice of which only the prompt was asked for."""
+    prompt = ok.position or 0
+    usage = Usage(
+        prompt=prompt, cached=0, computed=prompt, output=0, forced=0, hit=Hit(gpu=0),
+        queue_ms=0.0, ttft_ms=None, total_ms=0.0,
+    )  # fmt: skip
+    return Done(
+        id=ok.id, branch=ok.branch or "", position=prompt, revision=ok.revision or 0, reason="length",
+        usage=usage,
+    )  # fmt: skip

@@ -14,6 +14,7 @@ from ramify.protocol.wire import (
     Delta,
     Done,
     Error,
+    Ok,
     Part,
     ServerMessage,
     TokenLogprob,
@@ -69,16 +70,16 @@ class Answers(ABC):
                 case Done(reason="error"):
                     return self._ends(out, _failure(message))
                 case Done() if message.branch in self._number:
-                    index = self._number[message.branch]
-                    self._done[index] = message
-                    out.append(self.ended(index, message))
-                    if all(self._done):
-                        self._over = True
-                        if not self.streams:
-                            return self.whole()
-                        out.append(self.last())
+                    out.append(self.end(self._number[message.branch], message))
+                case Ok():
+                    out.append(self.added(message))
                 case Error() if message.code != "skipped":
                     return self._ends(out, message)
+            if all(self._done):
+                self._over = True
+                if not self.streams:
+                    return self.whole()
+                out.append(self.last())
         return self._pieces(out)
 
     def take_ops(self) -> list[ClientMessage]:
@@ -93,7 +94,16 @@ class Answers(ABC):
         """See `Dialogue`."""
         return self._ends([], error)
 
+    def end(self, index: int, done: Done) -> bytes:
+        """A choice has ended: see `ended`."""
+        self._done[index] = done
+        return self.ended(index, done)
+
     # --- what subclasses say ---
+
+    def added(self, ok: Ok) -> bytes:
+        """An op is done that generates nothing."""
+        return b""
 
     @abstractmethod
     def said(self, index: int, delta: Delta) -> bytes:

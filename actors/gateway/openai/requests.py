@@ -241,10 +241,10 @@ class CompletionRequest(_Settings, kw_only=True, frozen=True):
     """POST /v1/completions."""
 
     prompt: Text | Annotated[list[TokenId | Text | _Prompt], Meta(min_length=1, max_length=1 << 24)]
-    max_tokens: Count | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=1 << 24)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     best_of: Choices | None = None
-    echo: Literal[False] | None = None
+    echo: bool | None = None
     suffix: None = None
 
     def __post_init__(self) -> None:

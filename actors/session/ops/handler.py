@@ -77,7 +77,7 @@ class OpContext:
         self.selects = selects
         self.publisher = publisher
         self.scored = scored
-        self.texts = Texts(state, writer, generations, publisher)
+        self.texts = Texts(state, writer, generations, selects, publisher)
 
     def target(self, task: Task, *, expect: int | None = None) -> Branch:
         """The task's branch. Raises NoBranch; Conflict if it is not at the position `expect`."""

@@ -3,9 +3,13 @@
 Branches that end alike get the same tokens from one op. They are made once.
 """
 
+from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
+
+import msgspec
 
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.branch_writer import BranchWriter
@@ -14,16 +18,17 @@ from ramify.actors.session.outbox import EncodeText
 from ramify.actors.session.pending_appends import Prepared
 from ramify.actors.session.publisher import Publisher
 from ramify.actors.session.replies import bare
+from ramify.actors.session.selects import Selects
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import ON_THE_LOOP, Task
 from ramify.actors.session.work import SOCKET, Steps
 from ramify.protocol.errors import BadRequest, RamifyError
-from ramify.protocol.wire import Append, Ok
+from ramify.protocol.wire import Append, JsonObject, Ok
 
 TOKENS = 50  # that are appended, in the session and in the cache, in a microsecond
 
 Finish = Callable[[int | None], Ok | Steps[Ok]]
-Applied = tuple[Task, Ok | Steps[Ok] | RamifyError]
+Applied = tuple[Task, Ok | Steps[Ok] | RamifyError | None]
 
 
 class _Waiting(NamedTuple):
@@ -39,11 +44,17 @@ class Texts:
     """What is tokenized for one session."""
 
     def __init__(
-        self, state: SessionState, writer: BranchWriter, generations: Generations, publisher: Publisher
+        self,
+        state: SessionState,
+        writer: BranchWriter,
+        generations: Generations,
+        selects: Selects,
+        publisher: Publisher,
     ) -> None:
         self._state = state
         self._writer = writer
         self._generations = generations
+        self._selects = selects
         self._publisher = publisher
         self._encoding: dict[int, tuple[Hashable, list[_Waiting]]] = {}
 
@@ -136,9 +147,27 @@ class Texts:
         """The tasks whose text is being tokenized."""
         return [each.task for _, entries in self._encoding.values() for each in entries]
 
-    def _apply(self, waiting: _Waiting, prepared: Prepared | RamifyError) -> Ok | Steps[Ok]:
+    def _apply(
+        self, waiting: _Waiting, prepared: Prepared | RamifyError
+    ) -> Ok | Steps[Ok] | None:
+        """The reply, or None if what is appended has to be scored first."""
         if isinstance(prepared, RamifyError):
             raise prepared
+        op, encoded = waiting.task.op, prepared.encoded
+        if not isinstance(op, Append) or not op.logprobs or encoded is None:
+            return self._append(waiting, prepared)
+        at = self._writer.begins(waiting.branch, prepared)
+        tokens = array("i", chain.from_iterable(part.tokens for part in encoded))
+        self._state.room(waiting.branch, at + len(tokens) - waiting.branch.position)
+
+        def then(entries: list[JsonObject]) -> Ok:
+            ok = self._append(waiting, prepared)
+            assert isinstance(ok, Ok)  # of an append
+            return msgspec.structs.replace(ok, result={**(ok.result or {}), "logprobs": entries})
+
+        return self._selects.measure(waiting.task, waiting.branch, at, tokens, op.logprobs, then)
+
+    def _append(self, waiting: _Waiting, prepared: Prepared) -> Ok | Steps[Ok]:
         task, branch = waiting.task, waiting.branch
         if prepared.pending.over_prompt or prepared.pending.cut is not None:
             self._generations.cancel_prefill(branch)

@@ -174,16 +174,16 @@ export class Session extends EventTarget {
    *
    * @overload
    * @param {string | ChatMessage[] | number[]} input
-   * @param {{branch: string[], expect?: number} & Abortable} options
+   * @param {{branch: string[], expect?: number, logprobs?: boolean | number} & Abortable} options
    * @returns {Promise<OkMessage[]>}
    *
    * @param {string | ChatMessage[] | number[]} input
-   * @param {{branch?: string | string[], expect?: number} & Abortable} [options]
+   * @param {{branch?: string | string[], expect?: number, logprobs?: boolean | number} & Abortable} [options]
    * @returns {Promise<OkMessage | OkMessage[]>}
    */
-  append(input, { branch = "main", expect, signal } = {}) {
+  append(input, { branch = "main", expect, logprobs, signal } = {}) {
     const field = typeof input === "string" ? "text" : typeof input[0] === "number" ? "tokens" : "messages";
-    return this.#send({ type: "append", branch, [field]: input, expect }, signal);
+    return this.#send({ type: "append", branch, [field]: input, expect, logprobs: logprobs && Number(logprobs) }, signal);
   }
 
   /**

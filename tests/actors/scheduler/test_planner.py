@@ -154,7 +154,7 @@ def test_results_that_do_not_fit(planner):
         ({"rows": pack([1, 0])}, r"step 1: 2 tokens, rows \[1, 0\], not \[0, 1\]"),
         ({"tokens": pack([5])}, "step 1: 1 tokens"),
         ({"logprobs": [None]}, "step 1: 1 logprobs for 2 tokens"),
-        ({"scores": pack([1])}, "step 1: 1 scores for 0 targets"),
+        ({"scores": pack([1])}, "step 1: 1 scores, expected 0"),
     ):
         in_flight = planner.in_flight.copy()
         with pytest.raises(SchedulerError, match=why):
@@ -375,7 +375,7 @@ def test_what_constraints_force_is_learnt_as_prompt_tokens(world):
     """
     planner = drafting(world)
     planner._max_forced = 4
-    free, held = (run_of(planner, number, limit=100, slots=103) for number in (1, 2))
+    _, held = (run_of(planner, number, limit=100, slots=103) for number in (1, 2))
     held.jumps = True
     planner.pace._logits_cost = 2.0
     learnt, asked = [], []

@@ -57,6 +57,35 @@ def close(result: StepResult, wanted: list[float]) -> None:
     assert unpack_floats(result.scores).tolist() == pytest.approx(wanted, abs=1e-4)
 
 
+def test_likely_tokens_beside_targets(tmp_path: Path, device: str, drive: Any, monkeypatch: Any) -> None:
+    """Each extend asks for as many as it wants; the greedy token's score is the target's, to the bit."""
+    monkeypatch.setattr(scoring, "LOGITS_BYTES", 4 * 160 * 7)
+    model = save(tmp_path, "Llama")
+    first, second, third = prompts()
+    with torch.inference_mode():
+        wanted = [model(torch.tensor([p])).logits[0].log_softmax(-1) for p in (first, second, third)]
+    d = drive(tmp_path, page_size=1, dtype="float32", max_rows=5)
+    run(d, opens=[d.open(row, d.pages(512 * row, 192)) for row in range(3)])
+    best = [w.argmax(-1).tolist() for w in wanted]
+    asked = [(first, 3, 0), (second, 0, 1), (third, 5, 2)]
+    extends = [
+        ExtendRow(row, 0, pack(p), False, pack(range(len(p))), pack(best[row]), tops=tops)
+        for p, tops, row in asked
+    ]
+    scores = unpack_floats(run(d, extends=extends).scores).tolist()
+    at = 0
+    for prompt, tops, row in asked:
+        for place in range(len(prompt)):
+            own = scores[at : at + 1 + 2 * tops]
+            at += len(own)
+            values, tokens = wanted[row][place].topk(tops) if tops else ([], [])
+            assert own[0] == pytest.approx(wanted[row][place].max().item(), abs=1e-4)
+            assert own[1::2] == pytest.approx([float(t) for t in tokens])
+            assert own[2::2] == pytest.approx([float(v) for v in values], abs=1e-4)
+            assert not tops or own[2] == own[0]
+    assert at == len(scores)
+
+
 @pytest.mark.parametrize("family", ["Llama", "Qwen3"])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_agrees_with_transformers(

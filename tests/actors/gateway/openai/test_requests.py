@@ -128,7 +128,8 @@ def test_prompts(prompt: Any, prompts: list[Any]) -> None:
         {"prompt": ["a", 1]},
         {"prompt": ["a"] * 33, "n": 2},
         {"prompt": "a", "best_of": 3},
-        {"prompt": "a", "echo": True},
+        {"prompt": "a", "echo": 1},
+        {"prompt": "a", "max_tokens": -1},
     ],
 )
 def test_prompts_that_are_refused(fields: dict[str, Any]) -> None:
