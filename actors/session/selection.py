@@ -116,13 +116,18 @@ class Input(Measured):
 
     def entries(self) -> list[JsonObject]:
         """As in the reply: each token, its log-probability, and the likely tokens with theirs."""
-        width, scores = 1 + 2 * self.tops, self._scores
+        width, scores = 1 + 2 * self.tops, self._scores.tolist()
         first = len(self._tokens) - len(scores) // width
         found: list[JsonObject] = [{"token": token, "logprob": None} for token in self._tokens[:first]]
-        for i, token in enumerate(self._tokens[first:]):
-            own = scores[i * width : (i + 1) * width].tolist()
-            top = [[int(each), value] for each, value in zip(own[1::2], own[2::2], strict=True)]
-            found.append({"token": token, "logprob": own[0], "top": top})
+        likely = [
+            [
+                [int(token), score]
+                for token, score in zip(scores[i::width], scores[i + 1 :: width], strict=True)
+            ]
+            for i in range(1, width, 2)
+        ]
+        for token, score, *top in zip(self._tokens[first:], scores[::width], *likely, strict=True):
+            found.append({"token": token, "logprob": score, "top": top})
         return found
 
 

@@ -41,7 +41,7 @@ from ramify.protocol.plan import pack
 from ramify.protocol.sampling import SamplingParams
 from ramify.protocol.wire import Done, JsonObject, Ok, Select
 
-MOST_SCORED = 1 << 15  # numbers in the reply to one append: they are made in one turn of the loop
+MOST_SCORED = 1 << 14  # numbers in the reply to one append: they are made in one turn of the loop
 AROUND = 64  # characters of the branch's end, about, that each choice is tokenized with
 
 

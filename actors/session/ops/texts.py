@@ -147,9 +147,7 @@ class Texts:
         """The tasks whose text is being tokenized."""
         return [each.task for _, entries in self._encoding.values() for each in entries]
 
-    def _apply(
-        self, waiting: _Waiting, prepared: Prepared | RamifyError
-    ) -> Ok | Steps[Ok] | None:
+    def _apply(self, waiting: _Waiting, prepared: Prepared | RamifyError) -> Ok | Steps[Ok] | None:
         """The reply, or None if what is appended has to be scored first."""
         if isinstance(prepared, RamifyError):
             raise prepared
