@@ -129,13 +129,58 @@ def choice(parts: Sequence[Fragment], symbols: int) -> Fragment:
     starts = [int(base) + part.start for base, part in zip(bases, parts, strict=True)]
     rows = table[starts]
     if ((rows >= 0).sum(axis=0) > 1).any():
-        return determinize(table, final, {}, starts, np.ones(len(table), np.bool_))
+        return _together(table, final, np.array(starts, np.int32))
     start = len(table)
     return Fragment(
         np.concatenate([table, rows.max(axis=0, keepdims=True)]),
         np.append(final, final[starts].any()),
         start,
     )
+
+
+def _together(table: Table, final: Flags, starts: NDArray[np.int32]) -> Fragment:
+    """The texts from any of `starts`, none of which ever comes to a state of another one.
+
+    The subset construction, layer by layer: a subset has a state of each start's, or -1. Where one is
+    left alone, its own states go on.
+    """
+    first, symbols = len(table), table.shape[1]
+    padded = np.concatenate([table, np.full((1, symbols), -1, np.int32)])  # the last row: of -1
+    factors = _FACTORS[: len(starts)]
+    ids: dict[int, int] = {}
+    layer = starts[None]
+    subsets, rows = [layer], []
+    count = 1
+    ids[int((layer.astype(np.uint64) * factors).sum(dtype=np.uint64))] = first
+    while len(layer):
+        behind = padded[layer]  # [subsets, starts, symbols]
+        alive = (behind >= 0).sum(axis=1, dtype=np.int32)
+        row = behind.max(axis=1)
+        at, symbol = np.nonzero(alive > 1)
+        found = behind[at, :, symbol]
+        codes = (found.astype(np.uint64) * factors).sum(axis=1, dtype=np.uint64)
+        _, index, inverse = np.unique(codes, return_index=True, return_inverse=True)
+        kinds = found[index]
+        if (kinds[inverse] != found).any():  # two hashes of 64 bits were equal
+            return determinize(table, final, {}, starts.tolist(), np.ones(first, np.bool_))
+        numbers = np.empty(len(kinds), np.int32)
+        fresh = []
+        for i, code in enumerate(codes[index].tolist()):
+            known = ids.get(code)
+            if known is None:
+                known = ids[code] = first + count
+                count += 1
+                fresh.append(i)
+            numbers[i] = known
+        if count > MAX_STATES:
+            raise too_large()
+        row[at, symbol] = numbers[inverse]
+        rows.append(row)
+        layer = kinds[fresh]
+        subsets.append(layer)
+    ended = np.append(final, False)[np.concatenate(subsets)].any(axis=1)
+    whole = np.concatenate([table, *rows]).astype(np.int32, copy=False)
+    return reduce(Fragment(whole, np.concatenate([final, ended]), first))
 
 
 def _side_by_side(parts: Sequence[Fragment]) -> tuple[Table, Flags]:
@@ -353,9 +398,21 @@ def trim(part: Fragment) -> Fragment:
     size = len(part)
     sources, targets = _edges(part)
     reached = _reached(part, sources, targets)
-    # of most states a way to an end is found by taking the edge to the last state again and again
-    ending = part.final | part.final[_roots(part.final, part.table.max(axis=1, initial=-1))]
-    if not ending.all():
+    # of most states a way to an end is found by taking one kind of edge again and again
+    ending = part.final
+    own = np.arange(size)
+    last, first, back = np.full((3, size), -1)
+    away = targets != sources
+    ahead, to = sources[away], targets[away]
+    order = np.argsort(to, kind="stable")
+    last[ahead[order]] = to[order]
+    first[ahead[order[::-1]]] = to[order[::-1]]
+    back[ahead[::-1]] = to[::-1]  # over the first symbol
+    for ways in (last, first, back, last):
+        ending = ending | ending[_roots(ending, np.where(ways < 0, own, ways))]
+        if ending.all():
+            break
+    else:
         left = ~ending[sources]
         ending = _spread(targets[left], sources[left], ending)
     keep = reached & ending
@@ -414,13 +471,17 @@ def _roots(ends: Flags, ways: NDArray[np.integer]) -> NDArray[np.int64]:
 def _spread(sources: NDArray[np.integer], targets: NDArray[np.integer], seeds: Flags) -> Flags:
     """`seeds`, and what can be reached from them by these edges."""
     size = len(seeds)
+    new = ~seeds[targets]
+    sources, targets = sources[new], targets[new]
+    if not len(sources):
+        return seeds
     if (sources[1:] < sources[:-1]).any():
         order = np.argsort(sources, kind="stable")
         sources, targets = sources[order], targets[order]
     begins = np.searchsorted(sources, np.arange(size + 1)).tolist()
     following = targets.tolist()
     seen = bytearray(seeds.tobytes())
-    stack = np.flatnonzero(seeds).tolist()
+    stack = np.unique(sources[seeds[sources]]).tolist()
     while stack:
         state = stack.pop()
         for target in following[begins[state] : begins[state + 1]]:
@@ -430,7 +491,6 @@ def _spread(sources: NDArray[np.integer], targets: NDArray[np.integer], seeds: F
     return np.frombuffer(bytes(seen), np.bool_).copy()
 
 
-_MERGE_ROUNDS = 64
 _REFINE_CELLS = 2_000_000  # cells of the table that refinement may look at: some 10 ms
 _LOOK_FOR_LOOPS = 8  # rounds of refinement before it is asked whether it can find anything
 _REFINE_ROUNDS = 12  # with fewer it has never come to an end: of 214 automata of real schemas not once
@@ -442,15 +502,7 @@ def _minimize(part: Fragment) -> Fragment:
     First states with equal rows, again and again: that merges common ends, and without loops that is
     all there is to merge. Then Moore's refinement of a partition, as long as it stays cheap.
     """
-    for _ in range(_MERGE_ROUNDS):
-        rows = _beside(part.table, part.final)
-        count, groups = _group(rows)
-        if count == len(rows):
-            break
-        smaller = _merged(part, groups, rows)
-        if smaller is None:
-            break
-        part = smaller
+    part = _merge_ends(part)
     size, symbols = part.table.shape
     rounds = _REFINE_CELLS // (size * symbols)
     if rounds < _REFINE_ROUNDS:
@@ -467,6 +519,60 @@ def _minimize(part: Fragment) -> Fragment:
             return _merged(part, blocks, rows) or part
         count = found
     return part
+
+
+def _merge_ends(part: Fragment) -> Fragment:
+    """States with equal rows are one, again and again: rows that led to them may be equal now.
+
+    Each round looks at those rows only. The start stays the first state.
+    """
+    size, symbols = part.table.shape
+    rows = _beside(part.table, part.final)
+    codes = hashes(rows)
+    _, first, group = np.unique(codes, return_index=True, return_inverse=True)
+    into = first[group]  # the state that each one is merged into
+    merged = np.flatnonzero(into != np.arange(size))
+    if not len(merged):
+        return part
+    sources, targets = _edges(part)
+    order = np.argsort(targets, kind="stable")
+    before = sources[order]
+    begins = np.searchsorted(targets[order], np.arange(size + 1))
+    known = dict(zip(codes[first].tolist(), first.tolist(), strict=True))
+    code_of = codes.tolist()
+    alike: dict[int, list[int]] = {}  # by state: all that were merged into it, and itself
+    while len(merged):
+        if (rows[merged] != rows[into[merged]]).any():  # two hashes of 64 bits were equal
+            return part
+        groups = [alike.pop(state, [state]) for state in merged.tolist()]
+        moved = np.array([state for states in groups for state in states])
+        for states, target in zip(groups, into[merged].tolist(), strict=True):
+            alike.setdefault(target, [target]).extend(states)
+        counts = begins[moved + 1] - begins[moved]
+        starts = np.repeat(begins[moved] - (np.cumsum(counts) - counts), counts)
+        affected = np.unique(before[starts + np.arange(len(starts))])
+        affected = affected[into[affected] == affected]
+        own = rows[affected, :symbols]
+        rows[affected, :symbols] = np.where(own >= 0, into[own], -1)
+        gone = []
+        fresh = hashes(rows[affected]).tolist()
+        for state in affected.tolist():
+            del known[code_of[state]]
+        for state, code in zip(affected.tolist(), fresh, strict=True):
+            code_of[state] = code
+            other = known.setdefault(code, state)
+            if other != state:
+                gone.append(state)
+                into[state] = other
+        merged = np.array(gone, np.int64)
+    start = part.start
+    while into[start] != start:
+        start = int(into[start])
+    kept = np.flatnonzero(into == np.arange(size))
+    kept = np.concatenate([[start], kept[kept != start]])
+    numbers = np.full(size + 1, -1, np.int32)  # the last one: of -1
+    numbers[kept] = np.arange(len(kept), dtype=np.int32)
+    return Fragment(numbers[rows[kept, :symbols]], part.final[kept], 0)
 
 
 def has_loops(part: Fragment) -> bool:
@@ -521,11 +627,14 @@ def _beside(rows: NDArray[np.integer], last: NDArray[np.generic]) -> Table:
 def _merged(part: Fragment, groups: NDArray[np.int64], rows: Table) -> Fragment | None:
     """One state for each group. None if `rows` of a group differ: two hashes were equal."""
     _, first = np.unique(groups, return_index=True)
-    if (rows != rows[first[groups]]).any():
+    again = np.ones(len(rows), np.bool_)
+    again[first] = False
+    again = np.flatnonzero(again)
+    if (rows[again] != rows[first[groups[again]]]).any():
         return None
     order = np.argsort(first)  # numbers in the order of first states, so the start stays the first
     numbers = np.empty_like(order)
     numbers[order] = np.arange(len(order))
-    kept = part.table[first[order]]
-    table = np.where(kept >= 0, numbers[groups[kept]], -1).astype(np.int32)
+    following = np.append(numbers[groups], -1).astype(np.int32)  # the last one: of -1
+    table = following[part.table[first[order]]]
     return Fragment(table, part.final[first[order]], int(numbers[groups[part.start]]))

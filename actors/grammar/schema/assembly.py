@@ -5,13 +5,13 @@ and objects are laid out as tables, and each value inside is copied once for eac
 in. The subset construction is needed for unions only.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ramify.actors.grammar.automaton import Automaton
-from ramify.actors.grammar.fragment import Fragment, reduce
+from ramify.actors.grammar.fragment import Fragment, choice, reduce
 from ramify.actors.grammar.limits import MAX_STATES
 from ramify.actors.grammar.schema.errors import TooLarge
 
@@ -25,8 +25,8 @@ class Assembly:
         codes = np.zeros(256, np.int64)
         codes[list(data)] = 1 + np.array(list(data), np.int64)
         self._parts = {id(part): part for part in parts}
-        for part in self._parts.values():
-            codes = np.unique(codes * 256 + part.classes, return_inverse=True)[1].ravel()
+        for classes in {part.classes.tobytes(): part.classes for part in self._parts.values()}.values():
+            codes = np.unique(codes * 256 + classes, return_inverse=True)[1].ravel()
         unique, self._first, classes = np.unique(codes, return_index=True, return_inverse=True)
         self.symbols = len(unique)
         self._classes = classes.ravel().astype(np.uint8)
@@ -106,6 +106,59 @@ class Assembly:
         final = np.zeros(self._size, np.bool_)
         final[self._ends] = True
         return Automaton(table, self._classes.copy(), final)
+
+
+def one_of(parts: Sequence[Automaton]) -> Automaton:
+    """The texts of any of `parts`."""
+    if len(parts) == 1:
+        return parts[0]
+    kinds = {part.classes.tobytes(): part.classes for part in parts}
+    _, first, classes = np.unique(
+        np.stack(list(kinds.values())), axis=1, return_index=True, return_inverse=True
+    )
+    fragments = [Fragment(part.next[:, part.classes[first]], part.final) for part in parts]
+    found = choice(fragments, len(first))
+    if found.start:
+        order = np.arange(len(found))
+        order[[0, found.start]] = found.start, 0
+        table = np.append(order, -1).astype(np.int32)[found.table[order]]
+        found = Fragment(table, found.final[order])
+    return Automaton(found.table, classes.ravel().astype(np.uint8), found.final)
+
+
+def words(texts: Iterable[bytes]) -> Automaton:
+    """`texts` (one or more), each as it is: their trie."""
+    texts = list(texts)
+    whole = Assembly((), b"".join(texts))
+    nodes = {b"": whole.state()}
+    for text in texts:
+        _branch(whole, nodes, text)
+        whole.final(nodes[text])
+    return whole.finish()
+
+
+def without(language: Automaton, texts: Iterable[bytes]) -> Automaton:
+    """`language` without `texts`, behind none of whose texts one of it goes on."""
+    texts = list(texts)
+    whole = Assembly((language,), b"".join(texts))
+    nodes, end = {b"": whole.state()}, whole.state()
+    base = whole.place(language, end)
+    for state in np.flatnonzero(language.final).tolist():
+        whole.final(base + state)
+    for text in texts:
+        if language.walk(text) >= 0:
+            _branch(whole, nodes, text[:-1])
+            whole.edge(nodes[text[:-1]], whole.symbol(text[-1]), -1)
+    for text, node in nodes.items():
+        whole.like(node, base + language.walk(text))
+    return whole.finish()
+
+
+def _branch(whole: Assembly, nodes: dict[bytes, int], text: bytes) -> None:
+    for size in range(1, len(text) + 1):
+        if text[:size] not in nodes:
+            node = nodes[text[:size]] = whole.state()
+            whole.edge(nodes[text[: size - 1]], whole.symbol(text[size - 1]), node)
 
 
 def reduced(language: Automaton) -> Automaton:

@@ -13,12 +13,9 @@ from typing import Literal as OneOf
 from typing import NamedTuple
 
 from ramify.actors.grammar.automaton import Automaton
-from ramify.actors.grammar.expression import (
-    Embedded,
-    union,
-)
+from ramify.actors.grammar.expression import union
 from ramify.actors.grammar.schema.arrays import Arrays, listed_items
-from ramify.actors.grammar.schema.assembly import reduced
+from ramify.actors.grammar.schema.assembly import one_of, reduced, words
 from ramify.actors.grammar.schema.checks import Checks, checked_places
 from ramify.actors.grammar.schema.document import Document, Schema
 from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
@@ -199,7 +196,7 @@ class _Speller:
             self._under_way.discard(key)
             self._level = before
         spelled = [part for part in parts if part is not None]
-        found = self._known[known] = _any_of(spelled) if spelled else None
+        found = self._known[known] = one_of(spelled) if spelled else None
         return found
 
     def _tell(self, lost: Iterable[Loss]) -> None:
@@ -257,15 +254,9 @@ class _Speller:
         return list(dict.fromkeys(found))
 
 
-def _any_of(parts: list[Automaton]) -> Automaton:
-    if len(parts) == 1:
-        return parts[0]
-    return Automaton.from_expression(union(*map(Embedded, parts)))
-
-
 @lru_cache(maxsize=8)
 def _texts(*values: bool | None) -> Automaton:
-    return Automaton.from_expression(union(*map(json_text, values)))
+    return words(json_text(value).data for value in values)
 
 
 @lru_cache(maxsize=16)
@@ -278,4 +269,4 @@ def any_value(depth: int, separators: Separators, once: bool = False) -> Automat
         inner = any_value(depth - 1, separators, once)
         found.append(listed_items([], inner, 0, None, separators.comma))
         found.append(objects([], [Others(any_string(), inner)], 0, None, separators))
-    return _any_of(found)
+    return reduced(one_of(found))

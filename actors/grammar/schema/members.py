@@ -84,6 +84,7 @@ class _Objects:
         self._unread: list[tuple[_Reading, int, int]] = []  # readings that have no edges yet
         self._keys: dict[tuple[int, int], int] = {}
         self._values: dict[tuple[int, int], int] = {}
+        self._rows: dict[int, list[list[int]]] = {}
 
     def build(self) -> Automaton:
         whole = self._whole
@@ -153,13 +154,16 @@ class _Objects:
     def _moves(self, reading: _Reading, count: int, state: int) -> None:
         """The edges of `state`, in which `reading` is where a name has come to."""
         allowed, position, states = reading
+        if len(allowed) == 1 and sum(at >= 0 for at in states) <= 1:
+            self._spell(allowed[0], position, states, count, state)
+            return
         by_symbol: dict[int, list[int]] = {}
         for i in allowed:
             symbol = self._whole.symbol(self._listed[i].key[position])
             by_symbol.setdefault(symbol, []).append(i)
         alive = [(kind, at) for kind, at in enumerate(states) if at >= 0]
         symbols = set(by_symbol)
-        rows = {kind: self._whole.table(self._others[kind].keys)[at].tolist() for kind, at in alive}
+        rows = {kind: self._rows_of(kind)[at] for kind, at in alive}
         if len(alive) == 1:
             ((kind, at),) = alive
             self._whole.like(state, self._keys_of(kind, count if self._counted else 1) + at)
@@ -171,6 +175,38 @@ class _Objects:
             listed = tuple(by_symbol.get(symbol, ()))
             target = self._read((listed, position + 1 if listed else 0, following), count)
             self._whole.edge(state, symbol, target)
+
+    def _spell(self, index: int, position: int, states: tuple[int, ...], count: int, state: int) -> None:
+        """The rest of the name of member `index`, from `state` on; at most one of others goes beside."""
+        whole, key = self._whole, self._listed[index].key
+        kind = next((kind for kind, at in enumerate(states) if at >= 0), -1)
+        at = states[kind] if kind >= 0 else -1
+        shared = count if self._counted else 1
+        following = list(states)
+        while True:
+            symbol = whole.symbol(key[position])
+            if at >= 0:
+                whole.like(state, self._keys_of(kind, shared) + at)
+                at = following[kind] = self._rows_of(kind)[at][symbol]
+            position += 1
+            if position == len(key) and at < 0:
+                whole.edge(state, symbol, self._member(index, shared if self._counted else count))
+                return
+            reading = ((index,), position, tuple(following)), shared
+            known = self._readings.get(reading)
+            if known is not None:
+                whole.edge(state, symbol, known)
+                return
+            target = self._readings[reading] = whole.state()
+            whole.edge(state, symbol, target)
+            state = target
+
+    def _rows_of(self, kind: int) -> list[list[int]]:
+        """The table of the names of `others[kind]`."""
+        found = self._rows.get(kind)
+        if found is None:
+            found = self._rows[kind] = self._whole.table(self._others[kind].keys).tolist()
+        return found
 
     def _keys_of(self, kind: int, count: int) -> int:
         """Where the names of `others[kind]` begin, if nothing else can come."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramify.actors.grammar.automaton import Automaton
-from ramify.actors.grammar.expression import Literal, union
+from ramify.actors.grammar.schema.assembly import words
 from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
 from ramify.actors.grammar.schema.limits import MAX_MULTIPLE
 from ramify.actors.grammar.schema.shapes import Number
@@ -54,9 +54,7 @@ class Numbers:
                 texts = [number_text(v) for v in shape.only if shape.holds(v)]
                 if not texts:
                     return None
-                found = Automaton.from_expression(
-                    union(*(Literal(text.encode()) for text in dict.fromkeys(texts)))
-                )
+                found = words(text.encode() for text in texts)
             elif shape == Number(integer=shape.integer) and shape.integer is not False:
                 found = _plain(_INTEGER if shape.integer else NUMBER)
             else:

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from math import inf
 
 from ramify.actors.grammar.automaton import Automaton
-from ramify.actors.grammar.expression import ANY_TEXT, Literal, union
+from ramify.actors.grammar.schema.assembly import without
 from ramify.actors.grammar.schema.checks import Checks
 from ramify.actors.grammar.schema.errors import TooLarge, Unchecked, Unsupported
 from ramify.actors.grammar.schema.expand import Expander
 from ramify.actors.grammar.schema.members import Listed, Others, Separators, objects
 from ramify.actors.grammar.schema.shapes import Check, Claims, Object, String, joined
-from ramify.actors.grammar.schema.strings import Strings, json_text, quoted
+from ramify.actors.grammar.schema.strings import Strings, any_string, any_text, json_text, quoted
 from ramify.actors.grammar.schema.unique import how_many
 from ramify.protocol.errors import ConstraintError
 
@@ -104,9 +104,10 @@ class Objects:
         if not patterns and self._spell(plain) is None:
             return []
         try:
-            kinds = self._kinds(shape, listed, [(p, pointer) for p, _, pointer in patterns])
+            kinds = self._kinds(shape, [(p, pointer) for p, _, pointer in patterns])
         except ConstraintError as error:
             raise TooLarge(shape.pointer, error.message) from None
+        taken = [json_text(name).data for name in dict.fromkeys((*listed, *sorted(shape.forbidden)))]
         by_claims: dict[Claims, list[Automaton]] = {}
         for language, matched in kinds:
             claims: Claims = ()
@@ -120,14 +121,15 @@ class Objects:
         for claims, languages in by_claims.items():
             value = self._spell(claims)
             if value is not None:
-                found.append(Others(quoted(languages[0].union(*languages[1:])), value))
+                keys = quoted_union(languages)
+                found.append(Others(without(keys, taken) if taken else keys, value))
         return found
 
     def _kinds(
-        self, shape: Object, listed: list[str], patterns: list[tuple[str, str]]
+        self, shape: Object, patterns: list[tuple[str, str]]
     ) -> list[tuple[Automaton, frozenset[tuple[str, str]]]]:
-        """All other names, taken apart by which of `patterns` they match."""
-        names = Automaton.from_expression(ANY_TEXT)
+        """All names, taken apart by which of `patterns` they match."""
+        names = any_text()
         if shape.names:
             languages = [
                 self._strings.language(case)
@@ -137,10 +139,6 @@ class Objects:
             if not languages:
                 return []
             names = languages[0].union(*languages[1:])
-        taken = sorted({*listed, *shape.forbidden})
-        if taken:
-            words = union(*(Literal(name.encode("utf-8", "surrogatepass")) for name in taken))
-            names = names.minus(Automaton.from_expression(words))
         kinds = [(names, frozenset[tuple[str, str]]())]
         for pattern in patterns:
             language = self._strings.language(String(tests=(Check("pattern", *pattern),)))
@@ -156,3 +154,10 @@ class Objects:
             if len(kinds) > _MAX_KINDS:
                 raise TooLarge(pattern[1], f"patterns tell more than {_MAX_KINDS} kinds of names apart")
         return kinds
+
+
+def quoted_union(languages: list[Automaton]) -> Automaton:
+    """Strings that mean the texts of any of `languages`, as JSON."""
+    if languages == [any_text()]:
+        return any_string()
+    return quoted(languages[0].union(*languages[1:]))

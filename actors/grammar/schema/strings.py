@@ -23,6 +23,7 @@ from ramify.actors.grammar.expression import (
     Repeat,
     union,
 )
+from ramify.actors.grammar.schema.assembly import words
 from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
 from ramify.actors.grammar.schema.formats import FORMATS
 from ramify.actors.grammar.schema.limits import MAX_COUNT
@@ -79,7 +80,7 @@ class Strings:
         if found is None:
             try:
                 if test.kind == "format":
-                    found = Automaton.from_regex(FORMATS[test.text])
+                    found = _format(test.text)
                 else:
                     found = Automaton.from_regex(from_ecma(test.text), search=True)
             except ConstraintError as error:
@@ -97,7 +98,7 @@ class Strings:
     def _language(self, shape: String) -> Automaton:
         if shape.only is not None:
             kept = [value for value in shape.only if self.holds(shape, value)]
-            return Automaton.from_expression(union(*(Literal(_utf8(value)) for value in kept)))
+            return words(map(_utf8, kept)) if kept else Automaton.from_expression(union())
         where = _checked(shape)
         try:
             found: Automaton | None = None
@@ -107,18 +108,22 @@ class Strings:
                     found = part if found is None else found.intersect(part)
             for test in shape.tests:
                 if not test.positive:
-                    found = (found or _any_text()).minus(self._test(test))
+                    found = (found or any_text()).minus(self._test(test))
             if (shape.least, shape.most) != (0, None):
                 part = _of_length(shape.least, shape.most)
                 found = part if found is None else found.intersect(part)
             if shape.excluded:
-                words = union(*(Literal(_utf8(value)) for value in sorted(shape.excluded)))
-                found = (found or _any_text()).minus(Automaton.from_expression(words))
+                listed = words(map(_utf8, sorted(shape.excluded)))
+                found = (found or any_text()).minus(listed)
         except ConstraintError as error:
             raise TooLarge(where, error.message) from None
-        return found or _any_text()
+        return found or any_text()
 
     def _quoted(self, shape: String) -> Automaton | None:
+        if len(shape.tests) == 1 and shape == String(tests=shape.tests):
+            (test,) = shape.tests
+            if test.kind == "format" and test.positive:
+                return _quoted_format(test.text)
         if shape == String(least=shape.least, most=shape.most):
             _checked(shape)
             empty = shape.most is not None and shape.most < shape.least
@@ -131,10 +136,10 @@ class Strings:
         found = self._spelled.get(shape)
         if found is None:
             if shape.only is not None:
-                texts = [json_text(v) for v in shape.only if self.holds(shape, v)]
+                texts = [json_text(v).data for v in shape.only if self.holds(shape, v)]
                 if not texts:
                     return None
-                found = Automaton.from_expression(union(*texts))
+                found = words(texts)
             elif shape == String():
                 found = any_string()
             else:
@@ -154,15 +159,26 @@ def _checked(shape: String) -> str:
     return where
 
 
+@lru_cache(maxsize=len(FORMATS))
+def _format(name: str) -> Automaton:
+    return Automaton.from_regex(FORMATS[name])
+
+
+@lru_cache(maxsize=len(FORMATS))
+def _quoted_format(name: str) -> Automaton:
+    return quoted(_format(name))
+
+
 @lru_cache(maxsize=1)
-def _any_text() -> Automaton:
+def any_text() -> Automaton:
+    """Any text."""
     return Automaton.from_expression(ANY_TEXT)
 
 
 @lru_cache(maxsize=1)
 def any_string() -> Automaton:
     """Any string as JSON."""
-    return quoted(_any_text())
+    return quoted(any_text())
 
 
 def quoted(language: Automaton) -> Automaton:
