@@ -129,6 +129,8 @@ def choice(parts: Sequence[Fragment], symbols: int) -> Fragment:
     starts = [int(base) + part.start for base, part in zip(bases, parts, strict=True)]
     rows = table[starts]
     if ((rows >= 0).sum(axis=0) > 1).any():
+        if len(parts) > _FEW_PARTS:
+            return determinize(table, final, {}, starts, np.ones(len(table), np.bool_))
         return _together(table, final, np.array(starts, np.int32))
     start = len(table)
     return Fragment(
@@ -136,6 +138,9 @@ def choice(parts: Sequence[Fragment], symbols: int) -> Fragment:
         np.append(final, final[starts].any()),
         start,
     )
+
+
+_FEW_PARTS = 32  # of which each subset is looked at as a whole
 
 
 def _together(table: Table, final: Flags, starts: NDArray[np.int32]) -> Fragment:
@@ -381,13 +386,14 @@ def product(left: Fragment, right: Fragment, mode: str) -> Fragment:
     return reduce(Fragment(np.concatenate(rows).astype(np.int32), final, 0))
 
 
-def reduce(part: Fragment) -> Fragment:
+def reduce(part: Fragment, *, loops: bool = True) -> Fragment:
     """The same language without useless states, start 0, equal states merged as far as that is cheap.
 
-    Raises ConstraintError past `MAX_STATES`.
+    `loops`: look for equal states in loops too. Raises ConstraintError past `MAX_STATES`.
     """
-    part = trim(part)
-    part = _minimize(part)
+    part = _merge_ends(trim(part))
+    if loops:
+        part = _minimize(part)
     if len(part) > MAX_STATES:
         raise too_large()
     return part
@@ -497,12 +503,10 @@ _REFINE_ROUNDS = 12  # with fewer it has never come to an end: of 214 automata o
 
 
 def _minimize(part: Fragment) -> Fragment:
-    """Merge equal states. Exact for all but large automata; always the same language.
+    """Merge equal states that `_merge_ends` left: there are some only where there are loops.
 
-    First states with equal rows, again and again: that merges common ends, and without loops that is
-    all there is to merge. Then Moore's refinement of a partition, as long as it stays cheap.
+    By Moore's refinement of a partition, as long as it stays cheap: not in large automata.
     """
-    part = _merge_ends(part)
     size, symbols = part.table.shape
     rounds = _REFINE_CELLS // (size * symbols)
     if rounds < _REFINE_ROUNDS:

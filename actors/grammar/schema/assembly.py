@@ -162,6 +162,6 @@ def _branch(whole: Assembly, nodes: dict[bytes, int], text: bytes) -> None:
 
 
 def reduced(language: Automaton) -> Automaton:
-    """The same without useless states, equal ones merged."""
-    part = reduce(Fragment(language.next, language.final))
+    """The same without useless states, equal ones merged but in loops: what is inside has none such."""
+    part = reduce(Fragment(language.next, language.final), loops=False)
     return Automaton(part.table, language.classes, part.final)

@@ -92,9 +92,14 @@ _NOTHING = Cases(())
 
 
 class Expander:
-    """Expands claims about the schemas of one document."""
+    """Expands claims about the schemas of one document. `by_name`: objects that break what is said of
+    names that are not listed are written, by each name that is; else they are lost. `denies_names`:
+    whether there were such.
+    """
 
-    def __init__(self, document: Document, strings: Strings) -> None:
+    def __init__(self, document: Document, strings: Strings, by_name: bool = True) -> None:
+        self.denies_names = False
+        self._by_name = by_name
         self._document = document
         self._strings = strings
         self._known: dict[Claims, Cases] = {}
@@ -556,6 +561,10 @@ class Expander:
             else:
                 lost = joined(lost, empty)
         for some in self._strangers(pointer, keywords):
+            self.denies_names = True
+            if not self._by_name:
+                lost = joined(lost, (Loss(Object, some.pointer, _UNDENIED),))
+                continue
             empty = self._is_empty(some.claims)
             if empty is None:
                 found.append(Object(pointer=pointer, some=(some,)))

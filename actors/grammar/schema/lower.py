@@ -8,6 +8,7 @@ is in `Lowered.notes`. What cannot be expressed raises `Unsupported` with a JSON
 
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import product
 from time import process_time
 from typing import Literal as OneOf
 from typing import NamedTuple
@@ -46,6 +47,9 @@ _SEPARATORS: dict[Spacing, Separators] = {
     "compact": Separators(b",", b":"),
     "spaced": Separators(b", ", b": "),
 }
+
+
+_LARGE = 4_000  # states of a value from which on equal ones are merged before it is copied into others
 
 
 class Lowered(NamedTuple):
@@ -92,9 +96,12 @@ def _lowered(
     arrays that must be added to it.
     """
     refused = None
-    for depth in ANY_DEPTHS:
+    free = denies_names = True
+    for by_name, depth in product((True, False), ANY_DEPTHS):
+        if (depth != ANY_DEPTHS[0] and not free) or (not by_name and not denies_names):
+            continue  # nothing to make smaller
         document = Document(schema)
-        speller = _Speller(document, _SEPARATORS[spacing], unroll, depth, until, alone)
+        speller = _Speller(document, _SEPARATORS[spacing], unroll, depth, by_name, until, alone)
         try:
             found = speller.value((Claim("is"),))
             automaton = Automaton.from_expression(union()) if found is None else reduced(found)
@@ -110,7 +117,8 @@ def _lowered(
                 raise Unsupported(pointer, f"no value can be written: {reason}")
             places = speller.places(clashes)
             return Lowered(automaton, tuple(document.notes), places)
-        if not speller.free or process_time() > until:  # nothing to make smaller, or no time for it
+        free, denies_names = speller.free, speller.denies_names
+        if process_time() > until:
             break
     assert refused is not None
     raise refused
@@ -125,6 +133,7 @@ class _Speller:
         separators: Separators,
         unroll: int,
         depth: int,
+        by_name: bool,
         until: float,
         alone: frozenset[Array] | None,
     ) -> None:
@@ -138,7 +147,7 @@ class _Speller:
         self.lost: tuple[str, str] | None = None  # pointer and reason of the first values that were
         self._strings = Strings()
         self._numbers = Numbers()
-        self._expander = Expander(document, self._strings)
+        self._expander = Expander(document, self._strings, by_name)
         self._checks = Checks(alone)
         self._arrays = Arrays(self.value, self._finite, document.note, separators.comma, self._checks)
         self._objects = Objects(self.value, self._expander, self._strings, separators, self._checks)
@@ -146,6 +155,11 @@ class _Speller:
         self._shapes: dict[tuple[Shape, int, bool], Automaton | None] = {}
         self._under_way: set[tuple[Claims, int]] = set()
         self._level = 0  # how often the value under way is inside one of the same claims
+
+    @property
+    def denies_names(self) -> bool:
+        """Whether the opposite of what is said of unlisted names was asked for."""
+        return self._expander.denies_names
 
     def places(self, clashes: set[Array]) -> tuple[CheckedPlace, ...]:
         """Where outputs are checked. `clashes`: gets arrays that cannot be, where others may stand."""
@@ -196,7 +210,10 @@ class _Speller:
             self._under_way.discard(key)
             self._level = before
         spelled = [part for part in parts if part is not None]
-        found = self._known[known] = one_of(spelled) if spelled else None
+        found = one_of(spelled) if spelled else None
+        if found is not None and len(found) > _LARGE:
+            found = reduced(found)
+        self._known[known] = found
         return found
 
     def _tell(self, lost: Iterable[Loss]) -> None:
