@@ -22,7 +22,7 @@ import msgspec
 from ramify.protocol.cluster import ListenKv, UnlistenKv
 from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import Code
-from ramify.protocol.plan import ExecutorDown, StepPlan, StepResult, StopExecutor
+from ramify.protocol.plan import ExecutorDown, ExecutorInfo, StepPlan, StepResult, StopExecutor
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 from ramify.protocol.saved import Changes
 from ramify.protocol.wire import (
@@ -339,7 +339,7 @@ RequestMessage = Submit | Cancel | CancelSession  # what sessions tell it
 SchedulerMessage = RequestMessage | Settled | Constrain | Unconstrain
 
 # What the scheduler's mailbox holds: messages of sessions and the cache, results of the executor.
-SchedulerEvent = SchedulerMessage | StepResult | ExecutorDown
+SchedulerEvent = SchedulerMessage | StepResult | ExecutorDown | ExecutorInfo
 
 # --- grammar mailbox --------------------------------------------------------------------------
 

@@ -113,8 +113,7 @@ class SchedulerActor:
     def resume(self, executor: Address[ExecutorMessage], info: ExecutorInfo) -> None:
         """Go on with another executor. Call it while `down`."""
         self._executor = executor
-        self._core.back(info)
-        self._now([])
+        self.tell(info)
 
     def tell(self, event: SchedulerEvent, /) -> None:
         """Handle an executor's event now, in the caller's turn of the event loop.
@@ -122,13 +121,10 @@ class SchedulerActor:
         By way of the mailbox alone, a result waits until the sessions and sockets that are ready
         to run have run, and the device waits with it. Raises as the mailbox does.
         """
-        self._now(self._mailbox.drain_with(event))
-
-    def _now(self, events: list[SchedulerEvent]) -> None:
-        """A turn outside `run`, which raises what the turn does."""
+        events = self._mailbox.drain_with(event)
         try:
             self._turn(events)
-        except Exception as error:
+        except Exception as error:  # `run` raises it
             self._failure = error
             self._mailbox.close()
 

@@ -6,7 +6,7 @@ an end only after the cache did. Everything here is O(1) per step and per sample
 from retraction, which looks at all running requests.
 
 An executor that dies takes all KV along, and nothing else: what ran waits, and goes on from its last
-token when another executor is there (`back`, `renewed`). Until then nothing is planned.
+token when another executor is there (`renewed`). Until then nothing is planned.
 
 Time is a number that the caller passes in; sockets, tensors and tasks are unknown here.
 """
@@ -165,6 +165,8 @@ class Scheduler:
                 self._cancel_session(event.session, now)
             case ExecutorDown():
                 self._lost(event.reason, now)
+            case ExecutorInfo():  # of the next one, which may differ in the size of its pool alone
+                self._next = event
 
     def expire(self, now: float) -> None:
         """End what is past its deadline."""
@@ -606,10 +608,6 @@ class Scheduler:
         for request in ran:
             if request in self._suspects and request.ticket:
                 self._admission.discard(request)
-
-    def back(self, info: ExecutorInfo) -> None:
-        """Another executor is there. It may differ in the size of its pool alone."""
-        self._next = info
 
     def renewed(self) -> int | None:
         """Go on with the next executor, if it is there and the cache owes no answer.

@@ -487,8 +487,7 @@ class World:
         """Another executor is there."""
         if pages is not None:
             self.info = msgspec.structs.replace(self.info, pages=pages)
-        self.core.back(self.info)
-        self.turn()
+        self.turn(self.info)
 
     def settled(self):
         """Deliver the cache's oldest reply."""
