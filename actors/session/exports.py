@@ -392,6 +392,11 @@ class Checked:
             raise Unsound(f"{where}.labels", "are not one for each of `counts`")
         if segment.logprobs is not None and len(segment.logprobs) > len(tokens):
             raise Unsound(f"{where}.logprobs", "are more than there are tokens")
+        for i, entry in enumerate(segment.logprobs or ()):
+            if len(entry.top_ids) != len(entry.top_logprobs):
+                raise Unsound(
+                    f"{where}.logprobs[{i}]", "has not one of `top_logprobs` for each of `top_ids`"
+                )
 
     def _rule(self, where: str, number: int) -> None:
         if number in self.rules:

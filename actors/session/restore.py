@@ -326,6 +326,8 @@ def _output(saved: SavedOutput, meter: Meter) -> OutputSegment:
 
 
 def _logprob(token: int, saved: TokenLogprobs) -> TokenLogprob:
+    if len(saved.top_ids) != len(saved.top_logprobs):
+        raise Damaged("`top_ids` and `top_logprobs` of a token are not of one length")
     top = list(zip(saved.top_ids, saved.top_logprobs, strict=True))
     return TokenLogprob(token=token, logprob=saved.logprob, top=top)
 

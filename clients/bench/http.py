@@ -6,6 +6,7 @@ It does not know what the events say.
 """
 
 import asyncio
+import re
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -16,6 +17,8 @@ import h11
 from ramify.clients.bench.session import BenchFailed, seen
 
 READ_BYTES = 1 << 16
+
+_CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,8}[ \t]*")
 
 
 class SseReader:
@@ -59,10 +62,10 @@ class ChunkedBody:
         """The content of the chunks that are complete now. Raises BenchFailed."""
         buffer, at, found = self._buffer + data, 0, []
         while not self.done and (line := buffer.find(b"\r\n", at)) >= 0:
-            try:
-                size = int(buffer[at:line].partition(b";")[0], 16)
-            except ValueError:
-                raise BenchFailed(f"no chunk size: {seen(buffer[at:line])!r}") from None
+            digits = buffer[at:line].partition(b";")[0]
+            if not _CHUNK_SIZE.fullmatch(digits):  # `int` takes a minus: the end before the begin
+                raise BenchFailed(f"no chunk size: {seen(buffer[at:line])!r}")
+            size = int(digits, 16)
             end = line + 2 + size
             if len(buffer) < end + 2:
                 break

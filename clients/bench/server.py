@@ -148,5 +148,7 @@ def device_time(target: Target) -> tuple[float, int]:
         return float(samples["ramify_step_seconds_sum"]), int(
             float(samples["ramify_step_seconds_count"])
         )
+    except (ValueError, OverflowError) as error:
+        raise BenchFailed(f"/metrics has numbers that are none: {error}") from None
     except KeyError as error:
         raise BenchFailed(f"/metrics holds no {error}: is it a Ramify server?") from None

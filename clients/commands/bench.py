@@ -17,6 +17,7 @@ from ramify.clients.bench.crowd import Crowd
 from ramify.clients.bench.program import Target
 from ramify.clients.bench.shapes import SHAPES
 from ramify.clients.bench.workloads import Case
+from ramify.clients.commands.screen import shown
 from ramify.clients.link import websocket_url
 from ramify.protocol.errors import BadRequest
 
@@ -190,9 +191,9 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         plot.check(args.plot)
     made = _start_report(args) if args.workload == "start" else _load_report(args)
-    print(report.headline(made))
+    print(shown(report.headline(made)))
     print()
-    print(report.text(made))
+    print(shown(report.text(made)))
     if args.json is not None:
         report.write(made, args.json)
         say(f"written to {args.json}")
@@ -210,7 +211,7 @@ def run_plot(args: argparse.Namespace) -> int:
 
 def say(line: str) -> None:
     """Progress."""
-    print(line, file=sys.stderr, flush=True)
+    print(shown(line), file=sys.stderr, flush=True)
 
 
 def _check(args: argparse.Namespace) -> None:

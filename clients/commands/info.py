@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     """Print the facts as `name: value` lines. Raises ConnectionLost, ModelError."""
     if args.url is not None:
-        show(server_info(args.url, args.token or os.environ.get("RAMIFY_TOKEN")))
+        facts = server_info(args.url, args.token or os.environ.get("RAMIFY_TOKEN"))
+        try:
+            show(facts)
+        except RecursionError:
+            raise ConnectionLost(f"{args.url} tells facts that are nested too deep to show") from None
         return 0
     show(local_info())
     if args.model is not None:
@@ -128,7 +133,7 @@ def server_info(url: str, token: str | None) -> dict[str, Any]:
     except urllib.error.HTTPError as error:
         with error:
             raise ConnectionLost(f"{address} answered HTTP {error.code}") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, HTTPException, RecursionError) as error:
         raise ConnectionLost(f"cannot read {address}: {error}") from None
     if not isinstance(facts, dict):
         raise ConnectionLost(f"{address} does not tell what a Ramify server tells")

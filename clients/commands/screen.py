@@ -12,6 +12,9 @@ from typing import Protocol, TextIO
 # What a terminal would obey, shown as the pictures that Unicode has for it; not tab and newline.
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)}
 _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+# Unicode's bidirectional controls, and its own ends of lines: what they reorder reads as something else.
+_BIDI = 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)
+_PICTURES |= dict.fromkeys(_BIDI, 0xFFFD)
 
 
 class Answer(Protocol):
@@ -74,7 +77,10 @@ class Screen:
             if self._open and self.colour:  # the same terminal: not in the middle of a line
                 self.notes.write("\n")
                 self._open = False
-            self.notes.write(f"\x1b[{style}m{shown(text)}\x1b[0m\n" if self.colour else f"{text}\n")
+            text = shown(
+                text
+            )  # wherever it goes: with `--script > file` notes are on a terminal all the same
+            self.notes.write(f"\x1b[{style}m{text}\x1b[0m\n" if self.colour else f"{text}\n")
             self.notes.flush()
 
 

@@ -18,6 +18,8 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.patch_stdout import patch_stdout
 
+from ramify.clients.commands.screen import shown
+
 HISTORY = 1000  # messages kept
 PASTE_ON, PASTE_OFF = "\x1b[?2004h", "\x1b[?2004l"
 WordsOf = Callable[[str], Sequence[str]]  # a command ("" for the commands): what may follow
@@ -49,7 +51,7 @@ class Terminal:
         """One message; None at the end. Raises KeyboardInterrupt."""
         try:
             with patch_stdout(raw=True):
-                return self._session.prompt(prompt)
+                return self._session.prompt(shown(prompt))  # it has a branch's name
         except EOFError:
             return None
         finally:
@@ -78,7 +80,7 @@ class Words(Completer):
         typed = rest if space else name
         for word in self._words(name if space else ""):
             if word.startswith(typed):
-                yield Completion(word, start_position=-len(typed))
+                yield Completion(word, start_position=-len(typed), display=shown(word))
 
 
 def history_file() -> Path:

@@ -41,7 +41,9 @@ class ItemPage(msgspec.Struct, frozen=True):
         except ValueError:
             raise BadRequest("the query has too many fields") from None
         limit, order = given.get("limit", ["20"])[-1], given.get("order", ["desc"])[-1]
-        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MOST_ITEMS):
+        if not (
+            limit.isascii() and limit.isdigit() and len(limit) < 10 and 1 <= int(limit) <= MOST_ITEMS
+        ):
             raise BadRequest(f"`limit` must be from 1 to {MOST_ITEMS}", details={"field": "limit"})
         if order not in ("asc", "desc"):
             raise BadRequest("`order` must be asc or desc", details={"field": "order"})

@@ -16,6 +16,7 @@ from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, RamifyError
+from ramify.protocol.sampling import TokenLogprobs
 from ramify.protocol.saved import Exported, SavedHead, SavedInput, SavedLabel, SavedOutput, SavedSegment
 from tests.actors.session.test_random_sessions import random_op
 from tests.actors.session.test_restore import shown
@@ -134,6 +135,7 @@ def test_whatever_is_wrong_is_named(chat: Any) -> None:
         (f"{put}.tokens", altered(data, put, tokens=b"\x00\x10\x00\x00")),
         (f"{put}.tail", altered(data, put, tail="what")),
         (f"{put}.history", altered(data, put, history=(99, []))),
+        (f"{out}.logprobs[0]", altered(data, out, logprobs=[TokenLogprobs(-1.0, [1, 2], [-1.0])])),
         (f"{out}.ended", altered(data, out, ended=False)),
         (f"{out}.counts", altered(data, out, counts=[1])),
         (f"{out}.counts", altered(data, out, counts=[-1], sizes=[0], text="", labels=None)),

@@ -55,7 +55,17 @@ def test_chunks_in_any_pieces(chunks: list[bytes], cuts: list[int]) -> None:
     assert reader.done
 
 
-@pytest.mark.parametrize("body", [b"x\r\n", b"1\r\nab\r\n\r\n", b"0\r\nTrailer: x\r\n\r\n"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"x\r\n",
+        b"-2\r\n",
+        b"+1\r\na\r\n",
+        b"f" * 5000 + b"\r\n",
+        b"1\r\nab\r\n\r\n",
+        b"0\r\nTrailer: x\r\n\r\n",
+    ],
+)
 def test_bad_chunks(body: bytes) -> None:
     with pytest.raises(BenchFailed, match="chunk"):
         ChunkedBody().feed(body)

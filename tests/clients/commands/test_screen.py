@@ -12,6 +12,7 @@ class Terminal(io.StringIO):
 
 def test_control_characters_become_pictures() -> None:
     assert shown("a\tb\nc") == "a\tb\nc"
+    assert shown("a\u202eb\u2066c\u200f\u061c\u2028d") == "a�b�c���d"
     assert shown("\x1b[2J\r\x7f\x9b") == "␛[2J␍␡�"
 
 
@@ -40,3 +41,12 @@ def test_text_that_is_taken_back_is_told() -> None:
     notes = io.StringIO()
     Screen(io.StringIO(), notes, colour=False).add("x", cut=4)
     assert "last 4 characters were taken back" in notes.getvalue()
+
+
+def test_notes_are_for_a_terminal_wherever_the_answer_goes() -> None:
+    """`ramify chat --script > file`: a hostile server's errors were written to stderr as they came."""
+    out, notes = io.StringIO(), io.StringIO()
+    screen = Screen(out, notes, colour=False)
+    screen.note("\x1b]0;owned\x07")
+    screen.error("\x1b[2Jgone\u202e")
+    assert notes.getvalue() == "␛]0;owned␇\n␛[2Jgone�\n"
