@@ -1,13 +1,18 @@
 """A server that is killed again and again: what do its clients find when the next one has the store?
 
     python benchmarks/restarts.py [--minutes 3] [--kills 500] [--clients 20] [--life 4] [--gateways 0]
-        [--seed 0] [--trace FOLDER] [--store postgres|redis] [--servers 1] [--hops 0.02]
+        [--seed 0] [--trace FOLDER] [--store file,postgres,redis] [--servers 1] [--hops 0.02]
+        [--victims server,gateway,executor,compiler,database] [--executor process]
 
 Clients play random rounds (append, generate, fork, prune, join, rollback, meta, queued ops) against a
 server with the fake executor and a store; it is ended by SIGKILL at random moments, and another one is
 started on the same store. With `--store` that is a PostgreSQL or a Redis of our own, which `--servers`
 share: one of them is killed each time, and clients go to any of them, also without need (`--hops`: how
-often after a frame). Half of the clients ask for `persist: "sync"`. All resume, send again what has no
+often after a frame). Several stores are campaigns side by side, each with servers and clients of its
+own. `--victims` says what is killed: a server, one of its processes (gateways, executor, compilers), or
+the database, in one of three ways: all its processes by SIGKILL; told to stop at once; or, where one
+server has all sessions in memory, killed and started again empty. The server lives on and must lose
+nothing. Half of the clients ask for `persist: "sync"`. All resume, send again what has no
 reply, and note what contradicts docs/protocol.md, rule 10:
 
 - a session that a client has heard of does not open; a `sync` client hears `lost`
@@ -20,14 +25,16 @@ The exit code is 1 if anything of this was seen.
 
 import argparse
 import asyncio
+import os
 import random
 import re
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +47,17 @@ from websockets.exceptions import InvalidHandshake, WebSocketException
 
 from ramify.actors.store.places import open_store
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for `tests.servers`
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.servers import Server, running_postgres, running_redis
+
+STORES = ("file", "postgres", "redis")
+VICTIMS = ("server", "gateway", "executor", "compiler", "database")
+MODULES = {
+    "gateway": b"ramify.actors.front.child",
+    "executor": b"ramify.actors.executor.child",
+    "compiler": b"ramify.actors.grammar.child",
+}
+SETTLE_S = 4.0
 PATIENCE_S = 60.0  # for the replies to one round, while the server lives
 LONGEST = 2500  # tokens of a branch, of the 4,096 that fit
 MARK = re.compile(r"\[[\w.]+:[0-9a-f]+\]")  # whole ones: a rollback may go back into one
@@ -61,6 +78,7 @@ class World:
     started: float = 0.0
     trace: Path | None = None  # a folder for what each client says and hears
     up: asyncio.Event = field(default_factory=asyncio.Event)
+    kills: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
@@ -249,6 +267,10 @@ class Client:
         first = messages[0]
         self._note("<-", first)
         if first["type"] == "bye":  # its gateway process outlived the server for a moment
+            await socket.close()
+            raise EOFError
+        if first["type"] == "error" and first["code"] == "overloaded":  # the database is away
+            world.counts["refused"] += 1
             await socket.close()
             raise EOFError
         if first["type"] != "state":
@@ -464,18 +486,77 @@ def _frame(messages: Any) -> str:
     return msgspec.json.encode(messages).decode()
 
 
-async def campaign(options: argparse.Namespace, store: str) -> World:
+def _processes(server: FakeServer, kind: str) -> list[int]:
+    """Those of this kind that the server has started."""
+    found = []
+    for pid in Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split():
+        with suppress(OSError):
+            if MODULES[kind] in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(int(pid))
+    return found
+
+
+def _end_database(database: Server, way: str) -> None:
+    if way == "stopped":
+        database.stop(signal.SIGQUIT)  # PostgreSQL's immediate shutdown
+    else:
+        database.kill()
+    if way == "emptied":
+        database.lose()
+
+
+async def _strike(
+    world: World,
+    options: argparse.Namespace,
+    servers: dict[int, FakeServer],
+    database: Server | None,
+    chance: random.Random,
+) -> None:
+    """Kill something, and have a database back afterwards."""
+    kinds = [kind for kind in options.victims if kind != "database" or database is not None]
+    kind = chance.choice(kinds)
+    place = chance.choice(sorted(servers))
+    if kind == "database" and database is not None:
+        ways = ["killed", "stopped", *(["emptied"] if len(servers) == 1 else [])]
+        way = chance.choice(ways)
+        if way == "emptied":
+            await asyncio.sleep(SETTLE_S)  # until the server has all sessions in memory again
+        world.kills[f"database {way}"] += 1
+        await asyncio.to_thread(_end_database, database, way)
+        await asyncio.sleep(chance.uniform(0, 3))
+        await asyncio.to_thread(database.start)
+        await asyncio.sleep(SETTLE_S)  # what it has lost is saved again; until then a kill may lose it
+        return
+    pids = _processes(servers[place], kind) if kind != "server" else []
+    if pids:
+        world.kills[kind] += 1
+        with suppress(ProcessLookupError):
+            os.kill(chance.choice(pids), signal.SIGKILL)
+        return
+    world.kills["server"] += 1
+    del world.ports[place]
+    if not world.ports:
+        world.up.clear()
+    await asyncio.to_thread(servers.pop(place).kill)
+
+
+async def campaign(options: argparse.Namespace, store: str, database: Server | None, seed: int) -> World:
     world = World(trace=options.trace, hops=options.hops if options.servers > 1 else 0.0)
-    chance, stop = random.Random(options.seed), asyncio.Event()
+    chance, stop = random.Random(seed), asyncio.Event()
+    count = options.servers if database is not None else 1
     servers: dict[int, FakeServer] = {}
     clients: list[asyncio.Task[None]] = []
     end = time.monotonic() + options.minutes * 60
     try:
         while True:
-            for place in set(range(options.servers)) - servers.keys():
+            for place in set(range(count)) - servers.keys():
                 begun = time.monotonic()
                 servers[place] = server = await asyncio.to_thread(
-                    FakeServer, store=store, step_ms=options.step_ms, gateways=options.gateways
+                    FakeServer,
+                    store=store,
+                    step_ms=options.step_ms,
+                    gateways=options.gateways,
+                    executor=options.executor,
                 )
                 world.started = time.monotonic()
                 world.counts["starts_ms"] += int((world.started - begun) * 1e3)
@@ -484,17 +565,12 @@ async def campaign(options: argparse.Namespace, store: str) -> World:
                 world.up.set()
             if not clients:
                 clients = [
-                    asyncio.create_task(Client(world, i, options.seed).run(stop))
-                    for i in range(options.clients)
+                    asyncio.create_task(Client(world, i, seed).run(stop)) for i in range(options.clients)
                 ]
-            if time.monotonic() > end or world.lives >= options.kills + options.servers:
+            if time.monotonic() > end or world.kills.total() >= options.kills:
                 break
             await asyncio.sleep(chance.uniform(0.1, 2 * options.life))
-            place = chance.choice(sorted(servers))
-            del world.ports[place]
-            if not world.ports:
-                world.up.clear()
-            await asyncio.to_thread(servers.pop(place).kill)
+            await _strike(world, options, servers, database, chance)
         stop.set()
         await asyncio.wait(clients, timeout=PATIENCE_S)
         for client in clients:
@@ -509,14 +585,21 @@ async def campaign(options: argparse.Namespace, store: str) -> World:
 
 
 @contextmanager
-def _database(kind: str) -> Iterator[str]:
-    """The URL of a private one."""
-    from tests.servers import running_postgres, running_redis
-
+def _database(kind: str) -> Iterator[Server]:
+    """A private one."""
     with (running_postgres if kind == "postgres" else running_redis)() as server:
         if server is None:
             raise SystemExit(f"this machine has no {kind} server")
-        yield server.url
+        yield server
+
+
+async def _campaigns(options: argparse.Namespace, places: dict[str, tuple[str, Any]]) -> list[World]:
+    return await asyncio.gather(
+        *(
+            campaign(options, place, database, options.seed + number)
+            for number, (place, database) in enumerate(places.values())
+        )
+    )
 
 
 def main() -> int:
@@ -529,28 +612,57 @@ def main() -> int:
     parser.add_argument("--step-ms", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trace", type=Path, help="a folder for what each client says and hears")
-    parser.add_argument("--store", choices=["file", "postgres", "redis"], default="file")
+    parser.add_argument("--store", type=_listed(STORES), default=["file"], metavar="STORE,...")
+    parser.add_argument("--victims", type=_listed(VICTIMS), default=["server"], metavar="VICTIM,...")
+    parser.add_argument("--executor", choices=["thread", "process"], default="thread")
     parser.add_argument("--servers", type=int, default=1, help="on one PostgreSQL or Redis")
     parser.add_argument("--hops", type=float, default=0.02, help="among several servers, after a frame")
     parser.add_argument("--json", help="write the results here")
     options = parser.parse_args()
     about = machine()
     print(headline(about))
+    if options.trace is not None and len(options.store) > 1:
+        parser.error("--trace is of one store: its files are named by clients")
+    rows, faults = [], []
     with ExitStack() as stack:
-        if options.store == "file":
-            if options.servers > 1:
-                parser.error("a file has one server: give --store postgres or redis")
-            place = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "sessions.db")
-        else:
-            place = stack.enter_context(_database(options.store))
-        world = asyncio.run(campaign(options, place))
-        store = open_store(place, read_only=True)
-        size = sum(kept.size for kept in store.kept())
-        world.faults += store.check()
-        store.close()
+        places: dict[str, tuple[str, Any]] = {}
+        for kind in options.store:
+            if kind == "file":
+                folder = stack.enter_context(tempfile.TemporaryDirectory())
+                places[kind] = str(Path(folder) / "sessions.db"), None
+            else:
+                database = stack.enter_context(_database(kind))
+                places[kind] = database.url, database
+        for kind, world in zip(places, asyncio.run(_campaigns(options, places)), strict=True):
+            store = open_store(places[kind][0], read_only=True)
+            size = sum(kept.size for kept in store.kept())
+            world.faults += store.check()
+            store.close()
+            rows.append(_row(kind, world, size))
+            faults += [f"{kind}: {fault}" for fault in world.faults]
+    print(table(list(rows[0]), [[str(value) for value in row.values()] for row in rows]))
+    write_json(options.json, about, {"stores": rows, "list": faults})
+    return 1 if faults else 0
+
+
+def _listed(known: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """For argparse: names with commas between them."""
+
+    def listed(text: str) -> list[str]:
+        names = text.split(",")
+        if not set(names) <= set(known):
+            raise argparse.ArgumentTypeError(f"of {', '.join(known)}")
+        return names
+
+    return listed
+
+
+def _row(kind: str, world: World, size: int) -> dict[str, Any]:
     counts = world.counts
-    row = {
-        "kills": world.lives - options.servers,
+    return {
+        "store": kind,
+        "kills": world.kills.total(),
+        "of": ", ".join(f"{count} {name}" for name, count in sorted(world.kills.items())),
         "hops": counts["hops"],
         "resumes": counts["resumed"],
         "replies": counts["replies"],
@@ -561,11 +673,8 @@ def main() -> int:
         "back p50 ms": round(1e3 * percentile(world.back, 50)) if world.back else 0,
         "back max ms": round(1e3 * max(world.back, default=0.0)),
         "store MiB": round(size / 2**20, 1),
-        "faults": counts["faults"],
+        "faults": len(world.faults),
     }
-    print(table(list(row), [[str(value) for value in row.values()]]))
-    write_json(options.json, about, {**row, "list": world.faults})
-    return 1 if world.faults else 0
 
 
 if __name__ == "__main__":

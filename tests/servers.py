@@ -81,10 +81,10 @@ class Server:
         """Lose all that is stored, while it is stopped."""
         raise NotImplementedError
 
-    def stop(self) -> None:
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """At once: what it has not flushed is in the system's hands."""
         if self.process is not None:
-            self.process.send_signal(signal.SIGINT)
+            self.process.send_signal(how)
             try:
                 self.process.wait(10)
             except subprocess.TimeoutExpired:
