@@ -2,16 +2,18 @@
 
 While a schema is spelled, arrays and objects that the automaton alone cannot hold are noted here. Then
 their places in the value are found, from the whole value down, by names and indices. A place may have
-values of several shapes. It is checked there if all its arrays want that; else the automaton has to do
-it alone (`clashes`).
+values of several shapes. If not all its arrays want to be checked, all are, where that leaves each a way
+to go on; else the automaton has to do it alone (`clashes`).
 """
 
 from collections.abc import Callable
 
-from ramify.actors.grammar.schema.errors import TooLarge
+from ramify.actors.grammar.automaton import Automaton
+from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
 from ramify.actors.grammar.schema.expand import Expander
 from ramify.actors.grammar.schema.limits import MAX_PLACES
 from ramify.actors.grammar.schema.shapes import UNIVERSE, Array, Claims, Object, Shape, joined
+from ramify.actors.grammar.schema.unique import how_many
 from ramify.protocol.constraints import CheckedPlace
 
 # what may be said of a value, and whether it is inside a checked array
@@ -40,24 +42,31 @@ class Checks:
 def checked_places(
     checks: Checks,
     expander: Expander,
+    spell: Callable[[Claims], Automaton | None],
+    note: Callable[[str], None],
     root: Claims,
     clashes: set[Array],
-    look: Callable[[], None],
 ) -> tuple[CheckedPlace, ...]:
     """The places of what `checks` notes in the value of `root`; the first is the value's own.
 
-    `clashes`: gets arrays that cannot be checked. `look`: is called now and then; may raise.
+    `clashes`: gets arrays that cannot be checked.
     """
     if not checks.arrays and not checks.objects:
         return ()
-    return _pruned(_Places(checks, expander, clashes, look).all(root))
+    return _pruned(_Places(checks, expander, spell, note, clashes).all(root))
 
 
 class _Places:
     def __init__(
-        self, checks: Checks, expander: Expander, clashes: set[Array], look: Callable[[], None]
+        self,
+        checks: Checks,
+        expander: Expander,
+        spell: Callable[[Claims], Automaton | None],
+        note: Callable[[str], None],
+        clashes: set[Array],
     ) -> None:
-        self._look = look
+        self._spell = spell
+        self._note = note
         self._checks = checks
         self._expander = expander
         self._clashes = clashes
@@ -74,19 +83,21 @@ class _Places:
         key = (frozenset(claims), within)
         if key not in self._numbers:
             if len(self._order) >= MAX_PLACES:
-                raise TooLarge("", f"values are checked at more than {MAX_PLACES} places")
+                if any(not inside for _, inside in self._checks.objects):
+                    raise TooLarge("", f"values are checked at more than {MAX_PLACES} places")
+                self._clashes |= {array for array, _ in self._checks.arrays}
+                return -1
             self._numbers[key] = len(self._order)
             self._order.append(key)
         return self._numbers[key]
 
     def _place(self, claims: frozenset[Claims], within: bool) -> CheckedPlace:
-        self._look()
         shapes: dict[Shape, None] = {}
         for each in claims:
             shapes.update(dict.fromkeys(self._expander.expand(each).shapes if each else UNIVERSE))
         arrays = [shape for shape in shapes if isinstance(shape, Array)]
         checked = {shape for shape in arrays if (shape, within) in self._checks.arrays}
-        if any(shape.unique is None and (shape.most is None or shape.most > 1) for shape in arrays):
+        if checked and not all(self._may_differ(shape, within) for shape in arrays):
             self._clashes |= checked
         inside = within or bool(checked)
         items, rest = self._items(arrays, inside)
@@ -95,6 +106,30 @@ class _Places:
         distinct = distinct or (within and Object() in shapes)
         names, others = self._members(objects, within)
         return CheckedPlace(distinct, bool(checked), names, others, items, rest)
+
+    def _may_differ(self, shape: Array, within: bool) -> bool:
+        """Whether `shape` may be checked too: there are items enough for each place of it."""
+        if shape.unique is not None or (shape.most is not None and shape.most <= 1):
+            return True
+        first = max((len(items.first) for items in shape.items), default=0)
+        try:
+            counts = [self._count(self._expander.item(shape, i), within) for i in range(first + 1)]
+        except Unsupported:
+            return False
+        if first == 0 and counts[0] is not None and counts[0] < shape.least:
+            return False
+        if first and any(count is not None for count in counts):
+            return False
+        self._note("where only some arrays of a place have uniqueItems, items of the others differ too")
+        return True
+
+    def _count(self, claims: Claims, within: bool) -> int | None:
+        before, self._checks.within = self._checks.within, within
+        try:
+            language = self._spell(claims)
+        finally:
+            self._checks.within = before
+        return 0 if language is None else how_many(language)
 
     def _items(self, arrays: list[Array], inside: bool) -> tuple[tuple[int, ...], int]:
         longest = max((len(items.first) for shape in arrays for items in shape.items), default=0)

@@ -13,4 +13,4 @@ MAX_PERMUTED = 8  # values whose unique lists are spelled in every order
 ANY_DEPTHS = (3, 1)  # how deep a value may nest that no schema describes: the first that fits
 MAX_SECONDS = 4.0  # of the processor, for one schema; another back end may then be tried in time
 MAX_NOTES = 64  # what is told of one schema
-MAX_PLACES = 4_000  # where values are checked while they are written
+MAX_PLACES = 1_000  # where values are checked while they are written

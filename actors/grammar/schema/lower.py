@@ -105,6 +105,7 @@ def _lowered(
         try:
             found = speller.value((Claim("is"),))
             automaton = Automaton.from_expression(union()) if found is None else reduced(found)
+            places = speller.places(clashes)
         except TooLarge as error:
             refused = error
         except ConstraintError as error:
@@ -115,7 +116,6 @@ def _lowered(
             if automaton.is_empty():
                 pointer, reason = speller.lost or ("", "the schema allows none")
                 raise Unsupported(pointer, f"no value can be written: {reason}")
-            places = speller.places(clashes)
             return Lowered(automaton, tuple(document.notes), places)
         free, denies_names = speller.free, speller.denies_names
         if process_time() > until:
@@ -163,12 +163,10 @@ class _Speller:
 
     def places(self, clashes: set[Array]) -> tuple[CheckedPlace, ...]:
         """Where outputs are checked. `clashes`: gets arrays that cannot be, where others may stand."""
-
-        def look() -> None:
-            if process_time() > self._until:
-                raise TooLarge("", f"finding what to check takes more than {MAX_SECONDS} s")
-
-        return checked_places(self._checks, self._expander, (Claim("is"),), clashes, look)
+        claims = (Claim("is"),)
+        return checked_places(
+            self._checks, self._expander, self.value, self._document.note, claims, clashes
+        )
 
     def value(self, claims: Claims) -> Automaton | None:
         """The values of which `claims` hold, as JSON. None if there are none. Raises `Unsupported`."""

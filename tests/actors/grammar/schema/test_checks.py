@@ -82,15 +82,27 @@ def test_recursion_and_anything() -> None:
         assert not takes(anything, text), text
 
 
+ONES: dict[str, Any] = {"type": "array", "items": {"const": 1}, "minItems": 2}
 CLASHES: list[dict[str, Any]] = [
-    {"anyOf": [INTEGERS, {"type": "array", "items": {"const": 1}, "minItems": 2}]},
+    {"anyOf": [INTEGERS, ONES]},
     {
         "anyOf": [
             {"properties": {"a": INTEGERS}, "required": ["a"], "additionalProperties": False},
-            {"properties": {"a": {"type": "array"}, "b": {"const": 1}}, "required": ["b"]},
+            {"properties": {"a": ONES, "b": {"const": 1}}, "required": ["b"]},
         ]
     },
+    {"anyOf": [INTEGERS, {**ONES, "minItems": 0, "prefixItems": [{"type": "integer"}]}]},
 ]
+
+
+def test_arrays_beside_those_that_are_checked_are_checked_too() -> None:
+    """Where that leaves each of them a way to go on: it is said."""
+    for other in ({"type": "array"}, {**ONES, "minItems": 1}):
+        lowered = lower({"anyOf": [INTEGERS, other]}, checked=True)
+        assert any("items of the others differ too" in note for note in lowered.notes)
+        assert takes(lowered, "[3,2,1]")
+        assert takes(lowered, "[1]")
+        assert not takes(lowered, "[1,1]")
 
 
 @pytest.mark.parametrize("schema", CLASHES)
