@@ -7,7 +7,8 @@ Template rules (rule 8 of docs/protocol.md). "append" renders only the new turns
 the template adds to a conversation that ends like this branch. "strict" renders everything again and
 moves the branch back to where the texts part. After a user's or a tool's turn the generation prompt is
 appended at once, as a segment of its own, so that all of it can be computed before `generate` arrives;
-a further `append` of messages takes that segment back first.
+a further `append` of messages takes that segment back first. So it does with the end of a turn that
+depends on what follows (`Tail.PENDING`).
 """
 
 import logging
@@ -29,7 +30,7 @@ from ramify.actors.session.conversation import (
 )
 from ramify.actors.session.meter import SEGMENT, TOKEN
 from ramify.actors.session.pending_appends import PartTokens, PendingAppend, PendingPart, Prepared
-from ramify.actors.session.segments import History, OutputSegment, Segment, Tail
+from ramify.actors.session.segments import History, InputSegment, OutputSegment, Segment, Tail
 from ramify.actors.session.sizes import json_size
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
@@ -179,7 +180,8 @@ class BranchWriter:
     def _end(self, branch: Branch, op: Append) -> tuple[Tail, Role | None, bool]:
         """How the branch ends, for messages; how it will end, for text and tokens.
 
-        The third: the generation prompt, to which nothing was said, is taken back.
+        The third: the last segment is taken back: a generation prompt to which nothing was said, or the
+        end of a turn that depends on what follows.
         """
         tail, role = branch.tail, branch.role
         if op.messages is None:
@@ -187,7 +189,7 @@ class BranchWriter:
                 return Tail.OPEN, "assistant", False  # into its mouth, as behind a prompt
             opened = tail in (Tail.PROMPT, Tail.OPEN)
             return (Tail.OPEN, role, False) if opened else (Tail.RAW, None, False)
-        if tail is not Tail.PROMPT:
+        if not _is_taken_back(branch):
             return tail, role, False
         before = branch.segments[-2] if len(branch.segments) > 1 else None
         return (before.tail, before.role, True) if before else (Tail.RAW, None, True)
@@ -203,7 +205,8 @@ class BranchWriter:
         """What the template adds for `messages` behind a branch that ends so."""
         if tail is Tail.RAW or role is None:
             return self._template.first(messages, tools, False)
-        text = self._template.delta(role, tail is not Tail.OPEN, messages, tools, False)
+        closed = tail not in (Tail.OPEN, Tail.PENDING)
+        text = self._template.delta(role, closed, messages, tools, False)
         return self._after_eos(branch) + text if tail is Tail.EOS else text
 
     def _after_eos(self, branch: Branch) -> str:
@@ -212,15 +215,21 @@ class BranchWriter:
 
     def _parts(self, text: str, messages: Sequence[ChatMessage]) -> list[PendingPart]:
         role = messages[-1].role
-        parts = [PendingPart(text, True, Tail.CLOSED, role, messages=messages, turn=1)]
+        end = self._template.pending_end(role)
+        pending = end != "" and text.endswith(end)
+        tail = Tail.PENDING if pending else Tail.CLOSED
+        text = text[: len(text) - len(end)] if pending else text
+        parts = [PendingPart(text, True, tail, role, messages=messages, turn=1)]
         if role in ("user", "tool"):
-            prompt = self._prompt(role)
+            prompt = self._prompt(role, closed=not pending)
             if prompt:
                 parts.append(PendingPart(prompt, True, Tail.PROMPT, "assistant"))
+        elif pending:
+            parts.append(PendingPart(end, True, Tail.CLOSED, role))
         return parts
 
-    def _prompt(self, role: Role) -> str:
-        return self._template.generation_prompt(role)
+    def _prompt(self, role: Role, *, closed: bool = True) -> str:
+        return self._template.generation_prompt(role, closed=closed)
 
     # --- strict ------------------------------------------------------------------------------
 
@@ -314,7 +323,7 @@ class BranchWriter:
         tail, role = branch.tail, branch.role
         prompt: list[int] = []
         text = ""
-        if tail in (Tail.CLOSED, Tail.EOS) and role is not None:
+        if tail in (Tail.CLOSED, Tail.EOS, Tail.PENDING) and role is not None:
             text = self._prompt_behind(branch, role, opened, {} if known is None else known)
             if tail is Tail.EOS:
                 text = self._after_eos(branch) + text
@@ -336,7 +345,8 @@ class BranchWriter:
     ) -> str:
         """The generation prompt behind a complete turn of `role`."""
         if opened.template != "strict" or role not in ("user", "tool"):
-            return self._template.generation_prompt(role, tools=bool(opened.tools))
+            closed = branch.tail is not Tail.PENDING
+            return self._template.generation_prompt(role, tools=bool(opened.tools), closed=closed)
         # A template may want none here (R1 behind a tool's output), which stand-ins cannot tell.
         history = tuple(branch.segments)
         if history in known:
@@ -434,9 +444,19 @@ def _speaks(segment: Segment) -> bool:
     )
 
 
+def _is_taken_back(branch: Branch) -> bool:
+    """Whether messages take back the last segment: a generation prompt, or the end of a pending turn."""
+    if branch.tail is Tail.PROMPT:
+        return True
+    if branch.tail is not Tail.CLOSED or len(branch.segments) < 2:
+        return False
+    last, before = branch.segments[-1], branch.segments[-2]
+    return before.tail is Tail.PENDING and isinstance(last, InputSegment) and not last.messages
+
+
 def _before_prompt(branch: Branch) -> int:
-    """Where an append to the branch begins at the earliest, if it takes nothing back but a prompt."""
-    return branch.segments[-1].start if branch.tail is Tail.PROMPT else branch.position
+    """Where an append to the branch begins at the earliest, if it takes back what `_end` says."""
+    return branch.segments[-1].start if _is_taken_back(branch) else branch.position
 
 
 def _eos_text(branch: Branch) -> str:

@@ -36,6 +36,8 @@ class Tail(Enum):
     PROMPT: the generation prompt was just added; nothing is generated yet.
     OPEN: an assistant's turn without its end (length, cancel, or text put into its mouth).
     EOS: it ends with the sampled end-of-turn token, without what the template adds after it.
+    PENDING: a complete turn without its end, which depends on what follows: that stands in a segment of
+    its own behind it, which the next turn takes back.
     CLOSED: a complete turn.
     """
 
@@ -43,6 +45,7 @@ class Tail(Enum):
     PROMPT = "prompt"
     OPEN = "open"
     EOS = "eos"
+    PENDING = "pending"
     CLOSED = "closed"
 
 

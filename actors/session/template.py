@@ -75,7 +75,8 @@ class ChatTemplate:
             self.strict, dialect if dialect is not None else dialect_of(""), control=control
         )
         self._closings: dict[Role, str] = {}
-        self._prompts: dict[tuple[Role, bool], str] = {}
+        self._ends: dict[Role, str] = {}
+        self._prompts: dict[tuple[Role, bool, bool], str] = {}
         self._system_stands: bool | None = None
         self._shape: Shape | None = None
 
@@ -137,17 +138,30 @@ class ChatTemplate:
             )
         return text[len(closing) :]
 
-    def generation_prompt(self, last_role: Role, *, tools: bool = False) -> str:
-        """What `add_generation_prompt` puts behind a closed turn of `last_role`. Raises BadRequest.
+    def pending_end(self, role: Role) -> str:
+        """The end of a last turn of `role` where it ends otherwise if turns follow; "" where it does not.
 
-        `tools`: there are some. Which ones is told before the turn's end (see `closing`).
+        What is to follow brings the right end with it: `delta` does, and `generation_prompt`, both where
+        they are told that the turn is not closed.
+        """
+        end = self._ends.get(role)
+        if end is None:
+            end = "" if self.closing(role) else self._alone(_stand_in(role), None, False, role)
+            self._ends[role] = end
+        return end
+
+    def generation_prompt(self, last_role: Role, *, tools: bool = False, closed: bool = True) -> str:
+        """What `add_generation_prompt` puts behind a turn of `last_role`. Raises BadRequest.
+
+        `tools`: there are some. Which ones is told before the turn's end (see `closing`). `closed`: the
+        branch holds the turn's end, also one that depends on what follows.
         """
         shown = [_TOOL] if tools and last_role == "system" else None
-        key = last_role, shown is not None
+        key = last_role, shown is not None, closed
         prompt = self._prompts.get(key)
         if prompt is None:
             prompted = self._alone(_stand_in(last_role), shown, True, last_role)
-            closing = self.closing(last_role, shown)
+            closing = self.closing(last_role, shown) or (self.pending_end(last_role) if closed else "")
             if not prompted.startswith(closing):
                 raise BadRequest(
                     f"this model's chat template rewrites a {last_role!r} turn before an answer: "
@@ -160,7 +174,7 @@ class ChatTemplate:
     def closing(self, role: Role = "assistant", tools: Sequence[JsonObject] | None = None) -> str:
         """The end of a turn: what the template puts behind a content of `role`.
 
-        "" where that depends on what follows: then `delta` brings it with the next turn. `tools`
+        "" where that depends on what follows: see `pending_end`. `tools`
         matter for a system turn only, where many templates put them behind the content.
         """
         if role == "system" and tools:

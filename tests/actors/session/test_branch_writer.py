@@ -544,3 +544,41 @@ def test_an_answer_begins_with_no_token_that_the_model_does_not_have() -> None:
         chat.writer.open_turn(chat.branch, opened(chat), "Yes")
     assert error.value.details == {"token": unknown, "vocab": unknown}
     assert chat.branch.position == 4
+
+
+# --- ends that depend on what follows --------------------------------------------------------------
+
+LAST_DIFFERS = (
+    "{% for m in messages %}{{ '<' + m.role[0] + '>' + m.content }}"
+    "{% if loop.last and m.role == 'tool' %}{{ '</tools>' }}"
+    "{% elif loop.last and m.role == 'assistant' %}{{ '</last>' }}{% else %}{{ '</s>' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<a>' }}{% endif %}"
+)
+
+
+def test_an_end_that_depends_on_what_follows_is_taken_back() -> None:
+    """Such a turn had two ends: that of a last turn, and the one of what followed."""
+    chat = ready(LAST_DIFFERS)
+    chat.say(user("Q"))
+    chat.say(w.ChatMessage(role="assistant", content="A"))
+    assert chat.branch.text() == "<u>Q</s><a>A</last>"
+    chat.say(user("R"))
+    assert chat.branch.text() == "<u>Q</s><a>A</s><u>R</s><a>"
+    chat.say(w.ChatMessage(role="assistant", content="B"), w.ChatMessage(role="tool", content="5"))
+    assert chat.branch.text() == "<u>Q</s><a>A</s><u>R</s><a>B</s><t>5</tools><a>"
+    chat.say(w.ChatMessage(role="assistant", content="C"))
+    assert chat.branch.text().endswith("<t>5</s><a>C</last>")
+
+
+def test_a_generation_behind_a_turn_without_its_end_begins_with_that() -> None:
+    """A fork or a rollback may end there."""
+    chat = ready(LAST_DIFFERS)
+    chat.say(user("Q"))
+    chat.say(w.ChatMessage(role="assistant", content="A"))
+    end = chat.branch.segments[-1].start
+    chat.writer.open_turn(chat.branch, opened(chat))
+    assert chat.branch.text() == "<u>Q</s><a>A</last><a>"
+    chat.state.truncate(chat.branch, end)
+    assert chat.branch.tail is Tail.PENDING
+    chat.writer.open_turn(chat.branch, opened(chat))
+    assert chat.branch.text() == "<u>Q</s><a>A</last><a>"
