@@ -345,8 +345,8 @@ class BranchWriter:
     ) -> str:
         """The generation prompt behind a complete turn of `role`."""
         if opened.template != "strict" or role not in ("user", "tool"):
-            closed = branch.tail is not Tail.PENDING
-            return self._template.generation_prompt(role, tools=bool(opened.tools), closed=closed)
+            ended = branch.tail is not Tail.PENDING
+            return self._template.generation_prompt(role, tools=bool(opened.tools), closed=ended)
         # A template may want none here (R1 behind a tool's output), which stand-ins cannot tell.
         history = tuple(branch.segments)
         if history in known:

@@ -139,7 +139,7 @@ class ChatTemplate:
         return text[len(closing) :]
 
     def pending_end(self, role: Role) -> str:
-        """The end of a last turn of `role` where it ends otherwise if turns follow; "" where it does not.
+        """The end of a last turn of `role`, where it ends otherwise if turns follow; else "".
 
         What is to follow brings the right end with it: `delta` does, and `generation_prompt`, both where
         they are told that the turn is not closed.
