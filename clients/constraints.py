@@ -1,12 +1,14 @@
 """What an output must be, as users say it: a regex, a schema, a Python type, texts, a grammar, tags.
 
-A type may be what `msgspec` knows (structs, dataclasses, TypedDicts, and what is made of them) or a
-pydantic model; pydantic is used where it is installed, never needed. Its schema becomes the constraint,
-with objects closed: members that the type does not name cannot be written.
+A type may be what `msgspec` knows (structs, dataclasses, TypedDicts, and what is made of them), a
+pydantic model, or what is made of those (`list[Model]`, `Model | Other`); pydantic is used where it is
+installed, never needed. Its schema becomes the constraint, with objects closed: members that the type
+does not name cannot be written.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -54,8 +56,9 @@ def constrained(options: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
 def schema_of(kind: Any) -> JsonObject:
     """The JSON Schema of a type. Raises BadRequest if it has none."""
     schema: JsonObject
-    if hasattr(kind, "model_json_schema"):
-        schema = kind.model_json_schema()
+    adapter = _adapter(kind)
+    if adapter is not None:
+        schema = adapter.json_schema(schema_generator=_generator())
     else:
         try:
             schema = msgspec.json.schema(kind)
@@ -73,7 +76,8 @@ def read(kind: type[T], text: str, reason: str) -> T:
 
     Raises ValueError if it is none; it says so if the output was cut (`reason`: why it ended).
     """
-    validate: Callable[[str], T] | None = getattr(kind, "model_validate_json", None)
+    adapter = _adapter(kind)
+    validate: Callable[[str], T] | None = None if adapter is None else adapter.validate_json
     try:
         return msgspec.json.decode(text, type=kind) if validate is None else validate(text)
     except ValueError as error:
@@ -83,8 +87,50 @@ def read(kind: type[T], text: str, reason: str) -> T:
         raise ValueError(f"the output ended before its JSON did (reason {reason!r}){mend}") from error
 
 
+def _adapter(kind: Any) -> Any:
+    """Pydantic's `TypeAdapter` of a type that only pydantic knows, else None."""
+    if any(hasattr(part, "__pydantic_core_schema__") or _is_pydantics(part) for part in _parts(kind)):
+        return import_module("pydantic").TypeAdapter(kind)
+    return None
+
+
+def _generator() -> Any:
+    """Pydantic's generator of schemas, but Decimals are numbers: of their strings it says too little."""
+    base = import_module("pydantic.json_schema").GenerateJsonSchema
+    return type("Generator", (base,), {"decimal_schema": lambda _, schema: _decimal(schema)})
+
+
+def _decimal(said: Mapping[str, Any]) -> JsonObject:
+    bounds = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+    schema: JsonObject = {"type": "number"}
+    schema |= {word: float(said[key]) for key, word in bounds.items() if said.get(key) is not None}
+    if said.get("multiple_of") is not None:
+        schema["multipleOf"] = float(said["multiple_of"])
+    places, digits = said.get("decimal_places"), said.get("max_digits")
+    if places is None and digits is None:
+        return schema
+    most = 10.0 ** max(0, (digits or 15) - (places or 0))
+    fits = {"multipleOf": 10.0 ** -(places or 0), "exclusiveMinimum": -most, "exclusiveMaximum": most}
+    return {"allOf": [schema, fits]}
+
+
+def _is_pydantics(part: Any) -> bool:
+    """Whether pydantic adds `part` to types: constr(...) is Annotated[str, StringConstraints(...)]."""
+    home = part.__module__ if isinstance(part, type) else type(part).__module__
+    return home.partition(".")[0] in ("pydantic", "annotated_types")
+
+
+def _parts(kind: Any) -> Iterator[Any]:
+    """A type and all that it is made of."""
+    yield kind
+    for part in get_args(kind):
+        yield from _parts(part)
+
+
 def _closed(schema: Any) -> Any:
-    """With `additionalProperties` false wherever properties are named and it is not said."""
+    """With `additionalProperties` false wherever properties or patterns of names are given and it is not
+    said.
+    """
     if isinstance(schema, list):
         return [_closed(each) for each in schema]
     if not isinstance(schema, dict):
@@ -95,10 +141,14 @@ def _closed(schema: Any) -> Any:
             closed[key] = {name: _closed(each) for name, each in value.items()}
         else:
             closed[key] = value if key in _DATA else _closed(value)
-    if closed.get("type") == "object" and isinstance(closed.get("properties"), dict):
+    if closed.get("contentEncoding") == "base64":  # bytes of msgspec
+        closed.setdefault("pattern", _BASE64)
+    named = ("properties", "patternProperties")
+    if closed.get("type") == "object" and any(isinstance(closed.get(key), dict) for key in named):
         closed.setdefault("additionalProperties", False)
     return closed
 
 
+_BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _DATA = frozenset({"const", "default", "enum", "examples", "title", "description"})

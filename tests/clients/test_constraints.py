@@ -1,18 +1,25 @@
 """What users say an output must be, as fields of `generate`, and what comes back."""
 
 import dataclasses
+import datetime
+import decimal
+import enum
 import json
-from typing import Any, Literal, TypedDict
+import random
+import uuid
+from typing import Annotated, Any, Literal, TypedDict
 
 import jsonschema
 import msgspec
 import pydantic
 import pytest
 
+from ramify.actors.grammar.route import route
 from ramify.clients.constraints import constrained, read, schema_of
 from ramify.clients.program.expressions import gen
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import Constraint, StructuralTag, Tag
+from tests.actors.grammar.samples import sample
 
 
 class Wand(msgspec.Struct):
@@ -128,3 +135,92 @@ def test_names_of_members_are_no_keywords() -> None:
     text = json.dumps({"default": {"wood": "a", "length": 1, "x": 1}, "properties": {}, "title": ""})
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(json.loads(text), schema)
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    GREEN = "green"
+
+
+Code = Annotated[str, pydantic.StringConstraints(pattern="^[a-z]{1,3}$")]
+Price = Annotated[decimal.Decimal, pydantic.Field(ge=0, le=10, max_digits=5, decimal_places=2)]
+
+
+class Item(pydantic.BaseModel):
+    name: str
+    price: Price
+    any_price: decimal.Decimal
+    owner: str | None = None
+
+
+class Basket(pydantic.BaseModel):
+    kind: Literal["basket"]
+    items: list[Item]
+    counts: dict[Code, int]
+    pair: tuple[int, str]
+    tags: set[int] = set()
+
+
+class Everything(pydantic.BaseModel):
+    when: datetime.datetime
+    day: datetime.date
+    key: uuid.UUID
+    colour: Colour
+    share: float
+    either: Item | Basket
+
+
+class Point(msgspec.Struct, array_like=True):
+    x: int
+    y: str
+    z: float = 1.0
+
+
+class Line(msgspec.Struct, array_like=True, tag="line"):
+    start: Point
+    points: list[Point] = []
+
+
+class Paid(msgspec.Struct, tag=True):
+    amount: decimal.Decimal
+    at: Annotated[datetime.datetime, msgspec.Meta(tz=True)]
+    notes: dict[str, int]
+
+
+class Stored(msgspec.Struct, tag=True):
+    key: uuid.UUID
+    raw: bytes
+    colour: Colour
+    size: Annotated[int, msgspec.Meta(ge=0, le=100)]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Item,
+        Basket,
+        Everything,
+        list[Item],
+        Item | Basket,
+        dict[str, Item],
+        dict[Code, int],
+        tuple[Item, int],
+        Annotated[int, pydantic.Field(ge=3, le=7)],
+        list[Price],
+        decimal.Decimal,
+        Point,
+        Line,
+        list[Point],
+        dict[str, Line],
+        Paid | Stored,
+        list[Paid],
+    ],
+    ids=str,
+)
+def test_what_a_types_schema_allows_is_read_as_that_type(kind: Any) -> None:
+    routed = route(schema_of(kind))
+    assert routed.automaton is not None
+    rng = random.Random(1)
+    for number in range(40):
+        text = sample(routed.automaton, rng, (5, 60, 150)[number % 3]).decode()
+        read(kind, text, "stop")

@@ -25,8 +25,8 @@ class Assembly:
         codes = np.zeros(256, np.int64)
         codes[list(data)] = 1 + np.array(list(data), np.int64)
         self._parts = {id(part): part for part in parts}
-        for classes in {part.classes.tobytes(): part.classes for part in self._parts.values()}.values():
-            codes = np.unique(codes * 256 + classes, return_inverse=True)[1].ravel()
+        for alike in {part.classes.tobytes(): part.classes for part in self._parts.values()}.values():
+            codes = np.unique(codes * 256 + alike, return_inverse=True)[1].ravel()
         unique, self._first, classes = np.unique(codes, return_index=True, return_inverse=True)
         self.symbols = len(unique)
         self._classes = classes.ravel().astype(np.uint8)

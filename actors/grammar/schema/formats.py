@@ -77,6 +77,7 @@ FORMATS: dict[str, str] = {
     "iri-reference": f"(?:{_URI}|{_RELATIVE})",
     "uuid": "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
     "json-pointer": _POINTER,
+    "decimal": r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?",  # msgspec's
     "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
 }
 """Regexes of whole strings. Years go from 0001, as Python's dates; seconds have at most 9 decimals."""

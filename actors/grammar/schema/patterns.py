@@ -4,6 +4,8 @@ The two differ in what `.` leaves out (four line ends, not one) and in white spa
 ASCII). Both are written out here; all else is read alike.
 """
 
+import re
+
 _LINE_ENDS = r"\n\r\u2028\u2029"
 # white space behind ASCII's: ECMA 262, WhiteSpace and LineTerminator
 _SPACES = r"\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
@@ -16,6 +18,8 @@ _NO_SPACES = (
 
 def from_ecma(pattern: str) -> str:
     """`pattern` as our regexes read it. What is wrong with it stays, for them to tell."""
+    # behind ^ another one says nothing: so in pydantic's pattern of a Decimal
+    pattern = re.sub(r"^\^\(\?([!=])\^", r"^(?\1", pattern)
     found: list[str] = []
     in_class = False
     at = 0
