@@ -631,9 +631,9 @@ def _beside(rows: NDArray[np.integer], last: NDArray[np.generic]) -> Table:
 def _merged(part: Fragment, groups: NDArray[np.int64], rows: Table) -> Fragment | None:
     """One state for each group. None if `rows` of a group differ: two hashes were equal."""
     _, first = np.unique(groups, return_index=True)
-    again = np.ones(len(rows), np.bool_)
-    again[first] = False
-    again = np.flatnonzero(again)
+    other = np.ones(len(rows), np.bool_)
+    other[first] = False
+    again = np.flatnonzero(other)
     if (rows[again] != rows[first[groups[again]]]).any():
         return None
     order = np.argsort(first)  # numbers in the order of first states, so the start stays the first

@@ -18,7 +18,7 @@ from ramify.actors.grammar.schema.document import Document, child
 from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
 from ramify.actors.grammar.schema.formats import FORMATS
 from ramify.actors.grammar.schema.keywords import count, fraction, lists_of_names, names, schema_map
-from ramify.actors.grammar.schema.limits import MAX_CASES, MAX_CLAIMS, MAX_VALUES
+from ramify.actors.grammar.schema.limits import MAX_CASES, MAX_CLAIMS, MAX_NUMBER_DIGITS, MAX_VALUES
 from ramify.actors.grammar.schema.shapes import (
     NEVER,
     UNIVERSE,
@@ -430,7 +430,7 @@ class Expander:
 
     def _number(self, pointer: str, keywords: dict[str, Any]) -> Cases:
         found: Shape | None = Number()
-        for shape in _bounds(pointer, keywords):
+        for shape in _bounds(pointer, keywords, self._document.note):
             found = meet(found, shape) if found is not None else None
         if "multipleOf" in keywords and found is not None:
             found = meet(found, Number(multiples=frozenset({self._step(pointer, keywords)})))
@@ -797,13 +797,34 @@ def _others(shape: Shape) -> tuple[Shape, ...]:
     return tuple(other for other in UNIVERSE if type(other) is not type(shape))
 
 
-def _bounds(pointer: str, keywords: dict[str, Any]) -> Iterator[Number]:
+def _bounds(
+    pointer: str, keywords: dict[str, Any], note: Callable[[str], None] | None = None
+) -> Iterator[Number]:
+    """The bounds, one by one. `note`: is told of numbers that are not written because they have too many
+    digits; without it such bounds are refused.
+    """
     for key, strict in (("minimum", False), ("exclusiveMinimum", True)):
         if key in keywords:
-            yield Number(low=fraction(pointer, keywords, key), low_open=strict)
+            far = note is not None and _is_far(keywords[key], -1)
+            if far and note is not None:
+                note(f"{pointer}/{key}: no numbers below -1e{MAX_NUMBER_DIGITS - 1} are written")
+            low = -_FAR if far else fraction(pointer, keywords, key)
+            yield Number(low=low, low_open=strict)
     for key, strict in (("maximum", False), ("exclusiveMaximum", True)):
         if key in keywords:
-            yield Number(high=fraction(pointer, keywords, key), high_open=strict)
+            far = note is not None and _is_far(keywords[key], 1)
+            if far and note is not None:
+                note(f"{pointer}/{key}: no numbers over 1e{MAX_NUMBER_DIGITS - 1} are written")
+            high = _FAR if far else fraction(pointer, keywords, key)
+            yield Number(high=high, high_open=strict)
+
+
+_FAR = Fraction(10 ** (MAX_NUMBER_DIGITS - 1))
+
+
+def _is_far(value: object, sign: int) -> bool:
+    """Whether a bound leaves room for more digits than are written, as that of all doubles does."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value * sign > _FAR
 
 
 def _exact(value: float | int) -> Fraction:

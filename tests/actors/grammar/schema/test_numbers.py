@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.grammar.schema.errors import TooLarge
+from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
+from ramify.actors.grammar.schema.lower import lower
 from ramify.actors.grammar.schema.numbers import Numbers, number_text
 from ramify.actors.grammar.schema.shapes import Number
 
@@ -76,3 +77,26 @@ def test_multiples_are_multiples_when_they_are_rounded() -> None:
     assert not found.accepts(b"46904875112116086.0")
     for text in (b"46904875112116086", b"9.0", b"-3", b"12345678.0"):
         assert found.accepts(text) == (Fraction(text.decode()) % 3 == 0)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"maximum": 1e308}, [b"0", b"-1.5", b"1" + b"0" * 39], [b"1" + b"0" * 40]),
+        ({"minimum": -1.7976931348623157e308, "maximum": 1.7976931348623157e308}, [b"-1.5"], []),
+        ({"type": "integer", "minimum": 10**60 * -1, "maximum": 3}, [b"-12345", b"3"], [b"4"]),
+    ],
+)
+def test_bounds_of_hundreds_of_digits(schema: Any, good: list[bytes], bad: list[bytes]) -> None:
+    found = lower({"type": "number"} | schema)
+    assert found.notes
+    assert len(found.automaton) < 500
+    assert all(map(found.automaton.accepts, good))
+    assert not any(map(found.automaton.accepts, bad))
+
+
+@pytest.mark.parametrize("key", ["minimum", "exclusiveMinimum", "multipleOf"])
+def test_numbers_of_hundreds_of_digits_only_are_refused(key: str) -> None:
+    with pytest.raises(Unsupported) as caught:
+        lower({"type": "number", key: 1e308})
+    assert caught.value.pointer == f"/{key}"
