@@ -10,11 +10,13 @@ prompt token costs more attention behind a long prefix.
     throughput  256 requests at once, 100-1024 tokens in and out, as of `ramify bench throughput`
     prompts     16 sessions with short prompts and pauses, beside sessions with long prompts
     newcomer    5 clients hold all rows with long generations; others come for one short answer
+    crowd       60 sessions of one client ask for more KV than the pool holds, again and again
     rounds      64 streams come at once, some times over, on a machine whose steps scatter (`--noise`)
 
     python benchmarks/schedule_sim.py chat --append-ahead 300 --itl-target-ms 15
     python benchmarks/schedule_sim.py prompts --long 60000 --long-sessions 2
     python benchmarks/schedule_sim.py newcomer --owners
+    python benchmarks/schedule_sim.py crowd --cpu --pages 4096 --rows 64 --context 2048 --seconds 300
     python benchmarks/schedule_sim.py rounds --cpu --noise 1.0 --seeds 1000
 
 `rounds` with `--seeds N` runs N times with each `--noise`, and says in how many of them a round stalled:
@@ -306,7 +308,7 @@ class Simulation:
         return (
             f"{1e3 * self.delivered / self.now:.0f} tok/s; {len(self.steps)} steps, "
             f"device idle {self.idle:.0f} of {self.now:.0f} ms; retracted: {causes or 'none'}, "
-            f"computed twice: {core.computed_twice} tokens"
+            f"computed twice: {core.computed_twice} of {self.delivered} tokens"
         )
 
 
@@ -448,6 +450,48 @@ def newcomer(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
     )
 
 
+def crowd(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
+    """60 sessions, turns of 100 + 500 tokens on a branch until it is full; a newcomer each 2 seconds."""
+    others: list[Answer] = []
+    new: list[Answer] = []
+    until = 1e3 * options.seconds
+
+    def turn(session: int, branch: int, position: int) -> None:
+        if sim.now >= until:
+            return
+        if position + 600 >= options.context:
+            sim.cache.drop_branches(m.DropBranches([branch]))
+            sim.count += 1
+            branch, position = sim.count, 0
+            sim.open(branch)
+        sim.append(branch, 100)
+
+        def finish(answer: Answer) -> None:
+            others.append(answer)
+            turn(session, branch, position + 600)
+
+        answer = Answer(branch, sim.now, finish)
+        sim.submit(answer, session, position + 100, 500, 0, "crowd")
+
+    def come(number: int) -> None:
+        sim.count += 1
+        branch = sim.count
+        sim.open(branch)
+        sim.append(branch, 24)
+        answer = Answer(branch, sim.now, new.append)
+        sim.submit(answer, 1000 + number, 24, 4, 0, f"new {number}")
+        if sim.now + 2000 < until:
+            sim.at(sim.now + 2000, lambda: come(number + 1))
+
+    for number in range(60):
+        sim.count += 1
+        branch = sim.count
+        sim.open(branch)
+        sim.at(0.0, partial(turn, number + 1, branch, 0))
+    sim.at(5000.0, lambda: come(0))
+    return lambda: f"newcomers: {_latencies(new)}\nthe crowd: {_latencies(others)}"
+
+
 class Rounds:
     """`options.turns` times `STREAMS` new prompts at once, each round when the one before it has ended.
 
@@ -491,7 +535,8 @@ class Rounds:
 
 
 WORKLOADS = {
-    "chat": chat, "throughput": throughput, "prompts": prompts, "newcomer": newcomer, "rounds": Rounds,
+    "chat": chat, "throughput": throughput, "prompts": prompts, "newcomer": newcomer, "crowd": crowd,
+    "rounds": Rounds,
 }  # fmt: skip
 
 
