@@ -9,9 +9,11 @@ import pytest
 
 from ramify.actors.gateway.connection import Connection
 from ramify.actors.gateway.http import HEAD_LINES, RequestParser
+from ramify.actors.gateway.openai.stored_responses import ItemPage
 from ramify.actors.gateway.pump import SLICE
 from ramify.actors.gateway.strangers import BURST_S, MOST_DEBT_S, WORK_PER_S
 from ramify.protocol.config import Limits
+from ramify.protocol.errors import BadRequest
 
 POST = "POST {path} HTTP/1.1\r\nHost: {host}\r\n{more}\r\n"
 INFO = {"model": {"model": "stub", "context": 100}, "started": 0.0}
@@ -215,3 +217,19 @@ async def test_a_handshake_has_few_items(serve) -> None:
             )
             assert status == 400
             assert name.lower() in json.loads(body)["message"]
+
+
+async def test_a_post_that_also_asks_for_a_websocket_keeps_its_body(serve) -> None:
+    async with serve() as gateway:
+        gateway.status.info = lambda: INFO
+        body = b'{"model":"other","messages":[{"role":"user","content":"x"}]}'
+        more = f"Upgrade: websocket\r\nConnection: Upgrade\r\nContent-Length: {len(body)}\r\n"
+        status, _, answer = await gateway.http(post(gateway, "/v1/chat/completions", more) + body)
+        assert (status, json.loads(answer)["error"]["code"]) == (404, "model_not_found")
+
+
+def test_a_number_of_a_query_is_bounded_before_it_is_read() -> None:
+    for limit in ("00000001" + "9" * 5000, "9" * 5000, "0", "-1", "٣"):
+        with pytest.raises(BadRequest, match="limit"):
+            ItemPage.of(f"limit={limit}")
+    assert ItemPage.of("limit=7").limit == 7
