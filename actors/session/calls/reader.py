@@ -4,7 +4,7 @@ Pure. However the text is cut into chunks, the end is the same: a form is a coro
 (`forms`), and what may still become a mark waits until that is known.
 
     START     blanks, then perhaps a thought, or a call without a mark
-    THOUGHT   up to its end tag
+    THOUGHT   up to its end tag; then blanks, and perhaps another thought
     TEXT      up to a mark that begins a call, or (where a dialect has `tags`) a tag or a thought
     CALL      as far as the form goes; if it breaks, what it has not committed is text again
 
@@ -16,6 +16,7 @@ Work is linear in the text: calls that break are read again, for at most as many
 text is long (and some), then the rest is text.
 """
 
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from enum import Enum, auto
@@ -30,6 +31,7 @@ from ramify.actors.session.calls.toolbox import MAX_CALLS, Toolbox, call_id, sha
 from ramify.protocol.wire import JsonObject, Part, PartKind
 
 PRIMED_MOST = 4096  # characters of a turn that were said before and are read as calls
+_BLANKS = re.compile(r"\s*")
 AGAIN_LEAST = 1 << 14  # characters that may be read again, however short the text is
 
 
@@ -132,9 +134,15 @@ class Reader:
         if self._state is _State.START and thought and said.lstrip().startswith(thought.begin):
             self._state = _State.THOUGHT
         if self._state is _State.THOUGHT and thought is not None:
-            _, ended, said = said.partition(thought.end)
-            if not ended:
-                return ""
+            at, begun = 0, True
+            while begun:
+                end = said.find(thought.end, at)
+                if end < 0:
+                    return ""
+                at = end + len(thought.end)
+                found = _BLANKS.match(said, at)
+                begun = found is not None and said.startswith(thought.begin, found.end())
+            said = said[at:]
         self._state = _State.TEXT
         return said[-PRIMED_MOST:]
 
@@ -192,6 +200,10 @@ class Reader:
         text, self._held = self._held + text, ""
         rest = text.lstrip()
         self._put("text", text[: len(text) - len(rest)])
+        return self._begin(rest)
+
+    def _begin(self, rest: str) -> str:
+        """A thought, or the answer; until that is known, nothing."""
         thought = self._dialect.thought
         begin = thought.begin if thought is not None else ""
         if len(rest) < len(begin) and begin.startswith(rest):
@@ -226,9 +238,11 @@ class Reader:
         return text[found + len(end) :]
 
     def _after(self, text: str) -> str:
+        """Blanks behind a thought, then the answer or, as models do, another thought."""
+        text, self._held = self._held + text, ""
         rest = text.lstrip()
         self._put("markup", text[: len(text) - len(rest)])
-        return self._begin_answer(rest) if rest else ""
+        return self._begin(rest)
 
     def _text(self, text: str) -> str:
         text, self._held = self._held + text, ""

@@ -183,6 +183,48 @@ def test_a_thought_is_told_apart() -> None:
     assert len(reader.calls) == 1
 
 
+@pytest.mark.parametrize("cut", [0, 1, 3, 7])
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("marks", THOUGHTS)
+@pytest.mark.parametrize("name", [name for name in DIALECTS if name != "harmony"])
+def test_a_thought_behind_a_thought_is_one(name: Any, marks: Any, begun: bool, cut: int) -> None:
+    """Some models think twice: the second thought was a part of the answer."""
+    begin, end = marks
+    dialect = DIALECTS[name]._replace(thought=marks)
+    text = f"one{end}\n\n{begin}two{end}{begin}three{end}\n<th answer {begin}text{end}"
+    reader = Reader(dialect, TOOLS, 40)
+    if begun:
+        reader.prime(f"<a>{begin}\n", "")
+    else:
+        text = begin + text
+    for at in range(0, len(text), cut or len(text)):
+        reader.feed(text[at : at + (cut or len(text))])
+    reader.finish()
+    assert reader.reasoning == "onetwothree"
+    assert reader.content == f"<th answer {begin}text{end}"
+    parts = list(reader.take())
+    assert "".join(part.text for part in parts) == text
+    assert "".join(part.text for part in parts if part.kind == "reasoning") == "onetwothree"
+
+
+def test_calls_behind_a_second_thought_are_read() -> None:
+    call = f"<tool_call>{CALL}</tool_call>"
+    reader = read(f"<think>a</think>\n<think>{call}</think>\n{call}", THINKS)
+    assert [each["function"]["name"] for each in reader.calls] == ["weather"]
+    assert reader.reasoning == f"a{call}"
+    bare = read(f"<think>a</think><think>b</think>{CALL}", THINKS)
+    assert [each["function"]["name"] for each in bare.calls] == ["weather"]
+
+
+@pytest.mark.parametrize("behind", ["", "<think>c"])
+def test_a_long_turn_with_several_thoughts_goes_on(behind: str) -> None:
+    reader = Reader(THINKS, TOOLS, 40)
+    reader.prime("", f"<think>{'a' * PRIMED_MOST}</think>\n<think>b</think>\n{behind}")
+    reader.feed("x")
+    reader.finish()
+    assert (reader.reasoning, reader.content) == (("x", "") if behind else ("", "x"))
+
+
 def test_a_thought_without_an_end_is_a_thought() -> None:
     reader = read("<think>Hm, wait </thi", THINKS)
     assert (reader.reasoning, reader.content) == ("Hm, wait </thi", "")
