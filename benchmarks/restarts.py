@@ -69,6 +69,7 @@ _decode = msgspec.json.Decoder().decode
 class World:
     """What all clients share. `lives`: servers so far."""
 
+    store: str = "file"
     ports: dict[int, int] = field(default_factory=dict)  # of the servers that live, by place
     hops: float = 0.0
     lives: int = 0
@@ -469,7 +470,7 @@ class Client:
     def _fault(self, what: str) -> None:
         self._world.counts["faults"] += 1
         kind = "sync" if self._sync else "lazy"
-        line = f"life {self._world.lives}, {self._name} ({kind}): {what}"
+        line = f"{self._world.store}, life {self._world.lives}, {self._name} ({kind}): {what}"
         if len(self._world.faults) < 100:
             self._world.faults.append(line)
             print(line[:600], file=sys.stderr, flush=True)
@@ -540,8 +541,11 @@ async def _strike(
     await asyncio.to_thread(servers.pop(place).kill)
 
 
-async def campaign(options: argparse.Namespace, store: str, database: Server | None, seed: int) -> World:
-    world = World(trace=options.trace, hops=options.hops if options.servers > 1 else 0.0)
+async def campaign(
+    options: argparse.Namespace, kind: str, store: str, database: Server | None, seed: int
+) -> World:
+    hops = options.hops if options.servers > 1 else 0.0
+    world = World(store=kind, trace=options.trace, hops=hops)
     chance, stop = random.Random(seed), asyncio.Event()
     count = options.servers if database is not None else 1
     servers: dict[int, FakeServer] = {}
@@ -596,8 +600,8 @@ def _database(kind: str) -> Iterator[Server]:
 async def _campaigns(options: argparse.Namespace, places: dict[str, tuple[str, Any]]) -> list[World]:
     return await asyncio.gather(
         *(
-            campaign(options, place, database, options.seed + number)
-            for number, (place, database) in enumerate(places.values())
+            campaign(options, kind, place, database, options.seed + number)
+            for number, (kind, (place, database)) in enumerate(places.items())
         )
     )
 
@@ -639,7 +643,7 @@ def main() -> int:
             world.faults += store.check()
             store.close()
             rows.append(_row(kind, world, size))
-            faults += [f"{kind}: {fault}" for fault in world.faults]
+            faults += world.faults
     print(table(list(rows[0]), [[str(value) for value in row.values()] for row in rows]))
     write_json(options.json, about, {"stores": rows, "list": faults})
     return 1 if faults else 0

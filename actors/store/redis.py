@@ -499,7 +499,7 @@ class RedisStore:
         except (redis.RedisError, OSError) as error:
             text = " ".join(str(error).split())
             advice = ": give it more memory" if "maxmemory" in text else ""
-            kind = StoreStarting if isinstance(error, redis.exceptions.BusyLoadingError) else StoreError
+            kind = StoreStarting if isinstance(error, redis.BusyLoadingError) else StoreError
             raise kind(f"the store {self._name}: {text}{advice}") from error
 
 

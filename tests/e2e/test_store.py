@@ -413,6 +413,10 @@ async def test_while_the_store_cannot_be_written(serving: Any, tmp_path: Path) -
         await asyncio.sleep(1.0)  # a save has failed
         async with served.connect() as new:
             assert "saved" in (await refused(new, "overloaded"))["message"]
+        code, body = await served.request("GET", "/readyz")
+        assert code == 503
+        assert "sessions cannot be saved" in body["fault"]
+        assert "ramify_store_writable 0.0" in (await served.request("GET", "/metrics"))[1]
         async with served.connect() as late:
             await refused(late, "overloaded", session="s_unknown", key="k_wrong")
         await asyncio.to_thread(aside.rename, path)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify.actors.store.base import StoreError
+from ramify.actors.store.base import StoreDamaged, StoreError
 from ramify.actors.store.sqlite import LAYOUT, SqliteStore, claim
 from tests.actors.store.conftest import changes
 
@@ -173,3 +173,36 @@ def test_a_read_only_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(StoreError, match="is read-only"):
         SqliteStore(path)
     SqliteStore(path, read_only=True).close()
+
+
+def test_a_damaged_page_is_one_sessions(tmp_path: Path) -> None:
+    """The others are written; it is saved anew, once what it has is set aside."""
+    path = tmp_path / "s.db"
+    store = SqliteStore(path)
+    items = {f"s{i}": bytes([65 + i]) * 300 for i in range(60)}
+    for name in ("first", "second", "third"):
+        store.write([changes(name, put={"head": b"h"} | items, count=1)])
+    store.close()
+    data = bytearray(path.read_bytes())
+    number = 2  # of the second session, in whose items a page of the middle is
+    at = data.index(items["s30"], data.index(items["s30"]) + 1) // 4096 * 4096
+    data[at : at + 4096] = b"\xff" * 4096
+    path.write_bytes(bytes(data))
+    store = SqliteStore(path)
+    more = {"s30": b"new"}
+    batch = [changes(name, put=more, count=2, whole=False) for name in ("first", "second", "third")]
+    with pytest.raises(StoreDamaged):
+        store.write(batch)
+    assert store.write([batch[0]]) == store.write([batch[2]]) == {}
+    with pytest.raises(StoreDamaged):
+        store.write([batch[1]])
+    assert 0 < len(store.read("second")) < 61  # what can be read, for who opens it
+    store.set_aside("second")
+    whole = {"head": b"h"} | items | more
+    assert store.write([changes("second", put=whole, count=3)]) == {}
+    for name in ("first", "second", "third"):
+        assert store.read(name) == whole
+    assert [kept.session for kept in store.kept() if "(" in kept.session] == [
+        f"second (damaged {number})"
+    ]
+    store.close()
