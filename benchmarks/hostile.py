@@ -8,6 +8,7 @@ Everything follows from a `random.Random`.
 This file knows shapes and bytes. It knows no socket, and not what a server should answer.
 """
 
+import base64
 import json
 import math
 import random
@@ -48,7 +49,34 @@ POSITIONS = frozenset({"at", "to", "expect", "upto", "have"})
 FREQUENT = {
     "append": 12, "generate": 12, "fork": 6, "rollback": 5, "cancel": 3, "join": 4, "prune": 6,
 }  # beside 2  # fmt: skip
-UNSUPPORTED = frozenset({"constraint", "persist"})
+UNSUPPORTED = frozenset({"persist"})
+CONSTRAINTS: list[dict[str, Any]] = [
+    {"regex": "[ab]{1,4}"},
+    {"regex": "(a|b)*c"},
+    {"choices": ["yes", "no", "e"]},
+    {"json_schema": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}},
+    {"json_schema": {"type": "array", "items": {"type": "string"}, "uniqueItems": True, "maxItems": 3}},
+    {"grammar": 'root ::= "a" root | "b"'},
+    {
+        "structural_tag": {
+            "tags": [{"begin": "<t>", "end": "</t>", "regex": "[0-9]+"}],
+            "triggers": ["<t>"],
+        }
+    },
+    {"regex": "(a+)+$"},
+    {"json_schema": {"$ref": "#"}},
+]
+TOOLS = [
+    {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}},
+    {
+        "type": "function",
+        "function": {
+            "name": "look_up",
+            "description": "Looks a word up",
+            "parameters": {"type": "object", "properties": {"word": {"type": "string"}}},
+        },
+    },
+]
 FREE = frozenset({"meta", "tools", "tool_calls"})  # JSON of the client's own
 
 
@@ -81,10 +109,14 @@ class Memory:
     names: list[str] = field(default_factory=lambda: ["main"])
     sessions: list[tuple[str, str]] = field(default_factory=list)  # (session, key or view key)
     position: int = 0
+    files: list[str] = field(default_factory=list)  # that `export` gave
 
     def take(self, message: dict[str, Any]) -> None:
         """Learn from a message of the server's."""
         name = message.get("branch")
+        result = message.get("result")
+        if isinstance(result, dict) and isinstance(result.get("file"), str):
+            self.files = [result["file"], *self.files[:3]]
         match message.get("type"):
             case "state":
                 for key in ("key", "key", "key", "view_key"):  # a viewer can do little
@@ -127,6 +159,8 @@ class Hostile:
 
     def messages(self, mood: Mood) -> list[Any]:
         """Some ops. In a mood one of them, now and then all, has values of the mood."""
+        if mood == "plain" and self.random.random() < 0.15:
+            return self.program()
         count = self.random.choice([1, 1, 1, 2, 3, 5, 8])
         odd = self.random.randrange(count)
         every = self.random.random() < 0.2
@@ -138,6 +172,43 @@ class Hostile:
             made.append(self.message(tag, mood if every or i == odd else "plain"))
         return made
 
+    def program(self) -> list[Any]:
+        """A program of one frame: branches that are made, generate, and come together or race."""
+        count = self.random.choice([2, 3, 8])
+        self.memory.made += 1
+        names = [f"p{self.memory.made}.{i}" for i in range(count)]
+        generate: dict[str, Any] = {"branch": names, "max_tokens": self.random.choice([1, 4, 24])}
+        if self.random.random() < 0.4:
+            generate["constraint"] = self.random.choice(CONSTRAINTS)
+        if self.random.random() < 0.5:
+            end: dict[str, Any] = {"type": "join", "from": names}
+        else:
+            by = self.random.choice(["first", "logprob", "number", "vote"])
+            end = {"type": "prune", "from": names, "by": by, "into": "main"}
+        steps: list[dict[str, Any]] = [
+            {"type": "fork", "as": names},
+            {"type": "append", "branch": names, "text": self.random.choice(TEXTS) or "x"},
+            {"type": "generate", **generate},
+            end,
+            {"type": "generate", "max_tokens": 4},
+            {"type": "drop", "branch": names} if self.random.random() < 0.3 else {"type": "export"},
+        ]
+        if self.random.random() < 0.2:  # in the middle of it
+            steps.insert(
+                self.random.randrange(1, 5), {"type": "cancel", "branch": names[0], "subtree": True}
+            )
+        return [{**step, "id": self._ident("plain")} for step in steps]
+
+    def _imported(self) -> str:
+        """A file that this client has exported, as it was or with damage."""
+        file = self.random.choice(self.memory.files)
+        if self.random.random() < 0.5:
+            return file
+        data = bytearray(base64.b64decode(file))
+        for _ in range(self.random.choice([1, 1, 8])):
+            data[self.random.randrange(len(data))] = self.random.randrange(256)
+        return base64.b64encode(bytes(data)).decode()
+
     def opening(self, client: str, mood: Mood) -> list[Any]:
         """`open` and perhaps ops. It may resume a session that this client has seen, by either key."""
         message = self.message("open", mood)
@@ -147,6 +218,13 @@ class Hostile:
             message.pop(name, None)
         if self.memory.sessions and self.random.random() < 0.6:
             message["session"], message["key"] = self.random.choice(self.memory.sessions)
+            message.pop("import", None)
+        elif self.memory.files and self.random.random() < 0.5:
+            message["import"] = self._imported()
+        if mood == "plain":
+            message.pop("tools", None)
+            if self.random.random() < 0.4:
+                message["tools"] = TOOLS
         return [message, *(self.messages("plain") if self.random.random() < 0.4 else [])]
 
     def message(self, tag: str, mood: Mood) -> dict[str, Any]:
@@ -168,6 +246,8 @@ class Hostile:
                 message[name] = self._value(each.type, name, mood if each is forced else "plain")
         if tag == "generate" and mood == "plain":  # `as` is for the children that `n` makes
             message.pop("as", None)
+        if tag == "generate" and "constraint" in message and self.random.random() < 0.8:
+            message["constraint"] = self.random.choice(CONSTRAINTS)
         if mood == "wild" and self.random.random() < 0.05:
             message[self._text("edge")[:40]] = 1  # an unknown field
         return message

@@ -431,7 +431,7 @@ class SessionCore:
                 case Op():
                     if self._admit(subscriber, reply_log, op, sum(not t.kind.silent for t in tasks)):
                         for task in tasks:
-                            yield 2 + len(task.touched) // 2
+                            yield 2 + len(task.touched) * (3 if task.race is not None else 1)
                             runner.add(task)
                         runner.start(tasks)  # later: an append sees whether a generation follows
                 case _:

@@ -194,7 +194,7 @@ class OpRunner:
             self._prefill(task)
 
     def _cost(self, task: Task) -> int:
-        names = len(task.touched)
+        names = len(task.touched) * (4 if self._races else 1)
         cost = OP + names + SOCKET * len(self._publisher.subscribers)
         handler = HANDLERS[type(task.op)]
         return cost + handler.cost(self._context, task.op, task)

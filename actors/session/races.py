@@ -25,6 +25,10 @@ class Races:
         self._due: dict[int, Task] = {}  # those that have heard something
         self._scored: Counter[str] = Counter()  # by how many prunes
 
+    def __bool__(self) -> bool:
+        """Whether one waits that is to hear of each task that ends."""
+        return bool(self._running)
+
     def scored(self, branch: str) -> bool:
         """Whether a prune waits for the mean log-probability of what is generated there."""
         return branch in self._scored
