@@ -212,7 +212,7 @@ class SessionCore:
     @property
     def unfinished(self) -> bool:
         """Whether what was brought last is not done: `go_on` before anything else is brought."""
-        return bool(self._steps) or self._runner.ready
+        return bool(self._steps) or self._runner.ready or self._runner.due
 
     @property
     def inside(self) -> bool:
@@ -235,11 +235,12 @@ class SessionCore:
         steps = self._steps
         while True:
             if not steps:
-                if not self._runner.ready:
-                    self._runner.judge()
-                if not self._runner.ready:
+                if self._runner.ready:
+                    steps.append(self._runner.steps())
+                elif self._runner.due:
+                    steps.append(self._runner.judge())
+                else:
                     break
-                steps.append(self._runner.steps())
             if self._owed is None:
                 self._owed = next(steps[0], -1)
             while self._owed >= 0:
@@ -426,7 +427,9 @@ class SessionCore:
                     yield from runner.steps()
                     if self._admit(subscriber, reply_log, op, 1, again=at_once.looks_again):
                         yield at_once.cost(self._hands, op)
-                        at_once.run(self._hands, subscriber, op)
+                        more = at_once.run(self._hands, subscriber, op)
+                        if more is not None:
+                            yield from more
                         yield from runner.steps()
                 case Op():
                     if self._admit(subscriber, reply_log, op, sum(not t.kind.silent for t in tasks)):

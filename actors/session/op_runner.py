@@ -36,6 +36,8 @@ from ramify.actors.session.work import OP, SOCKET, Steps
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import Done, Generate, Ok, ServerMessage
 
+REFUSE, CANCEL = 25, 100  # what it costs to cancel an op that waits, or a generation (see `work`)
+
 
 class OpRunner:
     """The ops of one session. `len`: tasks that wait or run."""
@@ -271,13 +273,13 @@ class OpRunner:
 
     # --- ahead of their turn ---------------------------------------------------------------------
 
-    def cancel(self, client: str, ids: Set[int]) -> list[Task]:
+    def cancel(self, client: str, ids: Set[int]) -> Steps[list[Task]]:
         """Those ops of the client. Returns the tasks that this ended or will end."""
         return self._cancel(
             [task for task in self._queues.on() if task.frame.client == client and task.op.id in ids]
         )
 
-    def cancel_generations(self, branches: Set[str] | None) -> list[Task]:
+    def cancel_generations(self, branches: Set[str] | None) -> Steps[list[Task]]:
         """Those that run or wait on the branches, None: on all. See `cancel`."""
         tasks = [
             task
@@ -294,9 +296,10 @@ class OpRunner:
     def cancel_generations_of(self, client: str) -> None:
         """Cancel the generations of a client that has gone."""
         mine = [task for task in self._queues.on() if task.frame.client == client]
-        self._cancel([task for task in mine if task.kind.generates or task.kind.silent])
+        for _ in self._cancel([task for task in mine if task.kind.generates or task.kind.silent]):
+            pass
 
-    def cancel_subtree(self, branches: Set[str] | None) -> list[Task]:
+    def cancel_subtree(self, branches: Set[str] | None) -> Steps[list[Task]]:
         """All ops that wait or run on these branches or their descendants, None: on all.
 
         But `drop`s, which clean up. What else waits for an op that is cancelled is skipped.
@@ -316,15 +319,20 @@ class OpRunner:
             self.generations.cancel_prefill(branch)
         return self._cancel(tasks, within=inside if branches is not None else None)
 
-    def judge(self) -> None:
+    @property
+    def due(self) -> bool:
+        """Whether `judge` has something to do."""
+        return self._races.due
+
+    def judge(self) -> Steps[None]:
         """Stop the losers of each prune whose winners are known now.
 
         Called when nothing is ready any more, so that ties do not depend on the order of messages.
         """
         for losers, late in self._races.losing():
-            self._cancel(late, within=losers)
+            yield from self._cancel(late, within=losers)
 
-    def _cancel(self, tasks: list[Task], *, within: Set[str] | None = None) -> list[Task]:
+    def _cancel(self, tasks: list[Task], *, within: Set[str] | None = None) -> Steps[list[Task]]:
         """Answer tasks that wait, then stop generations that run.
 
         In this order: a generation that is not submitted yet ends at once, and what is behind it
@@ -337,16 +345,20 @@ class OpRunner:
         for task in tasks:
             if self._queues.running(task):
                 continue
+            yield REFUSE + len(task.touched)
+            if task not in self._queues:
+                continue
             freed += self._finish(task)
             done.append(task)
             if within is not None:
                 task.frame.failed.update((name, None) for name in task.touched if name not in within)
             if not task.kind.silent:
                 self._refuse(task, Cancelled("cancelled before it ran"))
-        now = self._publisher.now
-        done += [
-            task for task in running if self.generations.cancel(task, now) or self.selects.cancel(task)
-        ]
+        for task in running:
+            yield CANCEL
+            now = self._publisher.now
+            if self.generations.cancel(task, now) or self.selects.cancel(task):
+                done.append(task)
         self.start(freed)
         return done
 

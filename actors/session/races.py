@@ -29,6 +29,11 @@ class Races:
         """Whether one waits that is to hear of each task that ends."""
         return bool(self._running)
 
+    @property
+    def due(self) -> bool:
+        """Whether one has heard something."""
+        return bool(self._due)
+
     def scored(self, branch: str) -> bool:
         """Whether a prune waits for the mean log-probability of what is generated there."""
         return branch in self._scored

@@ -3,14 +3,20 @@
 from ramify.actors.session.ops.handler import AtOnce, Hands
 from ramify.actors.session.replies import error_message
 from ramify.actors.session.subscriber import Subscriber
+from ramify.actors.session.work import OP, Steps
 from ramify.protocol.errors import NoBranch
 from ramify.protocol.wire import Cancel, Ok, names
 
 
-def _run(hands: Hands, subscriber: Subscriber, op: Cancel) -> None:
+def _cost(hands: Hands, op: Cancel) -> int:
+    """Of finding the tasks."""
+    return OP + len(hands.runner) + (len(hands.state.branches) if op.subtree else 0)
+
+
+def _run(hands: Hands, subscriber: Subscriber, op: Cancel) -> Steps[None]:
     client, runner = subscriber.client, hands.runner
     if op.ops is not None:
-        tasks = runner.cancel(client, set(op.ops))
+        tasks = yield from runner.cancel(client, set(op.ops))
     else:
         where = dict.fromkeys(names(op.branch)).keys() if op.branch is not None else None
         for name in where or ():
@@ -19,10 +25,11 @@ def _run(hands: Hands, subscriber: Subscriber, op: Cancel) -> None:
                 message = error_message(error, ident=op.id, branch=name)
                 hands.publisher.reply(client, op.id, message, None)
                 return
-        tasks = runner.cancel_subtree(where) if op.subtree else runner.cancel_generations(where)
+        stop = runner.cancel_subtree if op.subtree else runner.cancel_generations
+        tasks = yield from stop(where)
     cancelled = sorted({task.op.id for task in tasks})
     reply = Ok(id=op.id, revision=hands.state.revision, result={"cancelled": cancelled})
     hands.publisher.reply(client, op.id, reply, None)
 
 
-HANDLER = AtOnce(Cancel, _run)
+HANDLER = AtOnce(Cancel, _run, cost=_cost)

@@ -164,7 +164,7 @@ class AtOnce(NamedTuple, Generic[O_contra]):
     """
 
     op: type[O_contra]
-    run: Callable[[Hands, Subscriber, O_contra], None]
+    run: Callable[[Hands, Subscriber, O_contra], Steps[None] | None]
     viewers: bool = False
     looks_again: bool = False
     cost: Callable[[Hands, O_contra], int] = _at_once_cost
