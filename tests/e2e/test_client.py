@@ -52,6 +52,19 @@ async def test_drops_lose_and_double_nothing(serving: Any, executor: str) -> Non
             assert text == oracle.text(oracle.output(oracle.turn("a long story"), 400))
 
 
+async def test_log_probabilities_of_what_is_appended(serving: Any) -> None:
+    async with serving() as served, ramify.clients.connect(served.engine.url) as session:
+        ok = await session.main.append("Once upon a time", logprobs=True)
+        tokens = served.oracle.tokenizer.encode("Once upon a time")
+        scores = served.oracle.model.expected_scores(tokens, range(len(tokens) - 1), tokens[1:])
+        entries = ok.result["logprobs"]
+        assert [entry["token"] for entry in entries] == tokens
+        assert [entry["logprob"] for entry in entries] == [None, *scores]
+        assert [len(entry.get("top", ())) for entry in entries] == [0, *[1] * len(scores)]
+        again = await session.main.append(tokens=tokens[1:3], logprobs=2)
+        assert [len(entry["top"]) for entry in again.result["logprobs"]] == [2, 2]
+
+
 async def test_a_program_in_a_frame(serving: Any, executor: str) -> None:
     """Fork, generate, join and prune: one frame, whatever happens to the connection."""
     async with (

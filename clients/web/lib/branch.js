@@ -21,7 +21,8 @@ export class Branch {
   }
 
   /** Add input: raw text, chat messages (through the model's template), or token ids.
-   *  @param {string | ChatMessage[] | number[]} input @param {{expect?: number} & Abortable} [options]
+   *  @param {string | ChatMessage[] | number[]} input
+   *  @param {{expect?: number, logprobs?: boolean | number} & Abortable} [options]
    *  @returns {Promise<OkMessage>} */
   append(input, options = {}) {
     return this.session.append(input, { ...options, branch: this.name });

@@ -165,11 +165,12 @@ export class Session extends EventTarget {
 
   /**
    * Add input: raw text, chat messages (through the model's template), or token ids. `expect`: only if the branch is
-   * that long. Of several branches the replies are a list.
+   * that long. `logprobs`: how many likely tokens to tell beside each appended one. Of several branches the replies are
+   * a list.
    *
    * @overload
    * @param {string | ChatMessage[] | number[]} input
-   * @param {{branch?: string, expect?: number} & Abortable} [options]
+   * @param {{branch?: string, expect?: number, logprobs?: boolean | number} & Abortable} [options]
    * @returns {Promise<OkMessage>}
    *
    * @overload
