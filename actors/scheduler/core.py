@@ -595,7 +595,9 @@ class Scheduler:
     def _lost(self, reason: str, now: float) -> None:
         """The executor died, and all KV with it: what ran waits for the next one, where it was."""
         self.down, self._next = reason, None
-        ran = [run.request for run in self._runs.values()]
+        ran = []
+        if self._planner.in_flight:  # a body that is loaded may be the cause as well
+            ran = [run.request for run in self._runs.values() if run.opened or run.request.constrained]
         for run in list(self._runs.values()):
             self._retract(run, "executor")
             if run.request.record is not None:

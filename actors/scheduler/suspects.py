@@ -1,10 +1,10 @@
 """Which requests may be why executors die: they run alone, and one that dies alone is refused. Pure.
 
 An executor that dies takes the KV along, and everything that ran goes on in the next one from its last
-token. The requests that ran are suspects. One that gets a token behind that is cleared; one with which
-two executors in a row died, without a token between, is tried *alone*: no other request runs until it
-has a token more, or has ended. If an executor dies then, or twice when one request ran alone, that
-request is the cause and is refused. Nobody else is, whoever it ran beside.
+token. If steps were in flight, the requests that ran are suspects. One that gets a token behind that is
+cleared; one with which two executors in a row died, without a token between, is tried *alone*: no other
+request runs until it has a token more, or has ended. If an executor dies then, or twice when one request
+ran alone, that request is the cause and is refused. Nobody else is, whoever it ran beside.
 
 This file does not know executors, nor how requests are run.
 """

@@ -61,6 +61,14 @@ def is_internal(end: dict[str, Any]) -> bool:
     return end.get("error" if end["type"] == "done" else "code") == "internal"
 
 
+async def sampled(served: Any) -> float:
+    """Tokens so far."""
+    text = (await served.request("GET", "/metrics"))[1]
+    found = re.search(r"^ramify_sampled_tokens_total (\S+)", text, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
 @pytest.mark.parametrize("gateways", [0, 2])
 async def test_a_killed_executor_ends_nothing(serving: Any, gateways: int) -> None:
     """Everything goes on from its last token in another one, and nobody sees more than a pause."""
@@ -68,16 +76,18 @@ async def test_a_killed_executor_ends_nothing(serving: Any, gateways: int) -> No
     async with serving(**settings) as served:
         async with served.connect() as peer, served.connect("msgpack") as other:
             names = [f"b{i}" for i in range(4)]  # of which two run and the rest wait in the session
-            await other.open(other.user(1, "me too"), other.greedy(2, max_tokens=300), client="other")
+            await other.open(other.user(1, "me too"), other.greedy(2, max_tokens=600), client="other")
             await peer.open(
                 peer.user(1, "go"),
                 {"type": "fork", "id": 2, "as": names},
-                peer.greedy(3, branch=names, max_tokens=300),
+                peer.greedy(3, branch=names, max_tokens=600),
                 peer.user(4, "queued", branch="b0"),
             )
             for _ in range(2):
-                for each in (peer, other):
-                    await each.next("delta")
+                had = await sampled(served)
+                async with asyncio.timeout(PATIENCE):
+                    while await sampled(served) < had + 10:
+                        await asyncio.sleep(0.01)
                 os.kill(pid := served.engine.executor.pid, signal.SIGKILL)
                 async with asyncio.timeout(PATIENCE):
                     while served.engine.executor.pid == pid or not served.engine.executor.alive:
@@ -87,7 +97,7 @@ async def test_a_killed_executor_ends_nothing(serving: Any, gateways: int) -> No
             assert (await other.terminal(2))["reason"] == "length"
             assert (await peer.terminal(4))["type"] == "ok"
             prompt = served.oracle.turn("go")
-            text = served.oracle.text(served.oracle.output(prompt, 300))
+            text = served.oracle.text(served.oracle.output(prompt, 600))
             assert {peer.text(name) for name in names} == {text}
             assert "ramify_executor_deaths_total 2.0" in (await served.request("GET", "/metrics"))[1]
 
@@ -308,7 +318,7 @@ async def test_a_stopped_executor_is_told_and_replaced(
         os.kill(pid, signal.SIGCONT)
         await readiness(served, 200)
         async with served.connect() as peer:
-            await peer.open(peer.user(1, "go"), peer.greedy(2, max_tokens=300))
+            await peer.open(peer.user(1, "go"), peer.greedy(2, max_tokens=600))
             await peer.next("delta")
             os.kill(pid, signal.SIGSTOP)
             body = await readiness(served, 503)
