@@ -445,7 +445,10 @@ class Campaign:
     ) -> list[Any]:
         values, far = [], distances(constraint)
         for _ in range(6):
-            data, how = written(constraint, far, rng)
+            try:
+                data, how = written(constraint, far, rng)
+            except ConstraintError as error:  # a grammar past its limits, or at a dead end
+                data, how = str(error).encode(), "stuck"
             self.counts[f"outputs: {how}"] += 1
             if how in ("stuck", "refused in its mask"):
                 self.wrong(how, seed, schema, repr(data))
