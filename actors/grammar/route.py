@@ -13,7 +13,7 @@ from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.grammars import schema_grammar
 from ramify.actors.grammar.limits import MAX_CELLS
 from ramify.actors.grammar.schema.document import Schema, child
-from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
+from ramify.actors.grammar.schema.errors import Circular, TooLarge, Unsupported
 from ramify.actors.grammar.schema.limits import MAX_NOTES
 from ramify.actors.grammar.schema.lower import Lowered, Spacing, lower
 from ramify.protocol.constraints import CheckedPlace
@@ -47,6 +47,8 @@ def route(schema: Schema, *, spacing: Spacing = "compact") -> Routed:
     """The back end of `schema`. Raises ConstraintError with a `pointer` if there is none."""
     try:
         return _automaton(lower(schema, spacing=spacing, checked=True))
+    except Circular as error:  # llguidance would begin with it, and get stuck
+        raise ConstraintError(str(error), pointer=error.pointer) from None
     except Unsupported as error:
         refused = error
     notes: dict[str, None] = {}

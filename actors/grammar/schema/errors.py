@@ -16,6 +16,10 @@ class Unsupported(Exception):
         self.recursive = recursive
 
 
+class Circular(Unsupported):
+    """A schema that is itself, without a value in between: it says nothing, to no back end."""
+
+
 class Unchecked(Unsupported):
     """Values in which a check of what was written before could leave no way to go on."""
 

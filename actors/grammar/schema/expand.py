@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ramify.actors.grammar.schema.document import Document, child
-from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
+from ramify.actors.grammar.schema.errors import Circular, TooLarge, Unsupported
 from ramify.actors.grammar.schema.formats import FORMATS
 from ramify.actors.grammar.schema.keywords import count, fraction, lists_of_names, names, schema_map
 from ramify.actors.grammar.schema.limits import MAX_CASES, MAX_CLAIMS, MAX_NUMBER_DIGITS, MAX_VALUES
@@ -268,7 +268,7 @@ class Expander:
         if found is not None:
             return found
         if claim in self._under_way:
-            raise Unsupported(claim.at, "the schema refers to itself without a value in between")
+            raise Circular(claim.at, "the schema refers to itself without a value in between")
         if len(self._under_way) > 200:
             raise TooLarge(claim.at, "references lead through more than 200 schemas")
         self._under_way.append(claim)

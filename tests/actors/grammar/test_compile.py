@@ -158,7 +158,12 @@ def test_a_lark_grammar_of_tags() -> None:
         ("lark", 'start: "a" <|tool|> "b"', "character 11"),
         ("lark", "start: <[5]>", "names a token"),
         ("lark", r'start: "\"" /<\/>/ <*> // <', "character 19"),
-        ("json_schema", '{"$ref": "#"}', "no output can begin"),
+        ("json_schema", '{"$ref": "#"}', "refers to itself"),
+        (
+            "json_schema",
+            '{"type": "array", "items": {"$ref": "#/a"}, "a": {"$ref": "#/a"}, "minItems": 1}',
+            "refers to itself",
+        ),
         ("json_schema", '{"$ref": "#/a", "a": {"$ref": "#/b"}, "b": {"$ref": "#/a"}}', "to itself"),
         (
             "json_schema",
