@@ -342,6 +342,7 @@ class Connection(asyncio.Protocol):
             self._respond(answer, head_only=request.method == "HEAD")
             return
         self._phase = Phase.CLOSING  # nothing more comes here
+        self._parser = None
         Exchange(
             self._hub,
             self.id,

@@ -112,6 +112,8 @@ class Inflow:
         self._ended = True
         self._guard.end(self._clock.now())
         self._waiting.clear()
+        self.parse = _pass_over  # no cycle with the connection is left, so memory is freed at once
+        self._congested = _never
         if self._rest is not None:
             self._rest.cancel()
             self._rest = None
@@ -123,3 +125,11 @@ class Inflow:
     def _rested(self) -> None:
         self._rest = None
         self.pace()
+
+
+def _pass_over(_: bytes) -> int:
+    return 0
+
+
+def _never() -> bool:
+    return False

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 from typing import Any
 
@@ -233,3 +234,20 @@ def test_a_number_of_a_query_is_bounded_before_it_is_read() -> None:
         with pytest.raises(BadRequest, match="limit"):
             ItemPage.of(f"limit={limit}")
     assert ItemPage.of("limit=7").limit == 7
+
+
+async def test_a_connection_that_ended_is_freed_at_once(serve) -> None:
+    """Without waiting for the collector of cycles: there are many of them in a flood."""
+    async with serve(tokens=("k",)) as gateway:
+        await gateway.get("/healthz")
+        await gateway.until_gone()
+        gc.collect()
+        gc.disable()
+        try:
+            for path in ("/healthz", "/v1/models", "/v1/ws"):
+                await gateway.get(path)
+            await gateway.until_gone()
+            await settle()
+            assert not [it for it in gc.get_objects() if isinstance(it, Connection)]
+        finally:
+            gc.enable()
