@@ -16,6 +16,7 @@ from functools import partial
 from typing import cast
 
 from websockets.frames import Frame, Opcode
+from websockets.protocol import State
 from websockets.typing import BytesLike
 
 from ramify.actors.gateway.accepted import may_ask
@@ -205,7 +206,7 @@ class Connection(asyncio.Protocol):
     def deliver(self, messages: list[ServerMessage]) -> bool:
         """Queue one frame until `flush`. True if this is the first one queued."""
         ws = self._ws
-        if ws is None or self._phase is not Phase.LIVE or not ws.open:
+        if ws is None or self._phase is not Phase.LIVE or ws.state is not State.OPEN:
             return False
         if self._door is not None:  # only the gateway itself says something: that it stops
             self._drain_door(self._door, messages)

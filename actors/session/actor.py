@@ -194,6 +194,8 @@ class SessionActor:
             while core.ended is None:
                 for message in await self._mailbox.drain():
                     self._handle(message)
+                    if type(message) is Tokens and not message.finished:
+                        continue  # no op has begun or ended: nothing is to be done about it
                     if core.unfinished:
                         await self._finish()
                     if self._to_change and not core.busy:
@@ -205,7 +207,8 @@ class SessionActor:
                         or len(core.state.out.cache) + len(core.state.out.scheduler) >= HANDFUL
                     ):
                         await self._next_turn()
-                await self._hand_over()
+                if not self._send():
+                    await self._hand_over()
                 self._rest()
                 core.work.renew()
         except MailboxClosed:

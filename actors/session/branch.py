@@ -91,33 +91,28 @@ class SegmentList(Sequence[Segment]):
     whoever else shares the links. A dropped branch leaves only the links that others still reach.
     """
 
-    __slots__ = ("_top",)
+    __slots__ = ("top",)
 
     def __init__(self, top: Link | None = None) -> None:
-        self._top = top
-
-    @property
-    def top(self) -> Link | None:
-        """The last segment's link."""
-        return self._top
+        self.top = top
 
     def restore(self, top: Link | None) -> None:
         """Begin with the segments up to this link."""
-        self._top = top
+        self.top = top
 
     def copy(self) -> "SegmentList":
         """An independent copy. O(1)."""
-        return SegmentList(self._top)
+        return SegmentList(self.top)
 
     def append(self, segment: Segment) -> None:
-        self._top = Link(segment, self._top)
+        self.top = Link(segment, self.top)
 
     def pop(self) -> Segment:
         """Take the last segment off. Raises IndexError if there is none."""
-        link = self._top
+        link = self.top
         if link is None:
             raise IndexError("pop of no segments")
-        self._top = link.before
+        self.top = link.before
         return link.segment
 
     def remove(self, segment: Segment) -> None:
@@ -130,11 +125,11 @@ class SegmentList(Sequence[Segment]):
 
     def cut(self, to: int) -> None:
         """Drop the segments that start at position `to` or later. O(log segments)."""
-        self._top = self.before(to)
+        self.top = self.before(to)
 
     def before(self, position: int) -> Link | None:
         """The last link whose segment starts before `position`. O(log segments)."""
-        link = self._top
+        link = self.top
         while link is not None and link.segment.start >= position:
             jump = link.jump
             link = jump if jump is not None and jump.segment.start >= position else link.before
@@ -142,7 +137,7 @@ class SegmentList(Sequence[Segment]):
 
     def turn(self, turns: int) -> Link | None:
         """The last link with which, or after which, so many turns begin. O(log segments)."""
-        link = self._top
+        link = self.top
         most = 0 if link is None else link.turns - turns
         while link is not None and _turns(link.before) > most:
             jump = link.jump
@@ -150,16 +145,16 @@ class SegmentList(Sequence[Segment]):
         return link
 
     def __len__(self) -> int:
-        return _count(self._top)
+        return _count(self.top)
 
     def __bool__(self) -> bool:
-        return self._top is not None
+        return self.top is not None
 
     def __iter__(self) -> Iterator[Segment]:
         return reversed(list(reversed(self)))
 
     def __reversed__(self) -> Iterator[Segment]:
-        link = self._top
+        link = self.top
         while link is not None:
             yield link.segment
             link = link.before
@@ -170,15 +165,15 @@ class SegmentList(Sequence[Segment]):
     def __getitem__(self, index: slice) -> list[Segment]: ...
     def __getitem__(self, index: Any) -> Any:
         """O(log segments), and O(1) near the end; a slice costs O(segments)."""
-        if index == -1 and self._top is not None:  # asked for with each token
-            return self._top.segment
+        if index == -1 and self.top is not None:  # asked for with each token
+            return self.top.segment
         if isinstance(index, slice):
             return list(self)[index]
         count = len(self)
         place = index + count + 1 if index < 0 else index + 1
         if not 1 <= place <= count:
             raise IndexError(f"segment {index} of {count}")
-        link = self._top
+        link = self.top
         while link is not None and link.count > place:
             jump = link.jump
             link = jump if jump is not None and jump.count >= place else link.before
@@ -354,7 +349,7 @@ class Branch:
         """The output segments that end at or after `position`, in order."""
         top = self.segments.top
         if top is not None and (last := top.segment).start < position:  # as with each delta of a stream
-            return (last,) if last.end >= position and isinstance(last, OutputSegment) else ()
+            return (last,) if isinstance(last, OutputSegment) and last.end >= position else ()
         return reversed(list(self.outputs_back_to(position)))
 
     def outputs_back_to(self, position: int) -> Iterator[OutputSegment]:

@@ -87,7 +87,9 @@ class Publisher:
     def flush(self, branch: Branch) -> None:
         """Send what `branch` released to each socket that may have it now."""
         for subscriber in self.subscribers.values():
-            self.stream(subscriber, branch)
+            later = subscriber.stream(branch, self.now)
+            if later is not None:
+                self._state.out.wake(later)
 
     def stream(self, subscriber: Subscriber, branch: Branch) -> None:
         """Send what `branch` released to one of them, now or at its next tick."""

@@ -214,7 +214,10 @@ class Subscriber:
             if now < self.next_tick:
                 return self.next_tick
             self._ticked, self.next_tick = now, now + tick / 1e3
-        self.flush(branch)
+        if self._late or self._held or self._untold:
+            self.flush(branch)
+        else:  # with each token: nothing waits for deltas
+            self._advance(branch, branch.label.name, UNLIMITED)
         return None
 
     def tick(self, branches: Iterable[Branch], now: float) -> float | None:
