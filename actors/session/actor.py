@@ -210,7 +210,8 @@ class SessionActor:
                 if not self._send():
                     await self._hand_over()
                 self._rest()
-                core.work.renew()
+                if core.work.left < core.work.most:  # tokens alone cost nothing of it
+                    core.work.renew()
         except MailboxClosed:
             if self._saver is not None and self._saver.leave():
                 core.ended = FAILED  # its ops go on where it is taken up again: none of them has ended

@@ -57,18 +57,14 @@ class Budget:
 class Meter:
     """What one session holds; it counts for its credential and for the process too."""
 
-    __slots__ = ("_owner", "_process", "held", "most")
+    __slots__ = ("_owner", "_process", "full", "held", "most")
 
     def __init__(self, most: int, owner: Budget, process: Budget) -> None:
         self.most = most
         self.held = 0
+        self.full = False  # whether it holds more than it may: asked for with each token
         self._owner = owner
         self._process = process
-
-    @property
-    def full(self) -> bool:
-        """Whether the session holds more than it may."""
-        return self.held > self.most
 
     def add(self, count: int) -> None:
         """`count` bytes more; negative: less. O(1)."""
@@ -79,6 +75,7 @@ class Meter:
             owner.held + count,
             process.held + count,
         )
+        self.full = self.held > self.most
 
     def require(self, more: int = 0) -> None:
         """Raises LimitExceeded if there is no room for `more` bytes."""
