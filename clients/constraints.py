@@ -41,7 +41,8 @@ def constrained(options: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
         names = names.replace("continue_", "continue_constraint")
         raise BadRequest(f"give one constraint, not {names}")
     if wanted is not None:
-        given = {"json_schema": schema_of(wanted)}
+        del given["type"]
+        given["json_schema"] = schema_of(wanted)
     elif "choices" in given:
         given["choices"] = list(given["choices"])
     elif "structural_tag" in given:

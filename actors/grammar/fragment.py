@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ramify.actors.grammar.deadline import check_deadline
 from ramify.actors.grammar.limits import MAX_STATES, MAX_WORK
 from ramify.protocol.errors import ConstraintError
 
@@ -158,6 +159,7 @@ def _together(table: Table, final: Flags, starts: NDArray[np.int32]) -> Fragment
     count = 1
     ids[int((layer.astype(np.uint64) * factors).sum(dtype=np.uint64))] = first
     while len(layer):
+        check_deadline()
         behind = padded[layer]  # [subsets, starts, symbols]
         alive = (behind >= 0).sum(axis=1, dtype=np.int32)
         row = behind.max(axis=1)
@@ -313,6 +315,8 @@ def determinize(
     targets: list[int] = []
     work = 0
     for at, states in enumerate(order):
+        if at % 256 == 0:
+            check_deadline()
         reached: dict[int, frozenset[int] | set[int]] = {}
         for state in states:
             found = moves_of(state)
@@ -354,6 +358,7 @@ def product(left: Fragment, right: Fragment, mode: str) -> Fragment:
     layer = np.array([left.start * width + right.start], np.int64)
     codes, rows = [layer], []
     while len(layer):
+        check_deadline()
         i, j = np.divmod(layer, width)
         ni, nj = a[i], b[j]
         following = ni.astype(np.int64) * width + nj

@@ -14,6 +14,7 @@ from typing import Literal as OneOf
 from typing import NamedTuple
 
 from ramify.actors.grammar.automaton import Automaton
+from ramify.actors.grammar.deadline import deadline
 from ramify.actors.grammar.expression import union
 from ramify.actors.grammar.schema.arrays import Arrays, listed_items
 from ramify.actors.grammar.schema.assembly import one_of, reduced, words
@@ -103,8 +104,9 @@ def _lowered(
         document = Document(schema)
         speller = _Speller(document, _SEPARATORS[spacing], unroll, depth, by_name, until, alone)
         try:
-            found = speller.value((Claim("is"),))
-            automaton = Automaton.from_expression(union()) if found is None else reduced(found)
+            with deadline(until):
+                found = speller.value((Claim("is"),))
+                automaton = Automaton.from_expression(union()) if found is None else reduced(found)
             places = speller.places(clashes)
         except TooLarge as error:
             refused = error

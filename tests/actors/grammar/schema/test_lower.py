@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from typing import Any
 
 import jsonschema
@@ -746,3 +747,13 @@ def test_a_required_part_that_becomes_empty_is_refused() -> None:
             lower(schema)
         assert caught.value.pointer.endswith("/properties/a/oneOf/1/format")
     assert lower({"anyOf": [whole, {"type": "null"}]}).notes
+
+
+def test_one_automaton_inside_has_no_longer_than_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time ends inside of what a single value needs, not only between values."""
+    monkeypatch.setattr("ramify.actors.grammar.schema.lower.MAX_SECONDS", 0.05)
+    patterns = {f"{a}.*{b}.*{a}": {"type": "null"} for a in "abcd" for b in "efgh"}
+    begun = time.process_time()
+    with pytest.raises(TooLarge):
+        lower({"patternProperties": patterns})
+    assert time.process_time() - begun < 2

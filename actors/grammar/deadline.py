@@ -1,0 +1,30 @@
+"""How long the construction of an automaton may go on: each of its steps looks, none is told.
+
+By the processor's time of this process. A worker compiles one constraint at a time.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from time import process_time
+
+from ramify.protocol.errors import ConstraintError
+
+_until: ContextVar[float] = ContextVar("until")
+
+
+@contextmanager
+def deadline(until: float) -> Iterator[None]:
+    """What is made inside ends at `until`, of `time.process_time`."""
+    token = _until.set(until)
+    try:
+        yield
+    finally:
+        _until.reset(token)
+
+
+def check_deadline() -> None:
+    """Raises ConstraintError behind the deadline, if there is one."""
+    until = _until.get(None)
+    if until is not None and process_time() > until:
+        raise ConstraintError("compiling takes too long: use less oneOf and anyOf, fewer patterns")
