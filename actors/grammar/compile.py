@@ -11,7 +11,8 @@ import msgspec
 
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.expression import literal, union
-from ramify.actors.grammar.grammars import lark_grammar
+from ramify.actors.grammar.fragment import TooAmbiguous
+from ramify.actors.grammar.grammars import lark_grammar, regex_grammar
 from ramify.actors.grammar.likely import likely_words
 from ramify.actors.grammar.limits import MAX_BYTES, MAX_CELLS, MAX_CHOICES, MAX_STRUCTURE_BYTES
 from ramify.actors.grammar.must_follow import forced_texts
@@ -44,7 +45,7 @@ def compile_constraint(spec: ConstraintSpec) -> CompiledConstraint:
         raise ConstraintError(f"the constraint has {size} bytes: at most {most}")
     match spec.kind:
         case "regex":
-            return _ready(*regex_automaton(spec.text))
+            return _regex(spec.text)
         case "choices":
             return _ready(_choices(spec.text))
         case "json_schema":
@@ -53,6 +54,16 @@ def compile_constraint(spec: ConstraintSpec) -> CompiledConstraint:
             return _grammar(*lark_grammar(spec.text))
         case "structure":
             return _ready(*structure_automaton(decode_structure(spec.text)))
+
+
+def _regex(pattern: str) -> CompiledConstraint:
+    try:
+        return _ready(*regex_automaton(pattern))
+    except TooAmbiguous as error:
+        found = regex_grammar(pattern)
+        if found is None:
+            raise error from None
+        return _grammar(*found)
 
 
 def _choices(text: str) -> Automaton:

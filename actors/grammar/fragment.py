@@ -42,9 +42,13 @@ class Fragment:
         return bool(self.final[self.start])
 
 
-def too_large() -> ConstraintError:
+class TooAmbiguous(ConstraintError):
+    """No automaton within the limits holds the language; something that needs no table might."""
+
+
+def too_large() -> TooAmbiguous:
     """What every step of the construction raises past `MAX_STATES`."""
-    return ConstraintError(
+    return TooAmbiguous(
         f"the constraint needs more than {MAX_STATES} states: lower its repetition counts or lengths, "
         "or make its parts less ambiguous"
     )
@@ -330,7 +334,7 @@ def determinize(
                 elif not target <= known:
                     reached[symbol] = set(known | target)
         if work > MAX_WORK:
-            raise ConstraintError(
+            raise TooAmbiguous(
                 "the constraint is too ambiguous: too many of its parts can match the same text; "
                 "make repeated parts end differently from how they begin"
             )

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from ramify.actors.grammar.endless import endless_rules
+from ramify.actors.grammar.outlines import rewritten
 from ramify.protocol.errors import ConstraintError
 
 llguidance: Any
@@ -59,6 +60,16 @@ def schema_grammar(schema: Any, *, spaced: bool) -> Checked:
         },
     )
     return _checked(found)
+
+
+def regex_grammar(pattern: str) -> Checked | None:
+    """The grammar of a regex that no table holds; None if llguidance cannot follow it either."""
+    if llguidance is None:
+        return None
+    try:
+        return _checked(llguidance.LLMatcher.grammar_from_regex(rewritten(pattern)))
+    except (ConstraintError, ValueError):
+        return None
 
 
 def _installed() -> Any:

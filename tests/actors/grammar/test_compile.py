@@ -1,6 +1,9 @@
 """One call from a spec to a body, and what is refused."""
 
+import importlib
 import json
+import random
+import re
 import zlib
 from typing import Any
 
@@ -17,7 +20,7 @@ from ramify.gpu.constraints.bodies import constraint_of
 from ramify.gpu.constraints.grammar import GrammarVocabulary
 from ramify.gpu.constraints.matcher import Constraint
 from ramify.gpu.constraints.vocabulary import Vocabulary
-from ramify.protocol.constraints import AutomatonBody, ConstraintSpec, Kind, decode_body
+from ramify.protocol.constraints import AutomatonBody, ConstraintSpec, GrammarBody, Kind, decode_body
 from ramify.protocol.errors import ConstraintError
 
 BYTES = Vocabulary([*(bytes([b]) for b in range(256)), b""], [256], lambda text: list(text.encode()))
@@ -197,3 +200,38 @@ def test_a_worker_starts_with_what_schemas_share() -> None:
         made.cache_clear()
     warm_up()
     assert all(made.cache_info().currsize for made in shared)
+
+
+# --- regexes that no table holds -------------------------------------------------------------------
+
+
+def taken(body: Any, text: str) -> bool:
+    """Whether llguidance takes all of `text`, a byte as each token, and may end there."""
+    llguidance: Any = importlib.import_module("llguidance")
+    assert isinstance(body, GrammarBody)
+    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), body.text, log_level=0)
+    return all(map(matcher.consume_token, text.encode())) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"[a-c]*a[a-c]{18}", r"^(?:\d|[b-d])*b\w{17}(?:\s|é)$", r"(?i:[a-c]*a[a-z]{18})"]
+)
+def test_a_regex_that_is_too_ambiguous_is_followed_by_llguidance(pattern: str) -> None:
+    """It was refused; texts near it are what Python's `re` says."""
+    compiled = compile_constraint(ConstraintSpec("regex", pattern))
+    assert compiled.backend == "grammar"
+    body = decode_body(compiled.body)
+    rng = random.Random(1)
+    seen = set()
+    for _ in range(300):
+        text = "".join(rng.choice("abcabcabcabcabcabcabcabcA1") for _ in range(rng.randrange(16, 24)))
+        text += rng.choice(["", "", "", " ", "é", "\u0661"])
+        wanted = re.fullmatch(pattern, text, re.A) is not None
+        assert taken(body, text) == wanted, text
+        seen.add(wanted)
+    assert seen == {True, False}
+
+
+def test_what_llguidance_cannot_follow_either_stays_refused() -> None:
+    with pytest.raises(ConstraintError, match="ambiguous"):
+        compile_constraint(ConstraintSpec("regex", r"(?=x)[a-z]*a[a-z]{18}"))

@@ -170,7 +170,8 @@ async def test_each_has_an_answer_by_its_time(pids: list[int]) -> None:
             return_exceptions=True,
         )  # fmt: skip
         assert time.monotonic() - begun < 2.0
-        assert all(isinstance(each, ConstraintError | Overloaded) for each in found[:-1])
+        served = [each for each in found[:-1] if not isinstance(each, ConstraintError | Overloaded)]
+        assert all(isinstance(each, CompiledConstraint) for each in served)
         assert any(isinstance(each, Overloaded) for each in found)
         assert (await patiently(pool, regex("ab"))).backend == "automaton"
 
@@ -267,7 +268,7 @@ HOSTILE = [
 
 
 async def test_twenty_hostile_constraints_hold_up_nobody() -> None:
-    """All are refused or killed within ten seconds; another owner is served meanwhile."""
+    """All are refused, killed or left to llguidance within ten seconds; others are served meanwhile."""
     specs = [regex(f"{HOSTILE[i % len(HOSTILE)]}{'z' * i}") for i in range(20)]
     late: list[float] = []
 
@@ -286,9 +287,11 @@ async def test_twenty_hostile_constraints_hold_up_nobody() -> None:
         for n in range(5):
             await pool.compile(regex(f"honest{n}"), Owner("honest"))
         honest = time.perf_counter() - begun
-        for task in hostile:
-            with pytest.raises((ConstraintError, Overloaded)):
-                await task
+        for found in await asyncio.gather(*hostile, return_exceptions=True):
+            if isinstance(found, CompiledConstraint):
+                assert found.backend == "grammar"  # what no table holds is followed step by step
+            else:
+                assert isinstance(found, ConstraintError | Overloaded)
         assert time.perf_counter() - begun < 11  # 10, and what a busy machine is late by
         assert honest < 3  # 5 ms each on an idle machine
         group.cancel_scope.cancel()
