@@ -65,9 +65,7 @@ class Saver:
         self._unheard = not fence and not late  # nobody has heard of the session yet
         self._late = late  # and nothing of it was saved yet
         self._lost = False  # it is another server's
-        self._anew: int | None = (
-            None  # the ticket up to which the store has lost some, to be saved whole
-        )
+        self._anew: int | None = None  # the ticket up to which the store has lost some
         self._whole = 0  # the ticket of the last save that was
         self._unflushed = False  # a lazy save was told since the last one that is flushed to the disk
 
@@ -184,7 +182,10 @@ class Saver:
         waits = self._sync is not None
         ticket = self._save(sync=waits or self._synced, awaited=waits, whole=True)
         self._anew = None
-        if ticket is None:  # it is not to be saved any more
+        if ticket is None:  # it is not to be saved any more, so nothing waits
+            for lost in (self._lazy, self._sync):
+                if lost is not None:
+                    self.saved(lost)
             return
         if waits:
             self._sync = ticket

@@ -297,3 +297,20 @@ def test_a_session_that_is_over_is_saved_whole_as_well(tokenizer: Tokenizer) -> 
     assert again is not None
     assert (again.session, again.changes.whole, again.changes.live) == (0, True, False)
     assert {key[0] for key in again.changes.put} == {"h", "r", "s"}
+
+
+def test_nothing_waits_for_a_session_that_is_not_to_be_saved_any_more(tokenizer: Tokenizer) -> None:
+    """It was told so while the store was away, which has lost it since."""
+    alone, saver, store = saving(tokenizer)
+    alone.core.state.persist = "sync"
+    heard(alone, saver, store)
+    alone.send(Set(id=1, meta={"a": 1}))
+    saver.turn()
+    lost = ticket(store)
+    assert saver.holds
+    alone.core.state.persist = "none"
+    saver.unsaved(lost)
+    saver.turn()
+    (forgotten,) = store.drain_nowait()
+    assert isinstance(forgotten, Forget)
+    assert saver.ready(1)
