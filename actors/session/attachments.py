@@ -24,6 +24,7 @@ from ramify.protocol.wire import ClientMessage, Op, Rollback, Tree
 
 Ops = list[ClientMessage]
 SHOWN = 4  # what it costs to show a branch in a `state` (see `work`)
+OUTPUTS = 10  # that are looked at in a microsecond
 PAUSE = 0.005  # until a socket that catches up gets its next frame
 LOOK_SECONDS = 1.0  # how often a session that is due is looked at, while it generates
 
@@ -177,7 +178,7 @@ class Attachments:
         state = self._view.opened(message, reply_log, resident, lengths, kept)
         subscriber.out.append(state)
         for branch in list(self._state.branches.values()):
-            yield SOCKET
+            yield SOCKET + len(branch.segments) // OUTPUTS
             self._catch_up(subscriber, branch, reply_log)
         yield from self._go_on(subscriber)
         if message.write:
