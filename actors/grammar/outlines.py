@@ -32,6 +32,8 @@ except ImportError:  # it has no wheel for this machine
 _END = 256  # the id of the end
 _SETS = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t\n\x0b\x0c\r\x20"}
 _STARTS = re.compile(r"(?<![\\\[])\^|\\A")  # but in brackets
+_ENDS = re.compile(r"(?<!\\)(?:\\\\)*\$\Z")
+_ALTERNATIVES = re.compile(r"\||(?<!\[)\^|(?<!\\)\$")
 _FLAGS = re.compile(r"\(\?([a-z]+)")
 _NAMED = re.compile(r"\[:\^?[a-z]+:\]")
 _PROPERTY = re.compile(r"[pP](?:\{[^{}]{1,64}\}|[A-Za-z])")
@@ -48,6 +50,23 @@ def regex_automaton(pattern: str) -> tuple[Automaton, tuple[str, ...]]:
         return Automaton.from_regex(pattern), ()
     except UnknownSyntax as error:
         return outlines_automaton(pattern, error)
+
+
+def search_automaton(pattern: str) -> Automaton:
+    """The texts in which `pattern` matches somewhere, by our compiler if it can. Raises ConstraintError.
+
+    outlines-core does not look around, so anchors there may only stand at both ends of the pattern.
+    """
+    try:
+        return Automaton.from_regex(pattern, search=True)
+    except UnknownSyntax as error:
+        begins, ends = pattern.startswith("^"), _ENDS.search(pattern) is not None
+        inner = pattern[1 if begins else 0 : -1 if ends else None]
+        if (begins or ends) and _ALTERNATIVES.search(inner):
+            raise  # an anchor that is one alternative's
+        around = rf"(?:{inner})"
+        around = around if begins else rf"[\s\S]*{around}"
+        return outlines_automaton(around if ends else rf"{around}[\s\S]*", error)[0]
 
 
 def outlines_automaton(pattern: str, unread: UnknownSyntax) -> tuple[Automaton, tuple[str, ...]]:

@@ -23,6 +23,7 @@ from ramify.actors.grammar.expression import (
 from ramify.actors.grammar.fragment import Fragment
 from ramify.actors.grammar.free_text import free_text
 from ramify.actors.grammar.limits import MAX_REPEAT
+from ramify.actors.grammar.outlines import search_automaton
 from ramify.actors.grammar.route import UNROLL
 from ramify.actors.grammar.schema.errors import Unsupported
 from ramify.actors.grammar.schema.lower import lower
@@ -134,7 +135,7 @@ def _plain_text(schema: Mapping[str, Any]) -> Automaton | None:
         texts = [literal(each) for each in listed if isinstance(each, str)]
         found.append(Automaton.from_expression(union(*texts)))
     if "pattern" in schema:
-        found.append(Automaton.from_regex(schema["pattern"], search=True))
+        found.append(search_automaton(schema["pattern"]))
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     if least or most is not None:
         if max(least, most or 0) > MAX_REPEAT:

@@ -23,6 +23,7 @@ from ramify.actors.grammar.expression import (
     Repeat,
     union,
 )
+from ramify.actors.grammar.outlines import search_automaton
 from ramify.actors.grammar.schema.assembly import words
 from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
 from ramify.actors.grammar.schema.formats import FORMATS
@@ -82,7 +83,7 @@ class Strings:
                 if test.kind == "format":
                     found = _format(test.text)
                 else:
-                    found = Automaton.from_regex(from_ecma(test.text), search=True)
+                    found = search_automaton(from_ecma(test.text))
             except ConstraintError as error:
                 raise Unsupported(test.pointer, error.message) from None
             self._tests[key] = found

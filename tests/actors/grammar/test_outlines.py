@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 from ramify.actors.grammar import outlines
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.compile import compile_constraint
-from ramify.actors.grammar.outlines import outlines_automaton, regex_automaton, rewritten
+from ramify.actors.grammar.outlines import (
+    outlines_automaton,
+    regex_automaton,
+    rewritten,
+    search_automaton,
+)
 from ramify.actors.grammar.regex import UnknownSyntax
 from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import ConstraintError
@@ -112,3 +117,25 @@ def test_counts_are_bounded_and_notes_reach_the_client() -> None:
 def test_rewritten() -> None:
     assert re.fullmatch(rewritten(r"[\w.]{2}"), "a.")
     assert rewritten(r"\d\b{") == r"[0-9](?-u:\b)\{"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        (r"^\p{Lu}\p{L}*$", ["Été", "Z"], ["été", "Ab c", ""]),
+        (r"\p{Greek}", ["aλb", "λ", "\nλ\n"], ["ab", ""]),
+        (r"^\p{L}", ["a1", "ü\n"], ["1a"]),
+        (r"\p{L}\$$", ["1a$"], ["a", "a1$1"]),
+        (r"\p{Lu}$|b", ["xb1", "A"], ["A1", "a"]),
+    ],
+)
+def test_patterns_of_schemas_that_we_do_not_read(pattern: str, good: list[str], bad: list[str]) -> None:
+    found = search_automaton(pattern)
+    assert all(found.accepts(text.encode()) for text in good)
+    assert not any(found.accepts(text.encode()) for text in bad)
+
+
+@pytest.mark.parametrize("pattern", [r"^\p{L}|x$", r"^a|\p{L}"])
+def test_anchors_inside_a_pattern_that_we_do_not_read_are_refused(pattern: str) -> None:
+    with pytest.raises(ConstraintError):
+        search_automaton(pattern)
