@@ -137,8 +137,9 @@ def serving(folder: Path, *flags: str) -> Iterator[Server]:
 class Peer:
     """A socket with a session and one branch."""
 
-    def __init__(self, socket: ClientConnection) -> None:
+    def __init__(self, socket: ClientConnection, server: Server) -> None:
         self.socket = socket
+        self.server = server
         self.send({"type": "open", "client": "peer"})
         self.until("state")
 
@@ -155,7 +156,10 @@ class Peer:
     def until(self, *types: str, ident: int | None = None) -> Message:
         end = time.monotonic() + PATIENCE
         while True:
-            frame = json.loads(self.socket.recv(timeout=max(0.0, end - time.monotonic())))
+            try:
+                frame = json.loads(self.socket.recv(timeout=max(0.0, end - time.monotonic())))
+            except TimeoutError:
+                raise AssertionError(f"no {types}: {self.server.said}") from None
             for message in frame if isinstance(frame, list) else [frame]:
                 if message["type"] in types and ident in (None, message.get("id")):
                     return dict(message)
@@ -173,7 +177,7 @@ class Peer:
 @contextmanager
 def peer(server: Server) -> Iterator[Peer]:
     with connect(server.url, max_size=None, compression=None) as socket:
-        yield Peer(socket)
+        yield Peer(socket, server)
 
 
 def is_internal(end: Message) -> bool:
@@ -235,8 +239,9 @@ def test_out_of_memory(folder: Path) -> None:
             finally:
                 taken.clear()
                 torch.cuda.empty_cache()
-            assert one.until("done", "error", ident=2).get("reason") == "length"
-            assert other.until("done", "error", ident=2).get("reason") == "length"
+            for each in (one, other):
+                end = each.until("done", "error", ident=2)
+                assert end.get("reason") == "length", (end, server.said)
         assert "OutOfMemoryError" in server.said
         server.process.send_signal(signal.SIGTERM)
         assert server.exit_code() == 0

@@ -160,7 +160,8 @@ def generate(
             pages = pack(range(60 * row, 60 * row + 60))
             history = pack(before)
             constraint = int(row < len(SAMPLINGS))
-            opened.append(OpenRow(row, row, pages, 0, sampling, len(outputs[row]), history, constraint))
+            made = len(outputs[row])
+            opened.append(OpenRow(row, row, pages, 0, sampling, made, history, constraint, made))
             extends.append(ExtendRow(row, 0, history, True))
         return StepPlan(1, closes, opens=opened, extends=extends)
 
