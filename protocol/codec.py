@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from ramify.protocol.errors import BadRequest
+from ramify.protocol.json_value import OneFrame
 from ramify.protocol.wire import ClientMessage, ServerMessage
 
 CodecName = Literal["json", "msgpack"]
@@ -53,7 +54,8 @@ class Codec:
         Raises BadRequest: `details.path` is the JSON path of the field at fault; `details.parse`
         instead says that the frame is not JSON (or msgpack) at all.
         """
-        return _decode(self._client, data)
+        with OneFrame():
+            return _decode(self._client, data)
 
     def is_array(self, data: bytes) -> bool:
         """Whether a frame that decodes is an array, even of one message."""

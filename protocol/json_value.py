@@ -4,10 +4,11 @@ Everything that one codec reads must be writable by the other, and by whoever th
 the msgpack codec alone knows bytes, timestamps, extensions and keys that are no strings, the JSON
 codec alone integers of any size, and Python alone NaN and lone surrogates. So all of these are
 refused, and so is nesting that would exhaust a reader's stack. The check is iterative and stops at
-the first fault. It does not know which message a value is part of.
+the first fault. It does not know which message a value is part of, but counts all those of one frame.
 """
 
 import re
+import threading
 from collections.abc import Iterable
 from math import isfinite
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from ramify.protocol.errors import InvalidField
 
 MAX_DEPTH = 32  # objects and arrays inside each other
-MAX_VALUES = 1 << 16  # members and elements, all levels together
+MAX_VALUES = 1 << 16  # members and elements, all levels together; of a frame, all its values together
 MIN_INT, MAX_INT = -(2**63), 2**63 - 1  # JavaScript reads those beyond 2**53 rounded
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,40}")
@@ -25,9 +26,38 @@ _SHOWN = 40  # characters of any other key in a path
 _Way = tuple[Any, str | int] | None
 
 
+class _Decoding(threading.local):
+    """What is being decoded in this thread. `left`: values that its frame may hold yet; None: no frame."""
+
+    left: int | None = None
+
+
+_decoding = _Decoding()
+
+
+class OneFrame:
+    """While it is entered, MAX_VALUES bounds all values that this thread checks, not each of them:
+    a frame has room for hundreds of values of that size, and they are checked in one go."""
+
+    def __enter__(self) -> None:
+        _decoding.left = MAX_VALUES
+
+    def __exit__(self, *_: object) -> None:
+        _decoding.left = None
+
+
 def check_json(value: Any, field: str) -> None:
-    """Raise InvalidField, which names the place in `field`, if `value` may not travel."""
-    fault = json_fault(value)
+    """Raise InvalidField, which names the place in `field`, if `value` may not travel.
+
+    Or if the frame that is being decoded (`OneFrame`) holds too many values with it.
+    """
+    room = _decoding.left
+    left, fault = _look(value, MAX_VALUES if room is None else room)
+    if room is not None:
+        _decoding.left = left
+        if fault is not None and left < 0 and room < MAX_VALUES:
+            why = f"and the other JSON of this frame hold more than {MAX_VALUES} values: send them apart"
+            fault = "", why
     if fault is not None:
         path, why = fault
         raise InvalidField(f"`{field}{path}` {why}")
@@ -38,22 +68,27 @@ def json_fault(value: Any) -> tuple[str, str] | None:
 
     O(size), at most MAX_VALUES.
     """
+    return _look(value, MAX_VALUES)[1]
+
+
+def _look(value: Any, most: int) -> tuple[int, tuple[str, str] | None]:
+    """How many of `most` values are left behind this one, negative where they do not suffice; its fault."""
     open_: list[tuple[Any, _Way, int]] = [([value], None, 0)]  # containers to look into
-    left = MAX_VALUES + 1  # `value` itself is not counted
+    left = most + 1  # `value` itself is not counted
     while open_:
         container, way, depth = open_.pop()
         if depth > MAX_DEPTH:
-            return _path(way), f"is nested more than {MAX_DEPTH} deep: flatten it"
+            return left, (_path(way), f"is nested more than {MAX_DEPTH} deep: flatten it")
         left -= len(container)
         if left < 0:
-            return "", f"holds more than {MAX_VALUES} values: send less"
+            return left, ("", f"holds more than {MAX_VALUES} values: send less")
         items: Iterable[tuple[Any, Any]]
         if isinstance(container, dict):
             for key in container:
                 if type(key) is not str or not key.isascii():
                     why = _fault_in_key(key)
                     if why is not None:
-                        return _path(way), why
+                        return left, (_path(way), why)
             items = container.items()
         else:
             items = enumerate(container)
@@ -61,13 +96,16 @@ def json_fault(value: Any) -> tuple[str, str] | None:
             kind = type(item)  # the usual ones first: a frame may hold 100,000 values
             if (kind is str and item.isascii()) or (kind is int and MIN_INT <= item <= MAX_INT):
                 continue
+            if kind is float and isfinite(item):
+                continue
             if kind is dict or kind is list or isinstance(item, dict | list | tuple):
-                open_.append((item, (way, key) if depth else None, depth + 1))
+                if item or depth >= MAX_DEPTH:  # an empty one has nothing to look at
+                    open_.append((item, (way, key) if depth else None, depth + 1))
             elif item is not None and kind is not bool:
                 why = _fault_in_scalar(item)
                 if why is not None:
-                    return _path((way, key) if depth else None), why
-    return None
+                    return left, (_path((way, key) if depth else None), why)
+    return left, None
 
 
 def _fault_in_key(key: Any) -> str | None:

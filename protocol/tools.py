@@ -21,7 +21,7 @@ def check_tools(tools: Sequence[dict[str, Any]], field: str) -> None:
     """Raise InvalidField, which names the place in `field`, if one is no function. O(tools)."""
     seen: dict[str, int] = {}
     for i, tool in enumerate(tools):
-        where, function = _function(tool, f"{field}[{i}]")
+        where, function = _place(tool, field, i), _function(tool, field, i)
         name = function["name"]
         if name in seen:
             raise InvalidField(f"`{where}.name` is that of tool {seen[name]} too: each needs its own")
@@ -43,21 +43,28 @@ def check_calls(calls: Sequence[dict[str, Any]], field: str) -> None:
     for i, call in enumerate(calls):
         if not isinstance(call.get("id"), str | None):
             raise InvalidField(f"`{field}[{i}].id` must be a string")
-        where, function = _function(call, f"{field}[{i}]")
+        function = _function(call, field, i)
         if not isinstance(function.get("arguments"), dict | str):
+            where = _place(call, field, i)
             raise InvalidField(f"`{where}.arguments` must be an object, or its JSON text")
 
 
-def _function(value: dict[str, Any], where: str) -> tuple[str, dict[str, Any]]:
-    """The object in `value` that names a function, and its place."""
+def _function(value: dict[str, Any], field: str, index: int) -> dict[str, Any]:
+    """The object in `value` that names a function."""
     if value.get("type", "function") != "function":
+        where = f"{field}[{index}]"
         raise InvalidField(f'`{where}.type` must be "function": this server calls nothing else')
-    function: Any = value
-    if "function" in value:
-        where, function = f"{where}.function", value["function"]
+    function: Any = value.get("function", value)
     if not isinstance(function, dict):
-        raise InvalidField(f"`{where}` must be an object with a `name`")
+        raise InvalidField(f"`{_place(value, field, index)}` must be an object with a `name`")
     name = function.get("name")
     if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
+        where = _place(value, field, index)
         raise InvalidField(f"`{where}.name` must be a string of 1 to {LONGEST_NAME} characters")
-    return where, function
+    return function
+
+
+def _place(value: dict[str, Any], field: str, index: int) -> str:
+    """Where that object is: made for errors, as a frame may hold thousands of calls."""
+    where = f"{field}[{index}]"
+    return f"{where}.function" if "function" in value else where
