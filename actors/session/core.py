@@ -91,6 +91,8 @@ class SessionCore:
         self.work = Work()
         self._steps: deque[Steps[None]] = deque()  # the first one is under way
         self._owed: int | None = None  # what its next step costs; None: it has not begun
+        self._cost = -1  # of the next part of `_recording`
+        self._recording: Steps[None] | None = None  # what is to be saved is encoded
         self._to_submit = False  # generations may have room now
         self.writer = BranchWriter(state, tokenizer, template)
         self.publisher = Publisher(state, on_forget=lambda client: self._attachments.forget(client))
@@ -212,12 +214,17 @@ class SessionCore:
     @property
     def unfinished(self) -> bool:
         """Whether what was brought last is not done: `go_on` before anything else is brought."""
-        return bool(self._steps) or self._runner.ready or self._runner.due
+        return bool(self._steps) or self._runner.ready or self._runner.due or self._behind
 
     @property
     def inside(self) -> bool:
-        """Whether an op is half done, so that this is no moment to save or show anything."""
-        return self._runner.inside
+        """Whether an op is half done, or a save, so that this is no moment to save or show anything."""
+        return self._runner.inside or self._behind
+
+    @property
+    def _behind(self) -> bool:
+        recorder = self.recorder
+        return self._recording is not None or (recorder is not None and recorder.behind)
 
     def go_on(self, now: float) -> None:
         """A turn of the loop begins: do more of what is unfinished."""
@@ -234,6 +241,8 @@ class SessionCore:
         """Do what has come up, as far as the turn's budget goes."""
         steps = self._steps
         while True:
+            if not self._record():
+                return
             if not steps:
                 if self._runner.ready:
                     steps.append(self._runner.steps())
@@ -247,11 +256,27 @@ class SessionCore:
                 if not self.work.take(self._owed):
                     return
                 self._owed = next(steps[0], -1)
+                if not self._record():
+                    return
             steps.popleft()
             self._owed = None
         if self._to_submit:
             self._to_submit = False
             self.generations.submit_ready()
+
+    def _record(self) -> bool:
+        """Encode what is to be saved, where that is much. False: the turn's budget is spent."""
+        if self._recording is None:
+            if self.recorder is None or not self.recorder.behind or self._runner.inside:
+                return True
+            self._recording = self.recorder.ahead()
+            self._cost = next(self._recording, -1)
+        while self._cost >= 0:
+            if not self.work.take(self._cost):
+                return False
+            self._cost = next(self._recording, -1)
+        self._recording = None
+        return True
 
     # --- what the mailbox brings -----------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from ramify.actors.session.meter import LOGPROB, SEGMENT
 from ramify.actors.session.rules import Rule
 from ramify.actors.session.segments import OutputSegment, Tail
 from ramify.actors.session.sizes import json_bytes
-from ramify.actors.session.state import SessionState
+from ramify.actors.session.state import SAVED, SessionState
 from ramify.actors.session.tasks import Resumed, Task
 from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import (
@@ -528,6 +528,7 @@ class Generations:
             self._release_rest(generation)
         reader = segment.reading.reader if segment.reading is not None else None
         segment.ends()
+        self._state.unsaved += SAVED * len(segment.tokens)
         segment.mean, segment.complete = _mean(generation), reason == "stop"
         if segment.tail is Tail.OPEN and reason == "stop" and not generation.op.keep_open:
             self._writer.close_turn(branch)

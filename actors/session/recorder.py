@@ -4,7 +4,8 @@
 follows the branches and the ops that wait, not the text: a segment is encoded once, when it is complete,
 and the one of a running generation each time. While nothing but outputs has grown (see
 `SessionState.changed`), these are all that it looks at. Segments that no branch reaches any more tell so
-themselves (`branch.Saved`).
+themselves (`branch.Saved`). Where much text has come, `ahead` encodes it first, in parts: `collect` itself is one
+turn of the loop, so that a save is of one moment.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,8 +20,9 @@ from ramify.actors.session.publisher import Publisher
 from ramify.actors.session.reply_log import ReplyLog
 from ramify.actors.session.rules import Rule
 from ramify.actors.session.segments import InputSegment, OutputSegment
-from ramify.actors.session.state import SessionState
+from ramify.actors.session.state import SAVED, SessionState
 from ramify.actors.session.tasks import FrameRun, Task
+from ramify.actors.session.work import Steps
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.plan import pack
 from ramify.protocol.sampling import TokenLogprobs
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from ramify.actors.session.op_runner import OpRunner  # it imports the ops, which export
 
 HANDLE = (1 << 32) - 1
+AHEAD = 1 << 20  # bytes of text and tokens that one turn of the loop encodes
+ENCODED, MESSAGE = 500, 2  # bytes that are encoded in a microsecond; what a chat message takes
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -152,8 +156,26 @@ class Recorder:
         self._growing, self._ops, self._frames, self._replies = {}, {}, {}, {}
         self._head, self._put, self._drop, self._size = b"", {}, [], 0
         self._state.changed = True
+        self._state.unsaved = AHEAD
         for log in self._publisher.reply_logs.values():
             log.changed = None
+
+    @property
+    def behind(self) -> bool:
+        """Whether so much has come that `ahead` is to be called before `collect`."""
+        return self._state.unsaved >= AHEAD and self.kept
+
+    def ahead(self) -> Steps[None]:
+        """Encode what is complete for the next `collect`, in parts. Nothing changes in between."""
+        self._state.unsaved = 0
+        for branch in self._wanted():
+            yield 1
+            for link in unsaved(branch):
+                segment = link.segment
+                if isinstance(segment, OutputSegment) and not segment.ended:
+                    break
+                yield _encoding(segment)
+                self._put_segment(link)
 
     def collect(
         self,
@@ -210,7 +232,8 @@ class Recorder:
         return size
 
     def _remove(self, key: str, size: int) -> None:
-        self._drop.append(key)
+        if self._put.pop(key, None) is None:  # else it has gone before the store heard of it
+            self._drop.append(key)
         self._size -= size
 
     def _only_output(self) -> bool:
@@ -226,10 +249,10 @@ class Recorder:
 
     def _everything(self, now: float, wall: float, ttl_s: float | None) -> None:
         """Write what has changed."""
-        wanted = self._state.branches.values()
-        if any(branch.persist is not None for branch in wanted):
-            session = self._state.persist
-            wanted = [each for each in wanted if (each.persist or session) != "none"]  # type: ignore[assignment]
+        self._state.unsaved = 0
+        wanted = self._wanted()
+        if self._put and len(wanted) < len(self._state.branches):
+            self._take_back(wanted)
         branches, labels = saved_branches(wanted, self._number)
         tasks = self._tasks()
         waits, failed = self._waits(tasks, now, wall)
@@ -273,25 +296,52 @@ class Recorder:
 
     # --- branches and segments -------------------------------------------------------------------
 
+    def _wanted(self) -> list[Branch]:
+        """The branches that are saved."""
+        branches, session = list(self._state.branches.values()), self._state.persist
+        if all(branch.persist is None for branch in branches):
+            return branches
+        return [each for each in branches if (each.persist or session) != "none"]
+
     def _number(self, branch: Branch) -> int:
         """The number of the branch's last segment; those without one get theirs, and are written."""
-        new: list[Link] = []
-        link = branch.segments.top
-        while link is not None and link.saved is None:
-            new.append(link)
-            link = link.before
+        new = unsaved(branch)
+        link = new[0].before if new else branch.segments.top
         if link is not None and link.saved is not None and self._growing:
             self._grown(link, link.saved)
-        for each in reversed(new):
-            self._count += 1
-            each.saved = Saved(self._count, self._gone)
-            segment = each.segment
-            self._write_rule(each)
-            each.saved.size = self._write(f"s{self._count}", _encode(saved_segment(each)))
-            if isinstance(segment, OutputSegment) and not segment.ended:
-                self._growing[self._count] = len(segment.tokens)
-        top = branch.segments.top
-        return top.saved.number if top is not None and top.saved is not None else 0
+        for each in new:
+            self._put_segment(each)
+        return number_of(branch.segments.top)
+
+    def _take_back(self, wanted: list[Branch]) -> None:
+        """Forget what was encoded ahead of branches that are not to be saved any more."""
+        keeps: set[int] = set()
+        for branch in wanted:
+            for link in self._ahead_of(branch):
+                if id(link) in keeps:
+                    break
+                keeps.add(id(link))
+        for branch in self._state.branches.values():
+            for link in self._ahead_of(branch):
+                if id(link) not in keeps:
+                    link.saved = None
+
+    def _ahead_of(self, branch: Branch) -> Iterator[Link]:
+        """The branch's segments that the store has not heard of, the last one first."""
+        link = branch.segments.top
+        while link is not None and (link.saved is None or f"s{link.saved.number}" in self._put):
+            yield link
+            link = link.before
+
+    def _put_segment(self, link: Link) -> None:
+        """Number a segment, and write it."""
+        self._count += 1
+        link.saved = Saved(self._count, self._gone)
+        segment = link.segment
+        self._write_rule(link)
+        link.saved.size = self._write(f"s{self._count}", _encode(saved_segment(link)))
+        if isinstance(segment, OutputSegment) and not segment.ended:
+            self._growing[self._count] = len(segment.tokens)
 
     def _grown(self, link: Link, saved: Saved) -> None:
         """Write a segment again that had more to come when it was written."""
@@ -414,6 +464,24 @@ class Recorder:
             elif ident in saved:
                 self._remove(reply_key(client, ident), saved.pop(ident))
         log.changed.clear()
+
+
+def _encoding(segment: InputSegment | OutputSegment) -> int:
+    """What it costs to encode a complete segment (see `work`)."""
+    if isinstance(segment, OutputSegment):
+        return SAVED * len(segment.tokens) // ENCODED
+    size = len(segment.text) + 4 * len(segment.tokens)
+    return size // ENCODED + len(segment.messages) * MESSAGE
+
+
+def unsaved(branch: Branch) -> list[Link]:
+    """The branch's segments that have no number yet, in order."""
+    found: list[Link] = []
+    link = branch.segments.top
+    while link is not None and link.saved is None:
+        found.append(link)
+        link = link.before
+    return found[::-1]
 
 
 def reply_key(client: str, ident: int) -> str:

@@ -67,6 +67,7 @@ class Saver:
         self._lost = False  # it is another server's
         self._anew: int | None = None  # the ticket up to which the store has lost some
         self._whole = 0  # the ticket of the last save that was
+        self._blank = False  # the recorder takes it that the store has nothing
         self._unflushed = False  # a lazy save was told since the last one that is flushed to the disk
 
     # --- what sockets may hear -------------------------------------------------------------------
@@ -176,6 +177,9 @@ class Saver:
         """The store has lost what was told up to this ticket: all is saved anew."""
         if ticket > self._whole and not self._lost:
             self._anew = ticket
+            if self._core.recorder is not None:  # all of it may be much to encode
+                self._core.recorder.reset()
+                self._blank = True
 
     def _save_anew(self) -> None:
         """What waited for saves that were lost waits for this one."""
@@ -249,8 +253,9 @@ class Saver:
     ) -> Save | None:
         """The next save."""
         core = self._core
-        if whole and core.recorder is not None:
+        if whole and core.recorder is not None and not self._blank:
             core.recorder.reset()
+        self._blank = False
         whole = whole or not self._stored
         changes = core.changes(
             self._wall(),

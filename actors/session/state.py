@@ -24,6 +24,7 @@ from ramify.protocol.wire import JsonObject, Persist
 LIFE = 1 << 32  # revisions of one life of a session: each server that takes it up begins with the next
 LIVES_KEPT = 64
 SEGMENTS = 1 << 14  # of a branch
+SAVED = 16  # bytes of an output's token in a store, about
 
 
 class SessionState:
@@ -62,6 +63,7 @@ class SessionState:
         self.persist: Persist = "lazy"  # what a store keeps of it, where there is one
         self.stored = False  # the server has a store
         self.changed = True  # anything that a store keeps, beyond output that grows
+        self.unsaved = 0  # bytes of text and tokens since the last save, about
         self.out = Outbox()
         self.expects = 0  # tokens that its ops, waiting or running, are going to add, about
         self._rules = WeakValueDictionary[SavedRule, Rule]()
@@ -226,6 +228,7 @@ class SessionState:
             self.out.cache.append(ExtendBranch(branch.handle, packed or pack(tokens)))
         segment = input_segment(branch, tokens, text, **fields)
         segment.count(self.meter)
+        self.unsaved += len(text) + 4 * len(tokens)
         return segment
 
     def extend_handle(self, branch: Branch, tokens: Sequence[int]) -> None:
