@@ -27,7 +27,7 @@ _Way = tuple[Any, str | int] | None
 
 
 class _Decoding(threading.local):
-    """What is being decoded in this thread. `left`: values that its frame may hold yet; None: no frame."""
+    """In this thread. `left`: values that the frame under way may hold yet; None: there is no frame."""
 
     left: int | None = None
 
@@ -72,7 +72,7 @@ def json_fault(value: Any) -> tuple[str, str] | None:
 
 
 def _look(value: Any, most: int) -> tuple[int, tuple[str, str] | None]:
-    """How many of `most` values are left behind this one, negative where they do not suffice; its fault."""
+    """How many of `most` values are left behind this one, negative if they do not suffice; its fault."""
     open_: list[tuple[Any, _Way, int]] = [([value], None, 0)]  # containers to look into
     left = most + 1  # `value` itself is not counted
     while open_:

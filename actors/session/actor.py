@@ -21,11 +21,9 @@ from ramify.actors.kit.clock import Clock, Timer
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
 from ramify.actors.kit.working import Working, cell_of
-from ramify.actors.session.choices import Choices
 from ramify.actors.session.core import FAILED, MOVED, SessionCore
 from ramify.actors.session.encoder import Encoder, Job
-from ramify.actors.session.outbox import Encoded, EncodeText, Outbox
-from ramify.actors.session.pending_appends import Prepared
+from ramify.actors.session.outbox import Encoded, EncodeText, Made, Outbox
 from ramify.actors.session.saver import Saver
 from ramify.actors.session.turns import Turns
 from ramify.protocol.errors import Close, Overloaded, RamifyError
@@ -373,7 +371,7 @@ class SessionActor:
         self._tell(Tick())
 
     def _encode(self, job: EncodeText) -> None:
-        def done(prepared: Prepared | Choices | None, error: BaseException | None) -> None:
+        def done(prepared: Made | None, error: BaseException | None) -> None:
             self._tell(Encoded(job.ticket, prepared, error))
 
         state = self.core.state

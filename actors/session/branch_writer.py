@@ -13,9 +13,10 @@ depends on what follows (`Tail.PENDING`).
 
 import logging
 from array import array
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
 
@@ -34,14 +35,28 @@ from ramify.actors.session.segments import History, InputSegment, OutputSegment,
 from ramify.actors.session.sizes import json_size
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
+from ramify.actors.session.work import Steps
 from ramify.actors.tokenizer import Tokenizer
-from ramify.protocol.errors import BadRequest, TooLong
+from ramify.protocol.errors import BadRequest, RamifyError, TooLong
 from ramify.protocol.wire import Append, ChatMessage, JsonObject, Open, Role
 
 RENDERED = 8  # characters that a template writes in the time in which one is tokenized, about
+LOT = 64  # parts that are appended in one go: a strict template may bring all turns anew
+PART = 4  # what it costs to append one (see `work`)
 AROUND = 64  # characters that a turn counts for, beside its text
 ENDING = 32  # characters of a message that its end is known by
 log = logging.getLogger(__name__)
+
+
+class Unrendered(NamedTuple):
+    """A generation prompt that takes a rendering of the whole conversation: `run`.
+
+    `size`: about how many characters that works on. `key`: branches with the same one share it.
+    """
+
+    key: Hashable
+    size: int
+    run: Callable[[], str]
 
 
 class BranchWriter:
@@ -79,9 +94,7 @@ class BranchWriter:
             for message in op.messages or ()
         )
         size += tools if branch.position == 0 else tools // RENDERED
-        if strict:
-            size += branch.position * 4 + len(branch.segments) * AROUND
-        return size
+        return size + _history(branch) if strict else size
 
     def prepare(
         self, branch: Branch, op: Append, *, strict: bool, tools: list[JsonObject] | None, room: int
@@ -115,10 +128,10 @@ class BranchWriter:
 
     # --- append: apply -----------------------------------------------------------------------
 
-    def apply(self, branch: Branch, prepared: Prepared, op: int) -> int | None:
-        """Append it. Returns where the branch was moved back to, if it was.
+    def apply(self, branch: Branch, prepared: Prepared, op: int) -> Steps[int | None]:
+        """Append it, in parts. Returns where the branch was moved back to, if it was.
 
-        Raises TooLong or LimitExceeded, and then nothing has changed.
+        Raises TooLong or LimitExceeded at its first step, and then nothing has changed.
         """
         state, pending = self._state, prepared.pending
         cut = _cut(branch, pending)
@@ -134,7 +147,10 @@ class BranchWriter:
         state.meter.require(SEGMENT * (1 + len(messages)) + TOKEN * count + chars)
         if cut is not None:
             state.truncate(branch, cut)
-        for part, encoded in zip(pending.parts, prepared.encoded, strict=True):
+        parts = zip(pending.parts, prepared.encoded, strict=True)
+        for number, (part, encoded) in enumerate(parts, 1):
+            if number % LOT == 0:
+                yield PART * LOT
             state.extend(
                 branch,
                 encoded.tokens,
@@ -236,7 +252,7 @@ class BranchWriter:
     def _append_strict(
         self, branch: Branch, messages: Sequence[ChatMessage], tools: list[JsonObject] | None
     ) -> PendingAppend:
-        before = Conversation.of(branch)
+        before = Conversation.of(branch.segments)
         every = [*before.messages, *messages]
         closed = self._template.strict(every, tools, False)
         rendered, end = closed, len(closed)
@@ -311,12 +327,12 @@ class BranchWriter:
         opened: Open,
         opening: str = "",
         *,
-        known: dict[Hashable, str] | None = None,
+        known: dict[Hashable, str | RamifyError] | None = None,
     ) -> int | None:
         """Make the branch ready for an answer: after a complete turn, add the generation prompt.
 
         `opened`: the client's settings. `known`: prompts that took a rendering of the whole
-        conversation, for other branches that have the same. `opening`: what the answer has to begin
+        conversation, or why there is none (see `unrendered`). `opening`: what the answer has to begin
         with; returns where that stands, None without it.
         Raises BadRequest, TooLong, and then nothing has changed.
         """
@@ -340,23 +356,43 @@ class BranchWriter:
         self._state.extend(branch, said, opening, tail=Tail.OPEN, role="assistant")
         return at
 
+    def unrendered(
+        self, branch: Branch, opened: Open, known: Mapping[Hashable, str | RamifyError]
+    ) -> Unrendered | None:
+        """What `open_turn` would render, unless it is `known`; its result goes there, by the key.
+
+        Another thread may run it: it works on the segments that the branch has now.
+        """
+        complete = branch.tail in (Tail.CLOSED, Tail.EOS, Tail.PENDING)
+        key = branch.segments.top
+        if not complete or not _rendered_anew(opened, branch.role) or key in known:
+            return None
+        segments = branch.segments.copy()
+        return Unrendered(key, _history(branch), lambda: self._rendered(segments, opened))
+
     def _prompt_behind(
-        self, branch: Branch, role: Role, opened: Open, known: dict[Hashable, str]
+        self, branch: Branch, role: Role, opened: Open, known: dict[Hashable, str | RamifyError]
     ) -> str:
         """The generation prompt behind a complete turn of `role`."""
-        if opened.template != "strict" or role not in ("user", "tool"):
+        if not _rendered_anew(opened, role):
             ended = branch.tail is not Tail.PENDING
             return self._template.generation_prompt(role, tools=bool(opened.tools), closed=ended)
         # A template may want none here (R1 behind a tool's output), which stand-ins cannot tell.
-        history = tuple(branch.segments)
-        if history in known:
-            return known[history]
-        every = Conversation.of(branch).messages
+        key = branch.segments.top
+        prompt = known.get(key)
+        if prompt is None:
+            prompt = known[key] = self._rendered(branch.segments, opened)
+        if isinstance(prompt, RamifyError):
+            raise prompt
+        return prompt
+
+    def _rendered(self, segments: Iterable[Segment], opened: Open) -> str:
+        """The generation prompt behind them."""
+        every = Conversation.of(segments).messages
         closed, rendered = (
             self._template.strict(every, opened.tools, generate) for generate in (False, True)
         )
-        prompt = known[history] = rendered[common_prefix(closed, rendered) :]
-        return prompt
+        return rendered[common_prefix(closed, rendered) :]
 
     def _said(self, branch: Branch, prompt: list[int], opening: str) -> list[int]:
         """Tokens of an opening behind `prompt`, or behind the branch."""
@@ -430,6 +466,16 @@ class BranchWriter:
             "embedding was resized for this tokenizer",
             details=details,
         )
+
+
+def _rendered_anew(opened: Open, role: Role | None) -> bool:
+    """Whether the prompt behind a turn of `role` takes the whole conversation."""
+    return opened.template == "strict" and role in ("user", "tool")
+
+
+def _history(branch: Branch) -> int:
+    """About how many characters a rendering of the branch's whole conversation works on."""
+    return branch.position * 4 + len(branch.segments) * AROUND
 
 
 def _encoded(tokens: Sequence[int]) -> PartTokens:

@@ -6,7 +6,7 @@ often turns were rendered anew: `Conversation.of` reads them off the segments; w
 cut, the segment behind the cut has a `History` that says what was before it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -32,11 +32,11 @@ class Conversation:
         self._left_out = 0  # messages before `messages`, which a later history has
 
     @staticmethod
-    def of(branch: Branch) -> "Conversation":
-        """Read it off the segments. O(segments + messages)."""
+    def of(every: Iterable[Segment]) -> "Conversation":
+        """Read it off a branch's segments. O(segments + messages)."""
         segments: list[Segment] = []
         base = 0
-        for segment in reversed(branch.segments):
+        for segment in reversed(list(every)):
             if segment.tail is Tail.RAW:
                 base = segment.end
                 break

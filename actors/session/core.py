@@ -18,7 +18,6 @@ from collections.abc import Callable
 
 from ramify.actors.session.attachments import Attachments
 from ramify.actors.session.branch_writer import BranchWriter
-from ramify.actors.session.choices import Choices
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.identity import Identity
 from ramify.actors.session.inspections import Inspections
@@ -26,7 +25,7 @@ from ramify.actors.session.intake import take_apart
 from ramify.actors.session.op_runner import OpRunner
 from ramify.actors.session.ops.handler import Hands
 from ramify.actors.session.ops.registry import AT_ONCE
-from ramify.actors.session.pending_appends import Prepared
+from ramify.actors.session.outbox import Made
 from ramify.actors.session.publisher import Publisher
 from ramify.actors.session.recorder import Recorder
 from ramify.actors.session.replies import error_message, refusals
@@ -335,7 +334,7 @@ class SessionCore:
     def encoded(
         self,
         ticket: int,
-        prepared: Prepared | Choices | None,
+        prepared: Made | None,
         error: BaseException | None,
         now: float,
     ) -> None:

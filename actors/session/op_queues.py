@@ -54,11 +54,15 @@ class OpQueues(Generic[T]):
             queue[ident] = task
         self._held[ident] = held
 
+    def may_start(self, task: T) -> bool:
+        """Whether it waits and is first everywhere."""
+        return self._held.get(id(task)) == 0
+
     def start(self, task: T) -> bool:
         """Mark `task` as running if it waits and is first everywhere."""
-        ident = id(task)
-        if self._held.get(ident) != 0:
+        if not self.may_start(task):
             return False
+        ident = id(task)
         del self._held[ident]
         self._started.add(ident)
         return True

@@ -19,7 +19,7 @@ from ramify.actors.session.generations import Generations
 from ramify.actors.session.op_queues import OpQueues
 from ramify.actors.session.ops.handler import OpContext
 from ramify.actors.session.ops.registry import HANDLERS
-from ramify.actors.session.pending_appends import Prepared
+from ramify.actors.session.outbox import Made
 from ramify.actors.session.publisher import Publisher
 from ramify.actors.session.races import Races
 from ramify.actors.session.replies import (
@@ -55,6 +55,7 @@ class OpRunner:
         self._queues: OpQueues[Task] = OpQueues()
         self._ready: deque[Task] = deque()  # they were first in their queues, and run in this order
         self._freed: list[Task] | None = None  # by the op that is under way: they come before the others
+        self._midway = False  # in what an op appends
         self._queued = 0
         self._broken: RamifyError | None = None  # the engine; nothing is begun any more
         self._deadlines: list[tuple[float, int, Task]] = []  # of generations, from their arrival on
@@ -95,12 +96,12 @@ class OpRunner:
     @property
     def inside(self) -> bool:
         """Whether an op is half done."""
-        return self._freed is not None
+        return self._freed is not None or self._midway
 
     @property
     def busy(self) -> bool:
         """Whether something runs that keeps a session without sockets alive."""
-        return self.generations.busy or self.selects.busy
+        return self.generations.busy or self.selects.busy or bool(self._context.prompts)
 
     def pause(self, client: str) -> None:
         """The client is gone: its generations and selections wait until it is back."""
@@ -169,8 +170,9 @@ class OpRunner:
         while ready:
             task = ready.popleft()
             yield self._cost(task)
-            if not self._queues.start(task):
+            if not self._queues.may_start(task) or self._needs_prompt(task):
                 continue
+            self._queues.start(task)
             self._freed = []
             try:
                 reply = self._run(task)
@@ -201,6 +203,11 @@ class OpRunner:
         handler = HANDLERS[type(task.op)]
         return cost + handler.cost(self._context, task.op, task)
 
+    def _needs_prompt(self, task: Task) -> bool:
+        """Whether it is not begun yet, because a long prompt of it is being rendered."""
+        skipped = any(name in task.frame.failed for name in task.touched)
+        return self._broken is None and not skipped and self._context.prompts.hold(task)
+
     def _run(self, task: Task) -> Ok | Steps[Ok | None] | None:
         failed = [n for n in task.touched if n in task.frame.failed and n not in task.spared]
         if failed:
@@ -227,18 +234,27 @@ class OpRunner:
 
     # --- what ends later -------------------------------------------------------------------------
 
-    def encoded(
-        self, ticket: int, prepared: Prepared | Choices | None, error: BaseException | None
-    ) -> Steps[None]:
+    def encoded(self, ticket: int, prepared: Made | None, failure: BaseException | None) -> Steps[None]:
         """Long text was tokenized (or could not be), for all branches that the op waits on."""
-        if self.selects.encoded(ticket, prepared, error):
+        held = self._context.prompts.encoded(ticket, prepared, failure)
+        if held is not None:
+            self.start(held)
+            return
+        assert not isinstance(prepared, str)
+        if self.selects.encoded(ticket, prepared, failure):
             return
         assert not isinstance(prepared, Choices)
-        for cost, apply in self._context.texts.encoded(ticket, prepared, error):
+        for cost, apply in self._context.texts.encoded(ticket, prepared, failure):
             yield OP + cost
             task, end = apply()
             if isinstance(end, Generator):
-                end = yield from end
+                self._midway = True
+                try:
+                    end = yield from end
+                except RamifyError as error:
+                    end = bare(error)
+                finally:
+                    self._midway = False
             if end is not None:  # else what is appended is scored first
                 self.end(task, end)
             yield from self.steps()
@@ -414,6 +430,7 @@ class OpRunner:
         self.selects.fail(error)
         for task in self._context.texts.waiting():
             self.end(task, error)
+        self.start(self._context.prompts.give_up())
 
     # --- terminal replies ------------------------------------------------------------------------
 

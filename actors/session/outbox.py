@@ -27,6 +27,7 @@ from ramify.protocol.messages import (
 )
 from ramify.protocol.wire import Error, ServerMessage
 
+Made = Prepared | Choices | str  # str: a generation prompt
 ToCache = (
     OpenBranch
     | ExtendBranch
@@ -46,14 +47,14 @@ class EncodeText(msgspec.Struct, frozen=True):
 
     ticket: int
     size: int  # characters, about
-    run: Callable[[], Prepared | Choices]
+    run: Callable[[], Made]
 
 
 class Encoded(msgspec.Struct, frozen=True):
     """What the `run` of an `EncodeText` returned, or why it could not."""
 
     ticket: int
-    prepared: Prepared | Choices | None
+    prepared: Made | None
     error: BaseException | None = None
 
 

@@ -4,8 +4,8 @@
 follows the branches and the ops that wait, not the text: a segment is encoded once, when it is complete,
 and the one of a running generation each time. While nothing but outputs has grown (see
 `SessionState.changed`), these are all that it looks at. Segments that no branch reaches any more tell so
-themselves (`branch.Saved`). Where much text has come, `ahead` encodes it first, in parts: `collect` itself is one
-turn of the loop, so that a save is of one moment.
+themselves (`branch.Saved`). Where much text has come, `ahead` encodes it first, in parts: `collect` is
+done in one turn of the loop, so that a save is of one moment.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -57,7 +57,7 @@ class FrameRun:
         self.client = opened.who
         self.opened = opened
         self._tools = tools
-        self.prompts: dict[Hashable, str] = {}  # see `BranchWriter.open_turn`
+        self.prompts: dict[Hashable, str | RamifyError] = {}  # see `BranchWriter.open_turn`
         self.rules: dict[Hashable, Rule] = {}
         self.failed: dict[str, RamifyError | None] = {}
         self._turn = 0.0  # when the session last did something for it

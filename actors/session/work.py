@@ -16,6 +16,16 @@ T = TypeVar("T")
 Steps = Generator[int, None, T]  # work in parts: each yields its cost, and goes on when there is room
 
 
+def at_once(steps: Steps[T]) -> T:
+    """Do all of it now. Returns what it returns."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
 class Work:
     """What is left of the turn. `most`: the budget."""
 

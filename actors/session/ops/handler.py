@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.branch_writer import BranchWriter
 from ramify.actors.session.generations import Generations
+from ramify.actors.session.ops.prompts import Prompts
 from ramify.actors.session.ops.texts import Texts
 from ramify.actors.session.publisher import Publisher
 from ramify.actors.session.selects import Selects
@@ -77,6 +78,7 @@ class OpContext:
         self.selects = selects
         self.publisher = publisher
         self.scored = scored
+        self.prompts = Prompts(state, writer, publisher)
         self.texts = Texts(state, writer, generations, selects, publisher)
 
     def target(self, task: Task, *, expect: int | None = None) -> Branch:

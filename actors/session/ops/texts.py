@@ -4,7 +4,7 @@ Branches that end alike get the same tokens from one op. They are made once.
 """
 
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from ramify.actors.session.branch import Branch
-from ramify.actors.session.branch_writer import BranchWriter
+from ramify.actors.session.branch_writer import LOT, PART, BranchWriter
 from ramify.actors.session.generations import Generations
 from ramify.actors.session.outbox import EncodeText
 from ramify.actors.session.pending_appends import Prepared
@@ -21,7 +21,7 @@ from ramify.actors.session.replies import bare
 from ramify.actors.session.selects import Selects
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import ON_THE_LOOP, Task
-from ramify.actors.session.work import SOCKET, Steps
+from ramify.actors.session.work import Steps, at_once
 from ramify.protocol.errors import BadRequest, RamifyError
 from ramify.protocol.wire import Append, JsonObject, Ok
 
@@ -159,22 +159,22 @@ class Texts:
         self._state.room(waiting.branch, at + len(tokens) - waiting.branch.position)
 
         def then(entries: list[JsonObject]) -> Ok:
-            ok = self._append(waiting, prepared)
-            assert isinstance(ok, Ok)  # of an append
+            ok = at_once(self._append(waiting, prepared))
             return msgspec.structs.replace(ok, result={**(ok.result or {}), "logprobs": entries})
 
         return self._selects.measure(waiting.task, waiting.branch, at, tokens, op.logprobs, then)
 
-    def _append(self, waiting: _Waiting, prepared: Prepared) -> Ok | Steps[Ok]:
+    def _append(self, waiting: _Waiting, prepared: Prepared) -> Steps[Ok]:
         task, branch = waiting.task, waiting.branch
         if prepared.pending.over_prompt or prepared.pending.cut is not None:
             self._generations.cancel_prefill(branch)
-        cut = self._writer.apply(branch, prepared, task.op.id)
+        cut = yield from self._writer.apply(branch, prepared, task.op.id)
         revision = self._state.bump()
         if cut is not None:
             branch.cut_back(revision, cut)
             self._publisher.cut(branch, cut)
-        return waiting.finish(cut)
+        ok = waiting.finish(cut)
+        return (yield from ok) if isinstance(ok, Generator) else ok
 
 
 def applying(prepared: Prepared | RamifyError) -> int:
@@ -182,7 +182,7 @@ def applying(prepared: Prepared | RamifyError) -> int:
     if isinstance(prepared, RamifyError) or prepared.encoded is None:
         return 0
     tokens = sum(len(each.tokens) for each in prepared.encoded)
-    return SOCKET * len(prepared.encoded) + tokens // TOKENS
+    return PART * min(len(prepared.encoded), LOT) + tokens // TOKENS
 
 
 def _cannot_encode(error: BaseException | None) -> RamifyError:

@@ -11,6 +11,7 @@ from ramify.actors.session.chat_messages import as_dicts
 from ramify.actors.session.meter import SEGMENT, TOKEN
 from ramify.actors.session.segments import Tail
 from ramify.actors.session.sizes import json_size
+from ramify.actors.session.work import at_once
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import wire as w
 from ramify.protocol.errors import BadRequest, LimitExceeded, TooLong
@@ -327,7 +328,7 @@ def test_text_is_one_turn_and_stands_in_no_chat() -> None:
     for op, text in ((w.Append(id=4, text="ab"), "ab"), (w.Append(id=5, tokens=[70, 71]), None)):
         prepared = chat.writer.prepare(chat.branch, op, strict=False, tools=None, room=99)
         assert prepared.pending.start is (text is not None)
-        assert chat.writer.apply(chat.branch, prepared, op.id) is None
+        assert at_once(chat.writer.apply(chat.branch, prepared, op.id)) is None
         segment = chat.branch.segments[-1]
         assert (segment.turn, segment.op, segment.tail, segment.role) == (1, op.id, Tail.RAW, None)
         assert not segment.chat  # type: ignore[union-attr]
@@ -341,7 +342,7 @@ def test_text_behind_a_turn_without_a_prompt_is_the_assistants() -> None:
     prepared = chat.writer.prepare(
         chat.branch, w.Append(id=2, text="Yes"), strict=False, tools=None, room=999
     )
-    assert chat.writer.apply(chat.branch, prepared, 2) is None
+    assert at_once(chat.writer.apply(chat.branch, prepared, 2)) is None
     assert chat.branch.segments[0] is turn
     assert (chat.branch.tail, chat.branch.role, len(chat.branch.segments)) == (Tail.OPEN, "assistant", 2)
 
@@ -365,7 +366,7 @@ def test_a_prompt_that_nobody_answered_is_taken_back_with_its_room() -> None:
     assert prepared.encoded is not None
     count = sum(len(each.tokens) for each in prepared.encoded)
     chat.state.context = prompt.start + count
-    assert chat.writer.apply(branch, prepared, 3) == prompt.start
+    assert at_once(chat.writer.apply(branch, prepared, 3)) == prompt.start
     assert branch.position == chat.state.context
     assert branch.text().count("assistant") == 1
 
@@ -383,10 +384,10 @@ def test_an_append_needs_memory_for_all_that_is_kept_of_it() -> None:
     need = SEGMENT * 3 + TOKEN * count + 2 * texts + 3 + 2 + 5
     meter.most = meter.held + need - 1
     with pytest.raises(LimitExceeded):
-        chat.writer.apply(chat.branch, prepared, 1)
+        at_once(chat.writer.apply(chat.branch, prepared, 1))
     assert chat.branch.position == 0
     meter.most += 1
-    assert chat.writer.apply(chat.branch, prepared, 1) is None
+    assert at_once(chat.writer.apply(chat.branch, prepared, 1)) is None
     assert chat.branch.position == count
 
 
@@ -398,13 +399,13 @@ def test_text_that_certainly_has_no_room_is_not_tokenized(monkeypatch: pytest.Mo
     assert (prepared.encoded, prepared.pending.least) == (None, 50)
     chat.state.context = 49
     with pytest.raises(TooLong, match="at least 50") as error:
-        chat.writer.apply(chat.branch, prepared, 1)
+        at_once(chat.writer.apply(chat.branch, prepared, 1))
     assert error.value.details == {"max": 49, "position": 0, "tokens": 50}
     chat.state.context = 50  # it has become longer meanwhile
     with pytest.raises(TooLong, match="send it again"):
-        chat.writer.apply(chat.branch, prepared, 1)
+        at_once(chat.writer.apply(chat.branch, prepared, 1))
     exact = chat.writer.prepare(chat.branch, op, strict=False, tools=None, room=50)
-    assert chat.writer.apply(chat.branch, exact, 1) is None
+    assert at_once(chat.writer.apply(chat.branch, exact, 1)) is None
 
 
 def test_a_strict_append_that_changes_nothing_before_it_moves_nothing_back() -> None:
@@ -413,7 +414,7 @@ def test_a_strict_append_that_changes_nothing_before_it_moves_nothing_back() -> 
     op = w.Append(id=1, messages=[user("Hi")])
     prepared = writer.prepare(branch, op, strict=True, tools=None, room=999)
     assert (prepared.pending.start, prepared.pending.cut) == (True, 0)
-    assert writer.apply(branch, prepared, 1) is None
+    assert at_once(writer.apply(branch, prepared, 1)) is None
     turn, prompt = branch.segments
     assert (turn.turn, prompt.turn, turn.role, prompt.role) == (1, 0, "user", "assistant")
     assert (turn.history, prompt.history, turn.op) == (None, None, 1)
@@ -421,7 +422,7 @@ def test_a_strict_append_that_changes_nothing_before_it_moves_nothing_back() -> 
         branch, w.Append(id=2, messages=[user("More")]), strict=True, tools=None, room=999
     )
     assert not more.pending.start
-    at = writer.apply(branch, more, 2)
+    at = at_once(writer.apply(branch, more, 2))
     assert at is not None
     assert prompt.start <= at <= prompt.end
     assert [segment.turn for segment in branch.segments if segment.turn] == [1, 1]

@@ -61,7 +61,7 @@ class Build:
         return self
 
     def messages(self) -> list[tuple[str, str]]:
-        return [(each.role, each.content) for each in Conversation.of(self.branch).messages]
+        return [(each.role, each.content) for each in Conversation.of(self.branch.segments).messages]
 
 
 def test_text_of_an_open_turn_is_one_message() -> None:
@@ -94,11 +94,11 @@ def test_an_appended_turn_of_the_assistant_goes_on_only_if_it_is_open() -> None:
 
 def test_a_conversation_begins_behind_the_last_raw_text() -> None:
     built = Build().turn("<u>old", said("user", "old")).raw("text").turn("<u>Q", said("user", "Q"))
-    found = Conversation.of(built.branch)
+    found = Conversation.of(built.branch.segments)
     assert found.base == len("<u>oldtext")
     assert built.messages() == [("user", "Q")]
     assert [(segment.text, index) for segment, index in found.turns] == [("<u>Q", 0)]
-    assert Conversation.of(Build().turn("<u>Q").branch).base == 0
+    assert Conversation.of(Build().turn("<u>Q").branch.segments).base == 0
 
 
 def never(text: str, char: int) -> bool:
@@ -212,7 +212,7 @@ def test_appended_turns_are_known_with_the_place_of_their_first_message() -> Non
         .turn("more", said("user", "more"), turn=0)
         .turn("<u>R", said("user", "R"))
     )
-    found = Conversation.of(built.branch)
+    found = Conversation.of(built.branch.segments)
     assert [(segment.text, index) for segment, index in found.turns] == [("<s>S<u>Q", 0), ("<u>R", 3)]
 
 

@@ -24,6 +24,7 @@ from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.segments import OutputSegment, Tail
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
+from ramify.actors.session.work import at_once
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
@@ -137,7 +138,7 @@ class Chat:
         prepared = self.writer.prepare(
             self.branch, op, strict=self.strict, tools=self.tools, room=1 << 20
         )
-        self.writer.apply(self.branch, prepared, op.id)
+        at_once(self.writer.apply(self.branch, prepared, op.id))
         self.starts.append(len(self.messages))
         self.messages.extend(messages)
         self.open = False
@@ -309,8 +310,10 @@ def test_an_answer_in_two_parts_is_one_turn(chat: Chat) -> None:
     chat.say(user("Two"))
     chat.check()
     op = Append(id=90, text="Well, ")
-    chat.writer.apply(
-        chat.branch, chat.writer.prepare(chat.branch, op, strict=True, tools=None, room=1 << 20), 90
+    at_once(
+        chat.writer.apply(
+            chat.branch, chat.writer.prepare(chat.branch, op, strict=True, tools=None, room=1 << 20), 90
+        )
     )
     chat.messages.append(ChatMessage(role="assistant", content="Well, "))
     chat.open = True
@@ -333,7 +336,7 @@ def test_an_answer_that_is_only_an_end_of_turn(name: str) -> None:
 def test_raw_text_before_a_conversation_stays(chat: Chat) -> None:
     op = Append(id=90, text="Once upon a time")
     prepared = chat.writer.prepare(chat.branch, op, strict=True, tools=None, room=1 << 20)
-    chat.writer.apply(chat.branch, prepared, 90)
+    at_once(chat.writer.apply(chat.branch, prepared, 90))
     raw = chat.branch.position
     for number in range(3):
         chat.say(user(f"Q{number}"))

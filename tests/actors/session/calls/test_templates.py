@@ -24,6 +24,7 @@ from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.session.segments import OutputSegment
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
+from ramify.actors.session.work import at_once
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
@@ -234,7 +235,7 @@ def test_a_generated_call_is_a_call_when_it_is_rendered_again(name: str) -> None
     def say(*new: ChatMessage) -> None:
         op = Append(id=1, messages=list(new))
         prepared = writer.prepare(branch, op, strict=True, tools=tools, room=1 << 20)
-        writer.apply(branch, prepared, 1)
+        at_once(writer.apply(branch, prepared, 1))
 
     say(*messages[:turn])
     wanted = calls[0]["function"]["name"]
@@ -313,7 +314,7 @@ def test_the_generation_prompt_stands_there_once(name: str) -> None:
     writer, branch = BranchWriter(state, tokenizer, template), state.root("main")
     end = 1 + next(i for i, each in enumerate(messages) if each.role == "tool")
     op = Append(id=1, messages=messages[:end])
-    writer.apply(branch, writer.prepare(branch, op, strict=True, tools=tools, room=1 << 20), 1)
+    at_once(writer.apply(branch, writer.prepare(branch, op, strict=True, tools=tools, room=1 << 20), 1))
     writer.open_turn(branch, Open(client="c", template="strict", tools=tools))
     whole = template.strict(messages[:end], tools, True)
     assert "".join(segment.raw for segment in branch.segments) == whole
@@ -401,7 +402,9 @@ def test_turns_that_are_appended_are_the_whole(name: str, kind: str, mode: str) 
     for turn in turns:
         op = Append(id=1, messages=turn)
         strict = mode == "strict"
-        writer.apply(branch, writer.prepare(branch, op, strict=strict, tools=tools, room=1 << 20), 1)
+        at_once(
+            writer.apply(branch, writer.prepare(branch, op, strict=strict, tools=tools, room=1 << 20), 1)
+        )
     assert Tokenizer.unguarded("".join(segment.raw for segment in branch.segments)) == (
         Tokenizer.unguarded(whole)
     )
