@@ -384,9 +384,9 @@ class Session:
         return self.core.limits
 
     @property
-    def tools(self) -> list[dict[str, Any]]:
-        """Those that it was opened with."""
-        return self.core.settings.tools or []
+    def tool_names(self) -> list[str]:
+        """The tools in force: those that it was opened with, by this client or before it."""
+        return self.core.tool_names
 
     @property
     def branches(self) -> list[Branch]:

@@ -303,6 +303,10 @@ class SyncSession:
         return self._session.view_key
 
     @property
+    def tool_names(self) -> list[str]:
+        return self._session.tool_names
+
+    @property
     def model(self) -> str | None:
         return self._session.model
 

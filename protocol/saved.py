@@ -11,6 +11,7 @@ that maps keys to bytes can keep it, and a save writes only what has changed:
 | `o<n>` | `SavedOp` | once, for an op that waits or runs; gone once it is answered |
 | `f<n>` | `SavedFrame` | once, with the first such op of its frame |
 | `c<n>` | `SavedRule` | once, with the first complete output under that constraint |
+| `t<n>` | list of tools | once, while a client has declared them |
 
 Segments are a stack that branches share (`actors/session/branch.py`): each names the one before it, so a
 history that a hundred forks have in common is kept once.
@@ -130,11 +131,14 @@ class SavedBranch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SavedClient(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a client: `last`, its highest op id; `due`: op id -> replies still to come."""
+    """What is known of a client: `last`, its highest op id; `due`: op id -> replies still to come;
+    `tools`: the number of those that it declared (0: none).
+    """
 
     name: str
     last: int
     due: dict[int, int]
+    tools: int = 0
 
 
 class SavedRun(msgspec.Struct, frozen=True, array_like=True):
@@ -194,7 +198,8 @@ class SavedHead(msgspec.Struct, frozen=True, array_like=True):
     `key`, `view_key`: SHA-256 of them; no item has the keys themselves. `model`: whose tokens these
     are. `lives`: the last revision that was saved in each life of the session, on the servers before
     this one. `handles`, `segments`: how many were numbered. `failed`: of each frame with ops that
-    wait: branches on which one failed, with those errors that no reply has told.
+    wait: branches on which one failed, with those errors that no reply has told. `tools`: the number
+    of those that the client declared which opened the session last (0: none).
     """
 
     format: int
@@ -219,6 +224,7 @@ class SavedHead(msgspec.Struct, frozen=True, array_like=True):
     clients: list[SavedClient]
     waits: list[SavedWait]
     failed: dict[int, dict[str, SavedError | None]]
+    tools: int = 0
 
 
 class Changes(msgspec.Struct, frozen=True):

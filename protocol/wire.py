@@ -494,6 +494,7 @@ class State(ServerBase, kw_only=True, frozen=True):
     id: int | None = None
     ttl_s: float | None = None  # how long the session is kept without sockets; in the answer to `open`
     persist: Persist | None = None  # how it is saved; in the answer to `open`, of a server that saves
+    tools: list[str] | None = None  # names of those in force for this client; in the answer to `open`
     lost: bool = False  # the server restarted without what this client has seen last
     next: Place | None = None  # there is more: ask for `tree` again, `after` this
 

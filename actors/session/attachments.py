@@ -167,7 +167,10 @@ class Attachments:
         if message is None:  # gone in the meantime
             return
         opened = message.open
-        subscriber = Subscriber(socket, opened, self._state.meter, write=message.write)
+        declared = self._publisher.declare(opened, message.write)
+        subscriber = Subscriber(
+            socket, opened, self._state.meter, write=message.write, declared=declared
+        )
         self._publisher.subscribers[socket] = subscriber
         reply_log = self._publisher.reply_log(opened.who, message.write)
         if message.write:
@@ -175,7 +178,7 @@ class Attachments:
             self._ttl = min(ttl, self._ttl_max)
             self.asked_ttl = self._ttl if opened.ttl_s is not None else None
         kept = self.kept_s if self.kept_s is not None and self.asked_ttl is None else self._ttl
-        state = self._view.opened(message, reply_log, resident, lengths, kept)
+        state = self._view.opened(message, reply_log, resident, lengths, kept, declared.names)
         subscriber.out.append(state)
         for branch in list(self._state.branches.values()):
             yield SOCKET + len(branch.segments) // OUTPUTS

@@ -42,7 +42,8 @@ from ramify.protocol.saved import (
     SavedSegment,
     key_hash,
 )
-from ramify.protocol.wire import JsonObject, Persist, ServerMessage, Tree
+from ramify.protocol.tools import check_tools
+from ramify.protocol.wire import JsonObject, Persist, ServerMessage, Tools, Tree
 
 PATH = "$.import"
 EMPTY = 1024  # segments of a file that have no tokens
@@ -194,11 +195,25 @@ def check_saved(items: Mapping[str, bytes]) -> None:
     for wait in head.waits:
         op = _decoded(items, f"o{wait.number}", SavedOp)
         _decoded(items, f"f{op.frame}", SavedFrame)
+    for number in {head.tools, *(client.tools for client in head.clients)} - {0}:
+        saved_tools(items, number)
     for key in items:
-        if not re.fullmatch(r"head|[csof][0-9]{1,15}|r[0-9]{1,15}:.*", key, re.DOTALL):
+        if not re.fullmatch(r"head|[csoft][0-9]{1,15}|r[0-9]{1,15}:.*", key, re.DOTALL):
             raise Unsound(key[:64], "is no item of a session")
         if key[:1] == "r":
             _decoded(items, key, list[ServerMessage])
+
+
+def saved_tools(items: Mapping[str, bytes], number: int) -> list[JsonObject]:
+    """The tools with this number. Raises Unsound."""
+    key = f"t{number}"
+    tools: list[JsonObject] = _decoded(items, key, Tools)
+    try:
+        check_json(tools, key)
+        check_tools(tools, key)
+    except ValueError as error:
+        raise Unsound(key, str(error)) from None
+    return tools
 
 
 class Checked:

@@ -7,14 +7,16 @@ socket is served is in `subscriber`.
 from collections.abc import Callable, Sequence
 
 from ramify.actors.session.branch import Branch
+from ramify.actors.session.declared import Declared, in_force
 from ramify.actors.session.reply_log import ReplyLog
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.subscriber import Subscriber
 from ramify.actors.session.tasks import Task
-from ramify.protocol.wire import Done, Event, JsonObject, Ok, ServerMessage
+from ramify.protocol.wire import Done, Event, JsonObject, Ok, Open, ServerMessage
 
 TOLD = frozenset({"rebased", "dropped", "kept"})  # of a reply's result, to those who did not ask
 REPLY_LOGS_KEPT = 64  # clients of one session whose op ids are remembered
+TOOLS_KEPT = 4 << 20  # bytes of JSON of the tools that they have declared
 
 
 class Publisher:
@@ -24,6 +26,7 @@ class Publisher:
         self.subscribers: dict[int, Subscriber] = {}
         self.reply_logs: dict[str, ReplyLog] = {}
         self._viewers: dict[str, ReplyLog] = {}  # a viewer's ids are its own, whatever it calls itself
+        self.declared: Declared | None = None  # the tools of the client that opened the session last
         self.now = 0.0
         self._state = state
         self._on_forget = on_forget
@@ -138,6 +141,27 @@ class Publisher:
         """The branch is about to go."""
         for subscriber in self.subscribers.values():
             subscriber.drop(branch)
+
+    def declare(self, opened: Open, write: bool) -> Declared:
+        """The tools in force for a client that opens the session. A viewer's are of no use."""
+        if not write:
+            return Declared(None, self._state.meter)
+        reply_log = self.reply_log(opened.who)
+        declared = in_force(opened, reply_log.declared, self.declared, self._state.meter)
+        reply_log.declared = self.declared = declared
+        self._bound_tools()
+        return declared
+
+    def _bound_tools(self) -> None:
+        """Forget the tools of clients that are gone where all are too long, the first client's first."""
+        attached = {a.client for a in self.subscribers.values() if a.write}
+        kept = {id(log.declared): log.declared.size for log in self.reply_logs.values() if log.declared}
+        for client, log in self.reply_logs.items():
+            if sum(kept.values()) <= TOOLS_KEPT:
+                return
+            if log.declared is not None and log.declared is not self.declared and client not in attached:
+                kept.pop(id(log.declared), None)
+                log.declared = None
 
     def reply_log(self, client: str, write: bool = True) -> ReplyLog:
         """The ids of `client`. Forgets clients that are gone when there are too many.

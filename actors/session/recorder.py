@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ramify.actors.session.branch import Branch, Label, Link, Saved
+from ramify.actors.session.declared import Declared
 from ramify.actors.session.generations import Generations
 from ramify.actors.session.identity import Identity
 from ramify.actors.session.publisher import Publisher
@@ -82,6 +83,8 @@ class Recorder:
         self._gone: list[tuple[int, int]] = []  # segments: number, bytes
         self._rules = 0  # that were numbered
         self._gone_rules: list[tuple[int, int]] = []
+        self._toolsets = 0  # that were numbered
+        self._gone_tools: list[tuple[int, int]] = []
         self._size = 0  # of all items that the store has
         self._growing: dict[int, int] = {}  # segments that are being written -> their tokens, as saved
         self._head = b""
@@ -102,6 +105,7 @@ class Recorder:
         self,
         segments: dict[int, Link],
         rules: dict[int, Rule],
+        tools: dict[int, Declared],
         count: int,
         replies: dict[str, set[int]],
         items: Mapping[str, bytes],
@@ -123,7 +127,12 @@ class Recorder:
             key = f"c{number}"
             rule.saved = Saved(number, self._gone_rules, len(items[key]))
             kept.add(key)
-        self._rules = max(rules, default=0)
+        self._rules = max((int(key[1:]) for key in items if key[0] == "c"), default=0)
+        for number, declared in tools.items():
+            key = f"t{number}"
+            declared.saved = Saved(number, self._gone_tools, len(items[key]))
+            kept.add(key)
+        self._toolsets = max((int(key[1:]) for key in items if key[0] == "t"), default=0)
         for client, log in self._publisher.reply_logs.items():
             replies.setdefault(client, set())
             log.changed = set()
@@ -152,7 +161,10 @@ class Recorder:
                     rule.saved = None
                 link = link.before
         self._gone.clear()
+        for declared in self._declared():
+            declared.saved = None
         self._gone_rules.clear()
+        self._gone_tools.clear()
         self._growing, self._ops, self._frames, self._replies = {}, {}, {}, {}
         self._head, self._put, self._drop, self._size = b"", {}, [], 0
         self._state.changed = True
@@ -200,7 +212,7 @@ class Recorder:
         """
         if not self.kept:
             return None
-        gone = self._gone or self._gone_rules or self._drop
+        gone = self._gone or self._gone_rules or self._gone_tools or self._drop
         if self._state.changed or gone or not self._only_output():
             self._state.changed = False
             self._everything(now, wall, ttl_s)
@@ -280,6 +292,7 @@ class Recorder:
                 clients=self._clients(tasks),
                 waits=waits,
                 failed=failed,
+                tools=self._tools(self._publisher.declared),
             )
         )
         if head != self._head:
@@ -293,6 +306,9 @@ class Recorder:
         gone, self._gone_rules[:] = list(self._gone_rules), []
         for number, size in gone:
             self._remove(f"c{number}", size)
+        gone, self._gone_tools[:] = list(self._gone_tools), []
+        for number, size in gone:
+            self._remove(f"t{number}", size)
 
     # --- branches and segments -------------------------------------------------------------------
 
@@ -445,12 +461,30 @@ class Recorder:
         logs = self._publisher.reply_logs
         for client, log in logs.items():
             mine = {ident: left for ident, left in log.due.items() if (client, ident) in due}
-            clients.append(SavedClient(client, log.last, mine))
+            clients.append(SavedClient(client, log.last, mine, self._tools(log.declared)))
             self._save_replies(client, log)
         for client in [client for client in self._replies if client not in logs]:
             for ident, size in self._replies.pop(client).items():
                 self._remove(reply_key(client, ident), size)
         return clients
+
+    def _declared(self) -> Iterator[Declared]:
+        """The tools that clients have declared; some more than once."""
+        if self._publisher.declared is not None:
+            yield self._publisher.declared
+        for log in self._publisher.reply_logs.values():
+            if log.declared is not None:
+                yield log.declared
+
+    def _tools(self, declared: Declared | None) -> int:
+        """The number of these tools (0: none); those without one get theirs, and are written."""
+        if declared is None or not declared.tools:
+            return 0
+        if declared.saved is None:
+            self._toolsets += 1
+            size = self._write(f"t{self._toolsets}", _encode(declared.tools))
+            declared.saved = Saved(self._toolsets, self._gone_tools, size)
+        return declared.saved.number
 
     def _save_replies(self, client: str, log: ReplyLog) -> None:
         saved = self._replies.setdefault(client, {})

@@ -5,6 +5,7 @@ Ids are strictly increasing per (session, client), so "was it seen?" is one comp
 
 from collections import OrderedDict
 
+from ramify.actors.session.declared import Declared
 from ramify.actors.session.meter import Meter
 from ramify.actors.session.sizes import reply_bytes
 from ramify.protocol.config import Limits
@@ -13,11 +14,12 @@ from ramify.protocol.wire import ServerMessage
 
 
 class ReplyLog:
-    """The op ids and terminal replies of one client of one session."""
+    """The op ids and terminal replies of one client of one session, and the tools it has declared."""
 
     def __init__(self, limits: Limits, meter: Meter) -> None:
         self.held = 0  # bytes of `replies`
         self.last = -1  # the highest op id seen
+        self.declared: Declared | None = None  # before its first `open`
         self.replies: OrderedDict[int, list[ServerMessage]] = OrderedDict()
         self._limits = limits
         self._meter = meter

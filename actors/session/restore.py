@@ -17,13 +17,14 @@ from ramify.actors.session.branch import Branch, Label, Link
 from ramify.actors.session.calls.labels import label_bytes
 from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.session.core import SessionCore
-from ramify.actors.session.exports import DECODING, LONGEST, Checked, Unsound
+from ramify.actors.session.declared import Declared
+from ramify.actors.session.exports import DECODING, LONGEST, Checked, Unsound, saved_tools
 from ramify.actors.session.meter import BRANCH, LOGPROB, MARK, SEGMENT, TOKEN, Meter
 from ramify.actors.session.ops.registry import HANDLERS
 from ramify.actors.session.replies import error_of
 from ramify.actors.session.retell import retell
 from ramify.actors.session.rules import Rule
-from ramify.actors.session.salvage import salvaged
+from ramify.actors.session.salvage import READ, salvaged
 from ramify.actors.session.segments import History, InputSegment, OutputSegment, Segment, Tail
 from ramify.actors.session.sizes import op_bytes
 from ramify.actors.session.state import SessionState
@@ -136,6 +137,7 @@ class _Restoring:
         self._links: dict[int, Link | None] = {0: None}
         self._seen: dict[int, Link] = {}
         self._rules: dict[int, Rule] = {}
+        self._tools: dict[int, Declared] = {}
 
     def run(self, now: float, wall: float, stored: bool) -> Steps[None]:
         core, head = self._core, self._head
@@ -158,11 +160,11 @@ class _Restoring:
                     branch.truncate(run.opened, state.decode)
                 resumed.setdefault(number, {})[run.place] = Resumed(segment, run)
         yield from retell(state, now)
-        replies = self._clients()
+        replies = yield from self._clients()
         if core.recorder is not None and self._sound:
             yield len(self._items) // ITEMS
             core.recorder.adopt(
-                self._seen, self._rules, head.segments, replies, self._items, stored=stored
+                self._seen, self._rules, self._tools, head.segments, replies, self._items, stored=stored
             )
         core.publisher.now = now
         self._ops(resumed, now, wall)
@@ -252,17 +254,32 @@ class _Restoring:
 
     # --- clients and ops -------------------------------------------------------------------------
 
-    def _clients(self) -> dict[str, set[int]]:
+    def _clients(self) -> Steps[dict[str, set[int]]]:
         replies: dict[str, dict[int, list[ServerMessage]]] = {}
         for key in self._items:
             if key[:1] == "r":
+                yield len(self._items[key]) // READ
                 ident, _, client = key[1:].partition(":")
                 told = _decoded(self._items, key, list[ServerMessage])
                 replies.setdefault(client, {})[int(ident)] = told
         for known in self._head.clients:
+            yield len(self._items.get(f"t{known.tools}", b"")) // READ
             log = self._core.publisher.reply_log(known.name)
             log.restore(known.last, known.due, replies.get(known.name, {}))
+            log.declared = self._declared(known.tools)
+        if self._head.tools:
+            self._core.publisher.declared = self._declared(self._head.tools)
         return {name: set(known) for name, known in replies.items()}
+
+    def _declared(self, number: int) -> Declared:
+        """The tools of that number; 0: none."""
+        declared = self._tools.get(number)
+        if declared is None:
+            tools = saved_tools(self._items, number) if number else None
+            declared = Declared(tools, self._core.state.meter)
+            if number:
+                self._tools[number] = declared
+        return declared
 
     def _runs(self) -> list[tuple[int, SavedRun]]:
         return [(wait.number, run) for wait in self._head.waits for run in wait.runs]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ramify.actors.session.exports import DECODING, Checked, Unsound
+from ramify.actors.session.exports import DECODING, Checked, Unsound, saved_tools
 from ramify.actors.session.work import Steps
 from ramify.protocol.saved import (
     SavedBranch,
@@ -37,7 +37,7 @@ def salvaged(items: Mapping[str, bytes], head: SavedHead, checked: Checked) -> S
             yield from checked.reading(branch.top, f"head.branches[{place}]")
         except Unsound:
             gaps[place] = _gap(branch.top, checked)
-    yield sum(len(body) for key, body in items.items() if key[:1] in "rof") // READ
+    yield sum(len(body) for key, body in items.items() if key[:1] in "roft") // READ
     if not gaps and _readable(items, head):
         return head
     yield DECODING * len(items)
@@ -45,7 +45,7 @@ def salvaged(items: Mapping[str, bytes], head: SavedHead, checked: Checked) -> S
 
 
 def _readable(items: Mapping[str, bytes], head: SavedHead) -> bool:
-    """Whether replies and ops that wait can be read."""
+    """Whether replies, ops that wait and clients' tools can be read."""
     try:
         for key, body in items.items():
             if key[:1] == "r":
@@ -54,7 +54,9 @@ def _readable(items: Mapping[str, bytes], head: SavedHead) -> bool:
         for wait in head.waits:
             op = msgspec.msgpack.decode(items[f"o{wait.number}"], type=SavedOp)
             msgspec.msgpack.decode(items[f"f{op.frame}"], type=SavedFrame)
-    except (KeyError, ValueError, msgspec.MsgspecError):
+        for number in {head.tools, *(client.tools for client in head.clients)} - {0}:
+            saved_tools(items, number)
+    except (KeyError, ValueError, msgspec.MsgspecError, Unsound):
         return False
     return True
 
@@ -98,6 +100,7 @@ class _Salvage:
             clients=[],
             waits=[],
             failed={},
+            tools=0,
         )
 
     def _branch(self, place: int) -> SavedBranch:

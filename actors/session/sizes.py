@@ -20,7 +20,6 @@ from ramify.protocol.wire import (
     Join,
     Ok,
     Op,
-    Open,
     Prune,
     Select,
     ServerMessage,
@@ -28,6 +27,9 @@ from ramify.protocol.wire import (
 )
 
 MESSAGE = 600
+OPENED = (
+    4 * MESSAGE
+)  # how a socket opened the session, as long as it is attached; tools count by themselves
 TARGET = 400  # a branch name, and the task that an op has for it
 TOKEN = 40  # a number in a list
 JSON = 8  # objects for each byte of JSON, at worst of what people send
@@ -96,11 +98,6 @@ def op_bytes(op: ClientMessage) -> int:
         case _:
             pass
     return size
-
-
-def open_bytes(opened: Open) -> int:
-    """Of what a socket opened the session with, as long as it is attached."""
-    return 4 * MESSAGE + json_bytes(opened.tools)
 
 
 def reply_bytes(message: ServerMessage) -> int:

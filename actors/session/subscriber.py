@@ -14,9 +14,10 @@ from collections.abc import Iterable, Sequence
 
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.calls.toolbox import Toolbox
+from ramify.actors.session.declared import Declared
 from ramify.actors.session.meter import Meter
 from ramify.actors.session.segments import OutputSegment
-from ramify.actors.session.sizes import open_bytes, reply_bytes
+from ramify.actors.session.sizes import OPENED, reply_bytes
 from ramify.protocol.wire import Delta, Open, ServerMessage, State, Tree
 
 UNLIMITED = 2**63
@@ -24,16 +25,21 @@ FULL, OVERHEAD = 256 << 10, 200  # bytes of a frame that a socket catches up wit
 
 
 class Subscriber:
-    """A socket that is attached to the session. `write`: False for holders of the view key."""
+    """A socket that is attached to the session. `write`: False for holders of the view key.
 
-    def __init__(self, socket: int, opened: Open, meter: Meter, *, write: bool) -> None:
+    `declared`: the tools in force for it; None: those in `opened`.
+    """
+
+    def __init__(
+        self, socket: int, opened: Open, meter: Meter, *, write: bool, declared: Declared | None = None
+    ) -> None:
         self.socket = socket
         self._meter = meter
-        self._size = open_bytes(opened)  # what it holds: this, and what waits for it
+        self._size = OPENED  # what it holds: this, and what waits for it
         meter.add(self._size)
         self.client = opened.who
-        self.opened = opened
-        self._tools: Toolbox | None = None  # made when it is wanted: `open` may bring thousands
+        self._declared = declared if declared is not None else Declared(opened.tools, meter)
+        self.opened = self._declared.into(opened)
         self.write = write
         self.out: list[ServerMessage] = []
         self.throttled = False
@@ -54,9 +60,7 @@ class Subscriber:
     @property
     def tools(self) -> Toolbox:
         """Those that its client declared."""
-        if self._tools is None:
-            self._tools = Toolbox(self.opened.tools)
-        return self._tools
+        return self._declared.toolbox
 
     @property
     def unanswered(self) -> bool:

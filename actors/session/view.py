@@ -47,10 +47,12 @@ class View:
         resident: dict[Branch, int],
         lengths: dict[Branch, int],
         ttl_s: float,
+        tools: list[str],
     ) -> State:
         """The answer to `open`. Branches that `resident` does not name are not known to be warm.
 
-        `lengths` are of the time when the cache was asked: a generation may have ended since.
+        `lengths` are of the time when the cache was asked: a generation may have ended since. `tools`:
+        the names of those in force.
         """
         state, identity = self._state, self._identity
         known = [(branch, resident.get(branch, UNKNOWN)) for branch in state.branches.values()]
@@ -71,6 +73,7 @@ class View:
             ttl_s=ttl_s,
             lost=state.lost(message.open.revision),
             persist=state.persist if self.stored else None,
+            tools=tools or None,
         )
 
     def tree(self, op: Tree, reply_log: ReplyLog, branches: list[Branch], resident: list[int]) -> State:

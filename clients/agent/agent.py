@@ -179,8 +179,7 @@ class Agent:
 
     def _check(self, ground: "Ground") -> None:
         """Raises ValueError if the model was not told of these tools."""
-        known = ground.session.tools
-        names = {(each.get("function") or each).get("name") for each in known}
+        names = ground.session.tool_names
         missing = [name for name in self.tools if name not in names]
         if missing:
             raise ValueError(
@@ -203,7 +202,7 @@ class Tooled(Backend, Protocol):
     @property
     def error(self) -> RamifyError | None: ...
     @property
-    def tools(self) -> list[dict[str, Any]]: ...
+    def tool_names(self) -> list[str]: ...
 
 
 class Ground(NamedTuple):

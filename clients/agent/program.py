@@ -47,7 +47,7 @@ async def _act(s: AsyncState, agent: Agent, say: str, name: str | None) -> Answe
     await s.finish()
     session, branch = s.family.sender.session, s.place
     post = branch.session.link.submit if isinstance(branch, Branch) else getattr(session, "post", None)
-    if post is None or not hasattr(session, "tools"):
+    if post is None or not hasattr(session, "tool_names"):
         raise TypeError("an agent needs a session that knows tools: a Session, or an ApiSession")
     ground = Ground(cast(Tooled, session), s.branch, branch, post)
     answer = await agent.run_on(ground, say, listener=_listener(s, name))

@@ -100,6 +100,11 @@ class ApiSession:
         self._answers = 0
         self._tasks: dict[asyncio.Task[None], str | None] = {}  # of which branch
 
+    @property
+    def tool_names(self) -> list[str]:
+        """What the endpoint is told of."""
+        return [str((tool.get("function") or tool).get("name")) for tool in self.tools]
+
     def fresh_names(self, parent: str, count: int) -> list[str]:
         """Names for new branches."""
         first, self._count = self._count + 1, self._count + count

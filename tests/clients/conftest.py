@@ -152,7 +152,8 @@ class ModelServer:
             self._send(Error(code="no_session", message=f"there is no session {message.session}"))
             return
         self._cursors, self._truncate = {}, {}
-        self._send(self._state(None, resumed=message.session is not None, key="k_1"))
+        tools = [(each.get("function") or each)["name"] for each in message.tools or ()]
+        self._send(self._state(None, resumed=message.session is not None, key="k_1", tools=tools))
         for name, branch in self.branches.items():
             self._resume(name, branch, message)
 

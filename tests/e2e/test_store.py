@@ -55,6 +55,31 @@ async def test_a_generation_goes_on_after_a_restart(
         assert again.text() == oracle.text(expected)
 
 
+async def test_tools_are_in_force_after_a_restart(
+    serving: Any, placement: dict[str, Any], tmp_path: Path
+) -> None:
+    kept = {"store": tmp_path / "s.db", "grace_s": 0.0}
+    tools = [{"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}]
+    async with serving(**placement, server=kept) as served, served.connect() as peer:
+        state = await peer.open(peer.user(1, "hi"), tools=tools)
+        assert state["tools"] == ["f"]
+        await peer.terminal(1)
+    async with serving(**placement, server=kept) as served:
+        async with served.connect() as again:
+            again.follow(peer)
+            assert (await again.open(**login(state), **peer.seen))["tools"] == ["f"]
+            await again.send(again.greedy(2, max_tokens=300, tool_choice="f", seed=1))
+            done = await again.terminal(2)
+            assert done["reason"] in ("tool", "length")
+        async with served.connect() as other:
+            assert (await other.open(client="other", **login(state)))["tools"] == ["f"]
+        async with served.connect() as last:
+            last.follow(peer)
+            assert "tools" not in await last.open(**login(state), **peer.seen, tools=[])
+            await last.send(last.greedy(3, max_tokens=3, tool_choice="f"))
+            assert (await last.terminal(3))["code"] == "bad_request"
+
+
 async def test_a_session_leaves_the_memory_and_comes_back(
     serving: Any, placement: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -141,6 +141,7 @@
  * @property {Record<string, unknown>} [meta]
  * @property {number} [id]
  * @property {number} [ttl_s]
+ * @property {string[]} [tools] names of those in force
  * @property {Place} [next]
  *
  * @typedef {object} OkMessage

@@ -148,6 +148,8 @@ export class Session extends EventTarget {
   get model() { return this.#core.state?.server?.model; }
   /** The server's limits, by name. */
   get limits() { return this.#core.limits; }
+  /** The names of the tools in force: of `open.tools`, or what the session was opened with before. */
+  get toolNames() { return this.#core.state?.tools ?? []; }
   /** The branches that this client knows of. @returns {Branch[]} */
   get branches() { return [...this.#core.heads.byName.keys()].map((name) => this.branch(name)); }
 

@@ -74,6 +74,7 @@ class SimClient:
         self.events: list[w.ServerMessage] = []
         self.chosen: set[tuple[str, int]] = set()  # its name and the ids of its `select`s
         self.deltas: list[w.Delta] = []
+        self.tools: list[str] | None = None  # in force, as the last `state` says
 
     def connect(self) -> None:
         """Attach, resuming if there was a session; ops without a reply are sent again."""
@@ -120,6 +121,7 @@ class SimClient:
                 case w.State():
                     self.session, self.key = message.session, message.key or self.key
                     self.lost = self.lost or message.lost
+                    self.tools = message.tools if message.id is None else self.tools
                     if self.engine.stored:  # a branch that was made after the last save is gone
                         for name in self.have.keys() - {known.branch for known in message.branches}:
                             del self.have[name]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.session.sizes import MESSAGE, TARGET, TOKEN, op_bytes, open_bytes, reply_bytes
+from ramify.actors.session.sizes import MESSAGE, OPENED, TARGET, TOKEN, op_bytes, reply_bytes
 from ramify.protocol.wire import (
     Append,
     ChatMessage,
@@ -18,7 +18,6 @@ from ramify.protocol.wire import (
     Hit,
     Join,
     Ok,
-    Open,
     Ping,
     Pong,
     Prune,
@@ -113,10 +112,7 @@ def test_a_reply_counts_with_all_that_can_be_long(name: str) -> None:
 def test_short_replies_and_opens() -> None:
     assert reply_bytes(Ok(id=1)) == MESSAGE
     assert MESSAGE <= reply_bytes(done()) <= 4 * MESSAGE
-    tools = [{"type": "function", "function": {"name": "f", "description": LONG}}]
-    plain = open_bytes(Open(client="c"))
-    assert plain >= MESSAGE
-    assert open_bytes(Open(client="c", tools=tools)) >= plain + 10_000
+    assert OPENED >= MESSAGE
 
 
 # What limits on bytes mean is fixed by these sums: 600 for a message, 400 for a branch that it names, 40
@@ -156,5 +152,4 @@ def test_the_sum_of_a_reply_and_of_an_open() -> None:
     assert reply_bytes(Delta(branch="main", position=1, text="ab")) == 602
     assert reply_bytes(Ok(id=1, result={"a": 1})) == 656
     assert reply_bytes(Pong(n=1, load={})) == 600
-    assert open_bytes(Open(client="c")) == 2400
-    assert open_bytes(Open(client="c", tools=[{"name": "f"}])) == 2400 + 8 * len('[{"name":"f"}]')
+    assert OPENED == 2400

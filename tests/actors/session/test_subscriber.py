@@ -8,7 +8,7 @@ import pytest
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.meter import Budget, Meter
 from ramify.actors.session.segments import InputSegment, OutputSegment, Tail
-from ramify.actors.session.sizes import open_bytes, reply_bytes
+from ramify.actors.session.sizes import OPENED, reply_bytes
 from ramify.actors.session.subscriber import Subscriber
 from ramify.protocol import wire as w
 
@@ -238,7 +238,7 @@ def test_what_waits_for_a_socket_counts_until_it_goes() -> None:
     counted = meter()
     subscriber, a = socket(held_by=counted), branch()
     start = counted.held
-    assert start == open_bytes(subscriber.opened)
+    assert start == OPENED
     output(a, "ab", ended=True)
     subscriber.throttled = True
     subscriber.reply(a, ok(1))
