@@ -10,6 +10,7 @@ import binascii
 import re
 from array import array
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any, NamedTuple
 
 import msgspec
@@ -412,6 +413,10 @@ class Checked:
                 raise Unsound(
                     f"{where}.logprobs[{i}]", "has not one of `top_logprobs` for each of `top_ids`"
                 )
+            if not isfinite(entry.logprob) or not all(map(isfinite, entry.top_logprobs)):
+                raise Unsound(f"{where}.logprobs[{i}]", "has a number that is not finite")
+        if segment.mean is not None and not isfinite(segment.mean):
+            raise Unsound(f"{where}.mean", "is not finite")
 
     def _rule(self, where: str, number: int) -> None:
         if number in self.rules:

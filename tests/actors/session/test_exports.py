@@ -1,6 +1,7 @@
 """A session as one file: what comes out of it again, and that whatever a file says is checked."""
 
 import base64
+import math
 import random
 from typing import Any
 
@@ -136,6 +137,18 @@ def test_whatever_is_wrong_is_named(chat: Any) -> None:
         (f"{put}.tail", altered(data, put, tail="what")),
         (f"{put}.history", altered(data, put, history=(99, []))),
         (f"{out}.logprobs[0]", altered(data, out, logprobs=[TokenLogprobs(-1.0, [1, 2], [-1.0])])),
+        *(
+            (f"{out}.{field}", altered(data, out, **{field.partition("[")[0]: wrong}))
+            for number in (math.nan, math.inf, -math.inf)
+            for field, wrong in (
+                ("logprobs[0]", [TokenLogprobs(number, [], [])]),
+                (
+                    "logprobs[1]",
+                    [TokenLogprobs(-1.0, [], []), TokenLogprobs(-1.0, [1, 2], [-1.0, number])],
+                ),
+                ("mean", number),
+            )
+        ),
         (f"{out}.ended", altered(data, out, ended=False)),
         (f"{out}.counts", altered(data, out, counts=[1])),
         (f"{out}.counts", altered(data, out, counts=[-1], sizes=[0], text="", labels=None)),
