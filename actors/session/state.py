@@ -25,6 +25,7 @@ LIFE = 1 << 32  # revisions of one life of a session: each server that takes it 
 LIVES_KEPT = 64
 SEGMENTS = 1 << 14  # of a branch
 SAVED = 16  # bytes of an output's token in a store, about
+MESSAGE = 128  # of text that cost as much to save as a chat message
 
 
 class SessionState:
@@ -228,7 +229,7 @@ class SessionState:
             self.out.cache.append(ExtendBranch(branch.handle, packed or pack(tokens)))
         segment = input_segment(branch, tokens, text, **fields)
         segment.count(self.meter)
-        self.unsaved += len(text) + 4 * len(tokens)
+        self.unsaved += len(text) + 4 * len(tokens) + MESSAGE * len(segment.messages)
         return segment
 
     def extend_handle(self, branch: Branch, tokens: Sequence[int]) -> None:

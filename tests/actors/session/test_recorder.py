@@ -15,7 +15,7 @@ from ramify.actors.session.segments import Tail
 from ramify.actors.session.work import TURN, Work
 from ramify.protocol.messages import Save, StoreMessage
 from ramify.protocol.saved import Changes
-from ramify.protocol.wire import Drop, Fork
+from ramify.protocol.wire import ChatMessage, Drop, Fork
 from tests.actors.session.alone import Alone
 
 TEXT = "x" * 100_000
@@ -105,6 +105,17 @@ def test_much_text_is_encoded_in_parts_and_saved_at_once(saving: Saving) -> None
     assert saving.texts == len(NAMES)
     put = [sum(key[0] == "s" for key in changes.put) for changes in saving.changes[count:]]
     assert [each for each in put if each] == [len(NAMES)]
+
+
+def test_many_messages_are_much_too(saving: Saving) -> None:
+    """The 16,000 of one append were encoded in the turn in which they were appended."""
+    messages = [ChatMessage(role="user", content="x")] * 16_000
+    main = saving.core.state.branches["main"]
+    saving.core.state.extend(main, TOKENS, "x", tail=Tail.CLOSED, messages=messages)
+    saving.core.state.changed = True
+    assert saving.core.inside
+    saving.save()
+    assert saving.texts == 1
 
 
 def test_what_the_store_has_lost_is_encoded_in_parts(saving: Saving) -> None:
