@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import closing
 
 from ramify.actors.executor.runner import run
 from ramify.actors.executor.spec import build
@@ -68,17 +69,16 @@ def main(fd: int) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the engine reads its tokens again; not for us
     gc.disable()
     sys.setswitchinterval(SWITCH_SECONDS)
-    engine: Engine = BlockingLink(_adopt(fd), to_executor(), encoder())
     try:
-        return _serve(engine)
+        engine: Engine = BlockingLink(_adopt(fd), to_executor(), encoder())
+        with closing(engine):
+            return _serve(engine)
     except LinkClosed:
         log.warning("the engine has gone")
         return 3
     except LinkError as error:
         log.error("the engine cannot be understood", reason=str(error))
         return 3
-    finally:
-        engine.close()
 
 
 def _serve(engine: Engine) -> int:

@@ -149,7 +149,9 @@ class PeerRouter(Mailboxes):
     def to_session(self, session: int, message: SessionMessage) -> bool:
         """From a socket here to a session elsewhere. False if that process is gone.
 
-        Raises MailboxFull for a frame while the way there is full.
+        A frame is dropped then: its socket is about to be closed (1012), and the session may go on where
+        it is taken up, so no answer would be true. Raises MailboxFull for a frame while the way there is
+        full.
         """
         worker = worker_of(session)
         if isinstance(message, Frame) and self._behind():
@@ -157,7 +159,7 @@ class PeerRouter(Mailboxes):
         if isinstance(message, Detached):
             self._remote_sessions.pop(message.socket, None)
         if worker not in self._peers:
-            return False
+            return isinstance(message, Frame)
         self._send(worker, ToSession(session, cast(Frame | Detached | Throttled | Drained, message)))
         return True
 

@@ -154,6 +154,7 @@ async def test_when_the_owner_dies_its_sockets_here_are_closed() -> None:
     }
     assert pair.here.relayed == 0
     assert not pair.here.sessions.tell(SESSION, Detached(SOCKET))
+    assert pair.here.sessions.tell(SESSION, Frame(SOCKET, []))  # no answer: the socket is being closed
     pair.here.directory.tell(other)  # its session cannot be anywhere now
     assert pair.here.to_directory.drain_nowait() == [other]
 
