@@ -508,9 +508,10 @@ export class Session extends EventTarget {
 function constrained({ regex, json_schema: schema, choices, grammar, continue_constraint: goesOn, ...fields }) {
   const given = { regex, json_schema: schema, choices, grammar, continue_constraint: goesOn };
   const kinds = KINDS.filter((kind) => given[kind] !== undefined);
-  if (!kinds.length) return fields;
+  const [kind] = kinds;
+  if (kind === undefined) return fields;
   if (kinds.length > 1 || fields.constraint) throw new BadRequest(`give one constraint, not ${[...kinds, ...(fields.constraint ? ["constraint"] : [])].join(", ")}`);
-  return { ...fields, constraint: goesOn === undefined ? { [kinds[0]]: given[kinds[0]] } : { continue: goesOn } };
+  return { ...fields, constraint: goesOn === undefined ? { [kind]: given[kind] } : { continue: goesOn } };
 }
 
 /** 96 random bits; `crypto.randomUUID` is missing on pages without TLS. */
