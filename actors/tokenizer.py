@@ -32,7 +32,7 @@ import tokenizers
 
 from ramify.actors.chat_jinja import ChatTemplates
 from ramify.actors.pretrained import Pretrained, of_transformers, read_json, read_pretrained
-from ramify.protocol.errors import BadRequest, InvalidField, ModelError
+from ramify.protocol.errors import BadRequest, InvalidField, ModelError, brief
 from ramify.protocol.sampling import SamplingParams
 
 GUARD = "\ufdd0"
@@ -286,7 +286,7 @@ class Tokenizer:
             known = self._guarded_value(list(tools), self._control) if tools else None
             return self._templates.render(guarded, known, generate)
         except Exception as error:  # jinja2 errors, and whatever a template's expressions raise
-            reason = self.unguarded(str(error)) or type(error).__name__
+            reason = brief(self.unguarded(str(error))) or type(error).__name__
             raise BadRequest(f"the model's chat template refuses this conversation: {reason}") from error
 
     @staticmethod

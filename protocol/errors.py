@@ -42,6 +42,18 @@ Code = Literal[
     "internal",
 ]
 
+MOST_TOLD = 500  # characters of a library's message that a client is told
+
+
+def brief(message: str) -> str:
+    """A library's message as a client is told it: one line of at most `MOST_TOLD` characters.
+
+    Some quote all of what they were given, or made of it; the reason stands before that, or behind.
+    """
+    line = " ".join(message.split())
+    half = MOST_TOLD // 2
+    return line if len(line) <= MOST_TOLD else f"{line[: half - 5]} ... {line[-half:]}"
+
 
 class RamifyError(Exception):
     """An error with a protocol code.

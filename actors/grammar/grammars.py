@@ -11,7 +11,8 @@ from typing import Any
 
 from ramify.actors.grammar.endless import endless_rules
 from ramify.actors.grammar.outlines import rewritten
-from ramify.protocol.errors import ConstraintError
+from ramify.actors.grammar.schema.limits import MAX_NOTES
+from ramify.protocol.errors import ConstraintError, brief
 
 llguidance: Any
 try:
@@ -81,7 +82,7 @@ def _installed() -> Any:
 def _checked(grammar: str) -> Checked:
     wrong, messages = _installed().LLMatcher.validate_grammar_with_warnings(grammar)
     if wrong:
-        raise ConstraintError(f"the grammar is not accepted: {' '.join(messages[0].split())}")
+        raise ConstraintError(f"the grammar is not accepted: {brief(messages[0])}")
     begun = _installed().LLMatcher(_bytes(), grammar, log_level=0)
     if not begun.is_error():
         begun.compute_bitmask()
@@ -91,8 +92,8 @@ def _checked(grammar: str) -> Checked:
         reason = (begun.get_error().splitlines() or ["unknown"])[0]
         if reason == "NoExtensionBias":  # llguidance's word for an empty mask
             reason = "no output can begin with it: its rules need themselves first, or allow no text"
-        raise ConstraintError(f"the grammar cannot be followed: {reason}")
-    return grammar, tuple(messages)
+        raise ConstraintError(f"the grammar cannot be followed: {brief(reason)}")
+    return grammar, tuple(map(brief, messages[:MAX_NOTES]))
 
 
 @cache

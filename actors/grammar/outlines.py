@@ -20,7 +20,7 @@ import numpy as np
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.fragment import Fragment, reduce, too_large
 from ramify.actors.grammar.limits import MAX_REPEAT, MAX_STATES
-from ramify.actors.grammar.regex import COUNT, UnknownSyntax
+from ramify.actors.grammar.regex import COUNT, NAMED_CLASS, UnknownSyntax
 from ramify.protocol.errors import ConstraintError
 
 outlines_core: Any
@@ -34,8 +34,9 @@ _SETS = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t\n\x0b\x0c\r\x20"}
 _STARTS = re.compile(r"(?<![\\\[])\^|\\A")  # but in brackets
 _ENDS = re.compile(r"(?<!\\)(?:\\\\)*\$\Z")
 _ALTERNATIVES = re.compile(r"\||(?<!\[)\^|(?<!\\)\$")
+_LEADING_FLAGS = re.compile(r"\(\?[aimsux]+\)")
+_FLAGS_OFF = re.compile(r"\(\?[a-z]*-")
 _FLAGS = re.compile(r"\(\?([a-z]+)")
-_NAMED = re.compile(r"\[:\^?[a-z]+:\]")
 _PROPERTY = re.compile(r"[pP](?:\{[^{}]{1,64}\}|[A-Za-z])")
 _CODE = re.compile(r"x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[xu]\{[0-9A-Fa-f]{1,6}\}")
 _GROUP = re.compile(r"\?(?:P?<[A-Za-z_]\w*>|[aimsux]*(?:-[imsx]+)?[:)])", re.ASCII)
@@ -60,11 +61,15 @@ def search_automaton(pattern: str) -> Automaton:
     try:
         return Automaton.from_regex(pattern, search=True)
     except UnknownSyntax as error:
-        begins, ends = pattern.startswith("^"), _ENDS.search(pattern) is not None
-        inner = pattern[1 if begins else 0 : -1 if ends else None]
-        if (begins or ends) and _ALTERNATIVES.search(inner):
-            raise  # an anchor that is one alternative's
-        around = rf"(?:{inner})"
+        leading = _LEADING_FLAGS.match(pattern)
+        flags = leading[0] if leading is not None else ""
+        body = pattern[len(flags) :]
+        begins, ends = body.startswith("^"), _ENDS.search(body) is not None
+        inner = body[1 if begins else 0 : -1 if ends else None]
+        lines = "m" in "".join(_FLAGS.findall(pattern))
+        if (begins or ends) and (lines or _ALTERNATIVES.search(inner)):
+            raise  # an anchor of lines, or of one alternative
+        around = rf"{flags}(?:{inner})"
         around = around if begins else rf"[\s\S]*{around}"
         return outlines_automaton(around if ends else rf"{around}[\s\S]*", error)[0]
 
@@ -165,7 +170,9 @@ class _Rewriter:
             repeated = False
             self._one(char)
         made = "".join(self._out)
-        return made + "\n" if any("x" in flags for flags in _FLAGS.findall(made)) else made
+        leading = _LEADING_FLAGS.match(made)
+        open_to_the_end = leading is not None and "x" in leading[0] and not _FLAGS_OFF.search(made)
+        return made + "\n" if open_to_the_end else made  # it ends a comment
 
     def _repeat(self, char: str, count: "re.Match[str] | None") -> None:
         if count is None:
@@ -209,7 +216,7 @@ class _Rewriter:
                 self._out.append("]")
                 self._at += 1
                 return
-            named = _NAMED.match(self._text, self._at)
+            named = NAMED_CLASS.match(self._text, self._at)
             if named is not None:
                 self._copy(named)
             elif char == "\\":

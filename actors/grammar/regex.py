@@ -56,6 +56,7 @@ _ANCHORS: dict[str, AnchorKind] = {
 }
 _HEX = {"x": 2, "u": 4, "U": 8}
 COUNT = re.compile(r"\{(\d{0,9})(,?)(\d{0,9})\}")
+NAMED_CLASS = re.compile(r"\[:\^?[a-z]+:\]")  # inside brackets
 _BRACED = re.compile(r"\{([0-9A-Fa-f]{1,6})\}")
 _NAME = re.compile(r"P?<[A-Za-z_]\w*>", re.ASCII)
 _FLAGS = re.compile(r"([aisu]*)(?:-([is]+))?([:)])")

@@ -27,7 +27,7 @@ from ramify.actors.session.selection import Input, Measured, Scoring, Selection
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
 from ramify.actors.tokenizer import Tokenizer
-from ramify.protocol.errors import BadRequest, LimitExceeded, RamifyError, TooLong
+from ramify.protocol.errors import BadRequest, LimitExceeded, RamifyError, TooLong, brief
 from ramify.protocol.messages import (
     Cancel,
     DropBranches,
@@ -136,7 +136,8 @@ class Selects:
             return True
         if not isinstance(result, Choices):
             refused = error if isinstance(error, RamifyError) else None
-            self._fail(selection, refused or BadRequest(f"the choices cannot be tokenized: {error}"))
+            why = f"the choices cannot be tokenized: {brief(str(error))}"
+            self._fail(selection, refused or BadRequest(why))
             return True
         try:
             self._tokenized(selection, result)

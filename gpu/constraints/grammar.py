@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ramify.gpu.constraints.forced import MOST_DRAFTS, MOST_FORCED, WINDOW, Plan
 from ramify.gpu.constraints.vocabulary import Vocabulary
-from ramify.protocol.errors import ConstraintError
+from ramify.protocol.errors import ConstraintError, brief
 
 llguidance: Any
 try:
@@ -84,7 +84,7 @@ def _check(parser: Any) -> None:
         reason = (parser.get_error().splitlines() or ["unknown"])[0]
         if reason == "NoExtensionBias":  # llguidance's word for an empty mask
             reason = "nothing that it allows can follow: a rule or a pattern of it matches no text"
-        raise ConstraintError(f"the grammar cannot be followed: {reason}")
+        raise ConstraintError(f"the grammar cannot be followed: {brief(reason)}")
 
 
 class GrammarMatcher:

@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 
 from ramify.protocol import errors
-from ramify.protocol.errors import BadRequest, Close, Code, Overloaded, RamifyError
+from ramify.protocol.errors import BadRequest, Close, Code, Overloaded, RamifyError, brief
 
 
 def subclasses(cls: type[RamifyError]) -> list[type[RamifyError]]:
@@ -28,6 +28,15 @@ def test_fields_travel() -> None:
         50,
     )
     assert BadRequest("x").details is None
+
+
+def test_a_librarys_message_is_told_in_short() -> None:
+    assert brief(" no\n  such thing ") == "no such thing"
+    assert brief("x" * 500) == "x" * 500
+    told = brief("begin " + 9_000 * "x" + " end")
+    assert len(told) == 500
+    assert told.startswith("begin x")
+    assert told.endswith("x end")
 
 
 def test_close_codes_are_valid_on_the_wire() -> None:

@@ -6,6 +6,8 @@ ASCII). Both are written out here; all else is read alike.
 
 import re
 
+from ramify.actors.grammar.regex import NAMED_CLASS
+
 _LINE_ENDS = r"\n\r\u2028\u2029"
 # white space behind ASCII's: ECMA 262, WhiteSpace and LineTerminator
 _SPACES = r"\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
@@ -24,7 +26,11 @@ def from_ecma(pattern: str) -> str:
     in_class = False
     at = 0
     while at < len(pattern):
-        piece = pattern[at : at + 2] if pattern[at] == "\\" else pattern[at]
+        named = NAMED_CLASS.match(pattern, at) if in_class else None
+        if named is not None:
+            piece = named[0]
+        else:
+            piece = pattern[at : at + 2] if pattern[at] == "\\" else pattern[at]
         at += len(piece)
         if piece == "\\s":
             piece = rf"\s{_SPACES}" if in_class else rf"[\s{_SPACES}]"

@@ -22,7 +22,7 @@ from ramify.actors.session.selects import Selects
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import ON_THE_LOOP, Task
 from ramify.actors.session.work import Steps, at_once
-from ramify.protocol.errors import BadRequest, RamifyError
+from ramify.protocol.errors import BadRequest, RamifyError, brief
 from ramify.protocol.wire import Append, JsonObject, Ok
 
 TOKENS = 50  # that are appended, in the session and in the cache, in a microsecond
@@ -188,4 +188,4 @@ def applying(prepared: Prepared | RamifyError) -> int:
 def _cannot_encode(error: BaseException | None) -> RamifyError:
     if isinstance(error, RamifyError):
         return bare(error)
-    return BadRequest(f"the text cannot be tokenized: {error}")
+    return BadRequest(f"the text cannot be tokenized: {brief(str(error))}")

@@ -17,6 +17,9 @@ from ramify.actors.grammar.outlines import (
     search_automaton,
 )
 from ramify.actors.grammar.regex import UnknownSyntax
+from ramify.actors.grammar.schema.errors import Unsupported
+from ramify.actors.grammar.schema.lower import lower
+from ramify.actors.grammar.values import json_value, xml_parameters
 from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import ConstraintError
 
@@ -67,6 +70,8 @@ def test_both_compilers_have_the_same_language(pattern: str) -> None:
         (r"(no|none)\p{Nd}?", ["no", "none", "none1"], ["non"]),
         (r"\{\p{L}{1,2}\}", ["{é}"], ["{}"]),
         (r"(?i:ß)\p{L}", ["ßa"], [""]),
+        (r"(?x: b )c", ["bc"], ["bc\n"]),
+        (r"(?x)a(?-x: b)", ["a b"], ["ab", "a b\n"]),
     ],
 )
 def test_what_only_it_reads(pattern: str, valid: list[str], invalid: list[str]) -> None:
@@ -126,6 +131,8 @@ def test_rewritten() -> None:
         (r"\p{Greek}", ["aλb", "λ", "\nλ\n"], ["ab", ""]),
         (r"^\p{L}", ["a1", "ü\n"], ["1a"]),
         (r"\p{L}\$$", ["1a$"], ["a", "a1$1"]),
+        (r"(?xi)^ \p{Lu} $", ["a", "A"], ["A\n", " a"]),
+        (r"^(?x) a [[:digit:]]$", ["a1"], ["a 1", "a1\n"]),
         (r"\p{Lu}$|b", ["xb1", "A"], ["A1", "a"]),
     ],
 )
@@ -135,7 +142,42 @@ def test_patterns_of_schemas_that_we_do_not_read(pattern: str, good: list[str], 
     assert not any(found.accepts(text.encode()) for text in bad)
 
 
-@pytest.mark.parametrize("pattern", [r"^\p{L}|x$", r"^a|\p{L}"])
+@pytest.mark.parametrize("pattern", [r"^\p{L}|x$", r"^a|\p{L}", r"(?m)\p{L}$"])
 def test_anchors_inside_a_pattern_that_we_do_not_read_are_refused(pattern: str) -> None:
     with pytest.raises(ConstraintError):
         search_automaton(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        (r"^\p{Lu}+$", "É", "é"),
+        (r"^[[:alpha:].]+$", "a.", "a!"),  # a point in brackets is one, behind a named class too
+        (r"(?i)^[[:alpha:]]Z$", "az", "1z"),
+    ],
+)
+def test_names_and_tools_parameters_by_such_patterns(pattern: str, good: str, bad: str) -> None:
+    named = {"type": "object", "patternProperties": {pattern: {"const": 1}}}
+    closed = named | {"additionalProperties": False}
+    text = {"type": "string", "pattern": pattern}
+    tool = {
+        "type": "object",
+        "properties": {"a": text, "b": closed},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    for automaton, written in (
+        (lower(closed).automaton, '{"%s":1}'),
+        (json_value(tool)[0], f'{{"a": "{good}", "b": {{"%s": 1}}}}'),
+        (json_value(tool)[0], '{"a": "%s", "b": {}}'),
+        (xml_parameters(tool)[0], "<parameter=a>\n%s\n</parameter>\n<parameter=b>\n{}\n</parameter>\n"),
+    ):
+        assert automaton.accepts((written % good).encode())
+        assert not automaton.accepts((written % bad).encode())
+
+
+def test_an_anchor_inside_a_tools_pattern_is_refused_by_pointer() -> None:
+    closed = {"type": "object", "patternProperties": {r"^a|\p{L}$": {"const": 1}}}
+    with pytest.raises(Unsupported) as told:
+        json_value({"type": "object", "properties": {"b": closed | {"additionalProperties": False}}})
+    assert told.value.pointer.startswith("/properties/b/patternProperties/")

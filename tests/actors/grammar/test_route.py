@@ -86,6 +86,15 @@ def test_names_that_must_differ_are_checked_and_llguidance_counts_none(schema: d
 
 
 @pytest.mark.skipif(grammars.llguidance is None, reason="llguidance has no wheel here")
+def test_what_llguidance_says_is_told_in_short() -> None:
+    """It quoted a regex of 8,000 characters that it had made itself."""
+    with pytest.raises(ConstraintError, match="llguidance: the grammar") as told:
+        route({"properties": {"a": {"minimum": 1e-300}}})
+    assert len(told.value.message) < 600
+    assert told.value.details == {"pointer": "/properties/a/minimum"}
+
+
+@pytest.mark.skipif(grammars.llguidance is None, reason="llguidance has no wheel here")
 def test_what_only_llguidance_could_hold_is_refused_where_it_weakens() -> None:
     long = {"type": "string", "maxLength": 5000}
     assert route({"properties": {"a": long}}).grammar is not None
