@@ -67,6 +67,7 @@ class Mailboxes:
 
     def __init__(self) -> None:
         self.to_gateway: Mailbox[GatewayMessage] = Mailbox("gateway", BIG)
+        self.here: Address[GatewayMessage] = self.to_gateway  # the gateway itself, once there is one
         self.to_directory: Mailbox[DirectoryMessage] = Mailbox("directory", OPENS + OWN)
         self.opens: LimitedAddress[DirectoryMessage] = LimitedAddress(self.to_directory, OPENS)
         self.sessions: Router[SessionMessage] = Router("sessions")
@@ -74,7 +75,7 @@ class Mailboxes:
     @property
     def gateway(self) -> Address[GatewayMessage]:
         """Where sessions deliver."""
-        return self.to_gateway
+        return self.here
 
     @property
     def directory(self) -> Address[DirectoryMessage]:
@@ -132,6 +133,7 @@ class LocalFront:
             minted=minted,
             credentials=credentials,
         )
+        self._mailboxes.here = self.gateway
         metrics.usage_from(self.gateway.usage)
 
     @property

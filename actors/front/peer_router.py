@@ -18,6 +18,7 @@ This file does not know links: it is given a function that forwards bytes.
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar, cast
 
 from ramify.actors.front.local import OPENS, Mailboxes
@@ -26,7 +27,7 @@ from ramify.actors.gateway.intake import refuse
 from ramify.actors.kit.batch import LARGEST, Batch
 from ramify.actors.kit.bundle import FRAME_BYTES
 from ramify.actors.kit.fanout import FanOut, Router
-from ramify.actors.kit.mailbox import Address, MailboxFull
+from ramify.actors.kit.mailbox import Address, MailboxFull, tell_each
 from ramify.actors.kit.relay import Relay
 from ramify.protocol.errors import Close, Overloaded
 from ramify.protocol.messages import (
@@ -166,7 +167,7 @@ class PeerRouter(Mailboxes):
     def _to_gateway(self, message: GatewayMessage) -> None:
         worker = worker_of(message.socket)
         if worker == self.worker:
-            self.to_gateway.tell(message)
+            self.here.tell(message)
         elif worker in self._peers:
             self._send(worker, message)
             if isinstance(message, Opened):
@@ -264,6 +265,12 @@ class _SessionRouter(Router[SessionMessage]):
         if worker_of(key) == self._router.worker:
             return super().tell(key, message)
         return self._router.to_session(key, message)
+
+    def tell_all(self, key: int, messages: list[SessionMessage]) -> None:
+        if worker_of(key) == self._router.worker:
+            super().tell_all(key, messages)
+        else:
+            tell_each(partial(self._router.to_session, key), messages)
 
 
 class _FunctionAddress(Generic[T]):

@@ -2,7 +2,8 @@
 
 It listens before the model is loaded, so that probes and people see the progress; upgrades get
 503 until the engine is ready. One wake-up handles everything in the mailbox, then each socket
-that got something is written to once.
+that got something is written to once. Deltas are written in the turn of the session that says them,
+where nothing waits in the mailbox (`GatewayActor.tell`).
 
 The mailbox is told `Opened`, `OpenRefused`, `Deliver`, `CloseSocket` for sockets by number. A number
 that is gone is no error, because a socket may end while a message to it is under way. A full mailbox
@@ -46,7 +47,7 @@ from ramify.protocol.messages import (
     OpenRefused,
     SessionMessage,
 )
-from ramify.protocol.wire import Bye
+from ramify.protocol.wire import Bye, Delta
 
 _LOG = logging.getLogger("ramify.gateway")
 
@@ -127,6 +128,27 @@ class GatewayActor:
     def usage(self) -> dict[str, CredentialUsage]:
         """What each credential has and had here."""
         return self._hub.shares.usage()
+
+    def tell(self, message: GatewayMessage, /) -> None:
+        """Write deltas now, in the caller's turn of the event loop, if nothing waits.
+
+        All else goes by way of the mailbox. Raises as the mailbox does.
+        """
+        if (
+            type(message) is not Deliver
+            or type(message.messages[0]) is not Delta
+            or not self._mailbox.awaited
+        ):
+            self._mailbox.tell(message)
+            return
+        connection = self._hub.connections.get(message.socket)
+        if connection is None:
+            return
+        try:
+            if connection.deliver(message.messages):
+                connection.flush()
+        except Exception:
+            self._failed(connection, message)
 
     async def run(self, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
         """Listen, report the port as started, and serve until the mailbox is closed.
@@ -224,8 +246,12 @@ class GatewayActor:
                 case CloseSocket():
                     connection.close(message.code, message.reason)
         except Exception:
-            _LOG.exception("socket %d: cannot handle %s", message.socket, type(message).__name__)
-            connection.close(Close.SERVER_BUG, "internal error")
+            self._failed(connection, message)
+
+    def _failed(self, connection: Socket, message: GatewayMessage) -> None:
+        """A bug of ours is this socket's end only."""
+        _LOG.exception("socket %d: cannot handle %s", message.socket, type(message).__name__)
+        connection.close(Close.SERVER_BUG, "internal error")
 
     async def _watch(self) -> None:
         """Deadlines, and notices that are owed."""

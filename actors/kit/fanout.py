@@ -11,10 +11,9 @@ This file does not know what is told.
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
-from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
+from ramify.actors.kit.mailbox import Addressee, MailboxClosed, MailboxFull
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -27,7 +26,7 @@ class Router(Generic[T]):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._addresses: dict[int, Address[T]] = {}
+        self._addresses: dict[int, Addressee[T]] = {}
 
     def __contains__(self, key: int) -> bool:
         return key in self._addresses
@@ -35,7 +34,7 @@ class Router(Generic[T]):
     def __len__(self) -> int:
         return len(self._addresses)
 
-    def add(self, key: int, address: Address[T]) -> None:
+    def add(self, key: int, address: Addressee[T]) -> None:
         if key in self._addresses:
             raise ValueError(f"{self.name}: {key} is registered already")
         self._addresses[key] = address
@@ -54,15 +53,29 @@ class Router(Generic[T]):
             return False
         return True
 
-    def leave(self, key: int, message: T) -> bool:
-        """As `tell`, but a mailbox here is not woken: see `Mailbox.leave`."""
+    def tell_all(self, key: int, messages: list[T]) -> None:
+        """Tell the addressee each and take it off the list. If there is none, they are dropped.
+
+        Raises MailboxFull: those that it has no room for are still there.
+        """
         address = self._addresses.get(key)
-        if not isinstance(address, Mailbox):
-            return self.tell(key, message)
-        with suppress(MailboxClosed):
+        if address is None:
+            return
+        try:
+            address.tell_all(messages)
+        except MailboxClosed:
+            return
+
+    def leave(self, key: int, message: T) -> bool:
+        """As `tell`, but the addressee is not woken: see `Addressee.leave`."""
+        address = self._addresses.get(key)
+        if address is None:
+            return False
+        try:
             address.leave(message)
-            return True
-        return False
+        except MailboxClosed:
+            return False
+        return True
 
 
 class Spread(Protocol[T_contra]):
@@ -133,14 +146,12 @@ class FanOut(Generic[T]):
             self._turn = asyncio.get_running_loop().call_soon(self._run)
 
     def _send(self, count: int) -> None:
-        tell, waiting, order = self._router.tell, self._waiting, self._order
+        tell_all, waiting, order = self._router.tell_all, self._waiting, self._order
         for _ in range(count):
             key = order.popleft()
             messages = waiting.pop(key)
             try:
-                while messages:
-                    tell(key, messages[0])
-                    del messages[0]
+                tell_all(key, messages)
             except MailboxFull:  # once it has worked off what it has
                 waiting[key] = messages
                 order.append(key)

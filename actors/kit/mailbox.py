@@ -6,6 +6,7 @@ another thread hands its message over with `loop.call_soon_threadsafe(mailbox.te
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -28,6 +29,18 @@ class Address(Protocol[T_contra]):
         ...
 
 
+class Addressee(Address[T], Protocol[T]):
+    """An actor of this event loop: its mailbox, or itself where it handles some messages at once."""
+
+    def tell_all(self, messages: list[T], /) -> None:
+        """Tell each, in order, and take it off the list. Raises as `tell`; the rest is still there."""
+        ...
+
+    def leave(self, message: T, /) -> None:
+        """As `tell`, but the actor need not be woken: it gets the message with the next one."""
+        ...
+
+
 class Mailbox(Generic[T]):
     """A bounded FIFO queue with one reader."""
 
@@ -40,6 +53,12 @@ class Mailbox(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._items)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the reader waits in `drain`, and nothing is there for it."""
+        waiter = self._waiter
+        return waiter is not None and not self._items and not waiter.done()
 
     def leave(self, message: T, /) -> None:
         """As `tell`, but the reader is not woken: it gets the message with the next one."""
@@ -60,6 +79,10 @@ class Mailbox(Generic[T]):
             self._waiter = None
             if not waiter.done():
                 waiter.set_result(None)
+
+    def tell_all(self, messages: list[T], /) -> None:
+        """Tell each, in order, and take it off the list. Raises as `tell`; the rest is still there."""
+        tell_each(self.tell, messages)
 
     async def drain(self) -> list[T]:
         """All messages that wait, in order; waits until there is at least one.
@@ -99,6 +122,13 @@ class Mailbox(Generic[T]):
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+
+def tell_each(tell: Callable[[T], object], messages: list[T]) -> None:
+    """Tell each message, in order, and take it off the list. Raises as `tell`; the rest stays."""
+    while messages:
+        tell(messages[0])
+        del messages[0]
 
 
 class CountedAddress(Protocol[T_contra]):

@@ -1,8 +1,9 @@
 """The session actor: drains its mailbox into the core, then sends what the core wants sent.
 
 It sends in this order: to sockets, to the cache, to the scheduler. A socket gets one frame for all that
-was read from the mailbox at once. It also has the timer and the way to the queue for long text
-(`encoder`).
+was read from the mailbox at once. Tokens that find it idle are handled and sent in the turn that brings
+them (`SessionActor.tell_all`); what cannot be done then is left to its task. It also has the timer and
+the way to the queue for long text (`encoder`).
 
 Back-pressure. What clients cause has a part of the room in the mailboxes of gateway, cache and scheduler
 (`kit.mailbox.LimitedAddress`). When it is used up, a session keeps what it wanted to say and reads
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 
 from ramify.actors.kit.clock import Clock, Timer
 from ramify.actors.kit.log import get_log
-from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
+from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull, tell_each
 from ramify.actors.kit.working import Working, cell_of
 from ramify.actors.session.core import FAILED, MOVED, SessionCore
 from ramify.actors.session.encoder import Encoder, Job
@@ -45,6 +46,7 @@ from ramify.protocol.messages import (
     NotCompiled,
     NotSaved,
     OpenRefused,
+    Progress,
     RequestMessage,
     Saved,
     SessionMessage,
@@ -137,6 +139,38 @@ class SessionActor:
         self._failure = "the server has stopped"
         self._broken = False
         self._to_change = False  # the core, as soon as nothing runs
+        self._fault: BaseException | None = None  # what `tell_all` has met; `run` raises it
+
+    # --- an `Addressee` ------------------------------------------------------------------------
+
+    def tell(self, message: SessionMessage, /) -> None:
+        self._mailbox.tell(message)
+
+    def leave(self, message: SessionMessage, /) -> None:
+        self._mailbox.leave(message)
+
+    def tell_all(self, messages: list[SessionMessage], /) -> None:
+        """As the mailbox does, but tokens are handled now, in the caller's turn of the event loop, if
+        the session waits for something to do: that costs less than waking its task.
+        """
+        together = joined(messages) if self._mailbox.awaited else ()
+        message = together[0] if len(together) == 1 else None
+        if type(message) is not Tokens or message.finished:
+            tell_each(self._mailbox.tell, messages)
+            return
+        messages.clear()
+        try:
+            self._handle(message)
+            sent = self._send()
+        except BaseException as error:
+            if isinstance(error, ENDS):
+                raise
+            self._fault = error
+            self._tell(Lost(repr(error)))
+        else:
+            if not sent or self.core.ended is not None:
+                self._tell(Tick())  # `run` goes on
+        self._rest()
 
     def fail(self, reason: str) -> None:
         """The engine is broken: once it has read what waits, the session ends its ops and itself."""
@@ -190,7 +224,7 @@ class SessionActor:
             await self._hand_over()
             await self._finish()  # what it was restored with
             while core.ended is None:
-                for message in await self._mailbox.drain():
+                for message in joined(await self._mailbox.drain()):
                     self._handle(message)
                     if type(message) is Tokens and not message.finished:
                         continue  # no op has begun or ended: nothing is to be done about it
@@ -293,7 +327,8 @@ class SessionActor:
             case Displace():
                 core.displace(now)
             case Lost(reason):
-                raise RuntimeError(reason)  # a bug somewhere, which ends this session only
+                # A bug somewhere, which ends this session only; or the engine goes down.
+                raise self._fault or RuntimeError(reason)
 
     def _move(self, taken: bool) -> None:
         """Its ops go on at another server: none of them has ended."""
@@ -388,6 +423,28 @@ class SessionActor:
             pass
         except MailboxFull:  # try again when what waits was worked off
             asyncio.get_running_loop().call_later(0.05, self._tell, message)
+
+
+def joined(messages: list[Any]) -> list[Any]:
+    """Messages in order, where tokens that follow each other are one message."""
+    if len(messages) == 1:
+        return messages
+    made: list[Any] = []
+    progress: list[Progress] | None = None  # of the last one, while more may join it
+    for message in messages:
+        if type(message) is not Tokens:
+            progress = None
+            made.append(message)
+            continue
+        if progress is None:
+            progress = list(message.progress)
+            made.append(Tokens(progress, message.finished))
+        else:
+            progress += message.progress
+            made[-1] = Tokens(progress, message.finished)
+        if message.finished:
+            progress = None
+    return made
 
 
 def _tell_all(

@@ -344,10 +344,14 @@ class SessionCore:
         self._advance()
 
     def tokens(self, message: Tokens, now: float) -> None:
-        """A step's tokens for this session's requests, and which of the requests ended."""
+        """A step's tokens for this session's requests, or those of steps that have waited together; and
+        which of the requests ended with the last one. A branch sends one delta for all that it has got.
+        """
         self.publisher.now = now
-        for item in message.progress:
-            self.generations.progress(item, now)
+        progress = self.generations.progress
+        for branch in {progress(item, now): None for item in message.progress}:
+            if branch is not None:
+                self.publisher.flush(branch)
         if message.finished:  # tokens alone decide no race
             self.state.changed = self._to_submit = True
             self._steps.append(self._finished(message.finished, now))

@@ -658,7 +658,7 @@ class Directory:
             self._entries[identity.session] = (number, entry)
             if self._deserted.is_set():
                 self._deserted = anyio.Event()
-            self._sessions.add(number, mailbox)
+            self._sessions.add(number, actor)
             undo.callback(self._sessions.remove, number)
             self._metrics.sessions(1)
             undo.callback(self._metrics.sessions, -1)

@@ -354,11 +354,11 @@ class Generations:
 
     # --- while it runs ---------------------------------------------------------------------
 
-    def progress(self, item: Progress, now: float) -> None:
-        """New tokens of a request."""
+    def progress(self, item: Progress, now: float) -> Branch | None:
+        """New tokens of a request: the branch that has grown, if the request still is."""
         entry = self._by_request.get(item.request)
         if entry is None:
-            return
+            return None
         generation = entry[0]
         if not generation.first_token and not generation.resumed:
             generation.first_token = now
@@ -371,7 +371,7 @@ class Generations:
         elif self._state.meter.full and not generation.ending:
             generation.exhausted = True
             self._state.out.scheduler.append(Cancel(item.request))
-        self._on_output(generation.branch)
+        return generation.branch
 
     def cancel(self, task: Task, now: float) -> bool:
         """Stop the generation of `task`; its `done` follows. False if it has none."""

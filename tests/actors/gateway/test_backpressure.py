@@ -3,6 +3,7 @@
 import asyncio
 
 from ramify.protocol.config import Limits
+from ramify.protocol.errors import Close
 from ramify.protocol.messages import Deliver, Detached, Drained, Throttled
 from ramify.protocol.wire import Delta, Pong
 
@@ -82,3 +83,48 @@ async def test_a_client_that_never_reads_again_is_closed_by_the_heartbeat(serve)
             gateway.clock.advance(5.1)
             await gateway.until_gone()
             client.transport.abort()
+
+
+async def test_deltas_are_written_in_the_turn_that_says_them_behind_what_waits(serve) -> None:
+    async with serve() as gateway:
+        gateway.session()
+        async with gateway.connect() as client:
+            socket = await gateway.attach(client)
+            written: list[bytes] = []
+            connection = gateway.actor._hub.connections[socket]
+            write = connection._transport.write
+            connection._transport.write = lambda data: (written.append(data), write(data))
+            await asyncio.sleep(0)
+            gateway.actor.tell(Deliver(socket, [Delta(branch="main", position=1, text="a")]))
+            assert len(written) == 1
+            gateway.mailbox.tell(Deliver(socket, [Delta(branch="main", position=2, text="b")]))
+            gateway.actor.tell(Deliver(socket, [Delta(branch="main", position=3, text="c")]))
+            gateway.actor.tell(Deliver(socket + 1, [Delta(branch="main", position=3, text="c")]))
+            assert len(written) == 1
+            assert len(gateway.mailbox) == 3
+            positions = [(await gateway.read(client))[0].position for _ in range(3)]
+            assert positions == [1, 2, 3]
+            gateway.actor.tell(Deliver(socket + 1, [Delta(branch="main", position=3, text="c")]))
+            assert not len(gateway.mailbox)  # nobody is there
+
+
+async def test_a_bug_with_a_delta_is_its_sockets_end_only(serve) -> None:
+    async with serve() as gateway:
+        gateway.session()
+        async with gateway.connect() as client, gateway.connect() as other:
+            socket = await gateway.attach(client)
+            await gateway.attach(other)
+
+            def fault(messages):
+                raise ZeroDivisionError("a bug")
+
+            gateway.actor._hub.connections[socket]._codec.encode = fault
+            await asyncio.sleep(0)
+            try:
+                gateway.actor.tell(Deliver(socket, [Delta(branch="main", position=1, text="a")]))
+            finally:
+                del gateway.actor._hub.connections[socket]._codec.encode
+            await client.wait_closed()
+            assert client.close_code == Close.SERVER_BUG
+            await other.send('{"type":"ping"}')
+            assert isinstance((await gateway.read(other))[0], Pong)

@@ -146,3 +146,39 @@ def test_an_entrance_is_full_before_the_mailbox_behind_it() -> None:
     assert mailbox.drain_nowait() == ["a", "b", "own"]
     entrance.tell("c")
     assert mailbox.drain_nowait() == ["c"]
+
+
+def test_all_are_told_as_far_as_there_is_room() -> None:
+    router: Router[str] = Router("sessions")
+    mailbox: Mailbox[str] = Mailbox("m", 2)
+    router.add(1, mailbox)
+    messages = ["a", "b", "c"]
+    with pytest.raises(MailboxFull):
+        router.tell_all(1, messages)
+    assert messages == ["c"]
+    assert mailbox.drain_nowait() == ["a", "b"]
+    router.tell_all(1, messages)
+    assert (messages, mailbox.drain_nowait()) == ([], ["c"])
+    router.tell_all(2, ["nobody"])
+    mailbox.close()
+    router.tell_all(1, ["gone"])
+    assert not router.leave(1, "gone")
+    assert not router.leave(2, "nobody")
+
+
+async def test_a_mailbox_is_awaited_while_its_reader_waits_for_nothing_that_is_there() -> None:
+    mailbox: Mailbox[str] = Mailbox("m", 2)
+    assert not mailbox.awaited
+    reader = asyncio.ensure_future(mailbox.drain())
+    await asyncio.sleep(0)
+    assert mailbox.awaited
+    mailbox.leave("later")
+    assert not mailbox.awaited  # else a message that is handled at once would overtake it
+    mailbox.tell("now")
+    assert not mailbox.awaited
+    assert await reader == ["later", "now"]
+    assert not mailbox.awaited
+    reader = asyncio.ensure_future(mailbox.drain())
+    await asyncio.sleep(0)
+    reader.cancel()
+    assert not mailbox.awaited

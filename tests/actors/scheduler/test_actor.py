@@ -5,7 +5,7 @@ import pytest
 
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.fanout import FanOut, Router
-from ramify.actors.kit.mailbox import Mailbox, MailboxClosed
+from ramify.actors.kit.mailbox import Mailbox, MailboxClosed, tell_each
 from ramify.actors.scheduler.actor import SchedulerActor
 from ramify.actors.scheduler.request import SchedulerError
 from ramify.protocol.config import ScheduleConfig
@@ -24,6 +24,9 @@ class Listener:
         self.log.append(message)
         if self.answer is not None:
             self.answer(message)
+
+    def tell_all(self, messages):
+        tell_each(self.tell, messages)
 
 
 class Metrics:

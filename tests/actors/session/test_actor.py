@@ -1,18 +1,24 @@
 """The session's shell: it waits where others are behind, and ends where a message of its is lost."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from ramify.actors.kit.clock import ManualClock
-from ramify.actors.kit.mailbox import Mailbox
-from ramify.actors.session.actor import SessionActor
+from ramify.actors.kit.mailbox import Mailbox, MailboxFull
+from ramify.actors.session.actor import SessionActor, joined
 from ramify.actors.session.encoder import Encoder
 from ramify.actors.session.turns import Turns
+from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
+from ramify.protocol.errors import Close
 from ramify.protocol.messages import Lost
+from ramify.protocol.plan import pack
+from tests.actors.session.alone import Alone
 
 
 async def until(world: Any, socket: int, ident: int) -> list[Any]:
@@ -126,3 +132,166 @@ async def test_a_lost_message_ends_the_session(sim: Any) -> None:
     mailbox.tell(Lost("a Tokens cannot be encoded"))
     with pytest.raises(RuntimeError, match="a Tokens cannot be encoded"):
         await actor.run()
+
+
+def end_of(request: int) -> m.Finished:
+    """It has come to its length."""
+    return m.Finished(request, "length", 2, 1, 0, 1, 10.0, 10.0, 10.0, 10.0)
+
+
+class Doorway(Mailbox[Any]):
+    """The gateway's mailbox. `full`: it has no room now."""
+
+    full = False
+
+    def tell(self, message: Any, /) -> None:
+        if self.full:
+            raise MailboxFull("gateway")
+        super().tell(message)
+
+    def deltas(self) -> list[w.Delta]:
+        """What sockets were told since the last look."""
+        said = [each for message in self.drain_nowait() for each in message.messages]
+        return [each for each in said if isinstance(each, w.Delta)]
+
+
+class Generating:
+    """A session alone that generates; its task waits for something to do."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.alone = Alone(tokenizer)
+        (submit,) = self.alone.send(
+            w.Append(id=1, tokens=[65]), w.Generate(id=2, max_tokens=50, ignore_eos=True, stop=["Z"])
+        )
+        self.request = submit.request
+        self.clock = ManualClock(self.alone.now)
+        self.mailbox: Mailbox[Any] = Mailbox("session", 100)
+        self.gateway = Doorway("gateway", 100)
+        self.scheduler: Mailbox[Any] = Mailbox("scheduler", 100)
+        self.actor = SessionActor(
+            self.mailbox,
+            self.alone.core,
+            cache=Mailbox("cache", 100),
+            scheduler=self.scheduler,
+            grammar=Mailbox("grammar", 100),
+            gateway=self.gateway,
+            encoder=Encoder(),
+            turns=Turns(),
+            clock=self.clock,
+        )
+
+    def step(self, letter: str, *finished: Any) -> m.Tokens:
+        """The message of a step that gave a letter."""
+        tokens = pack(self.tokenizer.encode(letter))
+        return m.Tokens([m.Progress(self.request, tokens)], list(finished))
+
+    async def settle(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def generating(tokenizer: Tokenizer) -> AsyncIterator[Generating]:
+    it = Generating(tokenizer)
+    task = asyncio.ensure_future(it.actor.run())
+    await it.settle()
+    it.gateway.drain_nowait()
+    yield it
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_a_token_is_sent_in_the_turn_that_brings_it(tokenizer: Tokenizer) -> None:
+    async with generating(tokenizer) as it:
+        messages = [it.step("B")]
+        it.actor.tell_all(messages)
+        assert [delta.text for delta in it.gateway.deltas()] == ["B"]
+        assert (messages, len(it.mailbox)) == ([], 0)
+
+
+async def test_tokens_that_waited_together_are_one_delta(tokenizer: Tokenizer) -> None:
+    async with generating(tokenizer) as it:
+        it.actor.tell_all([it.step("B"), it.step("C"), it.step("D")])
+        assert [(d.text, d.position) for d in it.gateway.deltas()] == [("BCD", 4)]
+
+
+async def test_nothing_overtakes_what_waits_for_the_session(tokenizer: Tokenizer) -> None:
+    async with generating(tokenizer) as it:
+        it.mailbox.leave(it.step("B"))
+        it.actor.tell_all([it.step("C")])
+        it.actor.tell_all([it.step("D")])
+        assert not it.gateway.deltas()
+        await it.settle()
+        assert "".join(delta.text for delta in it.gateway.deltas()) == "BCD"
+
+
+async def test_the_end_of_a_request_goes_by_way_of_the_mailbox(tokenizer: Tokenizer) -> None:
+    async with generating(tokenizer) as it:
+        ended = end_of(it.request)
+        it.actor.tell_all([it.step("B"), it.step("C", ended)])
+        assert len(it.mailbox) == 2
+        await it.settle()
+        (sent,) = it.gateway.drain_nowait()
+        assert [type(each) for each in sent.messages] == [w.Delta, w.Done]
+        assert sent.messages[0].text == "BC"
+
+
+async def test_what_the_gateway_has_no_room_for_is_sent_later_in_order(tokenizer: Tokenizer) -> None:
+    async with generating(tokenizer) as it:
+        it.gateway.full = True
+        it.actor.tell_all([it.step("B")])
+        await it.settle()
+        it.actor.tell_all([it.step("C")])  # its task tries again and again
+        assert len(it.mailbox) == 1
+        it.gateway.full = False
+        it.clock.advance(0.01)
+        await it.settle()
+        assert [delta.text for delta in it.gateway.deltas()] == ["B", "C"]
+        it.actor.tell_all([it.step("D")])
+        assert [delta.text for delta in it.gateway.deltas()] == ["D"]
+
+
+async def test_a_fault_with_tokens_ends_the_session_not_who_told_them(tokenizer: Tokenizer) -> None:
+    it = Generating(tokenizer)
+    ends: list[int] = []
+    task = asyncio.ensure_future(it.actor.live(lambda code, reason: ends.append(code)))
+    await it.settle()
+
+    def fault(*_: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    it.alone.core.tokens = fault  # type: ignore[method-assign]
+    it.actor.tell_all([it.step("B")])
+    it.actor.tell_all([it.step("C")])
+    assert not ends
+    await asyncio.wait_for(task, 10)
+    assert ends == [Close.SERVER_BUG]
+    assert it.alone.core.ended == "crashed"
+
+
+async def test_an_engine_that_goes_down_is_no_crash_of_the_session(tokenizer: Tokenizer) -> None:
+    it = Generating(tokenizer)
+    ends: list[int] = []
+    task = asyncio.ensure_future(it.actor.live(lambda code, reason: ends.append(code)))
+    await it.settle()
+    it.scheduler.close()
+    it.actor.tell_all([it.step("Z")])  # its stop: the scheduler is told
+    await asyncio.wait_for(task, 10)
+    assert ends == [Close.RESTART]
+    assert isinstance(it.gateway.drain_nowait()[-1].messages[-1], w.Done)  # it had ended there
+
+
+def test_tokens_join_up_to_an_end_and_not_across_others() -> None:
+    one, two, three = (m.Tokens([m.Progress(i, b"")], []) for i in range(3))
+    end = m.Tokens([], [end_of(1)])
+    tick = m.Tick()
+    assert joined([one]) == [one]
+    made = joined([one, two, end, three, tick, one, two])
+    assert made == [
+        m.Tokens([*one.progress, *two.progress], end.finished),
+        three,
+        tick,
+        m.Tokens([*one.progress, *two.progress], []),
+    ]
+    assert len(one.progress) == 1  # what was told is left as it is
