@@ -160,16 +160,18 @@ class SessionActor:
             return
         messages.clear()
         try:
-            self._handle(message)
-            sent = self._send()
-        except BaseException as error:
+            self._take(message)
+        except BaseException as error:  # as in `live`
             if isinstance(error, ENDS):
                 raise
             self._fault = error
             self._tell(Lost(repr(error)))
-        else:
-            if not sent or self.core.ended is not None:
-                self._tell(Tick())  # `run` goes on
+
+    def _take(self, message: Tokens) -> None:
+        """Handle it and send what follows, here and now."""
+        self._handle(message)
+        if not self._send() or self.core.ended is not None:
+            self._tell(Tick())  # `run` goes on
         self._rest()
 
     def fail(self, reason: str) -> None:

@@ -29,7 +29,8 @@ from tests.amount import stride
 FOLDER = actor_module.__file__.rpartition("/")[0]
 Point = tuple[CodeType, int]  # a line
 PROMPT = [7, 8, 9]
-CALLBACKS = ("_tick", "_tell")  # called by the loop: they do no more than put a message into the mailbox
+# Called by the loop and by other actors: they do no more than put a message into the mailbox, or guard.
+CALLBACKS = ("_tick", "_tell", "tell", "leave", "tell_all")
 
 
 class Fault(Exception):
