@@ -204,7 +204,7 @@ async def generating(tokenizer: Tokenizer) -> AsyncIterator[Generating]:
 
 async def test_a_token_is_sent_in_the_turn_that_brings_it(tokenizer: Tokenizer) -> None:
     async with generating(tokenizer) as it:
-        messages = [it.step("B")]
+        messages: list[m.SessionMessage] = [it.step("B")]
         it.actor.tell_all(messages)
         assert [delta.text for delta in it.gateway.deltas()] == ["B"]
         assert (messages, len(it.mailbox)) == ([], 0)
