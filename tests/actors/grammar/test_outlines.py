@@ -22,6 +22,7 @@ from ramify.actors.grammar.schema.lower import lower
 from ramify.actors.grammar.values import json_value, xml_parameters
 from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import ConstraintError
+from tests.amount import examples
 
 UNREAD = UnknownSyntax("not read", position=0)
 ATOMS = st.sampled_from(
@@ -55,6 +56,53 @@ def test_both_compilers_have_the_same_language(pattern: str) -> None:
         assert ours.is_empty() or re.search(r"[$^]|\\[bZ]", pattern)  # it does not take every anchor
         return
     assert ours.equals(theirs), pattern
+
+
+PLAIN = st.sampled_from(
+    [
+        *(
+            "a",
+            "b",
+            "é",
+            "λ",
+            ".",
+            r"\d",
+            r"\D",
+            r"\w",
+            r"\W",
+            r"\s",
+            "[ab]",
+            "[^a]",
+            "[a-c]",
+            r"[^\w\s]",
+        ),
+        *(
+            r"[\w-]",
+            r"[\d.]",
+            "[]a]",
+            r"\x41",
+            r"\u00e9",
+            r"\.",
+            r"\n",
+            "-",
+            "1",
+            "[à-ÿ]",
+            "(?s:.)",
+            "(?i:aB)",
+        ),
+    ]
+)
+NEAR = st.text(st.sampled_from("abAB1.-é\u0661λ \n_]ü"), max_size=6)
+
+
+@settings(max_examples=examples(250, 5_000), deadline=None)
+@given(st.recursive(PLAIN, combined, max_leaves=5), st.lists(NEAR, min_size=10, max_size=30))
+def test_both_compilers_say_what_python_says(pattern: str, texts: list[str]) -> None:
+    ours = Automaton.from_regex(pattern)
+    theirs, _ = outlines_automaton(pattern, UNREAD)
+    wanted = [re.fullmatch(pattern, text, re.ASCII) is not None for text in texts]
+    assert [ours.accepts(text.encode()) for text in texts] == wanted
+    assert [theirs.accepts(text.encode()) for text in texts] == wanted
 
 
 @pytest.mark.parametrize(
