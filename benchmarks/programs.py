@@ -6,6 +6,7 @@
     python benchmarks/programs.py drive FILE --serve [--shape NAME] | --url WS | --sglang URL
                                            | --openai URL --model NAME
     python benchmarks/programs.py delay [--ms 80] [--repeat 3] [--json FILE]
+    python benchmarks/programs.py steps [--repeat 3] [--json FILE]
     python benchmarks/programs.py batch [--programs 1000]
 
 The programs are those of the SGLang paper (`program_suite.py` says what each one does), with the real
@@ -28,6 +29,7 @@ drive   The lines of FILE on a GPU or wherever: one alone, and all of a kind at 
         tokens a second. With a Ramify server both as branches and as a stateless client.
 delay   One program alone over a link with so long a round trip, fake model: as branches, as a stateless
         client; "trips": what the link adds, in round trips, against the same without the link's delay.
+steps   Steps that one program alone takes, fake model: as branches, as a stateless client.
 batch   `run_batch` of so many programs, one of which fails, killed half-way and started again.
 """
 
@@ -43,6 +45,7 @@ from program_count import count
 from program_delay import delay
 from program_drive import drive, write_file
 from program_race import race
+from program_steps import steps
 from program_suite import PROGRAMS
 from report import headline, machine
 
@@ -93,6 +96,8 @@ def main() -> int:
     driving.add_argument("--repeat", type=int, default=3)
     driving.add_argument("--seed", type=int, default=0, help="another one for a second run on a server")
     driving.add_argument("--json", help="write everything to this file")
+    stepping = command("steps", steps, 1)
+    stepping.add_argument("--repeat", type=int, default=3)
     command("batch", batch, 1000)
     other = commands.add_parser("client")
     other.set_defaults(run=client)

@@ -4,7 +4,7 @@ Nothing is polled. A request that was denied for memory is tried again when page
 run ended, the page counts say so, or nothing runs. After a denial one request at a time is tried
 until one is granted, so that small ones do not overtake a big one for ever; but what is computed
 ahead and finds no memory holds up nothing but its like, and nobody holds up a higher priority. A
-request whose prefix another run computes is parked on that run and comes back with its next commit.
+request whose prefix another run computes is parked on that run until a step with more of it was sent.
 
 Where rows or pages are missing, running requests give way to one that should have them
 (`preemption`): the row is free at once, and the pages are the cache's before it reads the Acquire.
@@ -187,10 +187,12 @@ class Admission:
         self.queue.refund(request.account, request.charge)
         request.charge = 0
         if verdict.reason == "shared" and owner is not None and not self._settlements.owes(verdict.on):
-            request.state = RequestState.PARKED
-            owner.waiters.append(request)
-            self._planner.hurry(owner, request.level)
-            return
+            if owner.filled == owner.kept:
+                request.state = RequestState.PARKED
+                owner.waiters.append(request)
+                self._planner.hurry(owner, request.level)
+                return
+            self.offer(owner)
         begun = request.account.active
         if verdict.reason == "memory" and request.leave and begun and not request.ahead:
             self.enqueue(request)  # its session has begun since: now it does not have to leave anything
@@ -224,8 +226,19 @@ class Admission:
                 self.active.end(account)
         self.active.renew(pages * self._page_size)
 
+    def offer(self, run: Run) -> None:
+        """Requests wait for a prefix that steps under way compute: the cache may hand it out now.
+
+        Whoever gets it runs in a later step, and steps run in order: it is there when it is read.
+        Nothing takes it back, for these steps run even if `run` ends; if the executor dies with them,
+        all KV is forgotten; and that it is finite is for others to doubt until `run` has seen logits.
+        """
+        run.offered = run.filled
+        self._settlements.commit(run)
+        self.wake(run)
+
     def wake(self, run: Run) -> None:
-        """`run` commits or ends: who is parked on it is tried again."""
+        """More of `run` is offered, or it ends: who is parked on it is tried again."""
         waiters, run.waiters = run.waiters, []
         for request in waiters:
             if request.state is RequestState.PARKED:

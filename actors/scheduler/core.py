@@ -183,6 +183,9 @@ class Scheduler:
     def settle(self, now: float) -> Settle | None:
         """What the cache is to be told now, at most one message per call."""
         self._batch += 1
+        for run in self._planner.awaited:
+            self._admission.offer(run)
+        self._planner.awaited.clear()
         if self._hungry:
             self._relieve(now)
         waiting = len(self._requests) > len(self._runs) and self.down is None
@@ -431,7 +434,6 @@ class Scheduler:
                 if run.request.targets is not None:
                     run.request.targets.scores.extend(taken)
                 self._settlements.commit(run)
-                self._admission.wake(run)
                 if end == run.prompt:
                     run.priority = run.request.submit.priority  # nobody waits for its prompt now
                     if not run.limit:

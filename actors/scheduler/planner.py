@@ -111,6 +111,7 @@ class Planner:
         self._grows: list[GrowRow] = []
         self.in_flight: deque[Step] = deque()
         self.wanted: list[Run] = []  # runs that need a Grow; the caller takes them away
+        self.awaited: list[Run] = []  # of the last step, those that requests wait for; the same
         self.processed = 0  # tokens planned since the start
 
     @property
@@ -149,7 +150,7 @@ class Planner:
     def in_vain(self, run: Run) -> int:
         """Tokens of `run` in the steps under way, which count for nothing if it is dropped now."""
         planned = self._tick + run.offset if run.decoding else run.planned
-        return run.filled - run.computed + max(0, planned - len(run.out) - (run.computed < run.prompt))
+        return run.filled - run.kept + max(0, planned - len(run.out) - (run.computed < run.prompt))
 
     def drop(self, run: Run) -> None:
         """No new plan contains `run`; what is in flight for it counts for nothing.
@@ -179,6 +180,7 @@ class Planner:
         self._closes.clear()
         self._grows.clear()
         self.wanted.clear()
+        self.awaited.clear()
         self.constraints.reload()
 
     def resume(self) -> None:
@@ -230,6 +232,8 @@ class Planner:
             work += self.pace.work(run, start, end)
             if extends[-1].sample:
                 firsts.append(run)
+            if run.waiters:
+                self.awaited.append(run)
         if firsts:
             bound = firsts + bound
             rows = pack(run.row for run in firsts) + rows
@@ -328,12 +332,16 @@ class Planner:
         return wanted
 
     def _can_wait(self) -> bool:
-        """Whether the next step is better planned when the last one is back.
+        """Whether the next step is better planned later.
 
-        A second step in flight hides what it takes to plan and launch it. On a CPU that is nothing
-        beside a step with many prompt tokens, and who comes meanwhile would wait for one step more.
+        Requests that wait for what the last one computes are granted before that is back: the next
+        step is theirs, too. And a second step in flight hides what it takes to plan and launch it; on
+        a CPU that is nothing beside a step with many prompt tokens, and who comes meanwhile would wait
+        for one step more.
         """
-        return self._on_cpu and bool(self.in_flight) and self.in_flight[-1].work >= FIRST_ON_CPU
+        if not self.in_flight:
+            return False
+        return bool(self.awaited) or (self._on_cpu and self.in_flight[-1].work >= FIRST_ON_CPU)
 
     def landed(self, result: StepResult) -> tuple[Step, "array[int]"]:
         """The step that `result` belongs to, and its sampled tokens.

@@ -16,7 +16,8 @@ bounds. `planned` is the greater: what the run has if every draft is accepted.
 
 Committed length, the one definition: a run with `a` accepted output tokens has KV for
 [0, prompt + a - 1), because the last sampled token was not run yet; with none accepted, for
-[0, computed). A token that was planned but not accepted has no place in either.
+[0, kept): what is computed, and what other requests wait for and a step under way computes. A token
+that was planned but not accepted has no place in either.
 """
 
 from array import array
@@ -312,6 +313,7 @@ class Run:
         "limit",
         "live",
         "lot",
+        "offered",
         "offset",
         "opened",
         "out",
@@ -358,6 +360,7 @@ class Run:
         self.ahead = request.ahead  # nobody waits for it
         self.cap = prompt + max(0, self.limit - 1)  # most slots it can ever use
         self.cached = self.computed = self.filled = cached
+        self.offered = cached  # of what is filled, what the cache may hand out before the result is here
         self.tokens = tokens
         self.pages = pages
         self.history = history
@@ -392,6 +395,11 @@ class Run:
         return self.slots - self.cached
 
     @property
+    def kept(self) -> int:
+        """How much of its prompt is the tree's whatever becomes of it: computed, or offered."""
+        return max(self.computed, self.offered)
+
+    @property
     def complete(self) -> bool:
         """Every token it may ever compute is planned already: its pages come back by themselves."""
         return not self.decoding and self.filled == self.prompt and self.planned >= self.limit
@@ -409,7 +417,7 @@ class Run:
             return Commit(self.ident, 0, b"", True, False), 0
         accepted = len(self.out)
         kept = accepted if keep is None else max(0, min(keep, accepted))
-        computed = self.prompt + min(kept, accepted - 1) if accepted else self.computed
+        computed = self.prompt + min(kept, accepted - 1) if accepted else self.kept
         finite = True if accepted or (not self.limit and self.seen) else None
         return Commit(self.ident, computed, self.out[:kept].tobytes(), True, finite), kept
 

@@ -50,9 +50,11 @@ class Settlements:
         return request in self.commits or any(request in commits for _, _, commits in self._sent)
 
     def commit(self, run: Run) -> None:
-        """A prefill chunk of `run` has been computed; behind the last one, logits may have been seen."""
+        """A prefill chunk of `run` was computed, or is offered; behind the last one, logits may have
+        been seen.
+        """
         finite = True if run.seen else None
-        self.commits[run.ident] = Commit(run.ident, run.computed, finite=finite)
+        self.commits[run.ident] = Commit(run.ident, run.kept, finite=finite)
 
     def final(self, commit: Commit) -> None:
         """A run has ended. Replaces what was collected for it before."""
