@@ -165,9 +165,10 @@ class RadixCache:
         if tip.end == 0:
             raise ValueError(f"request {request:#x}: branch {message.branch:#x} has no tokens")
         last = tip.end - 1 if message.rerun is None else min(message.rerun, tip.end - 1)
-        node, on = tip, 0
+        node, on, size = tip, 0, self.page_size
         while node.pages is None or node.suspect:
-            if node.start < last:  # what is computed again in any case is nobody's to wait for
+            # what is computed again in any case, as parts of pages are, is nobody's to wait for
+            if min(node.end, last) // size > node.start // size:
                 on = node.owner or on
             assert node.parent is not None
             node = node.parent

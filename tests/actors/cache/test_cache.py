@@ -173,10 +173,24 @@ def test_a_partial_page_does_not_hold_others_up(bench) -> None:
     b.open(1, PROMPT)
     b.open(2, PROMPT)
     b.grant(7, 1)
-    b.commit(7, 9)
-    assert b.acquire(8, 2) == m.Denied(8, "shared", resident=8, on=7)
-    b.commit(7, 10)
+    b.commit(7, 7)
+    assert b.acquire(8, 2) == m.Denied(8, "shared", resident=4, on=7)
+    b.commit(7, 8)  # the next one that ends a page is the last token, which runs again
     assert b.grant(8, 2).cached == 8
+
+
+def test_siblings_do_not_wait_for_the_part_of_a_page_that_they_share(bench) -> None:
+    b = bench(64, 4)
+    b.open(1, PROMPT)
+    b.fork(1, [2, 3, 4], 10)
+    for branch in (2, 3, 4):
+        b.extend(branch, [branch] * 4)
+    b.grant(7, 2)
+    b.commit(7, 8)
+    assert [b.grant(request, branch).cached for request, branch in ((8, 3), (9, 4))] == [8, 8]
+    for request in (7, 8, 9):
+        b.finish(request, 14)
+    assert b.resident(2, 3, 4) == [12, 12, 12]
 
 
 def test_namespaces_do_not_share(bench) -> None:

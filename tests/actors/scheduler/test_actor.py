@@ -133,7 +133,7 @@ async def test_a_deadline_passes_while_nothing_happens(world):
         await anyio.wait_all_tasks_blocked()
         stage.mailbox.tell(stage.w.cache.settle(stage.log.pop()))
         await anyio.wait_all_tasks_blocked()
-        stage.mailbox.tell(stage.w.submit(2, arrived=now, deadline=now + 9))  # an earlier one
+        stage.mailbox.tell(stage.w.submit(2, [4], arrived=now, deadline=now + 9))  # an earlier one
         await anyio.wait_all_tasks_blocked()
         stage.mailbox.tell(stage.w.cache.settle(stage.log[-1]))
         await anyio.wait_all_tasks_blocked()

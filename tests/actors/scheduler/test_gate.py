@@ -27,6 +27,7 @@ class Gate:
     def __init__(self, available=50):
         self.retracted = []
         self.hurried = []
+        self.committed = []
         self.runs = Counted()
         self.planner = SimpleNamespace(
             free_rows=4,
@@ -265,7 +266,7 @@ def test_two_pages_stay_free_for_each_run(gate, available, picked):
 def test_a_request_that_another_computes_for_is_parked(gate):
     request = gate.ask(priority=2)
     gate.gate.pick()
-    owner = SimpleNamespace(waiters=[])
+    owner = SimpleNamespace(waiters=[], filled=6, kept=6)
     gate.gate.denied(request, Denied(1, "shared", resident=6, on=9), owner)
     assert (request.state, request.resident, request.charge) == (RequestState.PARKED, 6, 0)
     assert (owner.waiters, gate.hurried) == ([request], [(owner, (True, 2))])
@@ -273,6 +274,17 @@ def test_a_request_that_another_computes_for_is_parked(gate):
     gate.gate.wake(owner)
     assert (owner.waiters, request.state) == ([], RequestState.WAITING)
     gate.gate.wake(owner)
+    assert gate.gate.pick() == [request]
+
+
+def test_who_is_denied_what_a_step_under_way_computes_asks_again_at_once(gate):
+    request = gate.ask()
+    gate.gate.pick()
+    owner = SimpleNamespace(waiters=[], filled=9, kept=6, offered=6)
+    gate.settlements.commit = lambda run: gate.committed.append((run, run.offered))
+    gate.gate.denied(request, Denied(1, "shared", resident=6, on=9), owner)
+    assert gate.committed == [(owner, 9)]
+    assert (request.state, owner.waiters) == (RequestState.WAITING, [])
     assert gate.gate.pick() == [request]
 
 

@@ -159,10 +159,11 @@ def test_a_prefix_that_others_sampled_over_stays(w: Any) -> None:
     assert (good.reason, good.cached) == ("length", len(SYSTEM))
 
 
-def test_neighbours_with_the_same_prompt_get_their_answers(w: Any) -> None:
+@pytest.mark.parametrize("prompt", [PROMPT, PROMPT[10:24]], ids=["two chunks", "one chunk"])
+def test_neighbours_with_the_same_prompt_get_their_answers(w: Any, prompt: list[int]) -> None:
     """They wait for what the first one computes; the fault is its own."""
     w.executor.spoil(1)
-    events = [w.submit(i, [*PROMPT, i], max_tokens=4) for i in range(1, 4)]
+    events = [w.submit(i, [*prompt, i], max_tokens=4) for i in range(1, 4)]
     w.run(*events)
     ends = [w.finished[event.request] for event in events]
     assert [end.reason for end in ends].count("error") <= 1

@@ -1,0 +1,80 @@
+"""Rows that read pages which a step in flight computes for another row.
+
+The scheduler grants a prefix as soon as the step that computes it was sent, so every executor has to
+read what that step writes, not what the pages held before.
+"""
+
+import json
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.gpu.executors.fake import FakeExecutor, FakeModel
+from ramify.protocol.plan import ExtendRow, StepPlan, pack, unpack
+
+PREFIX = [5, 9, 2, 40, 7, 7, 7, 31, 100, 64, 3, 90]
+OWN = [[17, 55], [21, 6, 8], [44]]  # what each row has behind the prefix
+TOKENS = 4
+INTERPRETED = pytest.mark.skipif(
+    find_spec("triton") is None or torch.cuda.is_available(), reason="needs Triton's interpreter"
+)
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+EXECUTORS = [
+    "fake",
+    {"attention": "torch"},
+    {"quantization": "int8"},
+    pytest.param({"attention": "triton"}, marks=INTERPRETED),
+    pytest.param({"attention": "triton", "deterministic": True}, marks=INTERPRETED),
+    pytest.param({"device": "cuda", "dtype": "bfloat16"}, marks=GPU),
+    pytest.param({"device": "cuda", "dtype": "bfloat16", "attention": "triton"}, marks=GPU),
+    pytest.param({"device": "cuda", "dtype": "bfloat16", "deterministic": True}, marks=GPU),
+]
+
+
+@pytest.fixture(params=EXECUTORS, ids=str)
+def d(request: Any, drive: Any, tmp_path: Path, tiny_config: dict[str, Any]) -> Iterator[Any]:
+    if request.param == "fake":
+        yield drive(FakeExecutor(FakeModel(vocab_size=128), context=200, pages=256, page_size=4))
+        return
+    if "quantization" in request.param:
+        pytest.importorskip("llvmlite")
+        from ramify.gpu.native.host import host_isa
+
+        if host_isa() is None:
+            pytest.skip("the kernels do not run on this CPU")
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_attention_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config | sizes))
+    torch.manual_seed(1)
+    settings = {"page_size": 4, "kv_tokens": 1024, "max_rows": 4, "load_format": "dummy"}
+    driver = drive(tmp_path, **settings, **request.param)
+    yield driver
+    driver.executor.close()
+
+
+def test_a_prefix_that_is_in_flight_is_read(d: Any) -> None:
+    wanted = [d.generate(0, PREFIX + own, TOKENS, d.pages(512, 40)) for own in OWN]
+    shared, size = d.pages(0, len(PREFIX)), d.page_size
+    assert len(PREFIX) % size == 0
+    d.generate(0, [3] * 60, 1, d.pages(0, 64))  # what the pages held before
+    tables = [shared + d.pages(100 * row + 100, 24) for row in range(len(OWN))]
+    owner = StepPlan(
+        1, opens=[d.open(0, tables[0])], extends=[ExtendRow(0, 0, pack(PREFIX + OWN[0]), True)]
+    )
+    children = StepPlan(
+        2,
+        opens=[d.open(row, tables[row], cached=len(PREFIX)) for row in (1, 2)],
+        extends=[ExtendRow(row, len(PREFIX), pack(OWN[row]), True) for row in (1, 2)],
+        decodes=pack([0]),
+    )
+    found: list[list[int]] = [[], [], []]
+    for pending in [d.executor.launch(plan) for plan in (owner, children)]:
+        result = pending.result()
+        for row, token in zip(unpack(result.rows), unpack(result.tokens), strict=True):
+            found[row].append(token)
+    for row, tokens in d.decode([0, 1, 2], TOKENS - 1).items():
+        found[row] += tokens
+    assert [tokens[:TOKENS] for tokens in found] == wanted
