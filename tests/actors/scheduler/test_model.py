@@ -252,6 +252,39 @@ def test_random_programs_in_which_executors_die(
     execute(w, program, expected, expected_scores, deaths)
 
 
+BASE = [i * i % 97 for i in range(60)]
+forks = st.lists(  # of a few long prefixes, which take several steps
+    st.one_of(
+        submissions.flatmap(
+            lambda kind: st.builds(
+                lambda at, own: (kind[0], SimpleNamespace(**{**vars(kind[1]), "prompt": BASE[:at] + own})),
+                st.sampled_from([18, 35, 50, 60]),
+                st.lists(st.integers(0, 2), max_size=3),
+            )
+        ),
+        st.tuples(st.just("cancel"), st.integers(0, 40), st.one_of(st.none(), st.integers(0, 10))),
+        st.tuples(st.just("reply"), st.integers(1, 3)),
+        st.tuples(st.just("result"), st.integers(1, 2)),
+        st.tuples(st.just("both"), st.just(1)),
+    ),
+    min_size=3,
+    max_size=24,
+)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@tried(80, 300)
+@given(worlds, st.sampled_from([70, 110, 300]), forks, st.one_of(st.just(()), deaths))
+def test_random_forks_of_long_prefixes(
+    world, expected, expected_scores, page_size, options, slots, program, deaths
+):
+    """Siblings get a prefix that steps under way compute, whatever becomes of who computes it."""
+    pages = -(-slots // page_size)
+    options = {**options, "pages": pages, "context": 1000, "budget": 16, "mixed_tokens": 16}
+    w = world(**options, page_size=page_size, cache=RealCache(pages, page_size))
+    execute(w, program, expected, expected_scores, deaths)
+
+
 @tried(35, 100)
 @given(worlds, programs)
 def test_random_programs_in_which_rows_sit_steps_out(world, expected, expected_scores, options, program):
