@@ -257,7 +257,10 @@ forks = st.lists(  # of a few long prefixes, which take several steps
     st.one_of(
         submissions.flatmap(
             lambda kind: st.builds(
-                lambda at, own: (kind[0], SimpleNamespace(**{**vars(kind[1]), "prompt": BASE[:at] + own})),
+                lambda at, own: (
+                    kind[0],
+                    SimpleNamespace(**{**vars(kind[1]), "prompt": BASE[:at] + own}),
+                ),
                 st.sampled_from([18, 35, 50, 60]),
                 st.lists(st.integers(0, 2), max_size=3),
             )
