@@ -156,9 +156,10 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a running request achieved.
 
     `computed`: positions [0, computed) of the branch, counted with `tokens`, have KV in the
-    request's pages, or will have it once the steps under way have run; they become resident. `tokens`: the accepted output tokens (only with
-    `final`), appended to the branch; its handle moves to the end. `final`: the request gives
-    everything back; pages past `computed` are free. Retraction is a final commit too.
+    request's pages, or will have it once the steps under way have run; they become resident.
+    `tokens`: the accepted output tokens (only with `final`), appended to the branch; its handle moves
+    to the end. `final`: the request gives everything back; pages past `computed` are free. Retraction
+    is a final commit too.
     `finite`: logits over [0, computed) were finite, which proves their KV; False: they were not, so
     nothing becomes resident, and what the request found and was never proven is dropped
     (only with `final`, without tokens); None: nothing was sampled.
