@@ -285,7 +285,7 @@ def test_all_obey(monkeypatch: pytest.MonkeyPatch, seed: int, drafts: bool, plac
 
     monkeypatch.setattr(Output, "_work", late)
     crowd = Crowd(seed, drafts, places * TABLE, monkeypatch)
-    crowd.run(300)
+    crowd.run(400)
     assert len(crowd.texts) > 20
     lists = 0
     for pattern, text in crowd.texts:
