@@ -27,7 +27,7 @@ from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, LimitedAddress, Mailbox
 from ramify.actors.kit.metrics import Metrics
-from ramify.actors.placement import Placement, expects_cuda
+from ramify.actors.layout import ProcessLayout, expects_cuda
 from ramify.actors.scheduler.actor import SchedulerActor
 from ramify.actors.watchdog import step_timeout
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
@@ -78,7 +78,7 @@ class CoreActors:
     def __init__(
         self,
         config: EngineConfig,
-        placement: Placement,
+        layout: ProcessLayout,
         *,
         spec: ExecutorSpec,
         clock: Clock,
@@ -89,7 +89,7 @@ class CoreActors:
         self.cache: RadixCache | None = None
         self._executor: ExecutorHandle | None = None
         self._config = config
-        self._placement = placement
+        self._layout = layout
         self._spec = spec
         self._clock = clock
         self._metrics = metrics
@@ -113,16 +113,16 @@ class CoreActors:
         return self.executor.info
 
     async def load(self, group: TaskGroup, guard: Guard, progress: Progress) -> None:
-        placement = self._placement
+        layout = self._layout
         if isinstance(self._spec, ModelSpec) and expects_cuda(self._spec.config.device):
             # Seconds of another core, which are over before the model is there.
             self._vocabulary = ReadAhead(self._config.model.path)
             group.start_soon(self._vocabulary.run)
-        log.info("placing the executor", **placement.told("executor"))
+        log.info("placing the executor", **layout.told("executor"))
         self._executor = await self._start_executor(progress)
 
     async def _start_executor(self, progress: Progress) -> ExecutorHandle:
-        return await start_executor(self._spec, self._placement.executor, progress=progress)
+        return await start_executor(self._spec, self._layout.executor, progress=progress)
 
     async def serve(
         self,

@@ -27,7 +27,6 @@ from anyio.abc import TaskGroup
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cluster.cluster import Cluster
 from ramify.actors.cluster.metrics import ClusterMetrics
-from ramify.actors.cluster.placing import Placing
 from ramify.actors.core import PROTOCOL_VERSION, CoreActors, CoreHost, Progress
 from ramify.actors.credentials import read_credentials
 from ramify.actors.executor.handle import ExecutorHandle
@@ -41,7 +40,8 @@ from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.metrics import Metrics
-from ramify.actors.placement import place
+from ramify.actors.layout import layout_of
+from ramify.actors.routing.session_router import SessionRouter
 from ramify.actors.store.base import StoreError
 from ramify.actors.store.places import claim_store, prepare
 from ramify.protocol.config import EngineConfig
@@ -128,7 +128,7 @@ class Engine:
         spec: ExecutorSpec,
         clock: Clock,
         check_idle: bool,
-        placing: Placing | None = None,
+        routing: SessionRouter | None = None,
     ) -> None:
         self.config = config
         self.clock = clock
@@ -136,7 +136,7 @@ class Engine:
         self.epoch = f"e_{secrets.token_hex(4)}"
         self.status = EngineStatus(config, self.epoch, self.metrics)
         self.port = 0
-        self.placement = place(config)
+        self.layout = layout_of(config)
         self.core: CoreHost
         if isinstance(self.metrics, ClusterMetrics):
             cluster = Cluster(
@@ -146,14 +146,14 @@ class Engine:
                 metrics=self.metrics,
                 check_idle=check_idle,
                 epoch=self.epoch,
-                placing=placing,
+                routing=routing,
             )
             self.status.replicas = cluster.describe
             self.core = cluster
         else:
             self.core = CoreActors(
                 config,
-                self.placement,
+                self.layout,
                 spec=spec,
                 clock=clock,
                 metrics=self.metrics,
@@ -164,8 +164,8 @@ class Engine:
         if credentials:
             log.info("tokens are needed", names=len({one.name for one in credentials}))
         self.front: Front
-        if self.placement.gateways:
-            count = self.placement.gateways
+        if self.layout.gateways:
+            count = self.layout.gateways
             front = ProcessFront(config, count, self.status, self.metrics, clock, credentials)
             self.status.watch(front.status_changed)
             self.front = front
@@ -204,7 +204,7 @@ class Engine:
         """Open the port; upgrades get 503 until `load` is done. Raises ConfigError."""
         if self.config.server.store is not None:
             await anyio.to_thread.run_sync(self._claim, self.config.server.store)
-        log.info("placing the gateways", **self.placement.told("gateways"))
+        log.info("placing the gateways", **self.layout.told("gateways"))
         self.port = await self.front.listen(group, self._core)
 
     def _claim(self, place: str) -> None:
@@ -318,10 +318,10 @@ async def running_engine(
     clock: Clock | None = None,
     progress: Progress = lambda what, done: None,
     check_idle: bool = False,
-    placing: Placing | None = None,
+    routing: SessionRouter | None = None,
 ) -> AsyncIterator[Engine]:
     """A ready engine. `spec`: another executor than the configured model (its tokenizer still
-    comes from `config.model.path`). `check_idle`: check the cache's invariants whenever idle. `placing`:
+    comes from `config.model.path`). `check_idle`: check the cache's invariants whenever idle. `routing`:
     another way than ours to choose replicas, for benchmarks.
 
     Raises ConfigError and ModelError for what the user can mend, EngineFailed for a crash.
@@ -331,7 +331,7 @@ async def running_engine(
         spec=spec if spec is not None else ModelSpec(config.model),
         clock=clock if clock is not None else MonotonicClock(),
         check_idle=check_idle,
-        placing=placing,
+        routing=routing,
     )
     try:
         async with anyio.create_task_group() as group:

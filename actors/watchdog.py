@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.log import get_log
-from ramify.actors.kit.silence import Silence
+from ramify.actors.processes.silence import Silence
 
 LOOK_SECONDS = 0.5
 OVERDUE_SECONDS = 4.0  # readiness tells of it within 5 s

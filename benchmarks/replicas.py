@@ -339,8 +339,8 @@ def links(options: argparse.Namespace) -> tuple[list[list[str]], Any, bool]:
 
 
 async def _over_links(frame: Any, rounds: int) -> dict[str, list[float]]:
-    from ramify.actors.cluster import tcp
-    from ramify.actors.kit.link import Link, open_link
+    from ramify.actors.links import tcp
+    from ramify.actors.links.link import Link, open_link
 
     encoder, secret = msgspec.msgpack.Encoder(), b"0123456789abcdef"
     decoder = msgspec.msgpack.Decoder(type=type(frame))

@@ -26,8 +26,8 @@ from pathlib import Path
 import numpy as np
 
 from ramify.actors.cache.cache import RadixCache
-from ramify.actors.cluster.router import ReplicaRouter
 from ramify.actors.kit.blocks import BlockHasher, seed
+from ramify.actors.routing.router import ReplicaRouter
 from ramify.protocol import messages as m
 from ramify.protocol.cluster import MOST_HASHES, KvEvents, ListenKv, ReplicaLoad
 

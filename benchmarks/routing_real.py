@@ -47,13 +47,13 @@ from routing_sim import (
     schedule_config,
 )
 
-from ramify.actors.cluster.placing import Placing
-from ramify.actors.cluster.router import Policy
 from ramify.actors.engine import running_engine
 from ramify.actors.executor.spec import FactorySpec
 from ramify.actors.kit.clock import MonotonicClock
 from ramify.actors.kit.files import allow_files
 from ramify.actors.kit.log import LogConfig, configure
+from ramify.actors.routing.router import Policy
+from ramify.actors.routing.session_router import SessionRouter
 from ramify.protocol.cluster import ReplicaLoad
 from ramify.protocol.config import EngineConfig, Limits, ModelConfig, ReplicasConfig, ServerConfig
 from ramify.protocol.messages import Finished, Submit
@@ -80,11 +80,11 @@ class Asked(msgspec.Struct):
     session: int
 
 
-class PeerPlacing(Placing):
+class PeerRouter(SessionRouter):
     """Sessions go where a policy of `routing_peers.py` says, and stay."""
 
     def __init__(self, options: argparse.Namespace, name: str, first_digit: int) -> None:
-        super().__init__(MonotonicClock())
+        super().__init__(MonotonicClock().now)
         self._view = View(options.replicas)
         tree = options.tree * options.pool // BLOCK
         self._peer = PEERS[name](self._view, options.seed, tree)
@@ -150,14 +150,14 @@ async def serve(options: argparse.Namespace, folder: Path) -> None:
     )
     name = options.policies[0]
     placing = (
-        Placing(MonotonicClock(), stretched(Policy(), options.stretch))
+        SessionRouter(MonotonicClock().now, stretched(Policy(), options.stretch))
         if name.startswith("ours")
-        else PeerPlacing(options, name, digits[0])
+        else PeerRouter(options, name, digits[0])
     )
     allow_files(10_000)
     configure(LogConfig(level="warning"))
     spec = FactorySpec("timed_executor:TimedExecutor", settings)
-    async with running_engine(config, spec=spec, placing=placing) as engine:
+    async with running_engine(config, spec=spec, routing=placing) as engine:
         print(engine.port, flush=True)
         await asyncio.to_thread(sys.stdin.read)
 

@@ -38,8 +38,8 @@ from routing_peers import PEERS, Peer
 from schedule_sim import ALONE, BESIDE, PROMPTS
 
 from ramify.actors.cache.cache import RadixCache
-from ramify.actors.cluster.router import Policy, ReplicaRouter
 from ramify.actors.kit.blocks import BlockHasher
+from ramify.actors.routing.router import Policy, ReplicaRouter
 from ramify.actors.scheduler import core as scheduler_core
 from ramify.actors.scheduler import prompts as scheduler_prompts
 from ramify.actors.scheduler.core import Scheduler

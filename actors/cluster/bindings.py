@@ -7,10 +7,10 @@ goes, the session is *lost*: what it says is meant for a cache that is not there
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
 from ramify.actors.cluster.wire import ForCore, ToSession
 from ramify.actors.kit.mailbox import MailboxFull
+from ramify.actors.routing.session_router import SessionRouter
 from ramify.protocol.cluster import ListenKv, UnlistenKv
 from ramify.protocol.messages import (
     Abandon,
@@ -22,7 +22,6 @@ from ramify.protocol.messages import (
     DropBranches,
     DropSessions,
     ExtendBranch,
-    Finished,
     ForkBranch,
     Inspect,
     Inspected,
@@ -40,34 +39,6 @@ from ramify.protocol.messages import (
 MOST_FOLLOWED = 512  # messages in which the prompt of a request is looked for
 HELD = 8192  # messages of a session that is at no replica: more than it has branches
 MANY, MUCH = HELD // 2, 4 << 20  # so many messages, or bytes of tokens, are placed without a request
-
-
-class Placing(Protocol):
-    """Where sessions go. Replicas by number."""
-
-    def place(self, session: int, namespace: str, tokens: bytes) -> int | None:
-        """The replica for a session whose first request has these `tokens` (int32), if there is one."""
-        ...
-
-    def hot(self, session: int, replica: int) -> bool:
-        """Whether a session in which nothing runs had better be placed anew for its next request."""
-        ...
-
-    def extended(self, session: int, tokens: int) -> None:
-        """So many tokens more go to its replica."""
-        ...
-
-    def submitted(self, session: int, replica: int, message: Submit) -> None:
-        """A request goes to its session's replica."""
-        ...
-
-    def finished(self, finished: list[Finished]) -> None:
-        """Requests have ended."""
-        ...
-
-    def left(self, session: int) -> None:
-        """The session is at no replica any more, and none of its requests."""
-        ...
 
 
 class _Session:
@@ -92,12 +63,12 @@ class Bindings:
 
     def __init__(
         self,
-        placing: Placing,
+        routing: SessionRouter,
         send: Callable[[int, ForCore], None],
         must: Callable[[int, ForCore], None],
         answer: Callable[[int, ToSession], None],
     ) -> None:
-        self._placing = placing
+        self._routing = routing
         self._send = send
         self._must = must
         self._answer = answer
@@ -148,7 +119,7 @@ class Bindings:
             return
         elif entry.replica is not None:
             if isinstance(message, Submit):
-                if not entry.running and self._placing.hot(session, entry.replica):
+                if not entry.running and self._routing.hot(session, entry.replica):
                     self._leave(session, entry)
                     entry.lost = True
                     self._answer(session, ChangeCore())
@@ -158,7 +129,7 @@ class Bindings:
                 return
             self._send(entry.replica, message)
             if isinstance(message, ExtendBranch):
-                self._placing.extended(session, len(message.tokens) // 4)
+                self._routing.extended(session, len(message.tokens) // 4)
         elif isinstance(message, Inspect):
             self._answer(session, Inspected(message.id, [0] * len(message.branches)))
         else:
@@ -181,7 +152,7 @@ class Bindings:
 
     def _place(self, session: int, entry: _Session) -> None:
         """Find a replica and tell it all. If there is none, or it is full, that is tried again."""
-        replica = self._placing.place(session, *prompt(entry.held))
+        replica = self._routing.place(session, *prompt(entry.held))
         if replica is None:
             self._unplaced[session] = None
             return
@@ -189,7 +160,7 @@ class Bindings:
             self._send(replica, entry.held[0])
         except MailboxFull:
             self._unplaced[session] = None
-            self._placing.left(session)
+            self._routing.left(session)
             return
         self._unplaced.pop(session, None)
         entry.replica = replica
@@ -203,7 +174,7 @@ class Bindings:
     def _submitted(self, session: int, entry: _Session, message: Submit) -> None:
         assert entry.replica is not None
         entry.running += 1
-        self._placing.submitted(session, entry.replica, message)
+        self._routing.submitted(session, entry.replica, message)
 
     def _drop(self, session: int) -> None:
         """The session is over."""
@@ -220,7 +191,7 @@ class Bindings:
         if replica is None:
             return
         del self._at[replica][session]
-        self._placing.left(session)
+        self._routing.left(session)
         self._must(replica, CancelSession(session))
         self._must(replica, AbandonSession(session))
         self._must(replica, DropSessions([session]))
@@ -234,7 +205,7 @@ class Bindings:
             return False
         if isinstance(message, Tokens) and message.finished:
             entry.running = max(0, entry.running - len(message.finished))
-            self._placing.finished(message.finished)
+            self._routing.finished(message.finished)
         return True
 
     def busy(self, replica: int) -> set[int]:
@@ -247,7 +218,7 @@ class Bindings:
         for session in sessions:
             entry = self._sessions[session]
             entry.replica, entry.lost, entry.running = None, True, 0
-            self._placing.left(session)
+            self._routing.left(session)
         self._at.pop(replica, None)
         return sessions
 

@@ -1,8 +1,8 @@
 """The main program of a replica on the front's machine: `python -m ...cluster.child FD LIFELINE`.
 
 FD is a connected Unix stream socket, inherited from the front; LIFELINE the reading end of a pipe whose
-other end only the front holds (`kit/lifeline.py`). At SIGTERM it drains: the front takes its sessions
-elsewhere, then lets it go. Signals of a terminal are the front's.
+other end only the front holds. At SIGTERM it drains: the front takes its sessions elsewhere, then lets
+it go. Signals of a terminal are the front's.
 
 Exit codes: 0 left as told, 1 an actor failed, 2 it did not start, 3 the front has gone.
 """
@@ -18,9 +18,9 @@ from functools import partial
 import anyio
 
 from ramify.actors.cluster.replica import Replica
-from ramify.actors.kit.lifeline import watch
-from ramify.actors.kit.link import open_link
 from ramify.actors.kit.log import get_log
+from ramify.actors.links.link import open_link
+from ramify.actors.processes.lifeline import watch
 from ramify.protocol.errors import RamifyError
 
 log = get_log("ramify.actors.cluster.child")

@@ -27,11 +27,8 @@ from ramify.actors.cluster.intake import LISTENER
 from ramify.actors.cluster.local import LocalReplica, environment, gpus, room_beside, threads
 from ramify.actors.cluster.member import Member, NoReplicas
 from ramify.actors.cluster.metrics import ClusterMetrics, ReplicaGauges
-from ramify.actors.cluster.placing import Placing
 from ramify.actors.cluster.ray_replicas import RayReplicas
-from ramify.actors.cluster.scaling import Scaling
 from ramify.actors.cluster.shift import machine
-from ramify.actors.cluster.tcp import JoinPort, read_secret, server_context
 from ramify.actors.cluster.wire import (
     MAX_FRAME,
     AskMetrics,
@@ -55,9 +52,12 @@ from ramify.actors.executor.wire import LoadFailed, Loading
 from ramify.actors.front.interface import Core, Guard
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Spread
-from ramify.actors.kit.link import Link
 from ramify.actors.kit.log import configured, get_log
-from ramify.actors.kit.silence import Silence
+from ramify.actors.links.link import Link
+from ramify.actors.links.tcp import JoinPort, read_secret, server_context
+from ramify.actors.processes.silence import Silence
+from ramify.actors.routing.scaling import Scaling
+from ramify.actors.routing.session_router import SessionRouter
 from ramify.actors.watchdog import step_timeout
 from ramify.protocol.cluster import KvEvents, ListenKv
 from ramify.protocol.config import MOST_REPLICAS, EngineConfig, ReplicasConfig, ServerConfig
@@ -78,7 +78,7 @@ log = get_log(__name__)
 
 
 class Cluster:
-    """See the module's top. `placing`: another way to say where sessions go, for benchmarks."""
+    """See the module's top. `routing`: another way to say where sessions go, for benchmarks."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Cluster:
         metrics: ClusterMetrics,
         check_idle: bool,
         epoch: str,
-        placing: Placing | None = None,
+        routing: SessionRouter | None = None,
     ) -> None:
         assert config.replicas is not None
         self._config = config
@@ -105,10 +105,10 @@ class Cluster:
         self._scaling = None
         if settings.most is not None and settings.most > settings.count:
             self._scaling = Scaling(settings.count, settings.most, settings.ttft_s)
-        self._placing = placing if placing is not None else Placing(clock, scaling=self._scaling)
+        self._routing = routing or SessionRouter(clock.now, scaling=self._scaling)
         self._group: TaskGroup | None = None
         self._guard: Guard = lambda name, run: run
-        self._bindings = Bindings(self._placing, self._send, self._must, self._answer)
+        self._bindings = Bindings(self._routing, self._send, self._must, self._answer)
         self._spread: Spread[SessionMessage] | None = None
         self._info: ExecutorInfo | None = None
         self._up = asyncio.Event()  # a replica has been ready
@@ -363,14 +363,14 @@ class Cluster:
         """Its cache has changed. If some of that is missing, it is asked for all."""
         if any(each.reset for each in events):
             member.asked = False
-        if not self._placing.events(member.number, events) and not member.asked:
+        if not self._routing.events(member.number, events) and not member.asked:
             member.asked = True
             member.must(ListenKv(LISTENER))
 
     def _reported(self, member: Member, report: Report) -> None:
         member.hears(report, self._clock.now())
         if report.load is not None:
-            self._placing.load(member.number, report.load)
+            self._routing.load(member.number, report.load)
 
     def _joined(self, member: Member, up: Up) -> None:
         info = up.info
@@ -383,7 +383,7 @@ class Cluster:
         member.info, member.pid, member.host = info, up.pid, up.host
         member.state = "ready"
         member.silence = Silence(self._clock.now())
-        self._placing.joined(member.number)
+        self._routing.joined(member.number)
         member.must(ListenKv(LISTENER))
         log.info(
             "a replica is ready",
@@ -415,7 +415,7 @@ class Cluster:
         self._drained.pop(member.number, None)
         self._last.pop(member.number, None)
         self._orphans.discard(member.number)
-        self._placing.gone(member.number)
+        self._routing.gone(member.number)
         if self._stop.is_set():
             return
         if not member.drained:
@@ -468,7 +468,7 @@ class Cluster:
         self._last.pop(number, None)
         member.state = "draining"
         member.drained = True
-        self._placing.shut(number)
+        self._routing.shut(number)
         self._drained[number] = self._clock.now() + patience
         sessions = self._bindings.at(number)
         log.info("a replica drains", replica=number, sessions=len(sessions))
@@ -518,7 +518,7 @@ class Cluster:
         for member in members:
             if member.state == "stalled" and member.fault_since is None:
                 member.state = "ready"
-                self._placing.resume(member.number)
+                self._routing.resume(member.number)
         if not members or any(each.state == "stalled" for each in members):
             return
         patience = STALLED * step_timeout(self._config.step_timeout_s, self.info.device)
@@ -526,7 +526,7 @@ class Cluster:
         for member in members:
             if well and member.fault_since is not None and now - member.fault_since >= patience:
                 member.state = "stalled"
-                self._placing.shut(member.number)
+                self._routing.shut(member.number)
                 sessions = self._bindings.at(member.number)
                 log.warning("a replica has stalled", replica=member.number, sessions=len(sessions))
                 self._move(sessions)

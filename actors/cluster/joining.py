@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 import anyio
 
-from ramify.actors.cluster.handshake import Stranger
 from ramify.actors.cluster.replica import Replica
-from ramify.actors.cluster.tcp import knock
 from ramify.actors.kit.files import allow_files
 from ramify.actors.kit.log import get_log
+from ramify.actors.links.handshake import Stranger
+from ramify.actors.links.tcp import knock
 from ramify.protocol.config import EngineConfig
 
 BACK_OFF_SECONDS, MOST_BACK_OFF = 0.25, 5.0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ramify.actors.cluster.member import Member
 from ramify.actors.cluster.wire import MAX_FRAME, Begin, FromFront, ToFront, encoder, to_front
-from ramify.actors.kit.child_process import ChildProcess
+from ramify.actors.processes.child_process import ChildProcess
 from ramify.protocol.config import EngineConfig
 
 CHILD = "ramify.actors.cluster.child"

@@ -15,12 +15,11 @@ from ramify.actors.cluster.wire import (
     ToFront,
     encoder,
 )
-from ramify.actors.kit.batch import CannotEncode
-from ramify.actors.kit.bundle import MOST, Bundle
-from ramify.actors.kit.link import Link
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
-from ramify.actors.kit.silence import Silence
+from ramify.actors.links.bundle import MOST, Bundle, CannotEncode
+from ramify.actors.links.link import Link
+from ramify.actors.processes.silence import Silence
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.plan import ExecutorInfo
 

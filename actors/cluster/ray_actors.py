@@ -45,9 +45,9 @@ class ReplicaActor:
         import msgspec
 
         from ramify.actors.cluster.joining import join
-        from ramify.actors.cluster.tcp import client_context
         from ramify.actors.kit.console import configure_process
         from ramify.actors.kit.log import LogConfig
+        from ramify.actors.links.tcp import client_context
 
         log_as = msgspec.msgpack.decode(log_config, type=LogConfig | None)
         if log_as is not None:

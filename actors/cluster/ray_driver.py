@@ -31,10 +31,10 @@ from ramify.actors.cluster.ray_wire import (
     from_front,
 )
 from ramify.actors.kit.console import configure_process
-from ramify.actors.kit.lifeline import watch
-from ramify.actors.kit.link import Link, open_link
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed
+from ramify.actors.links.link import Link, open_link
+from ramify.actors.processes.lifeline import watch
 from ramify.protocol.errors import ConfigError, RamifyError
 
 log = get_log("ramify.actors.cluster.ray")

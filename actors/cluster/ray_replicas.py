@@ -26,8 +26,8 @@ from ramify.actors.cluster.ray_wire import (
     encoder,
     from_driver,
 )
-from ramify.actors.kit.child_process import ChildProcess
 from ramify.actors.kit.log import configured, get_log
+from ramify.actors.processes.child_process import ChildProcess
 from ramify.protocol.config import ReplicasConfig
 from ramify.protocol.errors import ConfigError
 

@@ -39,16 +39,15 @@ from ramify.actors.core import CoreActors
 from ramify.actors.executor.spec import ModelSpec
 from ramify.actors.executor.wire import LoadFailed, Loading
 from ramify.actors.front.interface import Core, Runner
-from ramify.actors.kit.batch import CannotEncode
-from ramify.actors.kit.bundle import Bundle
 from ramify.actors.kit.clock import Clock, MonotonicClock
 from ramify.actors.kit.console import configure_process
 from ramify.actors.kit.lag import watch_loop
-from ramify.actors.kit.link import Link
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
 from ramify.actors.kit.metrics import Metrics
-from ramify.actors.placement import place
+from ramify.actors.layout import layout_of
+from ramify.actors.links.bundle import Bundle, CannotEncode
+from ramify.actors.links.link import Link
 from ramify.protocol.cluster import KvEvents
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.errors import RamifyError
@@ -142,7 +141,7 @@ class Replica:
         config = self._adapt(begin.config)
         self._core = core = CoreActors(
             config,
-            place(config),
+            layout_of(config),
             spec=begin.spec if begin.spec is not None else ModelSpec(config.model),
             clock=self._clock,
             metrics=self.metrics,

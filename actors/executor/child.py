@@ -31,10 +31,10 @@ from ramify.actors.executor.wire import (
     encoder,
     to_executor,
 )
-from ramify.actors.kit.blocking_link import BlockingLink
 from ramify.actors.kit.console import configure_process
-from ramify.actors.kit.frames import LinkClosed, LinkError
 from ramify.actors.kit.log import get_log
+from ramify.actors.links.blocking import BlockingLink
+from ramify.actors.links.frames import LinkClosed, LinkError
 from ramify.protocol.messages import ExecutorMessage
 from ramify.protocol.plan import ExecutorDown
 

@@ -1,7 +1,7 @@
 """The executor in a process of its own, seen from the engine: the default on a GPU.
 
 Launching kernels then never competes with sockets for the interpreter lock. The process is
-`python -m ramify.actors.executor.child`; how it is started and ended is in `kit.child_process`.
+`python -m ramify.actors.executor.child`; how it is started and ended is in `processes.child_process`.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from ramify.actors.executor.wire import (
     encoder,
     from_executor,
 )
-from ramify.actors.kit.child_process import ChildProcess
 from ramify.actors.kit.log import LogConfig
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
+from ramify.actors.processes.child_process import ChildProcess
 from ramify.protocol.messages import ExecutorMessage
 from ramify.protocol.plan import ExecutorDown, ExecutorInfo, StepResult, StopExecutor
 

@@ -1,7 +1,7 @@
 """The main program of a gateway process: `python -m ramify.actors.front.child FD LIFELINE`.
 
 FD is a connected Unix stream socket, inherited from the engine; LIFELINE the reading end of a pipe
-whose other end only the engine holds (`kit/lifeline.py`). The process belongs to the engine: when the
+whose other end only the engine holds. The process belongs to the engine: when the
 link ends, clients are told to come back (1012) and the process ends. SIGINT, SIGTERM and SIGHUP are
 ignored, because the engine coordinates the stop (a supervisor may signal every process of a service).
 
@@ -52,15 +52,15 @@ from ramify.actors.front.wire import (
 )
 from ramify.actors.gateway.auth import MINTED_MAX
 from ramify.actors.gateway.minted import SharedMinted
-from ramify.actors.kit.bundle import MOST, Bundle
 from ramify.actors.kit.clock import MonotonicClock
 from ramify.actors.kit.console import configure_process
 from ramify.actors.kit.lag import watch_loop
-from ramify.actors.kit.lifeline import watch
-from ramify.actors.kit.link import Link, open_link
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import LimitedAddress, Mailbox, MailboxClosed
 from ramify.actors.kit.working import Working
+from ramify.actors.links.bundle import MOST, Bundle
+from ramify.actors.links.link import Link, open_link
+from ramify.actors.processes.lifeline import watch
 from ramify.protocol.errors import RamifyError
 
 PARTING_SECONDS = 1.0  # for closing handshakes when the engine has gone

@@ -24,11 +24,10 @@ from typing import Generic, TypeVar, cast
 from ramify.actors.front.local import OPENS, Mailboxes
 from ramify.actors.front.wire import PeerMessage, ToSession, encoder, from_peer, home, worker_of
 from ramify.actors.gateway.intake import refuse
-from ramify.actors.kit.batch import LARGEST, Batch
-from ramify.actors.kit.bundle import FRAME_BYTES
 from ramify.actors.kit.fanout import FanOut, Router
 from ramify.actors.kit.mailbox import Address, MailboxFull, tell_each
 from ramify.actors.kit.relay import Relay
+from ramify.actors.links.bundle import FRAME_BYTES, LARGEST, Batch
 from ramify.protocol.errors import Close, Overloaded
 from ramify.protocol.messages import (
     CloseSocket,

@@ -21,12 +21,11 @@ from ramify.actors.front.wire import (
     encoder,
     to_core,
 )
-from ramify.actors.kit.batch import CannotEncode
-from ramify.actors.kit.bundle import Bundle
-from ramify.actors.kit.child_process import ChildProcess
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
-from ramify.actors.kit.silence import Silence
+from ramify.actors.links.bundle import Bundle, CannotEncode
+from ramify.actors.processes.child_process import ChildProcess
+from ramify.actors.processes.silence import Silence
 from ramify.protocol.messages import Lost
 
 CHILD = "ramify.actors.front.child"

@@ -53,8 +53,8 @@ from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.log import configured, get_log
 from ramify.actors.kit.metrics import Metrics
-from ramify.actors.kit.silence import Silence
 from ramify.actors.kit.working import Working, working_file
+from ramify.actors.processes.silence import Silence
 from ramify.protocol.config import SESSIONS_BYTES_LEAST, EngineConfig
 from ramify.protocol.credentials import Credential
 from ramify.protocol.messages import SessionMessage

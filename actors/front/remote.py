@@ -10,9 +10,9 @@ from copy import copy
 from typing import Any
 
 from ramify.actors.front.wire import AskMetrics, CoreMessage, Gauges, Status
-from ramify.actors.kit.bundle import Bundle
 from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.usage import CredentialUsage
+from ramify.actors.links.bundle import Bundle
 
 
 class RemoteStatus:

@@ -33,8 +33,8 @@ from ramify.actors.grammar.wire import (
     encoder,
     to_worker,
 )
-from ramify.actors.kit.blocking_link import BlockingLink
-from ramify.actors.kit.frames import LinkClosed, LinkError
+from ramify.actors.links.blocking import BlockingLink
+from ramify.actors.links.frames import LinkClosed, LinkError
 from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import ConstraintError
 

@@ -34,10 +34,10 @@ from ramify.actors.grammar.wire import (
     encoder,
     from_worker,
 )
-from ramify.actors.kit.child_process import ChildProcess
 from ramify.actors.kit.clock import Clock, MonotonicClock
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed
+from ramify.actors.processes.child_process import ChildProcess
 from ramify.protocol.constraints import CompiledConstraint, ConstraintSpec
 from ramify.protocol.errors import ConstraintError, Overloaded
 

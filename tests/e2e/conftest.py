@@ -379,7 +379,7 @@ class Served:
         cache = engine.cache
         metrics = engine.metrics
         idle = 0
-        elsewhere = engine.placement.gateways or cache is None
+        elsewhere = engine.layout.gateways or cache is None
         while idle < (20 if elsewhere else 1):  # more may be on its way to the core
             await eventually(lambda: not metrics.running + metrics.waiting, "generations still run")
             idle += 1

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from ramify.actors.cluster import scaling
+from ramify.actors.routing import scaling
 
 SLOW = {"step_seconds": 0.005}
 PATIENCE = 30.0

@@ -198,7 +198,7 @@ async def test_sessions_leave_a_replica_whose_executor_stands_still() -> None:
     standing.look(5.0)
     assert standing.states == ["stalled", "ready", "ready"]
     assert standing.told.messages == [(1, m.ChangeCore())]
-    assert standing.cluster._placing.place(2, "", b"") in (1, 2)
+    assert standing.cluster._routing.place(2, "", b"") in (1, 2)
     standing.sits(2, 1)
     standing.faults(1, "no result for 5 s")
     standing.look(60.0)
@@ -207,7 +207,7 @@ async def test_sessions_leave_a_replica_whose_executor_stands_still() -> None:
     standing.look(0.25)
     assert standing.states == ["ready", "stalled", "ready"]
     assert standing.told.messages[1:] == [(2, m.ChangeCore())]
-    placed = {standing.cluster._placing.place(3 + i, "", b"") for i in range(8)}
+    placed = {standing.cluster._routing.place(3 + i, "", b"") for i in range(8)}
     assert placed == {0, 2}
     standing.faults(1, None)
     standing.look(0.25)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.cluster import joining, tcp
+from ramify.actors.cluster import joining
+from ramify.actors.links import tcp
 
 
 async def told(port: int, secret: bytes, monkeypatch: pytest.MonkeyPatch) -> str:

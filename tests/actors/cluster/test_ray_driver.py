@@ -21,7 +21,7 @@ from ramify.actors.cluster.ray_wire import (
     encoder,
     from_driver,
 )
-from ramify.actors.kit.link import Link, open_link
+from ramify.actors.links.link import Link, open_link
 from ramify.protocol.config import ReplicasConfig
 from tests.actors.cluster.test_ray_actors import Ray, ray
 

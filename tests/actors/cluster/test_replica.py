@@ -24,7 +24,7 @@ from ramify.actors.cluster.wire import (
 )
 from ramify.actors.executor.spec import FakeSpec
 from ramify.actors.executor.wire import LoadFailed, Loading
-from ramify.actors.kit.link import open_link
+from ramify.actors.links.link import open_link
 from ramify.protocol import messages as m
 from ramify.protocol.config import EngineConfig, ModelConfig
 from ramify.protocol.plan import pack, unpack

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from ramify.actors.front.peer_router import PeerRouter
-from ramify.actors.kit.batch import CannotEncode
 from ramify.actors.kit.mailbox import Mailbox, MailboxFull
+from ramify.actors.links.bundle import CannotEncode
 from ramify.protocol.messages import (
     CloseSocket,
     Deliver,

@@ -7,7 +7,7 @@ import msgspec
 
 from ramify.actors.front.process import GatewayProcess
 from ramify.actors.front.wire import FromEngine, ToSessions, encoder, from_core
-from ramify.actors.kit.bundle import Bundle
+from ramify.actors.links.bundle import Bundle
 from ramify.protocol.messages import Inspected, Lost, Progress, Tokens
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from ramify.actors.grammar.owners import Owner
 from ramify.actors.grammar.pool import CompilePool, PoolLimits
-from ramify.actors.kit.child_process import ChildProcess
+from ramify.actors.processes.child_process import ChildProcess
 from ramify.protocol.constraints import AutomatonBody, CompiledConstraint, ConstraintSpec, decode_body
 from ramify.protocol.errors import ConstraintError, Overloaded
 

@@ -1,6 +1,6 @@
 """Silence: what was not heard, without the time in which nobody listened."""
 
-from ramify.actors.kit.silence import MOST_BETWEEN_LOOKS, Silence
+from ramify.actors.processes.silence import MOST_BETWEEN_LOOKS, Silence
 
 
 def test_silence_grows_until_something_is_heard() -> None:

@@ -15,7 +15,7 @@ from ramify.protocol.config import EngineConfig
 CORES_PER_GATEWAY, MOST_GATEWAYS = 4, 4  # on CUDA; measured with 256 sockets and steps of 2 ms
 
 
-class Placement(msgspec.Struct, frozen=True):
+class ProcessLayout(msgspec.Struct, frozen=True):
     """The decisions, and why, for the log. `gateways`: processes; 0: in the engine's own."""
 
     executor: Literal["thread", "process"]
@@ -33,7 +33,7 @@ def cuda_driver_present() -> bool:
 
     Looks at device nodes, because asking torch would import it into the engine's process, which
     is what a process for the executor avoids. A wrong answer costs speed, never correctness: both
-    placements serve both kinds of device.
+    layouts serve both kinds of device.
     """
     return os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")
 
@@ -43,12 +43,12 @@ def expects_cuda(device: str, has_cuda: Callable[[], bool] = cuda_driver_present
     return device == "cuda" or (device == "auto" and has_cuda())
 
 
-def place(
+def layout_of(
     config: EngineConfig,
     has_cuda: Callable[[], bool] = cuda_driver_present,
     cores: int | None = None,
-) -> Placement:
-    """Decide. `has_cuda` is asked only if the device is not said and a placement depends on it.
+) -> ProcessLayout:
+    """Decide. `has_cuda` is asked only if the device is not said and a decision depends on it.
 
     `cores`: of this machine. On CUDA, sockets and sessions get up to four processes. With steps of
     2 ms and 256 sockets, one process for all is busy to 100% and the next plan waits 1.6 ms at the
@@ -73,4 +73,4 @@ def place(
         why_gateways = "sockets must not delay the next plan; one for each four cores, at most four"
     else:
         gateways, why_gateways = 0, "steps on a CPU are long, and its cores are the model's"
-    return Placement(executor, gateways, {"executor": why_executor, "gateways": why_gateways})
+    return ProcessLayout(executor, gateways, {"executor": why_executor, "gateways": why_gateways})

@@ -16,8 +16,8 @@ from typing import Any, Generic
 
 import msgspec
 
-from ramify.actors.kit.frames import MAX_FRAME, WINDOW, In, LinkCore, LinkError, Out
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
+from ramify.actors.links.frames import MAX_FRAME, WINDOW, In, LinkCore, LinkError, Out
 
 
 class Link(asyncio.Protocol, Generic[Out, In]):

@@ -6,10 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from ramify.actors.kit import bundle as module
-from ramify.actors.kit.batch import CannotEncode
-from ramify.actors.kit.bundle import RETRY_SECONDS, Bundle
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
+from ramify.actors.links import bundle as module
+from ramify.actors.links.bundle import RETRY_SECONDS, Bundle, CannotEncode
 
 ENCODER = msgspec.msgpack.Encoder()
 

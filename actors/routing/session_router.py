@@ -1,12 +1,13 @@
-"""Where sessions go: keeps a `ReplicaRouter` told of what this front sends. Pure, but for the clock.
+"""Where the sessions of a front go: keeps a `ReplicaRouter` told of what the front sends.
 
 A session is placed with its first request, so the router sees the whole prompt. It stays until its
 replica goes, or has far more to do than the others: then its next request is placed anew.
 """
 
-from ramify.actors.cluster.router import Policy, ReplicaRouter
-from ramify.actors.cluster.scaling import Scaling
-from ramify.actors.kit.clock import Clock
+from collections.abc import Callable
+
+from ramify.actors.routing.router import Policy, ReplicaRouter
+from ramify.actors.routing.scaling import Scaling
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.messages import Finished, Submit
 
@@ -24,15 +25,15 @@ class _Place:
         self.since = since
 
 
-class Placing:
-    """A `bindings.Placing`. `scaling` hears how late first tokens are."""
+class SessionRouter:
+    """Replicas by number. `now()`: the time in seconds. `scaling` hears how late first tokens are."""
 
     def __init__(
-        self, clock: Clock, policy: Policy | None = None, scaling: Scaling | None = None
+        self, now: Callable[[], float], policy: Policy | None = None, scaling: Scaling | None = None
     ) -> None:
         self.scaling = scaling
         self.router = ReplicaRouter(policy)
-        self._clock = clock
+        self._now = now
         self._places: dict[int, _Place] = {}
 
     # --- replicas --------------------------------------------------------------------------------
@@ -55,7 +56,7 @@ class Placing:
 
     def load(self, replica: int, load: ReplicaLoad) -> None:
         """How busy it is."""
-        self.router.update(replica, load, self._clock.now())
+        self.router.update(replica, load, self._now())
 
     def events(self, replica: int, events: list[KvEvents]) -> bool:
         """What its cache has. False: some were missed, so it has to be asked for all."""
@@ -65,38 +66,44 @@ class Placing:
     # --- sessions --------------------------------------------------------------------------------
 
     def place(self, session: int, namespace: str, tokens: bytes) -> int | None:
-        now = self._clock.now()
-        placement = self.router.place(namespace, tokens, now)
-        if placement is None:
+        """The replica for a session whose first request has these `tokens` (int32), if there is one."""
+        now = self._now()
+        decision = self.router.place(namespace, tokens, now)
+        if decision is None:
             return None
-        self._places[session] = _Place(placement.computes, placement.ticket, now)
-        return placement.replica
+        self._places[session] = _Place(decision.computes, decision.ticket, now)
+        return decision.replica
 
     def hot(self, session: int, replica: int) -> bool:
+        """Whether a session in which nothing runs had better be placed anew for its next request."""
         place = self._places.get(session)
         if place is None:
             return False
-        return self.router.hot(replica, place.length, self._clock.now(), since=place.since)
+        return self.router.hot(replica, place.length, self._now(), since=place.since)
 
     def extended(self, session: int, tokens: int) -> None:
+        """So many tokens more go to the session's replica."""
         place = self._places.get(session)
         if place is not None:
             place.tokens += tokens
 
     def submitted(self, session: int, replica: int, message: Submit) -> None:
+        """A request goes to its session's replica."""
         place = self._places.get(session)
         if place is not None:
-            now, ticket, prompt = self._clock.now(), place.ticket, message.prompt
+            now, ticket, prompt = self._now(), place.ticket, message.prompt
             self.router.sent(replica, place.tokens, now, ticket, holds=prompt)
             place.tokens = place.ticket = 0
             place.length = max(place.length, prompt)
 
     def finished(self, finished: list[Finished]) -> None:
+        """Requests have ended."""
         if self.scaling is not None:
-            now = self._clock.now()
+            now = self._now()
             for each in finished:
                 if each.first_token:
                     self.scaling.first_token(each.first_token - each.arrived, now)
 
     def left(self, session: int) -> None:
+        """The session is at no replica any more, and none of its requests."""
         self._places.pop(session, None)

@@ -12,7 +12,7 @@ from typing import Generic
 
 import msgspec
 
-from ramify.actors.kit.frames import MAX_FRAME, WINDOW, In, LinkClosed, LinkCore, Out
+from ramify.actors.links.frames import MAX_FRAME, WINDOW, In, LinkClosed, LinkCore, Out
 
 _READ_BYTES = 1 << 18
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ramify.actors.cluster.tenancy import LEAST, MOST_TENANTS, Tenancy
+from ramify.actors.routing.tenancy import LEAST, MOST_TENANTS, Tenancy
 
 IDS = np.arange(1, 101, dtype=np.uint64)
 

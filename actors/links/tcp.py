@@ -17,7 +17,10 @@ from typing import Any
 
 import msgspec
 
-from ramify.actors.cluster.handshake import (
+from ramify.actors.kit.log import get_log
+from ramify.actors.kit.secret_file import read_secret_file, warn_of_readers
+from ramify.actors.links.frames import In
+from ramify.actors.links.handshake import (
     FROM_FRONT,
     FROM_REPLICA,
     LEAST_SECRET,
@@ -26,10 +29,7 @@ from ramify.actors.cluster.handshake import (
     ReplicaHandshake,
     Stranger,
 )
-from ramify.actors.kit.frames import In
-from ramify.actors.kit.link import Link, link_over
-from ramify.actors.kit.log import get_log
-from ramify.actors.kit.secret_file import read_secret_file, warn_of_readers
+from ramify.actors.links.link import Link, link_over
 from ramify.protocol.errors import ConfigError
 
 PATIENCE_SECONDS = 5.0  # for a handshake, that of TLS included

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.cluster.router import MOST_UNHEARD, RESERVED_S, Policy, ReplicaRouter
 from ramify.actors.kit.blocks import BlockHasher, seed
+from ramify.actors.routing.router import MOST_UNHEARD, RESERVED_S, Policy, ReplicaRouter
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.plan import pack
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from ramify.actors.placement import cuda_driver_present, place
+from ramify.actors.layout import cuda_driver_present, layout_of
 from ramify.protocol.config import EngineConfig, ModelConfig
 from ramify.protocol.errors import ConfigError
 
@@ -28,33 +28,33 @@ def config(
 def test_explicit_placement_is_obeyed(
     executor: Literal["thread", "process"], device: Literal["auto", "cpu", "cuda"]
 ) -> None:
-    placement = place(config(executor, device, 3), never)
-    assert (placement.executor, placement.gateways) == (executor, 3)
+    layout = layout_of(config(executor, device, 3), never)
+    assert (layout.executor, layout.gateways) == (executor, 3)
 
 
 def test_explicit_device_decides_an_automatic_placement() -> None:
-    assert place(config("auto", "cpu"), never).executor == "thread"
-    assert place(config("auto", "cuda"), never).executor == "process"
+    assert layout_of(config("auto", "cpu"), never).executor == "thread"
+    assert layout_of(config("auto", "cuda"), never).executor == "process"
 
 
 @pytest.mark.parametrize(("cuda", "expected"), [(True, "process"), (False, "thread")])
 def test_automatic_device_looks_for_a_driver(cuda: bool, expected: str) -> None:
-    placement = place(config("auto", "auto"), lambda: cuda)
-    assert placement.executor == expected
-    assert placement.told("executor")["why"]
+    layout = layout_of(config("auto", "auto"), lambda: cuda)
+    assert layout.executor == expected
+    assert layout.told("executor")["why"]
 
 
 @pytest.mark.parametrize(("cores", "expected"), [(1, 1), (2, 1), (8, 2), (16, 4), (128, 4)])
 def test_gateways_on_cuda_follow_the_cores(cores: int, expected: int) -> None:
-    placement = place(config("auto", "cuda"), never, cores)
-    assert placement.gateways == expected
-    assert placement.told("gateways")["processes"] == expected
+    layout = layout_of(config("auto", "cuda"), never, cores)
+    assert layout.gateways == expected
+    assert layout.told("gateways")["processes"] == expected
 
 
 def test_a_cpu_keeps_everything_in_one_process() -> None:
-    placement = place(config("auto", "cpu"), never)
-    assert placement.gateways == 0
-    assert placement.told("gateways")["processes"] == "in the engine"
+    layout = layout_of(config("auto", "cpu"), never)
+    assert layout.gateways == 0
+    assert layout.told("gateways")["processes"] == "in the engine"
 
 
 @pytest.mark.parametrize("gateways", [-1, 65])

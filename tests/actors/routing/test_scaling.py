@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.actors.cluster.scaling import DOWN_S, UP_S, Scaling
+from ramify.actors.routing.scaling import DOWN_S, UP_S, Scaling
 from ramify.protocol.cluster import ReplicaLoad
 
 IDLE = ReplicaLoad(slots=1000, free=1000, prefill_rate=1000.0)

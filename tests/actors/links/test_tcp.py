@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from ramify.actors.cluster import tcp
-from ramify.actors.cluster.handshake import FROM_FRONT, GREETING, Stranger
 from ramify.actors.cluster.joining import BACK_OFF_SECONDS, join
-from ramify.actors.kit.link import Link
+from ramify.actors.links import tcp
+from ramify.actors.links.handshake import FROM_FRONT, GREETING, Stranger
+from ramify.actors.links.link import Link
 from ramify.protocol.errors import ConfigError
 
 SECRET = b"sixteen bytes or more"

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from ramify.actors.kit import lifeline
+from ramify.actors.processes import lifeline
 
 
 def test_a_process_that_outlives_its_parent_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from ramify.actors.kit.batch import Batch, CannotEncode
+from ramify.actors.links.bundle import Batch, CannotEncode
 
 ENCODER = msgspec.msgpack.Encoder()
 

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from ramify.actors.kit.blocking_link import BlockingLink
-from ramify.actors.kit.frames import LinkClosed, LinkError
-from ramify.actors.kit.link import Link, open_link
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
+from ramify.actors.links.blocking import BlockingLink
+from ramify.actors.links.frames import LinkClosed, LinkError
+from ramify.actors.links.link import Link, open_link
 
 GRANT = 0x8000_0000
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.actors.cluster.handshake import (
+from ramify.actors.links.handshake import (
     FROM_FRONT,
     FROM_REPLICA,
     NONCE,

@@ -37,9 +37,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ramify.actors.cluster.index import PrefixIndex, Promises, levels
-from ramify.actors.cluster.tenancy import Tenancy
 from ramify.actors.kit.blocks import BlockHasher, Hashes, seed
+from ramify.actors.routing.index import PrefixIndex, Promises, levels
+from ramify.actors.routing.tenancy import Tenancy
 from ramify.protocol.cluster import BLOCK, LOT, KvEvents, ReplicaLoad
 
 MOST_UNHEARD = 1 << 16  # requests to a replica that has told nothing of them; the oldest are forgotten
@@ -69,7 +69,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     rest_s: float = 20.0  # it stays for so long after it has come, if no more than the bound waits there
 
 
-class Placement(msgspec.Struct, frozen=True):
+class RoutingDecision(msgspec.Struct, frozen=True):
     """A session's place. `cached`: tokens that are expected to have KV there; `computes`: the others.
 
     `seconds`: the expected time to first token. `ticket`: for `ReplicaRouter.sent`.
@@ -255,7 +255,7 @@ class ReplicaRouter:
 
     def place(
         self, namespace: str, tokens: bytes, now: float, *, tenant: str | None = None
-    ) -> Placement | None:
+    ) -> RoutingDecision | None:
         """The replica for a session whose branch has these `tokens` (int32); None: there is none.
 
         The place is reserved: `sent` with its ticket says that the request is on its way. `tenant`:
@@ -492,7 +492,7 @@ class ReplicaRouter:
         cached: npt.NDArray[np.float64],
         hashes: Hashes,
         now: float,
-    ) -> Placement:
+    ) -> RoutingDecision:
         known = self._at[slot]
         assert known is not None
         had = min(int(cached[slot]), size)
@@ -508,7 +508,7 @@ class ReplicaRouter:
         if self.index.stride > 1:
             new = new[new % np.uint64(self.index.stride) == 0]
         self._promises.add(slot, new.tolist(), now)
-        return Placement(known.number, had, computes, seconds, ticket)
+        return RoutingDecision(known.number, had, computes, seconds, ticket)
 
 
 def _members(slots: int) -> npt.NDArray[np.intp] | list[int]:

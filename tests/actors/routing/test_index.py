@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.cluster import index as module
-from ramify.actors.cluster.index import ENTRY, PrefixIndex, Promises, levels
 from ramify.actors.kit.blocks import BlockHasher
+from ramify.actors.routing import index as module
+from ramify.actors.routing.index import ENTRY, PrefixIndex, Promises, levels
 
 PROMPTS = [[a, b, c, d] for a in range(2) for b in range(2) for c in range(2) for d in range(2)]
 

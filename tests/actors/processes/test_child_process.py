@@ -9,7 +9,7 @@ import anyio
 import msgspec
 import pytest
 
-from ramify.actors.kit.child_process import ChildProcess
+from ramify.actors.processes.child_process import ChildProcess
 
 CHILD = """
 import socket
@@ -18,7 +18,7 @@ import time
 
 import msgspec
 
-from ramify.actors.kit.blocking_link import BlockingLink
+from ramify.actors.links.blocking import BlockingLink
 
 fd, begin = map(int, sys.argv[1:])
 link = BlockingLink(socket.socket(fileno=fd), msgspec.msgpack.Decoder(int), msgspec.msgpack.Encoder())

@@ -19,8 +19,8 @@ from typing import Any, Generic
 import anyio
 import msgspec
 
-from ramify.actors.kit.frames import MAX_FRAME, In, Out
-from ramify.actors.kit.link import Link, open_link
+from ramify.actors.links.frames import MAX_FRAME, In, Out
+from ramify.actors.links.link import Link, open_link
 
 PARTING_SECONDS = 1.0  # between the end of the link and the end of the process
 

@@ -2,8 +2,12 @@
 
 A link costs a system call and some microseconds for each frame, so what hundreds of sessions are told
 in a step must be one frame for their process. While the peer grants no credits the messages wait
-here and join the next frame: a peer that is behind gets fewer, larger frames. They are encoded at
-once: a message that cannot be encoded fails its sender and nobody else.
+here and join the next frame: a peer that is behind gets fewer, larger frames.
+
+Encoding can fail (an integer over 64 bits, half a surrogate pair). A message is encoded when it is told,
+not when all that waits leaves as one frame: so one that cannot be encoded fails its sender alone. The
+encoded messages are the elements of one msgpack array, and the frame is made around them without looking
+at them again.
 
 It does not know what the messages mean, nor how many addressees they have.
 """
@@ -16,7 +20,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from ramify.actors.kit.batch import Batch
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
 
 T = TypeVar("T")
@@ -24,6 +27,51 @@ T = TypeVar("T")
 RETRY_SECONDS = 0.001  # while there are no credits
 MOST = 1 << 18  # messages that wait: seconds of tokens of thousands of sessions
 FRAME_BYTES = 1 << 24  # what begins another frame; a link takes far longer ones
+LARGEST = 1 << 28  # bytes of one message; a link between processes takes frames of 2**30
+
+
+class CannotEncode(Exception):
+    """A message that msgpack cannot hold, or that is too large. Nothing of it was taken."""
+
+
+class Batch:
+    """A growing array. `count`: its messages; `size`: their bytes."""
+
+    __slots__ = ("_body", "_encode_into", "_largest", "count", "size")
+
+    def __init__(self, encoder: msgspec.msgpack.Encoder, largest: int = LARGEST) -> None:
+        self._largest = largest
+        self._encode_into = encoder.encode_into
+        self._body = bytearray()
+        self.count = 0
+        self.size = 0
+
+    def add(self, message: Any) -> None:
+        """Encode `message`. Raises CannotEncode, and then the batch is as it was."""
+        body = self._body
+        try:
+            self._encode_into(message, body, -1)
+        except Exception as error:  # which types and values it does not know is the codec's to say
+            del body[self.size :]
+            raise CannotEncode(f"a {type(message).__name__} cannot be encoded: {error}") from error
+        size = len(body)
+        added = size - self.size
+        if added > self._largest:
+            del body[self.size :]
+            raise CannotEncode(f"a {type(message).__name__} of {added} bytes: at most {self._largest}")
+        self.size = size
+        self.count += 1
+
+    def array(self) -> msgspec.Raw:
+        """The messages as one array, to be put where a list of them stands."""
+        count = self.count
+        if count < 16:
+            head = bytes([0x90 | count])
+        elif count < 1 << 16:
+            head = b"\xdc" + count.to_bytes(2, "big")
+        else:
+            head = b"\xdd" + count.to_bytes(4, "big")
+        return msgspec.Raw(head + self._body)
 
 
 class Frames(Protocol):

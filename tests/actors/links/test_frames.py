@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.kit.frames import LinkCore, LinkError
+from ramify.actors.links.frames import LinkCore, LinkError
 
 
 def core(window: int = 8, queue: int = 8, max_frame: int = 1000, kind: Any = int) -> LinkCore[Any, Any]:

@@ -1,0 +1,1 @@
+"""Connections between processes: framed messages with credits, over Unix sockets and TCP."""

@@ -1,0 +1,1 @@
+"""Processes that belong to this one: started, watched, ended."""

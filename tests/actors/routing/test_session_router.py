@@ -1,0 +1,86 @@
+"""What the router hears of the sessions that go where it said."""
+
+import numpy as np
+
+from ramify.actors.kit.clock import ManualClock
+from ramify.actors.routing.router import Policy
+from ramify.actors.routing.session_router import SessionRouter
+from ramify.protocol.cluster import KvEvents, ReplicaLoad
+from ramify.protocol.messages import Submit
+from ramify.protocol.sampling import SamplingParams
+
+SUBMIT = Submit(1, 2, 3, 4, SamplingParams())
+
+
+def prompt(tokens: int, seed: int) -> bytes:
+    return np.random.default_rng(seed).integers(0, 1000, tokens, dtype=np.int32).tobytes()
+
+
+def test_work_that_was_sent_counts_until_a_report_has_it() -> None:
+    router = SessionRouter(ManualClock().now)
+    assert router.place(1, "", prompt(100, 1)) is None
+    for replica in (0, 1):
+        router.joined(replica)
+    first = router.place(1, "", prompt(1000, 1))
+    assert first is not None
+    router.submitted(1, first, SUBMIT)
+    assert router.router.work(first) == 1000
+    other = router.place(2, "", prompt(1000, 2))
+    assert other == 1 - first
+    router.extended(1, 50)
+    router.submitted(1, first, SUBMIT)
+    assert router.router.work(first) == 1050
+    router.load(first, ReplicaLoad(heard=1, queued=700))
+    assert router.router.work(first) == 750
+    router.left(1)
+    router.extended(1, 50)  # it has gone
+    router.submitted(1, first, SUBMIT)
+    router.shut(first)
+    assert router.place(3, "", prompt(10, 3)) == other
+    router.gone(first)
+    router.left(2)
+
+
+def test_a_session_is_hot_where_far_more_waits_than_elsewhere() -> None:
+    clock = ManualClock()
+    router = SessionRouter(clock.now, Policy(rest_s=20.0))
+    for replica in (0, 1):
+        router.joined(replica)
+    at = router.place(1, "", prompt(10, 1))
+    assert at is not None
+    router.submitted(1, at, SUBMIT)
+    router.load(at, ReplicaLoad(heard=1, queued=1_000_000))
+    assert not router.hot(1, at)  # it has just come
+    clock.advance(21.0)
+    assert router.hot(1, at)
+    router.load(at, ReplicaLoad(heard=1, queued=0))
+    assert not router.hot(1, at)
+    assert not router.hot(7, at)
+
+
+def test_a_long_session_stays_where_computing_it_elsewhere_takes_longer() -> None:
+    """It would leave, and be placed at the same replica again, or compute for seconds to save one."""
+    clock = ManualClock()
+    router = SessionRouter(clock.now)
+    for replica in (0, 1):
+        router.joined(replica)
+    long, short = router.place(1, "", prompt(10, 1)), router.place(2, "", prompt(10, 2))
+    assert long is not None
+    assert short is not None
+    router.submitted(1, long, Submit(1, 2, 100_000, 4, SamplingParams()))
+    router.submitted(2, short, Submit(2, 2, 1_000, 4, SamplingParams()))
+    for replica in (0, 1):
+        router.load(replica, ReplicaLoad(heard=1, prefill_rate=40_000.0))
+    clock.advance(60.0)
+    for session, replica in ((1, long), (2, short)):
+        router.load(replica, ReplicaLoad(heard=1, prefill_rate=40_000.0, queued=60_000))
+        assert router.hot(session, replica) == (session == 2)
+        router.load(replica, ReplicaLoad(heard=1, prefill_rate=40_000.0))
+
+
+def test_missed_events_are_noticed() -> None:
+    router = SessionRouter(ManualClock().now)
+    router.joined(0)
+    assert router.events(0, [KvEvents(3, listener=1, reset=True), KvEvents(4)])
+    assert not router.events(0, [KvEvents(6), KvEvents(7)])
+    assert router.events(0, [KvEvents(7, listener=1, reset=True)])
