@@ -16,7 +16,6 @@ from ramify.actors.gateway.openai.dialogue import (
     Vocabulary,
     count_tokens,
     event,
-    spelled,
 )
 from ramify.actors.gateway.openai.requests import CompletionRequest
 from ramify.protocol.wire import (
@@ -188,12 +187,7 @@ class CompletionAnswers(Answers):
         if self._asked is None:
             return None
         asked = self._asked
-        top = [
-            None if each.logprob is None
-            # of two tokens with one spelling the likelier one
-            else {self._word(token): value for token, value in reversed(each.top[:asked])}
-            for each in entries
-        ]  # fmt: skip
+        top = [None if each.logprob is None else self._likely(each.top[:asked]) for each in entries]
         return {
             "tokens": [self._word(each.token) for each in entries],
             "token_logprobs": [each.logprob for each in entries],
@@ -201,8 +195,20 @@ class CompletionAnswers(Answers):
             "text_offset": offsets,
         }
 
+    def _likely(self, top: Sequence[Sequence[Any]]) -> JsonObject:
+        """The likeliest first; of two tokens with one spelling the likelier one."""
+        found: JsonObject = {}
+        for token, value in top:
+            found.setdefault(self._word(token), value)
+        return found
+
     def _word(self, token: int) -> str:
-        return str(spelled(self._vocabulary, token)["token"])
+        """A token's text; the bytes of one that is part of a character, since names must differ."""
+        data = self._bytes(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def _bytes(self, token: int) -> bytes:
         return self._vocabulary[token] if token < len(self._vocabulary) else b""
