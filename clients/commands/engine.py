@@ -56,7 +56,8 @@ def join(
     `model`, `device`: what is other here than there. Raises ConfigError, ModelError, EngineStopped.
     """
     joining, tcp, handshake = (
-        import_module(f"ramify.actors.cluster.{name}") for name in ("joining", "tcp", "handshake")
+        import_module(f"ramify.actors.{name}")
+        for name in ("cluster.joining", "links.tcp", "links.handshake")
     )
     tls = None
     if tls_ca is not None:
