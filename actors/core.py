@@ -6,6 +6,7 @@ sessions, nor where they live.
 
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from typing import Protocol
 
 import anyio
@@ -32,6 +33,7 @@ from ramify.actors.scheduler.actor import SchedulerActor
 from ramify.actors.watchdog import step_timeout
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.config import EngineConfig
+from ramify.protocol.errors import ConfigError
 from ramify.protocol.messages import CacheMessage, GrammarMessage, SchedulerEvent, SessionMessage
 from ramify.protocol.plan import ExecutorInfo
 from ramify.protocol.wire import ServerInfo
@@ -113,6 +115,11 @@ class CoreActors:
         return self.executor.info
 
     async def load(self, group: TaskGroup, guard: Guard, progress: Progress) -> None:
+        if self._config.model.grammar_backend == "outlines" and find_spec("outlines_core") is None:
+            raise ConfigError(
+                "--grammar-backend outlines needs outlines-core, which is not installed here: "
+                "`pip install outlines-core`, or leave the flag out"
+            )
         layout = self._layout
         if isinstance(self._spec, ModelSpec) and expects_cuda(self._spec.config.device):
             # Seconds of another core, which are over before the model is there.
@@ -156,7 +163,8 @@ class CoreActors:
             self._clock,
             metrics,
         )
-        pool = CompilePool(PoolLimits(seconds=config.limits.compile_ms / 1e3), self._clock)
+        limits = PoolLimits(seconds=config.limits.compile_ms / 1e3, backend=config.model.grammar_backend)
+        pool = CompilePool(limits, self._clock)
         # On a CPU it would take what steps compute with, on servers that see no constraint too.
         ahead = info.device.startswith("cuda")
         grammar = GrammarActor(

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from ramify.protocol.constraints import GrammarBackend
 from ramify.protocol.credentials import CredentialLimits, check_token
 from ramify.protocol.errors import ConfigError
 from ramify.protocol.store_url import kind_of
@@ -119,6 +120,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft: str = "auto"
     draft_tokens: int = 4  # most of them for a row in a step
     jump_forward: bool = True  # run what a constraint says must follow in one step
+    # what compiles regexes and choices; auto: our compiler, and a library where it cannot
+    grammar_backend: GrammarBackend = "auto"
     # how the model writes tool calls; auto: as its chat template says
     tool_parser: Literal[
         "auto", "hermes", "qwen3-coder", "llama3", "mistral", "deepseek", "harmony", "any", "none"

@@ -10,6 +10,9 @@ import msgspec
 
 Kind = Literal["regex", "choices", "json_schema", "lark", "structure"]
 Backend = Literal["automaton", "grammar"]
+GrammarBackend = Literal[
+    "auto", "outlines"
+]  # what compiles regexes and choices: see `--grammar-backend`
 
 WORDS_HEADER = 4  # of `AutomatonBody.words`, ahead of the classes
 NO_STEP = -(1 << 30)  # a distance that ends below 0 from wherever it begins

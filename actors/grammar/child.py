@@ -1,9 +1,12 @@
-"""The main program of a compile worker: `python -m ramify.actors.grammar.child FD MEMORY SECONDS`.
+"""The main program of a compile worker.
+
+    python -m ramify.actors.grammar.child FD MEMORY SECONDS BACKEND
 
 FD is a connected Unix stream socket, inherited from the engine; when it ends, so does the worker. At its
 start it compiles a schema of its own, so the first job finds warm what schemas share. A job may take
 MEMORY bytes more than the start took: a thread looks, and ends the process. It may take SECONDS
 of CPU time (the engine kills a worker whose job takes too long; this ends one whose engine has died).
+BACKEND compiles regexes and choices (`protocol.constraints.GrammarBackend`).
 The system's own limit of memory is behind the thread's, for code that lets no thread look: at it, Python
 may try for ever to allocate what an exception needs.
 
@@ -21,6 +24,8 @@ import sys
 import threading
 import time
 
+import msgspec
+
 from ramify.actors.grammar.compile import compile_constraint
 from ramify.actors.grammar.wire import (
     MAX_FRAME,
@@ -35,14 +40,14 @@ from ramify.actors.grammar.wire import (
 )
 from ramify.actors.links.blocking import BlockingLink
 from ramify.actors.links.frames import LinkClosed, LinkError
-from ramify.protocol.constraints import ConstraintSpec
+from ramify.protocol.constraints import ConstraintSpec, GrammarBackend
 from ramify.protocol.errors import ConstraintError
 
 LOOK_SECONDS = 0.02
 BEYOND = 256 << 20  # bytes between the thread's limit and the system's: what is taken between two looks
 
 
-def main(fd: int, memory: int, seconds: int) -> int:
+def main(fd: int, memory: int, seconds: int, backend: GrammarBackend) -> int:
     """Work until the engine has gone. Returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -64,7 +69,7 @@ def main(fd: int, memory: int, seconds: int) -> int:
             assert job is not None  # it waits for ever
             used = resource.getrusage(resource.RUSAGE_SELF)
             _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + seconds + 1)
-            engine.send(_result(job.spec))
+            engine.send(_result(job.spec, backend))
     except LinkClosed:
         return 0
     except LinkError:
@@ -94,9 +99,9 @@ def _watch(most: int) -> None:
     os._exit(TOO_MUCH)
 
 
-def _result(spec: ConstraintSpec) -> FromWorker:
+def _result(spec: ConstraintSpec, backend: GrammarBackend) -> FromWorker:
     try:
-        return Done(compile_constraint(spec))
+        return Done(compile_constraint(spec, backend))
     except ConstraintError as error:
         return Failed.of(error)
     except MemoryError:
@@ -132,4 +137,5 @@ def _limit(kind: int, value: int) -> None:
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(main(*map(int, sys.argv[1:])))
+        *numbers, last = sys.argv[1:]
+        sys.exit(main(*map(int, numbers), msgspec.convert(last, GrammarBackend)))

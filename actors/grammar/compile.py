@@ -1,7 +1,8 @@
 """From what a client asks for to what the executor follows: one call, in a worker's process. Pure.
 
 Regexes, choices and structures become byte automata, JSON Schemas too where they can (`route`); other
-schemas and grammars in Lark's form go to llguidance.
+schemas and grammars in Lark's form go to llguidance. With the back end "outlines", outlines-core makes
+the automata of all regexes and choices, and what it cannot compile is refused.
 """
 
 import json
@@ -16,7 +17,7 @@ from ramify.actors.grammar.grammars import lark_grammar, regex_grammar
 from ramify.actors.grammar.likely import likely_words
 from ramify.actors.grammar.limits import MAX_BYTES, MAX_CELLS, MAX_CHOICES, MAX_STRUCTURE_BYTES
 from ramify.actors.grammar.must_follow import forced_texts
-from ramify.actors.grammar.outlines import regex_automaton
+from ramify.actors.grammar.outlines import choices_automaton, regex_automaton
 from ramify.actors.grammar.route import route
 from ramify.actors.grammar.structure import structure_automaton
 from ramify.actors.grammar.words import rows_of, words_of
@@ -25,6 +26,7 @@ from ramify.protocol.constraints import (
     CheckedPlace,
     CompiledConstraint,
     ConstraintSpec,
+    GrammarBackend,
     GrammarBody,
     encode_body,
 )
@@ -34,7 +36,7 @@ from ramify.protocol.structure import decode_structure
 PACKED_FROM = 1 << 14  # bytes of words that are compressed: counted text to a fiftieth, in 0.1 ms
 
 
-def compile_constraint(spec: ConstraintSpec) -> CompiledConstraint:
+def compile_constraint(spec: ConstraintSpec, backend: GrammarBackend = "auto") -> CompiledConstraint:
     """Raises ConstraintError, with a position in the text or a JSON pointer where there is one."""
     try:
         size = len(spec.text.encode())
@@ -45,28 +47,28 @@ def compile_constraint(spec: ConstraintSpec) -> CompiledConstraint:
         raise ConstraintError(f"the constraint has {size} bytes: at most {most}")
     match spec.kind:
         case "regex":
-            return _regex(spec.text)
+            return _regex(spec.text, backend)
         case "choices":
-            return _ready(_choices(spec.text))
+            return _ready(_choices(spec.text, backend))
         case "json_schema":
             return _schema(spec)
         case "lark":
             return _grammar(*lark_grammar(spec.text))
         case "structure":
-            return _ready(*structure_automaton(decode_structure(spec.text)))
+            return _ready(*structure_automaton(decode_structure(spec.text), backend))
 
 
-def _regex(pattern: str) -> CompiledConstraint:
+def _regex(pattern: str, backend: GrammarBackend) -> CompiledConstraint:
     try:
-        return _ready(*regex_automaton(pattern))
+        return _ready(*regex_automaton(pattern, backend))
     except TooAmbiguous as error:
-        found = regex_grammar(pattern)
+        found = regex_grammar(pattern) if backend == "auto" else None
         if found is None:
             raise error from None
         return _grammar(*found)
 
 
-def _choices(text: str) -> Automaton:
+def _choices(text: str, backend: GrammarBackend) -> Automaton:
     try:
         choices = msgspec.json.decode(text, type=list[str])
         parts = [literal(choice) for choice in choices]
@@ -74,6 +76,8 @@ def _choices(text: str) -> Automaton:
         raise ConstraintError(f"`choices` must be a JSON array of texts: {error}") from None
     if not 0 < len(choices) <= MAX_CHOICES:
         raise ConstraintError(f"`choices` has {len(choices)} texts: 1 to {MAX_CHOICES}")
+    if backend == "outlines":
+        return choices_automaton(choices)
     return Automaton.from_expression(union(*parts))
 
 

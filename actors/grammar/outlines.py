@@ -1,17 +1,20 @@
-r"""Regexes that our parser cannot read, by `outlines-core` (the regex-automata of Rust). Pure.
+r"""Regexes and choices by `outlines-core` (the regex-automata of Rust). Pure.
 
 Our own compiler (`regex`, `compiler`) goes first: it is faster where it is hard, knows lookahead, and
 says where a fault is. What it does not read and Rust's does comes here: Unicode properties
-(`\p{Greek}`), named classes (`[[:alpha:]]`), the flags m and x. The pattern is rewritten so that it
-means what it means to us: `\d \w \s \b` know ASCII only, brackets and braces are Python's.
+(`\p{Greek}`), named classes (`[[:alpha:]]`), the flags m and x. With `--grammar-backend outlines` all
+regexes and choices come here. A pattern is rewritten so that it means what it means to us:
+`\d \w \s \b` know ASCII only, brackets and braces are Python's.
 
 outlines-core takes the first match, so `(no|none)` never is "none". Behind `(?:...)\z`, over a
 vocabulary of the 256 bytes, what it makes is the automaton of the whole language. It refuses a regex
 whose beginning looks around or may be empty; behind a line break, which is taken off again, it does not.
 """
 
+import contextlib
 import importlib
 import re
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, NoReturn
 
@@ -20,7 +23,8 @@ import numpy as np
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.fragment import Fragment, reduce, too_large
 from ramify.actors.grammar.limits import MAX_REPEAT, MAX_STATES
-from ramify.actors.grammar.regex import COUNT, NAMED_CLASS, UnknownSyntax
+from ramify.actors.grammar.regex import COUNT, NAMED_CLASS, UnknownSyntax, parse
+from ramify.protocol.constraints import GrammarBackend
 from ramify.protocol.errors import ConstraintError
 
 outlines_core: Any
@@ -30,6 +34,9 @@ except ImportError:  # it has no wheel for this machine
     outlines_core = None
 
 _END = 256  # the id of the end
+_ALONE = "this server compiles with nothing else (--grammar-backend outlines)"
+_LIMITS = "it knows no lookahead, few anchors but at both ends, and of properties Unicode's own"
+_META = re.compile(r"[\\.+*?()|\[\]{}^$#&~ -]")  # what Rust's syntax may take for more than itself
 _SETS = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t\n\x0b\x0c\r\x20"}
 _STARTS = re.compile(r"(?<![\\\[])\^|\\A")  # but in brackets
 _ENDS = re.compile(r"(?<!\\)(?:\\\\)*\$\Z")
@@ -42,11 +49,13 @@ _CODE = re.compile(r"x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[xu]\{[0-9A
 _GROUP = re.compile(r"\?(?:P?<[A-Za-z_]\w*>|[aimsux]*(?:-[imsx]+)?[:)])", re.ASCII)
 
 
-def regex_automaton(pattern: str) -> tuple[Automaton, tuple[str, ...]]:
+def regex_automaton(pattern: str, backend: GrammarBackend = "auto") -> tuple[Automaton, tuple[str, ...]]:
     """The texts that `pattern` matches as a whole, by our compiler if it can, and notes.
 
     Raises ConstraintError with the position.
     """
+    if backend == "outlines":
+        return _by_outlines_alone(pattern)
     try:
         return Automaton.from_regex(pattern), ()
     except UnknownSyntax as error:
@@ -90,10 +99,31 @@ def outlines_automaton(pattern: str, unread: UnknownSyntax) -> tuple[Automaton, 
             f"{unread.message} (outlines-core, which knows some, does not take the regex either)",
             position=position,
         )
-    notes = ["the regex was compiled by outlines-core"]
+    return found, ("the regex was compiled by outlines-core", *_case_notes(pattern))
+
+
+def choices_automaton(choices: Iterable[str]) -> Automaton:
+    """Exactly the texts `choices`, which have no surrogates. Raises ConstraintError."""
+    found = _compiled("|".join(_META.sub(r"\\\g<0>", choice) for choice in choices))
+    if found is None:
+        raise ConstraintError(f"outlines-core does not take these choices, and {_ALONE}")
+    return found
+
+
+def _by_outlines_alone(pattern: str) -> tuple[Automaton, tuple[str, ...]]:
+    """As `regex_automaton`, where nothing else may compile it."""
+    found = _compiled(rewritten(pattern))
+    if found is None:
+        with contextlib.suppress(UnknownSyntax):
+            parse(pattern)  # what is wrong with it, and where
+        raise ConstraintError(f"outlines-core does not take the regex, and {_ALONE}: {_LIMITS}")
+    return found, _case_notes(pattern)
+
+
+def _case_notes(pattern: str) -> tuple[str, ...]:
     if re.search(r"\(\?[a-z]*i", pattern):
-        notes.append("(?i) ignores the case of all letters there, not of ASCII's alone")
-    return found, tuple(notes)
+        return ("(?i) ignores the case of all letters there, not of ASCII's alone",)
+    return ()
 
 
 @cache

@@ -38,7 +38,7 @@ from ramify.actors.kit.clock import Clock, MonotonicClock
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed
 from ramify.actors.processes.child_process import ChildProcess
-from ramify.protocol.constraints import CompiledConstraint, ConstraintSpec
+from ramify.protocol.constraints import CompiledConstraint, ConstraintSpec, GrammarBackend
 from ramify.protocol.errors import ConstraintError, Overloaded
 
 WORKER = "ramify.actors.grammar.child"
@@ -58,7 +58,8 @@ class PoolLimits:
     """`seconds`: of one job from its arrival on, by the clock. `memory`: bytes a worker may take beyond
     what its start took.
 
-    `waiting`: jobs in the queue, `waiting_each`: of one name; `kept_bytes`: of results.
+    `waiting`: jobs in the queue, `waiting_each`: of one name; `kept_bytes`: of results. `backend`: what
+    compiles regexes and choices.
     """
 
     workers: int = field(default_factory=lambda: max(2, min(16, (os.cpu_count() or 1) - 2)))
@@ -67,6 +68,7 @@ class PoolLimits:
     waiting: int = 256
     waiting_each: int = 64
     kept_bytes: int = 64 << 20
+    backend: GrammarBackend = "auto"
 
 
 @dataclass
@@ -328,7 +330,7 @@ class _Worker:
             from_worker(),
             encoder(),
             receive,
-            arguments=[str(limits.memory), str(int(limits.seconds) + 1)],
+            arguments=[str(limits.memory), str(int(limits.seconds) + 1), limits.backend],
             max_frame=MAX_FRAME,
         )
         self = cls(process)

@@ -30,6 +30,7 @@ from ramify.actors.grammar.network import Exit, ends, network
 from ramify.actors.grammar.outlines import regex_automaton
 from ramify.actors.grammar.schema.errors import Unsupported
 from ramify.actors.grammar.values import any_parameters, json_value, until, xml_parameters
+from ramify.protocol.constraints import GrammarBackend
 from ramify.protocol.errors import ConstraintError
 from ramify.protocol.structure import (
     JsonPart,
@@ -57,9 +58,11 @@ ANYTHING = Automaton.of(  # any bytes, tokens that are no text too
 ANY_OBJECT = {"type": "object"}
 
 
-def structure_automaton(structure: Structure) -> tuple[Automaton, tuple[str, ...]]:
-    """The automaton, and notes. Raises ConstraintError that says where."""
-    builder = _Builder(Marks(structure.marks))
+def structure_automaton(
+    structure: Structure, backend: GrammarBackend = "auto"
+) -> tuple[Automaton, tuple[str, ...]]:
+    """The automaton, and notes. `backend`: of regexes inside. Raises ConstraintError that says where."""
+    builder = _Builder(Marks(structure.marks), backend)
     whole = builder.automaton(structure.root)
     return builder.behind(whole, structure.after), tuple(dict.fromkeys(builder.notes))
 
@@ -67,8 +70,9 @@ def structure_automaton(structure: Structure) -> tuple[Automaton, tuple[str, ...
 class _Builder:
     """Builds the parts of one structure."""
 
-    def __init__(self, marks: Marks) -> None:
+    def __init__(self, marks: Marks, backend: GrammarBackend) -> None:
         self._marks = marks
+        self._backend = backend
         self.notes: list[str] = []
 
     def automaton(self, part: Part) -> Automaton:
@@ -92,7 +96,7 @@ class _Builder:
             case TextPart(text):
                 return Literal(self._marks.encode(text))
             case RegexPart(regex, at):
-                found, notes = _at(at, lambda: regex_automaton(regex))
+                found, notes = _at(at, lambda: regex_automaton(regex, self._backend))
                 self.notes += [f"{at}: {note}" if at else note for note in notes]
                 return Embedded(found)
             case JsonPart() | XmlPart():

@@ -128,6 +128,13 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="sample one by one what a constraint leaves no choice for (the output is the same)",
     )
     group.add_argument(
+        "--grammar-backend",
+        choices=["auto", "outlines"],
+        default="auto",
+        help="what compiles `regex` and `choices` of clients; outlines: outlines-core alone, what "
+        "it cannot compile is refused (auto: our compiler, then outlines-core or llguidance)",
+    )
+    group.add_argument(
         "--attention",
         choices=["auto", "flashinfer", "triton", "torch"],
         default="auto",
@@ -412,6 +419,7 @@ def model_config(args: argparse.Namespace) -> ModelConfig:
         draft=args.draft,
         draft_tokens=args.draft_tokens,
         jump_forward=not args.no_jump_forward,
+        grammar_backend=args.grammar_backend,
     )
 
 

@@ -68,6 +68,38 @@ async def test_outputs_obey_and_stream(url: str) -> None:
         assert {(await each).text for each in chosen} <= {"yes", "no"}
 
 
+async def test_regexes_and_choices_by_outlines_core_alone() -> None:
+    """What our compiler or llguidance would take is refused; all else is as ever."""
+    flags = ["--device=cpu", "--threads=1", "--kv-tokens=20000", "--grammar-backend=outlines"]
+    with served(flags, None) as server:
+        async with ramify.connect(server.url) as session:
+            pattern = r"\p{Lu}[a-z]{3}-[0-9]{2,4}(no|none)"
+            found = await session.main.chat("A code?", regex=pattern, temperature=1.0, seed=3)
+            assert re.fullmatch("[^\\W\\d_][a-z]{3}-[0-9]{2,4}(no|none)", found.text)
+            assert found.notes is None
+            chosen = session.main.generate(choices=["yes", "no", "a (b|c)"], n=3, temperature=1.0)
+            assert {(await each).text for each in chosen} <= {"yes", "no", "a (b|c)"}
+            tags = {"tags": [{"begin": "<n>", "regex": "[0-9]{4}", "end": "</n>"}], "at_least_one": True}
+            tagged = await session.main.generate(structural_tag=tags, max_tokens=200)
+            if tagged.reason == "stop":
+                assert re.search("<n>[0-9]{4}</n>", tagged.text)
+            for pattern in (
+                r"(?=[a-m])[a-z]{9}",
+                "[a-z]*a[a-z]{18}",
+                r"a\bb",
+                "((((a{1,50}){1,50}){1,50}){1,50})",
+            ):
+                with pytest.raises(BadConstraint):
+                    await session.main.generate(regex=pattern)
+            with pytest.raises(BadConstraint, match="--grammar-backend outlines"):
+                await session.main.generate(regex="(?:^a|b$)")
+            with pytest.raises(BadConstraint, match="never closed") as told:
+                await session.main.generate(regex="ab(c")
+            assert told.value.details == {"position": 2}
+            again = await session.main.generate(regex="[ab]{4}")
+            assert re.fullmatch("[ab]{4}", again.text)
+
+
 async def test_forked_rolled_back_and_cancelled_in_the_midst(url: str) -> None:
     """On a real model: what ends by itself obeys, whatever happened to its neighbours."""
     patterns = [

@@ -86,6 +86,15 @@ async def test_a_port_in_use(starting: Any) -> None:
         assert "--port" in error.message
 
 
+async def test_a_back_end_that_is_not_installed(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramify.actors.core.find_spec", lambda name: None)
+    with pytest.raises(
+        ConfigError, match=r"--grammar-backend outlines needs outlines-core.*pip install"
+    ):
+        async with serving(model={"grammar_backend": "outlines"}):
+            pass
+
+
 async def test_the_port_is_free_after_the_end(serving: Any) -> None:
     async with serving() as served:
         port = served.engine.port

@@ -1,8 +1,13 @@
-"""Regexes by outlines-core: the same languages as ours where both read them, and Python's `re`."""
+"""Regexes and choices by outlines-core: the same languages as ours where both read them, the same masks
+over tokens, and Python's `re`.
+"""
 
+import json
+import random
 import re
 import unicodedata
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +15,7 @@ from hypothesis import strategies as st
 from ramify.actors.grammar import outlines
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.compile import compile_constraint
+from ramify.actors.grammar.expression import literal, union
 from ramify.actors.grammar.outlines import (
     outlines_automaton,
     regex_automaton,
@@ -20,8 +26,11 @@ from ramify.actors.grammar.regex import UnknownSyntax
 from ramify.actors.grammar.schema.errors import Unsupported
 from ramify.actors.grammar.schema.lower import lower
 from ramify.actors.grammar.values import json_value, xml_parameters
-from ramify.protocol.constraints import ConstraintSpec
+from ramify.gpu.constraints.bodies import constraint_of
+from ramify.gpu.constraints.vocabulary import Vocabulary
+from ramify.protocol.constraints import ConstraintSpec, GrammarBackend
 from ramify.protocol.errors import ConstraintError
+from ramify.protocol.structure import RegexPart, Structure, Tag, TagsPart, encode_structure
 from tests.amount import examples
 
 UNREAD = UnknownSyntax("not read", position=0)
@@ -229,3 +238,86 @@ def test_an_anchor_inside_a_tools_pattern_is_refused_by_pointer() -> None:
     with pytest.raises(Unsupported) as told:
         json_value({"type": "object", "properties": {"b": closed | {"additionalProperties": False}}})
     assert told.value.pointer.startswith("/properties/b/patternProperties/")
+
+
+# --- as the only compiler: --grammar-backend outlines ------------------------------------------------
+
+SPANS = [*("ab", "aa", "b1", "é", "1.", "a-", "no", "none", " b", ".b", "\n"), *('"a', "}]", "éa")]
+TOKENS = [*(bytes([i]) for i in range(256)), *(text.encode() for text in SPANS), b""]
+STOP = len(TOKENS) - 1
+WORDS = Vocabulary(TOKENS, [STOP], lambda text: list(text.encode()))
+
+
+def same_masks(spec: ConstraintSpec, seed: int) -> None:
+    """On one way through both automata, at random."""
+    both = []
+    backends: tuple[GrammarBackend, ...] = ("auto", "outlines")
+    for backend in backends:
+        body = compile_constraint(spec, backend).body
+        both.append(constraint_of(body, WORDS, lambda: pytest.fail("a grammar")).matcher())
+    ours, theirs = both
+    rng = random.Random(seed)
+    while not ours.has_ended() and len(ours) < 40:
+        assert (ours.mask() == theirs.mask()).all()
+        assert (ours.only(), ours.is_final()) == (theirs.only(), theirs.is_final())
+        legal = np.flatnonzero(WORDS.unpack(ours.mask())).tolist()
+        token = STOP if STOP in legal and rng.random() < 0.3 else rng.choice(legal)
+        assert ours.advance(token)
+        assert theirs.advance(token)
+
+
+@settings(max_examples=examples(150, 3_000), deadline=None)
+@given(st.recursive(PLAIN, combined, max_leaves=5), st.integers(0, 1 << 30))
+def test_regexes_have_the_same_masks(pattern: str, seed: int) -> None:
+    if not Automaton.from_regex(pattern).is_empty():
+        same_masks(ConstraintSpec("regex", pattern), seed)
+
+
+TEXTS = st.text(st.sampled_from('ab1.-é\\\n ()[]{}|*+?^$#&~"\x00\u0085λ\U0001f600'), max_size=6)
+
+
+@settings(max_examples=examples(100, 2_000), deadline=None)
+@given(st.lists(TEXTS, min_size=1, max_size=8), st.integers(0, 1 << 30))
+def test_choices_are_the_same_texts_with_the_same_masks(choices: list[str], seed: int) -> None:
+    found = outlines.choices_automaton(choices)
+    assert all(found.accepts(choice.encode()) for choice in choices)
+    assert found.equals(Automaton.from_expression(union(*map(literal, choices))))
+    same_masks(ConstraintSpec("choices", json.dumps(choices)), seed)
+
+
+def test_many_choices() -> None:
+    choices = [f"option {i * 7919 % 10007}" for i in range(700)]
+    found = outlines.choices_automaton(choices)
+    assert found.equals(Automaton.from_expression(union(*map(literal, choices))))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says", "position"),
+    [
+        ("ab(c", "never closed", 2),
+        ("(?=x)a", "not supported", 0),
+        (r"a\bb", "outlines-core does not take.*--grammar-backend outlines", None),
+        ("(?:^a|b$)", "outlines-core does not take.*anchors", None),
+        (r"\p{No such}", "outlines-core does not take.*Unicode", None),
+        ("[a-z]*a[a-z]{18}", "less ambiguous", None),
+        ("a{5000}", "up to 1000", 1),
+        ("[z-a]", "backwards", 1),
+    ],
+)
+def test_what_it_cannot_compile_is_refused(pattern: str, says: str, position: int | None) -> None:
+    """Neither our compiler nor llguidance steps in, though they could in most cases."""
+    with pytest.raises(ConstraintError, match=says) as told:
+        compile_constraint(ConstraintSpec("regex", pattern), "outlines")
+    assert (told.value.details or {}).get("position") == position
+
+
+def test_it_compiles_regexes_in_tags_too() -> None:
+    def compiled(pattern: str, backend: GrammarBackend) -> tuple[str, ...]:
+        tags = TagsPart([Tag("<n>", RegexPart(pattern, "tags[0]"), "</n>")], stop_after_first=True)
+        text = encode_structure(Structure(tags))
+        return compile_constraint(ConstraintSpec("structure", text), backend).notes
+
+    assert compiled("(?=x)[a-z]+", "auto") == ()
+    assert compiled("(?i:x)[a-z]+", "outlines")[0].startswith("tags[0]: (?i) ignores the case of all")
+    with pytest.raises(ConstraintError, match=r"tags\[0\]: regex, character 0"):
+        compiled("(?=x)[a-z]+", "outlines")

@@ -311,6 +311,7 @@ def test_a_worker_whose_engine_has_gone_ends_quietly() -> None:
         str(there.fileno()),
         str(1 << 30),
         "5",
+        "auto",
     ]
     ended = subprocess.run(
         command, pass_fds=[there.fileno()], capture_output=True, timeout=60, check=False

@@ -132,6 +132,13 @@ def test_how_tool_calls_are_written() -> None:
         config("--tool-parser", "gpt")
 
 
+def test_what_compiles_regexes() -> None:
+    assert config().model.grammar_backend == "auto"
+    assert config("--grammar-backend", "outlines").model.grammar_backend == "outlines"
+    with pytest.raises(SystemExit):
+        config("--grammar-backend", "xgrammar")
+
+
 @pytest.mark.parametrize("name", Limits.__struct_fields__)
 def test_every_limit_is_a_flag(name: str) -> None:
     flag = f"--limit-{name.replace('_', '-')}"
