@@ -137,5 +137,5 @@ def _limit(kind: int, value: int) -> None:
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        *numbers, last = sys.argv[1:]
-        sys.exit(main(*map(int, numbers), msgspec.convert(last, GrammarBackend)))
+        fd, memory, seconds, backend = sys.argv[1:]
+        sys.exit(main(int(fd), int(memory), int(seconds), msgspec.convert(backend, GrammarBackend)))

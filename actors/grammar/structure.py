@@ -72,7 +72,7 @@ class _Builder:
 
     def __init__(self, marks: Marks, backend: GrammarBackend) -> None:
         self._marks = marks
-        self._backend = backend
+        self._backend: GrammarBackend = backend
         self.notes: list[str] = []
 
     def automaton(self, part: Part) -> Automaton:
