@@ -69,8 +69,9 @@ class Residency:
                     self.kept[current] = self.kept.pop(current)
                 return
             assert current.pages is not None, current
-            self.evictable -= len(current.pages)
-            self.locked += len(current.pages)
+            pages = len(current.pages)
+            self.evictable -= pages
+            self.locked += pages
             current = current.parent
 
     def unlock(self, node: Node) -> None:
@@ -116,8 +117,9 @@ class Residency:
                 if table is not None and self.kept.get(current) == 0:
                     self._set_table(current, table)
                 return
-            self.evictable += len(current.pages)
-            self.locked -= len(current.pages)
+            pages = len(current.pages)
+            self.evictable += pages
+            self.locked -= pages
             parent = current.parent
             if parent is not None:
                 current.table = None
@@ -217,8 +219,9 @@ class Residency:
         node.pages = pages
         node.owner = 0
         parent.resident_children += 1
-        self.private -= len(pages)
-        self.evictable += len(pages)
+        count = len(pages)
+        self.private -= count
+        self.evictable += count
         self.touch(node)
         if self.announcer is not None:
             self.announcer.stored(node)

@@ -190,8 +190,9 @@ class SessionBinding:
 
     def _tell(self, frame: Frame) -> list[ServerMessage]:
         ops = frame.ops
-        if any(isinstance(op, Open) for op in ops):
-            return self._refuse(ops, BadRequest("this socket has a session already"))
+        for op in ops:
+            if type(op) is Open:
+                return self._refuse(ops, BadRequest("this socket has a session already"))
         try:
             if self._hub.sessions.tell(cast(int, self._session), frame):
                 return []

@@ -21,7 +21,8 @@ class _Bucket:
 
     def _refill(self, now: float) -> None:
         if now > self._at:
-            self._level = min(self._burst, self._level + (now - self._at) * self._rate)
+            level = self._level + (now - self._at) * self._rate
+            self._level = level if level < self._burst else self._burst
             self._at = now
 
 
@@ -52,5 +53,7 @@ class DebtBucket(_Bucket):
 
     def wait(self, now: float) -> float:
         """Seconds until the debt is paid; 0.0 if there is none."""
+        if self._level >= 0:  # as with each frame; time only adds to it
+            return 0.0
         self._refill(now)
         return max(0.0, -self._level / self._rate)

@@ -469,7 +469,6 @@ class Connection(asyncio.Protocol):
                 self.close(code, reason)
         elif taken.ops and self._binding is not None:
             self._reply(self._binding.route(taken.ops, len(data), taken.place, taken.limit))
-            self._pace_reading()
 
     def _authorize(self, ops: list[ClientMessage], now: float) -> bool:
         """The first message of a socket without a token must be an `open` that carries one.

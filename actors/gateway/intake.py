@@ -47,9 +47,11 @@ def receive(data: bytes, codec: Codec, guard: SocketLimits, limits: Limits, now:
             return Intake(replies=refuse(messages, error, limits.ops_per_frame), close=close)
         return Intake(ops=messages[: limits.ops_per_frame], limit=_error(error, None))
     pings = [message.n for message in messages if type(message) is Ping]
-    if len(pings) == len(messages):
-        return Intake(pings=pings)
-    first = next(i for i, message in enumerate(messages) if type(message) is not Ping)
+    first = 0
+    if pings:
+        if len(pings) == len(messages):
+            return Intake(pings=pings)
+        first = next(i for i, message in enumerate(messages) if type(message) is not Ping)
     place = first if codec.is_array(data) else None
     return Intake(ops=messages[first:] if first else messages, place=place, pings=pings)
 

@@ -93,10 +93,12 @@ class SocketLimits:
 
     def wait(self, now: float) -> float:
         """Seconds until more may be read."""
-        wait = max(self._bytes.wait(now), self._frames.wait(now), self._reads.wait(now))
+        waits = [self._bytes.wait(now), self._frames.wait(now), self._reads.wait(now)]
         if self._guest is not None:
-            wait = max(wait, self._guest.wait(now))
-        return wait if self.share is None else max(wait, self.share.wait(now))
+            waits.append(self._guest.wait(now))
+        if self.share is not None:
+            waits.append(self.share.wait(now))
+        return max(waits)
 
     def known(self, now: float) -> None:
         """The client has shown a token: what it cost before is no stranger's."""

@@ -66,7 +66,7 @@ class ActiveSessions:
 
     def foresee(self, request: Request, slots: int) -> None:
         """`request` may use so many slots more than it has."""
-        slots = min(max(0, slots), FORESEEN)
+        slots = 0 if slots < 0 else slots if slots < FORESEEN else FORESEEN
         account = request.account
         account.foreseen += slots - request.foreseen
         request.foreseen = slots
@@ -93,18 +93,23 @@ class ActiveSessions:
 
     def needs(self, account: Account) -> int:
         """Tokens that `account` is going to add to the pool, by what is known."""
-        return min(self._most, max(account.foreseen, account.goal - account.kept))
+        foreseen, planned = account.foreseen, account.goal - account.kept
+        needs = planned if planned > foreseen else foreseen
+        return needs if needs < self._most else self._most
 
     def update(self, account: Account) -> None:
         """Something that counts has changed: its rows, what it keeps, or is going to need."""
         tokens = 0
         if account.active:
             tokens = self.needs(account) + (0 if account.rows else account.kept)
-        client = account.client
-        before = min(self._most, client.reserved)
-        client.reserved += tokens - account.reserved
+        more = tokens - account.reserved
+        if not more:
+            return
         account.reserved = tokens
-        self.reserved += min(self._most, client.reserved) - before
+        client, most = account.client, self._most
+        before = client.reserved
+        client.reserved = after = before + more
+        self.reserved += (after if after < most else most) - (before if before < most else most)
 
     def rest(self, account: Account, step: int) -> None:
         """`account` has no request any more: it stays active for a quantum, or `BETWEEN` of them."""

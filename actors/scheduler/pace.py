@@ -105,10 +105,13 @@ class Pace:
     def lacks(self, request: Request, tokens: int) -> None:
         """So many tokens of the prompt of `request` are not computed; 0: it has its first token."""
         tokens = min(tokens, _OF_REQUEST)
+        more = tokens - request.lacking
+        if not more:
+            return
+        request.lacking = tokens
         client = request.account.client
         before = min(_OF_CLIENT, client.lacking)
-        client.lacking += tokens - request.lacking
-        request.lacking = tokens
+        client.lacking += more
         self._waiting += min(_OF_CLIENT, client.lacking) - before
 
     def learn(self, prompts: int, decodes: int, seconds: float) -> None:

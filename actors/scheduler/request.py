@@ -153,6 +153,7 @@ class Request:
     __slots__ = (
         "accepted",
         "account",
+        "ahead",
         "batch",
         "cached",
         "came",
@@ -170,6 +171,7 @@ class Request:
         "in_line",
         "lacking",
         "leave",
+        "level",
         "limit",
         "losses",
         "mark",
@@ -208,6 +210,8 @@ class Request:
         self.batch = batch  # requests that were submitted together have the same
         self.mark = mark  # tokens that the engine had processed when it arrived
         self.limit = limit  # most output tokens: max_tokens, the context, the pool
+        self.ahead = limit == 0 and targets is None  # it only computes a prompt, for a later generation
+        self.level: Level = not self.ahead, submit.priority
         self.stops = frozenset(submit.stop_token_ids)
         self.state = RequestState.WAITING
         self.run: Run | None = None
@@ -255,15 +259,6 @@ class Request:
     @property
     def remaining(self) -> int:
         return self.limit - self.done
-
-    @property
-    def ahead(self) -> bool:
-        """It only computes a prompt, for a generation that may come."""
-        return self.limit == 0 and self.targets is None
-
-    @property
-    def level(self) -> Level:
-        return not self.ahead, self.submit.priority
 
     def extra(self, lookahead: int) -> int:
         """Slots to ask for beyond the prompt: the last output token never needs one."""
