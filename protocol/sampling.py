@@ -71,7 +71,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: Logprobs = 0  # k > 0: the token's and the k best
 
     def __post_init__(self) -> None:
-        for (name, (low, high)), value in zip(RANGES.items(), msgspec.structs.astuple(self), strict=True):
+        values = msgspec.structs.astuple(self)
+        for (name, (low, high)), value in zip(RANGES.items(), values, strict=True):
             if not low <= value <= high:
                 raise InvalidField(f"`{name}` is {value}: must be {low} to {high}")
         check_temperature(self.temperature)
