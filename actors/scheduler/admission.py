@@ -84,10 +84,8 @@ class Admission:
             self._need[False] = 0
         if available >= self._need[True]:
             self._need[True] = 0
-        rows = planner.free_rows
-        if self._single and rows:
-            rows = 1
-        picked = self.queue.pick(rows, planner.lacking, self._admit)
+        most = 1 if self._single else None
+        picked = self.queue.pick(planner.free_rows, planner.lacking, self._admit, most)
         self._spare(picked)
         for request in picked:
             request.state = RequestState.ACQUIRING
@@ -268,6 +266,8 @@ class Admission:
                 request.promised = False
             elif request.ahead or not self._ask(request, self._find_pages):
                 return False
+        if rowless and self._planner.free_rows:
+            return False
         return not rowless or (not request.ahead and self._ask(request, self._make_row))
 
     def _short_of_pages(self, level: Level) -> bool:

@@ -181,8 +181,9 @@ class WaitingQueue:
         rows: int,
         room: Callable[[Level], int],
         admit: Callable[[Request, bool], bool],
+        most: int | None = None,
     ) -> list[Request]:
-        """Take out requests for at most `rows` rows.
+        """Take out requests for at most `rows` rows. `most`: so many, whatever rows are free.
 
         `room(level)`: tokens of prompts that may be taken at that level; of each, `enough` count.
         A client of which no prompt is being computed gets one in whatever the room is, so that the
@@ -227,6 +228,8 @@ class WaitingQueue:
                     left -= cost
                     spent[level[0]] += cost
                     picked.append(request)
+                    if len(picked) == most:
+                        return self._settle(picked)
         return self._settle(picked)
 
     def _bring_forward(self, level: Level, refused: Client) -> bool:

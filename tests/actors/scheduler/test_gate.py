@@ -129,6 +129,20 @@ def test_after_a_grant_all_are_tried(gate):
     assert set(gate.gate.pick()) == {first, second, third} - {tried}
 
 
+def test_one_at_a_time_costs_nobody_a_row_while_others_are_free(gate):
+    """It did: of two that were tried behind a denial, the second was taken to be without a row."""
+    denied = gate.ask()
+    gate.gate.pick()
+    gate.deny(denied, 5)
+    gate.gate.unblock()
+    gate.ask()
+    for _ in range(2):  # of a client with two rows, for long enough
+        run = gate.held(4, priority=0)
+        run.account.rows = run.account.client.rows = 2
+    assert len(gate.gate.pick()) == 1
+    assert (gate.retracted, gate.planner.free_rows) == ([], 4)
+
+
 @pytest.mark.parametrize("running", [0, 1])
 def test_where_nothing_runs_a_denial_ends(gate, running):
     request = gate.ask()
