@@ -169,10 +169,14 @@ class SessionActor:
 
     def _take(self, message: Tokens) -> None:
         """Handle it and send what follows, here and now."""
-        self._handle(message)
-        if not self._send() or self.core.ended is not None:
+        working, core = self._working, self.core
+        if working is not None:
+            working.on(self._cell)
+        core.tokens(message, self._clock.now())
+        if not self._send() or core.ended is not None:
             self._tell(Tick())  # `run` goes on
-        self._rest()
+        if working is not None:
+            working.off()
 
     def fail(self, reason: str) -> None:
         """The engine is broken: once it has read what waits, the session ends its ops and itself."""
@@ -387,9 +391,10 @@ class SessionActor:
             _tell_all(self._grammar, out.grammar)
         if out.scheduler:
             _tell_all(self._scheduler, out.scheduler)
-        for job in out.encode:
-            self._encode(job)
-        out.encode.clear()
+        if out.encode:
+            for job in out.encode:
+                self._encode(job)
+            out.encode.clear()
         if out.wake_at is not None:
             self._wake(out.wake_at)
             out.wake_at = None

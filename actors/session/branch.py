@@ -165,7 +165,7 @@ class SegmentList(Sequence[Segment]):
     def __getitem__(self, index: slice) -> list[Segment]: ...
     def __getitem__(self, index: Any) -> Any:
         """O(log segments), and O(1) near the end; a slice costs O(segments)."""
-        if index == -1 and self.top is not None:  # asked for with each token
+        if index == -1 and self.top is not None:  # as nearly always
             return self.top.segment
         if isinstance(index, slice):
             return list(self)[index]
@@ -236,24 +236,28 @@ class Branch:
 
     @property
     def position(self) -> int:
-        return self.segments[-1].end if self.segments else 0
+        top = self.segments.top
+        return 0 if top is None else top.segment.end
 
     @property
     def released(self) -> int:
         """The position up to which clients may be told: a running generation holds a few tokens back."""
-        if not self.segments:
+        top = self.segments.top
+        if top is None:
             return 0
-        last = self.segments[-1]
+        last = top.segment
         return last.released if isinstance(last, OutputSegment) and not last.ended else last.end
 
     @property
     def tail(self) -> Tail:
-        return self.segments[-1].tail if self.segments else Tail.RAW
+        top = self.segments.top
+        return Tail.RAW if top is None else top.segment.tail
 
     @property
     def role(self) -> Role | None:
         """Role of the last turn, where a template was used."""
-        return self.segments[-1].role if self.segments else None
+        top = self.segments.top
+        return None if top is None else top.segment.role
 
     def tokens(self) -> "array[int]":
         """All tokens. O(position)."""
@@ -303,7 +307,8 @@ class Branch:
     @property
     def unfinished(self) -> OutputSegment | None:
         """The constrained output that it ends inside, if it does: a generation may continue that."""
-        last = self.segments[-1] if self.segments else None
+        top = self.segments.top
+        last = None if top is None else top.segment
         if not isinstance(last, OutputSegment) or last.rule is None or last.complete:
             return None
         return last

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ramify.actors.session.attachments import Attachments
+from ramify.actors.session.branch import Branch
 from ramify.actors.session.branch_writer import BranchWriter
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.identity import Identity
@@ -213,7 +214,7 @@ class SessionCore:
     @property
     def unfinished(self) -> bool:
         """Whether what was brought last is not done: `go_on` before anything else is brought."""
-        return bool(self._steps) or self._runner.ready or self._runner.due or self._behind
+        return bool(self._steps) or self._runner.due or self._behind
 
     @property
     def inside(self) -> bool:
@@ -238,24 +239,22 @@ class SessionCore:
 
     def _advance(self) -> None:
         """Do what has come up, as far as the turn's budget goes."""
-        steps = self._steps
+        steps, records = self._steps, self.recorder is not None
         while True:
-            if not self._record():
+            if records and not self._record():
                 return
             if not steps:
-                if self._runner.ready:
-                    steps.append(self._runner.steps())
-                elif self._runner.due:
-                    steps.append(self._runner.judge())
-                else:
+                if not self._runner.due:
                     break
+                steps.append(self._runner.more())
+            first = steps[0]
             if self._owed is None:
-                self._owed = next(steps[0], -1)
+                self._owed = next(first, -1)
             while self._owed >= 0:
                 if not self.work.take(self._owed):
                     return
-                self._owed = next(steps[0], -1)
-                if not self._record():
+                self._owed = next(first, -1)
+                if records and not self._record():
                     return
             steps.popleft()
             self._owed = None
@@ -349,9 +348,13 @@ class SessionCore:
         """
         self.publisher.now = now
         progress = self.generations.progress
-        for branch in {progress(item, now): None for item in message.progress}:
+        grown: dict[Branch, None] = {}
+        for item in message.progress:
+            branch = progress(item, now)
             if branch is not None:
-                self.publisher.flush(branch)
+                grown[branch] = None
+        for branch in grown:
+            self.publisher.flush(branch)
         if message.finished:  # tokens alone decide no race
             self.state.changed = self._to_submit = True
             self._steps.append(self._finished(message.finished, now))

@@ -127,7 +127,7 @@ class Generations:
         op = task.op
         assert isinstance(op, Generate)
         chat = branch.tail is not Tail.RAW
-        self._check(branch, op)
+        self._check(branch)
         self._writer.check_stops(op.stop_token_ids)
         self._state.meter.require(SEGMENT)
         begun_output = self._continued(branch, op)
@@ -135,7 +135,8 @@ class Generations:
         begun = branch.tail is Tail.OPEN
         opening = speech.opening(op.tool_choice, tools, chat=chat, begun=begun)
         opened = self._writer.open_turn(branch, task.frame.opened, opening, known=task.frame.prompts)
-        segment = OutputSegment(branch.position, op=op.id, client=task.frame.client)
+        position = branch.position
+        segment = OutputSegment(position, op=op.id, client=task.frame.client)
         segment.quiet = op.quiet or op.hidden
         segment.charge(self._state.meter, SEGMENT)
         reading = speech.labels(branch, op.tool_choice, tools)
@@ -150,7 +151,7 @@ class Generations:
             self._detokenizer.stream(task.frame.stops(op)),
             sampling=self._sampling(op, task.index, scored),
             stop_token_ids=self._stop_ids(op),
-            max_tokens=min(op.max_tokens, self._state.context - branch.position),
+            max_tokens=min(op.max_tokens, self._state.context - position),
             deadline=task.arrived + op.deadline_ms / 1e3 if op.deadline_ms is not None else None,
             chat=chat,
             now=task.arrived,
@@ -220,14 +221,15 @@ class Generations:
             rule = rules[key] = self._state.rule(SavedRule(spec, op.constraint.after_thought))
         return rule
 
-    def _check(self, branch: Branch, op: Generate) -> None:
-        if branch.position >= self._state.context:
+    def _check(self, branch: Branch) -> None:
+        position = branch.position
+        if position >= self._state.context:
             raise TooLong(
                 f"branch {branch.name!r} fills the context of {self._state.context} tokens: roll back "
                 "or fork from an earlier position",
-                details={"max": self._state.context, "position": branch.position},
+                details={"max": self._state.context, "position": position},
             )
-        if branch.position == 0:
+        if position == 0:
             raise BadRequest(f"branch {branch.name!r} is empty: append something before `generate`")
 
     def submit_ready(self) -> None:

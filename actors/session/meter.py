@@ -160,7 +160,10 @@ class Held:
 
     def grow(self, count: int) -> None:
         """`count` bytes more."""
-        meter: Meter | None = getattr(self, "_meter", None)
+        try:  # with each token of an output
+            meter = self._meter
+        except AttributeError:  # nobody counts it yet
+            return
         if meter is not None:
             self._bytes += count
             meter.add(count)

@@ -89,9 +89,9 @@ class OpRunner:
         return self._queued
 
     @property
-    def ready(self) -> bool:
-        """Whether there is something to do: see `steps`."""
-        return bool(self._ready)
+    def due(self) -> bool:
+        """Whether there is something to do: see `more`."""
+        return bool(self._ready) or self._races.due
 
     @property
     def inside(self) -> bool:
@@ -164,6 +164,10 @@ class OpRunner:
         else:
             self._ready.extend(tasks)
 
+    def more(self) -> Steps[None]:
+        """What is to be done next."""
+        return self.steps() if self._ready else self._judge()
+
     def steps(self) -> Steps[None]:
         """Run what is ready, then what this frees. Each op says first what it costs."""
         ready = self._ready
@@ -205,22 +209,29 @@ class OpRunner:
 
     def _needs_prompt(self, task: Task) -> bool:
         """Whether it is not begun yet, because a long prompt of it is being rendered."""
-        skipped = any(name in task.frame.failed for name in task.touched)
+        failed = task.frame.failed
+        skipped = bool(failed) and any(name in failed for name in task.touched)
         return self._broken is None and not skipped and self._context.prompts.hold(task)
 
     def _run(self, task: Task) -> Ok | Steps[Ok | None] | None:
-        failed = [n for n in task.touched if n in task.frame.failed and n not in task.spared]
-        if failed:
-            cause = task.frame.failed[failed[0]]
-            if cause is not None and task.kind.generates:  # of the spawn that was to make its branch
-                raise cause
-            raise Skipped(
-                f"an earlier op of this frame failed on branch {failed[0]!r}",
-                details={"branch": failed[0]},
-            )
+        if task.frame.failed:
+            self._check_earlier(task)
         if self._broken is not None:
             raise self._broken
         return HANDLERS[type(task.op)].run(self._context, task.op, task)
+
+    def _check_earlier(self, task: Task) -> None:
+        """Raises what becomes of the task where an op before it in its frame failed on its branches."""
+        failed = [n for n in task.touched if n in task.frame.failed and n not in task.spared]
+        if not failed:
+            return
+        cause = task.frame.failed[failed[0]]
+        if cause is not None and task.kind.generates:  # of the spawn that was to make its branch
+            raise cause
+        raise Skipped(
+            f"an earlier op of this frame failed on branch {failed[0]!r}",
+            details={"branch": failed[0]},
+        )
 
     def _followed(self, task: Task) -> bool:
         """Whether an op waits behind `task`, which has just finished."""
@@ -335,12 +346,7 @@ class OpRunner:
             self.generations.cancel_prefill(branch)
         return self._cancel(tasks, within=inside if branches is not None else None)
 
-    @property
-    def due(self) -> bool:
-        """Whether `judge` has something to do."""
-        return self._races.due
-
-    def judge(self) -> Steps[None]:
+    def _judge(self) -> Steps[None]:
         """Stop the losers of each prune whose winners are known now.
 
         Called when nothing is ready any more, so that ties do not depend on the order of messages.

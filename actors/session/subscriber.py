@@ -318,7 +318,7 @@ class Subscriber:
         if self.throttled:
             return not self._behind(branch)
         cursor = self._cursors.get(name, 0)
-        limit = min(upto, self._credit.get(name, UNLIMITED))
+        limit = min(upto, self._credit.get(name, upto)) if self._credit else upto
         complete, running = True, False  # running: the branch ends here, for now
         for segment in branch.outputs_from(cursor):
             if segment.start >= upto:
