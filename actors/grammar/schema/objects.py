@@ -14,6 +14,7 @@ from ramify.actors.grammar.schema.checks import Checks
 from ramify.actors.grammar.schema.errors import TooLarge, Unchecked, Unsupported
 from ramify.actors.grammar.schema.expand import Expander
 from ramify.actors.grammar.schema.members import Listed, Others, Separators, objects
+from ramify.actors.grammar.schema.order import merged
 from ramify.actors.grammar.schema.shapes import Check, Claims, Object, String, joined
 from ramify.actors.grammar.schema.strings import Strings, any_string, any_text, json_text, quoted
 from ramify.actors.grammar.schema.unique import how_many
@@ -42,8 +43,8 @@ class Objects:
 
     def spell(self, shape: Object) -> Automaton | None:
         """The objects of `shape` as JSON. None if there are none. Raises `Unsupported`."""
-        names = dict.fromkeys(name for members in shape.members for name, _ in members.named)
-        names |= dict.fromkeys(shape.required)
+        names = merged([[name for name, _ in members.named] for members in shape.members])
+        names = list(dict.fromkeys((*names, *shape.required)))
         listed: list[Listed] = []
         for name in names:
             value = self._spell(self._expander.member(shape, name))
@@ -52,7 +53,7 @@ class Objects:
                 listed.append(Listed(json_text(name).data, value, required))
             elif required:
                 return None
-        others = self._others(shape, list(names))
+        others = self._others(shape, names)
         required_ones = sum(member.required for member in listed)
         least = shape.least if shape.least > required_ones else 0
         most = shape.most
