@@ -50,9 +50,6 @@ _SEPARATORS: dict[Spacing, Separators] = {
 }
 
 
-_LARGE = 4_000  # states of a value from which on equal ones are merged before it is copied into others
-
-
 class Lowered(NamedTuple):
     """A schema as an automaton. `notes`: what it leaves out of what the schema allows.
 
@@ -211,8 +208,6 @@ class _Speller:
             self._level = before
         spelled = [part for part in parts if part is not None]
         found = one_of(spelled) if spelled else None
-        if found is not None and len(found) > _LARGE:
-            found = reduced(found)
         self._known[known] = found
         return found
 
