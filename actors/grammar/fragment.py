@@ -592,18 +592,20 @@ def has_loops(part: Fragment) -> bool:
     """Whether a state can be reached from itself: states that nothing leads to are taken off until none
     is left (Kahn 1962).
     """
-    following = [list({target for target in row if target >= 0}) for row in part.table.tolist()]
-    ways = [0] * len(part)
-    for targets in following:
-        for target in targets:
-            ways[target] += 1
+    size = len(part)
+    sources, targets = _edges(part)
+    if (sources == targets).any():
+        return True
+    ways = np.bincount(targets, minlength=size).tolist()
+    begins = np.searchsorted(sources, np.arange(size + 1)).tolist()
+    following = targets.tolist()
     free = [state for state, count in enumerate(ways) if not count]
     for state in free:  # grows
-        for target in following[state]:
+        for target in following[begins[state] : begins[state + 1]]:
             ways[target] -= 1
             if not ways[target]:
                 free.append(target)
-    return len(free) < len(part)
+    return len(free) < size
 
 
 _FACTORS = np.random.default_rng(0x9E3779B97F4A7C15).integers(0, 1 << 64, 512, np.uint64)

@@ -49,8 +49,10 @@ class Assembly:
 
     def edge(self, source: int, symbol: int, target: int) -> None:
         """From `source` over `symbol` to `target`."""
-        for column, value in zip(self._edges, (source, symbol, target), strict=True):
-            column.append(value)
+        sources, symbols, targets = self._edges
+        sources.append(source)
+        symbols.append(symbol)
+        targets.append(target)
 
     def text(self, source: int, data: bytes, target: int) -> None:
         """From `source` over all of `data` to `target`."""

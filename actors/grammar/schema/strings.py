@@ -11,6 +11,7 @@ import json
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.characters import ANY
@@ -221,8 +222,9 @@ def json_text(value: object) -> Literal:
 
 
 _SHORT = {8: b"b", 9: b"t", 10: b"n", 12: b"f", 13: b"r", 34: b'"', 92: b"\\"}
-_SPECIAL = np.array([*range(32), 34, 92])
+_SPECIAL = [*range(32), 34, 92]
 _HEX = b"0123456789abcdef"
+_SPELLING = sorted({*_SPECIAL, *_HEX, *b"btnfru"})  # bytes that escapes are about, or made of
 
 
 def escaped(language: Automaton) -> Automaton:
@@ -231,42 +233,58 @@ def escaped(language: Automaton) -> Automaton:
     Where `language` takes a character that JSON escapes, six states more spell \n or \u00XX. States
     that take such characters alike share them.
     """
-    table = language.next[:, language.classes]  # [states, 256]
-    taken = table[:, _SPECIAL]
+    codes = language.classes.astype(np.int64)
+    codes[_SPELLING] += 256 * (1 + np.arange(len(_SPELLING)))  # each by itself
+    _, first, classes = np.unique(codes, return_index=True, return_inverse=True)
+    symbol = classes.ravel().tolist()
+    special = [symbol[code] for code in _SPECIAL]
+    table = language.next[:, language.classes[first]]
+    taken = table[:, special]
     affected = np.flatnonzero((taken >= 0).any(axis=1))
     kinds, kind_of = np.unique(taken[affected], axis=0, return_inverse=True)
     size = len(table)
-    spelled = np.full((size + 6 * len(kinds), 256), -1, np.int32)
+    spelled = np.full((size + 6 * len(kinds), len(first)), -1, np.int32)
     spelled[:size] = table
-    spelled[:size, _SPECIAL] = -1
-    spelled[affected, 92] = size + 6 * kind_of.ravel()
-    for kind, row in enumerate(kinds):
+    spelled[:size, special] = -1
+    spelled[affected, symbol[92]] = size + 6 * kind_of.ravel()
+    for kind, row in enumerate(kinds.tolist()):
         slash = size + 6 * kind
         u, zero, second, low, high = range(slash + 1, slash + 6)
-        target = dict(zip(_SPECIAL.tolist(), row.tolist(), strict=True))
+        target = dict(zip(_SPECIAL, row, strict=True))
         for code, letter in _SHORT.items():
-            spelled[slash, letter[0]] = target[code]
+            spelled[slash, symbol[letter[0]]] = target[code]
         for code in range(32):
             if code not in _SHORT:
-                spelled[low if code < 16 else high, _HEX[code % 16]] = target[code]
-        spelled[second, ord("0")] = low
-        spelled[second, ord("1")] = high
-        spelled[zero, ord("0")] = second
-        spelled[u, ord("0")] = zero
-        spelled[slash, ord("u")] = u
+                spelled[low if code < 16 else high, symbol[_HEX[code % 16]]] = target[code]
+        spelled[second, symbol[ord("0")]] = low
+        spelled[second, symbol[ord("1")]] = high
+        spelled[zero, symbol[ord("0")]] = second
+        spelled[u, symbol[ord("0")]] = zero
+        spelled[slash, symbol[ord("u")]] = u
     final = np.zeros(len(spelled), np.bool_)
     final[:size] = language.final
-    return from_table(spelled, final)
+    return from_table(spelled, final, classes.ravel())
 
 
-def from_table(table: np.ndarray, final: np.ndarray) -> Automaton:
-    """An automaton of `table` int32 [states, 256], equal columns merged; useless states stay."""
+def from_table(
+    table: NDArray[np.int32], final: NDArray[np.bool_], classes: NDArray[np.integer] | None = None
+) -> Automaton:
+    """An automaton of `table` [states, columns], equal columns merged; useless states stay.
+
+    `classes` [256]: the column of each byte; None: each has one of its own.
+    """
     # sorting whole columns takes a hundred times as long as sorting a hash of each
-    random = np.random.default_rng(0xB5297A4D3F84D5B5)
-    factors = random.integers(0, 1 << 64, (len(table), 1), np.uint64)
+    factors = _factors(len(table).bit_length())[: len(table)]
     hashes = (table.astype(np.uint64) * factors).sum(axis=0, dtype=np.uint64)
-    _, first, classes = np.unique(hashes, return_index=True, return_inverse=True)
+    _, first, merged = np.unique(hashes, return_index=True, return_inverse=True)
     columns = np.ascontiguousarray(table[:, first])
-    if (columns[:, classes.ravel()] != table).any():  # two hashes of 64 bits were equal
-        columns, classes = np.unique(table, axis=1, return_inverse=True)
-    return Automaton(np.ascontiguousarray(columns), classes.ravel().astype(np.uint8), final)
+    if (columns[:, merged.ravel()] != table).any():  # two hashes of 64 bits were equal
+        columns, merged = np.unique(table, axis=1, return_inverse=True)
+    own = merged.ravel() if classes is None else merged.ravel()[classes]
+    return Automaton(np.ascontiguousarray(columns), own.astype(np.uint8), final)
+
+
+@lru_cache(maxsize=32)
+def _factors(bits: int) -> NDArray[np.uint64]:
+    """A column of random factors."""
+    return np.random.default_rng(0xB5297A4D3F84D5B5).integers(0, 1 << 64, (1 << bits, 1), np.uint64)

@@ -21,10 +21,7 @@ MOST_COUNTED = 10_000  # texts; more are as good as any number of them
 def how_many(language: Automaton) -> int | None:
     """The texts of `language`; None if there are more than `MOST_COUNTED`, or no end of them."""
     bytes_of = np.bincount(language.classes, minlength=language.next.shape[1]).tolist()
-    ways = [
-        [(target, bytes_of[c]) for c, target in enumerate(row) if target >= 0]
-        for row in language.next.tolist()
-    ]
+    ways: dict[int, list[tuple[int, int]]] = {}  # of states looked at: few where texts have no end
     counts: dict[int, int] = {}
     open_now: set[int] = set()
     stack = [0]
@@ -34,6 +31,8 @@ def how_many(language: Automaton) -> int | None:
             stack.pop()
         elif state not in open_now:
             open_now.add(state)
+            row = language.next[state].tolist()
+            ways[state] = [(target, bytes_of[c]) for c, target in enumerate(row) if target >= 0]
             for target, _ in ways[state]:
                 if target in open_now:  # a way back: without useless states, there is no end of texts
                     return None
