@@ -3,8 +3,9 @@
 Everything that one codec reads must be writable by the other, and by whoever the value is shown to:
 the msgpack codec alone knows bytes, timestamps, extensions and keys that are no strings, the JSON
 codec alone integers of any size, and Python alone NaN and lone surrogates. So all of these are
-refused, and so is nesting that would exhaust a reader's stack. The check is iterative and stops at
-the first fault. It does not know which message a value is part of, but counts all those of one frame.
+refused, and so is nesting that would exhaust a reader's stack. The check is iterative; a value with a
+fault is looked through again, for its place. It does not know which message a value is part of, but
+counts all those of one frame.
 """
 
 import re
@@ -52,15 +53,16 @@ def check_json(value: Any, field: str) -> None:
     Or if the frame that is being decoded (`OneFrame`) holds too many values with it.
     """
     room = _decoding.left
-    left, fault = _look(value, MAX_VALUES if room is None else room)
+    left = _left(value, MAX_VALUES if room is None else room)
     if room is not None:
         _decoding.left = left
-        if fault is not None and left < 0 and room < MAX_VALUES:
-            why = f"and the other JSON of this frame hold more than {MAX_VALUES} values: send them apart"
-            fault = "", why
-    if fault is not None:
-        path, why = fault
-        raise InvalidField(f"`{field}{path}` {why}")
+    if left >= 0:
+        return
+    fault = _fault(value)
+    if fault is None:  # of itself it may
+        fault = "", f"and the other JSON of this frame hold more than {MAX_VALUES} values: send them apart"
+    path, why = fault
+    raise InvalidField(f"`{field}{path}` {why}")
 
 
 def json_fault(value: Any) -> tuple[str, str] | None:
@@ -68,44 +70,73 @@ def json_fault(value: Any) -> tuple[str, str] | None:
 
     O(size), at most MAX_VALUES.
     """
-    return _look(value, MAX_VALUES)[1]
+    return None if _left(value, MAX_VALUES) >= 0 else _fault(value)
 
 
-def _look(value: Any, most: int) -> tuple[int, tuple[str, str] | None]:
-    """How many of `most` values are left behind this one, negative if they do not suffice; its fault."""
-    open_: list[tuple[Any, _Way, int]] = [([value], None, 0)]  # containers to look into
+def _left(value: Any, most: int) -> int:
+    """How many of `most` values are left behind this one; negative if it has a fault, or too many.
+
+    Only looks, level by level: a frame may hold 65,536 values, and nearly none has a fault.
+    """
+    level: list[Any] = [[value]]
     left = most + 1  # `value` itself is not counted
+    for _ in range(MAX_DEPTH + 1):
+        below: list[Any] = []
+        for container in level:
+            left -= len(container)
+            if left < 0:
+                return -1
+            if isinstance(container, dict):
+                for key in container:
+                    if type(key) is not str or not (key.isascii() or _encodable(key)):
+                        return -1
+            for item in container.values() if isinstance(container, dict) else container:
+                kind = type(item)  # the usual ones first
+                if kind is str:
+                    if not (item.isascii() or _encodable(item)):
+                        return -1
+                elif kind is dict or kind is list:
+                    below.append(item)
+                elif kind is int:
+                    if not MIN_INT <= item <= MAX_INT:
+                        return -1
+                elif isinstance(item, dict | list | tuple):
+                    below.append(item)
+                elif item is not None and kind is not bool and _fault_in_scalar(item) is not None:
+                    return -1
+        if not below:
+            return left
+        level = below
+    return -1
+
+
+def _fault(value: Any) -> tuple[str, str] | None:
+    """As `json_fault`, for a value in which there is one: keeps the way to each of its values."""
+    open_: list[tuple[Any, _Way, int]] = [([value], None, 0)]  # containers to look into
+    left = MAX_VALUES + 1
     while open_:
         container, way, depth = open_.pop()
         if depth > MAX_DEPTH:
-            return left, (_path(way), f"is nested more than {MAX_DEPTH} deep: flatten it")
+            return _path(way), f"is nested more than {MAX_DEPTH} deep: flatten it"
         left -= len(container)
         if left < 0:
-            return left, ("", f"holds more than {MAX_VALUES} values: send less")
-        items: Iterable[tuple[Any, Any]]
+            return "", f"holds more than {MAX_VALUES} values: send less"
+        items: Iterable[tuple[Any, Any]] = enumerate(container)
         if isinstance(container, dict):
             for key in container:
-                if type(key) is not str or not key.isascii():
-                    why = _fault_in_key(key)
-                    if why is not None:
-                        return left, (_path(way), why)
+                why = _fault_in_key(key)
+                if why is not None:
+                    return _path(way), why
             items = container.items()
-        else:
-            items = enumerate(container)
         for key, item in items:
-            kind = type(item)  # the usual ones first: a frame may hold 100,000 values
-            if (kind is str and item.isascii()) or (kind is int and MIN_INT <= item <= MAX_INT):
-                continue
-            if kind is float and isfinite(item):
-                continue
-            if kind is dict or kind is list or isinstance(item, dict | list | tuple):
-                if item or depth >= MAX_DEPTH:  # an empty one has nothing to look at
-                    open_.append((item, (way, key) if depth else None, depth + 1))
-            elif item is not None and kind is not bool:
+            below = (way, key) if depth else None
+            if isinstance(item, dict | list | tuple):
+                open_.append((item, below, depth + 1))
+            elif item is not None and type(item) is not bool:
                 why = _fault_in_scalar(item)
                 if why is not None:
-                    return left, (_path((way, key) if depth else None), why)
-    return left, None
+                    return _path(below), why
+    return None
 
 
 def _fault_in_key(key: Any) -> str | None:

@@ -115,6 +115,14 @@ def nested(depth: int) -> Any:
     return value
 
 
+@settings(derandomize=True, deadline=None, max_examples=examples(50, 300))
+@given(values(FINE | HOSTILE | st.just("\ud800"), KEYS | st.just("\ud800")))
+def test_the_quick_look_and_the_one_that_names_the_place_agree(value: Any) -> None:
+    fault = json_fault(value)
+    with contextlib.nullcontext() if fault is None else pytest.raises(InvalidField):
+        check_json(value, "meta")
+
+
 def test_depth_is_counted_without_recursion() -> None:
     assert json_fault(nested(MAX_DEPTH)) is None
     for depth in (MAX_DEPTH + 1, 900, 100_000):
