@@ -10,7 +10,6 @@ their end and the sockets were closed with 1012: nothing continues around KV tha
 the loss of an executor that no other one can replace (`keeper`).
 """
 
-import gc
 import itertools
 import secrets
 import signal
@@ -35,6 +34,7 @@ from ramify.actors.front.interface import Front, Runner
 from ramify.actors.front.local import LocalFront, Naming
 from ramify.actors.front.processes import ProcessFront
 from ramify.actors.kit.clock import Clock, MonotonicClock
+from ramify.actors.kit.collector import Collector
 from ramify.actors.kit.files import allow_files
 from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.lag import watch_loop
@@ -361,9 +361,7 @@ async def serve(config: EngineConfig, *, progress: Progress | None = None) -> No
     report = progress if progress is not None else lambda what, done: None
     allow_files(config.server.max_sockets)
     async with running_engine(config, progress=report) as engine:
-        # What start-up made stays for good: no later collection needs to walk through it.
-        gc.collect()
-        gc.freeze()
+        Collector(engine.clock).begin()  # the process ends with it
         server = config.server
         files = server.token_file is not None or server.credentials_file is not None
         again = (signal.SIGHUP,) if files else ()  # else a terminal that closes ends its server

@@ -7,9 +7,9 @@ and a store that takes everything. For each session that a client can make (by a
 far as servers accept it) and each op, one frame of at most `frame_bytes` is sent that makes as much work
 as it can. Each callback of the loop is measured in CPU time of its thread, so other load on the machine
 matters little. A row is the longest callback, the longest turn of the loop (all callbacks that run
-before it looks for events again), the longest pause of the garbage collector, which the other columns
-do not count (it depends on all objects of this process), and all the CPU time that the frame took. Nor
-does the fake executor count.
+before it looks for events again), the longest pause of the garbage collector (set up as a server's),
+which the other columns do not count, and all the CPU time that the frame took. Nor does the fake
+executor count.
 
 The exit code is 1 if a callback took over `--limit` milliseconds. Decoding is measured too: a frame is
 decoded by the codec in a callback of its own, as the gateway does.
@@ -34,6 +34,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from report import headline, machine, write_json
 
+from ramify.actors.kit.clock import Clock, ManualClock
+from ramify.actors.kit.collector import Collector
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
@@ -72,6 +74,7 @@ class Meter:
         self.who = ""
         self._turn = 0.0
         self._collecting = self._aside = 0.0
+        self._collector = Collector(ManualClock())
         gc.callbacks.append(self._collects)
         handle: Any = asyncio.Handle
         run = handle._run
@@ -95,6 +98,12 @@ class Meter:
 
         handle._run, loop._run_once = measured, turned
 
+    def collect(self, clock: Clock) -> None:
+        """Collect garbage as a server does, from now on."""
+        self._collector.end()
+        self._collector = Collector(clock)
+        self._collector.begin()
+
     def begin(self) -> None:
         gc.collect()
         self.longest = self.total = self.turn = self.pause = self._turn = 0.0
@@ -113,7 +122,7 @@ class Meter:
         return called
 
     def _collects(self, phase: str, _: Any) -> None:
-        """The garbage collector's time depends on all objects of the process, ours too."""
+        """The garbage collector walks our objects too."""
         if phase == "start":
             self._collecting = time.thread_time()
         else:
@@ -458,6 +467,7 @@ async def measure(
     """A row: an import, then a frame (or what its name says)."""
     run = Run(tokenizer, meter)
     async with run.world as world:
+        meter.collect(world.clock)
         opened = {"type": "open", "client": "c", "template": template, "import": file}
         meter.begin()
         await run.frame(_json(opened), run.open(opened))
@@ -530,8 +540,6 @@ def main() -> int:
         write_tokenizer(Path(folder))
         tokenizer = Tokenizer.load(Path(folder))
         model = MODEL.format(tokenizer.vocab_size)
-        gc.collect()
-        gc.freeze()
         tried: list[tuple[str, Any]] = [
             ("import", "import"),
             ("resume", "resume"),

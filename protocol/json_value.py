@@ -60,7 +60,8 @@ def check_json(value: Any, field: str) -> None:
         return
     fault = _fault(value)
     if fault is None:  # of itself it may
-        fault = "", f"and the other JSON of this frame hold more than {MAX_VALUES} values: send them apart"
+        why = f"and the other JSON of this frame hold more than {MAX_VALUES} values: send them apart"
+        fault = "", why
     path, why = fault
     raise InvalidField(f"`{field}{path}` {why}")
 

@@ -18,6 +18,8 @@ from functools import partial
 import anyio
 
 from ramify.actors.cluster.replica import Replica
+from ramify.actors.kit.clock import MonotonicClock
+from ramify.actors.kit.collector import Collector
 from ramify.actors.kit.log import get_log
 from ramify.actors.links.link import open_link
 from ramify.actors.processes.lifeline import watch
@@ -28,6 +30,7 @@ log = get_log("ramify.actors.cluster.child")
 
 async def _run(fd: int) -> int:
     replica = Replica()
+    Collector(MonotonicClock()).begin()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, replica.drain)
     code = 2
     try:

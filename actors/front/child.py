@@ -10,7 +10,6 @@ Exit codes: 0 left as told, 1 an actor failed, 2 it did not start, 3 the engine 
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 import socket
@@ -53,6 +52,7 @@ from ramify.actors.front.wire import (
 from ramify.actors.gateway.auth import MINTED_MAX
 from ramify.actors.gateway.minted import SharedMinted
 from ramify.actors.kit.clock import MonotonicClock
+from ramify.actors.kit.collector import Collector
 from ramify.actors.kit.console import configure_process
 from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.log import get_log
@@ -98,6 +98,7 @@ class GatewayChild:
         try:
             return await self._serve(link)
         finally:
+            self._collector.end()
             with anyio.move_on_after(PARTING_SECONDS, shield=True):
                 if not link.closed:
                     await self._core.sent()  # the ends of sessions, to the cache and to peers
@@ -112,6 +113,7 @@ class GatewayChild:
         self._core: Bundle[CoreMessage] = Bundle(self._link, Events, self._encoder)
         self._sessions: LimitedAddress[CoreMessage] = LimitedAddress(self._core, SESSIONS)
         self._clock = MonotonicClock()
+        self._collector = Collector(self._clock)
         self._status = RemoteStatus()
         self._metrics = RemoteMetrics(self._core)
         self._router = PeerRouter(
@@ -152,8 +154,7 @@ class GatewayChild:
                                 core = Core(to, to, to, server, context, vocab)
                                 await self._front.serve(group, _unguarded, core)
                                 link.tell(Serving())
-                                gc.collect()  # what start-up made stays for good
-                                gc.freeze()
+                                self._collector.begin()
                             case Drain(reason, grace):
                                 self._front.begin_drain(reason, grace)
                             case Leave(grace, failed):

@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from weakref import finalize
 
 from ramify.actors.kit.clock import Clock, Timer
 from ramify.actors.kit.log import get_log
@@ -200,6 +201,14 @@ class SessionActor:
     def give_up(self) -> None:
         """Another server waits for the session: save it, and let it go."""
         self._tell(Moved(taken=False))
+
+    def part(self) -> None:
+        """It has ended, and nobody needs its core any more, unless its last save has to be made again."""
+        again = self._saver.again() if self._saver is not None else None
+        if again is None:
+            self.core.part()
+        else:
+            finalize(again, self.core.part).atexit = False
 
     async def live(self, on_end: Callable[[int, str], None]) -> None:
         """`run`, whatever happens. `on_end` gets the close code and reason for the session's sockets.

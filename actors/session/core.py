@@ -209,6 +209,27 @@ class SessionCore:
         """Those that are attached, and those that wait for their `state`."""
         return self._attachments.sockets
 
+    def part(self) -> None:
+        """The session is over, and nobody uses it any more: its parts forget each other.
+
+        So all that it held goes at once. The garbage collector, which would have to find it, walks old
+        objects only when there is time (`kit/collector.py`).
+        """
+        runner = self._runner
+        parts = (
+            self.publisher,
+            self.generations,
+            runner.selects,
+            runner,
+            self._inspections,
+            self._trees,
+            self._attachments,
+        )
+        for part in parts:
+            vars(part).clear()
+        self._steps.clear()
+        del self._hands
+
     # --- turns -----------------------------------------------------------------------------------
 
     @property

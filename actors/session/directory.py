@@ -695,6 +695,7 @@ class Directory:
         self._must_cache.tell(DropSessions([number]))
         self._holdings.close(core.state.owner, core.state.meter)
         log.info("session ended", session=identity.session, reason=core.ended or "stopped")
+        entry.actor.part()
 
 
 def _no_session(session: str) -> NoSession:

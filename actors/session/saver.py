@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from weakref import ref
 
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.mailbox import Address, MailboxClosed
@@ -68,6 +69,7 @@ class Saver:
         self._anew: int | None = None  # the ticket up to which the store has lost some
         self._whole = 0  # the ticket of the last save that was
         self._blank = False  # the recorder takes it that the store has nothing
+        self.again: Callable[[], object | None] = lambda: None  # what makes the last save again, if any may
         self._unflushed = False  # a lazy save was told since the last one that is flushed to the disk
 
     # --- what sockets may hear -------------------------------------------------------------------
@@ -273,8 +275,10 @@ class Saver:
         if whole:
             self._whole = self._ticket
         again = partial(self._collect, sync=sync, awaited=False, last=True, force=True, whole=True)
-        number = 0 if last else core.state.number
-        return Save(number, self._ticket, changes, awaited, again if last else None)
+        if not last:
+            return Save(core.state.number, self._ticket, changes, awaited, None)
+        self.again = ref(again)
+        return Save(0, self._ticket, changes, awaited, again)
 
     def _tell(self, message: StoreMessage) -> None:
         with suppress(MailboxClosed):

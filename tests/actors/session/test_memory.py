@@ -1,7 +1,7 @@
 """What sessions hold is counted, bounded, and given back."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -346,3 +346,72 @@ def test_what_is_scored_counts_while_it_is(sim: Callable[..., Any]) -> None:
     client.unanswered[2] = (op, 1)
     engine.pump()
     assert meter.held - before < 8 * SEGMENT
+
+
+@pytest.fixture
+def rings() -> Iterator[Callable[[], int]]:
+    """How many objects only the garbage collector can free, since the last call."""
+    gc.collect()
+    gc.disable()
+    yield gc.collect
+    gc.enable()
+
+
+class Keeping:
+    """A store that has everything at once, but for what it is to keep a while."""
+
+    def __init__(self, world: Any) -> None:
+        self._world = world
+        self.last: list[Any] = []
+
+    def tell(self, message: Any) -> None:
+        if isinstance(message, m.Save):
+            if message.again is not None:
+                self.last.append(message)
+            self._world.router.tell(message.session, m.Saved(message.ticket))
+
+
+async def live(world: Any, end: str) -> None:
+    """A session from its `open` to its end."""
+    socket = world.open(client="c")
+    await world.settle()
+    world.send(
+        socket,
+        w.Append(id=1, text="hello there"),
+        w.Fork(id=2, as_=["a", "b"]),
+        w.Generate(id=3, branch=["a", "b"], max_tokens=5),
+        w.Tree(id=4),
+        w.Prune(id=5, from_=["a", "b"], by="first"),
+    )
+    await world.settle()
+    ((number, entry),) = world.directory._entries.values()
+    if end == "closed":
+        world.send(socket, w.CloseSession(id=6))
+    elif end == "crashed":
+        world.router.tell(number, m.Lost("a bug"))
+    else:
+        world.notice(m.Detached(socket))
+        entry.actor.displace()
+    del entry
+    await world.settle()
+    assert not len(world.directory)
+
+
+@pytest.mark.parametrize("end", ["closed", "crashed", "displaced", "left"])
+async def test_what_a_session_held_goes_with_its_end_without_the_collector(
+    world: Callable[..., Any], rings: Callable[[], int], end: str
+) -> None:
+    """The collector walks old objects once in ten minutes only (`kit/collector.py`)."""
+    each = world()
+    store = Keeping(each)
+    if end == "left":
+        each.settings["store"] = store
+    async with each:
+        await live(each, end)  # what is made once
+        store.last.clear()
+        rings()
+        await live(each, end)
+        assert len(store.last) == (end == "left")
+        if store.last:  # it may have to be made again, from all that the session is
+            assert store.last.pop().again() is not None
+        assert rings() == 0
