@@ -325,6 +325,11 @@ def frames() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     yield "append each", [{"type": "append", "id": i, "text": "x"} for i in range(2, 514)]
     yield "append text", [{"type": "append", "id": 2, "text": "x y " * 250_000}]
     yield "append texts", [{"type": "append", "id": i, "text": "x y " * 500} for i in range(2, 514)]
+    for count, top in ((8000, 1), (780, 20)):  # 16,384 numbers at most
+        yield (
+            f"append scored {top}",
+            [{"type": "append", "id": 2, "tokens": [5] * count, "logprobs": top}],
+        )
     yield "append tokens", [{"type": "append", "id": 2, "tokens": [5] * 500_000}]
     yield (
         "append messages",

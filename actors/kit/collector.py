@@ -19,7 +19,7 @@ YOUNG = (2000, 10, 1)  # `gc.set_threshold`: a full collection walks some 40,000
 LOOK_SECONDS = 5.0  # between two looks at whether the process is idle
 IDLE = 0.05  # of a processor
 WHOLE_SECONDS = 600.0  # between two whole collections of a process that is idle now and then
-LATEST_SECONDS = 3600.0  # and of one that never is
+LATEST_SECONDS = 1800.0  # and of one that never is
 
 
 class Collector:
