@@ -312,4 +312,4 @@ class WaitingQueue:
             del account.shares[self, level]
             if not party.live:
                 del account.client.shares[self, level]
-                party.ring.notes.clear()  # of its shares, which know it: else only a collection frees both
+                party.ring.notes.clear()  # of shares, which know it: a ring for the collector

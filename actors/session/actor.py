@@ -203,7 +203,7 @@ class SessionActor:
         self._tell(Moved(taken=False))
 
     def part(self) -> None:
-        """It has ended, and nobody needs its core any more, unless its last save has to be made again."""
+        """It has ended: nobody needs its core, unless its last save has to be made again."""
         again = self._saver.again() if self._saver is not None else None
         if again is None:
             self.core.part()

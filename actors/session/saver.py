@@ -69,7 +69,7 @@ class Saver:
         self._anew: int | None = None  # the ticket up to which the store has lost some
         self._whole = 0  # the ticket of the last save that was
         self._blank = False  # the recorder takes it that the store has nothing
-        self.again: Callable[[], object | None] = lambda: None  # what makes the last save again, if any may
+        self.again: Callable[[], object | None] = lambda: None  # what makes the last save again
         self._unflushed = False  # a lazy save was told since the last one that is flushed to the disk
 
     # --- what sockets may hear -------------------------------------------------------------------
