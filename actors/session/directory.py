@@ -695,7 +695,12 @@ class Directory:
         self._must_cache.tell(DropSessions([number]))
         self._holdings.close(core.state.owner, core.state.meter)
         log.info("session ended", session=identity.session, reason=core.ended or "stopped")
-        entry.actor.part()
+        try:
+            entry.actor.part()
+        except BaseException as bug:  # its memory goes later
+            if isinstance(bug, ENDS):
+                raise
+            log.exception("what a session held could not be taken apart", session=identity.session)
 
 
 def _no_session(session: str) -> NoSession:

@@ -121,8 +121,9 @@ class Store(Protocol):
         ...
 
     def sweep(self, *, older_than: float, most: int, now: float) -> int:
-        """Forget what has expired or was last used before `older_than`, then the oldest while all hold
-        more than `most` bytes; none that a server has in memory. Returns how many.
+        """Forget what has expired or was last used before `older_than`; then, while all hold more than
+        `most` bytes, the oldest of the owner that holds most (`shares`). None that a server has in
+        memory. Returns how many.
         """
         ...
 

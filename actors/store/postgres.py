@@ -32,6 +32,7 @@ from ramify.actors.store.base import (
     Taken,
     refusal,
 )
+from ramify.actors.store.shares import surplus
 from ramify.protocol.keyless import HOLD_KEYS, keyless
 from ramify.protocol.saved import HEAD, Changes, Kept, next_fence
 from ramify.protocol.store_url import shown
@@ -511,15 +512,24 @@ class PostgresStore:
                 f"WHERE (used < %s OR expires < %s) AND {free} LIMIT %s FOR UPDATE OF s SKIP LOCKED)",
                 (older_than, now, SWEPT),
             ).rowcount
-            row = db.execute("SELECT coalesce(sum(size), 0)::bigint FROM ramify_sessions").fetchone()
-            over = (0 if row is None else row[0]) - most
+            held: dict[str, int] = dict(
+                db.execute("SELECT owner, sum(size)::bigint FROM ramify_sessions GROUP BY owner")
+            )
+            over = sum(held.values()) - most
             if over > 0:
+
+                def oldest(owner: str) -> Iterator[tuple[int, int]]:
+                    return iter(
+                        db.execute(
+                            "SELECT number, size FROM ramify_sessions AS s "
+                            f"WHERE owner = %s AND {free} ORDER BY used, number LIMIT %s",
+                            (owner, SWEPT),
+                        )
+                    )
+
                 gone += db.execute(
-                    "DELETE FROM ramify_sessions AS s USING ("
-                    "SELECT number, sum(size) OVER (ORDER BY used, number) - size AS before "
-                    f"FROM ramify_sessions AS s WHERE {free} ORDER BY used, number LIMIT %s"
-                    f") AS t WHERE s.number = t.number AND t.before < %s AND {free}",
-                    (SWEPT, over),
+                    f"DELETE FROM ramify_sessions AS s WHERE number = ANY(%s) AND {free}",
+                    (surplus(held, oldest, over, SWEPT),),
                 ).rowcount
         return gone
 

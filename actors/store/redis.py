@@ -16,6 +16,7 @@ keys of many sessions. Every call has a time limit. A connection that is lost is
 
 import secrets
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -35,6 +36,7 @@ from ramify.actors.store.base import (
     StoreStarting,
     Taken,
 )
+from ramify.actors.store.shares import surplus
 from ramify.protocol.keyless import HOLD_KEYS, keyless
 from ramify.protocol.saved import HEAD, Changes, Kept, next_fence
 from ramify.protocol.store_url import shown
@@ -212,17 +214,27 @@ _SWEEP = (
     _HELD
     + _FORGET
     + """
-local older, most, now, count = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+local older, now, count = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local gone = 0
 local expired = redis.call('ZRANGEBYSCORE', 'ramify:expires', '-inf', '(' .. now, 'LIMIT', 0, count)
 for _, session in ipairs(expired) do
     if not held(session, '') then gone = gone + forget(session) end
 end
-local oldest = redis.call('ZRANGE', 'ramify:used', 0, count - 1, 'WITHSCORES')
-for i = 1, #oldest, 2 do
-    local over = tonumber(redis.call('GET', 'ramify:bytes') or '0') > most
-    if tonumber(oldest[i + 1]) >= older and not over then break end
-    if not held(oldest[i], '') then gone = gone + forget(oldest[i]) end
+local oldest = redis.call('ZRANGEBYSCORE', 'ramify:used', '-inf', '(' .. older, 'LIMIT', 0, count)
+for _, session in ipairs(oldest) do
+    if not held(session, '') then gone = gone + forget(session) end
+end
+return {gone, tonumber(redis.call('GET', 'ramify:bytes') or '0')}
+"""
+)
+
+_EVICT = (
+    _HELD
+    + _FORGET
+    + """
+local gone = 0
+for _, session in ipairs(ARGV) do
+    if not held(session, '') then gone = gone + forget(session) end
 end
 return gone
 """
@@ -258,6 +270,7 @@ class RedisStore:
         self._write, self._take, self._release = script(_WRITE), script(_TAKE), script(_RELEASE)
         self._forget, self._delete = script(_FORGET_MINE), script(_DELETE)
         self._waiting, self._sweep = script(_WAITING), script(_SWEEP)
+        self._evict = script(_EVICT)
         self._replace = script(_REPLACE)
         try:
             self._begin()
@@ -447,8 +460,23 @@ class RedisStore:
         return [name.decode() for name in self._call(lambda: self._waiting())]
 
     def sweep(self, *, older_than: float, most: int, now: float) -> int:
-        args: list[Any] = [repr(older_than), most, repr(now), SWEPT]
-        return int(self._call(lambda: self._sweep(args=args)))
+        args: list[Any] = [repr(older_than), repr(now), SWEPT]
+        gone, size = self._call(lambda: self._sweep(args=args))
+        return int(gone) + (self._evict_over(size - most) if size > most else 0)
+
+    def _evict_over(self, over: int) -> int:
+        """Reads the row of each session: the database does not add them up by owner."""
+        held: Counter[str] = Counter()
+        free: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)  # the last used first
+        for kept in self.kept():
+            held[kept.owner] += kept.size
+            if not kept.live:
+                free[kept.owner].append((kept.session, kept.size))
+        names = surplus(held, lambda owner: reversed(free[owner]), over, SWEPT)
+        gone = 0
+        for at in range(0, len(names), CHUNK):
+            gone += int(self._call(partial(self._evict, args=names[at : at + CHUNK])))
+        return gone
 
     def tend(self) -> list[str]:
         now = time.monotonic()

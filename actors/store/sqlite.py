@@ -17,11 +17,13 @@ from typing import IO
 
 from ramify.actors.kit.log import get_log
 from ramify.actors.store.base import ASIDE, How, Refusal, StoreDamaged, StoreError, Taken, refusal
+from ramify.actors.store.shares import surplus
 from ramify.protocol.keyless import HOLD_KEYS, keyless
 from ramify.protocol.saved import HEAD, Changes, Kept, next_fence
 
 LAYOUT = 3  # of the tables; 1 had no fences, 2 no counts, and keys of sessions in clear
 WAIT_SECONDS = 10.0  # for another process that writes
+SWEPT = 100_000  # sessions that one sweep forgets for room at most
 PAGES = 4000  # of the log, until it is moved into the file
 
 log = get_log(__name__)
@@ -388,18 +390,19 @@ class SqliteStore:
             gone = self._db.execute(
                 "DELETE FROM sessions WHERE NOT live AND (used < ? OR expires < ?)", (older_than, now)
             ).rowcount
-            total = self._db.execute("SELECT coalesce(sum(size), 0) FROM sessions").fetchone()[0]
-            if total > most:
-                over, oldest = total - most, []
-                rows = self._db.execute("SELECT number, size FROM sessions WHERE NOT live ORDER BY used")
-                for number, size in rows:
-                    if over <= 0:
-                        break
-                    oldest.append((number,))
-                    over -= size
-                self._db.executemany("DELETE FROM sessions WHERE number = ?", oldest)
-                gone += len(oldest)
+            held = dict(self._db.execute("SELECT owner, sum(size) FROM sessions GROUP BY owner"))
+            over = sum(held.values()) - most
+            oldest = surplus(held, self._oldest, over, SWEPT) if over > 0 else []
+            self._db.executemany(
+                "DELETE FROM sessions WHERE number = ?", [(number,) for number in oldest]
+            )
+            gone += len(oldest)
         return gone
+
+    def _oldest(self, owner: str) -> Iterator[tuple[int, int]]:
+        return self._db.execute(
+            "SELECT number, size FROM sessions WHERE owner = ? AND NOT live ORDER BY used", (owner,)
+        )
 
     def tend(self) -> list[str]:
         return []

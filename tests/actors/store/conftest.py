@@ -16,6 +16,7 @@ def changes(
     put: dict[str, bytes] | None = None,
     drop: list[str] | None = None,
     *,
+    owner: str = "me",
     size: int | None = None,
     used: float = 1.0,
     expires: float | None = None,
@@ -30,7 +31,7 @@ def changes(
     put = {"head": b"h"} if put is None else put
     size = sum(map(len, put.values())) if size is None else size
     return Changes(
-        session, "me", put, drop or [], size, used, expires, busy, live, sync, fence, count, whole
+        session, owner, put, drop or [], size, used, expires, busy, live, sync, fence, count, whole
     )
 
 

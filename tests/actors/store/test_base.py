@@ -184,6 +184,31 @@ def test_the_sweep(opened: Opened) -> None:
     assert store.check() == []
 
 
+def test_a_full_store_takes_the_oldest_of_the_owner_that_holds_most(opened: Opened) -> None:
+    """Else the new sessions of one name push out the old ones of all others."""
+    store = opened()
+    store.write(
+        [
+            changes("old", owner="ann", used=10, put={"head": b"x" * 300}),
+            changes("nobody's", owner="", used=11, put={"head": b"x" * 300}),
+            changes("live", owner="bob", used=12, live=True, put={"head": b"x" * 900}),
+            *(changes(f"b{i}", owner="bob", used=100 + i, put={"head": b"x" * 300}) for i in range(4)),
+        ]
+    )
+
+    def left(most: int) -> set[str]:
+        opened().sweep(older_than=0, most=most, now=1000)
+        return {each.session for each in store.kept()}
+
+    all_ = {"old", "nobody's", "live", "b0", "b1", "b2", "b3"}
+    assert left(2700) == all_
+    assert left(2699) == all_ - {"b0"}
+    assert left(2100) == all_ - {"b0", "b1"}
+    assert left(1500) == {"old", "nobody's", "live"}  # what is live counts as its owner's, and stays
+    assert left(1200) in ({"old", "live"}, {"nobody's", "live"})
+    assert store.check() == []
+
+
 def test_what_has_expired_is_not_read(opened: Opened) -> None:
     store = opened()
     store.write([changes(expires=time.time() - 1), changes("s_2", expires=time.time() + 100)])
