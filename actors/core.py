@@ -55,7 +55,7 @@ class CoreHost(Protocol):
         ...
 
     async def load(self, group: TaskGroup, guard: Guard, progress: Progress) -> None:
-        """Load the model. Raises ModelError, ConfigError, ExecutorNotStarted."""
+        """Load the model. Raises ModelError, ConfigError, NotStarted."""
         ...
 
     async def serve(

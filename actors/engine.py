@@ -218,7 +218,7 @@ class Engine:
         log.info("sessions are saved", store=shown(place))
 
     async def load(self, group: TaskGroup, progress: Progress) -> None:
-        """Load tokenizer and model. Raises ModelError, ConfigError, ExecutorNotStarted."""
+        """Load tokenizer and model. Raises ModelError, ConfigError, NotStarted."""
 
         def report(what: str, done: float) -> None:
             self.status.become(f"{what} {done:.0%}")

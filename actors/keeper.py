@@ -14,12 +14,13 @@ from ramify.actors.executor.handle import ExecutorHandle
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address
+from ramify.actors.processes.back_off import BackOff
 from ramify.actors.watchdog import watch_executor
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import ExecutorMessage, SchedulerEvent
 from ramify.protocol.plan import ExecutorInfo
 
-ATTEMPTS, BACK_OFF_SECONDS = 4, 0.5  # starts in a row that fail; the pause doubles
+ATTEMPTS, BACK_OFF_SECONDS = 4, 0.5  # starts in a row that fail; the first pause
 GRACE_SECONDS = 5.0  # for the end of one that has failed
 
 _FREE = {
@@ -107,16 +108,18 @@ class ExecutorKeeper:
         def progress(what: str, done: float) -> None:
             self._faulty(f"the executor died ({reason}), another one starts: {what} {done:.0%}")
 
-        for attempt in range(1, ATTEMPTS + 1):
+        pauses = BackOff(BACK_OFF_SECONDS)
+        while True:
             try:
                 return await self._start(progress)
             except RamifyError as error:
+                pause = pauses.failed()
+                attempt = pauses.failures
                 log.error("the executor does not start again", attempt=attempt, reason=str(error))
-                last = error
-            if attempt < ATTEMPTS:
-                pause = BACK_OFF_SECONDS * 2 ** (attempt - 1)
-                await self._clock.sleep_until(self._clock.now() + pause)
-        raise ExecutorLost(f"it died ({reason}), and no other one starts: {last}") from last
+                if attempt == ATTEMPTS:
+                    why = f"it died ({reason}), and no other one starts: {error}"
+                    raise ExecutorLost(why) from error
+            await self._clock.sleep_until(self._clock.now() + pause)
 
 
 def _difference(info: ExecutorInfo, known: ExecutorInfo) -> str:

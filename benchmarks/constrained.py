@@ -415,7 +415,7 @@ def cold(file: Path, count: int) -> None:
     """Medians of schemas that differ in names and bounds, in a warm worker; the first one apart."""
     from constrained_gpu import record
 
-    from ramify.actors.grammar.child import warm_up
+    from ramify.actors.grammar.compile_program import warm_up
     from ramify.actors.grammar.vocabulary import packed
     from ramify.gpu.constraints.byte_tables import byte_tables
     from ramify.gpu.constraints.loads import read_vocabulary

@@ -53,9 +53,9 @@ from tests.servers import Server, running_postgres, running_redis
 STORES = ("file", "postgres", "redis")
 VICTIMS = ("server", "gateway", "executor", "compiler", "database")
 MODULES = {
-    "gateway": b"ramify.actors.front.child",
-    "executor": b"ramify.actors.executor.child",
-    "compiler": b"ramify.actors.grammar.child",
+    "gateway": b"ramify.actors.front.gateway_program",
+    "executor": b"ramify.actors.executor.executor_program",
+    "compiler": b"ramify.actors.grammar.compile_program",
 }
 SETTLE_S = 4.0
 PATIENCE_S = 60.0  # for the replies to one round, while the server lives

@@ -8,7 +8,7 @@ goes, the session is *lost*: what it says is meant for a cache that is not there
 
 from collections.abc import Callable
 
-from ramify.actors.cluster.wire import ForCore, ToSession
+from ramify.actors.cluster.replica_messages import ForCore, ToSession
 from ramify.actors.kit.mailbox import MailboxFull
 from ramify.actors.routing.session_router import SessionRouter
 from ramify.protocol.cluster import ListenKv, UnlistenKv

@@ -25,36 +25,41 @@ from anyio.abc import TaskGroup, TaskStatus
 from ramify.actors.cluster.bindings import Bindings
 from ramify.actors.cluster.intake import LISTENER
 from ramify.actors.cluster.local import LocalReplica, environment, gpus, room_beside, threads
-from ramify.actors.cluster.member import Member, NoReplicas
+from ramify.actors.cluster.member import Member
 from ramify.actors.cluster.metrics import ClusterMetrics, ReplicaGauges
 from ramify.actors.cluster.ray_replicas import RayReplicas
-from ramify.actors.cluster.shift import machine
-from ramify.actors.cluster.wire import (
+from ramify.actors.cluster.replica_messages import (
     MAX_FRAME,
-    AskMetrics,
     Begin,
     Draining,
     ForCore,
     Leave,
-    MetricsText,
     News,
     Report,
     ToFront,
     ToSession,
     ToSessions,
     Up,
-    encoder,
-    to_front,
 )
+from ramify.actors.cluster.shift import machine
 from ramify.actors.core import PROTOCOL_VERSION, Progress
 from ramify.actors.executor.spec import ExecutorSpec
-from ramify.actors.executor.wire import LoadFailed, Loading
 from ramify.actors.front.interface import Core, Guard
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Spread
-from ramify.actors.kit.log import configured, get_log
+from ramify.actors.kit.log import get_log
 from ramify.actors.links.link import Link
 from ramify.actors.links.tcp import JoinPort, read_secret, server_context
+from ramify.actors.processes.back_off import BackOff
+from ramify.actors.processes.messages import (
+    AskMetrics,
+    Loading,
+    MetricsText,
+    NotStarted,
+    StartFailed,
+    decoder,
+    encoder,
+)
 from ramify.actors.processes.silence import Silence
 from ramify.actors.routing.scaling import Scaling
 from ramify.actors.routing.session_router import SessionRouter
@@ -67,7 +72,7 @@ from ramify.protocol.plan import ExecutorInfo
 from ramify.protocol.wire import ServerInfo
 
 LOOK_SECONDS = 0.25
-ATTEMPTS, BACK_OFF_SECONDS, MOST_BACK_OFF = 4, 0.5, 30.0  # starts in a row that fail; the pause doubles
+ATTEMPTS, BACK_OFF_SECONDS = 4, 0.5  # starts in a row that fail; the pause doubles
 WITHOUT_SECONDS = 120.0  # with no replica at all, not even one that loads, once there were some
 WITHOUT_ELSEWHERE = 900.0  # the same where machines have to come first
 DEATHS, WITHIN_SECONDS = 8, 60.0  # replicas that died under one session while something of it ran
@@ -245,7 +250,7 @@ class Cluster:
         member.host = peer
         link = open_link(
             f"replica {number}",
-            to_front(),
+            decoder(ToFront),
             encoder(),
             on_message=partial(self._receive, member),
             on_end=partial(self._link_ended, member),
@@ -277,7 +282,7 @@ class Cluster:
     async def _keep(self, number: int, *, task_status: TaskStatus[None]) -> None:
         """One process after the other is replica `number`."""
         task_status.started()
-        failed = 0
+        pauses = BackOff(BACK_OFF_SECONDS)
         variables = environment(number, self._config)
         while not self._stop.is_set() and number not in self._retired:
             replica = LocalReplica(number)
@@ -294,13 +299,14 @@ class Cluster:
                 log.info("a replica has left", replica=number, again=number not in self._retired)
                 continue
             log.error("a replica has ended", replica=number, reason=why)
-            failed = 0 if served else failed + 1
-            if failed >= ATTEMPTS and not self._up.is_set():
-                raise NoReplicas(f"replica {number} could not be started {ATTEMPTS} times: {why}")
-            if failed:
-                pause = min(BACK_OFF_SECONDS * 2 ** (failed - 1), MOST_BACK_OFF)
-                with anyio.move_on_after(pause):
-                    await self._stop.wait()
+            if served:
+                pauses.succeeded()
+                continue
+            pause = pauses.failed()
+            if pauses.failures >= ATTEMPTS and not self._up.is_set():
+                raise NotStarted(f"replica {number} could not be started {ATTEMPTS} times: {why}")
+            with anyio.move_on_after(pause):
+                await self._stop.wait()
 
     def _begin(self, number: int) -> Begin:
         model = self._config.model
@@ -316,7 +322,6 @@ class Cluster:
             epoch=self._epoch,
             now=self._clock.now(),
             machine=machine(),
-            log=configured(),
             check_idle=self._check_idle,
         )
 
@@ -335,10 +340,10 @@ class Cluster:
                 member.progress = what, done
                 if not self._up.is_set():
                     self._progress(f"replica {member.number}: {what}", done)
-            case LoadFailed():
+            case StartFailed():
                 member.why = message.message
                 if not self._up.is_set() and self._settings.on != "join":
-                    self._failure = message.exception()
+                    self._failure = message.exception("a replica")
                     self._up.set()
             case News(events):
                 self._heard(member, events)
@@ -594,7 +599,7 @@ class Cluster:
             self._without = 0.0 if self._ready or coming else self._without + LOOK_SECONDS
             most = WITHOUT_SECONDS if self._settings.on == "processes" else WITHOUT_ELSEWHERE
             if self._without > most:
-                raise NoReplicas(f"there was no replica for {most:g} s")
+                raise NotStarted(f"there was no replica for {most:g} s")
             await self._clock.sleep_until(now + LOOK_SECONDS)
 
     @property

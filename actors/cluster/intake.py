@@ -6,8 +6,8 @@ It does not know links.
 import contextlib
 from collections.abc import Callable
 
+from ramify.actors.cluster.replica_messages import ForCore
 from ramify.actors.cluster.shift import Shift
-from ramify.actors.cluster.wire import ForCore
 from ramify.actors.front.interface import Core
 from ramify.actors.kit.mailbox import MailboxClosed
 from ramify.actors.kit.relay import Relay

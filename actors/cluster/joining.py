@@ -18,6 +18,7 @@ from ramify.actors.kit.files import allow_files
 from ramify.actors.kit.log import get_log
 from ramify.actors.links.handshake import Stranger
 from ramify.actors.links.tcp import knock
+from ramify.actors.processes.back_off import BackOff
 from ramify.protocol.config import EngineConfig
 
 BACK_OFF_SECONDS, MOST_BACK_OFF = 0.25, 5.0
@@ -35,7 +36,6 @@ async def join(
     name: str = "",
     adapt: Callable[[EngineConfig], EngineConfig] = lambda config: config,
     signals: bool = True,
-    own_log: bool = True,
     again: bool = True,
     patience: float = math.inf,
 ) -> None:
@@ -48,7 +48,7 @@ async def join(
     Raises Stranger if one of the two does not know the secret, ModelError and ConfigError.
     """
     allow_files(FILES)
-    replica = Replica(name=name, own_log=own_log, adapt=adapt)
+    replica = Replica(name=name, adapt=adapt)
     stop = asyncio.Event()
 
     def ending() -> None:
@@ -82,7 +82,7 @@ async def _serve(
     again: bool,
     patience: float,
 ) -> None:
-    pause, told = BACK_OFF_SECONDS, False
+    pauses, told = BackOff(BACK_OFF_SECONDS, MOST_BACK_OFF), False
     seen = time.monotonic()  # the front
     while not stop.is_set():
         try:
@@ -100,8 +100,7 @@ async def _serve(
                     "the front cannot be joined; trying again", at=f"{host}:{port}", reason=_why(error)
                 )
             told = True
-            await anyio.sleep(pause)
-            pause = min(2 * pause, MOST_BACK_OFF)
+            await anyio.sleep(pauses.failed())
             continue
         told, since = False, time.monotonic()
         log.info("joined", front=f"{host}:{port}")
@@ -114,11 +113,10 @@ async def _serve(
         seen = time.monotonic()
         log.warning("the front has gone, or wants no such replica", front=f"{host}:{port}", reason=why)
         if time.monotonic() - since > MOST_BACK_OFF:
-            pause = BACK_OFF_SECONDS
+            pauses.succeeded()
         else:  # a front that sends it away at once is not asked again at once
-            with anyio.move_on_after(pause):
+            with anyio.move_on_after(pauses.failed()):
                 await stop.wait()
-            pause = min(2 * pause, MOST_BACK_OFF)
 
 
 def _why(error: OSError | TimeoutError) -> str:

@@ -1,6 +1,6 @@
 """Replicas in processes of this machine: started, watched, started again.
 
-Each is `python -m ramify.actors.cluster.child`, with its end of a socket pair. On a machine with several
+On a machine with several
 GPUs each gets one of them; on a CPU each gets its part of the cores.
 
 It does not know what the messages mean.
@@ -12,11 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ramify.actors.cluster.member import Member
-from ramify.actors.cluster.wire import MAX_FRAME, Begin, FromFront, ToFront, encoder, to_front
+from ramify.actors.cluster.replica_messages import MAX_FRAME, Begin, FromFront, ToFront
 from ramify.actors.processes.child_process import ChildProcess
+from ramify.actors.processes.messages import decoder, encoder
 from ramify.protocol.config import EngineConfig
 
-CHILD = "ramify.actors.cluster.child"
+PROGRAM = "ramify.actors.cluster.replica"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -38,30 +39,21 @@ class LocalReplica:
 
         `gone` is called as soon as its link has ended. `variables`: of its environment.
         """
-        lifeline, held = os.pipe()
-        try:
-            try:
-                child: ChildProcess[FromFront, ToFront] = await ChildProcess.start(
-                    f"replica {self.member.number}",
-                    CHILD,
-                    to_front(),
-                    encoder(),
-                    lambda message: receive(self.member, message),
-                    arguments=[str(lifeline)],
-                    inherit=[lifeline],
-                    max_frame=MAX_FRAME,
-                    environment=variables,
-                    on_end=lambda: gone(self.member),
-                )
-            finally:
-                os.close(lifeline)
-            self._child = child
-            self.member.pid = child.pid
-            self.member.attach(child.link, begin)
-            code = await child.ended()
-            return self.member.why or child.explain(code)
-        finally:
-            os.close(held)
+        child: ChildProcess[FromFront, ToFront] = await ChildProcess.start(
+            f"replica {self.member.number}",
+            PROGRAM,
+            decoder(ToFront),
+            encoder(),
+            lambda message: receive(self.member, message),
+            max_frame=MAX_FRAME,
+            environment=variables,
+            on_end=lambda: gone(self.member),
+        )
+        self._child = child
+        self.member.pid = child.pid
+        self.member.attach(child.link, begin)
+        code = await child.ended()
+        return self.member.why or child.explain(code)
 
     def _kill(self) -> None:
         if self._child is not None:

@@ -6,31 +6,26 @@ It does not know how the replica was started, nor which sessions are there.
 from collections.abc import Callable
 from typing import Any, Literal
 
-from ramify.actors.cluster.wire import (
+from ramify.actors.cluster.replica_messages import (
     Begin,
     ForCore,
     FromFront,
     Report,
     ToCore,
     ToFront,
-    encoder,
 )
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
 from ramify.actors.links.bundle import MOST, Bundle, CannotEncode
 from ramify.actors.links.link import Link
+from ramify.actors.processes.messages import encoder
 from ramify.actors.processes.silence import Silence
-from ramify.protocol.errors import RamifyError
 from ramify.protocol.plan import ExecutorInfo
 
 SESSIONS = MOST // 4  # messages that wait for it, where what clients cause has to wait
 
 State = Literal["starting", "ready", "stalled", "draining", "gone"]
 log = get_log("ramify.actors.cluster")
-
-
-class NoReplicas(RamifyError):
-    """No replica can be started, or none has come for long."""
 
 
 class Member:

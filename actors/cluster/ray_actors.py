@@ -13,8 +13,8 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskStatus
 
-from ramify.actors.cluster.member import NoReplicas
 from ramify.actors.kit.log import configured, get_log
+from ramify.actors.processes.messages import NotStarted
 from ramify.protocol.config import ReplicasConfig
 from ramify.protocol.errors import ConfigError
 
@@ -156,7 +156,7 @@ class RayActors:
         return host
 
     def _look(self) -> None:
-        """Forget actors that are done, start those that are missing. Raises NoReplicas."""
+        """Forget actors that are done, start those that are missing. Raises NotStarted."""
         ray = self._ray
         why = ""
         for name, (actor, run) in list(self._actors.items()):
@@ -175,7 +175,7 @@ class RayActors:
         if why:
             self._failures = min(self._failures + 1, 8)
             if self._failures >= ATTEMPTS and not self.proven:
-                raise NoReplicas(f"actors on Ray have failed {ATTEMPTS} times: {why}")
+                raise NotStarted(f"actors on Ray have failed {ATTEMPTS} times: {why}")
         while len(self._actors) < self._wanted:
             self._start()
 

@@ -1,43 +1,30 @@
-"""The main program of a front's Ray driver: `python -m ...cluster.ray_driver FD LIFELINE`.
+"""The main program of a front's Ray driver. See `processes.main`.
 
 Ray ends a process that is connected to a cluster whose head does not come back. Here that takes this
 process along, not the front with its sockets, and the front starts another one (`ray_replicas.py`).
-
-FD is a connected Unix stream socket, inherited from the front; LIFELINE as in `child.py`. Signals of a
-terminal are the front's. Exit codes: 0 ended as told, or the front has gone; 1 a bug; 2 it said why.
 """
 
 import asyncio
 import contextlib
-import os
-import signal
 import socket
-import sys
 
 import anyio
 
-from ramify.actors.cluster.member import NoReplicas
 from ramify.actors.cluster.ray_actors import RayActors
-from ramify.actors.cluster.ray_wire import (
+from ramify.actors.cluster.ray_replicas import (
     Drive,
     End,
-    Failed,
     FromDriver,
-    FromFront,
     Proven,
     Scale,
     Started,
-    encoder,
-    from_front,
+    ToDriver,
 )
-from ramify.actors.kit.console import configure_process
-from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed
 from ramify.actors.links.link import Link, open_link
-from ramify.actors.processes.lifeline import watch
-from ramify.protocol.errors import ConfigError, RamifyError
-
-log = get_log("ramify.actors.cluster.ray")
+from ramify.actors.processes.main import NOT_STARTED, ParentGone, run
+from ramify.actors.processes.messages import StartFailed, decoder, encoder
+from ramify.protocol.errors import RamifyError
 
 
 class Driver:
@@ -48,20 +35,18 @@ class Driver:
         self._told = asyncio.Event()
         self._drive: Drive | None = None
         self._actors: RayActors | None = None
-        self._link: Link[FromDriver, FromFront] | None = None
+        self._link: Link[FromDriver, ToDriver] | None = None
 
     async def run(self, sock: socket.socket) -> int:
         """Until it is told to end, or the front has gone. Returns the exit code."""
-        link: Link[FromDriver, FromFront] = await open_link(
-            "front", sock, from_front(), encoder(), on_message=self._receive, on_end=self._end
+        link: Link[FromDriver, ToDriver] = await open_link(
+            "front", sock, decoder(ToDriver), encoder(), on_message=self._receive, on_end=self._end
         )
         self._link = link
         await self._told.wait()
         drive = self._drive
         if drive is None:
-            return 0
-        if drive.log is not None:
-            configure_process(drive.log)
+            raise ParentGone
         code = 0
         try:
             self._actors = actors = RayActors(
@@ -75,10 +60,8 @@ class Driver:
                 await self.over.wait()
                 group.cancel_scope.cancel()
         except* RamifyError as failed:
-            error = failed.exceptions[0]
-            assert isinstance(error, (ConfigError, NoReplicas))
-            self._tell(Failed(str(error), mendable=isinstance(error, ConfigError)))
-            code = 2
+            self._tell(StartFailed.of(failed.exceptions[0]))
+            code = NOT_STARTED
         link.close()
         await link.wait_closed()
         return code
@@ -88,7 +71,7 @@ class Driver:
         with contextlib.suppress(MailboxClosed):  # the front has gone
             self._link.tell(message)
 
-    def _receive(self, message: FromFront) -> None:
+    def _receive(self, message: ToDriver) -> None:
         assert self._link is not None
         match message:
             case Drive():
@@ -107,22 +90,9 @@ class Driver:
         self._told.set()
 
 
-def main(fd: int, lifeline: int) -> int:
-    """Run a driver. Returns the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    os.set_inheritable(fd, False)
-    watch(lifeline)
-
-    async def drive() -> int:
-        return await Driver().run(socket.socket(fileno=fd))
-
-    try:
-        return asyncio.run(drive())
-    except Exception:
-        log.exception("the Ray driver failed")
-        return 1
+async def _serve(sock: socket.socket) -> int:
+    return await Driver().run(sock)
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    run(_serve)

@@ -7,35 +7,66 @@ This file does not know Ray.
 """
 
 import asyncio
-import os
 from collections.abc import Callable
 
 import anyio
 from anyio.abc import TaskStatus
 
-from ramify.actors.cluster.member import NoReplicas
-from ramify.actors.cluster.ray_wire import (
-    Drive,
-    End,
-    Failed,
-    FromDriver,
-    FromFront,
-    Proven,
-    Scale,
-    Started,
-    encoder,
-    from_driver,
-)
-from ramify.actors.kit.log import configured, get_log
+from ramify.actors.kit.log import get_log
+from ramify.actors.processes.back_off import BackOff
 from ramify.actors.processes.child_process import ChildProcess
+from ramify.actors.processes.messages import Message, NotStarted, StartFailed, decoder, encoder
 from ramify.protocol.config import ReplicasConfig
-from ramify.protocol.errors import ConfigError
+from ramify.protocol.errors import RamifyError
 
-DRIVER = "ramify.actors.cluster.ray_driver"
-BACK_OFF_SECONDS, MOST_BACK_OFF = 1.0, 30.0
+PROGRAM = "ramify.actors.cluster.ray_driver"
+BACK_OFF_SECONDS, LONG_SECONDS = 1.0, 60.0  # the first pause; a driver that ran so long was no failure
 PARTING_SECONDS = 10.0  # for Ray to end its actors
 
 log = get_log("ramify.actors.cluster.ray")
+
+
+# --- to the driver, and from it -----------------------------------------------------------------
+
+
+class Drive(Message, frozen=True):
+    """Have so many actors. `host`, `port`, `secret`, `pem`: where they join. `device`: the model's.
+
+    `proven`: a replica has been ready, so actors that fail are tried for ever.
+    """
+
+    settings: ReplicasConfig
+    host: str
+    port: int
+    secret: bytes
+    pem: str | None
+    device: str
+    count: int
+    proven: bool
+
+
+class Scale(Message, frozen=True):
+    """Have so many from now on."""
+
+    count: int
+
+
+class Proven(Message, frozen=True):
+    """A replica has been ready."""
+
+
+class End(Message, frozen=True):
+    """Nothing more is wanted: end the actors, then the process."""
+
+
+class Started(Message, frozen=True):
+    """Ray is there, and has been asked for the actors. Else `StartFailed`."""
+
+
+ToDriver = Drive | Scale | Proven | End
+FromDriver = Started | StartFailed
+
+# --- the front's side ----------------------------------------------------------------------------
 
 
 class RayReplicas:
@@ -60,8 +91,8 @@ class RayReplicas:
         self._again = again
         self._wanted = settings.count
         self._proven = False
-        self._child: ChildProcess[FromFront, FromDriver] | None = None
-        self._failure: ConfigError | NoReplicas | None = None
+        self._child: ChildProcess[ToDriver, FromDriver] | None = None
+        self._failure: RamifyError | None = None
         self._started = False  # by the driver that runs
         self._news = asyncio.Event()  # it is, or that driver has ended
 
@@ -77,8 +108,8 @@ class RayReplicas:
             self._tell(Proven())
 
     async def run(self, *, task_status: TaskStatus[None]) -> None:
-        """One driver after the other, until cancelled. The first may raise ConfigError, NoReplicas."""
-        pause = BACK_OFF_SECONDS
+        """One driver after the other, until cancelled. The first may raise ConfigError, NotStarted."""
+        pauses = BackOff(BACK_OFF_SECONDS)
         told = False
 
         def started() -> None:
@@ -94,74 +125,46 @@ class RayReplicas:
             since = anyio.current_time()
             why = await self._drive(started)
             if not self._proven:
-                raise self._failure or NoReplicas(f"the Ray driver could not be started: {why}")
+                raise self._failure or NotStarted(f"the Ray driver could not be started: {why}")
             log.error("Ray's driver has ended: its replicas end, too; trying again", reason=why)
-            if anyio.current_time() - since > 2 * MOST_BACK_OFF:
-                pause = BACK_OFF_SECONDS
-            await anyio.sleep(pause)
-            pause = min(2 * pause, MOST_BACK_OFF)
+            if anyio.current_time() - since > LONG_SECONDS:
+                pauses.succeeded()
+            await anyio.sleep(pauses.failed())
 
     async def _drive(self, started: Callable[[], None]) -> str:
         """Start a driver; return why it has ended. Cancelled, it is told to end."""
-        lifeline, held = os.pipe()
         self._failure, self._started, self._news = None, False, asyncio.Event()
+        child: ChildProcess[ToDriver, FromDriver] = await ChildProcess.start(
+            "Ray", PROGRAM, decoder(FromDriver), encoder(), self._receive, on_end=self._news.set
+        )
+        self._child = child
+        self._tell(Drive(self._settings, *self._where, self._wanted, self._proven))
         try:
-            try:
-                child: ChildProcess[FromFront, FromDriver] = await ChildProcess.start(
-                    "Ray",
-                    DRIVER,
-                    from_driver(),
-                    encoder(),
-                    self._receive,
-                    arguments=[str(lifeline)],
-                    inherit=[lifeline],
-                    on_end=self._news.set,
-                )
-            finally:
-                os.close(lifeline)
-            self._child = child
-            host, port, secret, pem, device = self._where
-            self._tell(
-                Drive(
-                    self._settings,
-                    host,
-                    port,
-                    secret,
-                    pem,
-                    device,
-                    self._wanted,
-                    self._proven,
-                    configured(),
-                )
-            )
-            try:
-                await self._news.wait()
-                if self._started:
-                    started()
-                await child.link.wait_closed()
-            finally:
-                with anyio.CancelScope(shield=True):
-                    self._tell(End())
-                    with anyio.move_on_after(PARTING_SECONDS):
-                        await child.link.wait_closed()
-                    if not child.link.closed:
-                        child.kill()
-                    code = await child.ended()
-                    self._child = None
-            return str(self._failure) if self._failure is not None else child.explain(code)
+            await self._news.wait()
+            if self._started:
+                started()
+            await child.link.wait_closed()
         finally:
-            os.close(held)
+            with anyio.CancelScope(shield=True):
+                self._tell(End())
+                with anyio.move_on_after(PARTING_SECONDS):
+                    await child.link.wait_closed()
+                if not child.link.closed:
+                    child.kill()
+                code = await child.ended()
+                self._child = None
+        return str(self._failure) if self._failure is not None else child.explain(code)
 
     def _receive(self, message: FromDriver) -> None:
         match message:
             case Started():
                 self._started = True
                 self._news.set()
-            case Failed(text, mendable):
-                self._failure = ConfigError(text) if mendable else NoReplicas(text)
+            case StartFailed():
+                self._failure = message.exception("Ray")
         if self._child is not None:
             self._child.link.consumed()
 
-    def _tell(self, message: FromFront) -> None:
+    def _tell(self, message: ToDriver) -> None:
         if self._child is not None and not self._child.link.closed:
             self._child.link.tell(message)

@@ -3,28 +3,28 @@
 `serve` is the life of a link to a front. A replica that loses its front forgets its sessions and keeps
 its model, so that a front that comes back need not wait for it.
 
-This file does not know how the link was made, nor how its process is started.
+Run as a program it is a replica on the front's machine (see `processes.main`). At SIGTERM it drains: the
+front takes its sessions elsewhere, then lets it go.
 """
 
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
 
 from ramify.actors.cluster.intake import Intake
-from ramify.actors.cluster.shift import Shift, machine
-from ramify.actors.cluster.wire import (
+from ramify.actors.cluster.replica_messages import (
     MAX_FRAME,
-    AskMetrics,
     Begin,
     Draining,
     FromFront,
     Leave,
-    MetricsText,
     News,
     Report,
     ToCore,
@@ -32,22 +32,29 @@ from ramify.actors.cluster.wire import (
     ToSession,
     ToSessions,
     Up,
-    encoder,
-    from_front,
 )
+from ramify.actors.cluster.shift import Shift, machine
 from ramify.actors.core import CoreActors
 from ramify.actors.executor.spec import ModelSpec
-from ramify.actors.executor.wire import LoadFailed, Loading
 from ramify.actors.front.interface import Core, Runner
 from ramify.actors.kit.clock import Clock, MonotonicClock
-from ramify.actors.kit.console import configure_process
+from ramify.actors.kit.collector import Collector
 from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.layout import layout_of
 from ramify.actors.links.bundle import Bundle, CannotEncode
-from ramify.actors.links.link import Link
+from ramify.actors.links.link import Link, open_link
+from ramify.actors.processes.main import GONE, NOT_STARTED, run
+from ramify.actors.processes.messages import (
+    AskMetrics,
+    Loading,
+    MetricsText,
+    StartFailed,
+    decoder,
+    encoder,
+)
 from ramify.protocol.cluster import KvEvents
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.errors import RamifyError
@@ -73,13 +80,11 @@ class Replica:
         self,
         *,
         name: str = "",
-        own_log: bool = False,
         adapt: Callable[[EngineConfig], EngineConfig] = lambda config: config,
     ) -> None:
         self.metrics = Metrics()
         self._name = name
         self._adapt = adapt
-        self._own_log = own_log  # the process has its own; the front's settings are not for it
         self._clock: Clock = MonotonicClock()
         self._core: CoreActors | None = None
         self._addresses: Core | None = None
@@ -100,7 +105,7 @@ class Replica:
             try:
                 await self._begin(group, begin, front)
             except RamifyError as error:
-                front.tell(LoadFailed.of(error))
+                front.tell(StartFailed.of(error))
                 raise
             assert self._core is not None
             assert self._addresses is not None
@@ -131,8 +136,6 @@ class Replica:
             await self._core.close()
 
     async def _begin(self, group: TaskGroup, begin: Begin, front: "_FrontLink") -> None:
-        if begin.log is not None and not self._own_log:
-            configure_process(begin.log)
         if self._begun is not None:
             if (begin.config, begin.spec) != (self._begun.config, self._begun.spec):
                 raise OtherModel("the front wants other settings than this replica was started with")
@@ -225,7 +228,7 @@ class _FrontLink:
     async def open(self, open_link: OpenLink) -> None:
         codec = encoder()
         self._link = await open_link(
-            from_front(),
+            decoder(FromFront),
             codec,
             on_message=self._receive,
             on_end=self._end,
@@ -327,3 +330,24 @@ class _FrontLink:
 def _unguarded(name: str, run: Runner) -> Runner:
     """Whatever fails here ends the process, and another one takes its place."""
     return run
+
+
+async def _serve(sock: socket.socket) -> int:
+    replica = Replica()
+    Collector(MonotonicClock()).begin()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, replica.drain)
+    code = NOT_STARTED
+    try:
+        async with anyio.create_task_group() as group:
+            code = 0 if await replica.serve(group, partial(open_link, "front", sock)) else GONE
+            group.cancel_scope.cancel()
+    except* RamifyError:
+        pass  # the front knows why
+    finally:
+        with anyio.CancelScope(shield=True):
+            await replica.close()
+    return code
+
+
+if __name__ == "__main__":
+    run(_serve)

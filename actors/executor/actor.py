@@ -9,7 +9,6 @@ from ramify.actors.executor.handle import ExecutorHandle
 from ramify.actors.executor.process import ProcessExecutor
 from ramify.actors.executor.spec import ExecutorSpec, ProgressCallback
 from ramify.actors.executor.thread import ThreadExecutor
-from ramify.actors.kit.log import LogConfig, configured
 from ramify.actors.kit.mailbox import Address
 from ramify.protocol.messages import SchedulerEvent
 
@@ -19,21 +18,20 @@ async def start_executor(
     placement: Literal["thread", "process"],
     results: Address[SchedulerEvent] | None = None,
     progress: ProgressCallback = lambda what, done: None,
-    log: LogConfig | None = None,
 ) -> ExecutorHandle:
     """Start an executor and wait until it is ready. Its results are told to `results`.
 
     `results` may be given later, with `handle.connect`. `progress` is called on the event loop.
-    `log`: how a process logs (None: as this one was configured). Cancelled, it leaves nothing
+    Cancelled, it leaves nothing
     behind but a thread that is in the middle of loading, which then ends by itself.
 
-    Raises ModelError and ConfigError for what the user can mend, else ExecutorNotStarted.
+    Raises ModelError and ConfigError for what the user can mend, else NotStarted.
     """
     handle: ExecutorHandle
     if placement == "thread":
         handle = await ThreadExecutor.start(spec, progress)
     else:
-        handle = await ProcessExecutor.start(spec, progress, log or configured())
+        handle = await ProcessExecutor.start(spec, progress)
     if results is not None:
         handle.connect(results)
     return handle

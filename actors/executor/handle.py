@@ -1,7 +1,7 @@
 """What the engine holds of an executor, wherever it runs: an address, its info, and its end.
 
-The two placements (`thread.py`, `process.py` with `child.py`) differ in how messages get there;
-everything that the rest of the engine sees of them is here.
+The two placements (`thread.py`, `process.py` with `executor_program.py`) differ in how messages get
+there; everything that the rest of the engine sees of them is here.
 """
 
 import asyncio
@@ -10,10 +10,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
-from ramify.actors.executor.spec import ExecutorNotStarted
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, MailboxClosed, MailboxFull
 from ramify.actors.kit.relay import Relay
+from ramify.actors.processes.messages import NotStarted
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import ExecutorMessage, SchedulerEvent
 from ramify.protocol.plan import ExecutorDown, ExecutorInfo, StepResult, StopExecutor
@@ -134,6 +134,6 @@ class ExecutorHandle(ABC):
         elif isinstance(error, RamifyError):
             self._ready.set_exception(error)
         else:
-            failure = ExecutorNotStarted(f"the executor did not start: {reason}")
+            failure = NotStarted(f"the executor did not start: {reason}")
             failure.__cause__ = error
             self._ready.set_exception(failure)

@@ -1,7 +1,6 @@
 """The executor in a process of its own, seen from the engine: the default on a GPU.
 
-Launching kernels then never competes with sockets for the interpreter lock. The process is
-`python -m ramify.actors.executor.child`; how it is started and ended is in `processes.child_process`.
+Launching kernels then never competes with sockets for the interpreter lock.
 """
 
 import asyncio
@@ -9,24 +8,15 @@ import asyncio
 import anyio
 
 from ramify.actors.executor.handle import ExecutorHandle, log
+from ramify.actors.executor.messages import FromExecutor, Start, ToExecutor, Waiting
 from ramify.actors.executor.spec import ExecutorSpec, ProgressCallback
-from ramify.actors.executor.wire import (
-    FromExecutor,
-    LoadFailed,
-    Loading,
-    Start,
-    ToExecutor,
-    Waiting,
-    encoder,
-    from_executor,
-)
-from ramify.actors.kit.log import LogConfig
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
 from ramify.actors.processes.child_process import ChildProcess
+from ramify.actors.processes.messages import Loading, StartFailed, decoder, encoder
 from ramify.protocol.messages import ExecutorMessage
 from ramify.protocol.plan import ExecutorDown, ExecutorInfo, StepResult, StopExecutor
 
-CHILD = "ramify.actors.executor.child"
+PROGRAM = "ramify.actors.executor.executor_program"
 
 
 class ProcessExecutor(ExecutorHandle):
@@ -40,17 +30,15 @@ class ProcessExecutor(ExecutorHandle):
         self._watch: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(
-        cls, spec: ExecutorSpec, progress: ProgressCallback, log_config: LogConfig | None
-    ) -> "ProcessExecutor":
+    async def start(cls, spec: ExecutorSpec, progress: ProgressCallback) -> "ProcessExecutor":
         """Start the process and wait until its executor is ready. Cancelled, it kills it."""
         self = cls(progress)
         self._child = await ChildProcess.start(
-            "executor", CHILD, from_executor(), encoder(), self._receive
+            "executor", PROGRAM, decoder(FromExecutor), encoder(), self._receive
         )
         self._watch = watch = asyncio.create_task(self._watch_process(), name="executor-watch")
         try:
-            self._child.link.tell(Start(spec, log_config))
+            self._child.link.tell(Start(spec))
             await asyncio.wait([self._ready])
             self._ready.result()
         except BaseException:
@@ -109,8 +97,8 @@ class ProcessExecutor(ExecutorHandle):
             case ExecutorInfo():
                 if not self._ready.done():
                     self._ready.set_result(message)
-            case LoadFailed():
-                self._fail(message.message, message.exception())
+            case StartFailed():
+                self._fail(message.message, message.exception("the executor"))
                 link.close()
             case ExecutorDown(reason):
                 self._fail(reason)

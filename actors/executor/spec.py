@@ -12,7 +12,6 @@ import msgspec
 
 from ramify.gpu.executors.base import Executor
 from ramify.protocol.config import ModelConfig
-from ramify.protocol.errors import RamifyError
 
 ProgressCallback = Callable[[str, float], None]
 """Called with what is being done and how far it is, 0.0 to 1.0."""
@@ -68,7 +67,3 @@ def build(spec: ExecutorSpec, progress: ProgressCallback) -> Executor:
             module, _, name = factory.partition(":")
             executor: Executor = getattr(importlib.import_module(module), name)(**settings)
             return executor
-
-
-class ExecutorNotStarted(RamifyError):
-    """The executor did not start, for a reason that is not the user's to mend."""

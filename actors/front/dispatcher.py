@@ -13,20 +13,19 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from ramify.actors.front.interface import Core
-from ramify.actors.front.process import GatewayProcess
-from ramify.actors.front.wire import (
-    AskMetrics,
+from ramify.actors.front.gateway_messages import (
     CoreMessage,
     Forward,
     Gauges,
-    MetricsText,
     count_of,
 )
+from ramify.actors.front.interface import Core
+from ramify.actors.front.process import GatewayProcess
 from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.mailbox import Address, MailboxClosed
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.kit.relay import Relay
+from ramify.actors.processes.messages import AskMetrics, MetricsText
 from ramify.protocol.messages import (
     AbandonSession,
     CancelSession,

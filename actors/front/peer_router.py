@@ -21,13 +21,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar, cast
 
+from ramify.actors.front.gateway_messages import PeerMessage, PeerMessages, ToSession, home, worker_of
 from ramify.actors.front.local import OPENS, Mailboxes
-from ramify.actors.front.wire import PeerMessage, ToSession, encoder, from_peer, home, worker_of
 from ramify.actors.gateway.intake import refuse
 from ramify.actors.kit.fanout import FanOut, Router
 from ramify.actors.kit.mailbox import Address, MailboxFull, tell_each
 from ramify.actors.kit.relay import Relay
 from ramify.actors.links.bundle import FRAME_BYTES, LARGEST, Batch
+from ramify.actors.processes.messages import decoder, encoder
 from ramify.protocol.errors import Close, Overloaded
 from ramify.protocol.messages import (
     CloseSocket,
@@ -80,7 +81,7 @@ class PeerRouter(Mailboxes):
         self._behind = behind
         self._most = most
         self._encoder = encoder()
-        self._decode = from_peer()
+        self._decode = decoder(PeerMessages).decode
         self._loop = asyncio.get_running_loop()
         self._arrived: Relay[GatewayMessage] = Relay()  # peers cannot be told to wait
         self._arrived.connect(self.to_gateway)

@@ -1,16 +1,13 @@
 """One gateway process, seen from the core: its start, its link, its end.
 
-The process is `python -m ramify.actors.front.child`, started fresh. It inherits its end of a socket
-pair, the sockets to accept on, the table of minted tokens, and the reading end of a pipe that tells
-it of the engine's end. Nothing is left in the file system.
+It inherits the sockets to accept on and the table of minted tokens.
 
-It does not know what the messages do.
+This file does not know what the messages do.
 """
 
-import os
 from collections.abc import Callable
 
-from ramify.actors.front.wire import (
+from ramify.actors.front.gateway_messages import (
     MAX_FRAME,
     Forwarded,
     FromCore,
@@ -18,17 +15,16 @@ from ramify.actors.front.wire import (
     Start,
     ToCore,
     ToSessions,
-    encoder,
-    to_core,
 )
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
 from ramify.actors.links.bundle import Bundle, CannotEncode
 from ramify.actors.processes.child_process import ChildProcess
+from ramify.actors.processes.messages import decoder, encoder
 from ramify.actors.processes.silence import Silence
 from ramify.protocol.messages import Lost
 
-CHILD = "ramify.actors.front.child"
+PROGRAM = "ramify.actors.front.gateway_program"
 
 log = get_log(__name__)
 
@@ -44,42 +40,29 @@ class GatewayProcess:
     _sessions: Bundle[tuple[int, FromEngine]]
     _relayed: Bundle[bytes]
 
-    def __init__(self, start: Start, lifeline: int) -> None:
+    def __init__(self, start: Start) -> None:
         self.worker = start.worker
         self.live: set[int] = set()
         self.first = start.first
-        self._lifeline = lifeline
         self.silence = Silence(0.0)
-        self._hung: str | None = None
 
     @classmethod
     async def start(
         cls, start: Start, receive: Callable[["GatewayProcess", ToCore], None]
     ) -> "GatewayProcess":
         """Start a process and tell it `start`. Its messages go to `receive`, one call each."""
-        lifeline, held = os.pipe()
-        self = cls(start, held)
+        self = cls(start)
         codec = encoder()
-        try:
-            self._child = await ChildProcess.start(
-                f"gateway {start.worker}",
-                CHILD,
-                to_core(),
-                codec,
-                lambda message: receive(self, message),
-                arguments=[str(lifeline)],
-                inherit=[
-                    fd
-                    for fd in (lifeline, *start.listeners, start.minted, start.working)
-                    if fd is not None
-                ],
-                max_frame=MAX_FRAME,
-            )
-        except BaseException:
-            os.close(held)
-            raise
-        finally:
-            os.close(lifeline)
+        inherited = (*start.listeners, start.minted, start.working)
+        self._child = await ChildProcess.start(
+            f"gateway {start.worker}",
+            PROGRAM,
+            decoder(ToCore),
+            codec,
+            lambda message: receive(self, message),
+            inherit=[fd for fd in inherited if fd is not None],
+            max_frame=MAX_FRAME,
+        )
         link = self._child.link
         self._sessions = Bundle(link, ToSessions, codec)
         self._relayed = Bundle(link, Forwarded, codec)
@@ -136,14 +119,12 @@ class GatewayProcess:
 
     def hung(self, why: str) -> None:
         """It does not read or does not speak: end it."""
-        if self._hung is None:
-            self._hung = why
-            self.kill()
+        self._child.hung(why)
 
     @property
     def has_hung(self) -> bool:
         """Whether it was ended for that."""
-        return self._hung is not None
+        return self._child.has_hung
 
     def kill(self) -> None:
         """End the process now."""
@@ -156,7 +137,4 @@ class GatewayProcess:
         finally:
             self._sessions.close()
             self._relayed.close()
-            os.close(self._lifeline)
-        if self._hung is not None:
-            return f"its process {self.pid} hung and was killed: {self._hung}"
         return self._child.explain(code)

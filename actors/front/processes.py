@@ -22,9 +22,7 @@ import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
 from ramify.actors.front.dispatcher import Dispatcher
-from ramify.actors.front.interface import Core, Guard
-from ramify.actors.front.process import GatewayProcess
-from ramify.actors.front.wire import (
+from ramify.actors.front.gateway_messages import (
     Accept,
     Bar,
     Drain,
@@ -39,11 +37,12 @@ from ramify.actors.front.wire import (
     Serve,
     Serving,
     Start,
-    StartFailed,
     Status,
     ToCore,
     worker_of,
 )
+from ramify.actors.front.interface import Core, Guard
+from ramify.actors.front.process import GatewayProcess
 from ramify.actors.front.worker import GatewayFailed, Worker
 from ramify.actors.gateway.auth import MINTED_MAX
 from ramify.actors.gateway.interfaces import Status as EngineStatus
@@ -51,9 +50,10 @@ from ramify.actors.gateway.minted import table_bytes
 from ramify.actors.gateway.server import bind_shared
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Spread
-from ramify.actors.kit.log import configured, get_log
+from ramify.actors.kit.log import get_log
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.kit.working import Working, working_file
+from ramify.actors.processes.messages import StartFailed
 from ramify.actors.processes.silence import Silence
 from ramify.protocol.config import SESSIONS_BYTES_LEAST, EngineConfig
 from ramify.protocol.credentials import Credential
@@ -223,7 +223,6 @@ class ProcessFront:
             first=worker.first,
             listeners=[sock.fileno() for sock in worker.listeners],
             minted=self._minted,
-            log=configured(),
             credentials=self._credentials,
             working=self._working,
             barred=self._barred,
@@ -310,7 +309,7 @@ class ProcessFront:
             case Ready():
                 worker.ready.set()
             case StartFailed():
-                worker.failure = message.exception()
+                worker.failure = message.exception(f"gateway {worker.number}")
         process.consumed()
 
     async def _watch(self, *, task_status: TaskStatus[None]) -> None:

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from copy import copy
 from typing import Any
 
-from ramify.actors.front.wire import AskMetrics, CoreMessage, Gauges, Status
+from ramify.actors.front.gateway_messages import CoreMessage, Gauges, Status
 from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.usage import CredentialUsage
 from ramify.actors.links.bundle import Bundle
+from ramify.actors.processes.messages import AskMetrics
 
 
 class RemoteStatus:

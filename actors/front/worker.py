@@ -16,10 +16,11 @@ from anyio.abc import TaskStatus
 from ramify.actors.front.process import GatewayProcess
 from ramify.actors.gateway.server import BACKLOG
 from ramify.actors.kit.log import get_log
+from ramify.actors.processes.back_off import BackOff
 from ramify.protocol.wire import ServerInfo
 
 START_SECONDS = 30.0  # from its start until a process listens, and from `Serve` until it serves
-ATTEMPTS, BACK_OFF_SECONDS = 4, 0.5  # processes in a row that may fail to start; the pause doubles
+ATTEMPTS, BACK_OFF_SECONDS = 4, 0.5  # processes in a row that may fail to start; the first pause
 
 log = get_log(__name__)
 
@@ -44,7 +45,8 @@ class Worker:
         self.ended = asyncio.Event()  # no other one follows
         self.shut = False  # takes no connections, for its process has hung
         self._begun = False  # one of its processes has listened
-        self._attempts = 0  # processes in a row that ended before they served
+        self._pauses = BackOff(BACK_OFF_SECONDS)  # its failures: processes that ended before they served
+        self._pause = 0.0
 
     def stop_accepting(self) -> None:
         """Take no more connections: the kernel gives new ones to the other processes.
@@ -95,7 +97,11 @@ class Worker:
         if process is not None:
             self.first = process.first
         self._begun = self._begun or self.listening.is_set()
-        self._attempts = 0 if self.serving.is_set() else self._attempts + 1
+        if self.serving.is_set():
+            self._pauses.succeeded()
+            self._pause = 0.0
+        else:
+            self._pause = self._pauses.failed()
 
     def check(self, why: str) -> None:
         """Raise if starting another process is useless. `why`: how the last one ended."""
@@ -103,21 +109,23 @@ class Worker:
             raise self.failure
         if not self._begun:
             raise GatewayFailed(f"gateway {self.number} did not start: {why}")
-        if self._attempts >= ATTEMPTS:
+        if self._pauses.failures >= ATTEMPTS:
             raise GatewayFailed(
                 f"gateway {self.number} could not be started {ATTEMPTS} times in a row; last: {why}"
             )
 
     async def back_off(self, stop: asyncio.Event) -> None:
         """Pause before another process, longer each time, unless the last one has served."""
-        if not self._attempts or stop.is_set():
+        if not self._pause or stop.is_set():
             return
-        pause = BACK_OFF_SECONDS * 2 ** (self._attempts - 1)
-        attempt = f"{self._attempts + 1} of {ATTEMPTS}"
+        attempt = f"{self._pauses.failures + 1} of {ATTEMPTS}"
         log.warning(
-            "a gateway process starts again soon", gateway=self.number, attempt=attempt, pause_s=pause
+            "a gateway process starts again soon",
+            gateway=self.number,
+            attempt=attempt,
+            pause_s=self._pause,
         )
-        await _within(pause, stop)
+        await _within(self._pause, stop)
 
     def server(self, server: ServerInfo) -> ServerInfo:
         """Sessions of a process that replaced another one have an epoch of their own."""

@@ -22,26 +22,26 @@ from anyio.abc import TaskStatus
 
 from ramify.actors.grammar.job_queue import RETRY_MS, JobQueue
 from ramify.actors.grammar.owners import Owner
-from ramify.actors.grammar.results import Result, Results
-from ramify.actors.grammar.wire import (
+from ramify.actors.grammar.results import (
     MAX_FRAME,
     TOO_MUCH,
     Done,
     Failed,
     FromWorker,
-    Job,
-    Waiting,
-    encoder,
-    from_worker,
+    Ready,
+    Result,
+    Results,
 )
 from ramify.actors.kit.clock import Clock, MonotonicClock
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed
+from ramify.actors.processes.back_off import BackOff
 from ramify.actors.processes.child_process import ChildProcess
+from ramify.actors.processes.messages import decoder, encoder
 from ramify.protocol.constraints import CompiledConstraint, ConstraintSpec, GrammarBackend
 from ramify.protocol.errors import ConstraintError, Overloaded
 
-WORKER = "ramify.actors.grammar.child"
+PROGRAM = "ramify.actors.grammar.compile_program"
 START_SECONDS = 30.0
 SOON_SECONDS = 0.02
 ENOUGH = 0.5  # of a job's time: who had less because it waited is not found guilty
@@ -225,18 +225,17 @@ class CompilePool:
             self._refuse_all("the server is stopping: constraints are no longer compiled")
 
     async def _keep_worker(self, number: int) -> None:
-        delay = 0.5
+        pauses = BackOff(0.5)
         while True:
             try:
                 async with _Worker.started(f"compile worker {number}", self.limits) as worker:
-                    delay = 0.5
+                    pauses.succeeded()
                     while worker.alive:
                         await self._serve(worker)
             except (OSError, _Lost) as error:
                 log.error("a compile worker did not start", worker=number, reason=str(error))
                 self._refuse_all(f"constraints cannot be compiled now: {error}")
-                await self._clock.sleep_until(self._clock.now() + delay)
-                delay = min(2 * delay, 30.0)
+                await self._clock.sleep_until(self._clock.now() + pauses.failed())
 
     async def _serve(self, worker: "_Worker") -> None:
         """The next job on `worker`; none if it dies before."""
@@ -305,7 +304,7 @@ class _Lost(Exception):
 class _Worker:
     """One process. Made by `started`, which also ends it."""
 
-    def __init__(self, process: "ChildProcess[Job, FromWorker]") -> None:
+    def __init__(self, process: "ChildProcess[ConstraintSpec, FromWorker]") -> None:
         self._process = process
         self._ended = asyncio.ensure_future(process.ended())
         self._answer: asyncio.Future[FromWorker] | None = None
@@ -324,10 +323,10 @@ class _Worker:
             else:
                 self._received(message)
 
-        process: ChildProcess[Job, FromWorker] = await ChildProcess.start(
+        process: ChildProcess[ConstraintSpec, FromWorker] = await ChildProcess.start(
             name,
-            WORKER,
-            from_worker(),
+            PROGRAM,
+            decoder(FromWorker),
             encoder(),
             receive,
             arguments=[str(limits.memory), str(int(limits.seconds) + 1), limits.backend],
@@ -362,7 +361,7 @@ class _Worker:
     async def work(self, spec: ConstraintSpec, seconds: float) -> Done | Failed:
         """Raises TimeoutError or _Lost; then the process is gone."""
         try:
-            self._process.link.tell(Job(spec))
+            self._process.link.tell(spec)
             message = await self._next(seconds)
         except MailboxClosed:
             self.kill()
@@ -370,7 +369,7 @@ class _Worker:
         except BaseException:
             self.kill()
             raise
-        if isinstance(message, Waiting):
+        if isinstance(message, Ready):
             self.kill()
             raise _Lost("it talks nonsense")
         return message

@@ -9,6 +9,7 @@ killed) are forgotten after a while.
 
 from collections import Counter, OrderedDict
 
+from ramify.actors.processes.messages import Message
 from ramify.protocol.constraints import CompiledConstraint, ConstraintSpec
 from ramify.protocol.errors import ConstraintError
 
@@ -16,6 +17,37 @@ Result = CompiledConstraint | ConstraintError
 
 _OVERHEAD = 512  # bytes of an entry beside its texts
 _Kept = OrderedDict[ConstraintSpec, tuple[Result, float | None]]
+
+
+class Ready(Message, frozen=True):
+    """From a worker: it can take a constraint; one at a time."""
+
+
+class Done(Message, frozen=True):
+    """From a worker: the constraint is compiled."""
+
+    compiled: CompiledConstraint
+
+
+class Failed(Message, frozen=True):
+    """From a worker: the constraint cannot be compiled."""
+
+    message: str
+    pointer: str | None = None
+    position: int | None = None
+
+    @staticmethod
+    def of(error: ConstraintError) -> "Failed":
+        details = error.details or {}
+        return Failed(error.message, details.get("pointer"), details.get("position"))
+
+    def exception(self) -> ConstraintError:
+        return ConstraintError(self.message, pointer=self.pointer, position=self.position)
+
+
+FromWorker = Ready | Done | Failed
+MAX_FRAME = 1 << 26  # bytes on the way to a worker, and back
+TOO_MUCH = 4  # exit code of a worker whose constraint took too much memory
 
 
 class Results:

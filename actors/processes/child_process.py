@@ -1,8 +1,9 @@
-"""A process that the engine starts, with a link to it: `python -m MODULE FD ...`.
+"""A process that the engine starts, with a link to it. What it runs is in `main.py`.
 
 The process is started fresh, not forked, because torch has threads. It inherits one end of an anonymous
-socket pair, so nothing is left in the file system. Its end is seen twice: as its exit and as the end of
-the link. The exit says why; the link's end says that all that it had sent has been received.
+socket pair, so nothing is left in the file system, and one end of a pipe, by which it sees that its
+parent has ended even if its loop hangs. Its end is seen twice: as its exit and as the end of the link.
+The exit says why; the link's end says that all that it had sent has been received.
 
 This file does not know what the process does, nor what the messages mean.
 """
@@ -14,11 +15,12 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic
+from typing import Any, BinaryIO, Generic
 
 import anyio
 import msgspec
 
+from ramify.actors.kit.log import configured
 from ramify.actors.links.frames import MAX_FRAME, In, Out
 from ramify.actors.links.link import Link, open_link
 
@@ -30,8 +32,10 @@ class ChildProcess(Generic[Out, In]):
 
     link: Link[Out, In]  # from `start` on
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, lifeline: BinaryIO) -> None:
         self._process = process
+        self._lifeline = lifeline
+        self._hung = ""  # why it was ended, if it hung
         self._loop = asyncio.get_running_loop()
         self._broken: Exception | None = None  # why the link ended
         self._on_end: Callable[[], None] = lambda: None
@@ -52,26 +56,33 @@ class ChildProcess(Generic[Out, In]):
         environment: Mapping[str, str] | None = None,
         on_end: Callable[[], None] = lambda: None,
     ) -> "ChildProcess[Out, In]":
-        """Start `module` with its end of the link as first argument, then `arguments`.
+        """Start `module`, which gets `arguments`. It logs as this process does.
 
         `inherit`: further file descriptors that it gets. `environment`: variables beside those of this
         process. `on_end` is called when the link has ended. Cancelled or failed, nothing is left.
         """
         ours, theirs = socket.socketpair()
+        lifeline, end = os.pipe()
+        held = os.fdopen(end, "wb", 0)
+        log = msgspec.json.encode(configured()).decode()
         try:
             with theirs, anyio.CancelScope(shield=True):  # cancelled in the midst it would be nobody's
                 process = await asyncio.create_subprocess_exec(
                     # `-P`: the working directory is no place to import from.
-                    *(sys.executable, "-P", "-m", module, str(theirs.fileno()), *arguments),
+                    *(sys.executable, "-P", "-m", module),
+                    *(str(theirs.fileno()), str(lifeline), log, *arguments),
                     stdin=asyncio.subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(), *inherit),
+                    pass_fds=(theirs.fileno(), lifeline, *inherit),
                     env=None if environment is None else {**os.environ, **environment},
                     start_new_session=True,  # Ctrl-C reaches the engine only, which then stops it
                 )
         except BaseException:
             ours.close()
+            held.close()
             raise
-        self = cls(process)
+        finally:
+            os.close(lifeline)
+        self = cls(process, held)
         self._on_end = on_end
         try:
             link: Link[Any, In] = await open_link(
@@ -88,6 +99,7 @@ class ChildProcess(Generic[Out, In]):
             self.kill()
             with anyio.CancelScope(shield=True):
                 await process.wait()
+            held.close()
             raise
         return self
 
@@ -108,6 +120,16 @@ class ChildProcess(Generic[Out, In]):
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
+    def hung(self, why: str) -> None:
+        """It does not read or does not speak: end it. The first reason counts."""
+        self._hung = self._hung or why
+        self.kill()
+
+    @property
+    def has_hung(self) -> bool:
+        """Whether it was ended for that."""
+        return bool(self._hung)
+
     async def ended(self) -> int:
         """Wait until the process has ended and all that it sent has been received: its exit code.
 
@@ -123,10 +145,13 @@ class ChildProcess(Generic[Out, In]):
                 await self._process.wait()
                 self.link.abort()  # a grandchild may hold the other end open
                 await self.link.wait_closed()
+                self._lifeline.close()
         return code
 
     def explain(self, code: int) -> str:
         """How it ended, in words."""
+        if self._hung:
+            return f"its process {self.pid} hung and was killed: {self._hung}"
         if code < 0:
             with contextlib.suppress(ValueError):
                 return f"its process {self.pid} was killed by {signal.Signals(-code).name}"

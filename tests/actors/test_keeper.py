@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from ramify.actors import keeper as keeping
-from ramify.actors.executor.spec import ExecutorNotStarted
 from ramify.actors.keeper import ATTEMPTS, ExecutorKeeper, ExecutorLost
 from ramify.actors.kit.clock import MonotonicClock
+from ramify.actors.processes.messages import NotStarted
 from ramify.protocol.plan import ExecutorInfo
 
 INFO = ExecutorInfo(
@@ -91,7 +91,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_another_executor_takes_the_place_of_one_that_died() -> None:
     second, third = Executor(pages=7), Executor()
-    kept = Kept(second, ExecutorNotStarted("no memory"), third)
+    kept = Kept(second, NotStarted("no memory"), third)
     kept.first.failure = "killed"
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
@@ -112,7 +112,7 @@ async def test_another_executor_takes_the_place_of_one_that_died() -> None:
 
 
 async def test_four_starts_that_fail_are_enough() -> None:
-    kept = Kept(*(ExecutorNotStarted("no memory") for _ in range(ATTEMPTS)))
+    kept = Kept(*(NotStarted("no memory") for _ in range(ATTEMPTS)))
     kept.first.failure = "killed"
     with pytest.raises(ExecutorLost, match=r"it died \(killed\), and no other one starts: no memory"):
         await kept.keeper.run()

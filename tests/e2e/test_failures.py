@@ -14,7 +14,7 @@ import pytest
 
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.engine import EngineFailed
-from ramify.actors.executor.spec import ExecutorNotStarted
+from ramify.actors.processes.messages import NotStarted
 from ramify.actors.session.core import SessionCore
 from ramify.protocol.messages import Frame
 from ramify.protocol.wire import Append
@@ -111,7 +111,7 @@ async def test_an_executor_that_does_not_start_again_ends_the_engine(
     async with engine as served:
 
         async def broken(progress: object) -> None:
-            raise ExecutorNotStarted("no memory is left")
+            raise NotStarted("no memory is left")
 
         monkeypatch.setattr(served.engine.core._keeper, "_start", broken)
         async with served.connect() as peer:

@@ -17,10 +17,11 @@ from ramify.actors.cluster.cluster import (
     WITHOUT_SECONDS,
     Cluster,
 )
-from ramify.actors.cluster.member import Member, NoReplicas
+from ramify.actors.cluster.member import Member
 from ramify.actors.cluster.metrics import ClusterMetrics
-from ramify.actors.cluster.wire import Report, Up
+from ramify.actors.cluster.replica_messages import Report, Up
 from ramify.actors.kit.clock import ManualClock
+from ramify.actors.processes.messages import NotStarted
 from ramify.protocol import messages as m
 from ramify.protocol.cluster import ReplicaLoad
 from ramify.protocol.config import EngineConfig, ModelConfig, ReplicasConfig
@@ -84,7 +85,7 @@ async def test_a_replica_that_loads_for_long_is_waited_for() -> None:
             await pass_time()
             group.cancel_scope.cancel()
     assert cluster._without > WITHOUT_SECONDS
-    assert isinstance(failed.value.exceptions[0], NoReplicas)
+    assert isinstance(failed.value.exceptions[0], NotStarted)
 
 
 async def test_a_session_under_which_every_replica_dies_is_ended() -> None:

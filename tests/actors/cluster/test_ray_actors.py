@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.cluster.member import NoReplicas
 from ramify.actors.cluster.ray_actors import ATTEMPTS, RayActors
+from ramify.actors.processes.messages import NotStarted
 from ramify.protocol.config import ReplicasConfig
 from ramify.protocol.errors import ConfigError
 
@@ -104,7 +104,7 @@ def test_actors_that_never_get_ready_end_the_start(ray: Ray) -> None:
             made._look()
             assert len(made.names) == 2
         else:
-            with pytest.raises(NoReplicas, match="no such module"):
+            with pytest.raises(NotStarted, match="no such module"):
                 made._look()
 
 

@@ -10,18 +10,16 @@ import pytest
 
 from ramify.actors.cluster import ray_actors
 from ramify.actors.cluster.ray_driver import Driver
-from ramify.actors.cluster.ray_wire import (
+from ramify.actors.cluster.ray_replicas import (
     Drive,
     End,
-    Failed,
     FromDriver,
-    FromFront,
     Scale,
     Started,
-    encoder,
-    from_driver,
+    ToDriver,
 )
 from ramify.actors.links.link import Link, open_link
+from ramify.actors.processes.messages import StartFailed, decoder, encoder
 from ramify.protocol.config import ReplicasConfig
 from tests.actors.cluster.test_ray_actors import Ray, ray
 
@@ -33,15 +31,20 @@ PATIENCE = 30.0
 @asynccontextmanager
 async def driving(
     settings: ReplicasConfig,
-) -> "AsyncIterator[tuple[Link[FromFront, FromDriver], asyncio.Queue[FromDriver], asyncio.Task[int]]]":
+) -> "AsyncIterator[tuple[Link[ToDriver, FromDriver], asyncio.Queue[FromDriver], asyncio.Task[int]]]":
     """A driver, seen from its front."""
     ours, theirs = socket.socketpair()
     heard: asyncio.Queue[FromDriver] = asyncio.Queue()
-    link: Link[FromFront, FromDriver] = await open_link(
-        "Ray", ours, from_driver(), encoder(), on_message=heard.put_nowait, on_end=lambda error: None
+    link: Link[ToDriver, FromDriver] = await open_link(
+        "Ray",
+        ours,
+        decoder(FromDriver),
+        encoder(),
+        on_message=heard.put_nowait,
+        on_end=lambda error: None,
     )
     task = asyncio.create_task(Driver().run(theirs))
-    link.tell(Drive(settings, *WHERE, settings.count, False, None))
+    link.tell(Drive(settings, *WHERE, settings.count, False))
     try:
         yield link, heard, task
     finally:
@@ -87,8 +90,8 @@ async def test_a_cluster_that_cannot_be_used_is_told(
     settings = ReplicasConfig(count=1, on="ray", listen="10.0.0.1", ray_address="10.0.0.2:6379")
     async with driving(settings) as (_, heard, task):
         failed = await asyncio.wait_for(heard.get(), PATIENCE)
-        assert isinstance(failed, Failed)
-        assert failed.mendable
+        assert isinstance(failed, StartFailed)
+        assert failed.kind == "ConfigError"
         assert mend in failed.message
         assert await asyncio.wait_for(task, PATIENCE) == 2
     assert ray.started == 0

@@ -8,9 +8,8 @@ import anyio
 import pytest
 
 from ramify.actors.cluster import ray_replicas
-from ramify.actors.cluster.member import NoReplicas
-from ramify.actors.cluster.ray_replicas import RayReplicas
-from ramify.actors.cluster.ray_wire import Drive, End, Failed, Proven, Scale, Started
+from ramify.actors.cluster.ray_replicas import Drive, End, Proven, RayReplicas, Scale, Started
+from ramify.actors.processes.messages import NotStarted, StartFailed
 from ramify.protocol.config import ReplicasConfig
 from ramify.protocol.errors import ConfigError
 
@@ -95,13 +94,13 @@ async def test_a_driver_that_ends_is_replaced(children: "asyncio.Queue[Child]") 
     assert second.told[-1] == End()
 
 
-@pytest.mark.parametrize("why", [ConfigError("no cluster"), NoReplicas("they fail")])
+@pytest.mark.parametrize("why", [ConfigError("no cluster"), NotStarted("they fail")])
 async def test_a_start_that_fails_says_why(
-    children: "asyncio.Queue[Child]", why: ConfigError | NoReplicas
+    children: "asyncio.Queue[Child]", why: ConfigError | NotStarted
 ) -> None:
     async def fail() -> None:
         child = await children.get()
-        child.receive(Failed(str(why), mendable=isinstance(why, ConfigError)))
+        child.receive(StartFailed.of(why))
         child.end()
 
     failing = asyncio.create_task(fail())

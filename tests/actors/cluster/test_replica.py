@@ -10,21 +10,20 @@ import anyio
 import pytest
 
 from ramify.actors.cluster.replica import OtherModel, Replica
-from ramify.actors.cluster.wire import (
+from ramify.actors.cluster.replica_messages import (
     MAX_FRAME,
     Begin,
     Draining,
     Leave,
     Report,
     ToCore,
+    ToFront,
     ToSessions,
     Up,
-    encoder,
-    to_front,
 )
 from ramify.actors.executor.spec import FakeSpec
-from ramify.actors.executor.wire import LoadFailed, Loading
 from ramify.actors.links.link import open_link
+from ramify.actors.processes.messages import Loading, StartFailed, decoder, encoder
 from ramify.protocol import messages as m
 from ramify.protocol.config import EngineConfig, ModelConfig
 from ramify.protocol.plan import pack, unpack
@@ -47,7 +46,7 @@ class Front:
         self.link = await open_link(
             "replica",
             sock,
-            to_front(),
+            decoder(ToFront),
             encoder(),
             on_message=message,
             on_end=lambda error: None,
@@ -135,7 +134,7 @@ async def test_another_model_needs_another_process() -> None:
                 front.link.close()
                 await serving
             else:
-                assert "other settings" in (await front.until(LoadFailed)).message
+                assert "other settings" in (await front.until(StartFailed)).message
                 with pytest.raises(OtherModel):
                     await serving
                 front.link.close()
@@ -152,7 +151,7 @@ async def test_loading_is_told() -> None:
         await front.open(ours)
         config = EngineConfig(model=ModelConfig(path=Path("nothing"), device="cpu"), executor="thread")
         front.link.tell(Begin(0, config, None, "e", 0.0, ""))
-        failed = await front.until(LoadFailed)
+        failed = await front.until(StartFailed)
         assert failed.kind == "ModelError"
         assert "nothing" in failed.message
         assert all(isinstance(each, Loading) for each in front.heard)

@@ -17,18 +17,17 @@ import pytest
 import ramify.actors.executor.thread as thread_module
 from ramify.actors.executor.actor import start_executor
 from ramify.actors.executor.handle import ExecutorHandle
+from ramify.actors.executor.messages import Start, ToExecutor
 from ramify.actors.executor.process import ProcessExecutor
 from ramify.actors.executor.spec import (
-    ExecutorNotStarted,
     ExecutorSpec,
     FactorySpec,
     FakeSpec,
     ModelSpec,
     build,
 )
-from ramify.actors.executor.wire import Start, encoder, to_executor
-from ramify.actors.kit.log import LogConfig
 from ramify.actors.kit.mailbox import Mailbox, MailboxClosed
+from ramify.actors.processes.messages import NotStarted, decoder, encoder
 from ramify.gpu.executors.fake import FakeModel
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ConfigError, ModelError
@@ -194,7 +193,7 @@ async def test_missing_model_folder_is_a_model_error(placement: Placement, tmp_p
 async def test_other_errors_of_a_start_are_named(
     placement: Placement, spec: ExecutorSpec, message: str, stand_ins: None
 ) -> None:
-    with pytest.raises(ExecutorNotStarted, match=message):
+    with pytest.raises(NotStarted, match=message):
         await start_executor(spec, placement)
 
 
@@ -339,7 +338,7 @@ async def test_cancelled_start_ends_the_thread_at_its_next_report(
 
 
 async def test_death_while_loading_is_a_readable_error(stand_ins: None) -> None:
-    with pytest.raises(ExecutorNotStarted, match=r"did not start: its process .* exit code 9"):
+    with pytest.raises(NotStarted, match=r"did not start: its process .* exit code 9"):
         await start_executor(FactorySpec("stand_ins:fails", {"kind": "exit"}), "process")
 
 
@@ -397,11 +396,11 @@ def test_process_ends_with_its_parent(scripted: FactorySpec) -> None:
 def test_process_refuses_nonsense() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        command = [sys.executable, "-m", "ramify.actors.executor.child", str(theirs.fileno())]
+        fd = theirs.fileno()
+        module = "ramify.actors.executor.executor_program"
+        command = [sys.executable, "-m", module, str(fd), str(fd), "null"]
         ours.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        done = subprocess.run(
-            command, pass_fds=(theirs.fileno(),), stderr=subprocess.PIPE, timeout=20, check=False
-        )
+        done = subprocess.run(command, pass_fds=(fd,), stderr=subprocess.PIPE, timeout=20, check=False)
     assert done.returncode == 3
     assert b"cannot be understood" in done.stderr
 
@@ -418,5 +417,5 @@ def test_process_refuses_nonsense() -> None:
     ],
 )
 def test_specs_survive_the_way(spec: ExecutorSpec) -> None:
-    start = Start(spec, LogConfig("debug", "json"))
-    assert to_executor().decode(encoder().encode(start)) == start
+    start = Start(spec)
+    assert decoder(ToExecutor).decode(encoder().encode(start)) == start

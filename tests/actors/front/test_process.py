@@ -5,9 +5,10 @@ from typing import Any
 
 import msgspec
 
+from ramify.actors.front.gateway_messages import FromCore, FromEngine, ToSessions
 from ramify.actors.front.process import GatewayProcess
-from ramify.actors.front.wire import FromEngine, ToSessions, encoder, from_core
 from ramify.actors.links.bundle import Bundle
+from ramify.actors.processes.messages import decoder, encoder
 from ramify.protocol.messages import Inspected, Lost, Progress, Tokens
 
 
@@ -19,7 +20,7 @@ class StubLink:
         self.told: list[tuple[int, FromEngine]] = []
 
     def tell(self, message: Any, /) -> None:
-        frame = from_core().decode(encoder().encode(message))
+        frame = decoder(FromCore).decode(encoder().encode(message))
         assert isinstance(frame, ToSessions)
         self.told += frame.messages
 

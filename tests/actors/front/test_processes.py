@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
+from ramify.actors.front.gateway_messages import Status
 from ramify.actors.front.processes import STATE_SECONDS, ProcessFront
-from ramify.actors.front.wire import Status
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.health import StoreHealth
 from ramify.protocol.config import EngineConfig, ModelConfig

@@ -12,8 +12,8 @@ import pytest
 
 from ramify.actors.grammar import compile as module
 from ramify.actors.grammar import grammars
-from ramify.actors.grammar.child import warm_up
 from ramify.actors.grammar.compile import compile_constraint
+from ramify.actors.grammar.compile_program import warm_up
 from ramify.actors.grammar.schema.lower import any_value
 from ramify.actors.grammar.schema.strings import any_string
 from ramify.gpu.constraints.bodies import constraint_of

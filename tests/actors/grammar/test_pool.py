@@ -17,6 +17,7 @@ import pytest
 from ramify.actors.grammar.owners import Owner
 from ramify.actors.grammar.pool import CompilePool, PoolLimits
 from ramify.actors.processes.child_process import ChildProcess
+from ramify.actors.processes.main import GONE
 from ramify.protocol.constraints import AutomatonBody, CompiledConstraint, ConstraintSpec, decode_body
 from ramify.protocol.errors import ConstraintError, Overloaded
 
@@ -307,8 +308,10 @@ def test_a_worker_whose_engine_has_gone_ends_quietly() -> None:
     command = [
         sys.executable,
         "-m",
-        "ramify.actors.grammar.child",
+        "ramify.actors.grammar.compile_program",
         str(there.fileno()),
+        str(there.fileno()),
+        "null",
         str(1 << 30),
         "5",
         "auto",
@@ -317,4 +320,4 @@ def test_a_worker_whose_engine_has_gone_ends_quietly() -> None:
         command, pass_fds=[there.fileno()], capture_output=True, timeout=60, check=False
     )
     there.close()
-    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert (ended.returncode, ended.stderr) == (GONE, b"")

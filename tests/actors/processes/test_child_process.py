@@ -20,7 +20,7 @@ import msgspec
 
 from ramify.actors.links.blocking import BlockingLink
 
-fd, begin = map(int, sys.argv[1:])
+fd, begin = int(sys.argv[1]), int(sys.argv[4])
 link = BlockingLink(socket.socket(fileno=fd), msgspec.msgpack.Decoder(int), msgspec.msgpack.Encoder())
 while True:
     number = link.receive(None)

@@ -1,40 +1,25 @@
-"""The main program of an executor's process: `python -m ramify.actors.executor.child FD`.
+"""The main program of an executor's process. See `processes.main`.
 
-FD is a connected Unix stream socket, inherited from the engine. The process belongs to it: when
-the socket ends, so does the process, at once while it waits, else with its step or at the next
-report of progress. SIGINT is ignored, because the engine coordinates the stop.
-
-It imports no asyncio, and torch only to load a model: it should start quickly. Until it is ready
-garbage is not collected either: what imports and compilers make mostly stays, and walking through
+The process ends when its engine does: at once while it waits, else with its step or at the next report
+of progress. It imports no asyncio, and torch only to load a model: it should start quickly. Until it is
+ready garbage is not collected either: what imports and compilers make mostly stays, and walking through
 it time and again takes a tenth of the start.
-
-Exit codes: 0 stopped as told, 1 the executor failed, 2 it did not start, 3 the engine has gone
-or talks nonsense.
 """
 
 import gc
-import os
-import signal
 import socket
 import sys
 from contextlib import closing
 
+from ramify.actors.executor.messages import FromExecutor, Start, ToExecutor, Waiting
 from ramify.actors.executor.runner import run
 from ramify.actors.executor.spec import build
-from ramify.actors.executor.wire import (
-    FromExecutor,
-    LoadFailed,
-    Loading,
-    Start,
-    ToExecutor,
-    Waiting,
-    encoder,
-    to_executor,
-)
-from ramify.actors.kit.console import configure_process
 from ramify.actors.kit.log import get_log
 from ramify.actors.links.blocking import BlockingLink
 from ramify.actors.links.frames import LinkClosed, LinkError
+from ramify.actors.processes.main import FAILED, NOT_STARTED
+from ramify.actors.processes.main import run as run_process
+from ramify.actors.processes.messages import Loading, StartFailed, decoder, encoder
 from ramify.protocol.messages import ExecutorMessage
 from ramify.protocol.plan import ExecutorDown
 
@@ -44,7 +29,7 @@ WAITING_SECONDS = 1.0  # between signs of life while there is nothing to do
 
 Engine = BlockingLink[FromExecutor, ToExecutor]
 
-log = get_log("ramify.actors.executor.child")
+log = get_log("ramify.actors.executor")
 
 
 class _Inbox:
@@ -63,38 +48,27 @@ class _Inbox:
         return message
 
 
-def main(fd: int) -> int:
-    """Serve the engine at the other end of `fd` until it is done. Returns the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the engine reads its tokens again; not for us
+def serve(sock: socket.socket) -> int:
+    """Serve the engine at the other end until it is done. Returns the exit code."""
     gc.disable()
     sys.setswitchinterval(SWITCH_SECONDS)
-    try:
-        engine: Engine = BlockingLink(_adopt(fd), to_executor(), encoder())
-        with closing(engine):
-            return _serve(engine)
-    except LinkClosed:
-        log.warning("the engine has gone")
-        return 3
-    except LinkError as error:
-        log.error("the engine cannot be understood", reason=str(error))
-        return 3
+    engine: Engine = BlockingLink(sock, decoder(ToExecutor), encoder())
+    with closing(engine):
+        return _serve(engine)
 
 
 def _serve(engine: Engine) -> int:
     start = engine.receive(None)
     if not isinstance(start, Start):
         raise LinkError(f"{type(start).__name__} came before Start")
-    if start.log is not None:
-        configure_process(start.log)
     try:
         executor = build(start.spec, lambda what, done: engine.send(Loading(what, done)))
     except LinkClosed:
         raise
     except Exception as error:
         log.debug("the executor did not start", exc_info=True)
-        _part(engine, LoadFailed.of(error))
-        return 2
+        _part(engine, StartFailed.of(error))
+        return NOT_STARTED
     try:
         engine.send(executor.info)
         gc.collect()  # while the engine gets ready
@@ -106,7 +80,7 @@ def _serve(engine: Engine) -> int:
     except Exception as error:
         log.exception("the executor failed")
         _part(engine, ExecutorDown(f"{type(error).__name__}: {error}"))
-        return 1
+        return FAILED
     finally:
         executor.close()
     engine.finish(PARTING_SECONDS)
@@ -119,12 +93,5 @@ def _part(engine: Engine, message: FromExecutor) -> None:
     engine.finish(PARTING_SECONDS)
 
 
-def _adopt(fd: int) -> socket.socket:
-    """Own the inherited descriptor: under a low number (`select`), and not inherited further."""
-    low = os.dup(fd)
-    os.close(fd)
-    return socket.socket(fileno=low)
-
-
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    run_process(serve)

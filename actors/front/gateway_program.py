@@ -1,28 +1,15 @@
-"""The main program of a gateway process: `python -m ramify.actors.front.child FD LIFELINE`.
+"""The main program of a gateway process. See `processes.main`.
 
-FD is a connected Unix stream socket, inherited from the engine; LIFELINE the reading end of a pipe
-whose other end only the engine holds. The process belongs to the engine: when the
-link ends, clients are told to come back (1012) and the process ends. SIGINT, SIGTERM and SIGHUP are
-ignored, because the engine coordinates the stop (a supervisor may signal every process of a service).
-
-Exit codes: 0 left as told, 1 an actor failed, 2 it did not start, 3 the engine has gone.
+When the engine has gone, clients are told to come back (1012) and the process ends.
 """
 
 import asyncio
-import contextlib
-import os
-import signal
 import socket
-import sys
 from typing import Any
 
 import anyio
 
-from ramify.actors.front.interface import Core, Runner
-from ramify.actors.front.local import LocalFront
-from ramify.actors.front.peer_router import PeerRouter
-from ramify.actors.front.remote import RemoteMetrics, RemoteStatus
-from ramify.actors.front.wire import (
+from ramify.actors.front.gateway_messages import (
     MAX_FRAME,
     Accept,
     Bar,
@@ -35,45 +22,41 @@ from ramify.actors.front.wire import (
     Leave,
     Listening,
     Load,
-    MetricsText,
     Peers,
     Ready,
     Serve,
     Serving,
     Start,
-    StartFailed,
     Status,
     ToCore,
     ToSessions,
-    encoder,
-    from_core,
     naming,
 )
+from ramify.actors.front.interface import Core, Runner
+from ramify.actors.front.local import LocalFront
+from ramify.actors.front.peer_router import PeerRouter
+from ramify.actors.front.remote import RemoteMetrics, RemoteStatus
 from ramify.actors.gateway.auth import MINTED_MAX
 from ramify.actors.gateway.minted import SharedMinted
 from ramify.actors.kit.clock import MonotonicClock
 from ramify.actors.kit.collector import Collector
-from ramify.actors.kit.console import configure_process
 from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import LimitedAddress, Mailbox, MailboxClosed
 from ramify.actors.kit.working import Working
 from ramify.actors.links.bundle import MOST, Bundle
 from ramify.actors.links.link import Link, open_link
-from ramify.actors.processes.lifeline import watch
+from ramify.actors.processes.main import GONE, NOT_STARTED, ParentGone, run
+from ramify.actors.processes.messages import MetricsText, StartFailed, decoder, encoder
 from ramify.protocol.errors import RamifyError
 
 PARTING_SECONDS = 1.0  # for closing handshakes when the engine has gone
 SESSIONS = MOST // 4  # messages that wait for the core, where what clients cause has to wait
 
-log = get_log("ramify.actors.front.child")
+log = get_log("ramify.actors.front")
 
 
-class _EngineGone(Exception):
-    """The link has ended."""
-
-
-class GatewayChild:
+class GatewayProgram:
     """A gateway, its sessions, and the link to the core."""
 
     def __init__(self) -> None:
@@ -83,12 +66,12 @@ class GatewayChild:
         self._encoder = encoder()
         self._batches = 0  # of ToSessions that the sessions have not all taken
 
-    async def run(self, fd: int) -> int:
-        """Serve the engine at the other end of `fd` until it is done. Returns the exit code."""
+    async def run(self, sock: socket.socket) -> int:
+        """Serve the engine at the other end until it is done. Returns the exit code."""
         self._link = link = await open_link(
             "core",
-            socket.socket(fileno=fd),
-            from_core(),
+            sock,
+            decoder(FromCore),
             self._encoder,
             on_message=self._receive,
             on_end=self._ended,
@@ -108,8 +91,6 @@ class GatewayChild:
 
     def _build(self, start: Start) -> None:
         assert self._link is not None
-        if start.log is not None:
-            configure_process(start.log)
         self._core: Bundle[CoreMessage] = Bundle(self._link, Events, self._encoder)
         self._sessions: LimitedAddress[CoreMessage] = LimitedAddress(self._core, SESSIONS)
         self._clock = MonotonicClock()
@@ -161,12 +142,12 @@ class GatewayChild:
                                 await self._front.drain(grace, failed=failed)
                                 return _leave(group, 0)
             except RamifyError as error:
-                link.tell(StartFailed(type(error).__name__, error.message))
-                return _leave(group, 2)
+                link.tell(StartFailed.of(error))
+                return _leave(group, NOT_STARTED)
             except MailboxClosed:
                 log.warning("the engine has gone")
                 await self._front.drain(PARTING_SECONDS, failed=True)
-                return _leave(group, 3)
+                return _leave(group, GONE)
         raise AssertionError("the group ends with the process")
 
     # --- from the core ---------------------------------------------------------------------------
@@ -215,7 +196,7 @@ class GatewayChild:
         if error is not None:
             log.error("the engine cannot be understood", reason=str(error))
         if not self._started.done():
-            self._started.set_exception(_EngineGone())
+            self._started.set_exception(ParentGone())
         self._control.close()
 
 
@@ -236,26 +217,9 @@ def _leave(group: Any, code: int) -> int:
     return code
 
 
-async def _run(fd: int) -> int:
-    return await GatewayChild().run(fd)
-
-
-def main(fd: int, lifeline: int) -> int:
-    """Run a gateway process. Returns the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the engine reads the tokens, and tells them
-    os.set_inheritable(fd, False)
-    watch(lifeline)
-    try:
-        return asyncio.run(_run(fd))
-    except _EngineGone:
-        return 3
-    except Exception:
-        log.exception("the gateway process failed")
-        return 1
+async def _serve(sock: socket.socket) -> int:
+    return await GatewayProgram().run(sock)
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    run(_serve)

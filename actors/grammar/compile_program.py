@@ -1,45 +1,32 @@
-"""The main program of a compile worker.
+"""The main program of a compile worker. See `processes.main`; its arguments: MEMORY SECONDS BACKEND.
 
-    python -m ramify.actors.grammar.child FD MEMORY SECONDS BACKEND
-
-FD is a connected Unix stream socket, inherited from the engine; when it ends, so does the worker. At its
-start it compiles a schema of its own, so the first job finds warm what schemas share. A job may take
-MEMORY bytes more than the start took: a thread looks, and ends the process. It may take SECONDS
-of CPU time (the engine kills a worker whose job takes too long; this ends one whose engine has died).
+At its start it compiles a schema of its own, so the first job finds warm what schemas share. A job may
+take MEMORY bytes more than the start took: a thread looks, and ends the process. It may take SECONDS of
+CPU time (the engine kills a worker whose job takes too long; this ends one whose engine has died).
 BACKEND compiles regexes and choices (`protocol.constraints.GrammarBackend`).
 The system's own limit of memory is behind the thread's, for code that lets no thread look: at it, Python
 may try for ever to allocate what an exception needs.
 
-Exit codes: 0 the engine has gone, 3 it talks nonsense, 4 (`TOO_MUCH`) it took too much memory; a limit
-of the system ends it by a signal.
+One more exit code: 4 (`TOO_MUCH`), it took too much memory. A limit of the system ends it by a signal.
 """
 
 import contextlib
 import json
 import os
 import resource
-import signal
 import socket
-import sys
 import threading
 import time
+from contextlib import closing
 
 import msgspec
 
 from ramify.actors.grammar.compile import compile_constraint
-from ramify.actors.grammar.wire import (
-    MAX_FRAME,
-    TOO_MUCH,
-    Done,
-    Failed,
-    FromWorker,
-    Job,
-    Waiting,
-    encoder,
-    to_worker,
-)
+from ramify.actors.grammar.results import MAX_FRAME, TOO_MUCH, Done, Failed, FromWorker, Ready
 from ramify.actors.links.blocking import BlockingLink
-from ramify.actors.links.frames import LinkClosed, LinkError
+from ramify.actors.links.frames import LinkClosed
+from ramify.actors.processes.main import GONE, run
+from ramify.actors.processes.messages import decoder, encoder
 from ramify.protocol.constraints import ConstraintSpec, GrammarBackend
 from ramify.protocol.errors import ConstraintError
 
@@ -47,35 +34,27 @@ LOOK_SECONDS = 0.02
 BEYOND = 256 << 20  # bytes between the thread's limit and the system's: what is taken between two looks
 
 
-def main(fd: int, memory: int, seconds: int, backend: GrammarBackend) -> int:
+def serve(sock: socket.socket, memory: str, seconds: str, backend: str) -> int:
     """Work until the engine has gone. Returns the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    by = msgspec.convert(backend, GrammarBackend)
     os.nice(5)  # steps of the model go first
     warm_up()
-    threading.Thread(target=_watch, args=(_resident() + memory,), daemon=True).start()
-    _limit(resource.RLIMIT_AS, _address_space() + memory + BEYOND)
+    threading.Thread(target=_watch, args=(_resident() + int(memory),), daemon=True).start()
+    _limit(resource.RLIMIT_AS, _address_space() + int(memory) + BEYOND)
     _limit(resource.RLIMIT_CORE, 0)
     try:
-        engine: BlockingLink[FromWorker, Job] = BlockingLink(
-            socket.socket(fileno=fd), to_worker(), encoder(), max_frame=MAX_FRAME
+        engine: BlockingLink[FromWorker, ConstraintSpec] = BlockingLink(
+            sock, decoder(ConstraintSpec), encoder(), max_frame=MAX_FRAME
         )
-    except LinkClosed:  # the engine has gone before the worker was there
-        return 0
-    try:
-        engine.send(Waiting())
-        while True:
-            job = engine.receive(None)
-            assert job is not None  # it waits for ever
-            used = resource.getrusage(resource.RUSAGE_SELF)
-            _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + seconds + 1)
-            engine.send(_result(job.spec, backend))
-    except LinkClosed:
-        return 0
-    except LinkError:
-        return 3
-    finally:
-        engine.close()
+        with closing(engine):
+            engine.send(Ready())
+            while (spec := engine.receive(None)) is not None:
+                used = resource.getrusage(resource.RUSAGE_SELF)
+                _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + int(seconds) + 1)
+                engine.send(_result(spec, by))
+    except LinkClosed:  # of many workers none needs to say so
+        pass
+    return GONE
 
 
 def warm_up() -> None:
@@ -136,6 +115,4 @@ def _limit(kind: int, value: int) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        fd, memory, seconds, backend = sys.argv[1:]
-        sys.exit(main(int(fd), int(memory), int(seconds), msgspec.convert(backend, GrammarBackend)))
+    run(serve)

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from ramify.actors.processes import lifeline
+from ramify.actors.processes import main
 
 
 def test_a_process_that_outlives_its_parent_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,15 +17,15 @@ def test_a_process_that_outlives_its_parent_ends(monkeypatch: pytest.MonkeyPatch
         ended.set()
 
     monkeypatch.setattr(os, "_exit", leave)
-    monkeypatch.setattr(lifeline, "HUNG_SECONDS", 0.0)
+    monkeypatch.setattr(main, "HUNG_SECONDS", 0.0)
     reading, held = os.pipe()
     os.set_inheritable(reading, True)
     try:
-        lifeline.watch(reading)
+        main.watch(reading)
         assert not os.get_inheritable(reading)
         assert not ended.wait(0.05)
     finally:
         os.close(held)
     assert ended.wait(5)
-    assert codes == [lifeline.EXIT_CODE]
+    assert codes == [main.GONE]
     os.close(reading)

@@ -21,21 +21,16 @@ another process than its session's needs it.
 This file does not know sockets or processes.
 """
 
-from collections.abc import Callable
 from itertools import count
 from typing import Any
 from zlib import crc32
 
-import msgspec
-
 from ramify.actors.front.local import Naming
 from ramify.actors.kit.health import StoreHealth
-from ramify.actors.kit.log import LogConfig
-from ramify.actors.kit.paths import decode_path, encode_path
 from ramify.actors.kit.usage import CredentialUsage
+from ramify.actors.processes.messages import AskMetrics, Message, MetricsText, StartFailed
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.credentials import Credential
-from ramify.protocol.errors import ConfigError, ModelError, RamifyError
 from ramify.protocol.messages import (
     CacheMessage,
     ChangeCore,
@@ -62,14 +57,10 @@ MAX_WORKERS = 64  # most gateway processes
 MAX_FRAME = 1 << 30  # bytes: what all sockets of a process may have sent in one turn of its loop
 
 
-class _Base(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Positional on the wire, tagged with the class name."""
-
-
 # --- from the core ------------------------------------------------------------------------------
 
 
-class Start(_Base, frozen=True):
+class Start(Message, frozen=True):
     """Be the process of gateway worker `worker`.
 
     `incarnation`: how many processes it had before; `first`: what its sessions are counted from.
@@ -84,19 +75,18 @@ class Start(_Base, frozen=True):
     first: int
     listeners: list[int]
     minted: int | None
-    log: LogConfig | None
     credentials: list[Credential] = []
     working: int | None = None
     barred: list[str] = []
 
 
-class Bar(_Base, frozen=True):
+class Bar(Message, frozen=True):
     """A process hung while it worked on this session: it is not taken up again from the store."""
 
     session: str
 
 
-class Serve(_Base, frozen=True):
+class Serve(Message, frozen=True):
     """The model is loaded. See `interface.Core`."""
 
     server: ServerInfo
@@ -107,19 +97,19 @@ class Serve(_Base, frozen=True):
 FromEngine = Tokens | Inspected | Compiled | NotCompiled | ChangeCore | Lost
 
 
-class ToSessions(_Base, frozen=True):
+class ToSessions(Message, frozen=True):
     """What sessions are told, in order."""
 
     messages: list[tuple[int, FromEngine]]
 
 
-class Forwarded(_Base, frozen=True):
+class Forwarded(Message, frozen=True):
     """`PeerMessages` of other gateway processes, in order."""
 
     bodies: list[bytes]
 
 
-class Status(_Base, frozen=True):
+class Status(Message, frozen=True):
     """The engine's state, as HTTP tells it."""
 
     ready: bool
@@ -129,40 +119,33 @@ class Status(_Base, frozen=True):
     store: StoreHealth = StoreHealth()
 
 
-class Load(_Base, frozen=True):
+class Load(Message, frozen=True):
     """`pong.load`. `elsewhere`: how many sockets each credential has in other processes."""
 
     load: dict[str, float]
     elsewhere: dict[str, int] = {}
 
 
-class Accept(_Base, frozen=True):
+class Accept(Message, frozen=True):
     """From now on these tokens are accepted, and no others."""
 
     credentials: list[Credential]
 
 
-class Peers(_Base, frozen=True):
+class Peers(Message, frozen=True):
     """The gateway processes that serve now. One that is missing has lost its sessions."""
 
     workers: list[int]
 
 
-class MetricsText(_Base, frozen=True):
-    """The answer to `AskMetrics`."""
-
-    id: int
-    text: bytes
-
-
-class Drain(_Base, frozen=True):
+class Drain(Message, frozen=True):
     """No new connections and sessions; say `bye`."""
 
     reason: str
     grace: float
 
 
-class Leave(_Base, frozen=True):
+class Leave(Message, frozen=True):
     """Wait for clients, close their sockets, end. See `Front.drain`."""
 
     grace: float
@@ -187,14 +170,14 @@ FromCore = (
 # --- to the core --------------------------------------------------------------------------------
 
 
-class Forward(_Base, frozen=True):
+class Forward(Message, frozen=True):
     """Hand `body` to the process of gateway worker `worker`, if it serves."""
 
     worker: int
     body: bytes
 
 
-class Gauges(_Base, frozen=True):
+class Gauges(Message, frozen=True):
     """What this process has now. `usage`: of the credentials for which it has changed."""
 
     sockets: int
@@ -205,45 +188,25 @@ class Gauges(_Base, frozen=True):
     store: StoreHealth = StoreHealth()
 
 
-class AskMetrics(_Base, frozen=True):
-    """A client scrapes `/metrics`."""
-
-    id: int
-
-
 CoreMessage = CacheMessage | RequestMessage | GrammarMessage | Forward | Gauges | AskMetrics
 
 
-class Events(_Base, frozen=True):
+class Events(Message, frozen=True):
     """One turn's messages, in order: a session tells the cache before it tells the scheduler."""
 
     messages: list[CoreMessage]
 
 
-class Listening(_Base, frozen=True):
+class Listening(Message, frozen=True):
     """The port answers."""
 
 
-class Serving(_Base, frozen=True):
+class Serving(Message, frozen=True):
     """Sessions can be opened."""
 
 
-class Ready(_Base, frozen=True):
+class Ready(Message, frozen=True):
     """The process knows that the engine is ready, and answers `/readyz` so."""
-
-
-class StartFailed(_Base, frozen=True):
-    """The process cannot start. `kind` names the exception's class."""
-
-    kind: str
-    message: str
-
-    def exception(self) -> RamifyError | RuntimeError:
-        """The exception to raise in the engine."""
-        for kind in (ModelError, ConfigError):
-            if self.kind == kind.__name__:
-                return kind(self.message)
-        return RuntimeError(f"{self.kind}: {self.message}")
 
 
 ToCore = Events | Listening | Serving | Ready | StartFailed
@@ -251,7 +214,7 @@ ToCore = Events | Listening | Serving | Ready | StartFailed
 # --- between gateway processes ------------------------------------------------------------------
 
 
-class ToSession(_Base, frozen=True):
+class ToSession(Message, frozen=True):
     """From the gateway that holds a socket to the session that it is attached to."""
 
     session: int
@@ -303,23 +266,3 @@ def home(session: str, workers: int) -> int | None:
     if worker is not None and (worker < workers or not workers):
         return worker
     return crc32(session.encode()) % workers if workers else None
-
-
-# --- codecs -------------------------------------------------------------------------------------
-
-
-def encoder() -> msgspec.msgpack.Encoder:
-    """For all directions."""
-    return msgspec.msgpack.Encoder(enc_hook=encode_path)
-
-
-def from_core() -> "msgspec.msgpack.Decoder[FromCore]":
-    return msgspec.msgpack.Decoder(FromCore, dec_hook=decode_path)
-
-
-def to_core() -> "msgspec.msgpack.Decoder[ToCore]":
-    return msgspec.msgpack.Decoder(ToCore)
-
-
-def from_peer() -> Callable[[bytes], PeerMessages]:
-    return msgspec.msgpack.Decoder(PeerMessages).decode

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from ramify.actors.front import wire as w
+from ramify.actors.front import gateway_messages as w
 from ramify.actors.kit.usage import CredentialUsage
+from ramify.actors.processes.messages import decoder, encoder
 from ramify.protocol import messages as m
 from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
 from ramify.protocol.credentials import Credential, CredentialLimits
-from ramify.protocol.errors import ConfigError, ModelError
 from ramify.protocol.wire import Delta, Error, Open, Ping, ServerInfo, State
 
 CONFIG = EngineConfig(model=ModelConfig(path=Path("m")), server=ServerConfig(tokens=("a", "b")))
@@ -52,8 +52,8 @@ def test_a_public_id_names_its_owner(session: str, worker: int | None) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        w.Start(CONFIG, 1, 2, 3, [4, 5], 6, None, [Credential(name="a", digest=b"\1" * 32)]),
-        w.Start(CONFIG, 1, 2, 3, [4], None, None, [], 7, ["s_1"]),
+        w.Start(CONFIG, 1, 2, 3, [4, 5], 6, [Credential(name="a", digest=b"\1" * 32)]),
+        w.Start(CONFIG, 1, 2, 3, [4], None, [], 7, ["s_1"]),
         w.Bar("s_1"),
         w.Serve(ServerInfo(version=1, epoch="e", model="m", context=9), 9, 384),
         w.ToSessions([(65, m.Tokens([m.Progress(1, b"1234")], [])), (66, m.Inspected(1, [2]))]),
@@ -70,7 +70,7 @@ def test_a_public_id_names_its_owner(session: str, worker: int | None) -> None:
     ],
 )
 def test_what_the_core_says(message: w.FromCore) -> None:
-    assert w.from_core().decode(w.encoder().encode(message)) == message
+    assert decoder(w.FromCore).decode(encoder().encode(message)) == message
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_the_core_says(message: w.FromCore) -> None:
     ],
 )
 def test_what_a_process_says(message: w.ToCore) -> None:
-    assert w.to_core().decode(w.encoder().encode(message)) == message
+    assert decoder(w.ToCore).decode(encoder().encode(message)) == message
 
 
 def test_what_neighbours_say() -> None:
@@ -102,12 +102,4 @@ def test_what_neighbours_say() -> None:
         ),
         m.CloseSocket(1, 1000, "done"),
     ]
-    assert w.from_peer()(w.encoder().encode(messages)) == messages
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [("ModelError", ModelError), ("ConfigError", ConfigError), ("KeyError", RuntimeError)],
-)
-def test_why_a_process_did_not_start(kind: str, expected: type[Exception]) -> None:
-    assert type(w.StartFailed(kind, "because").exception()) is expected
+    assert decoder(w.PeerMessages).decode(encoder().encode(messages)) == messages

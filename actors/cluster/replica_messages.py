@@ -3,7 +3,7 @@
     front                       replica
     Begin             ------->  loads the model
                       <-------  Loading ... Loading
-                      <-------  Up, or LoadFailed and the end
+                      <-------  Up, or StartFailed and the end
     ToCore            ------->  what sessions want of it in one turn of the front's loop: one frame
                       <-------  ToSessions: a step's tokens for all its sessions: one frame
                       <-------  Report, ten times a second; News of its cache
@@ -14,18 +14,12 @@
 Times are seconds of the front's clock: a replica on another machine, whose clock began at another time,
 adds the difference (`Shift`).
 
-`Loading` and `LoadFailed` are those of an executor's process.
-
 This file does not know sockets or processes.
 """
 
-import msgspec
-
 from ramify.actors.executor.spec import ExecutorSpec
-from ramify.actors.executor.wire import LoadFailed, Loading
-from ramify.actors.front.wire import FromEngine
-from ramify.actors.kit.log import LogConfig
-from ramify.actors.kit.paths import decode_path, encode_path
+from ramify.actors.front.gateway_messages import FromEngine
+from ramify.actors.processes.messages import AskMetrics, Loading, Message, MetricsText, StartFailed
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.messages import CacheMessage, GrammarMessage, RequestMessage
@@ -37,14 +31,10 @@ ForCore = CacheMessage | RequestMessage | GrammarMessage
 ToSession = FromEngine
 
 
-class _Base(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Positional on the wire, tagged with the class name."""
-
-
 # --- from the front -----------------------------------------------------------------------------
 
 
-class Begin(_Base, frozen=True):
+class Begin(Message, frozen=True):
     """Be replica `number`. `now`: the front's clock on the machine of this name.
 
     `check_idle`: see `CacheActor`.
@@ -56,23 +46,16 @@ class Begin(_Base, frozen=True):
     epoch: str
     now: float
     machine: str
-    log: LogConfig | None = None
     check_idle: bool = False
 
 
-class ToCore(_Base, frozen=True):
+class ToCore(Message, frozen=True):
     """In order: a session tells the cache before it tells the scheduler."""
 
     messages: list[ForCore]
 
 
-class AskMetrics(_Base, frozen=True):
-    """A client scrapes `/metrics`."""
-
-    id: int
-
-
-class Leave(_Base, frozen=True):
+class Leave(Message, frozen=True):
     """Nothing more is wanted: end."""
 
 
@@ -81,7 +64,7 @@ FromFront = Begin | ToCore | AskMetrics | Leave
 # --- to the front -------------------------------------------------------------------------------
 
 
-class Up(_Base, frozen=True):
+class Up(Message, frozen=True):
     """Sessions can come. `pid`, `host`: of the process, for people. `name`: what it was started as."""
 
     info: ExecutorInfo
@@ -90,7 +73,7 @@ class Up(_Base, frozen=True):
     name: str = ""
 
 
-class Report(_Base, frozen=True):
+class Report(Message, frozen=True):
     """How it is. `free`, `evictable`, `referenced`: token slots of the KV pool.
 
     `fault`: why it makes no progress, if it does not. `lag`: of its event loop, in seconds. `load`: for
@@ -107,44 +90,20 @@ class Report(_Base, frozen=True):
     load: ReplicaLoad | None = None
 
 
-class News(_Base, frozen=True):
+class News(Message, frozen=True):
     """What its cache has, and has no more, in order. What a front takes too slowly is left out."""
 
     events: list[KvEvents]
 
 
-class Draining(_Base, frozen=True):
+class Draining(Message, frozen=True):
     """It was told to end: it wants its sessions to move, and then a `Leave`."""
 
 
-class ToSessions(_Base, frozen=True):
+class ToSessions(Message, frozen=True):
     """What sessions are told, in order."""
 
     messages: list[tuple[int, ToSession]]
 
 
-class MetricsText(_Base, frozen=True):
-    """The answer to `AskMetrics`."""
-
-    id: int
-    text: bytes
-
-
-ToFront = Loading | Up | LoadFailed | Report | News | Draining | ToSessions | MetricsText
-
-# --- codecs -------------------------------------------------------------------------------------
-
-
-def encoder() -> msgspec.msgpack.Encoder:
-    """For both directions."""
-    return msgspec.msgpack.Encoder(enc_hook=encode_path)
-
-
-def from_front() -> "msgspec.msgpack.Decoder[FromFront]":
-    """What a replica decodes."""
-    return msgspec.msgpack.Decoder(FromFront, dec_hook=decode_path)
-
-
-def to_front() -> "msgspec.msgpack.Decoder[ToFront]":
-    """What a front decodes."""
-    return msgspec.msgpack.Decoder(ToFront)
+ToFront = Loading | Up | StartFailed | Report | News | Draining | ToSessions | MetricsText
