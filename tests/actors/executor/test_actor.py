@@ -395,12 +395,15 @@ def test_process_ends_with_its_parent(scripted: FactorySpec) -> None:
 
 def test_process_refuses_nonsense() -> None:
     ours, theirs = socket.socketpair()
+    lifeline, held = os.pipe()
     with ours, theirs:
-        fd = theirs.fileno()
+        fds = (theirs.fileno(), lifeline)
         module = "ramify.actors.executor.executor_program"
-        command = [sys.executable, "-m", module, str(fd), str(fd), "null"]
+        command = [sys.executable, "-m", module, *map(str, fds), "null"]
         ours.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        done = subprocess.run(command, pass_fds=(fd,), stderr=subprocess.PIPE, timeout=20, check=False)
+        done = subprocess.run(command, pass_fds=fds, stderr=subprocess.PIPE, timeout=20, check=False)
+    os.close(lifeline)
+    os.close(held)
     assert done.returncode == 3
     assert b"cannot be understood" in done.stderr
 

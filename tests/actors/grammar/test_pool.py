@@ -305,19 +305,22 @@ def test_a_worker_whose_engine_has_gone_ends_quietly() -> None:
     """The engine was killed while the worker started: no traceback where a server's errors go."""
     here, there = socket.socketpair()
     here.close()
+    lifeline, held = os.pipe()
     command = [
         sys.executable,
         "-m",
         "ramify.actors.grammar.compile_program",
         str(there.fileno()),
-        str(there.fileno()),
+        str(lifeline),
         "null",
         str(1 << 30),
         "5",
         "auto",
     ]
     ended = subprocess.run(
-        command, pass_fds=[there.fileno()], capture_output=True, timeout=60, check=False
+        command, pass_fds=[there.fileno(), lifeline], capture_output=True, timeout=60, check=False
     )
     there.close()
+    os.close(lifeline)
+    os.close(held)
     assert (ended.returncode, ended.stderr) == (GONE, b"")
