@@ -151,7 +151,7 @@ class _Speller:
         self._arrays = Arrays(self.value, self._finite, document.note, separators.comma, self._checks)
         self._objects = Objects(self.value, self._expander, self._strings, separators, self._checks)
         self._known: dict[tuple[Claims, int, bool], Automaton | None] = {}
-        self._shapes: dict[tuple[Shape, int, bool], Automaton | None] = {}
+        self._shapes: dict[tuple[Shape, int, bool, bool], Automaton | None] = {}
         self._under_way: set[tuple[Claims, int]] = set()
         self._level = 0  # how often the value under way is inside one of the same claims
 
@@ -219,12 +219,13 @@ class _Speller:
                 self._document.note(f"{loss.pointer}: {loss.reason}")
 
     def _shape(self, shape: Shape) -> Automaton | None:
-        key = (shape, self._level, self._checks.within)
+        outermost = len(self._under_way) == 1
+        key = (shape, self._level, self._checks.within, outermost)
         if key not in self._shapes:
-            self._shapes[key] = self._spelled(shape)
+            self._shapes[key] = self._spelled(shape, outermost)
         return self._shapes[key]
 
-    def _spelled(self, shape: Shape) -> Automaton | None:
+    def _spelled(self, shape: Shape, outermost: bool) -> Automaton | None:
         match shape:
             case Null():
                 return _texts(None)
@@ -239,7 +240,7 @@ class _Speller:
             case Array():
                 return self._arrays.spell(shape)
             case Object():
-                return self._objects.spell(shape)
+                return self._objects.spell(shape, outermost)
 
     def _told_of_numbers(self) -> None:
         if self._checks.within:

@@ -2,7 +2,7 @@
 
 After each member the automaton knows which one it was, so listed members come in their order, each at
 most once, and none that is required can be passed over. Names that may come next share the states of
-their common beginnings. Other members come behind the listed ones.
+their common beginnings. Other members come behind the listed ones, or before all of them.
 """
 
 from typing import NamedTuple
@@ -40,18 +40,28 @@ def objects(
     most: int | None,
     separators: Separators,
     names: float | None = None,
+    early: bool = False,
 ) -> Automaton:
     """Objects of at least `least` and at most `most` members.
 
     `names`: how many names `others` have (infinity too), if a check keeps them different; None: two of
-    them may have the same name.
+    them may have the same name. `early`: where none of `listed` is required, others may come before
+    them too.
     """
-    return _Objects(listed, others, least, most, separators, names).build()
+    return _Objects(listed, others, least, most, separators, names, early).build()
 
 
-# what a name that is being read can still become: listed members and how far their keys are read, and
-# the state of each of `others`, -1 where it is none of these
-_Reading = tuple[tuple[int, ...], int, tuple[int, ...]]
+class _Reading(NamedTuple):
+    """What a name that is being read can still become.
+
+    `allowed`: listed members, whose keys are read as far as `position`; `states`: of each of `others`,
+    -1 where it is none of these; `behind`: the listed member that may come next behind one of them.
+    """
+
+    allowed: tuple[int, ...]
+    position: int
+    states: tuple[int, ...]
+    behind: int
 
 
 class _Objects:
@@ -63,8 +73,10 @@ class _Objects:
         most: int | None,
         separators: Separators,
         names: float | None,
+        early: bool,
     ) -> None:
         self._listed = listed
+        self._early = early
         self._names = names
         self._others = others
         self._least = least
@@ -82,7 +94,7 @@ class _Objects:
         self._waiting: list[tuple[int, int]] = []
         self._readings: dict[tuple[_Reading, int], int] = {}
         self._unread: list[tuple[_Reading, int, int]] = []  # readings that have no edges yet
-        self._keys: dict[tuple[int, int], int] = {}
+        self._keys: dict[tuple[int, int, int], int] = {}
         self._values: dict[tuple[int, int], int] = {}
         self._rows: dict[int, list[list[int]]] = {}
 
@@ -108,7 +120,8 @@ class _Objects:
             return
         allowed = tuple(i for i in range(at, min(needed + 1, len(self._listed))) if self._may(i, count))
         open_to_others = needed == len(self._listed) and self._may(len(self._listed), count)
-        reading = (allowed, 0, (0 if open_to_others else -1,) * len(self._others))
+        behind = 0 if at == 0 and self._early else len(self._listed)
+        reading = _Reading(allowed, 0, (0 if open_to_others else -1,) * len(self._others), behind)
         if not allowed and not (open_to_others and self._others):
             return
         first = self._read(reading, count)
@@ -134,11 +147,11 @@ class _Objects:
 
     def _read(self, reading: _Reading, count: int) -> int:
         """The state of a name of which a beginning is read."""
-        allowed, position, states = reading
+        allowed, position, states, behind = reading
         count = count if self._counted else 1
         if not allowed and sum(state >= 0 for state in states) == 1:
             (kind,) = (i for i, state in enumerate(states) if state >= 0)
-            return self._keys_of(kind, count) + states[kind]
+            return self._keys_of(kind, count, behind) + states[kind]
         if (
             len(allowed) == 1
             and max(states, default=-1) < 0
@@ -153,9 +166,9 @@ class _Objects:
 
     def _moves(self, reading: _Reading, count: int, state: int) -> None:
         """The edges of `state`, in which `reading` is where a name has come to."""
-        allowed, position, states = reading
+        allowed, position, states, behind = reading
         if len(allowed) == 1 and sum(at >= 0 for at in states) <= 1:
-            self._spell(allowed[0], position, states, count, state)
+            self._spell(reading, count, state)
             return
         by_symbol: dict[int, list[int]] = {}
         for i in allowed:
@@ -166,18 +179,21 @@ class _Objects:
         rows = {kind: self._rows_of(kind)[at] for kind, at in alive}
         if len(alive) == 1:
             ((kind, at),) = alive
-            self._whole.like(state, self._keys_of(kind, count if self._counted else 1) + at)
+            keys = self._keys_of(kind, count if self._counted else 1, behind)
+            self._whole.like(state, keys + at)
         else:
             for row in rows.values():
                 symbols.update(symbol for symbol, target in enumerate(row) if target >= 0)
         for symbol in symbols:
             following = tuple(rows[kind][symbol] if kind in rows else -1 for kind in range(len(states)))
             listed = tuple(by_symbol.get(symbol, ()))
-            target = self._read((listed, position + 1 if listed else 0, following), count)
+            ahead = position + 1 if listed else 0
+            target = self._read(_Reading(listed, ahead, following, behind), count)
             self._whole.edge(state, symbol, target)
 
-    def _spell(self, index: int, position: int, states: tuple[int, ...], count: int, state: int) -> None:
-        """The rest of the name of member `index`, from `state` on; at most one of others goes beside."""
+    def _spell(self, reading: _Reading, count: int, state: int) -> None:
+        """The rest of the name of one listed member, from `state` on; at most one of others goes beside."""
+        (index,), position, states, behind = reading
         whole, key = self._whole, self._listed[index].key
         kind = next((kind for kind, at in enumerate(states) if at >= 0), -1)
         at = states[kind] if kind >= 0 else -1
@@ -186,18 +202,18 @@ class _Objects:
         while True:
             symbol = whole.symbol(key[position])
             if at >= 0:
-                whole.like(state, self._keys_of(kind, shared) + at)
+                whole.like(state, self._keys_of(kind, shared, behind) + at)
                 at = following[kind] = self._rows_of(kind)[at][symbol]
             position += 1
             if position == len(key) and at < 0:
                 whole.edge(state, symbol, self._member(index, shared if self._counted else count))
                 return
-            reading = ((index,), position, tuple(following)), shared
-            known = self._readings.get(reading)
+            there = _Reading((index,), position, tuple(following), behind), shared
+            known = self._readings.get(there)
             if known is not None:
                 whole.edge(state, symbol, known)
                 return
-            target = self._readings[reading] = whole.state()
+            target = self._readings[there] = whole.state()
             whole.edge(state, symbol, target)
             state = target
 
@@ -208,13 +224,13 @@ class _Objects:
             found = self._rows[kind] = self._whole.table(self._others[kind].keys).tolist()
         return found
 
-    def _keys_of(self, kind: int, count: int) -> int:
-        """Where the names of `others[kind]` begin, if nothing else can come."""
-        found = self._keys.get((kind, count))
+    def _keys_of(self, kind: int, count: int, behind: int) -> int:
+        """Where the names of `others[kind]` begin, if nothing else can come. `behind`: see `_Reading`."""
+        found = self._keys.get((kind, count, behind))
         if found is None:
             colon = self._whole.state()
-            found = self._keys[kind, count] = self._whole.place(self._others[kind].keys, colon)
-            end = self._state(len(self._listed), self._more_by_others(count))
+            found = self._keys[kind, count, behind] = self._whole.place(self._others[kind].keys, colon)
+            end = self._state(behind, self._more_by_others(count))
             value = self._whole.place(self._others[kind].value, end)
             self._whole.text(colon, self._separators.colon, value)
         return found

@@ -41,8 +41,11 @@ class Objects:
         self._strings = strings
         self._separators = separators
 
-    def spell(self, shape: Object) -> Automaton | None:
-        """The objects of `shape` as JSON. None if there are none. Raises `Unsupported`."""
+    def spell(self, shape: Object, outermost: bool = False) -> Automaton | None:
+        """The objects of `shape` as JSON. None if there are none. Raises `Unsupported`.
+
+        `outermost`: they are the whole value, in which other members may come first: `$schema` does.
+        """
         names = merged([[name for name, _ in members.named] for members in shape.members])
         names = list(dict.fromkeys((*names, *shape.required)))
         listed: list[Listed] = []
@@ -73,7 +76,7 @@ class Objects:
         if free and different is None and most is not None:
             found = None
         else:
-            found = objects(listed, others, least, most, self._separators, different)
+            found = objects(listed, others, least, most, self._separators, different, outermost)
         if found is None or found.is_empty():
             if free and different is None:
                 raise Unsupported(

@@ -48,3 +48,32 @@ def test_branches_that_list_members_of_their_parent_follow_its_order() -> None:
     assert automaton.accepts(b'{"kind":"b","name":"x","size":"y"}')
     assert not automaton.accepts(b'{"kind":"b","size":"y","name":"x"}')
     assert not automaton.accepts(b'{"kind":"c","name":"x","size":"y"}')
+
+
+def test_unlisted_members_may_come_first_in_the_outermost_object() -> None:
+    inner = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    schema = {**inner, "properties": {"a": {"type": "integer"}, "in": inner}}
+    automaton = lower(schema).automaton
+    assert automaton.accepts(b'{"$schema":"x","$id":"y","a":1,"in":{"a":1,"x":2},"z":3}')
+    assert not automaton.accepts(b'{"in":{"x":2,"a":1}}')
+    assert not automaton.accepts(b'{"a":1,"z":3,"in":{}}')
+    assert not automaton.accepts(b'{"$schema":"x","in":{},"a":1}')
+
+
+def test_unlisted_members_never_come_before_required_ones() -> None:
+    schema = {"type": "object", "properties": {"a": {}, "b": {}}, "required": ["b"]}
+    automaton = lower(schema).automaton
+    assert automaton.accepts(b'{"a":0,"b":1,"c":2}')
+    assert not automaton.accepts(b'{"c":2,"a":0,"b":1}')
+    assert not automaton.accepts(b'{"c":2,"b":1}')
+
+
+def test_unlisted_members_in_front_are_counted() -> None:
+    listed = {"a": {"const": 0}, "b": {"const": 0}}
+    names = {"additionalProperties": {"const": 0}, "minProperties": 2, "maxProperties": 3}
+    lowered = lower({"type": "object", "properties": listed, **names}, checked=True)
+    accepts = lowered.automaton.accepts
+    assert (
+        accepts(b'{"x":0,"a":0}') and accepts(b'{"x":0,"y":0,"b":0}') and accepts(b'{"x":0,"a":0,"y":0}')
+    )
+    assert not accepts(b'{"x":0}') and not accepts(b'{"x":0,"y":0,"a":0,"b":0}')
