@@ -192,7 +192,7 @@ class _Objects:
             self._whole.edge(state, symbol, target)
 
     def _spell(self, reading: _Reading, count: int, state: int) -> None:
-        """The rest of the name of one listed member, from `state` on; at most one of others goes beside."""
+        """The rest of a listed member's name, from `state` on; at most one of others goes beside."""
         (index,), position, states, behind = reading
         whole, key = self._whole, self._listed[index].key
         kind = next((kind for kind, at in enumerate(states) if at >= 0), -1)
@@ -225,7 +225,7 @@ class _Objects:
         return found
 
     def _keys_of(self, kind: int, count: int, behind: int) -> int:
-        """Where the names of `others[kind]` begin, if nothing else can come. `behind`: see `_Reading`."""
+        """Where names of `others[kind]` begin, if nothing else can come; `behind`: see `_Reading`."""
         found = self._keys.get((kind, count, behind))
         if found is None:
             colon = self._whole.state()

@@ -73,7 +73,7 @@ def test_unlisted_members_in_front_are_counted() -> None:
     names = {"additionalProperties": {"const": 0}, "minProperties": 2, "maxProperties": 3}
     lowered = lower({"type": "object", "properties": listed, **names}, checked=True)
     accepts = lowered.automaton.accepts
-    assert (
-        accepts(b'{"x":0,"a":0}') and accepts(b'{"x":0,"y":0,"b":0}') and accepts(b'{"x":0,"a":0,"y":0}')
-    )
-    assert not accepts(b'{"x":0}') and not accepts(b'{"x":0,"y":0,"a":0,"b":0}')
+    for text in (b'{"x":0,"a":0}', b'{"x":0,"y":0,"b":0}', b'{"x":0,"a":0,"y":0}'):
+        assert accepts(text)
+    for text in (b'{"x":0}', b'{"x":0,"y":0,"a":0,"b":0}'):
+        assert not accepts(text)
