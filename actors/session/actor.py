@@ -154,8 +154,10 @@ class SessionActor:
         """As the mailbox does, but tokens are handled now, in the caller's turn of the event loop, if
         the session waits for something to do: that costs less than waking its task.
         """
-        together = joined(messages) if self._mailbox.awaited else ()
-        message = together[0] if len(together) == 1 else None
+        message: SessionMessage | None = None
+        if self._mailbox.awaited:
+            together = messages if len(messages) == 1 else joined(messages)
+            message = together[0] if len(together) == 1 else None
         if type(message) is not Tokens or message.finished:
             tell_each(self._mailbox.tell, messages)
             return

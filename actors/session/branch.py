@@ -354,7 +354,8 @@ class Branch:
         """The output segments that end at or after `position`, in order."""
         top = self.segments.top
         if top is not None and (last := top.segment).start < position:  # as with each delta of a stream
-            return (last,) if isinstance(last, OutputSegment) and last.end >= position else ()
+            is_there = isinstance(last, OutputSegment) and last.start + len(last.tokens) >= position
+            return (last,) if is_there else ()
         return reversed(list(self.outputs_back_to(position)))
 
     def outputs_back_to(self, position: int) -> Iterator[OutputSegment]:

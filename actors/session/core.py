@@ -374,8 +374,7 @@ class SessionCore:
             branch = progress(item, now)
             if branch is not None:
                 grown[branch] = None
-        for branch in grown:
-            self.publisher.flush(branch)
+        self.publisher.flush(grown)
         if message.finished:  # tokens alone decide no race
             self.state.changed = self._to_submit = True
             self._steps.append(self._finished(message.finished, now))
@@ -537,7 +536,7 @@ class SessionCore:
         subscriber.credit(op.branch, op.upto, most=self.state.limits.ops_in_flight)
         branch = self.state.branches.get(op.branch)
         if branch is not None:
-            self.publisher.stream(subscriber, branch)
+            self.publisher.stream(subscriber, (branch,))
 
     def _over(self, why: str) -> None:
         self.ended = why

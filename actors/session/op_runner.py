@@ -65,7 +65,7 @@ class OpRunner:
             writer,
             detokenizer,
             random_seed=random_seed,
-            on_output=publisher.flush,
+            on_output=lambda branch: publisher.flush((branch,)),
             on_done=self._generation_done,
             on_cut=publisher.cut,
             on_refused=self.end,

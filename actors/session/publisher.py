@@ -4,7 +4,7 @@ Pure. It holds the subscribers and, for each client, the ids that it used with t
 socket is served is in `subscriber`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.declared import Declared, in_force
@@ -87,16 +87,14 @@ class Publisher:
             if subscriber.held < self._state.limits.ops_in_flight:
                 subscriber.reply(branch, event, children)
 
-    def flush(self, branch: Branch) -> None:
-        """Send what `branch` released to each socket that may have it now."""
+    def flush(self, branches: Iterable[Branch]) -> None:
+        """Send what these have released to each socket that may have it now."""
         for subscriber in self.subscribers.values():
-            later = subscriber.stream(branch, self.now)
-            if later is not None:
-                self._state.out.wake(later)
+            self.stream(subscriber, branches)
 
-    def stream(self, subscriber: Subscriber, branch: Branch) -> None:
-        """Send what `branch` released to one of them, now or at its next tick."""
-        later = subscriber.stream(branch, self.now)
+    def stream(self, subscriber: Subscriber, branches: Iterable[Branch]) -> None:
+        """Send what these have released to one of them, now or at its next tick."""
+        later = subscriber.stream(branches, self.now)
         if later is not None:
             self._state.out.wake(later)
 

@@ -321,7 +321,7 @@ class Selects:
         if rebased is not None:
             branch.cut_back(revision, rebased)
             self._publisher.rewrite(branch, anew)
-        self._publisher.flush(branch)
+        self._publisher.flush((branch,))
         done = Done(
             id=selection.op.id,
             branch=branch.name,

@@ -211,17 +211,19 @@ class Subscriber:
 
     # --- sending -----------------------------------------------------------------------------
 
-    def stream(self, branch: Branch, now: float) -> float | None:
-        """Send what is due of `branch`. If `tick_ms` holds it back, returns when to call `tick`."""
+    def stream(self, branches: Iterable[Branch], now: float) -> float | None:
+        """Send what is due of these. If `tick_ms` holds it back, returns when to call `tick`."""
         tick = self.opened.tick_ms
         if tick and now != self._ticked:
             if now < self.next_tick:
                 return self.next_tick
             self._ticked, self.next_tick = now, now + tick / 1e3
-        if self._late or self._held or self._untold:
-            self.flush(branch)
-        else:  # with each token: nothing waits for deltas
-            self._advance(branch, branch.label.name, UNLIMITED)
+        plain = not (self._late or self._held or self._untold)  # as nearly always
+        for branch in branches:
+            if plain:
+                self._advance(branch, branch.label.name, UNLIMITED)
+            else:
+                self.flush(branch)
         return None
 
     def tick(self, branches: Iterable[Branch], now: float) -> float | None:

@@ -137,7 +137,7 @@ def test_ticks_come_at_equal_distances(every: int, late: int) -> None:
             for branch, segment in segments.items():
                 segment.tokens.append(5)
                 segment.release(len(segment.tokens), "x")
-                publisher.flush(branch)
+                publisher.flush((branch,))
         if wake is not None and publisher.now >= wake + late / 1e3:
             wake = None
             publisher.tick()
@@ -171,10 +171,10 @@ def test_what_a_reader_takes_up_again_between_ticks_is_sent_at_the_next(sim: Cal
     subscriber.throttled = True
     segment.tokens.append(5)
     segment.release(1, "x")
-    publisher.flush(branch)
+    publisher.flush((branch,))
     publisher.now = 1.1
     subscriber.throttled = False
-    publisher.stream(subscriber, branch)
+    publisher.stream(subscriber, (branch,))
     assert subscriber.out == []
     assert state.out.wake_at == pytest.approx(1.2)
     publisher.now = 1.2
@@ -196,7 +196,7 @@ def test_a_slower_socket_asks_for_its_own_tick_when_a_faster_ones_has_come() -> 
     for publisher.now in (1.0, 1.01):
         segment.tokens.append(5)
         segment.release(len(segment.tokens), "x")
-        publisher.flush(branch)
+        publisher.flush((branch,))
     asked: list[float] = []
     while state.out.wake_at is not None:
         publisher.now, state.out.wake_at = state.out.wake_at, None

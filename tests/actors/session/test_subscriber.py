@@ -479,9 +479,9 @@ def test_a_socket_that_has_too_much_is_told_even_where_nothing_follows() -> None
 def test_without_ticks_nothing_is_held_back() -> None:
     subscriber, a = socket(), branch()
     segment = output(a, "a")
-    assert subscriber.stream(a, 1.0) is None
+    assert subscriber.stream([a], 1.0) is None
     say(segment, "b")
-    assert subscriber.stream(a, 1.0) is None
+    assert subscriber.stream([a], 1.0) is None
     assert subscriber.tick([a], 9.0) is None
     assert sent(subscriber) == [("a", 1, "a", None), ("a", 2, "b", None)]
 
@@ -489,18 +489,18 @@ def test_without_ticks_nothing_is_held_back() -> None:
 def test_between_ticks_text_waits_and_all_branches_go_together() -> None:
     subscriber, a, b = socket(tick_ms=500), branch(), branch("b")
     first, second = output(a, "a"), output(b, "b")
-    assert subscriber.stream(a, 1.0) is None
-    assert subscriber.stream(b, 1.0) is None
+    assert subscriber.stream([a], 1.0) is None
+    assert subscriber.stream([b], 1.0) is None
     say(first, "A")
     say(second, "B")
-    assert subscriber.stream(a, 1.4) == 1.5
+    assert subscriber.stream([a], 1.4) == 1.5
     assert subscriber.tick([a, b], 1.4) == 1.5
     assert sent(subscriber) == [("a", 1, "a", None), ("b", 1, "b", None)]
     assert subscriber.tick([a, b], 1.5) is None
     assert sent(subscriber) == [("a", 2, "A", None), ("b", 2, "B", None)]
     say(first, "!")
-    assert subscriber.stream(a, 1.5) is None  # of that moment too
-    assert subscriber.stream(b, 1.75) == 2.0
+    assert subscriber.stream([a], 1.5) is None  # of that moment too
+    assert subscriber.stream([b], 1.75) == 2.0
     assert sent(subscriber) == [("a", 3, "!", None)]
 
 
@@ -509,11 +509,11 @@ def test_a_tick_without_text_begins_no_pause() -> None:
     assert subscriber.tick([a], 1.0) is None
     assert subscriber.next_tick == 0.0
     output(a, "a")
-    assert subscriber.stream(a, 1.1) is None
+    assert subscriber.stream([a], 1.1) is None
     assert sent(subscriber) == [("a", 1, "a", None)]
     assert subscriber.next_tick == 1.6
     say(a.segments[-1], "b")
-    assert subscriber.stream(a, 1.6) is None
+    assert subscriber.stream([a], 1.6) is None
     assert sent(subscriber) == [("a", 2, "b", None)]
 
 
