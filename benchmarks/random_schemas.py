@@ -25,7 +25,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import FrameType
@@ -36,6 +36,7 @@ import numpy as np
 
 from ramify.actors.grammar.compile import compile_constraint
 from ramify.gpu.constraints.bodies import constraint_of
+from ramify.gpu.constraints.byte_automaton import ENTERS, POPS
 from ramify.gpu.constraints.checked import CheckedAutomaton, CheckedMatcher
 from ramify.gpu.constraints.grammar import GrammarVocabulary
 from ramify.gpu.constraints.matcher import Automaton, AutomatonMatcher, Constraint, Matcher
@@ -309,21 +310,48 @@ def legal(matcher: Matcher) -> list[int]:
     return found
 
 
-def distances(constraint: Constraint) -> list[int] | None:
-    """Of each state of an automaton how many bytes are missing to an end."""
+Distance = Callable[[int], int]
+
+
+def distances(constraint: Constraint) -> Distance | None:
+    """How many bytes are missing to an end from a state of an automaton."""
     if not isinstance(constraint, Automaton | CheckedAutomaton):
         return None
     automaton = constraint.machine.automaton
-    far = np.where(automaton.final, 0, 1 << 30)
-    edges = np.where(automaton.next >= 0, automaton.next, automaton.states)
+    layout = automaton.layout
+    returns = np.zeros(0, np.int64) if automaton.nesting is None else automaton.nesting.returns
+    inside = layout.states + 1  # of inner states, as if they were the only ones
+    edges, costs = automaton.next.astype(np.int64), np.ones(automaton.next.shape, np.int64)
+    begun, entered = -2 - edges, ENTERS - edges
+    entering, popping = edges <= ENTERS, edges == POPS
+    pushing = (edges < -1) & ~entering & ~popping
+    size = layout.states + layout.inner
+    if len(returns):
+        edges[entering] = returns[entered[entering] >> 1]
+    edges[pushing] = layout.states + 2 + (begun[pushing] & 1)
+    costs[entering | pushing] = 2  # it ends at once
+    edges[popping] = size
+    edges[edges < 0] = size + 1
+    far = np.append(np.where(automaton.final, 0, 1 << 30), np.full(layout.inner, 1 << 30))
     while True:
-        nearer = np.minimum(far, np.append(far, 1 << 30)[edges].min(axis=1) + 1)
+        nearer = np.minimum(far, (np.append(far, (0, 1 << 30))[edges] + costs).min(axis=1))
         if (nearer == far).all():
-            return [*far.tolist(), 0]
+            break
         far = nearer
+    known = far.tolist()
+
+    def distance(state: int) -> int:
+        if state < inside:
+            return known[state] if state < layout.states else 0
+        inner = (state - inside) & (1 << layout.bits) - 1
+        number = (state - inside & (1 << layout.shift) - 1) >> layout.bits
+        open_around = (state - inside >> layout.shift).bit_length() - 1
+        return known[layout.states + inner] + open_around + known[int(returns[number])]
+
+    return distance
 
 
-def nearest(matcher: Matcher, tokens: list[int], far: list[int] | None) -> int:
+def nearest(matcher: Matcher, tokens: list[int], far: Distance | None) -> int:
     """The token behind which an output is soonest at its end; of a grammar a closing one."""
     if far is None:
         ends = b'"]}0ba'
@@ -333,14 +361,14 @@ def nearest(matcher: Matcher, tokens: list[int], far: list[int] | None) -> int:
         if not matcher.advance(token):
             return 1 << 31
         assert isinstance(matcher, AutomatonMatcher | CheckedMatcher)
-        found = far[matcher.state]
+        found = far(matcher.state)
         matcher.rollback(1)
         return found
 
     return min(tokens, key=distance)
 
 
-def written(constraint: Constraint, far: list[int] | None, rng: random.Random) -> tuple[bytes, str]:
+def written(constraint: Constraint, far: Distance | None, rng: random.Random) -> tuple[bytes, str]:
     """A random output, and how it ended. It is led to an end when it gets long. `far`: `distances`."""
     matcher, found = constraint.matcher(), bytearray()
     (stop,) = vocabulary().stop_ids

@@ -4,7 +4,7 @@ A `ConstraintSpec` goes from a session to the compile workers; from there a body
 executor.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -14,8 +14,10 @@ GrammarBackend = Literal[
     "auto", "outlines"
 ]  # what compiles regexes and choices: see `--grammar-backend`
 
-WORDS_HEADER = 4  # of `AutomatonBody.words`, ahead of the classes
-NO_STEP = -(1 << 30)  # a distance that ends below 0 from wherever it begins
+WORDS_HEADER = 8  # of `AutomatonBody.words`, ahead of the classes
+NO_STEP = -(1 << 31)  # a distance that ends below 0 from wherever it begins
+_STATES = 1 << 30  # all states are below: where `NO_STEP` leads is below 0
+POP = -9  # the step behind an array or object that no schema describes
 
 
 class ConstraintSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -66,14 +68,49 @@ class CheckedPlace(msgspec.Struct, frozen=True, array_like=True):
     rest: int = -1
 
 
+class Layout(NamedTuple):
+    """How the states of an output are numbered that is inside a value which no schema describes.
+
+    An automaton has n states, and the end is n. From n + 1 on there are those of such values: n + 1 +
+    (stack << `shift`) + (number of the return << `bits`) + inner state. The return is the state behind
+    the value. The stack has a bit for each array or object that is open in another one of the value, the
+    innermost one last: 1 if that one is an array; ahead of them it has a 1.
+
+    `returns`, `inner`: how many there are. `depth`: how deep arrays and objects may be in each other; a
+    stack has at most so many bits. `returns` is 0 where there are no such values.
+    """
+
+    states: int
+    returns: int = 0
+    inner: int = 0
+    bits: int = 0
+    shift: int = 0
+    depth: int = 0
+
+    @classmethod
+    def of(cls, states: int, returns: int, inner: int) -> "Layout":
+        """With as much depth as there are numbers for."""
+        bits = (inner - 1).bit_length()
+        shift = bits + (returns - 1).bit_length()
+        room = (_STATES - states - 1) >> shift
+        return cls(states, returns, inner, bits, shift, room.bit_length() - 1)
+
+    def entry(self, number: int, inner: int) -> int:
+        """The state of a value that begins, behind its opening bracket. `number`: of its return."""
+        return self.states + 1 + (1 << self.shift) + (number << self.bits) + inner
+
+
 class AutomatonBody(msgspec.Struct, frozen=True, array_like=True, tag="automaton"):
     """A byte automaton, as the words that a device reads. All numbers are int32, little-endian.
 
-    `words`: its classes of bytes k, its states n and different rows r, and 0; the class of each of the
-    256 bytes; of each state, and of the end behind them, 1 where an output may end; of each of these
-    where in the steps its row begins; then the steps, [r, k], one over each class: 2 * d leads d states
-    ahead (or back), 2 * s + 1 to state s, and `NO_STEP` nowhere. So counted texts have a few different
-    rows, however many states they have.
+    `words`: its classes of bytes k, its states n and different rows r; the rest of its `Layout`; the
+    class of each of the 256 bytes; of each state, of the end behind them, and of each inner state, 1
+    where an output may end; of each of these where in the steps its row begins; then the steps, [r, k],
+    one over each class: 2 * d leads d states ahead (or back), 2 * s + 1 to state s, and `NO_STEP`
+    nowhere. So counted texts have a few different rows, however many states they have. Inner states have
+    two more: -1 - 2 * (bit + 2 * i), where an array or object begins, with inner state i, and the stack
+    gets the bit; and `POP`, where it ends, and inner state 2 + the last bit of the stack goes on, or
+    behind its last one the return. Behind all steps, the returns.
     `packed`: `words` are compressed by zlib. `likely`: texts that are likely where there is a choice,
     the likelier ones first, with what ends them. `places`: where outputs, which are JSON then, are
     checked against what they have written before, too; the whole value is at place 0. Empty: nowhere.

@@ -471,6 +471,12 @@ def _reached(part: Fragment, sources: NDArray[np.int64], targets: NDArray[np.int
     return _spread(sources, targets, found)
 
 
+def before(part: Fragment, seeds: Flags) -> Flags:
+    """`seeds`, and the states from which some text leads to one of them."""
+    sources, targets = _edges(part)
+    return _spread(targets, sources, seeds)
+
+
 _SMALL = 256  # states, of which all edges are gone through
 
 

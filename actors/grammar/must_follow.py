@@ -22,7 +22,9 @@ def forced_texts(automaton: Automaton, rows: Rows) -> ForcedTexts:
     takes = rows.kinds > NO_STEP
     column = takes.argmax(axis=1)
     single = (np.count_nonzero(takes, axis=1) == 1) & (np.bincount(classes) == 1)[column]
-    one = single[rows.row] & ~automaton.final
+    single &= rows.kinds.max(axis=1) < 2 * len(automaton)  # no value that no schema describes begins
+    size = len(automaton)
+    one = single[rows.row[:size]] & ~automaton.final
     states = np.flatnonzero(one)
     first = np.zeros(takes.shape[1], np.uint8)
     first[classes] = np.arange(256)
@@ -36,6 +38,7 @@ def forced_texts(automaton: Automaton, rows: Rows) -> ForcedTexts:
     _, at = np.unique(texts, return_index=True)
     entered = np.zeros(len(one) + 1, np.bool_)  # the last one: of no way
     entered[following[~one]] = True
+    entered[rows.returns] = True
     entered[0] = True
     return ForcedTexts(
         _packed(states),

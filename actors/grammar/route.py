@@ -46,7 +46,7 @@ class Routed(NamedTuple):
 def route(schema: Schema, *, spacing: Spacing = "compact") -> Routed:
     """The back end of `schema`. Raises ConstraintError with a `pointer` if there is none."""
     try:
-        return _automaton(lower(schema, spacing=spacing, checked=True))
+        return _automaton(lower(schema, spacing=spacing, checked=True, letters=True))
     except Circular as error:  # llguidance would begin with it, and get stuck
         raise ConstraintError(str(error), pointer=error.pointer) from None
     except Unsupported as error:
@@ -61,7 +61,7 @@ def route(schema: Schema, *, spacing: Spacing = "compact") -> Routed:
         other = error.message
     if refused.recursive:
         try:
-            return _automaton(lower(schema, spacing=spacing, unroll=UNROLL, checked=True))
+            return _automaton(lower(schema, spacing=spacing, unroll=UNROLL, checked=True, letters=True))
         except Unsupported as error:
             refused = error
     raise ConstraintError(f"{refused} (llguidance: {other})", pointer=refused.pointer)

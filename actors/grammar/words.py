@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.fragment import hashes
-from ramify.protocol.constraints import NO_STEP
+from ramify.actors.grammar.nested import BRACKETS, Nested, joined
+from ramify.protocol.constraints import NO_STEP, Layout
 
 Table = NDArray[np.int32]
 
@@ -21,29 +22,36 @@ _OFTEN = 16  # states that lead to one over the same class: then it is named, ho
 
 
 class Rows(NamedTuple):
-    """The different rows of steps, int32 [rows, columns], and which of them each state has; columns that
-    are equal are one. `classes` uint8 [256]: the column of each byte.
+    """The different rows of steps, int32 [rows, columns], and which of them each state has, and then
+    each inner state of `layout`; columns that are equal are one. `classes` uint8 [256]: the column of
+    each byte. `returns`: see `layout`.
     """
 
     kinds: Table
     row: NDArray[np.int64]
     classes: NDArray[np.uint8]
+    layout: Layout
+    returns: NDArray[np.int32]
 
 
 def words_of(automaton: Automaton, rows: Rows) -> Table:
     """The `words` of an `AutomatonBody`."""
-    kinds, row, classes = rows
-    states, columns = len(row), kinds.shape[1]
+    kinds, row, classes, layout, returns = rows
+    columns = kinds.shape[1]
+    begins = row * columns
     return np.concatenate(
         [
-            np.array([columns, states, len(kinds) + 1, 0]),
+            np.array([columns, layout.states, len(kinds) + 1, *layout[1:]]),
             classes,
             automaton.final,
             [1],
-            row * columns,
+            np.zeros(layout.inner),
+            begins[: layout.states],
             [len(kinds) * columns],
+            begins[layout.states :],
             kinds.ravel(),
             np.full(columns, NO_STEP),
+            returns,
         ],
         dtype=np.int32,
         casting="unsafe",
@@ -52,11 +60,46 @@ def words_of(automaton: Automaton, rows: Rows) -> Table:
 
 def rows_of(automaton: Automaton) -> Rows:
     """The rows of an automaton."""
-    kinds, row = _rows(automaton.next)
+    if isinstance(automaton, Nested):
+        kinds, row, classes = _nested_rows(automaton)
+        layout, returns = automaton.layout, automaton.returns
+    else:
+        kinds, row = _rows(automaton.next)
+        classes, layout = automaton.classes, Layout(len(automaton))
+        returns = np.zeros(0, np.int32)
     columns: dict[bytes, int] = {}
     numbers = [columns.setdefault(column.tobytes(), len(columns)) for column in kinds.T]
     kept = [numbers.index(number) for number in range(len(columns))]
-    return Rows(kinds[:, kept], row, np.array(numbers, np.uint8)[automaton.classes])
+    return Rows(kinds[:, kept], row, np.array(numbers, np.uint8)[classes], layout, returns)
+
+
+def _nested_rows(automaton: Nested) -> tuple[Table, NDArray[np.int64], NDArray[np.uint8]]:
+    """The same as `_rows`, of the states and then of the inner ones, and the classes."""
+    layout, inside = automaton.layout, automaton.inside
+    own = automaton.without_letters()
+    first, classes = joined([own, inside.classes])
+    kinds, row = _rows(automaton.next[:, own[first]])
+    # states with letters have rows of their own: where these lead to is named
+    states, letters, targets = automaton.letters
+    doors = np.full((len(automaton), 2), -1, np.int64)
+    numbers = np.searchsorted(automaton.returns, targets)
+    doors[states, letters] = [
+        layout.entry(number, kind)
+        for number, kind in zip(numbers.tolist(), letters.tolist(), strict=True)
+    ]
+    some = np.unique(states)
+    found, at = np.unique(np.column_stack([row[some], doors[some]]), axis=0, return_inverse=True)
+    fresh = kinds[found[:, 0]]
+    for kind, column in enumerate(classes[list(BRACKETS)].tolist()):
+        fresh[:, column] = np.where(
+            found[:, 1 + kind] >= 0, 2 * found[:, 1 + kind] + 1, fresh[:, column]
+        )
+    row[some] = len(kinds) + at.ravel()
+    inner = inside.next[:, inside.classes[first]]
+    steps = 2 * (inner - np.arange(len(inner), dtype=np.int32)[:, None])
+    steps = np.where(inner >= 0, steps, np.where(inner == -1, NO_STEP, 2 * inner + 3))
+    row = np.concatenate([row, len(kinds) + len(fresh) + np.arange(len(inner))])
+    return np.concatenate([kinds, fresh, steps]).astype(np.int32), row, classes
 
 
 def _rows(following: Table) -> tuple[Table, NDArray[np.int64]]:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 def alike(next: NDArray[np.int32], depth: int) -> NDArray[np.int64]:
     """The block of each state: in one block, the same texts of at most `depth` bytes lead somewhere.
 
-    `next`: int32 [states, classes], the next state or -1.
+    `next`: int32 [states, classes], the next state or -1; what is less is like no other, and a way of
+    its own to lead on.
     """
     size, columns = next.shape
     random = np.random.default_rng(0x2545F4914F6CDD1D)
@@ -23,7 +24,8 @@ def alike(next: NDArray[np.int32], depth: int) -> NDArray[np.int64]:
     looked_at = np.arange(size)
     for _ in range(depth):
         rows = np.empty((len(looked_at), columns + 1), np.int64)
-        rows[:, :-1] = np.where(next[looked_at] >= 0, blocks[next[looked_at]], -1)
+        ways = next[looked_at]
+        rows[:, :-1] = np.where(ways >= 0, blocks[np.maximum(ways, 0)], ways)
         rows[:, -1] = own = blocks[looked_at]
         hashes = (rows.astype(np.uint64) * factors).sum(axis=1, dtype=np.uint64)
         _, first, group, counts = np.unique(

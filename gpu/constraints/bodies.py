@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ramify.gpu.constraints.byte_automaton import ByteAutomaton
+from ramify.gpu.constraints.byte_automaton import read_words
 from ramify.gpu.constraints.checked import CheckedAutomaton
 from ramify.gpu.constraints.grammar import Grammar, GrammarVocabulary
 from ramify.gpu.constraints.masks import MaskStore
@@ -30,7 +30,7 @@ def constraint_of(
     match decode_body(data):
         case AutomatonBody(words, packed, forced, likely, places):
             flat = np.frombuffer(zlib.decompress(words) if packed else words, "<i4")
-            automaton = ByteAutomaton(flat.astype(np.int32, copy=False), forced)
+            automaton = read_words(flat.astype(np.int32, copy=False), forced)
             machine = TokenAutomaton(vocabulary, automaton, store, likely)
             return CheckedAutomaton(machine, places) if places else Automaton(machine)
         case GrammarBody(text):

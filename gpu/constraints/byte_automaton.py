@@ -6,34 +6,49 @@ takes microseconds: a constraint that nobody has seen is to be followed at once.
 
 from collections.abc import Iterable
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ramify.protocol.constraints import NO_STEP, WORDS_HEADER, ForcedTexts
+from ramify.protocol.constraints import NO_STEP, POP, WORDS_HEADER, ForcedTexts, Layout
 
 Int32s = NDArray[np.int32]
 
+POPS, ENTERS = -6, -7  # codes in `NestedAutomaton.next`
+
+
+class Nesting(NamedTuple):
+    """Of an automaton with values that no schema describes. `returns` int32: the states behind them."""
+
+    layout: Layout
+    returns: Int32s
+
 
 class ByteAutomaton:
-    """`words`: as int32; `forced`: which texts must follow. `states`: how many, without the end; the
-    start is state 0.
+    """`words`: as int32; `forced`: which texts must follow. `states`: how many, without the end and
+    those inside values that no schema describes; the start is state 0.
 
     `columns`: classes of bytes; `classes` uint8 [256]: that of each byte; `final` bool [states]: whether
     the output may end there; `row` int32 [states]: which of `kinds` int32 [rows, columns] has a state's
-    steps over each class.
+    steps over each class. `layout`: how the states of such values are numbered; `nesting`: None if there
+    are none.
     """
+
+    nesting: Nesting | None = None
 
     def __init__(self, words: Int32s, forced: ForcedTexts) -> None:
         self.words, self.forced = words, forced
         self.columns, self.states = int(words[0]), int(words[1])
+        self.layout = Layout(self.states, *words[3:WORDS_HEADER].tolist())
         behind = WORDS_HEADER + 256
         self.classes = words[WORDS_HEADER:behind].astype(np.uint8)
         self.final = words[behind : behind + self.states] > 0
-        begins = words[behind + self.states + 1 :][: self.states + 1]
-        steps = words[behind + 2 * (self.states + 1) :]
+        size = self.states + 1 + self.layout.inner
+        begins = words[behind + size :][:size]
+        steps = words[behind + 2 * size :][: int(words[2]) * self.columns]
         self.kinds = steps.reshape(int(words[2]), self.columns)
-        self.row = begins[:-1] // self.columns
+        self.row = begins[: self.states] // self.columns
         # what is looked up one by one: faster so than in arrays
         self._class = self.classes.tobytes()
         self._begins = begins.data
@@ -42,11 +57,23 @@ class ByteAutomaton:
     @cached_property
     def next(self) -> Int32s:
         """int32 [states, columns]: the state behind a byte of each class, or -1."""
-        steps = self.kinds[self.row]
-        ahead = np.where(steps & 1, 0, np.arange(self.states, dtype=np.int32)[:, None])
+        return self._ahead(self.row, np.arange(self.states, dtype=np.int32))
+
+    def _ahead(self, row: Int32s, states: Int32s) -> Int32s:
+        """Where the steps of `states`, which have the rows `row`, lead; -1 where not to a state."""
+        steps = self.kinds[row]
+        ahead = np.where(steps & 1, 0, states[:, None])
         steps >>= 1
         steps += ahead
         return np.maximum(steps, -1, out=steps)
+
+    def is_final(self, state: int) -> bool:
+        """Whether the output may end in `state`, which is not the end."""
+        return bool(self.final[state])
+
+    def row_of(self, state: int) -> int:
+        """Which of `kinds` has the steps of `state`, which is not the end."""
+        return int(self.row[state])
 
     def over(self, state: int, byte: int) -> int:
         """The state behind `byte`, below 0 for none."""
@@ -64,7 +91,82 @@ class ByteAutomaton:
         return state
 
 
+class NestedAutomaton(ByteAutomaton):
+    """With values that no schema describes: see `protocol.constraints.Layout`."""
+
+    def __init__(self, words: Int32s, forced: ForcedTexts) -> None:
+        super().__init__(words, forced)
+        layout = self.layout
+        self._returns = words[len(words) - layout.returns :]
+        self.nesting = Nesting(layout, self._returns)
+        self._first = self.states + 1  # of those values' states
+        self._inner = (1 << layout.bits) - 1
+        self._innermost = (1 << layout.shift) - 1
+
+    @cached_property
+    def next(self) -> Int32s:
+        """int32 [states + inner ones, columns]. Besides states, or -1, there are codes: -2 - bit - 2 * i
+        and `POPS` for the steps of inner states (see `AutomatonBody`), and `ENTERS` - i - 2 * r where a
+        value begins, with inner state i, whose return is number r.
+        """
+        layout, first = self.layout, self._first
+        found = self._ahead(self.row, np.arange(self.states, dtype=np.int32))
+        entries = found >= first
+        inside = found[entries] - first
+        numbers = (inside >> layout.bits) & (self._innermost >> layout.bits)
+        found[entries] = ENTERS - (inside & self._inner) - 2 * numbers
+        begins = self.words[WORDS_HEADER + 256 + first + layout.inner :]
+        steps = self.kinds[begins[first : first + layout.inner] // self.columns]
+        states = np.arange(self.states, self.states + layout.inner, dtype=np.int32)[:, None]
+        inner = np.where(
+            steps & 1, (steps >> 1) - 1, np.where(steps == NO_STEP, -1, states + (steps >> 1))
+        )
+        return np.concatenate([found, inner])
+
+    def is_final(self, state: int) -> bool:
+        return state < self.states and bool(self.final[state])
+
+    def row_of(self, state: int) -> int:
+        return int(self._begins[self.index_of(state)]) // self.columns
+
+    def index_of(self, state: int) -> int:
+        """`state` itself, or where its inner state is behind the end."""
+        first = self._first
+        return state if state < first else first + ((state - first) & self._inner)
+
+    def over(self, state: int, byte: int) -> int:
+        first = self._first
+        if state < first:
+            step = self._steps[self._begins[state] + self._class[byte]]
+            return step >> 1 if step & 1 else state + (step >> 1)
+        inside = state - first
+        step = self._steps[self._begins[first + (inside & self._inner)] + self._class[byte]]
+        if not step & 1:
+            return state + (step >> 1)
+        stack, rest = inside >> self.layout.shift, inside & self._innermost & ~self._inner
+        if step == POP:
+            if stack == 1:
+                return int(self._returns[rest >> self.layout.bits])
+            return first + (stack >> 1 << self.layout.shift) + rest + 2 + (stack & 1)
+        if stack >> self.layout.depth - 1:
+            return -1
+        code = -1 - step >> 1
+        return first + (2 * stack + (code & 1) << self.layout.shift) + rest + (code >> 1)
+
+    def behind(self, state: int, data: Iterable[int]) -> int:
+        for byte in data:
+            state = self.over(state, byte)
+            if state < 0:
+                return -1
+        return state
+
+
+def read_words(words: Int32s, forced: ForcedTexts) -> ByteAutomaton:
+    """The automaton of an `AutomatonBody`."""
+    return NestedAutomaton(words, forced) if words[3] else ByteAutomaton(words, forced)
+
+
 def anything() -> ByteAutomaton:
     """One state that takes every text."""
-    words = [1, 1, 2, 0, *[0] * 256, 1, 1, 0, 1, 0, NO_STEP]
+    words = [1, 1, 2, *[0] * 5, *[0] * 256, 1, 1, 0, 1, 0, NO_STEP]
     return ByteAutomaton(np.array(words, np.int32), ForcedTexts(*[b""] * 6))

@@ -56,8 +56,8 @@ class CheckedAutomaton:
         return [np.flatnonzero(row).astype(np.uint8).tobytes() for row in takes]
 
     def accepted(self, state: int) -> bytes:
-        """The bytes that may follow in `state`."""
-        return self._accepted[int(self.machine.automaton.row[state])]
+        """The bytes that may follow in `state`; maybe brackets that would be too deep, too."""
+        return self._accepted[self.machine.automaton.row_of(state)]
 
 
 class Suspects:
@@ -205,11 +205,12 @@ class CheckedMatcher:
                 return True
             for byte in accepted(state):
                 looked_at += 1
-                following = self._written.step(cursor, byte)
+                target = over(state, byte)
+                following = self._written.step(cursor, byte) if target >= 0 else None
                 if following is not None:
                     if not following.near:
                         return True
-                    todo.append((following, over(state, byte)))
+                    todo.append((following, target))
         return looked_at >= MOST_LOOKED_AT
 
     def _doubling(self, mask: NDArray[np.int32], state: int, cursor: Cursor) -> list[int]:

@@ -284,7 +284,7 @@ class ForcedText:
     def _may_span(self, node: int, state: int) -> bool:
         """Whether a token begins with the text of `node` and goes on with what is legal in `state`."""
         tree, over = self._vocabulary, self._automaton.over
-        token, more = tree.going_on(node, self._accepted(int(self._automaton.row[state])))
+        token, more = tree.going_on(node, self._accepted(self._automaton.row_of(state)))
         if token or not more:
             return token
         stack = [(node, state)]

@@ -40,7 +40,7 @@ class Literals:
 
     def _make(self, state: int) -> bytes:
         automaton, text, choices = self._automaton, bytearray(), 0
-        while len(text) < LONGEST and not automaton.final[state]:
+        while len(text) < LONGEST and not automaton.is_final(state):
             following = self._following(state)
             if len(following) == 1 and following[0] < MARK - 1:
                 chosen = following
@@ -63,7 +63,7 @@ class Literals:
 
     def _following(self, state: int) -> bytes:
         """The bytes that may follow; none: they are many."""
-        row = int(self._automaton.row[state])
+        row = self._automaton.row_of(state)
         found = self._bytes.get(row)
         if found is None:
             some = bytes(byte for byte in range(256) if self._automaton.over(state, byte) >= 0)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 Row = NDArray[np.int32]
 
 MOST_BYTES = 128 << 20
+MOST_KEYS = 1 << 17  # of one constraint, in a generation: equal masks take no bytes, but each a key
 
 
 class MaskStore:
@@ -42,6 +43,8 @@ class MaskStore:
     def add(self, kept: "KeptMasks", key: int, row: Row, counts: bool) -> Row:
         """See `KeptMasks.put`."""
         with self._lock:
+            if len(kept.young) >= MOST_KEYS:
+                self._age()
             if not counts:
                 kept.young[key] = row
                 return row

@@ -27,7 +27,7 @@ ALIKE_FROM = 512  # states from which on it is worth looking which are alike
 _MARKS = 0xFE  # bytes from here on stand in the names of tokens that are no text
 QUICK_NODES = 120_000  # of a token tree; a mask of fewer is made in less than 0.3 ms
 MOST_LIKELY = 8  # tokens that may follow, of one state
-_MOST_LIKELY = 4096  # states of which that is kept
+_MOST_LIKELY = 4096  # states of which that is kept, and the only token
 _UNKNOWN = -2
 
 
@@ -62,6 +62,7 @@ class TokenAutomaton:
         # by state; masks of short tokens that states share: by -1 - the block's number
         self._kept = (MaskStore() if store is None else store).open()
         self._only = array("i", [_UNKNOWN]) * (self.end + 1)
+        self._only_inside: dict[int, int] = {}  # values that no schema describes
         self._stops = vocabulary.stops
 
     def look_around(self) -> None:
@@ -71,7 +72,7 @@ class TokenAutomaton:
 
     def is_final(self, state: int) -> bool:
         """Whether the output may end in `state`."""
-        return state == self.end or bool(self.automaton.final[state])
+        return state == self.end or self.automaton.is_final(state)
 
     def mask(self, state: int) -> NDArray[np.int32]:
         """The legal tokens: bit i % 32 of word i // 32, int32 [vocabulary.words], read-only.
@@ -83,6 +84,8 @@ class TokenAutomaton:
 
     def only(self, state: int) -> int:
         """The only legal token in `state`, or -1 if there are several."""
+        if state > self.end:
+            return self._only_there(state)
         found = self._only[state]
         if found == _UNKNOWN:
             found = self._only[state] = self._one(state)
@@ -92,6 +95,8 @@ class TokenAutomaton:
         """Whether `plan`, `only` and `mask` need not be made, or quickly."""
         if self._quick or state == self.end:
             return True
+        if state > self.end:
+            return self._kept.get(state) is not None
         if not self._forced.knows(state):
             return False
         found = self._only[state]
@@ -114,7 +119,7 @@ class TokenAutomaton:
 
     def plan(self, state: int) -> Plan:
         """What must follow in `state`: see `forced`. `mask` agrees with it, token by token."""
-        return NOTHING if state == self.end else self._forced.plan(state)
+        return NOTHING if state >= self.end else self._forced.plan(state)
 
     def likely(self, state: int) -> tuple[int, ...]:
         """What may follow in `state`, where nothing must: `plan`'s drafts, or more behind them.
@@ -142,8 +147,10 @@ class TokenAutomaton:
         return self._forced.tokens()
 
     def forced_token(self, state: int) -> int | None:
-        """The only token that is legal in `state`, which is not the end, if its text is forced."""
-        return self._forced.token(state)
+        """The only token that is legal in `state`, if its text is forced: not at the end, and not inside
+        values that no schema describes.
+        """
+        return None if state >= self.end else self._forced.token(state)
 
     def _remember(self, state: int) -> NDArray[np.int32]:
         row = self._make(state)
@@ -151,8 +158,16 @@ class TokenAutomaton:
             return self._kept.put(state, self.vocabulary.everything, counts=False)
         return self._kept.put(state, row)
 
+    def _only_there(self, state: int) -> int:
+        found = self._only_inside.get(state)
+        if found is None:
+            if len(self._only_inside) >= _MOST_LIKELY:
+                self._only_inside = {}
+            found = self._only_inside[state] = self._one(state)
+        return found
+
     def _one(self, state: int) -> int:
-        token = None if state == self.end else self._forced.token(state)
+        token = self.forced_token(state)
         if token is not None:
             return token
         words = self.mask(state).view(np.uint32)
@@ -164,17 +179,17 @@ class TokenAutomaton:
     def _make(self, state: int) -> NDArray[np.int32]:
         if state == self.end:
             return self._stops
-        token = self._forced.token(state)
+        token = self.forced_token(state)
         if token is not None:
             row = np.zeros(self.vocabulary.words, np.int32)
             row.view(np.uint32)[token >> 5] = 1 << (token & 31)
             return row
         row = self._legal(state)
-        return row | self._stops if self.automaton.final[state] else row
+        return row | self._stops if self.automaton.is_final(state) else row
 
     def _legal(self, state: int) -> NDArray[np.int32]:
         """What the automaton takes in `state`. In a large one, masks of short tokens are shared."""
-        if self._blocks is None:
+        if self._blocks is None or state > self.end:
             return self._walker.mask(state)
         key = -1 - int(self._blocks[state])
         short = self._kept.get(key)
@@ -185,7 +200,8 @@ class TokenAutomaton:
     @cached_property
     def _walker(self) -> Walker:
         """Only for masks that are made here."""
-        return walker(self.vocabulary, self.automaton.next, self.automaton.classes)
+        automaton = self.automaton
+        return walker(self.vocabulary, automaton.next, automaton.classes, automaton.nesting)
 
     @cached_property
     def _quick(self) -> bool:

@@ -6,15 +6,16 @@ Elsewhere numpy takes all nodes of a depth that are still alive at once (10 ms).
 
 from functools import cache
 from threading import Lock
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ramify.gpu.constraints.byte_automaton import ENTERS, POPS, Nesting
 from ramify.gpu.constraints.vocabulary import SHORT, Preorder, Vocabulary
 
 if TYPE_CHECKING:
-    from ramify.gpu.native.tokens import TokenKernels
+    from ramify.gpu.native.tokens import NestedKernels, TokenKernels
 
 
 Which = Literal["all", "short", "long"]
@@ -34,11 +35,20 @@ class Walker(Protocol):
         ...
 
 
-def walker(vocabulary: Vocabulary, next: NDArray[np.int32], classes: NDArray[np.uint8]) -> Walker:
+def walker(
+    vocabulary: Vocabulary,
+    next: NDArray[np.int32],
+    classes: NDArray[np.uint8],
+    nesting: Nesting | None = None,
+) -> Walker:
     """The fastest one here. `next`: int32 [states, classes], `classes`: uint8 [256]."""
     kernels = _kernels()
     if kernels is None or len(vocabulary.levels) > MOST_DEPTH:
+        if nesting is not None:
+            return NestedNumpyWalker(vocabulary, next, classes, nesting)
         return NumpyWalker(vocabulary, next, classes)
+    if nesting is not None:
+        return NestedNativeWalker(kernels, vocabulary, next, classes, nesting)
     return NativeWalker(kernels, vocabulary, next, classes)
 
 
@@ -61,6 +71,14 @@ def _compiled() -> "TokenKernels | None":
     except ImportError:  # llvmlite has no wheel for this machine
         return None
     return token_kernels()
+
+
+def _nested_kernels() -> "NestedKernels":
+    """The same, for values that no schema describes."""
+    from ramify.gpu.native.tokens import nested_kernels
+
+    with _compiling:
+        return nested_kernels()
 
 
 class NativeWalker:
@@ -101,37 +119,104 @@ class NativeWalker:
         return found
 
     def _walk(self, tree: Preorder, state: int, mask: NDArray[np.int32], targets: int) -> None:
+        self._kernels.walk(*self._arguments(tree, state * self._width, mask, targets))
+
+    def _arguments(
+        self, tree: Preorder, start: int, mask: NDArray[np.int32], targets: int
+    ) -> tuple[int, int, int, int, int, int, int, int, int, int]:
         bytes_, depths, ends, tokens = (array.ctypes.data for array in tree)
-        nodes, start = len(tree.byte), state * self._width
         classes, table = self._classes.ctypes.data, self._table.ctypes.data
-        self._kernels.walk(
-            nodes, bytes_, depths, ends, tokens, classes, table, start, mask.ctypes.data, targets
+        return (
+            *(len(tree.byte), bytes_, depths, ends, tokens, classes, table),
+            *(start, mask.ctypes.data, targets),
         )
 
 
 def _offsets(next: NDArray[np.int32]) -> NDArray[np.int32]:
     """`next` with offsets of rows instead of their numbers: a step is an addition and a look-up."""
-    return np.ascontiguousarray(np.where(next >= 0, next * next.shape[1], -1), np.int32).ravel()
+    return np.ascontiguousarray(np.where(next >= 0, next * next.shape[1], next), np.int32).ravel()
+
+
+class Packed:
+    """States as `NestedNativeWalker` and `NestedNumpyWalker` know them: an offset, and above its 32 bits
+    the stack and the number of the return; 0 outside of values that no schema describes.
+    """
+
+    def __init__(self, nesting: Nesting, width: int) -> None:
+        self.layout = layout = nesting.layout
+        self.width = width
+        self.first = layout.states * width  # where the rows of inner states begin
+        self.bits = layout.shift - layout.bits  # of the numbers of returns
+        self.returns: NDArray[np.int64] = nesting.returns.astype(np.int64) * width
+
+    def of(self, state: int) -> int:
+        """A state by its number."""
+        layout = self.layout
+        if state <= layout.states:
+            return state * self.width
+        inside = state - layout.states - 1
+        inner = inside & (1 << layout.bits) - 1
+        return (inside >> layout.bits << 32) + self.first + inner * self.width
+
+    def numbers(self, packed: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The numbers of states."""
+        layout = self.layout
+        rows = (packed & 0xFFFFFFFF) // self.width
+        inside = layout.states + 1 + (packed >> 32 << layout.bits) + rows - layout.states
+        return np.where(rows < layout.states, rows, inside).astype(np.int32)
+
+
+class NestedNativeWalker(NativeWalker):
+    """Through values that no schema describes."""
+
+    def __init__(
+        self,
+        kernels: "TokenKernels",
+        vocabulary: Vocabulary,
+        next: NDArray[np.int32],
+        classes: NDArray[np.uint8],
+        nesting: Nesting,
+    ) -> None:
+        super().__init__(kernels, vocabulary, next, classes)
+        self._packed = packed = Packed(nesting, self._width)
+        words = (packed.first, packed.width, packed.bits, packed.layout.depth)
+        self._nesting = np.concatenate([words, packed.returns]).astype(np.int64)
+        self._nested = _nested_kernels()
+
+    def targets(self, state: int) -> NDArray[np.int32]:
+        mask = np.zeros(self._tree.words, np.int32)
+        packed = np.full(self._tree.size, -1, np.int64)
+        self._walk(self._tree.preorder, state, mask, packed.ctypes.data)
+        found = self._packed.numbers(packed)
+        found[packed < 0] = -1
+        ids, firsts = self._tree.twins.T
+        found[ids] = found[firsts]
+        return found
+
+    def _walk(self, tree: Preorder, state: int, mask: NDArray[np.int32], targets: int) -> None:
+        arguments = self._arguments(tree, self._packed.of(state), mask, targets)
+        self._nested.walk(*arguments, self._nesting.ctypes.data)
 
 
 class NumpyWalker:
     """With operations on arrays."""
 
     halves = False
+    _kind: type[np.signedinteger] = np.int32  # of what `_ways` knows states by
 
     def __init__(
         self, vocabulary: Vocabulary, next: NDArray[np.int32], classes: NDArray[np.uint8]
     ) -> None:
         self._tree = vocabulary
-        self._width = next.shape[1]
+        self._width = int(next.shape[1])
         self._flat = _offsets(next)
         self._column = classes.astype(np.int32)[vocabulary.byte]  # of each node
 
     def _nodes(self, state: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """The nodes whose bytes the automaton takes from `state`, and the state behind each."""
-        tree, flat, column = self._tree, self._flat, self._column
+        tree, column = self._tree, self._column
         alive = np.zeros(1, np.int32)
-        at = np.full(1, state * self._width, np.int32)
+        at = np.full(1, self._entry(state), self._kind)
         found, ends = [], []
         for depth in range(1, len(tree.levels) - 1):
             begin, end = tree.levels[depth], tree.levels[depth + 1]
@@ -141,8 +226,7 @@ class NumpyWalker:
                 break
             rows = np.repeat(at, counts)
             if total == end - begin:
-                rows += column[begin:end]
-                ways = flat[rows]
+                ways = self._ways(rows, column[begin:end])
                 keep = ways >= 0
                 alive = np.flatnonzero(keep).astype(np.int32)
                 alive += begin
@@ -151,8 +235,7 @@ class NumpyWalker:
                 offsets[1:] -= np.cumsum(counts, dtype=np.int32)[:-1]
                 children = np.repeat(offsets, counts)
                 children += np.arange(total, dtype=np.int32)
-                rows += column[children]
-                ways = flat[rows]
+                ways = self._ways(rows, column[children])
                 keep = ways >= 0
                 alive = children[keep]
             at = ways[keep]
@@ -160,7 +243,22 @@ class NumpyWalker:
             ends.append(at)
         if not found:
             return np.zeros(0, np.int32), np.zeros(0, np.int32)
-        return np.concatenate(found), np.concatenate(ends) // self._width
+        return np.concatenate(found), self._numbers(np.concatenate(ends))
+
+    def _entry(self, state: int) -> int:
+        """What `_ways` knows a state by."""
+        return state * self._width
+
+    def _ways(self, rows: NDArray[Any], columns: NDArray[np.int32]) -> NDArray[Any]:
+        """The states behind some over a column each, -1 for none. `rows` is overwritten."""
+        rows += columns
+        found: NDArray[np.int32] = self._flat[rows]
+        return found
+
+    def _numbers(self, ends: NDArray[Any]) -> NDArray[np.int32]:
+        """The numbers of these states."""
+        found: NDArray[np.int32] = (ends // self._width).astype(np.int32, copy=False)
+        return found
 
     def mask(self, state: int, which: Which = "all") -> NDArray[np.int32]:
         tree = self._tree
@@ -183,4 +281,57 @@ class NumpyWalker:
         found[tokens[some]] = states[some]
         ids, firsts = tree.twins.T
         found[ids] = found[firsts]
+        return found
+
+
+class NestedNumpyWalker(NumpyWalker):
+    """Through values that no schema describes."""
+
+    _kind = np.int64
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        next: NDArray[np.int32],
+        classes: NDArray[np.uint8],
+        nesting: Nesting,
+    ) -> None:
+        super().__init__(vocabulary, next, classes)
+        self._packed = Packed(nesting, self._width)
+
+    def _entry(self, state: int) -> int:
+        return self._packed.of(state)
+
+    def _numbers(self, ends: NDArray[Any]) -> NDArray[np.int32]:
+        return self._packed.numbers(ends)
+
+    def _ways(self, rows: NDArray[Any], columns: NDArray[np.int32]) -> NDArray[Any]:
+        offsets = rows & 0xFFFFFFFF
+        code = self._flat[offsets + columns].astype(np.int64)
+        found = np.where(code >= 0, rows - offsets + code, -1)
+        special = np.flatnonzero(code < -1)
+        if len(special):
+            found[special] = self._nested_ways(rows[special] >> 32, code[special])
+        return found
+
+    def _nested_ways(self, context: NDArray[np.int64], code: NDArray[np.int64]) -> NDArray[np.int64]:
+        packed = self._packed
+        stack, number = context >> packed.bits, context & (1 << packed.bits) - 1
+        begun, entered = -2 - code, ENTERS - code
+        pushed = 2 * stack + (begun & 1)
+        found = np.where(pushed >> packed.layout.depth > 0, -1, self._inner(pushed, number, begun >> 1))
+        behind = self._inner(stack >> 1, number, 2 + (stack & 1))
+        found = np.where(code == POPS, np.where(stack > 1, behind, packed.returns[number]), found)
+        return np.where(
+            code <= ENTERS, self._inner(np.ones_like(code), entered >> 1, entered & 1), found
+        )
+
+    def _inner(
+        self, stack: NDArray[np.int64], number: NDArray[np.int64], inner: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Inner states by their numbers."""
+        packed = self._packed
+        found: NDArray[np.int64] = (
+            ((stack << packed.bits) + number << 32) + packed.first + inner * packed.width
+        )
         return found

@@ -14,10 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.protocol.constraints import WORDS_HEADER
+from ramify.protocol.constraints import POP, WORDS_HEADER
 
 _BLOCK = 1024  # places of one program
 _ROWS = 16  # lines of one program that advances
+_POP = tl.constexpr(POP)
 FREE, AUTOMATON = -1, 0  # kinds of a line, in its ask; n > 0: the host gave mask n - 1
 
 
@@ -85,13 +86,47 @@ def advance(
 @triton.jit
 def _start(arena, table, HEADER: tl.constexpr):
     """Of the automata at `table`: the end, and where the classes, what is known of each state, where its
-    row begins, and the steps begin.
+    row begins, and the steps begin; the bits of inner states, those and of returns, and of stacks; and
+    where the returns begin. See `protocol.constraints.Layout`.
     """
+    columns = tl.load(arena + table)
     end = tl.load(arena + table + 1)
+    kinds = tl.load(arena + table + 2)
+    inner = tl.load(arena + table + 4)
+    bits = tl.load(arena + table + 5)
+    shift = tl.load(arena + table + 6)
+    depth = tl.load(arena + table + 7)
     classes = table + HEADER
     known = classes + 256
-    begins = known + end + 1
-    return end, classes, known, begins, begins + end + 1
+    begins = known + end + 1 + inner
+    steps = begins + end + 1 + inner
+    return end, classes, known, begins, steps, bits, shift, depth, steps + columns * kinds
+
+
+@triton.jit
+def _place(state, end, bits):
+    """Where among what is known of states, and where their rows begin, there is that of `state`."""
+    inside = state - end - 1
+    return tl.where(inside >= 0, end + 1 + (inside & ((1 << bits) - 1)), state)
+
+
+@triton.jit
+def _nested(arena, state, step, behind, alive, end, bits, shift, depth, returns):
+    """`behind`, or where `step` leads inside values that no schema describes."""
+    inside = state - end - 1
+    stack = inside >> shift
+    number = (inside & ((1 << shift) - 1)) >> bits
+    base = end + 1 + (number << bits)
+    begun = (-1 - step) >> 1
+    deeper = tl.where(
+        (stack >> (depth - 1)) > 0, -1, base + ((2 * stack + (begun & 1)) << shift) + (begun >> 1)
+    )
+    ends = alive & (step == _POP)
+    outside = tl.load(arena + returns + number, mask=ends & (stack == 1), other=-1)
+    outer = base + ((stack >> 1) << shift) + 2 + (stack & 1)
+    closed = tl.where(stack == 1, outside, outer)
+    moved = tl.where(step == _POP, closed, deeper)
+    return tl.where(((step & 1) > 0) & (step < 0), moved, behind)
 
 
 @triton.jit(do_not_specialize=["size", "stops", "host_words", "own_words"])
@@ -115,8 +150,10 @@ def _masks(
         state = tl.load(given + n)
         if state < 0:
             state = tl.load(states + row)
-        _end, classes, known, begins, steps = _start(arena, tl.load(tables + row), HEADER)
-        own = tl.load(arena + known + state)
+        end, classes, known, begins, steps, bits, shift, depth, returns = _start(
+            arena, tl.load(tables + row), HEADER
+        )
+        own = tl.load(arena + known + _place(state, end, bits))
         token = (own >> 1) - 1
         if token >= 0:
             legal = at == tl.load(places + token)
@@ -124,15 +161,21 @@ def _masks(
             begin = tl.load(first)
             alive = (at >= begin) & inside
             here = tl.where(alive, state, -1)
-            depth = 0
+            read = 0
             while tl.max(alive.to(tl.int32), 0) > 0:
-                byte = tl.load(bytes + tl.load(base + depth) + at, mask=alive, other=0).to(tl.int32)
+                byte = tl.load(bytes + tl.load(base + read) + at, mask=alive, other=0).to(tl.int32)
                 column = tl.load(arena + classes + byte, mask=alive, other=0)
-                row_of = tl.load(arena + begins + here, mask=alive, other=0)
+                place = here
+                if depth > 0:
+                    place = _place(here, end, bits)
+                row_of = tl.load(arena + begins + place, mask=alive, other=0)
                 step = tl.load(arena + steps + row_of + column, mask=alive, other=0)
-                here = tl.where((step & 1) > 0, 0, here) + (step >> 1)
-                depth += 1
-                alive = alive & (here >= 0) & (at >= tl.load(first + depth))
+                behind = tl.where((step & 1) > 0, 0, here) + (step >> 1)
+                if depth > 0:
+                    behind = _nested(arena, here, step, behind, alive, end, bits, shift, depth, returns)
+                here = behind
+                read += 1
+                alive = alive & (here >= 0) & (at >= tl.load(first + read))
             legal = (here >= 0) | ((at < stops) & ((own & 1) > 0))
     if kind >= 0:
         bits = tl.where(legal, 1, 0).to(tl.uint32) << (tl.arange(0, BLOCK) & 31).to(tl.uint32)
@@ -160,27 +203,33 @@ def _follow(
     final = inside & (kind == 0)
     if kept is not None:  # the last of the row's lines that are output
         final = final & (tl.load(kept + line, mask=final, other=0) > 0)
-        behind = at + 1
-        other = tl.load(asks + behind * 16 + 1, mask=behind < n, other=-1) != row
+        after = at + 1
+        other = tl.load(asks + after * 16 + 1, mask=after < n, other=-1) != row
         following = tl.load(kept + line + 1, mask=final & ~other, other=0)
         final = final & (other | (following == 0))
     state = tl.load(given + at, mask=final, other=-1)
     state = tl.where(final & (state < 0), tl.load(states + row, mask=final, other=0), state)
     token = tl.load(sampled + line, mask=final, other=-1)
     final = final & (token >= 0)  # -1: the logits were not finite, and the row is given up
-    end, classes, _known, begins, steps = _start(
-        arena, tl.load(tables + row, mask=final, other=0), HEADER
-    )
+    table = tl.load(tables + row, mask=final, other=0)
+    end, classes, _known, begins, steps, bits, shift, depth, returns = _start(arena, table, HEADER)
+    nested = tl.max(tl.where(final, depth, 0), 0) > 0
     place = tl.load(places + token, mask=final, other=0)
     here = tl.where(place < stops, end, state)
     alive = final & (place >= tl.load(first))
-    depth = 0
+    read = 0
     while tl.max(alive.to(tl.int32), 0) > 0:
-        byte = tl.load(bytes + tl.load(base + depth) + place, mask=alive, other=0).to(tl.int32)
+        byte = tl.load(bytes + tl.load(base + read) + place, mask=alive, other=0).to(tl.int32)
         column = tl.load(arena + classes + byte, mask=alive, other=0)
-        row_of = tl.load(arena + begins + here, mask=alive, other=0)
+        at_row = here
+        if nested:
+            at_row = _place(here, end, bits)
+        row_of = tl.load(arena + begins + at_row, mask=alive, other=0)
         step = tl.load(arena + steps + row_of + column, mask=alive, other=0)
-        here = tl.where((step & 1) > 0, 0, here) + (step >> 1)
-        depth += 1
-        alive = alive & (here >= 0) & (place >= tl.load(first + depth))
+        behind = tl.where((step & 1) > 0, 0, here) + (step >> 1)
+        if nested:
+            behind = _nested(arena, here, step, behind, alive, end, bits, shift, depth, returns)
+        here = behind
+        read += 1
+        alive = alive & (here >= 0) & (place >= tl.load(first + read))
     tl.store(states + row, here, mask=final & (here >= 0))

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.deadline import deadline
 from ramify.actors.grammar.expression import union
+from ramify.actors.grammar.nested import ARRAY, OBJECT, Containers, Unsettled, nested
 from ramify.actors.grammar.schema.arrays import Arrays, listed_items
 from ramify.actors.grammar.schema.assembly import one_of, reduced, words
 from ramify.actors.grammar.schema.checks import Checks, checked_places
@@ -63,50 +64,66 @@ class Lowered(NamedTuple):
 
 
 def lower(
-    schema: Schema, *, spacing: Spacing = "compact", unroll: int = 0, checked: bool = False
+    schema: Schema,
+    *,
+    spacing: Spacing = "compact",
+    unroll: int = 0,
+    checked: bool = False,
+    letters: bool = False,
 ) -> Lowered:
     """The texts of `schema`. `spacing`: after commas and colons nothing, or one space.
 
     `unroll`: how often a subschema may be inside itself; 0 refuses recursion. `checked`: outputs can be
     checked while they are written, so names and items may be kept different by `Lowered.places`.
-    Raises `Unsupported`.
+    `letters`: the automaton may be `Nested`, for values that no schema describes; else these are written
+    out, to a small depth. Raises `Unsupported`.
     """
-    until = process_time() + MAX_SECONDS
+    settings = _Settings(spacing, unroll, process_time() + MAX_SECONDS, letters)
     alone: set[Array] = set()  # arrays that the automaton must keep different by itself
     for _ in range(_MOST_CLASHES if checked else 0):
         clashes: set[Array] = set()
-        lowered = _lowered(schema, spacing, unroll, until, frozenset(alone), clashes)
+        lowered = _lowered(schema, settings, frozenset(alone), clashes)
         if not clashes:
             return lowered
         alone |= clashes
-    return _lowered(schema, spacing, unroll, until, None, set())
+    return _lowered(schema, settings, None, set())
+
+
+class _Settings(NamedTuple):
+    """Of `lower`. `until`: of the processor's time."""
+
+    spacing: Spacing
+    unroll: int
+    until: float
+    letters: bool
 
 
 def _lowered(
-    schema: Schema,
-    spacing: Spacing,
-    unroll: int,
-    until: float,
-    alone: frozenset[Array] | None,
-    clashes: set[Array],
+    schema: Schema, settings: _Settings, alone: frozenset[Array] | None, clashes: set[Array]
 ) -> Lowered:
-    """`until`: of the processor's time. `alone`: None if outputs cannot be checked. `clashes`: gets
-    arrays that must be added to it.
-    """
+    """`alone`: None if outputs cannot be checked. `clashes`: gets arrays that must be added to it."""
     refused = None
     free = denies_names = True
-    for by_name, depth in product((True, False), ANY_DEPTHS):
+    unsettled = not settings.letters
+    separators = _SEPARATORS[settings.spacing]
+    for by_name, letters, depth in product((True, False), (True, False), ANY_DEPTHS):
         if (depth != ANY_DEPTHS[0] and not free) or (not by_name and not denies_names):
             continue  # nothing to make smaller
+        if letters == unsettled:
+            continue
         document = Document(schema)
-        speller = _Speller(document, _SEPARATORS[spacing], unroll, depth, by_name, until, alone)
+        speller = _Speller(document, settings, depth, by_name, letters, alone)
         try:
-            with deadline(until):
+            with deadline(settings.until):
                 found = speller.value((Claim("is"),))
                 automaton = Automaton.from_expression(union()) if found is None else reduced(found)
+                if letters:
+                    automaton = nested(automaton, containers(separators))
             places = speller.places(clashes)
         except TooLarge as error:
             refused = error
+        except Unsettled as error:
+            refused, unsettled = TooLarge("", error.message), True
         except ConstraintError as error:
             refused = TooLarge("", error.message)
         except RecursionError:
@@ -116,8 +133,8 @@ def _lowered(
                 pointer, reason = speller.lost or ("", "the schema allows none")
                 raise Unsupported(pointer, f"no value can be written: {reason}")
             return Lowered(automaton, tuple(document.notes), places)
-        free, denies_names = speller.free, speller.denies_names
-        if process_time() > until:
+        free, denies_names = speller.free or unsettled, speller.denies_names
+        if process_time() > settings.until:
             break
     assert refused is not None
     raise refused
@@ -129,20 +146,22 @@ class _Speller:
     def __init__(
         self,
         document: Document,
-        separators: Separators,
-        unroll: int,
+        settings: _Settings,
         depth: int,
         by_name: bool,
-        until: float,
+        letters: bool,
         alone: frozenset[Array] | None,
     ) -> None:
-        """`alone`: see `_lowered`."""
+        """`depth`: of values that no schema describes, where they have no `letters`. `alone`: see
+        `_lowered`.
+        """
         self._document = document
-        self._separators = separators
-        self._unroll = unroll
+        self._separators = separators = _SEPARATORS[settings.spacing]
+        self._unroll = settings.unroll
         self._depth = depth
-        self._until = until
-        self.free = False  # whether there are values that no schema describes
+        self._letters = letters
+        self._until = settings.until
+        self.free = False  # whether values that no schema describes were written out
         self.lost: tuple[str, str] | None = None  # pointer and reason of the first values that were
         self._strings = Strings()
         self._numbers = Numbers()
@@ -169,6 +188,8 @@ class _Speller:
 
     def value(self, claims: Claims) -> Automaton | None:
         """The values of which `claims` hold, as JSON. None if there are none. Raises `Unsupported`."""
+        if not claims and self._letters and not self._checks.within:
+            return free_value()
         if not claims:
             self.free = True
             self._document.note(f"values that no schema describes nest at most {self._depth} deep")
@@ -277,9 +298,28 @@ def any_value(depth: int, separators: Separators, once: bool = False) -> Automat
     """Any JSON value in which arrays and objects nest at most `depth` deep. `once`: each number in one
     spelling.
     """
-    found = [any_string(), any_number(once), _texts(False, True), _texts(None)]
+    found = _plain_values(once)
     if depth:
         inner = any_value(depth - 1, separators, once)
         found.append(listed_items([], inner, 0, None, separators.comma))
         found.append(objects([], [Others(any_string(), inner)], 0, None, separators))
     return reduced(one_of(found))
+
+
+@lru_cache(maxsize=1)
+def free_value() -> Automaton:
+    """Any JSON value; arrays and objects as letters."""
+    return reduced(one_of([*_plain_values(False), words([bytes((OBJECT,))]), words([bytes((ARRAY,))])]))
+
+
+@lru_cache(maxsize=2)
+def containers(separators: Separators) -> Containers:
+    """Arrays and objects of any values."""
+    objects_of_any = objects([], [Others(any_string(), free_value())], 0, None, separators)
+    arrays_of_any = listed_items([], free_value(), 0, None, separators.comma)
+    return Containers.of(reduced(objects_of_any), reduced(arrays_of_any))
+
+
+def _plain_values(once: bool) -> list[Automaton]:
+    """Strings, numbers, true, false, null."""
+    return [any_string(), any_number(once), _texts(False, True), _texts(None)]

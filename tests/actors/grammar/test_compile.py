@@ -14,7 +14,7 @@ from ramify.actors.grammar import compile as module
 from ramify.actors.grammar import grammars
 from ramify.actors.grammar.compile import compile_constraint
 from ramify.actors.grammar.compile_program import warm_up
-from ramify.actors.grammar.schema.lower import any_value
+from ramify.actors.grammar.schema.lower import containers, free_value
 from ramify.actors.grammar.schema.strings import any_string
 from ramify.gpu.constraints.bodies import constraint_of
 from ramify.gpu.constraints.grammar import GrammarVocabulary
@@ -195,7 +195,7 @@ def test_without_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_worker_starts_with_what_schemas_share() -> None:
-    shared = (any_value, any_string)
+    shared = (free_value, containers, any_string)
     for made in shared:
         made.cache_clear()
     warm_up()

@@ -3,7 +3,7 @@
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.must_follow import forced_texts
 from ramify.actors.grammar.words import rows_of, words_of
-from ramify.gpu.constraints.byte_automaton import ByteAutomaton
+from ramify.gpu.constraints.byte_automaton import ByteAutomaton, read_words
 from ramify.gpu.constraints.masks import MaskStore
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
@@ -12,7 +12,7 @@ from ramify.gpu.constraints.vocabulary import Vocabulary
 def byte_automaton(automaton: Automaton) -> ByteAutomaton:
     """What a compile worker sends."""
     rows = rows_of(automaton)
-    return ByteAutomaton(words_of(automaton, rows), forced_texts(automaton, rows))
+    return read_words(words_of(automaton, rows), forced_texts(automaton, rows))
 
 
 def machine_of(

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from ramify.gpu.constraints import masks
 from ramify.gpu.constraints.masks import KeptMasks, MaskStore, Row
 
 
@@ -65,3 +66,13 @@ def test_what_others_keep_does_not_count() -> None:
         assert kept.put(number, everything, counts=False) is everything
     assert store.bytes == 0
     assert kept.get(49) is everything
+
+
+def test_the_keys_of_one_constraint_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks, "MOST_KEYS", 10)
+    store = MaskStore()
+    kept = store.open()
+    for number in range(100):
+        kept.put(number, row(7), counts=number % 2 > 0)
+    assert len(kept.young) + len(kept.old) <= 20
+    assert kept.get(99) is not None

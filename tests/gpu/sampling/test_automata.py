@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ramify.actors.grammar.automaton import Automaton as Machine
+from ramify.actors.grammar.schema.lower import lower
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from tests.gpu.constraints.machines import machine_of
@@ -18,6 +19,7 @@ DEVICE = torch.device("cuda" if CUDA else "cpu")
 STOPS = [2, 5]
 TEXTS = [
     *(bytes([byte]) for byte in range(32, 127)), b"ab", b"abc", b'{"', b'":', b"name", b"no", b"none",
+    b"]]", b"}]", b"]}}", b"[[[", b'":[{"', b"[]", b"},{",
     b"  ", b"    ", b"x" * 21, "é".encode(), b"\xc3", b"\xa9", b"ab",
 ]  # fmt: skip
 PATTERNS = [r'\{"name": "[a-zé]{0,30}"\}', "(no|none)", "[ -~]*", r"x{21,50}", "ab"]
@@ -115,6 +117,59 @@ def test_masks_and_states(pattern: str, words: Vocabulary) -> None:
         rows._states[: len(states)] = torch.tensor(states, dtype=torch.int32)
 
 
+def test_values_that_no_schema_describes() -> None:
+    """Masks and ways in and out of them, at all depths, beside a row without such values."""
+    from ramify.gpu.sampling.automata import DeviceAutomata
+
+    spans = [data for data in TEXTS if len(data) > 1]
+    tokens = [b"", b"", b"never", b"", b"", b"stop", *(bytes([byte]) for byte in range(256)), *spans]
+    words = Vocabulary(tokens, STOPS, lambda text: [6 + byte for byte in text.encode()], len(tokens) + 3)
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "array"}, "b": {"type": "object", "required": ["c"]}},
+        "required": ["a", "b"],
+    }
+    machine = machine_of(words, lower(schema, letters=True).automaton)
+    texts = [
+        b'{"a":[[', b'{"a":[[[]', b'{"a":[{"x":{"y":[1', b'{"a":[{"x":[["', b'{"a":[{"x":[[{}',
+        b'{"a":[[tr', b'{"a":[],"b":{"c":{', b'{"a":[],"b":{"c":{"n":[{', b'{"a":[],"b":{"c":[1.5',
+        b'{"a":[' + b"[" * 40,
+    ]  # fmt: skip
+    automaton, states = machine.automaton, {0}
+    for text in texts:
+        state = 0
+        for byte in text:
+            following = automaton.over(state, byte)
+            if following < 0:
+                break  # too deep
+            state = following
+        states.add(state)
+    assert max(states) >> automaton.layout.shift >= 1 << automaton.layout.depth - 1
+    order = [*sorted(states), machine.end]
+    rows = DeviceAutomata(len(order) + 1, words.size, DEVICE, 1 << 20)
+    rows.put(7, other := compiled("[0-9]+", words))
+    rows.put(8, machine)
+    assert rows.open(len(order), 7, 0)
+    for row, state in enumerate(order):
+        assert rows.open(row, 8, state)
+    rows.upload(0)
+    count = len(order) + 1
+    followed = followed_by(asks_for([(row, row, 0) for row in range(count)]), [-1] * count)
+    masks = rows.masks(followed, torch.zeros((1, words.words), dtype=torch.int32, device=DEVICE))
+    found = flags(masks, words.size)
+    for row, state in enumerate(order):
+        assert found[row].tolist() == words.unpack(machine.mask(state)).tolist(), state
+    assert found[len(order)].tolist() == words.unpack(other.mask(0)).tolist()
+    for token in range(words.size):
+        rows._states[: len(order)] = torch.tensor(order, dtype=torch.int32)
+        sampled = torch.full((count,), token, dtype=torch.int32, device=DEVICE)
+        rows.advance(followed, sampled, None, torch.zeros_like(sampled))
+        behind = rows._states.tolist()
+        for row, state in enumerate(order):
+            if found[row, token]:
+                assert behind[row] == machine.advance(state, token), (state, token)
+
+
 def test_lines_of_all_kinds(words: Vocabulary) -> None:
     """A row with drafts, one with a mask of the host, one without a constraint."""
     from ramify.gpu.sampling.automata import DeviceAutomata
@@ -151,11 +206,11 @@ def test_what_does_not_fit(words: Vocabulary) -> None:
     from ramify.gpu.sampling.automata import DeviceAutomata
 
     machine = compiled("[a-z]{1,40}", words)
-    rows = DeviceAutomata(4, words.size, DEVICE, 12 << 7)
+    rows = DeviceAutomata(4, words.size, DEVICE, 13 << 7)
     for ident in (1, 2, 3):
         rows.put(ident, machine)
     assert rows.open(0, 1, 0)
-    assert rows.used_bytes == 11 << 7
+    assert rows.used_bytes == 12 << 7
     assert not rows.open(1, 2, 0)
     rows.close(0)
     assert rows.open(1, 2, 0)

@@ -356,8 +356,9 @@ def valid(schema: Any, value: object) -> bool:
 @pytest.mark.parametrize(
     ("schema", "good", "bad"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )
-def test_values(schema: Any, good: list[Any], bad: list[Any]) -> None:
-    automaton = lower(schema).automaton
+@pytest.mark.parametrize("letters", [False, True], ids=["written out", "letters"])
+def test_values(schema: Any, good: list[Any], bad: list[Any], letters: bool) -> None:
+    automaton = lower(schema, letters=letters).automaton
     for value in good:
         assert valid(schema, value)
         assert automaton.accepts(canonical(value)), value
