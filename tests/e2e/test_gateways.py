@@ -5,6 +5,7 @@ What a client sees of an engine with gateway processes is tested with the conver
 """
 
 import asyncio
+import importlib
 import os
 import re
 import signal
@@ -25,6 +26,7 @@ from ramify.actors.kit.working import Working, cell_of
 
 SLOW = {"step_seconds": 0.002}
 PATIENCE = 30.0
+STRICT = ("turns", "histories")  # of `worst_frames`' sessions, those that are conversations
 
 
 def login(state: dict[str, Any]) -> dict[str, Any]:
@@ -290,6 +292,55 @@ async def test_a_silent_process_that_is_killed_leaves_its_door_to_the_next(
                 await asyncio.sleep(0.01)
         async with served.connect() as peer:  # waits in the backlog until somebody is there
             await peer.open()
+
+
+@pytest.mark.parametrize("kind", ["empty", "segments", "outputs", "turns", "histories"])
+async def test_files_and_frames_that_once_hung_every_process(
+    serving: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A file of 8,000 segments in each process, then one frame of prunes: the engine ended with them.
+
+    Without tokens ("empty") it is refused; of the largest histories that are allowed nobody dies, and
+    others get the right answers meanwhile.
+    """
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    worst = importlib.import_module("worst_frames")
+    fake = {"context": 1 << 17, "pages": 1 << 14, "verify": False}
+    async with serving(gateways=2, fake=fake) as served, served.connect() as control:
+        await control.open()
+        info, pids = served.engine.core.info, list(served.engine.front.pids)
+        sessions = worst.sessions(f"{info.model} ({info.vocab_size} tokens)")
+        file = next(file for name, file in sessions if name == kind)
+        frame = dict(worst.frames())["rollback turns" if kind in STRICT else "prune number"]
+
+        async def attack(slot: int) -> None:
+            async with socket_in(served, slot, "msgpack") as peer:
+                template = "strict" if kind in STRICT else "append"
+                await peer.send({"type": "open", "import": file, "template": template})
+                opened = await peer.next("state", "error")
+                assert (opened["type"] == "error") == (kind == "empty"), opened
+                if kind != "empty":
+                    await peer.send(*frame)
+                    for op in frame:
+                        await peer.terminal(op["id"])
+
+        async def answer(number: int) -> str:
+            name, ident = f"b{number}", 3 * number
+            await control.send(
+                {"type": "fork", "id": ident + 1, "as": [name]},
+                {"type": "append", "id": ident + 2, "branch": name, "tokens": [5, 6, 7]},
+                control.greedy(ident + 3, branch=name),
+            )
+            await control.terminal(ident + 3, name)
+            return control.text(name)
+
+        known, asked = await answer(0), 1
+        attacks = asyncio.gather(attack(0), attack(1))
+        while not attacks.done():
+            assert await answer(asked) == known
+            asked += 1
+        await attacks
+        assert served.engine.front.pids == pids
 
 
 async def stop_the_next(front: Any, known: set[int]) -> int:
