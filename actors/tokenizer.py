@@ -139,9 +139,14 @@ class Tokenizer:
         found = {each[0] for each in self._added.finditer(text)} - {GUARD}
         return sorted(found - {self._contents.get(i) for i in self.eos_ids})
 
+    @property
+    def eos_texts(self) -> tuple[str, ...]:
+        """The names of the tokens that end an output."""
+        return tuple(self._contents[i] for i in sorted(self.eos_ids) if i in self._contents)
+
     def ends_output(self, name: str) -> bool:
         """Whether a token of this name ends an output."""
-        return any(self._contents.get(i) == name for i in self.eos_ids)
+        return name in self.eos_texts
 
     @property
     def template_source(self) -> str:

@@ -389,6 +389,11 @@ class Session:
         return self.core.tool_names
 
     @property
+    def notes(self) -> list[str]:
+        """What the server says about how it was opened: a chat template that rewrites earlier turns."""
+        return self.core.notes
+
+    @property
     def branches(self) -> list[Branch]:
         """The branches this client knows of."""
         return [Branch(self, name) for name in self.core.heads.by_name]

@@ -70,6 +70,7 @@ class SessionCore:
         self.key: str | None = settings.key
         self.view_key: str | None = None
         self.tool_names: list[str] = []  # of those in force, as the server says
+        self.notes: list[str] = []  # of the server, on how the session was opened
         self.token: str | None = settings.token
         self.server: ServerInfo | None = None
         self.limits: dict[str, int] = {}
@@ -268,6 +269,7 @@ class SessionCore:
         self.key = state.key or self.key
         self.view_key = state.view_key or self.view_key
         self.tool_names = state.tools or []
+        self.notes = state.notes or []
         self.server = state.server or self.server
         self.limits = state.limits or self.limits
         self._next_id = max(self._next_id, state.op + 1)

@@ -307,6 +307,10 @@ class SyncSession:
         return self._session.tool_names
 
     @property
+    def notes(self) -> list[str]:
+        return self._session.notes
+
+    @property
     def model(self) -> str | None:
         return self._session.model
 

@@ -496,6 +496,7 @@ class State(ServerBase, kw_only=True, frozen=True):
     persist: Persist | None = None  # how it is saved; in the answer to `open`, of a server that saves
     tools: list[str] | None = None  # names of those in force for this client; in the answer to `open`
     lost: bool = False  # the server restarted without what this client has seen last
+    notes: list[str] | None = None  # on `open.template`; in the answer to `open`
     next: Place | None = None  # there is more: ask for `tree` again, `after` this
 
 

@@ -15,7 +15,7 @@ import logging
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -31,8 +31,10 @@ from ramify.actors.session.conversation import (
 )
 from ramify.actors.session.meter import SEGMENT, TOKEN
 from ramify.actors.session.pending_appends import PartTokens, PendingAppend, PendingPart, Prepared
+from ramify.actors.session.rewrites import note
 from ramify.actors.session.segments import History, InputSegment, OutputSegment, Segment, Tail
 from ramify.actors.session.sizes import json_size
+from ramify.actors.session.stand_ins import CALL_ID, Asked
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.work import Steps
@@ -44,6 +46,7 @@ RENDERED = 8  # characters that a template writes in the time in which one is to
 LOT = 64  # parts that are appended in one go: a strict template may bring all turns anew
 PART = 4  # what it costs to append one (see `work`)
 AROUND = 64  # characters that a turn counts for, beside its text
+RESULTS = 256  # segments that are searched for the calls whose results a branch ends with
 ENDING = 32  # characters of a message that its end is known by
 log = logging.getLogger(__name__)
 
@@ -70,6 +73,10 @@ class BranchWriter:
         # Ids that the model does not have: it would fail as a whole, with everybody on it.
         self._unknown = tokenizer.beyond(state.vocab)
 
+    def rewritten(self, *, tools: bool) -> str | None:
+        """What a client of append mode should know of the template. `tools`: the client has some."""
+        return note(self._template.rewrites, tools=tools)
+
     # --- append: prepare ---------------------------------------------------------------------
 
     def situation(self, branch: Branch, op: Append, *, strict: bool) -> Hashable:
@@ -79,7 +86,8 @@ class BranchWriter:
         tail, role, over_prompt = self._end(branch, op)
         at = branch.segments[-1].start if over_prompt else branch.position
         eos = _eos_text(branch) if tail is Tail.EOS else ""
-        return tail, role, over_prompt, eos, at == 0, self._after(branch, at)
+        asked = _asked_last(branch) if op.messages and op.messages[0].role == "tool" else ()
+        return tail, role, over_prompt, eos, at == 0, self._after(branch, at), asked
 
     def size(self, branch: Branch, op: Append, *, strict: bool, tools: int = 0) -> int:
         """About how many characters `prepare` has to work on. `tools`: bytes of JSON, which the template
@@ -222,7 +230,9 @@ class BranchWriter:
         if tail is Tail.RAW or role is None:
             return self._template.first(messages, tools, False)
         closed = tail not in (Tail.OPEN, Tail.PENDING)
-        text = self._template.delta(role, closed, messages, tools, False)
+        calls = _asked_last(branch) if messages[0].role == "tool" else ()
+        asked = Asked(calls, self.tokenizer.eos_texts) if calls else None
+        text = self._template.delta(role, closed, messages, tools, False, asked)
         return self._after_eos(branch) + text if tail is Tail.EOS else text
 
     def _after_eos(self, branch: Branch) -> str:
@@ -254,7 +264,12 @@ class BranchWriter:
     ) -> PendingAppend:
         before = Conversation.of(branch.segments)
         every = [*before.messages, *messages]
-        closed = self._template.strict(every, tools, False)
+        try:
+            closed = self._template.strict(every, tools, False)
+        except BadRequest as error:
+            if messages[-1].role != "system":
+                raise
+            raise BadRequest(f"{error}; append a system and a user turn in one `append`") from error
         rendered, end = closed, len(closed)
         if messages[-1].role in ("user", "tool"):
             rendered = self._template.strict(every, tools, True)
@@ -509,6 +524,21 @@ def _eos_text(branch: Branch) -> str:
     """The end-of-turn token that the branch ends with, as the template spells it."""
     last = branch.output()
     return last.eos_text if last is not None else ""
+
+
+def _asked_last(branch: Branch) -> tuple[tuple[str, str], ...]:
+    """The calls of the branch's last turn, or of the one whose results it ends with, as (name, id)."""
+    for segment in islice(reversed(branch.segments), RESULTS):
+        if isinstance(segment, OutputSegment):
+            said = [segment.spoken] if segment.spoken is not None else []
+        else:
+            said = [message for message in segment.messages if message.role != "tool"]
+            if not said and segment.chat:  # results, the end of a turn, or a generation prompt
+                continue
+        calls = (said[-1].tool_calls if said else None) or ()
+        functions = [(call.get("function", call), call.get("id")) for call in calls]
+        return tuple((str(each.get("name", "")), str(ident or CALL_ID)) for each, ident in functions)
+    return ()
 
 
 def _cut(branch: Branch, pending: PendingAppend) -> int | None:

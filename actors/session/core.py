@@ -99,7 +99,8 @@ class SessionCore:
         self._runner = OpRunner(state, self.publisher, self.writer, detokenizer, random_seed)
         self.generations = self._runner.generations
         self._inspections = Inspections(state)
-        self._view = View(identity, state, self.generations, server, stored=kept_s is not None)
+        rewritten, kept = self.writer.rewritten, kept_s is not None
+        self._view = View(identity, state, self.generations, server, rewritten=rewritten, stored=kept)
         self._trees = Trees(state, self.publisher, self._inspections, self._view)
         self._hands = Hands(state, self.publisher, self._runner, self._trees, self._over)
         self._attachments = Attachments(

@@ -539,7 +539,8 @@ class Generations:
         self._state.bump()
         text = segment.text
         calls = reader.calls if reader is not None and reason == "stop" else []
-        if reader is not None and reason == "stop" and task.frame.opened.template == "strict":
+        strict = task.frame.opened.template == "strict"
+        if reader is not None and reason == "stop" and (calls or strict):
             self._speak(generation, reader)
         hidden = generation.op.hidden
         parts = task.frame.opened.parts or (segment.rule is not None and segment.rule.what.thinks)
@@ -568,7 +569,7 @@ class Generations:
         )
 
     def _speak(self, generation: GenerationState, reader: Reader) -> None:
-        """The turn has ended: a strict template may have to be told what it says."""
+        """The turn has ended: the template of the next one may have to be told what it says."""
         segment = generation.segment
         if generation.op.keep_open:
             return

@@ -20,29 +20,18 @@ from typing import Any, Protocol
 from ramify.actors.session.calls.dialects import Dialect, dialect_of
 from ramify.actors.session.calls.speech import Speech
 from ramify.actors.session.chat_messages import Shape, as_dicts, shape_of
+from ramify.actors.session.rewrites import Rewrite, rewrites
+from ramify.actors.session.stand_ins import (
+    ANSWER,
+    MARKER,
+    QUESTION,
+    TOOL,
+    Asked,
+    calling,
+    stand_in,
+)
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import ChatMessage, JsonObject, Role
-
-_MARKER = "ramifyf3a9c1marker"
-_QUESTION: JsonObject = {"role": "user", "content": "Q"}
-_ANSWER: JsonObject = {"role": "assistant", "content": "A"}
-_CALL: JsonObject = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [
-        {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
-    ],
-}
-
-
-_TOOL: JsonObject = {
-    "type": "function",
-    "function": {
-        "name": "f",
-        "description": "F",
-        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
-    },
-}
 
 
 class Renderer(Protocol):
@@ -77,8 +66,9 @@ class ChatTemplate:
         self._closings: dict[Role, str] = {}
         self._ends: dict[Role, str] = {}
         self._prompts: dict[tuple[Role, bool, bool], str] = {}
-        self._system_stands: bool | None = None
+        self._system_stands: dict[bool, bool] = {}  # with tools, without
         self._shape: Shape | None = None
+        self._rewrites: list[Rewrite] | None = None
 
     # --- strict mode, and the first turns -------------------------------------------------------
 
@@ -93,10 +83,10 @@ class ChatTemplate:
     ) -> str:
         """The first turns of an empty branch, with BOS and a default system prompt as the template
         has them. Raises BadRequest if the template refuses them, or would lose a turn."""
-        if messages[-1].role == "system" and not self._system_can_stand():
+        if messages[-1].role == "system" and not self._system_can_stand(tools):
             raise BadRequest(
-                "this model's chat template puts a system turn into the user turn that follows: "
-                "append both in one `append`"
+                "this model's chat template shows a system turn together with the user turn that "
+                "follows: append both in one `append`"
             )
         text = self.strict(messages, tools, generate)
         self._check_system(messages, text)
@@ -107,8 +97,15 @@ class ChatTemplate:
         if not any(message.tool_calls for message in messages):
             return as_dicts(messages)
         if self._shape is None:
-            self._shape = shape_of(lambda trial: self._renderer.render(trial, [_TOOL]))
+            self._shape = shape_of(lambda trial: self._renderer.render(trial, [TOOL]))
         return as_dicts(messages, self._shape)
+
+    @property
+    def rewrites(self) -> list[Rewrite]:
+        """Of what a branch of append mode differs from `strict`. Found out once."""
+        if self._rewrites is None:
+            self._rewrites = rewrites(self, self.speech.dialect)
+        return self._rewrites
 
     # --- append mode ----------------------------------------------------------------------------
 
@@ -119,14 +116,22 @@ class ChatTemplate:
         messages: Sequence[ChatMessage],
         tools: Sequence[JsonObject] | None,
         generate: bool,
+        asked: Asked | None = None,
     ) -> str:
         """What the template adds behind a turn of `last_role` for the new `messages`.
 
         `closed`: the branch already holds that turn's `closing`. `generate`: with the header of
-        an assistant's turn at the end. O(new text). Raises BadRequest.
+        an assistant's turn at the end. `asked`: the calls of that turn. O(new text). Raises BadRequest.
         """
-        conversation = [*_stand_in(last_role), *self.as_dicts(messages)]
-        text = self._after_marker(conversation, tools, generate, last_role)
+        before = stand_in(last_role)
+        if asked is not None and last_role == "tool":  # some show the called name with each result
+            before[1:2] = self.as_dicts([calling(asked, 1)])
+        try:
+            text = self._after_marker([*before, *self.as_dicts(messages)], tools, generate, last_role)
+        except BadRequest:
+            if asked is None or last_role != "assistant":
+                raise
+            return self._behind_calls(asked, closed, messages, tools, generate)
         self._check_system(messages, text)
         if not closed:
             return text
@@ -138,6 +143,31 @@ class ChatTemplate:
             )
         return text[len(closing) :]
 
+    def _behind_calls(
+        self,
+        asked: Asked,
+        closed: bool,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[JsonObject] | None,
+        generate: bool,
+    ) -> str:
+        """`delta` for results, of a template that shows them behind their calls only (gpt-oss)."""
+        asking = [QUESTION, *self.as_dicts([calling(asked, MARKER)])]
+        before = self._after_marker(asking, tools, False, "assistant")
+        text = self._after_marker([*asking, *self.as_dicts(messages)], tools, generate, "assistant")
+        if not text.startswith(before):
+            raise BadRequest(
+                "this model's chat template writes calls otherwise where their results follow: append "
+                "both in one `append`, or open the session with template 'strict'"
+            )
+        self._check_system(messages, text)
+        if closed:
+            return text[len(before) :]
+        # Without the token that ended them, if the model wrote them, or without the end of a last turn.
+        missing = [end for end in (*asked.ends, self.pending_end("assistant")) if end]
+        ends = [at for at in map(before.find, missing) if at >= 0]
+        return text[min(ends, default=len(before)) :]
+
     def pending_end(self, role: Role) -> str:
         """The end of a last turn of `role`, where it ends otherwise if turns follow; else "".
 
@@ -146,7 +176,7 @@ class ChatTemplate:
         """
         end = self._ends.get(role)
         if end is None:
-            end = "" if self.closing(role) else self._alone(_stand_in(role), None, False, role)
+            end = "" if self.closing(role) else self._alone(stand_in(role), None, False, role)
             self._ends[role] = end
         return end
 
@@ -156,11 +186,11 @@ class ChatTemplate:
         `tools`: there are some. Which ones is told before the turn's end (see `closing`). `closed`: the
         branch holds the turn's end, also one that depends on what follows.
         """
-        shown = [_TOOL] if tools and last_role == "system" else None
+        shown = [TOOL] if tools and last_role == "system" else None
         key = last_role, shown is not None, closed
         prompt = self._prompts.get(key)
         if prompt is None:
-            prompted = self._alone(_stand_in(last_role), shown, True, last_role)
+            prompted = self._alone(stand_in(last_role), shown, True, last_role)
             closing = self.closing(last_role, shown) or (self.pending_end(last_role) if closed else "")
             if not prompted.startswith(closing):
                 raise BadRequest(
@@ -185,14 +215,19 @@ class ChatTemplate:
         return closing
 
     def _closing(self, role: Role, tools: Sequence[JsonObject] | None) -> str:
-        stand_in = _stand_in(role)
-        closing = self._alone(stand_in, tools, False, role)
-        following = _ANSWER if role == "user" else _QUESTION
-        try:
-            continued = self._alone([*stand_in, following], tools, False, role)
-        except BadRequest:  # nothing of that kind may follow: nothing to compare with
-            return closing
-        return closing if continued.startswith(closing) else ""
+        before = stand_in(role)
+        closing = self._alone(before, tools, False, role)
+        following = [ANSWER] if role == "user" else [QUESTION]
+        if role == "tool":
+            following.append({**before[-1], "content": "R"})
+        for each in following:
+            try:
+                continued = self._alone([*before, each], tools, False, role)
+            except BadRequest:  # nothing of that kind may follow: nothing to compare with
+                continue
+            if not continued.startswith(closing):
+                return ""
+        return closing
 
     def _alone(
         self,
@@ -207,7 +242,7 @@ class ChatTemplate:
         except BadRequest:
             if tools:
                 raise
-            return self._after_marker(conversation, [_TOOL], generate, role)
+            return self._after_marker(conversation, [TOOL], generate, role)
 
     def rest_after_eos(self, eos: str) -> str | None:
         """What is left of an assistant's `closing` when the model sampled the token `eos` (its text).
@@ -231,7 +266,7 @@ class ChatTemplate:
     ) -> str:
         text = self._renderer.render(conversation, tools, generate)
         # The first one: what the client sends stands behind it.
-        _, found, after = text.partition(_MARKER)
+        _, found, after = text.partition(MARKER)
         if not found:
             raise BadRequest(
                 f"this model's chat template does not show a {role!r} turn in its place, so the branch "
@@ -239,13 +274,19 @@ class ChatTemplate:
             )
         return after
 
-    def _system_can_stand(self) -> bool:
+    def _system_can_stand(self, tools: Sequence[JsonObject] | None) -> bool:
         """Whether a system turn may be appended before the user turn is known."""
-        if self._system_stands is None:
-            alone = self._renderer.render(_stand_in("system"))
-            followed = self._renderer.render([*_stand_in("system"), _QUESTION])
-            self._system_stands = _MARKER in alone and followed.startswith(alone)
-        return self._system_stands
+        shown = [TOOL] if tools else None
+        stands = self._system_stands.get(shown is not None)
+        if stands is None:
+            followed = self._renderer.render([*stand_in("system"), QUESTION], shown)
+            try:
+                alone = self._renderer.render(stand_in("system"), shown)
+            except BadRequest:  # it asks for a user turn
+                alone = ""
+            stands = MARKER in alone and followed.startswith(alone)
+            self._system_stands[shown is not None] = stands
+        return stands
 
     def _check_system(self, messages: Sequence[ChatMessage], text: str) -> None:
         """Some templates skip system turns in silence: an instruction must not get lost."""
@@ -258,15 +299,3 @@ class ChatTemplate:
                         "this model's chat template leaves a system turn out at this place: send it as "
                         "the first message, or as a part of a user turn"
                     )
-
-
-def _stand_in(role: Role) -> list[JsonObject]:
-    """The shortest usual conversation that ends with a turn of `role`; its content is the marker."""
-    turn: JsonObject = {"role": role, "content": _MARKER}
-    match role:
-        case "system" | "user":
-            return [turn]
-        case "assistant":
-            return [_QUESTION, turn]
-        case "tool":
-            return [_QUESTION, _CALL, {**turn, "tool_call_id": "call00001", "name": "f"}]

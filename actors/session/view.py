@@ -1,5 +1,7 @@
 """Makes `state` messages: the answers to `open` and to `tree`. Pure."""
 
+from collections.abc import Callable
+
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.generations import Generations
 from ramify.actors.session.identity import Identity
@@ -24,12 +26,15 @@ class View:
         generations: Generations,
         server: ServerInfo,
         *,
+        rewritten: Callable[..., str | None],
         stored: bool = False,
     ) -> None:
+        """`rewritten`: what clients of append mode should know of the chat template."""
         self._identity = identity
         self._state = state
         self._generations = generations
         self._server = server
+        self._rewritten = rewritten
         self.stored = stored
 
     def lengths(self) -> dict[Branch, int]:
@@ -57,6 +62,7 @@ class View:
         state, identity = self._state, self._identity
         known = [(branch, resident.get(branch, UNKNOWN)) for branch in state.branches.values()]
         resumed = message.open.session is not None
+        note = self._rewritten(tools=bool(tools)) if message.open.template == "append" else None
         return State(
             session=identity.session,
             op=reply_log.highest,
@@ -74,6 +80,7 @@ class View:
             lost=state.lost(message.open.revision),
             persist=state.persist if self.stored else None,
             tools=tools or None,
+            notes=[note] if note is not None else None,
         )
 
     def tree(self, op: Tree, reply_log: ReplyLog, branches: list[Branch], resident: list[int]) -> State:

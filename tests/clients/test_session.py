@@ -610,13 +610,15 @@ def test_a_resume_keeps_what_it_does_not_say_again(server: Any) -> None:
             limits={"ops_per_frame": 3},
             server=info,
             tools=["f"],
+            notes=["it rewrites"],
         )
     )
     assert core.tool_names == ["f"]
+    assert core.notes == ["it rewrites"]
     core.disconnected(None)
     core.connected()
     (event,) = core.receive(State(session="s", op=0, revision=2, branches=[]))
-    assert core.tool_names == []
+    assert core.tool_names == core.notes == []
     assert isinstance(event, Opened)
     assert (core.key, core.view_key, core.limits, core.server) == ("k", "v", {"ops_per_frame": 3}, info)
 

@@ -142,6 +142,7 @@
  * @property {number} [id]
  * @property {number} [ttl_s]
  * @property {string[]} [tools] names of those in force
+ * @property {string[]} [notes] on `open.template`
  * @property {Place} [next]
  *
  * @typedef {object} OkMessage

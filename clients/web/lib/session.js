@@ -150,6 +150,8 @@ export class Session extends EventTarget {
   get limits() { return this.#core.limits; }
   /** The names of the tools in force: of `open.tools`, or what the session was opened with before. */
   get toolNames() { return this.#core.state?.tools ?? []; }
+  /** What the server says about how the session was opened: a chat template that rewrites earlier turns. */
+  get notes() { return this.#core.state?.notes ?? []; }
   /** The branches that this client knows of. @returns {Branch[]} */
   get branches() { return [...this.#core.heads.byName.keys()].map((name) => this.branch(name)); }
 

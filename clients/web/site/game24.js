@@ -1,4 +1,4 @@
-import{B as O,L as t,c as S,f as x,g,h as k,n as E,r as N,y as _}from"./chunk-Z6ZPUMI5.js";import"./chunk-OOJM4CTU.js";var F=3,K=[1,2,3,4,5,6,7,8,9].map(n=>` ${n}`),P=24,R=`Use two of the numbers and + - * / in each step, until 24 is left.
+import{B as O,L as t,c as S,f as x,g,h as k,n as E,r as N,y as _}from"./chunk-S4N3HRXW.js";import"./chunk-OOJM4CTU.js";var F=3,K=[1,2,3,4,5,6,7,8,9].map(n=>` ${n}`),P=24,R=`Use two of the numbers and + - * / in each step, until 24 is left.
 Numbers: 2 8 8 14
 Step: 2 + 8 = 10 (left: 8 10 14)
 Step: 14 - 10 = 4 (left: 4 8)

@@ -65,6 +65,7 @@ class SimClient:
         self.session: str | None = None
         self.revision = 0
         self.lost = False  # a server ended without what it has seen
+        self.notes: list[str] | None = None  # on the chat template
         self.have: dict[str, int] = {}
         self.chunks: dict[str, list[tuple[int, str]]] = {}  # branch -> (position, text)
         self.said: dict[str, str] = {}  # the text of branches that are gone
@@ -121,7 +122,8 @@ class SimClient:
                 case w.State():
                     self.session, self.key = message.session, message.key or self.key
                     self.lost = self.lost or message.lost
-                    self.tools = message.tools if message.id is None else self.tools
+                    if message.id is None:
+                        self.tools, self.notes = message.tools, message.notes
                     if self.engine.stored:  # a branch that was made after the last save is gone
                         for name in self.have.keys() - {known.branch for known in message.branches}:
                             del self.have[name]

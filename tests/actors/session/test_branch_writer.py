@@ -301,7 +301,7 @@ def test_branches_in_one_situation_share_their_tokens() -> None:
     chat = ready()
     writer, branch = chat.writer, chat.branch
     text, messages = w.Append(id=1, text="a"), w.Append(id=1, messages=[user("a")])
-    assert writer.situation(branch, text, strict=True) == (Tail.RAW, None, False, "", True, None)
+    assert writer.situation(branch, text, strict=True) == (Tail.RAW, None, False, "", True, None, ())
     assert writer.situation(branch, messages, strict=True) is None
     chat.say(user("Hi"))
     turn, prompt = branch.segments

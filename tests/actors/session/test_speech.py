@@ -134,6 +134,20 @@ def test_a_call_ends_the_turn_with_tool(told: Callable[..., Told]) -> None:
     assert chat.client.text("main") == f"Let me see. {CALL}"
 
 
+@pytest.mark.parametrize("control", [False, True])
+def test_what_was_called_is_known_where_its_marks_are_no_text(
+    sim: Callable[..., Any], control: bool
+) -> None:
+    """Of a session of append mode too: its template may show the results with the names called."""
+    engine = sim(eos_every=0)
+    engine.template = ChatTemplate(engine.tokenizer, dialect_of(""), control=control)
+    chat = Told(engine)
+    chat.says(CALL)
+    assert names(chat.generate(2)) == ["weather"]
+    spoken = [each.spoken for each in chat.branch.segments if hasattr(each, "spoken")]
+    assert [names(each) for each in spoken if each is not None] == ([["weather"]] if control else [])
+
+
 def test_an_old_client_hears_what_it_heard(told: Callable[..., Told]) -> None:
     chat = told(parts=False)
     chat.says(f"Let me see. {CALL}")

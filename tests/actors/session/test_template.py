@@ -11,14 +11,19 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models
+from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from ramify.actors.session.branch_writer import BranchWriter
 from ramify.actors.session.chat_messages import as_dicts
+from ramify.actors.session.segments import OutputSegment
+from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
+from ramify.actors.session.work import at_once
 from ramify.actors.tokenizer import GUARD, Tokenizer
+from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.wire import ChatMessage, JsonObject, Role
+from ramify.protocol.wire import Append, ChatMessage, JsonObject, Open, Role
 
 CHATML = """
 {%- for message in messages %}
@@ -153,6 +158,30 @@ LAST_DIFFERS = """
 {%- if loop.last %}{{- '<eos>' }}{%- else %}{{- '\n' }}{%- endif %}
 {%- endfor %}"""
 
+# Shows a result with the name of the call before it, and the end of a call as the token that stops it.
+NAMES_CALLS = """
+{%- set last = namespace(name=none) %}
+{%- for message in messages %}
+{%- if message.role == 'assistant' and message.tool_calls %}
+{%- set function = message.tool_calls[0].function %}{%- set last.name = function.name %}
+{{- '<call ' + function.name + '>' + function.arguments | tojson + '</s>' }}
+{%- elif message.role == 'assistant' %}
+{{- '<answer>' + message.content + ('</s>' if loop.last else '<end>') }}
+{%- elif message.role == 'tool' %}
+{%- if last.name is none %}{{- raise_exception('no call before it') }}{%- endif %}
+{{- '<result of ' + last.name + '>' + message.content + '<end>' }}
+{%- else %}{{- '<' + message.role + '>' + message.content + '<end>' }}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<a>' }}{%- endif %}"""
+
+# Has no place for a system turn that nothing follows.
+ASKS_FOR_USERS = (
+    CHATML
+    + """
+{%- if messages | selectattr('role', 'equalto', 'user') | list | length == 0 %}
+{{- raise_exception('No user query found') }}{%- endif %}"""
+)
+
 TEMPLATES = {
     "chatml": CHATML,
     "llama-2": LLAMA_2,
@@ -160,12 +189,17 @@ TEMPLATES = {
     "mistral": MISTRAL,
     "qwen-2.5": QWEN_25,
     "qwen-3": QWEN_3,
+    "names calls": NAMES_CALLS,
+    "asks for users": ASKS_FOR_USERS,
 }
 TOOLS: list[JsonObject] = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
 
 
-def tokenizer(source: str) -> Tokenizer:
-    backend = Backend(models.BPE())
+def tokenizer(source: str, *, tokens: bool = False) -> Tokenizer:
+    """`tokens`: texts have some, one for each byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet()) if tokens else []
+    backend = Backend(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -301,11 +335,88 @@ def test_tool_round_trip(load: Any) -> None:
     assert '"arguments": {"city": "Köln"}' in text
 
 
-def test_tool_results_one_by_one_are_refused_where_the_template_joins_them(load: Any) -> None:
-    result = [ChatMessage(role="tool", content="rain", tool_call_id="c1")]
+CALL = ChatMessage(
+    role="assistant", tool_calls=[{"function": {"name": "weather", "arguments": {"city": "Rome"}}}]
+)
+
+
+def result(content: str) -> ChatMessage:
+    return ChatMessage(role="tool", content=content, tool_call_id="c1")
+
+
+class Branch:
+    """A branch of append mode, written by `BranchWriter`."""
+
+    def __init__(self, name: str) -> None:
+        self.tokenizer = tokenizer(TEMPLATES[name], tokens=True)
+        room = 1 << 20
+        self.template = ChatTemplate(self.tokenizer)
+        self.state = SessionState(
+            1, context=room, vocab=room, limits=Limits(), decode=self.tokenizer.decode
+        )
+        self.branch = self.state.root("main")
+        self.writer = BranchWriter(self.state, self.tokenizer, self.template)
+
+    def append(self, *messages: ChatMessage, strict: bool = False) -> None:
+        op = Append(id=1, messages=list(messages))
+        prepared = self.writer.prepare(
+            self.branch, op, strict=strict, tools=TOOLS, room=self.state.context
+        )
+        at_once(self.writer.apply(self.branch, prepared, 1))
+
+    def says(self, text: str, spoken: ChatMessage) -> None:
+        """A generation that a token ended which the template does not end turns with."""
+        segment = OutputSegment(self.branch.position)
+        segment.tokens.extend(self.tokenizer.encode(text))
+        segment.release(len(segment.tokens), text)
+        segment.ends()
+        self.branch.segments.append(segment)
+        segment.spoken = spoken
+        self.writer.close_turn(self.branch)
+
+    def text(self) -> str:
+        return Tokenizer.unguarded("".join(segment.raw for segment in self.branch.segments))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", ["chatml", "qwen-2.5", "names calls"])
+def test_tool_results_one_by_one_are_those_at_once(name: str, strict: bool) -> None:
+    """Also where the template joins them, or writes the name of the call with each."""
+    every = [*turns(("user", "Q")), CALL, result("rain"), result("sun")]
+    branch = Branch(name)
+    for message in every:
+        branch.append(message, strict=strict)
+    assert branch.text() == branch.template.strict(every, TOOLS, True)
+    branch.append(*turns(("assistant", "A"), ("user", "R")), strict=strict)
+    every += turns(("assistant", "A"), ("user", "R"))
+    assert branch.text() == branch.template.strict(every, TOOLS, True)
+
+
+def test_results_behind_a_generated_call_bring_the_token_that_stopped_it() -> None:
+    branch = Branch("names calls")
+    branch.append(*turns(("user", "Q")))
+    branch.writer.open_turn(branch.branch, Open(client="c", tools=TOOLS))
+    branch.says('<call weather>{"city": "Rome"}', CALL)
+    branch.append(result("rain"))
+    said = '<user>Q<end><a><call weather>{"city": "Rome"}</s><result of weather>rain<end><a>'
+    assert branch.text() == said
+
+
+def test_results_without_a_call_are_refused_as_the_template_says() -> None:
+    branch = Branch("names calls")
+    branch.append(*turns(("user", "Q"), ("assistant", "A")))
+    with pytest.raises(BadRequest, match="no call before it"):
+        branch.append(result("rain"))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_system_turn_alone_is_refused_with_a_way_out(strict: bool) -> None:
+    branch = Branch("asks for users")
+    system, question = turns(("system", "Be brief."), ("user", "Q"))
     with pytest.raises(BadRequest, match="in one `append`"):
-        load("qwen-2.5").delta("tool", True, result, None, False)
-    assert load("chatml").delta("tool", True, result, None, False).startswith("<|im_start|>tool")
+        branch.append(system, strict=strict)
+    branch.append(system, question, strict=strict)
+    assert branch.text() == branch.template.strict([system, question], TOOLS, True)
 
 
 def test_tools_that_a_template_repeats_before_each_user_turn(load: Any) -> None:
