@@ -20,6 +20,7 @@ from ramify.actors.grammar.schema.formats import FORMATS
 from ramify.actors.grammar.schema.keywords import count, fraction, lists_of_names, names, schema_map
 from ramify.actors.grammar.schema.limits import MAX_CASES, MAX_CLAIMS, MAX_NUMBER_DIGITS, MAX_VALUES
 from ramify.actors.grammar.schema.shapes import (
+    ANYTHING,
     NEVER,
     UNIVERSE,
     Array,
@@ -89,6 +90,7 @@ class Cases(NamedTuple):
 
 _EVERYTHING = Cases(UNIVERSE)
 _NOTHING = Cases(())
+_MOST_COMPARED = 32  # shapes
 
 
 class Expander:
@@ -318,7 +320,35 @@ class Expander:
             if group not in done:
                 done.add(group)
                 found = self._both(found, getattr(self, f"_{group}")(pointer, keywords), pointer)
+        if "unevaluatedProperties" in keywords and not _APPLICATORS.isdisjoint(keywords):
+            found = self._evaluated(found, pointer)
         return found
+
+    def _evaluated(self, cases: Cases, pointer: str) -> Cases:
+        """`cases`, with what `unevaluatedProperties` says of members that nothing beside it describes.
+
+        A shape knows the schemas of the branches that it stands for. What is valid by more of them is
+        lost where these describe other members.
+        """
+        told = {
+            shape: _unevaluated(shape, pointer) for shape in cases.shapes if isinstance(shape, Object)
+        }
+        lost = cases.lost
+        if len(set(told.values())) > 1 and not self._apart(list(told)):
+            lost = (*lost, Loss(Object, f"{pointer}/unevaluatedProperties", _BRANCHES))
+        found: list[Cases] = [Cases((), lost)]
+        for shape in cases.shapes:
+            mine = Cases((shape,))
+            if isinstance(shape, Object) and (members := told[shape]) is not None:
+                mine = self._both(mine, Cases((Object((members,)),)), pointer)
+            found.append(mine)
+        return self._either(found, pointer)
+
+    def _apart(self, shapes: list[Shape]) -> bool:
+        """Whether for sure no two of `shapes`, if they are few, have a value in common."""
+        return len(shapes) <= _MOST_COMPARED and all(
+            self._disjoint(shape, Cases(tuple(shapes[:i]))) for i, shape in enumerate(shapes)
+        )
 
     def _denied(self, pointer: str) -> Cases:
         """What the schema at `pointer` does not allow: each keyword denied by itself."""
@@ -332,7 +362,10 @@ class Expander:
             if group is not None and group not in done:
                 done.add(group)
                 parts.append(getattr(self, f"_no_{group}")(pointer, keywords))
-        return self._either(parts, pointer)
+        found = self._either(parts, pointer)
+        if found.shapes is UNIVERSE:
+            return found
+        return found._replace(shapes=tuple(map(_annotating_nothing, found.shapes)))
 
     # ---- types and values ----
 
@@ -525,19 +558,15 @@ class Expander:
         others: Claims = ()
         if "additionalProperties" in keywords:
             others = _claim(f"{pointer}/additionalProperties")
-        elif "unevaluatedProperties" in keywords:
-            if not _APPLICATORS.isdisjoint(keywords):
-                raise Unsupported(
-                    f"{pointer}/unevaluatedProperties", "not supported beside allOf, $ref and the like"
-                )
+        elif "unevaluatedProperties" in keywords and _APPLICATORS.isdisjoint(keywords):
             others = _claim(f"{pointer}/unevaluatedProperties")
         least = count(pointer, keywords, "minProperties") or 0
         most = count(pointer, keywords, "maxProperties")
         if most is not None and least > most:
             return Cases(_others(Object()))
-        members = Members(named, patterns, others)
+        members = Members(named, patterns, others, evaluates=True)
         shape = Object(
-            (members,) if members != Members() else (),
+            (members,) if named or patterns or others else (),
             tuple(names(pointer, keywords, "required")),
             frozenset(),
             _claim(f"{pointer}/propertyNames") if "propertyNames" in keywords else (),
@@ -560,6 +589,9 @@ class Expander:
                 found.append(shape)
             else:
                 lost = joined(lost, empty)
+        beside = "additionalProperties" not in keywords and not _APPLICATORS.isdisjoint(keywords)
+        if beside and keywords.get("unevaluatedProperties", True) not in (True, {}):
+            lost = (*lost, Loss(Object, f"{pointer}/unevaluatedProperties", _UNDENIED))
         for some in self._strangers(pointer, keywords):
             self.denies_names = True
             if not self._by_name:
@@ -586,6 +618,8 @@ class Expander:
             at = f"{pointer}/propertyNames"
             yield Some(names=(Claim("not", at),), pointer=at)
         for key in ("additionalProperties", "unevaluatedProperties"):
+            if key == "unevaluatedProperties" and not _APPLICATORS.isdisjoint(keywords):
+                continue  # what it says depends on the schemas beside it
             if key in keywords and keywords[key] not in (True, {}):
                 at = f"{pointer}/{key}"
                 tests = tuple(Check("pattern", p, where, False) for p, where in patterns.items())
@@ -778,6 +812,7 @@ _FORMATTED = (
     "what is not of a format, or of two at once, is not written: by the standard any string is of it"
 )
 _UNDENIED = "its opposite is not written"
+_BRANCHES = "members that are described by several branches together are written by one of them only"
 _UNLISTED = "members that break it are written only where their names are listed"
 _TYPE_OF: dict[type, Shape] = {type(shape): shape for shape in UNIVERSE}
 _TOLD = {"nullable": "not a keyword of JSON Schema, so it says nothing: use type with null"}
@@ -786,6 +821,27 @@ _TOLD = {"nullable": "not a keyword of JSON Schema, so it says nothing: use type
 def _inside(kind: type, lost: tuple[Loss, ...]) -> tuple[Loss, ...]:
     """What values of `kind` lose because what is in them loses `lost`."""
     return tuple(loss._replace(type=kind, told=True) for loss in lost)
+
+
+def _unevaluated(shape: Object, pointer: str) -> Members | None:
+    """What the `unevaluatedProperties` of the schema at `pointer` says of the members of `shape`, which
+    is all that stands beside it; None: nothing, as they are all described.
+    """
+    known = [members for members in shape.members if members.evaluates]
+    if any(members.others for members in known):
+        return None
+    named = dict.fromkeys((name, ANYTHING) for members in known for name, _ in members.named)
+    patterns = dict.fromkeys((p, ANYTHING, at) for members in known for p, _, at in members.patterns)
+    rest = _claim(f"{pointer}/unevaluatedProperties")
+    return Members(tuple(named), tuple(patterns), rest, evaluates=True)
+
+
+def _annotating_nothing(shape: Shape) -> Shape:
+    """`shape` as it is below a `not`: `unevaluatedProperties` takes no notice of what it describes."""
+    if not isinstance(shape, Object) or not any(members.evaluates for members in shape.members):
+        return shape
+    plain = [msgspec.structs.replace(members, evaluates=False) for members in shape.members]
+    return msgspec.structs.replace(shape, members=tuple(plain))
 
 
 def _claim(pointer: str) -> Claims:

@@ -121,12 +121,14 @@ class Array(msgspec.Struct, frozen=True):
 class Members(msgspec.Struct, frozen=True):
     """What one schema says of an object's members: by name, by pattern of names, of all others.
 
-    `patterns`: (regex, claims, pointer).
+    `patterns`: (regex, claims, pointer). `evaluates`: `unevaluatedProperties` beside or above the schema
+    says nothing of the members that it describes.
     """
 
     named: tuple[tuple[str, Claims], ...] = ()
     patterns: tuple[tuple[str, Claims, str], ...] = ()
     others: Claims = ANYTHING
+    evaluates: bool = False
 
 
 class Some(msgspec.Struct, frozen=True):
