@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from ramify.gpu.constraints.byte_automaton import ENTERS, POPS, Nesting
 from ramify.gpu.constraints.vocabulary import SHORT, Preorder, Vocabulary
+from ramify.protocol.constraints import Layout
 
 if TYPE_CHECKING:
-    from ramify.gpu.native.tokens import NestedKernels, TokenKernels
+    from ramify.gpu.native.tokens import TokenKernels
 
 
 Which = Literal["all", "short", "long"]
@@ -47,9 +48,7 @@ def walker(
         if nesting is not None:
             return NestedNumpyWalker(vocabulary, next, classes, nesting)
         return NumpyWalker(vocabulary, next, classes)
-    if nesting is not None:
-        return NestedNativeWalker(kernels, vocabulary, next, classes, nesting)
-    return NativeWalker(kernels, vocabulary, next, classes)
+    return NativeWalker(kernels, vocabulary, next, classes, nesting)
 
 
 MOST_DEPTH = 1024  # of a tree that the kernel can walk
@@ -73,14 +72,6 @@ def _compiled() -> "TokenKernels | None":
     return token_kernels()
 
 
-def _nested_kernels() -> "NestedKernels":
-    """The same, for values that no schema describes."""
-    from ramify.gpu.native.tokens import nested_kernels
-
-    with _compiling:
-        return nested_kernels()
-
-
 class NativeWalker:
     """With a compiled kernel."""
 
@@ -92,11 +83,16 @@ class NativeWalker:
         vocabulary: Vocabulary,
         next: NDArray[np.int32],
         classes: NDArray[np.uint8],
+        nesting: Nesting | None = None,
     ) -> None:
         self._tree = vocabulary
-        self._width = next.shape[1]
         self._table = _offsets(next)
         self._classes = classes.astype(np.int32)
+        if nesting is None:
+            nesting = Nesting(Layout(len(next)), np.zeros(0, np.int32))
+        self._packed = packed = Packed(nesting, next.shape[1])
+        words = (packed.first, packed.width, packed.bits, packed.layout.depth)
+        self._nesting = np.concatenate([words, packed.returns]).astype(np.int64)
         self._kernels = kernels  # their code lives as long as they
         _ = vocabulary.preorder  # made here, once for a model, and not while a step waits
 
@@ -111,24 +107,23 @@ class NativeWalker:
 
     def targets(self, state: int) -> NDArray[np.int32]:
         mask = np.zeros(self._tree.words, np.int32)
-        found = np.full(self._tree.size, -1, np.int32)
-        self._walk(self._tree.preorder, state, mask, found.ctypes.data)
-        found[found >= 0] //= self._width
+        packed = np.full(self._tree.size, -1, np.int64)
+        self._walk(self._tree.preorder, state, mask, packed.ctypes.data)
+        found = self._packed.numbers(packed)
+        found[packed < 0] = -1
         ids, firsts = self._tree.twins.T
         found[ids] = found[firsts]
         return found
 
     def _walk(self, tree: Preorder, state: int, mask: NDArray[np.int32], targets: int) -> None:
-        self._kernels.walk(*self._arguments(tree, state * self._width, mask, targets))
-
-    def _arguments(
-        self, tree: Preorder, start: int, mask: NDArray[np.int32], targets: int
-    ) -> tuple[int, int, int, int, int, int, int, int, int, int]:
         bytes_, depths, ends, tokens = (array.ctypes.data for array in tree)
-        classes, table = self._classes.ctypes.data, self._table.ctypes.data
-        return (
-            *(len(tree.byte), bytes_, depths, ends, tokens, classes, table),
-            *(start, mask.ctypes.data, targets),
+        nodes, start = len(tree.byte), self._packed.of(state)
+        classes, table, nesting = (
+            array.ctypes.data for array in (self._classes, self._table, self._nesting)
+        )
+        self._kernels.walk(
+            *(nodes, bytes_, depths, ends, tokens, classes, table, start),
+            *(mask.ctypes.data, targets, nesting),
         )
 
 
@@ -138,8 +133,8 @@ def _offsets(next: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 class Packed:
-    """States as `NestedNativeWalker` and `NestedNumpyWalker` know them: an offset, and above its 32 bits
-    the stack and the number of the return; 0 outside of values that no schema describes.
+    """States as the kernel and `NestedNumpyWalker` know them: an offset, and above its 32 bits the stack
+    and the number of the return; 0 outside of values that no schema describes.
     """
 
     def __init__(self, nesting: Nesting, width: int) -> None:
@@ -164,38 +159,6 @@ class Packed:
         rows = (packed & 0xFFFFFFFF) // self.width
         inside = layout.states + 1 + (packed >> 32 << layout.bits) + rows - layout.states
         return np.where(rows < layout.states, rows, inside).astype(np.int32)
-
-
-class NestedNativeWalker(NativeWalker):
-    """Through values that no schema describes."""
-
-    def __init__(
-        self,
-        kernels: "TokenKernels",
-        vocabulary: Vocabulary,
-        next: NDArray[np.int32],
-        classes: NDArray[np.uint8],
-        nesting: Nesting,
-    ) -> None:
-        super().__init__(kernels, vocabulary, next, classes)
-        self._packed = packed = Packed(nesting, self._width)
-        words = (packed.first, packed.width, packed.bits, packed.layout.depth)
-        self._nesting = np.concatenate([words, packed.returns]).astype(np.int64)
-        self._nested = _nested_kernels()
-
-    def targets(self, state: int) -> NDArray[np.int32]:
-        mask = np.zeros(self._tree.words, np.int32)
-        packed = np.full(self._tree.size, -1, np.int64)
-        self._walk(self._tree.preorder, state, mask, packed.ctypes.data)
-        found = self._packed.numbers(packed)
-        found[packed < 0] = -1
-        ids, firsts = self._tree.twins.T
-        found[ids] = found[firsts]
-        return found
-
-    def _walk(self, tree: Preorder, state: int, mask: NDArray[np.int32], targets: int) -> None:
-        arguments = self._arguments(tree, self._packed.of(state), mask, targets)
-        self._nested.walk(*arguments, self._nesting.ctypes.data)
 
 
 class NumpyWalker:
