@@ -13,7 +13,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -109,12 +109,34 @@ class _Entry:
         self.displaceable = displaceable
 
 
+class _Terms(NamedTuple):
+    """What holds for a session from its `open` to its end."""
+
+    owner: str
+    namespace: str
+    priority: int
+    saves: bool
+    displaceable: bool
+
+    @classmethod
+    def of(cls, message: OpenSession) -> "_Terms":
+        """Of a new one."""
+        return cls(
+            message.owner,
+            message.namespace,
+            message.priority,
+            message.saves,
+            message.displaceable,
+        )
+
+
 class _Made(NamedTuple):
     """A session that does not run yet."""
 
     number: int
     core: SessionCore
     saver: Saver | None
+    displaceable: bool
 
 
 class Directory:
@@ -346,22 +368,20 @@ class Directory:
     async def _take_up(self, session: str, found: Fetched, group: TaskGroup) -> None:
         """Make a session of what was saved. Raises Damaged, LimitExceeded."""
         head = read_head(found.items)
-        meter = self._holdings.open(head.owner)
-        try:
-            made = self._make(
-                Identity(session, "", hashes=(head.key, head.view_key)),
-                meter,
-                owner=head.owner,
-                namespace=head.namespace,
-                priority=head.priority,
-                saves=True,
-                displaceable=head.displaceable,
-                found=found,
-            )
+        identity = Identity(session, "", hashes=(head.key, head.view_key))
+        terms = _Terms(head.owner, head.namespace, head.priority, True, head.displaceable)
+        with self._room(head.owner, self._holdings.open(head.owner)) as meter:
+            made = self._make(identity, meter, terms, found)
             await self._fill(made, found)
-            self._begin(made, group, displaceable=head.displaceable, who=None, taken_up=True)
+            self._begin(made, group, who=None, taken_up=True)
+
+    @contextmanager
+    def _room(self, owner: str, meter: Meter) -> Iterator[Meter]:
+        """What a session counts against, given back if it does not begin."""
+        try:
+            yield meter
         except BaseException:
-            self._holdings.close(head.owner, meter)
+            self._holdings.close(owner, meter)
             raise
 
     def _check_open(self, message: OpenSession) -> None:
@@ -412,20 +432,15 @@ class Directory:
             identity = Identity.new(self._prefix)
             found = Fetched(identity.session, await self._imported(identity, message))
             self._check_open(message)  # time has passed
-            meter = self._admit(message)
-            try:
-                made = self._make_new(identity, meter, message, found)
+            with self._room(message.owner, self._admit(message)) as meter:
+                made = self._make(identity, meter, _Terms.of(message), found)
                 await self._fill(made, found)
-                number, entry = self._begin(
-                    made, group, displaceable=message.displaceable, who=message.open.who
-                )
-            except BaseException as error:
-                self._holdings.close(message.owner, meter)
-                if isinstance(error, Damaged):  # only a file can be
-                    raise BadRequest(f"the file cannot be imported: {error} - at `$.import`") from None
-                raise
+                number, entry = self._begin(made, group, who=message.open.who)
             opened = msgspec.structs.replace(message.open, import_=None)  # it may be large
             self._attach(message, opened, number, entry, True)
+        except Damaged as error:
+            why = f"the file cannot be imported: {error} - at `$.import`"
+            self._refuse(message, BadRequest(why))
         except BaseException as error:
             self._refuse(message, error)
 
@@ -480,27 +495,9 @@ class Directory:
 
     def _create(self, message: OpenSession, group: TaskGroup) -> tuple[int, _Entry]:
         """A new session. Raises LimitExceeded, and Overloaded while what it needs cannot be written."""
-        meter = self._admit(message)
-        try:
-            made = self._make_new(Identity.new(self._prefix), meter, message)
-            return self._begin(made, group, displaceable=message.displaceable, who=message.open.who)
-        except BaseException:
-            self._holdings.close(message.owner, meter)
-            raise
-
-    def _make_new(
-        self, identity: Identity, meter: Meter, message: OpenSession, found: Fetched | None = None
-    ) -> _Made:
-        return self._make(
-            identity,
-            meter,
-            owner=message.owner,
-            namespace=message.namespace,
-            priority=message.priority,
-            saves=message.saves,
-            displaceable=message.displaceable,
-            found=found,
-        )
+        with self._room(message.owner, self._admit(message)) as meter:
+            made = self._make(Identity.new(self._prefix), meter, _Terms.of(message))
+            return self._begin(made, group, who=message.open.who)
 
     def _admit(self, message: OpenSession) -> Meter:
         """Room for a new session. Raises as `_create`."""
@@ -582,16 +579,11 @@ class Directory:
         self,
         identity: Identity,
         meter: Meter,
-        *,
-        owner: str,
-        namespace: str,
-        priority: int,
-        saves: bool,
-        displaceable: bool,
-        found: Fetched | None,
+        terms: _Terms,
+        found: Fetched | None = None,
     ) -> _Made:
         """A session that is nowhere yet: a new one, or one to be filled with what was `found`."""
-        number = next(self._numbers)
+        number, saves, priority = next(self._numbers), terms.saves, terms.priority
         core = SessionCore(
             identity,
             SessionState(
@@ -600,9 +592,9 @@ class Directory:
                 vocab=self._vocab,
                 limits=self._limits_of(priority),
                 decode=self._tokenizer.decode,
-                owner=owner,
+                owner=terms.owner,
                 model=self.model,
-                namespace=namespace,
+                namespace=terms.namespace,
                 meter=meter,
             ),
             self._tokenizer,
@@ -619,24 +611,28 @@ class Directory:
         if self._store is not None and saves:
             created = self._wall() if found is None else read_head(found.items).created
             core.state.persist = self._persist
-            core.record(model=self.model, priority=priority, created=created, displaceable=displaceable)
+            core.record(
+                model=self.model,
+                priority=priority,
+                created=created,
+                displaceable=terms.displaceable,
+            )
             fence = 0 if found is None else found.fence
             saver = Saver(core, self._store, self._clock, fence=fence, wall=self._wall)
-        return _Made(number, core, saver)
+        return _Made(number, core, saver, terms.displaceable)
 
     def _begin(
         self,
         made: _Made,
         group: TaskGroup,
         *,
-        displaceable: bool,
         who: str | None,
         taken_up: bool = False,
     ) -> tuple[int, _Entry]:
         """A session begins: one that `who` opened, or one that was `taken_up`."""
         if self._draining is not None:
             raise Overloaded("the server is draining", retry_ms=self._draining.after_ms)
-        number, core = made.number, made.core
+        number, core, displaceable = made.number, made.core, made.displaceable
         identity, owner = core.identity, core.state.owner
         mailbox: SessionMailbox[SessionEvent] = SessionMailbox(f"session {number}")
         actor = SessionActor(

@@ -77,6 +77,11 @@ class Measured:
         """The next paths to submit, at most `most` of them."""
         return [self.waiting.popleft() for _ in range(min(most, len(self.waiting)))]
 
+    def again(self) -> None:
+        """What is pending is to be submitted anew, before the rest."""
+        self.waiting.extendleft(reversed(self.pending.values()))
+        self.pending.clear()
+
     def scored(self, scoring: Scoring, finished: Finished) -> None:
         """One of its requests is done."""
         raise NotImplementedError

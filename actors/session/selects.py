@@ -246,15 +246,13 @@ class Selects:
             out.scheduler.append(Cancel(request))
         if pending:
             out.cache.append(DropBranches([selection.handles.pop(request) for request in pending]))
-        selection.waiting.extendleft(reversed(pending.values()))
-        pending.clear()
+        selection.again()
 
     def change_core(self) -> None:
         """Another engine has the branches: what is not scored yet is asked of it. Scores are kept."""
         self._by_request.clear()
         for selection in self._by_task.values():
-            selection.waiting.extendleft(reversed(selection.pending.values()))
-            selection.pending.clear()
+            selection.again()
             selection.handles.clear()
         for selection in list(self._by_task.values()):
             self._go_on(selection)
