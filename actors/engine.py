@@ -164,14 +164,14 @@ class Engine:
         if credentials:
             log.info("tokens are needed", names=len({one.name for one in credentials}))
         self.front: Front
+        # Replicas that outlive a front must not take its next one's sessions for the old ones.
+        first = 1 if config.replicas is None else 1 + secrets.randbits(22)
         if self.layout.gateways:
             count = self.layout.gateways
-            front = ProcessFront(config, count, self.status, self.metrics, clock, credentials)
+            front = ProcessFront(config, count, self.status, self.metrics, clock, credentials, first)
             self.status.watch(front.status_changed)
             self.front = front
         else:
-            # Replicas that outlive a front must not take its next one's sessions for the old ones.
-            first = 1 if config.replicas is None else 1 + secrets.randbits(29)
             self.front = LocalFront(
                 config,
                 self.status,

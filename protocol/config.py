@@ -326,8 +326,3 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             _seconds("--step-timeout", self.step_timeout_s, 1, DAY_S)
         if self.gateways is not None:
             _require(0 <= self.gateways <= 64, f"--gateways is {self.gateways}: must be 0 to 64")
-        if self.gateways and self.replicas is not None:
-            _require(
-                self.replicas.on == "processes",
-                "--gateways goes with --replicas-on processes only: leave it out",
-            )

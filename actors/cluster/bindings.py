@@ -8,7 +8,8 @@ goes, the session is *lost*: what it says is meant for a cache that is not there
 
 from collections.abc import Callable
 
-from ramify.actors.cluster.replica_messages import ForCore, ToSession
+from ramify.actors.cluster.replica_messages import ForCore
+from ramify.actors.front.gateway_messages import FromEngine
 from ramify.actors.kit.mailbox import MailboxFull
 from ramify.actors.routing.session_router import SessionRouter
 from ramify.protocol.cluster import ListenKv, UnlistenKv
@@ -22,6 +23,7 @@ from ramify.protocol.messages import (
     DropBranches,
     DropSessions,
     ExtendBranch,
+    Finished,
     ForkBranch,
     Inspect,
     Inspected,
@@ -32,7 +34,6 @@ from ramify.protocol.messages import (
     RetainBranches,
     Settle,
     Submit,
-    Tokens,
     session_of,
 )
 
@@ -66,7 +67,7 @@ class Bindings:
         routing: SessionRouter,
         send: Callable[[int, ForCore], None],
         must: Callable[[int, ForCore], None],
-        answer: Callable[[int, ToSession], None],
+        answer: Callable[[int, FromEngine], None],
     ) -> None:
         self._routing = routing
         self._send = send
@@ -198,15 +199,16 @@ class Bindings:
 
     # --- what replicas say -----------------------------------------------------------------------
 
-    def hears(self, session: int, replica: int, message: ToSession) -> bool:
+    def hears(self, session: int, replica: int) -> bool:
         """Whether a session is to be told what a replica says: it may have left meanwhile."""
         entry = self._sessions.get(session)
-        if entry is None or entry.replica != replica:
-            return False
-        if isinstance(message, Tokens) and message.finished:
-            entry.running = max(0, entry.running - len(message.finished))
-            self._routing.finished(message.finished)
-        return True
+        return entry is not None and entry.replica == replica
+
+    def finished(self, session: int, finished: list[Finished]) -> None:
+        """Requests of a session that hears of it have ended."""
+        entry = self._sessions[session]
+        entry.running = max(0, entry.running - len(finished))
+        self._routing.finished(finished)
 
     def busy(self, replica: int) -> set[int]:
         """The sessions of a replica in which something runs."""

@@ -13,7 +13,7 @@ import itertools
 import math
 import secrets
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,27 +23,28 @@ from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskGroup, TaskStatus
 
 from ramify.actors.cluster.bindings import Bindings
-from ramify.actors.cluster.intake import LISTENER
 from ramify.actors.cluster.local import LocalReplica, environment, gpus, room_beside, threads
 from ramify.actors.cluster.member import Member
 from ramify.actors.cluster.metrics import ClusterMetrics, ReplicaGauges
 from ramify.actors.cluster.ray_replicas import RayReplicas
 from ramify.actors.cluster.replica_messages import (
+    LISTENER,
     MAX_FRAME,
     Begin,
     Draining,
     ForCore,
     Leave,
     News,
+    Relayed,
     Report,
     ToFront,
-    ToSession,
-    ToSessions,
+    ToGateways,
     Up,
 )
 from ramify.actors.cluster.shift import machine
 from ramify.actors.core import PROTOCOL_VERSION, Progress
 from ramify.actors.executor.spec import ExecutorSpec
+from ramify.actors.front.gateway_messages import FromEngine, ToSessions
 from ramify.actors.front.interface import Core, Guard
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Spread
@@ -67,7 +68,7 @@ from ramify.actors.watchdog import step_timeout
 from ramify.protocol.cluster import KvEvents, ListenKv
 from ramify.protocol.config import MOST_REPLICAS, EngineConfig, ReplicasConfig, ServerConfig
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.messages import ChangeCore, Lost, SessionMessage
+from ramify.protocol.messages import ChangeCore, Lost, SessionMessage, Tokens
 from ramify.protocol.plan import ExecutorInfo
 from ramify.protocol.wire import ServerInfo
 
@@ -113,6 +114,8 @@ class Cluster:
         self._routing = routing or SessionRouter(clock.now, scaling=self._scaling)
         self._group: TaskGroup | None = None
         self._guard: Guard = lambda name, run: run
+        self._decode = decoder(Tokens).decode
+        self._decoder = decoder(ToGateways if config.gateways else ToFront)
         self._bindings = Bindings(self._routing, self._send, self._must, self._answer)
         self._spread: Spread[SessionMessage] | None = None
         self._info: ExecutorInfo | None = None
@@ -250,7 +253,7 @@ class Cluster:
         member.host = peer
         link = open_link(
             f"replica {number}",
-            decoder(ToFront),
+            self._decoder,
             encoder(),
             on_message=partial(self._receive, member),
             on_end=partial(self._link_ended, member),
@@ -288,7 +291,9 @@ class Cluster:
             replica = LocalReplica(number)
             self._members[number] = replica.member
             try:
-                why = await replica.run(self._begin(number), self._receive, self._gone, variables)
+                why = await replica.run(
+                    self._begin(number), self._decoder, self._receive, self._gone, variables
+                )
             except OSError as error:
                 why = str(error)
             served = replica.member.info is not None
@@ -330,7 +335,7 @@ class Cluster:
     def _receive(self, member: Member, message: ToFront) -> None:
         member.silence.heard()
         match message:
-            case ToSessions(messages):
+            case ToSessions(messages) | Relayed(messages):
                 self._told(member, messages)
             case Report():
                 self._reported(member, message)
@@ -355,12 +360,16 @@ class Cluster:
                     told(member.number, text)
         member.consumed()
 
-    def _told(self, member: Member, messages: list[tuple[int, ToSession]]) -> None:
+    def _told(self, member: Member, messages: Sequence[tuple[int, bool, Any]]) -> None:
+        """What its sessions are told: decoded, or as it came where they are in other processes."""
         spread, hears, number = self._spread, self._bindings.hears, member.number
         if spread is None:
             return
-        for session, message in messages:
-            if hears(session, number, message):
+        for session, ends, message in messages:
+            if hears(session, number):
+                if ends:
+                    tokens = self._decode(message) if isinstance(message, msgspec.Raw) else message
+                    self._bindings.finished(session, tokens.finished)
                 spread.put(session, message)
         spread.start()
 
@@ -629,7 +638,7 @@ class Cluster:
         if member is not None:
             member.must(message)
 
-    def _answer(self, session: int, message: ToSession) -> None:
+    def _answer(self, session: int, message: FromEngine) -> None:
         if self._spread is not None:
             self._spread.put(session, message)
             self._spread.start()

@@ -10,11 +10,14 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from ramify.actors.cluster.member import Member
 from ramify.actors.cluster.replica_messages import MAX_FRAME, Begin, FromFront, ToFront
 from ramify.actors.processes.child_process import ChildProcess
-from ramify.actors.processes.messages import decoder, encoder
+from ramify.actors.processes.messages import encoder
 from ramify.protocol.config import EngineConfig
 
 PROGRAM = "ramify.actors.cluster.replica"
@@ -31,6 +34,7 @@ class LocalReplica:
     async def run(
         self,
         begin: Begin,
+        decoder: "msgspec.msgpack.Decoder[Any]",
         receive: Callable[[Member, ToFront], None],
         gone: Callable[[Member], None],
         variables: dict[str, str],
@@ -42,7 +46,7 @@ class LocalReplica:
         child: ChildProcess[FromFront, ToFront] = await ChildProcess.start(
             f"replica {self.member.number}",
             PROGRAM,
-            decoder(ToFront),
+            decoder,
             encoder(),
             lambda message: receive(self.member, message),
             max_frame=MAX_FRAME,

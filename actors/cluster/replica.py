@@ -18,8 +18,8 @@ from functools import partial
 import anyio
 from anyio.abc import TaskGroup
 
-from ramify.actors.cluster.intake import Intake
 from ramify.actors.cluster.replica_messages import (
+    LISTENER,
     MAX_FRAME,
     Begin,
     Draining,
@@ -29,14 +29,13 @@ from ramify.actors.cluster.replica_messages import (
     Report,
     ToCore,
     ToFront,
-    ToSession,
-    ToSessions,
     Up,
 )
 from ramify.actors.cluster.shift import Shift, machine
 from ramify.actors.core import CoreActors
 from ramify.actors.executor.spec import ModelSpec
 from ramify.actors.front.interface import Core, Runner
+from ramify.actors.front.remote_sessions import RemoteSessions
 from ramify.actors.kit.clock import Clock, MonotonicClock
 from ramify.actors.kit.collector import Collector
 from ramify.actors.kit.lag import watch_loop
@@ -44,7 +43,7 @@ from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.layout import layout_of
-from ramify.actors.links.bundle import Bundle, CannotEncode
+from ramify.actors.links.bundle import Bundle
 from ramify.actors.links.link import Link, open_link
 from ramify.actors.processes.main import GONE, NOT_STARTED, run
 from ramify.actors.processes.messages import (
@@ -55,10 +54,10 @@ from ramify.actors.processes.messages import (
     decoder,
     encoder,
 )
-from ramify.protocol.cluster import KvEvents
+from ramify.protocol.cluster import KvEvents, UnlistenKv
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.messages import Lost, SessionMessage
+from ramify.protocol.messages import SessionMessage
 
 REPORT_SECONDS = 0.1  # of load; benchmarks/routing_sim.py shows what routers make of it
 MOST_NEWS = 4096  # messages of the cache that wait for a front
@@ -74,7 +73,9 @@ class OtherModel(RamifyError):
 
 
 class Replica:
-    """The core of this process, once a front has said which. A `Spread` to that front's sessions."""
+    """The core of this process, once a front has said which. A `Spread` to that front's sessions, and
+    an `Address` for what its router wants to know.
+    """
 
     def __init__(
         self,
@@ -91,7 +92,6 @@ class Replica:
         self._begun: Begin | None = None
         self._fault: str | None = None
         self._front: _FrontLink | None = None
-        self._news = _News(self)
 
     async def serve(self, group: TaskGroup, open_link: OpenLink) -> bool:
         """Serve one front, until it goes. True if it said that nothing more is wanted.
@@ -149,7 +149,7 @@ class Replica:
             clock=self._clock,
             metrics=self.metrics,
             check_idle=begin.check_idle,
-            routers=self._news,
+            routers=self,
         )
         await core.load(group, _unguarded, front.loading)
         self._addresses = await core.serve(group, _unguarded, self, begin.epoch, self._faulty)
@@ -193,55 +193,47 @@ class Replica:
     def flush(self) -> None:
         self.start()
 
-    def news(self, events: KvEvents) -> None:
-        """The cache has changed."""
-        if self._front is not None:
-            self._front.news(events)
-
-
-class _News:
-    """An `Address`: what the cache tells routers."""
-
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
+    # --- Address ---------------------------------------------------------------------------------
 
     def tell(self, message: KvEvents, /) -> None:
-        self._replica.news(message)
+        """The cache has changed."""
+        if self._front is not None:
+            self._front.news(message)
 
 
 class _FrontLink:
     """The link to one front, and what its sessions hold here."""
 
     _link: Link[ToFront, FromFront]
-    _sessions: Bundle[tuple[int, ToSession]]
     _events: Bundle[KvEvents]
 
     def __init__(self) -> None:
         self.begin: asyncio.Future[Begin] = asyncio.get_running_loop().create_future()
         self.dismissed = False
-        self._intake: Intake | None = None
+        self._sessions: RemoteSessions | None = None  # and this, once the core serves
+        self._core: Core | None = None
         self._shift = Shift(0.0)
         self._metrics: Metrics | None = None
         self._ended: Callable[[], None] = lambda: None
         self._open = False
 
     async def open(self, open_link: OpenLink) -> None:
-        codec = encoder()
+        self._codec = encoder()
         self._link = await open_link(
             decoder(FromFront),
-            codec,
+            self._codec,
             on_message=self._receive,
             on_end=self._end,
             max_frame=MAX_FRAME,
         )
-        self._sessions = Bundle(self._link, ToSessions, codec)
-        self._events = Bundle(self._link, News, codec, MOST_NEWS)
+        self._events = Bundle(self._link, News, self._codec, MOST_NEWS)
         self._open = True
 
     def serve(self, core: Core, shift: Shift, metrics: Metrics) -> None:
-        self._shift = shift
-        self._intake = Intake(core, shift)
-        self._metrics = metrics
+        self._core, self._shift, self._metrics = core, shift, metrics
+        self._sessions = RemoteSessions(
+            self._link, self._codec, lambda said: core.tell(shift.inward(said)), self._hung
+        )
 
     def on_end(self, ended: Callable[[], None]) -> None:
         """`ended` is called when the link has ended, or the replica is dismissed."""
@@ -258,24 +250,20 @@ class _FrontLink:
         """Raises MailboxClosed."""
         try:
             self._link.tell(message)
-        except MailboxFull:  # it reads nothing any more
-            log.warning("the front takes nothing")
-            self._link.abort()
+        except MailboxFull as error:
+            self._hung(str(error))
+
+    def _hung(self, why: str) -> None:
+        log.warning("the front takes nothing", reason=why)
+        self._link.abort()
 
     def put(self, session: int, message: SessionMessage) -> None:
-        told = self._shift.outward(message)
-        try:
-            try:
-                self._sessions.put((session, told))
-            except CannotEncode as error:
-                log.exception("a session's message is lost", session=session)
-                self._sessions.put((session, Lost(str(error))))
-        except MailboxFull:
-            log.warning("the front takes nothing")
-            self._link.abort()
+        if self._sessions is not None:
+            self._sessions.put(session, self._shift.outward(message))
 
     def flush(self) -> None:
-        self._sessions.flush()
+        if self._sessions is not None:
+            self._sessions.flush()
 
     def news(self, events: KvEvents) -> None:
         with contextlib.suppress(MailboxFull):  # a gap is noticed, and a snapshot asked for
@@ -284,15 +272,14 @@ class _FrontLink:
     @property
     def heard(self) -> int:
         """Requests of the front that the core has taken."""
-        return self._intake.heard if self._intake is not None else 0
+        return self._sessions.heard if self._sessions is not None else 0
 
     async def close(self) -> None:
         """End the link; its sessions are forgotten."""
-        if self._intake is not None:
-            self._intake.release()
-            self._intake = None
+        if self._sessions is not None:
+            self._sessions.release(self._core, UnlistenKv(LISTENER))
+            self._sessions = None
         if self._open:
-            self._sessions.close()
             self._events.close()
             self._link.close()
             with anyio.move_on_after(1.0, shield=True):
@@ -301,8 +288,8 @@ class _FrontLink:
     def _receive(self, message: FromFront) -> None:
         match message:
             case ToCore(messages):
-                if self._intake is not None:
-                    self._intake.take(messages, self._consumed)
+                if self._sessions is not None:
+                    self._sessions.take(messages, self._consumed)
                     return
             case AskMetrics(ident):
                 if self._metrics is not None:

@@ -17,8 +17,10 @@ adds the difference (`Shift`).
 This file does not know sockets or processes.
 """
 
+import msgspec
+
 from ramify.actors.executor.spec import ExecutorSpec
-from ramify.actors.front.gateway_messages import FromEngine
+from ramify.actors.front.gateway_messages import ToSessions
 from ramify.actors.processes.messages import AskMetrics, Loading, Message, MetricsText, StartFailed
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.config import EngineConfig
@@ -27,8 +29,9 @@ from ramify.protocol.plan import ExecutorInfo
 
 MAX_FRAME = 1 << 29  # bytes: one message of the largest size, and what a bundle had collected before it
 
+LISTENER = 1  # the front, to the replica's cache
+
 ForCore = CacheMessage | RequestMessage | GrammarMessage
-ToSession = FromEngine
 
 
 # --- from the front -----------------------------------------------------------------------------
@@ -100,10 +103,12 @@ class Draining(Message, frozen=True):
     """It was told to end: it wants its sessions to move, and then a `Leave`."""
 
 
-class ToSessions(Message, frozen=True):
-    """What sessions are told, in order."""
+class Relayed(Message, frozen=True, tag="ToSessions"):
+    """A `ToSessions` for gateway processes, to which the messages go as they are."""
 
-    messages: list[tuple[int, ToSession]]
+    messages: list[tuple[int, bool, msgspec.Raw]]
 
 
-ToFront = Loading | Up | StartFailed | Report | News | Draining | ToSessions | MetricsText
+_Said = Loading | Up | StartFailed | Report | News | Draining | MetricsText
+ToFront = _Said | ToSessions
+ToGateways = _Said | Relayed

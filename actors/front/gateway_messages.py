@@ -98,9 +98,9 @@ FromEngine = Tokens | Inspected | Compiled | NotCompiled | ChangeCore | Lost
 
 
 class ToSessions(Message, frozen=True):
-    """What sessions are told, in order."""
+    """What sessions are told, in order, by number. True: it tells the ends of requests."""
 
-    messages: list[tuple[int, FromEngine]]
+    messages: list[tuple[int, bool, FromEngine]]
 
 
 class Forwarded(Message, frozen=True):

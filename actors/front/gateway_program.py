@@ -158,7 +158,7 @@ class GatewayProgram:
             case ToSessions(batch):
                 self._batches += 1  # its credit goes back when the sessions have taken it
                 put = self._router.fan_out.put
-                for session, inner in batch:
+                for session, _, inner in batch:
                     put(session, inner)
                 self._router.fan_out.start()
                 return

@@ -6,23 +6,23 @@ This file does not know what the messages do.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from ramify.actors.front.gateway_messages import (
     MAX_FRAME,
+    CoreMessage,
     Forwarded,
     FromCore,
-    FromEngine,
     Start,
     ToCore,
-    ToSessions,
 )
+from ramify.actors.front.remote_sessions import RemoteSessions
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
-from ramify.actors.links.bundle import Bundle, CannotEncode
+from ramify.actors.links.bundle import Bundle
 from ramify.actors.processes.child_process import ChildProcess
 from ramify.actors.processes.messages import decoder, encoder
 from ramify.actors.processes.silence import Silence
-from ramify.protocol.messages import Lost
 
 PROGRAM = "ramify.actors.front.gateway_program"
 
@@ -30,27 +30,29 @@ log = get_log(__name__)
 
 
 class GatewayProcess:
-    """A started process.
-
-    `live`: the sessions that it has told the cache of; `first`: a count that none of its sessions
-    has had. `silence`: since it last sent something; its owner keeps it.
+    """A started process. `sessions`: those that live there. `silence`: since it last sent something; its
+    owner keeps it.
     """
 
-    _child: ChildProcess[FromCore, ToCore]  # this and the bundles: from `start` on
-    _sessions: Bundle[tuple[int, FromEngine]]
+    sessions: RemoteSessions  # these from `start` on
+    _child: ChildProcess[FromCore, ToCore]
     _relayed: Bundle[bytes]
 
     def __init__(self, start: Start) -> None:
         self.worker = start.worker
-        self.live: set[int] = set()
-        self.first = start.first
         self.silence = Silence(0.0)
 
     @classmethod
     async def start(
-        cls, start: Start, receive: Callable[["GatewayProcess", ToCore], None]
+        cls,
+        start: Start,
+        receive: Callable[["GatewayProcess", ToCore], None],
+        tell: Callable[["GatewayProcess", CoreMessage], None],
     ) -> "GatewayProcess":
-        """Start a process and tell it `start`. Its messages go to `receive`, one call each."""
+        """Start a process and tell it `start`. Its messages go to `receive`, one call each.
+
+        `tell`: where those of its sessions go. See `RemoteSessions`.
+        """
         self = cls(start)
         codec = encoder()
         inherited = (*start.listeners, start.minted, start.working)
@@ -64,7 +66,7 @@ class GatewayProcess:
             max_frame=MAX_FRAME,
         )
         link = self._child.link
-        self._sessions = Bundle(link, ToSessions, codec)
+        self.sessions = RemoteSessions(link, codec, partial(tell, self), self.hung)
         self._relayed = Bundle(link, Forwarded, codec)
         self.tell(start)
         return self
@@ -80,31 +82,13 @@ class GatewayProcess:
         A process that takes nothing is killed.
         """
         try:
-            self._sessions.flush()
+            self.sessions.flush()
             self._relayed.flush()
             self._child.link.tell(message)
         except MailboxFull as error:
             self.hung(str(error))
         except MailboxClosed:
             pass  # its end is under way
-
-    def put(self, session: int, message: FromEngine) -> None:
-        """Add what a session is told to the next frame; `flush` sends it.
-
-        What cannot be encoded ends its session, and nobody else notices.
-        """
-        try:
-            try:
-                self._sessions.put((session, message))
-            except CannotEncode as error:
-                log.exception("a session's message is lost", gateway=self.worker, session=session)
-                self._sessions.put((session, Lost(str(error))))
-        except MailboxFull as error:
-            self.hung(str(error))
-
-    def flush(self) -> None:
-        """Send the frame."""
-        self._sessions.flush()
 
     def forward(self, body: bytes) -> None:
         """Hand on what another process tells this one. May wait, as what sessions are told may."""
@@ -133,8 +117,6 @@ class GatewayProcess:
     async def ended(self) -> str:
         """Wait until the process has ended and all that it sent has been received: says why."""
         try:
-            code = await self._child.ended()
+            return self._child.explain(await self._child.ended())
         finally:
-            self._sessions.close()
             self._relayed.close()
-        return self._child.explain(code)

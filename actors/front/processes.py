@@ -21,14 +21,16 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
-from ramify.actors.front.dispatcher import Dispatcher
 from ramify.actors.front.gateway_messages import (
     Accept,
     Bar,
+    CoreMessage,
     Drain,
     Events,
+    Forward,
     FromCore,
     FromEngine,
+    Gauges,
     Leave,
     Listening,
     Load,
@@ -50,10 +52,11 @@ from ramify.actors.gateway.minted import table_bytes
 from ramify.actors.gateway.server import bind_shared
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Spread
+from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.kit.working import Working, working_file
-from ramify.actors.processes.messages import StartFailed
+from ramify.actors.processes.messages import AskMetrics, MetricsText, StartFailed
 from ramify.actors.processes.silence import Silence
 from ramify.protocol.config import SESSIONS_BYTES_LEAST, EngineConfig
 from ramify.protocol.credentials import Credential
@@ -71,7 +74,7 @@ log = get_log(__name__)
 
 
 class ProcessFront:
-    """N gateway processes. A `Front`, and its `Spread`."""
+    """N gateway processes. A `Front`, and its `Spread`. `first`: what sessions are counted from."""
 
     def __init__(
         self,
@@ -81,16 +84,18 @@ class ProcessFront:
         metrics: Metrics,
         clock: Clock,
         credentials: list[Credential],
+        first: int = 1,
     ) -> None:
         self._config = config
         self._share = share(config, count)
         self._count = count
+        self._first = first
         self._status = status
         self._metrics = metrics
         self._clock = clock
         self._workers: list[Worker] = []
         self._up: dict[int, GatewayProcess] = {}  # those that serve, by their worker's number
-        self._dispatcher = Dispatcher(metrics, self._up)
+        self._core: Core | None = None  # from `serve` on
         self._serve = asyncio.Event()
         self._stop = asyncio.Event()
         self._deaths: deque[float] = deque(maxlen=DEATHS + 1)
@@ -115,7 +120,7 @@ class ProcessFront:
 
     async def listen(self, group: TaskGroup, guard: Guard) -> int:
         bound = bind_shared(self._config.server, self._count)
-        self._workers = [Worker(number, sockets) for number, sockets in enumerate(bound)]
+        self._workers = [Worker(number, sockets, self._first) for number, sockets in enumerate(bound)]
         if self._count > 1:
             self._minted = os.memfd_create("ramify-minted")
             os.truncate(self._minted, table_bytes(MINTED_MAX))
@@ -130,7 +135,7 @@ class ProcessFront:
         """The processes do, while the model loads."""
 
     async def serve(self, group: TaskGroup, guard: Guard, core: Core) -> None:
-        self._dispatcher.core = core
+        self._core = core
         self._serve.set()
         for worker in self._workers:
             await worker.serving.wait()
@@ -179,11 +184,11 @@ class ProcessFront:
     def put(self, key: int, message: SessionMessage) -> None:
         process = self._up.get(worker_of(key))
         if process is not None:
-            process.put(key, cast(FromEngine, message))  # all that the core tells them
+            process.sessions.put(key, cast(FromEngine, message))  # all that the core tells them
 
     def start(self) -> None:
         for process in self._up.values():
-            process.flush()
+            process.sessions.flush()
 
     def flush(self) -> None:
         self.start()
@@ -228,7 +233,7 @@ class ProcessFront:
             barred=self._barred,
         )
         Working(self._working, worker.number).off()
-        process = await GatewayProcess.start(start, partial(self._receive, worker))
+        process = await GatewayProcess.start(start, partial(self._receive, worker), self._take)
         worker.incarnation += 1
         worker.process = process
         process.tell(self._state())
@@ -242,7 +247,7 @@ class ProcessFront:
         if not await worker.listens(process):
             return
         await self._serve.wait()
-        core = self._dispatcher.core
+        core = self._core
         assert core is not None
         process.tell(Serve(worker.server(core.server), core.context, core.vocab))
         process.tell(Load(self._status.load()))
@@ -258,11 +263,14 @@ class ProcessFront:
         if worker.shut and not self._stop.is_set():
             worker.accept_again()
         self._up.pop(worker.number, None)
-        self._dispatcher.release(process)
+        self._metrics.gateway(worker.number, 0, 0, 0.0)
+        self._metrics.usage_ended(worker.number)
+        self._metrics.store_is(StoreHealth(), worker.number)
+        process.sessions.release(self._core)
         if self._stop.is_set():
             return
         if worker.failure is None:
-            sessions = len(process.live)
+            sessions = len(process.sessions.live)
             log.error("a gateway process failed", gateway=worker.number, reason=why, sessions=sessions)
         worker.check(why)
         if process.has_hung and self._bar(worker.number):
@@ -300,7 +308,7 @@ class ProcessFront:
             log.info("a gateway process goes on", gateway=worker.number)
         match message:
             case Events(messages):
-                self._dispatcher.handle(process, messages, process.consumed)
+                process.sessions.take(messages, process.consumed)
                 return
             case Listening():
                 worker.listening.set()
@@ -311,6 +319,23 @@ class ProcessFront:
             case StartFailed():
                 worker.failure = message.exception(f"gateway {worker.number}")
         process.consumed()
+
+    def _take(self, process: GatewayProcess, message: CoreMessage) -> None:
+        """What a process says for others. Raises MailboxFull, and then nothing has happened."""
+        match message:
+            case Forward(worker, body):
+                peer = self._up.get(worker)
+                if peer is not None:
+                    peer.forward(body)
+            case Gauges(sockets, sessions, lag, held, usage, store):
+                self._metrics.gateway(process.worker, sockets, sessions, lag, held)
+                self._metrics.usage(process.worker, usage)
+                self._metrics.store_is(store, process.worker)
+            case AskMetrics(ident):
+                self._metrics.scrape(lambda text: process.tell(MetricsText(ident, text)))
+            case _:
+                assert self._core is not None, "sessions exist only once the core serves"
+                self._core.tell(message)
 
     async def _watch(self, *, task_status: TaskStatus[None]) -> None:
         """Tell the processes of the load, and kill one that has hung."""

@@ -13,6 +13,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskStatus
 
+from ramify.actors.front.gateway_messages import count_of
 from ramify.actors.front.process import GatewayProcess
 from ramify.actors.gateway.server import BACKLOG
 from ramify.actors.kit.log import get_log
@@ -32,11 +33,11 @@ class GatewayFailed(Exception):
 class Worker:
     """Events are of the process that runs now. `failure`: why it could not start, in its own words."""
 
-    def __init__(self, number: int, listeners: list[socket.socket]) -> None:
+    def __init__(self, number: int, listeners: list[socket.socket], first: int) -> None:
         self.number = number
         self.listeners = listeners
         self.incarnation = 0
-        self.first = 1  # what its sessions are counted from
+        self.first = first  # what its sessions are counted from
         self.process: GatewayProcess | None = None  # while one runs
         self.listening = asyncio.Event()
         self.serving = asyncio.Event()
@@ -95,7 +96,7 @@ class Worker:
         """The process has ended. None: there was no way to start one."""
         self.process = None
         if process is not None:
-            self.first = process.first
+            self.first = max(self.first, count_of(process.sessions.last) + 1)
         self._begun = self._begun or self.listening.is_set()
         if self.serving.is_set():
             self._pauses.succeeded()

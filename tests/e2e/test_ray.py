@@ -20,11 +20,15 @@ pytestmark = pytest.mark.skipif(
 PATIENCE = 120.0  # Ray takes its time
 
 
-async def test_ray_starts_replicas_and_starts_a_dead_one_again(tmp_path: Path, peers: Any) -> None:
+@pytest.mark.parametrize("gateways", ["0", "2"])
+async def test_ray_starts_replicas_and_starts_a_dead_one_again(
+    tmp_path: Path, peers: Any, gateways: str
+) -> None:
     """The text of a stream is that of a server without replicas' own, whichever replica says it."""
     log = tmp_path / "log"
     program = [sys.executable, "-P", "-m", "ramify.clients.cli", "serve", "--device", "cpu"]
     program += ["--threads", "1", "--port", "0", "--store", "none", "--replicas", "2"]
+    program += ["--gateways", gateways]
     server = start([*program, "--replicas-on", "ray"], log)
     try:
         url = await until(lambda: re.search(r"^ready: (\S+)$", log.read_text(), re.MULTILINE), server)

@@ -18,10 +18,10 @@ from ramify.actors.cluster.replica_messages import (
     Report,
     ToCore,
     ToFront,
-    ToSessions,
     Up,
 )
 from ramify.actors.executor.spec import FakeSpec
+from ramify.actors.front.gateway_messages import ToSessions
 from ramify.actors.links.link import open_link
 from ramify.actors.processes.messages import Loading, StartFailed, decoder, encoder
 from ramify.protocol import messages as m
@@ -71,7 +71,7 @@ class Front:
         self.link.tell(ToCore(said))
         found: list[int] = []
         while True:
-            for whose, told in (await self.until(ToSessions)).messages:
+            for whose, _, told in (await self.until(ToSessions)).messages:
                 assert whose == session
                 for progress in told.progress:
                     found += unpack(progress.tokens)
