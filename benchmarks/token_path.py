@@ -1,6 +1,6 @@
 """Which way a token takes through the server: calls, moves between files, files.
 
-    python benchmarks/token_path.py [--tokens 200] [--list] [--json FILE]
+    python benchmarks/token_path.py [--tokens 200] [--list [request]] [--json FILE]
 
 A real engine with the fake executor runs in this process; one socket generates on one branch. Every
 call of a Python function of ours on the event loop's thread is noted, so the figures are counts, not
@@ -10,12 +10,15 @@ clocks, and the same on every machine.
                        next plan is sent on the way. The median over the tokens: every 16th token or
                        so costs more, because pages are asked for
     the first delta    from the frame with `append` and `generate` to the frame with the first delta
+    a request          of two tokens, from the frame with `generate` to the frame with `done`: what a
+                       generation costs beside its tokens. The median of some
 
     calls    Python functions that are entered (a coroutine that goes on is entered again)
     moves    how often the next call is in another file than the one before
     files    how many files the calls are in
 
-`--list` prints the way of a median token, call by call. It does not know what the calls are for.
+`--list` prints the way of a median token, call by call, `--list request` that of a request. It does not
+know what the calls are for.
 """
 
 import argparse
@@ -44,6 +47,7 @@ from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = tuple(f"{folder}/" for folder in ("actors", "protocol"))  # the server's folders
+REQUESTS = 9  # whose median is told
 STEP_SECONDS = 0.003  # long enough for a token to reach its socket before the next one comes
 
 RESULT = ThreadExecutor._collect.__code__
@@ -141,6 +145,19 @@ def first_delta(events: list[CodeType | bytes]) -> Way:
     return way(events[start:end])
 
 
+def requests(events: list[CodeType | bytes]) -> list[Way]:
+    """One way for each frame that was followed by a `done`, up to that."""
+    ways = []
+    start: int | None = None
+    for i, event in enumerate(events):
+        if event is FRAME:
+            start = i
+        elif start is not None and isinstance(event, bytes) and b'"type":"done"' in event:
+            ways.append(way(events[start:i]))
+            start = None
+    return ways
+
+
 def median(ways: list[Way]) -> Way:
     """The way with the median number of calls."""
     middle = statistics.median_low(len(each.calls) for each in ways)
@@ -151,8 +168,8 @@ def figures(taken: Way) -> Figures:
     return Figures(len(taken.calls), taken.moves, len(taken.files))
 
 
-async def measure(folder: Path, count: int) -> tuple[Way, Way]:
-    """The way of a median token among `count`, and that of a first delta."""
+async def measure(folder: Path, count: int) -> tuple[Way, Way, Way]:
+    """The way of a median token among `count`, that of a first delta, and that of a request."""
     vocab, first = write_model_folder(folder)
     config = EngineConfig(
         model=ModelConfig(path=folder), server=ServerConfig(port=0, grace_s=1.0), executor="thread"
@@ -176,32 +193,42 @@ async def measure(folder: Path, count: int) -> tuple[Way, Way]:
                 {"type": "generate", "id": 3, "max_tokens": count, "ignore_eos": True},
             )
             await done
+        short = Tracer()
+        for ident in range(4, 4 + REQUESTS):
+            done = asyncio.ensure_future(socket.until_done(1))
+            await asyncio.sleep(4 * STEP_SECONDS)  # nothing of the one before is under way
+            with short.tracing():
+                socket.send({"type": "generate", "id": ident, "max_tokens": 2, "ignore_eos": True})
+                await done
         await socket.end_session()
     found = tokens(tracer.events)
     if len(found) < count // 2:
         raise RuntimeError(f"{len(found)} of {count} tokens had a frame of their own: a busy machine")
-    return median(found[8:]), first_delta(tracer.events)
+    return median(found[8:]), first_delta(tracer.events), median(requests(short.events))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tokens", type=int, default=200)
-    parser.add_argument("--list", action="store_true", help="print the calls of a median token")
+    parser.add_argument(
+        "--list", nargs="?", const="token", choices=["token", "request"], help="print the calls of one"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     configure(LogConfig(level="warning"))
     with tempfile.TemporaryDirectory() as folder:
-        token, delta = asyncio.run(measure(Path(folder), options.tokens))
+        token, delta, request = asyncio.run(measure(Path(folder), options.tokens))
     if options.list:
-        for call in token.calls:
+        for call in (token if options.list == "token" else request).calls:
             print(f"{call.file:42} {call.name}")
-    for name, taken in (("a decoded token", token), ("the first delta", delta)):
+    for name, taken in (("a decoded token", token), ("the first delta", delta), ("a request", request)):
         found = figures(taken)
         print(f"{name}: {found.calls} calls, {found.moves} moves, {found.files} files")
     if options.json is not None:
         result = {
             "token": asdict(figures(token)) | {"way": [asdict(call) for call in token.calls]},
             "first_delta": asdict(figures(delta)) | {"in": delta.files},
+            "request": asdict(figures(request)) | {"way": [asdict(call) for call in request.calls]},
         }
         options.json.write_text(json.dumps(result, indent=1))
 

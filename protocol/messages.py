@@ -41,8 +41,11 @@ def session_of(ident: int) -> int:
     return ident >> 32
 
 
-class Base(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Base of mailbox messages: positional on the wire, tagged with the class name."""
+class Base(msgspec.Struct, tag=True, array_like=True, frozen=True, gc=False):
+    """Base of mailbox messages: positional on the wire, tagged with the class name.
+
+    They are trees of values, which no cycle goes through: the garbage collector need not look at them.
+    """
 
 
 # --- cache mailbox ----------------------------------------------------------------------------
@@ -636,7 +639,7 @@ DirectoryMessage = OpenSession | Shutdown | Fetched | Waiting | Saving | Wanted
 # --- store mailbox ------------------------------------------------------------------------------
 
 
-class Save(Base, frozen=True):
+class Save(Base, frozen=True, gc=True):
     """Write `changes`. Answered to `session`, if it is not 0: by `Saved` once they are on the disk, by
     `Moved` if another server has taken the session and nothing was written; by `NotSaved` before that,
     once they could not be written. `awaited`: somebody waits for that; else it is written soon, with

@@ -59,7 +59,7 @@ Choices = Annotated[list[LongText], Meta(min_length=1, max_length=1024)]
 _NAME_LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._/-")
 
 
-class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """One turn, in the shape chat templates expect."""
 
     role: Role
@@ -75,7 +75,7 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
             check_calls(self.tool_calls, "tool_calls")
 
 
-class Tag(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Tag(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """A part of an output that is no free text: between `begin` and `end`, exactly one of the others."""
 
     begin: Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -89,7 +89,9 @@ class Tag(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
             check_json(self.json_schema, "json_schema")
 
 
-class StructuralTag(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class StructuralTag(
+    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False
+):
     """Free text in which each of `triggers` begins one of the tags. See docs/protocol.md."""
 
     tags: Annotated[list[Tag], Meta(min_length=1, max_length=MAX_TAGS)]
@@ -103,7 +105,7 @@ class StructuralTag(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
 CONSTRAINTS = ("regex", "json_schema", "choices", "grammar", "structural_tag")
 
 
-class Constraint(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Constraint(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """What an output must be: exactly one of `CONSTRAINTS`, or `continue` alone. See docs/protocol.md.
 
     `after_thought`: where the model thinks, what it thinks first is free. `continue_`: whether the
@@ -139,6 +141,7 @@ class ClientBase(
     tag_field="type",
     tag=str.lower,
     kw_only=True,
+    gc=False,
 ):
     """Base of client messages: a JSON object with a `type`.
 
@@ -351,7 +354,7 @@ class Drop(Op, kw_only=True, frozen=True):
     branch: Targets
 
 
-class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Where an answer to `tree` ended: the next one begins with the turns of `branch` at `position`."""
 
     branch: BranchName
@@ -424,12 +427,18 @@ ClientMessage = (
 
 
 class ServerBase(
-    msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag=str.lower, kw_only=True
+    msgspec.Struct,
+    frozen=True,
+    omit_defaults=True,
+    tag_field="type",
+    tag=str.lower,
+    kw_only=True,
+    gc=False,
 ):
     """Base of server messages. Clients ignore fields they do not know."""
 
 
-class SegmentState(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class SegmentState(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """One segment of a branch, for `tree`: input that was appended, or a generation.
 
     [start, end) are positions. `text` and `tokens` only where the op asked for them; `messages`, with
@@ -446,7 +455,7 @@ class SegmentState(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     messages: list[ChatMessage] | None = None
 
 
-class BranchState(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class BranchState(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """A branch as `state` shows it. `at`: where it was forked off `parent`.
 
     `running`: the id of the generation that runs or waits; `started_at`: its first position.
@@ -469,7 +478,7 @@ class BranchState(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     turns_from: int | None = None  # `turns` begin here: those before are `parent`'s
 
 
-class ServerInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class ServerInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """`epoch` changes when the server restarts. What it had saved, it has again: see `state.resumed`."""
 
     version: int
@@ -508,7 +517,7 @@ class Ok(ServerBase, kw_only=True, frozen=True):
     result: JsonObject | None = None
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """One output token's log-probability and the most likely alternatives, best first."""
 
     token: int
@@ -519,7 +528,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
 PartKind = Literal["text", "reasoning", "call", "markup"]
 
 
-class Part(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Part(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """A part of a delta's text, and what it is. `markup`: tags around the others.
 
     Of a call: `call` is its number in the generation; `id` and `name` come once, when they are known;
@@ -544,7 +553,7 @@ class Delta(ServerBase, kw_only=True, frozen=True):
     truncate: int | None = None
 
 
-class Hit(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Hit(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """Where the cached tokens were found."""
 
     gpu: int = 0
@@ -552,7 +561,7 @@ class Hit(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     disk: int = 0
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """`prompt == cached + computed`, `computed >= 1`; times in milliseconds."""
 
     prompt: int

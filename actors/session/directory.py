@@ -10,7 +10,6 @@ mailbox of the directory means that sockets open faster than sessions can be mad
 import asyncio
 import itertools
 import math
-import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
@@ -39,6 +38,7 @@ from ramify.actors.session.meter import Holdings, Meter
 from ramify.actors.session.replies import error_message
 from ramify.actors.session.restore import Damaged, read_head, restoring
 from ramify.actors.session.saver import Saver
+from ramify.actors.session.seeds import seeds
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.turns import Turns
@@ -201,6 +201,7 @@ class Directory:
         self._vocab = vocab
         self._encoder = Encoder()
         self._turns = Turns()
+        self._seeds = seeds()
         _compare(tokenizer, vocab)
         self._limits = limits
         self._ttl_s = ttl_s
@@ -603,7 +604,7 @@ class Directory:
             server=self._server,
             ttl_s=self._ttl_s,
             ttl_max_s=self._ttl_max_s,
-            random_seed=lambda: secrets.randbits(62),
+            random_seed=partial(next, self._seeds),
             saved=found is not None,
             kept_s=self._kept_s if saves else None,
         )

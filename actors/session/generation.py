@@ -21,6 +21,43 @@ from ramify.protocol.wire import Generate, Hit, TokenLogprob, Usage
 class GenerationState:
     """State of one `generate` on one branch."""
 
+    __slots__ = (
+        "_counted",
+        "_scheduled",
+        "_stops",
+        "accepted",
+        "arrived",
+        "before",
+        "began",
+        "branch",
+        "cancelled",
+        "chat",
+        "compiling",
+        "deadline",
+        "exhausted",
+        "expired",
+        "first",
+        "first_token",
+        "forced",
+        "held",
+        "logprob_count",
+        "logprob_sum",
+        "max_tokens",
+        "notes",
+        "op",
+        "opened",
+        "pausing",
+        "refusal",
+        "request",
+        "resumed",
+        "sampling",
+        "segment",
+        "stop_token",
+        "stop_token_ids",
+        "stopping",
+        "text",
+    )
+
     def __init__(
         self,
         op: Generate,
