@@ -22,7 +22,7 @@ def test_moves_are_changes_of_the_file(token_path: ModuleType) -> None:
 
 
 async def test_a_token_a_first_delta_and_a_request(token_path: ModuleType, tmp_path: Path) -> None:
-    """Who makes a way longer finds it here: `token_path.py --list` shows it, `--list request` the last."""
+    """Who makes a way longer finds it here: `token_path.py --list` shows it, or `--list request`."""
     token, delta, request = await token_path.measure(tmp_path, 60)
     found = token_path.figures(token)
     assert found.files <= 23, token.files
