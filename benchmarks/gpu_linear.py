@@ -26,7 +26,7 @@ import triton
 from torch import Tensor
 
 from ramify.gpu.ops.gluon_check import gluon_works
-from ramify.gpu.ops.linear import Linear
+from ramify.gpu.ops.linear.base import plain
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.tilings import AnyTiling, GluonTiling, LayerSizes, Tiling, tilings_for
 from ramify.gpu.ops.triton_layer import add_norm
@@ -68,7 +68,7 @@ class Case:
         self.norm = RMSNorm(torch.ones(outputs, device="cuda", dtype=torch.bfloat16), EPS)
 
     def run(self, products: Products, weight: Tensor, tiling: AnyTiling | None) -> Tensor:
-        linear = Linear(weight)
+        linear = plain(weight)
         if self.name == "qkv":
             return products.plain(self.rows if tiling else self.normed, linear, EPS, tiling)
         if self.name == "gate_up":

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.constraints.rows import ConstrainedRows, Masks
-from ramify.gpu.devices import loading_threads
 from ramify.gpu.drafting.base import Drafter
 from ramify.gpu.drafting.host import HostDrafts
 from ramify.gpu.executors.base import Counters, bad_logits
@@ -54,8 +53,7 @@ class CpuExecutor:
         self._last = np.zeros(info.max_rows, dtype=np.int64)
         self._inputs = CpuInputs(ops.step, table, model.config.heads // model.config.kv_heads)
         self._draws = empty_draws(info.max_rows)
-        with loading_threads(info.parameters):  # it rounds the weights
-            self._record(model)
+        self._record(model)
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the crew has the cores now; torch's threads would spin beside it
 

@@ -5,41 +5,59 @@ business), pages, requests or files. Plain objects instead of torch modules: at 
 call overhead shows.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ramify.gpu.models.config import DecoderConfig
-from ramify.gpu.ops.base import AnyStream, LayerAttention, Ops
-from ramify.gpu.ops.linear import Linear, blocks, empty_linear
+from ramify.gpu.ops.base import Activation, AnyStream, LayerAttention, Ops, Projection
+from ramify.gpu.ops.linear.base import Linear, Use, blocks, empty_linear, plain
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
 from ramify.gpu.step.inputs import StepInputs
 
 
 @dataclass(slots=True)
-class DecoderLayer:
-    """One block: attention and feed-forward, each behind a norm and added to the residual.
+class Attention:
+    """A layer's mixer: what lets a position read the ones before it."""
 
-    The feed-forward is gated (Shazeer 2020): down(activation(gate(x)) * up(x)).
-    """
-
-    input_norm: RMSNorm
+    norm: RMSNorm
     qkv: Linear  # rows: q heads, k heads, v heads
-    attention: LayerAttention
+    heads: LayerAttention
     output: Linear
-    attention_post_norm: RMSNorm | None  # of what attention adds to the residual
-    mlp_norm: RMSNorm
+    post_norm: RMSNorm | None  # of what is added to the residual
+
+    def forward(self, x: AnyStream, ops: Ops[AnyStream], step: StepInputs[Tensor]) -> Projection:
+        return ops.project(ops.attend(ops.linear(x, self.qkv), self.heads, step), self.output)
+
+
+@dataclass(slots=True)
+class GatedFeedForward:
+    """A layer's feed-forward (Shazeer 2020): down(activation(gate(x)) * up(x))."""
+
+    norm: RMSNorm
     gate_up: Linear  # [2 * intermediate, hidden], the gate's rows first
     down: Linear
-    mlp_post_norm: RMSNorm | None
+    activation: Activation
+    post_norm: RMSNorm | None
+
+    def forward(self, x: AnyStream, ops: Ops[AnyStream]) -> Projection:
+        return ops.project(ops.gated(x, self.gate_up, self.activation), self.down)
+
+
+@dataclass(slots=True)
+class DecoderLayer:
+    """One block: a mixer and a feed-forward, each behind a norm and added to the residual."""
+
+    mixer: Attention
+    feed_forward: GatedFeedForward
 
     def norms(self) -> Iterator[RMSNorm]:
-        attention = self.attention
-        for norm in (self.input_norm, attention.q_norm, attention.k_norm, self.attention_post_norm,
-                     self.mlp_norm, self.mlp_post_norm):  # fmt: skip
+        mixer, feed_forward = self.mixer, self.feed_forward
+        for norm in (mixer.norm, mixer.heads.q_norm, mixer.heads.k_norm, mixer.post_norm,
+                     feed_forward.norm, feed_forward.post_norm):  # fmt: skip
             if norm is not None:
                 yield norm
 
@@ -64,14 +82,13 @@ class Decoder:
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self.layers = [self._empty_layer(index) for index in range(config.layers)]
         self.norm = self._empty_norm(config.hidden_size)
-        self.head = Linear(
-            self.embedding if config.tied else self._empty(config.vocab_size, config.hidden_size)
-        )
+        head = self.embedding if config.tied else self._empty(config.vocab_size, config.hidden_size)
+        self.head = plain(head, use="logits")
 
     @property
     def rotaries(self) -> list[Rotary]:
         """All that the layers use."""
-        return list({layer.attention.rotary: None for layer in self.layers})
+        return list({layer.mixer.heads.rotary: None for layer in self.layers})
 
     @torch.inference_mode()
     def forward(
@@ -82,15 +99,15 @@ class Decoder:
         `layers`: only these, for loading their kernels; garbage comes out.
         """
         ops.begin(step)
-        x = ops.embed(step, self.embedding, self._embedding_scale, self.layers[0].input_norm)
+        x = ops.embed(step, self.embedding, self._embedding_scale, self.layers[0].mixer.norm)
         for index in range(len(self.layers)) if layers is None else layers:
-            layer = self.layers[index]
+            mixer, feed_forward = self.layers[index].mixer, self.layers[index].feed_forward
             last = index + 1 == len(self.layers)
-            following = self.norm if last else self.layers[index + 1].input_norm
-            mixed = ops.attend(ops.linear(x, layer.qkv), layer.attention, step)
-            x = ops.add(x, mixed, layer.output, layer.mlp_norm, layer.attention_post_norm)
-            gated = ops.gated(x, layer.gate_up, self.config.activation)
-            x = ops.add(x, gated, layer.down, following, layer.mlp_post_norm)
+            following = self.norm if last else self.layers[index + 1].mixer.norm
+            mixed = ops.reduce(mixer.forward(x, ops, step))
+            x = ops.add_norm(x, mixed, feed_forward.norm, mixer.post_norm)
+            fed = ops.reduce(feed_forward.forward(x, ops))
+            x = ops.add_norm(x, fed, following, feed_forward.post_norm)
         return x
 
     @torch.inference_mode()
@@ -108,7 +125,7 @@ class Decoder:
 
         The first layer's input is a normalised one; else layers differ by their attention.
         """
-        specs = (layer.attention.spec for layer in self.layers)
+        specs = (layer.mixer.heads.spec for layer in self.layers)
         kinds = ((spec.window, spec.softcap, spec.sinks is None) for spec in specs)
         unlike = {(kind, index == 0): index for index, kind in enumerate(kinds)}
         return sorted(unlike.values())
@@ -119,47 +136,58 @@ class Decoder:
             for norm in (self.norm, *(norm for layer in self.layers for norm in layer.norms())):
                 norm.weight += self.config.norm_offset
 
-    def pack(self, pack: Callable[[Linear], Linear]) -> None:
-        """Lay the loaded weights out for speed. `weights` cannot be called any more."""
-        for layer in self.layers:
-            layer.qkv, layer.output = pack(layer.qkv), pack(layer.output)
-            layer.gate_up, layer.down = pack(layer.gate_up), pack(layer.down)
-        self.head = pack(self.head)  # a copy if it is tied: the embedding is looked up row by row
-
     def weights(self) -> dict[str, Tensor]:
-        """What the loader fills: a view for each tensor, by its name in checkpoints."""
-        config = self.config
+        """What the loader fills: a view for each tensor, by its name in checkpoints.
+
+        Raises TypeError once products have another form than the plain one.
+        """
         views = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm.weight}
-        if not config.tied:
-            views["lm_head.weight"] = self.head.weight
+        if not self.config.tied:
+            views["lm_head.weight"] = self.head.tensor
         for index, layer in enumerate(self.layers):
-            views |= self._layer_weights(f"model.layers.{index}", layer)
+            prefix = f"model.layers.{index}"
+            views |= self._norm_weights(prefix, layer)
+            for linear, names, sizes in self._layer_products(prefix, layer):
+                views |= blocks(linear, names, sizes)
         return views
+
+    def products(self) -> Iterator[tuple[Linear, list[str]]]:
+        """All of them, each with the names of its tensors among `weights`."""
+        for index, layer in enumerate(self.layers):
+            for linear, names, _ in self._layer_products(f"model.layers.{index}", layer):
+                kinds = ["weight"] if linear.bias is None else ["weight", "bias"]
+                yield linear, [f"{name}.{kind}" for kind in kinds for name in names]
+        yield self.head, ["model.embed_tokens.weight" if self.config.tied else "lm_head.weight"]
 
     def parameters(self) -> int:
         """Number of weights, a tied one counted once."""
         return sum(view.numel() for view in self.weights().values())
 
-    def _layer_weights(self, prefix: str, layer: DecoderLayer) -> dict[str, Tensor]:
-        config = self.config
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        views = {f"{prefix}.input_layernorm.weight": layer.input_norm.weight}
-        mlp_norm = "post_attention_layernorm"
-        if layer.attention_post_norm is not None and layer.mlp_post_norm is not None:
-            mlp_norm = "pre_feedforward_layernorm"
-            views[f"{prefix}.post_attention_layernorm.weight"] = layer.attention_post_norm.weight
-            views[f"{prefix}.post_feedforward_layernorm.weight"] = layer.mlp_post_norm.weight
-        views[f"{prefix}.{mlp_norm}.weight"] = layer.mlp_norm.weight
-        qkv_sizes = (config.attention_width, config.kv_width, config.kv_width)
-        views |= blocks(layer.qkv, [f"{attention}.{part}_proj" for part in "qkv"], qkv_sizes)
-        views |= blocks(layer.output, [f"{attention}.o_proj"], [config.hidden_size])
-        gate_up = [f"{mlp}.gate_proj", f"{mlp}.up_proj"]
-        views |= blocks(layer.gate_up, gate_up, [config.intermediate_size] * 2)
-        views |= blocks(layer.down, [f"{mlp}.down_proj"], [config.hidden_size])
-        q_norm, k_norm = layer.attention.q_norm, layer.attention.k_norm
+    def _layer_products(
+        self, prefix: str, layer: DecoderLayer
+    ) -> Iterator[tuple[Linear, list[str], list[int]]]:
+        """Each with its blocks of rows: their names and how many rows they have."""
+        config, mixer, feed_forward = self.config, layer.mixer, layer.feed_forward
+        qkv = [f"{prefix}.self_attn.{part}_proj" for part in "qkv"]
+        yield mixer.qkv, qkv, [config.attention_width, config.kv_width, config.kv_width]
+        yield mixer.output, [f"{prefix}.self_attn.o_proj"], [config.hidden_size]
+        gate_up = [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"]
+        yield feed_forward.gate_up, gate_up, [config.intermediate_size] * 2
+        yield feed_forward.down, [f"{prefix}.mlp.down_proj"], [config.hidden_size]
+
+    def _norm_weights(self, prefix: str, layer: DecoderLayer) -> dict[str, Tensor]:
+        mixer, feed_forward = layer.mixer, layer.feed_forward
+        views = {f"{prefix}.input_layernorm.weight": mixer.norm.weight}
+        name = "post_attention_layernorm"
+        if mixer.post_norm is not None and feed_forward.post_norm is not None:
+            name = "pre_feedforward_layernorm"
+            views[f"{prefix}.post_attention_layernorm.weight"] = mixer.post_norm.weight
+            views[f"{prefix}.post_feedforward_layernorm.weight"] = feed_forward.post_norm.weight
+        views[f"{prefix}.{name}.weight"] = feed_forward.norm.weight
+        q_norm, k_norm = mixer.heads.q_norm, mixer.heads.k_norm
         if q_norm is not None and k_norm is not None:
-            views[f"{attention}.q_norm.weight"] = q_norm.weight
-            views[f"{attention}.k_norm.weight"] = k_norm.weight
+            views[f"{prefix}.self_attn.q_norm.weight"] = q_norm.weight
+            views[f"{prefix}.self_attn.k_norm.weight"] = k_norm.weight
         return views
 
     def _empty_layer(self, index: int) -> DecoderLayer:
@@ -167,15 +195,20 @@ class Decoder:
         hidden, wide = config.hidden_size, config.intermediate_size
         width, kv = config.attention_width, config.kv_width
         return DecoderLayer(
-            input_norm=self._empty_norm(hidden),
-            qkv=self._empty_linear(hidden, width + 2 * kv, config.qkv_bias),
-            attention=self._empty_attention(index),
-            output=self._empty_linear(width, hidden, config.output_bias),
-            attention_post_norm=self._empty_norm(hidden) if config.post_norms else None,
-            mlp_norm=self._empty_norm(hidden),
-            gate_up=self._empty_linear(hidden, 2 * wide, config.mlp_bias),
-            down=self._empty_linear(wide, hidden, config.mlp_bias),
-            mlp_post_norm=self._empty_norm(hidden) if config.post_norms else None,
+            Attention(
+                norm=self._empty_norm(hidden),
+                qkv=self._empty_linear(hidden, width + 2 * kv, config.qkv_bias),
+                heads=self._empty_attention(index),
+                output=self._empty_linear(width, hidden, config.output_bias),
+                post_norm=self._empty_norm(hidden) if config.post_norms else None,
+            ),
+            GatedFeedForward(
+                norm=self._empty_norm(hidden),
+                gate_up=self._empty_linear(hidden, 2 * wide, config.mlp_bias, "gated"),
+                down=self._empty_linear(wide, hidden, config.mlp_bias),
+                activation=config.activation,
+                post_norm=self._empty_norm(hidden) if config.post_norms else None,
+            ),
         )
 
     def _empty_attention(self, index: int) -> LayerAttention:
@@ -200,5 +233,5 @@ class Decoder:
         weight = torch.empty(size, dtype=dtype, device=self.device)
         return RMSNorm(weight, self.config.rms_eps)
 
-    def _empty_linear(self, inputs: int, outputs: int, bias: bool) -> Linear:
-        return empty_linear(inputs, outputs, bias, self.dtype, self.device)
+    def _empty_linear(self, inputs: int, outputs: int, bias: bool, use: Use = "rows") -> Linear:
+        return empty_linear(inputs, outputs, bias, self.dtype, self.device, use)

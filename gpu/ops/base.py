@@ -1,9 +1,10 @@
 """The operations that a model is written over, and what they pass on.
 
 `models.decoder` walks the layers once; torch, Triton and the deterministic mode each implement `Ops`.
-What fits together in one kernel is one operation: a product with the activation behind it, a product
-with the residual sum and the next norm behind it. An implementation for another device is a class with
-these methods. It need not know families, and families do not know devices.
+What fits together in one kernel is one operation: a product with the activation behind it, the residual
+sum with the next norm behind it, and the product ahead of it where it is put off (`Projection`). An
+implementation for another device is a class with these methods. It need not know families, and
+families do not know devices.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Literal, Protocol, TypeVar
 from torch import Tensor
 
 from ramify.gpu.attention.spec import AttentionSpec
-from ramify.gpu.ops.linear import Linear
+from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
 from ramify.gpu.step.inputs import StepInputs
@@ -43,6 +44,18 @@ class LayerAttention:
     k_norm: RMSNorm | None
 
 
+@dataclass(slots=True)
+class Projection:
+    """What is to be added to the stream: x W^T + b of `rows` [T, inputs], which is still to be computed.
+
+    Without `linear`, `rows` [T, hidden] is the result. So operations may compute the product in the
+    kernel that adds it, unless something comes in between.
+    """
+
+    rows: Tensor
+    linear: Linear | None
+
+
 AnyStream = TypeVar("AnyStream", bound=Stream)
 
 
@@ -68,14 +81,18 @@ class Ops(Protocol[AnyStream]):
         """
         ...
 
-    def add(
-        self, x: AnyStream, y: Tensor, linear: Linear, norm: RMSNorm, post: RMSNorm | None = None
-    ) -> AnyStream:
-        """residual += post(linear(y)), in place; `norm`: that of what reads the stream next.
+    def project(self, x: Tensor, linear: Linear) -> Projection:
+        """x [T, inputs] -> what a layer adds to the stream."""
+        ...
 
-        The one place where parts of a sum meet: where ranks hold parts of `linear`, the all-reduce
-        between them belongs here, ahead of `post` and of the sum.
-        """
+    def reduce(self, projection: Projection) -> Projection:
+        """The sum over all ranks, where each holds a part of the product's inputs; here there is one."""
+        ...
+
+    def add_norm(
+        self, x: AnyStream, projection: Projection, norm: RMSNorm, post: RMSNorm | None = None
+    ) -> AnyStream:
+        """residual += post(projection), in place; `norm`: that of what reads the stream next."""
         ...
 
     def gated(self, x: AnyStream, linear: Linear, activation: Activation) -> Tensor:

@@ -21,10 +21,11 @@ from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.config import DecoderConfig
 from ramify.gpu.native.attention import MOST_ROWS, TILE_WORDS
 from ramify.gpu.native.kernels import Kernels, Quantised, empty_quantised
-from ramify.gpu.native.linear import GATED, PANEL, PackedWeight, pack_weight
+from ramify.gpu.native.linear import GATED, PANEL, PackedWeight
 from ramify.gpu.native.threads import Instruction, Words, aligned
-from ramify.gpu.ops.base import Activation, LayerAttention, Stream
-from ramify.gpu.ops.linear import Linear
+from ramify.gpu.ops.base import Activation, LayerAttention, Projection, Stream
+from ramify.gpu.ops.linear.base import Linear
+from ramify.gpu.ops.linear.int8 import int8_weight
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
 from ramify.gpu.step.buckets import Bucket
@@ -127,8 +128,7 @@ def endings(config: DecoderConfig) -> tuple[str, ...]:
 class CpuOps:
     """Records `instructions`, for steps of up to `most_tokens` at positions below `context`.
 
-    They read the inputs that `step` is at the time. Weights are packed when they are first recorded:
-    only then it is known what a product is for.
+    They read the inputs that `step` is at the time.
     """
 
     def __init__(self, kernels: Kernels, pool: KVPool, most_tokens: int, context: int) -> None:
@@ -141,21 +141,18 @@ class CpuOps:
         self._context = context
         self._buffers: dict[tuple[str, int], Tensor] = {}
         self._activations: dict[int, Quantised] = {}
-        self._table: Tensor | None = None
-        self._weights: dict[int, tuple[Linear, PackedWeight]] = {}  # by identity
 
     def begin(self, step: StepInputs[Tensor]) -> None:
         self.instructions = []
 
     def embed(self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm) -> CpuStream:
         residual = self._buffer("residual", table.shape[1])
-        self._table = table
         own = self.step
         self.instructions.append(self._kernels.embed(own.tokens, own.ids, table, scale, residual))
         return CpuStream(residual, residual, norm)
 
     def linear(self, x: CpuStream, linear: Linear) -> Tensor:
-        weight = self._packed(linear)
+        weight = int8_weight(linear).packed
         out = self._buffer("qkv", weight.outputs)
         self._product(self._normed(x), weight, out, "store")
         return out
@@ -180,14 +177,22 @@ class CpuOps:
         ]  # fmt: skip
         return out
 
-    def add(
-        self, x: CpuStream, y: Tensor, linear: Linear, norm: RMSNorm, post: RMSNorm | None = None
+    def project(self, x: Tensor, linear: Linear) -> Projection:
+        return Projection(x, linear)
+
+    def reduce(self, projection: Projection) -> Projection:
+        return projection
+
+    def add_norm(
+        self, x: CpuStream, projection: Projection, norm: RMSNorm, post: RMSNorm | None = None
     ) -> CpuStream:
-        own, kernels = self.step, self._kernels
-        inputs = linear.weight.shape[1]
+        if projection.linear is None:
+            raise ValueError("a recording adds products only")
+        own, kernels, y = self.step, self._kernels, projection.rows
+        own_weight = int8_weight(projection.linear)
+        weight, inputs = own_weight.packed, own_weight.inputs
         quantised = self._quantised(inputs)
         self.instructions.append(kernels.quantise(own.tokens, y, inputs, quantised))
-        weight = self._packed(linear)
         if post is None:
             self._product(quantised, weight, x.residual, "add")
         else:
@@ -199,7 +204,7 @@ class CpuOps:
         return CpuStream(x.residual, x.residual, norm)
 
     def gated(self, x: CpuStream, linear: Linear, activation: Activation) -> Tensor:
-        weight = self._packed(linear, gated=True)
+        weight = int8_weight(linear).packed
         out = self._buffer("gated", weight.outputs // 2)
         self._product(self._normed(x), weight, out, activation)
         return out
@@ -221,7 +226,7 @@ class CpuOps:
         self.instructions.append(
             self._kernels.quantise(own.lines_count, x.residual, size, quantised, norm, own.lines)
         )
-        weight = self._packed(linear, padding=-torch.inf)
+        weight = int8_weight(linear).packed
         end = "store" if softcap is None else "softcap"
         self.instructions.append(
             self._kernels.linear(own.lines_count, quantised, weight, output, end, softcap or 0.0)
@@ -254,16 +259,6 @@ class CpuOps:
 
     def _product(self, x: Quantised, weight: PackedWeight, out: Tensor, end: str) -> None:
         self.instructions.append(self._kernels.linear(self.step.tokens, x, weight, out, end))
-
-    def _packed(self, linear: Linear, gated: bool = False, padding: float = 0.0) -> PackedWeight:
-        """As 8-bit integers. What was loaded is dropped, unless tokens are looked up in it."""
-        if id(linear) in self._weights:
-            return self._weights[id(linear)][1]
-        packed = pack_weight(linear.weight, linear.bias, self._kernels.isa, gated, padding)
-        self._weights[id(linear)] = linear, packed
-        if linear.weight is not self._table:
-            linear.weight = linear.weight.new_empty((0, linear.weight.shape[1]))
-        return packed
 
     def _quantised(self, size: int) -> Quantised:
         if size not in self._activations:

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.gpu.ops.base import Activation
-from ramify.gpu.ops.linear import Linear
+from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.tilings import AnyTiling
 from ramify.gpu.ops.triton_layer import add_norm, gate_mul
@@ -65,13 +65,13 @@ def invariant_product(linear: Linear, x: Tensor) -> Tensor:
     tile = _EXACT
     if x.dtype != torch.float32:
         tiles = next(tiles for most, *tiles in _TILES if most is None or len(x) <= most)
-        tile = tiles[len(linear.weight) >= _WIDE]
+        tile = tiles[len(linear.tensor) >= _WIDE]
     return product_in_tiles(linear, x, tile)
 
 
 def product_in_tiles(linear: Linear, x: Tensor, tile: tuple[int, int, int, int, int]) -> Tensor:
     """`tile`: as in _TILES."""
-    weight = linear.weight
+    weight = linear.tensor
     rows, (outputs, inputs) = len(x), weight.shape
     y = x.new_empty((rows, outputs))
     height, width, depth, warps, stages = tile

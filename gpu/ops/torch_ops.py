@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ramify.gpu.attention.base import AttentionBackend
 from ramify.gpu.kv.layout import KVPool
-from ramify.gpu.ops.base import Activation, LayerAttention, Stream
-from ramify.gpu.ops.linear import Linear
+from ramify.gpu.ops.base import Activation, LayerAttention, Projection, Stream
+from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
 from ramify.gpu.step.inputs import StepInputs
@@ -51,10 +51,16 @@ class TorchOps:
         kv.store(step.plan["slots"], qk[:, heads:], parts[:, rotated:])
         return self._attention.attend(qk[:, :heads], kv, step, layer.spec)
 
-    def add(
-        self, x: Stream, y: Tensor, linear: Linear, norm: RMSNorm, post: RMSNorm | None = None
+    def project(self, x: Tensor, linear: Linear) -> Projection:
+        return Projection(linear(x), None)
+
+    def reduce(self, projection: Projection) -> Projection:
+        return projection
+
+    def add_norm(
+        self, x: Stream, projection: Projection, norm: RMSNorm, post: RMSNorm | None = None
     ) -> Stream:
-        added = linear(y)
+        added = projection.rows
         residual = x.residual.add_(added if post is None else post(added))
         return Stream(residual, norm(residual))
 

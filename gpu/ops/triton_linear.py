@@ -25,7 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ramify.gpu.ops.base import Activation
 from ramify.gpu.ops.gluon_check import gluon_product
-from ramify.gpu.ops.linear import Linear
+from ramify.gpu.ops.linear.base import Linear, PlainWeight
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.tilings import AnyTiling, GluonTiling, Tiling
 from ramify.gpu.ops.triton_layer import add_norm, divide_rows, gate_mul, opened
@@ -66,10 +66,10 @@ class Products:
     def plain(self, x: Rows, linear: Linear, eps: float, tiling: AnyTiling | None) -> Tensor:
         """[T, inputs] -> [T, outputs]."""
         if isinstance(tiling, GluonTiling) and linear.bias is None:
-            return gluon_product(x.values, x.squares, linear.weight, False, eps, tiling)
+            return gluon_product(x.values, x.squares, linear.tensor, False, eps, tiling)
         if not isinstance(tiling, Tiling):
             return linear(_divided(x, eps))
-        output = x.values.new_empty((len(x.values), len(linear.weight)))
+        output = x.values.new_empty((len(x.values), len(linear.tensor)))
         self._launch(_STORE, x, linear, output, tiling, eps)
         return output
 
@@ -87,10 +87,10 @@ class Products:
     ) -> Tensor:
         """activation(gate) * up, the gate's rows first in the weight [2 * size, inputs] -> [T, size]."""
         if isinstance(tiling, GluonTiling) and linear.bias is None and activation == "silu":
-            return gluon_product(x.values, x.squares, linear.weight, True, eps, tiling)
+            return gluon_product(x.values, x.squares, linear.tensor, True, eps, tiling)
         if not isinstance(tiling, Tiling):
             return gate_mul(linear(_divided(x, eps)), activation)
-        output = x.values.new_empty((len(x.values), len(linear.weight) // 2))
+        output = x.values.new_empty((len(x.values), len(linear.tensor) // 2))
         self._launch(_GATED, x, linear, output, tiling, eps, gelu=activation == "gelu_tanh")
         return output
 
@@ -98,8 +98,8 @@ class Products:
         self, x: Tensor, linear: Linear, residual: Tensor, norm: RMSNorm, tiling: Tiling | None
     ) -> Rows:
         """residual [T, outputs] += the product, in place; returns its rows for `norm`."""
-        if tiling is None and linear.bias is None and not linear.packed:
-            torch.addmm(residual, x, linear.weight.t(), out=residual)
+        if tiling is None and linear.bias is None and isinstance(linear.weight, PlainWeight):
+            torch.addmm(residual, x, linear.tensor.t(), out=residual)
             return Rows(add_norm(None, residual, norm.weight, norm.eps))
         if tiling is None:
             return Rows(add_norm(linear(x), residual, norm.weight, norm.eps))
@@ -127,9 +127,9 @@ class Products:
         squares_out: Tensor | None = None,
         gelu: bool = False,
     ) -> None:
-        tokens, (outputs, inputs) = len(x.values), linear.weight.shape
+        tokens, (outputs, inputs) = len(x.values), linear.tensor.shape
         splits, width = tiling.splits, tiling.outputs
-        operands: tuple[Any, Any] = x.values, linear.weight
+        operands: tuple[Any, Any] = x.values, linear.tensor
         if epilogue == _GATED:
             if splits > 1 or inputs % tiling.inputs:
                 raise ValueError(
@@ -152,7 +152,7 @@ class Products:
         parts = x.squares.shape[1] if x.squares is not None else 1
         lines = max(1, tiling.warps * 32 // tiling.outputs)  # stretches of each row, one a thread
         _linear[(programs, splits)](
-            *operands, linear.weight, linear.bias, x.squares, residual, gain, output, squares_out,
+            *operands, linear.tensor, linear.bias, x.squares, residual, gain, output, squares_out,
             partial, self._arrived, tokens, outputs, inputs, parts, eps, 2 * tiling.prefetch // lines,
             EPILOGUE=epilogue, GELU=gelu, SCALED=x.squares is not None, BIAS=linear.bias is not None,
             SPLITS=splits, TOKENS=tiling.tokens, OUTPUTS=tiling.outputs, INPUTS=tiling.inputs,

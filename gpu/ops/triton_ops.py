@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ramify.gpu.attention.base import AttentionBackend
 from ramify.gpu.kv.layout import KVPool
-from ramify.gpu.ops.base import Activation, LayerAttention, Stream
-from ramify.gpu.ops.linear import Linear
+from ramify.gpu.ops.base import Activation, LayerAttention, Projection, Stream
+from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
 from ramify.gpu.ops.tilings import LayerSizes, OpTilings, tilings_for
@@ -95,13 +95,22 @@ class TritonOps:
         )
         return self._attention.attend(q, kv, step, layer.spec)
 
-    def add(
-        self, x: LazyStream, y: Tensor, linear: Linear, norm: RMSNorm, post: RMSNorm | None = None
+    def project(self, x: Tensor, linear: Linear) -> Projection:
+        return Projection(x, linear)
+
+    def reduce(self, projection: Projection) -> Projection:
+        return projection
+
+    def add_norm(
+        self, x: LazyStream, projection: Projection, norm: RMSNorm, post: RMSNorm | None = None
     ) -> LazyStream:
-        if post is None:
+        y, linear = projection.rows, projection.linear
+        if linear is not None and post is None:
             rows = self._products.add(y, linear, x.residual, norm, x.tilings.add)
         else:
-            added = add_norm(None, self._products.library(y, linear), post.weight, post.eps)
+            added = y if linear is None else self._products.library(y, linear)
+            if post is not None:
+                added = add_norm(None, added, post.weight, post.eps)
             rows = Rows(add_norm(added, x.residual, norm.weight, norm.eps))
         return LazyStream(x.residual, rows.values, rows.squares, norm.eps, x.tilings)
 
@@ -123,7 +132,7 @@ class TritonOps:
         else:
             final = x.normed
         if output is None:
-            output = final.new_empty((len(final), len(linear.weight)))
+            output = final.new_empty((len(final), len(linear.tensor)))
         self._products.head(final, linear, output)
         if softcap is not None:
             output.div_(softcap).tanh_().mul_(softcap)

@@ -24,10 +24,12 @@ from ramify.gpu.executors.torch_executor import TorchExecutor
 from ramify.gpu.kv.layout import KVLayout, KVPool
 from ramify.gpu.models.config import DecoderConfig, read_config
 from ramify.gpu.models.decoder import Decoder
-from ramify.gpu.ops.linear import packed
+from ramify.gpu.ops.linear.base import Form, plain_weight
+from ramify.gpu.ops.linear.onednn import float_weight
 from ramify.gpu.progress import Progress
 from ramify.gpu.startup.drafts import DraftChoice, choose_draft
 from ramify.gpu.startup.memory import free_bytes, plan_pages
+from ramify.gpu.startup.packing import Packing
 from ramify.gpu.startup.quantization import choose_quantization
 from ramify.gpu.startup.weights import fill_random, load_weights
 from ramify.gpu.step.rows import RowTable
@@ -102,20 +104,24 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     return executor
 
 
-def _fill(config: ModelConfig, model: Decoder, progress: Progress, folder: Path | None = None) -> None:
-    """Load the weights, those in `folder` if it is given, and lay them out for speed."""
+def _fill(
+    config: ModelConfig, model: Decoder, form: Form, progress: Progress, folder: Path | None = None
+) -> None:
+    """Load the weights, those in `folder` if it is given, each into its form as soon as it is there."""
     with loading_threads(model.parameters()):
+        views = model.weights()
+        packing = Packing(views, model.products(), form)
         if config.load_format == "dummy":
             progress("making random weights", 0.0)
-            fill_random(model.weights())
+            fill_random(views, loaded=packing.loaded)
         else:
-            load_weights(folder or config.path, model.weights(), progress)
+            load_weights(folder or config.path, views, progress, packing.loaded)
         with torch.inference_mode():
             model.complete()
 
 
 def _draft_model(
-    config: ModelConfig, draft: DraftChoice, context: int, like: Decoder, progress: Progress
+    config: ModelConfig, draft: DraftChoice, context: int, like: Decoder, form: Form, progress: Progress
 ) -> Decoder | None:
     """The draft model with its weights, of the type and on the device of the model; None: there is none.
 
@@ -124,7 +130,7 @@ def _draft_model(
     model = _empty_draft_model(draft, context, like)
     if model is not None:
         progress("reading the draft model", 0.0)
-        _fill(config, model, progress, draft.folder)
+        _fill(config, model, form, progress, draft.folder)
     return model
 
 
@@ -145,12 +151,8 @@ def _torch(
     progress: Progress,
 ) -> Executor:
     """The executor on torch operators."""
-    _fill(config, model, progress)
-    small = _draft_model(config, draft, info.context, model, progress)
-    with torch.inference_mode():
-        model.pack(packed)
-        if small is not None:
-            small.pack(packed)
+    _fill(config, model, float_weight, progress)
+    small = _draft_model(config, draft, info.context, model, float_weight, progress)
     if small is not None:
         info = _with_bytes(info, small.config.kv_layout(small.dtype))
     info = _with_pages(info, config, free_bytes(model.device), model.device)
@@ -193,9 +195,10 @@ def _int8(
     from ramify.gpu.native.kernels import compiled_kernels
     from ramify.gpu.native.threads import Crew
     from ramify.gpu.ops.cpu_ops import KV_DTYPE, CpuOps, endings, obstacle
+    from ramify.gpu.ops.linear.int8 import int8_form
 
-    _fill(config, model, progress)
-    small = _draft_model(config, draft, info.context, model, progress)
+    _fill(config, model, int8_form(isa), progress)
+    small = _draft_model(config, draft, info.context, model, int8_form(isa), progress)
     layout = model.config.kv_layout(KV_DTYPE)
     info = msgspec.structs.replace(
         info, kv_bytes_per_token=layout.bytes_per_token, attention="int8",
@@ -216,7 +219,6 @@ def _int8(
     progress(f"allocating KV cache for {info.pages * info.page_size} tokens", 1.0)
     pool = layout.allocate(info.pages, info.page_size, model.device)
     table = RowTable(info)
-    progress("rounding weights to 8 bits", 0.0)
     ops = CpuOps(kernels, pool, info.step_tokens + info.max_rows, table.max_length)
     crew = Crew(kernels.compiled, min(torch.get_num_threads(), MOST_THREADS))
     drafter: Drafter | None = NgramDrafter(info.max_rows) if draft.kind == "ngram" else None
@@ -259,14 +261,10 @@ def _cuda(
             )
 
     def fill() -> None:
-        _fill(config, model, progress)
+        # the products of the deterministic mode read plain weights
+        _fill(config, model, plain_weight if config.deterministic else float_weight, progress)
         if guesser is not None:
-            _fill(config, guesser, progress, draft.folder)
-        with torch.inference_mode():
-            if not config.deterministic:  # its products read plain weights
-                model.pack(packed)
-            if guesser is not None:
-                guesser.pack(packed)
+            _fill(config, guesser, float_weight, progress, draft.folder)
 
     drafter = device_drafter(draft, guesser, msgspec.structs.replace(info, pages=1))
     if drafter is not None:  # it may read the tokens of the slots, wherever they came from

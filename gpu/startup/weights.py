@@ -6,7 +6,7 @@ which tensors it wants.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,24 @@ _SINGLE = "model.safetensors"
 _FLOATS = {torch.float32, torch.bfloat16, torch.float16, torch.float64}
 
 
-def load_weights(folder: Path, views: dict[str, Tensor], progress: Progress) -> None:
-    """Fill `views` (checkpoint name -> tensor) from the checkpoint in `folder`."""
+def load_weights(
+    folder: Path,
+    views: dict[str, Tensor],
+    progress: Progress,
+    loaded: Callable[[str], None] = lambda name: None,
+) -> None:
+    """Fill `views` (checkpoint name -> tensor) from the checkpoint in `folder`.
+
+    `loaded` is told the name of each when it is filled, and may take views out that are.
+    """
     files = checkpoint_files(folder)
     sizes = [path.stat().st_size for path in files]
-    missing = set(views)
+    missing, names = set(views), frozenset(views)
     for number, path in enumerate(files):
         what = f"loading {path.name} ({number + 1} of {len(files)})"
         before, size, total = sum(sizes[:number]), sizes[number], max(1, sum(sizes))
         progress(what, before / total)
-        for part in _load_file(path, views, missing):
+        for part in _load_file(path, views, names, missing, loaded):
             progress(what, (before + part * size) / total)
     if missing:
         some = ", ".join(sorted(missing)[:3]) + (", ..." if len(missing) > 3 else "")
@@ -59,10 +67,16 @@ def checkpoint_files(folder: Path) -> list[Path]:
     raise ModelError(f"{folder} holds no weights: {_SINGLE} or {_INDEX} with its shards is missing")
 
 
-def fill_random(views: dict[str, Tensor], seed: int = 0) -> None:
-    """The `dummy` load format: norms 1, biases 0, all else normal with deviation 0.02."""
+def fill_random(
+    views: dict[str, Tensor], seed: int = 0, loaded: Callable[[str], None] = lambda name: None
+) -> None:
+    """The `dummy` load format: norms 1, biases 0, all else normal with deviation 0.02.
+
+    `loaded`: as for `load_weights`.
+    """
     generator: torch.Generator | None = None
-    for name, view in views.items():
+    for name in list(views):
+        view = views[name]
         if name.endswith("norm.weight"):
             view.fill_(1.0)
         elif name.endswith(".bias"):
@@ -71,6 +85,8 @@ def fill_random(views: dict[str, Tensor], seed: int = 0) -> None:
             if generator is None:
                 generator = torch.Generator(device=view.device).manual_seed(seed)
             view.normal_(0.0, 0.02, generator=generator)
+        del view
+        loaded(name)
 
 
 def _indexed_files(index: Path) -> list[Path]:
@@ -89,28 +105,38 @@ def _indexed_files(index: Path) -> list[Path]:
     return files
 
 
-def _load_file(path: Path, views: dict[str, Tensor], missing: set[str]) -> Iterator[float]:
+def _load_file(
+    path: Path,
+    views: dict[str, Tensor],
+    known: frozenset[str],
+    missing: set[str],
+    loaded: Callable[[str], None],
+) -> Iterator[float]:
     """Copy one file's tensors; yields now and then how much of it is done, 0..1."""
     try:
         with safe_open(path, framework="pt") as file:
             names = list(file.keys())
             for number, name in enumerate(names, 1):
-                wanted = _in_decoder(name, views)
-                if wanted not in views:
-                    _check_ignorable(path, name, views)
+                wanted = _in_decoder(name, known)
+                if wanted not in known:
+                    _check_ignorable(path, name, known)
                     continue
+                if wanted not in missing:
+                    raise ModelError(f"{path} holds {name}, which an earlier file has too: download "
+                                     "the checkpoint again")  # fmt: skip
                 _copy(path, name, file.get_tensor(name), views[wanted])
                 missing.discard(wanted)
+                loaded(wanted)
                 if number % 32 == 0:
                     yield number / len(names)
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} is damaged or cut short ({error}): download it again") from None
 
 
-def _in_decoder(name: str, views: dict[str, Tensor]) -> str:
+def _in_decoder(name: str, known: frozenset[str]) -> str:
     """Checkpoints of the bare model leave out the `model.` in front."""
     prefixed = f"model.{name}"
-    return prefixed if name not in views and prefixed in views else name
+    return prefixed if name not in known and prefixed in known else name
 
 
 def _copy(path: Path, name: str, tensor: Tensor, view: Tensor) -> None:
@@ -123,9 +149,9 @@ def _copy(path: Path, name: str, tensor: Tensor, view: Tensor) -> None:
     view.copy_(tensor)
 
 
-def _check_ignorable(path: Path, name: str, views: dict[str, Tensor]) -> None:
+def _check_ignorable(path: Path, name: str, known: frozenset[str]) -> None:
     """Some tensors carry no information here; any other would be silently lost."""
-    tied_head = name == "lm_head.weight" and "lm_head.weight" not in views
+    tied_head = name == "lm_head.weight" and "lm_head.weight" not in known
     if tied_head or name.endswith("rotary_emb.inv_freq"):
         return
     raise ModelError(f"{path} holds {name}, which the architecture in config.json has no place for: "

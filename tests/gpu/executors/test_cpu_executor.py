@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ramify.gpu.executors.base import BadLogits
-from ramify.gpu.ops.linear import Linear
+from ramify.gpu.ops.linear.base import Linear, Weight
 from ramify.protocol.plan import ExtendRow, StepPlan, pack, unpack
 from ramify.protocol.sampling import SamplingParams
 
@@ -77,11 +77,14 @@ def logits(driver: Any, tokens: list[int]) -> torch.Tensor:
     return found[0]
 
 
-class RoundedLinear(Linear):
+class RoundedWeight(Weight):
     """torch's product of weights and activations that were rounded to 8 bits."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(rounded(x), rounded(self.weight), self.bias)
+    def __init__(self, linear: Linear) -> None:
+        self.rounded = rounded(linear.tensor)
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return torch.nn.functional.linear(rounded(x), self.rounded, bias)
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
@@ -93,9 +96,7 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 def test_each_family_is_near_torch_with_rounded_products(
     tmp_path: Path, drive: Any, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    monkeypatch.setattr(
-        "ramify.gpu.startup.load.packed", lambda linear: RoundedLinear(linear.weight, linear.bias)
-    )
+    monkeypatch.setattr("ramify.gpu.startup.load.float_weight", RoundedWeight)
     where = folder(tmp_path, family)
     torchs = drive(where, load_format="dummy", quantization="none")
     ours = drive(where, load_format="dummy", quantization="int8")
@@ -163,7 +164,8 @@ def test_sampled_tokens_depend_neither_on_neighbours_nor_on_retraction(tiny: Any
 def test_bad_logits_name_the_request_and_spare_the_others(tiny: Any) -> None:
     wanted = tiny.generate(0, PROMPT, 6, range(30))
     poison = 77
-    tiny.executor._ops._table[poison] = torch.nan
+    _, embedding, _ = tiny.executor._layers.instructions[0].keep
+    embedding[poison] = torch.nan
     opens = [tiny.open(0, range(200, 230)), tiny.open(7, range(100, 130))]
     extends = [ExtendRow(0, 0, pack(PROMPT), True), ExtendRow(7, 0, pack([3, poison]), True)]
     with pytest.raises(BadLogits, match="request") as caught:

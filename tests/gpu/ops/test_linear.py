@@ -21,7 +21,7 @@ from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.gluon_check import gluon_works
-from ramify.gpu.ops.linear import Linear, packed, parts
+from ramify.gpu.ops.linear.base import Linear, plain
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.tilings import GluonTiling, LayerSizes, OpTilings, Tiling, tilings_for
 from ramify.gpu.ops.triton_linear import Products, Rows
@@ -49,13 +49,13 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = DTYPE) -> Tensor:
 
 def linear(outputs: int, inputs: int, bias: bool, dtype: torch.dtype = DTYPE) -> Linear:
     weight = random(outputs, inputs, seed=1, dtype=dtype) / inputs**0.5
-    return Linear(weight, random(outputs, seed=2, dtype=dtype) if bias else None)
+    return plain(weight, random(outputs, seed=2, dtype=dtype) if bias else None)
 
 
 def product(x: Tensor, product: Linear) -> Tensor:
     """In float32."""
     bias = product.bias.float() if product.bias is not None else None
-    return F.linear(x.float(), product.weight.float(), bias)
+    return F.linear(x.float(), product.tensor.float(), bias)
 
 
 def check(got: Tensor, wanted: Tensor) -> None:
@@ -83,10 +83,10 @@ def test_products(tokens: int, outputs: int, inputs: int, tiling: Tiling) -> Non
     x = random(tokens, inputs)
     squares = random(tokens, 3, seed=3).abs().float() * inputs
     divided = x.float() * torch.rsqrt(squares.sum(1, keepdim=True) / inputs + EPS)
-    for rows, plain, bias in ((Rows(x), x, True), (Rows(x, squares), divided, False)):
+    for rows, values, bias in ((Rows(x), x, True), (Rows(x, squares), divided, False)):
         own = linear(outputs, inputs, bias)
-        check(products.plain(rows, own, EPS, tiling), product(plain, own))
-        gate, up = product(plain, own).chunk(2, 1)
+        check(products.plain(rows, own, EPS, tiling), product(values, own))
+        gate, up = product(values, own).chunk(2, 1)
         whole = dataclasses.replace(tiling, splits=1, inputs=16)
         check(products.gated(rows, own, EPS, whole), F.silu(gate) * up)
 
@@ -258,34 +258,3 @@ def test_rings_are_tried_where_they_may_be_chosen(
     assert cuda_executor.layer_sizes(model, products).gluon == (
         not deterministic and dtype == torch.bfloat16
     )
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_packed_weight_serves_any_number_of_rows(bias: bool) -> None:
-    torch.manual_seed(0)
-    weight = torch.randn(24, 40)
-    offset = torch.randn(24) if bias else None
-    product = packed(Linear(weight.clone(), offset))
-    for rows in (1, 7, 16, 17, 31, 130, 517):
-        x = torch.randn(rows, 40)
-        y = product(x)
-        assert y.shape == (rows, 24)
-        torch.testing.assert_close(y, F.linear(x, weight, offset))
-
-
-def test_kernels_are_compiled_for_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    every = [parts(rows) for rows in range(1, 2049)]
-    assert len({size for sizes in every for size in sizes}) == 22
-    for rows, sizes in enumerate(every, 1):
-        assert rows <= sum(sizes) <= rows * 5 / 4
-        assert sum(sizes[:-1]) < rows
-    product = packed(Linear(torch.randn(24, 40)))
-    own, seen = Linear._product, []
-
-    def watched(self: Linear, x: torch.Tensor, size: int) -> torch.Tensor:
-        seen.append((len(x), size))
-        return own(self, x, size)
-
-    monkeypatch.setattr(Linear, "_product", watched)
-    assert product(torch.randn(681, 40)).shape == (681, 24)
-    assert seen in ([(256, 256), (256, 256), (128, 128), (41, 48)], [])  # none where it does not serve

@@ -10,7 +10,7 @@ from torch import Tensor
 from ramify.gpu.attention.spec import AttentionSpec
 from ramify.gpu.kv.layout import KVPool, LayerKV, PairLayout
 from ramify.gpu.ops.base import LayerAttention, Stream
-from ramify.gpu.ops.linear import Linear
+from ramify.gpu.ops.linear.base import plain
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
 from ramify.gpu.ops.torch_ops import TorchOps, tokens_of
@@ -68,28 +68,29 @@ def test_embed(ops: TorchOps, scale: float) -> None:
     x = ops.embed(step, table, scale, first)
     assert torch.equal(x.residual, table[[3, 41]] * scale)
     torch.testing.assert_close(x.normed, F.rms_norm(x.residual, (16,), first.weight, first.eps))
-    assert table[3].ne(0).any()  # `add` writes in place: not into the table
-    ops.add(x, torch.randn(2, 16), Linear(torch.randn(16, 16)), first)
+    assert table[3].ne(0).any()  # `add_norm` writes in place: not into the table
+    ops.add_norm(x, ops.project(torch.randn(2, 16), plain(torch.randn(16, 16))), first)
     assert not torch.equal(x.residual, table[[3, 41]] * scale)
 
 
 @pytest.mark.parametrize("post", [False, True])
 def test_add_sums_then_normalises(ops: TorchOps, post: bool) -> None:
-    residual, y, linear = torch.randn(3, 16), torch.randn(3, 24), Linear(torch.randn(16, 24))
+    residual, y, linear = torch.randn(3, 16), torch.randn(3, 24), plain(torch.randn(16, 24))
     following, own = norm(16), norm(16)
-    added = y @ linear.weight.T
+    added = y @ linear.tensor.T
     if post:
         added = F.rms_norm(added, (16,), own.weight, own.eps)
     wanted = residual + added
-    x = ops.add(Stream(residual.clone(), residual), y, linear, following, own if post else None)
+    stream, projection = Stream(residual.clone(), residual), ops.project(y, linear)
+    x = ops.add_norm(stream, projection, following, own if post else None)
     torch.testing.assert_close(x.residual, wanted)
     torch.testing.assert_close(x.normed, F.rms_norm(wanted, (16,), following.weight, following.eps))
 
 
 def test_linear_and_gated(ops: TorchOps) -> None:
     x = Stream(torch.randn(3, 16), torch.randn(3, 16))
-    linear = Linear(torch.randn(20, 16), torch.randn(20))
-    both = F.linear(x.normed, linear.weight, linear.bias)
+    linear = plain(torch.randn(20, 16), torch.randn(20))
+    both = F.linear(x.normed, linear.tensor, linear.bias)
     torch.testing.assert_close(ops.linear(x, linear), both)
     gate, up = both[:, :10], both[:, 10:]
     torch.testing.assert_close(ops.gated(x, linear, "silu"), F.silu(gate) * up)
@@ -100,8 +101,8 @@ def test_linear_and_gated(ops: TorchOps) -> None:
 @pytest.mark.parametrize("lines", [None, [2, 0]])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 def test_head(ops: TorchOps, lines: list[int] | None, softcap: float | None) -> None:
-    x, linear = Stream(torch.randn(3, 16), torch.randn(3, 16)), Linear(torch.randn(30, 16))
-    wanted = x.normed[lines if lines is not None else slice(None)] @ linear.weight.T
+    x, linear = Stream(torch.randn(3, 16), torch.randn(3, 16)), plain(torch.randn(30, 16))
+    wanted = x.normed[lines if lines is not None else slice(None)] @ linear.tensor.T
     if softcap is not None:
         wanted = softcap * torch.tanh(wanted / softcap)
     index = None if lines is None else torch.tensor(lines)

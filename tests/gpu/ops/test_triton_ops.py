@@ -10,9 +10,9 @@ from torch import Tensor
 pytest.importorskip("triton", minversion=None if torch.cuda.is_available() else "3.7")
 
 from ramify.gpu.kv.layout import PairLayout
-from ramify.gpu.ops.base import Activation, Stream
+from ramify.gpu.ops.base import Activation, Projection, Stream
 from ramify.gpu.ops.invariant_linear import InvariantProducts
-from ramify.gpu.ops.linear import Linear
+from ramify.gpu.ops.linear.base import plain
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.tilings import LayerSizes, OpTilings, Tiling
 from ramify.gpu.ops.torch_ops import TorchOps
@@ -72,21 +72,24 @@ def test_a_layer(both: Both, post: bool, activation: Activation) -> None:
     step = StepInputs.from_parts(Bucket(0, 0, TOKENS, TOKENS), {"input_ids": ids})
     table = random(20, HIDDEN)
     qkv, output, up, down = (
-        Linear(random(rows, columns) / columns**0.5)
+        plain(random(rows, columns) / columns**0.5)
         for rows, columns in ((48, HIDDEN), (HIDDEN, 16), (2 * WIDE, HIDDEN), (HIDDEN, WIDE))
     )
     norms = [norm() for _ in range(5)]
-    mixed, head = random(TOKENS, 16), Linear(random(30, HIDDEN))
+    mixed, head = random(TOKENS, 16), plain(random(30, HIDDEN))
     found: list[list[Tensor]] = []
     for ops in (both.torch, both.triton):
         any_ops: Any = ops
         any_ops.begin(step)
         x: Stream = any_ops.embed(step, table, 2.5, norms[0])
         results = [any_ops.linear(x, qkv)]
-        x = any_ops.add(x, mixed, output, norms[1], norms[3] if post else None)
+        x = any_ops.add_norm(x, any_ops.project(mixed, output), norms[1], norms[3] if post else None)
         gated = any_ops.gated(x, up, activation)
-        x = any_ops.add(x, gated, down, norms[2], norms[4] if post else None)
-        results += [gated, x.residual]
+        x = any_ops.add_norm(x, any_ops.project(gated, down), norms[2], norms[4] if post else None)
+        results += [gated, x.residual.clone()]
+        whole = Projection(output(mixed), None)  # as behind a sum over ranks
+        x = any_ops.add_norm(x, any_ops.reduce(whole), norms[1], norms[3] if post else None)
+        results += [x.residual]
         chosen = torch.tensor([2, 0], device=DEVICE)
         results += [any_ops.head(x, lines, head, cap) for lines in (None, chosen) for cap in (None, 2.0)]
         found.append(results)
@@ -99,7 +102,8 @@ def test_a_norm_is_left_half_done_where_products_are_tiled() -> None:
     both = Both(TILINGS["tiled"], Products(DEVICE))
     residual, following = random(TOKENS, HIDDEN), norm()
     x = LazyStream(residual, residual, None, following.eps, TILINGS["tiled"])
-    lazy = both.triton.add(x, random(TOKENS, 16), Linear(random(HIDDEN, 16)), following)
+    added = both.triton.project(random(TOKENS, 16), plain(random(HIDDEN, 16)))
+    lazy = both.triton.add_norm(x, added, following)
     assert lazy.squares is not None
     mean = lazy.squares.sum(1, keepdim=True) / HIDDEN
     same(lazy.normed * (mean + following.eps).rsqrt(), following(lazy.residual))
@@ -107,5 +111,5 @@ def test_a_norm_is_left_half_done_where_products_are_tiled() -> None:
 
 def test_a_blank_stream_has_a_head() -> None:
     both = Both(OpTilings(), Products(DEVICE))
-    logits = both.triton.head(both.triton.blank(2), None, Linear(random(30, HIDDEN)), None)
+    logits = both.triton.head(both.triton.blank(2), None, plain(random(30, HIDDEN)), None)
     assert logits.tolist() == torch.zeros(2, 30).tolist()

@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from ramify.gpu.models.config import DecoderConfig, parse_config, read_config
 from ramify.gpu.models.decoder import Decoder
-from ramify.gpu.ops.linear import packed
+from ramify.gpu.ops.linear.onednn import float_weight
 from ramify.gpu.startup.load import load_executor
+from ramify.gpu.startup.packing import Packing
 from ramify.gpu.startup.weights import fill_random, load_weights
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
@@ -362,9 +363,10 @@ def test_weights_go_straight_to_the_gpu(tmp_path: Path, tiny_config: dict[str, A
     torch.cuda.reset_peak_memory_stats()
     host, device = anonymous_bytes(), torch.cuda.memory_allocated()
     model = Decoder(shape, 64, torch.bfloat16, cuda)
-    load_weights(tmp_path, model.weights(), lambda what, share: None)
-    with torch.inference_mode():
-        model.pack(packed)
+    views = model.weights()
+    packing = Packing(views, model.products(), float_weight)
+    load_weights(tmp_path, views, lambda what, share: None, packing.loaded)
+    del views
     assert torch.cuda.max_memory_allocated() - device < size + 2 * most
     assert anonymous_bytes() - host < size // 2
     for name, view in model.weights().items():

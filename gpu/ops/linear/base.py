@@ -1,0 +1,101 @@
+"""A matrix product with an optional bias, and several of them merged into one.
+
+Merged weights (q, k and v; gate and up) are one matrix whose row blocks are the checkpoint's
+tensors, so that a step launches one product instead of three. `blocks` gives the loader the views
+to fill. A weight is loaded as a `PlainWeight`; `startup.packing` then gives it the form in which the
+device reads it fastest. A number format is a class derived from `Weight`, in a file of its own.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Use = Literal["rows", "gated", "logits"]
+"""What a product's rows are: just rows; a gate's rows, then as many of `up`; a vocabulary's logits."""
+
+
+class Weight:
+    """A matrix [outputs, inputs] in one of the forms that kernels read."""
+
+    __slots__ = ()
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x W^T + bias by torch: [T, inputs] -> [T, outputs].
+
+        Raises TypeError for a form that only kernels of its own read.
+        """
+        raise TypeError(f"torch has no product with a {type(self).__name__}")
+
+
+@dataclass(slots=True)
+class PlainWeight(Weight):
+    """As it is in a checkpoint: [outputs, inputs] of floats."""
+
+    tensor: Tensor
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, self.tensor, bias)
+
+
+@dataclass(slots=True)
+class Linear:
+    """y = x W^T + b. bias [outputs] or None."""
+
+    weight: Weight
+    bias: Tensor | None = None
+    use: Use = "rows"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, inputs] -> [T, outputs]."""
+        return self.weight.product(x, self.bias)
+
+    @property
+    def tensor(self) -> Tensor:
+        """The weight [outputs, inputs] itself. Raises TypeError if its form is not the plain one."""
+        if not isinstance(self.weight, PlainWeight):
+            raise TypeError(f"this product reads plain weights, not a {type(self.weight).__name__}")
+        return self.weight.tensor
+
+    def into(self, x: Tensor, output: Tensor) -> None:
+        """The same as a call, written to output [T, outputs], which is contiguous."""
+        if self.bias is None and isinstance(self.weight, PlainWeight):
+            torch.mm(x, self.weight.tensor.t(), out=output)
+        else:
+            output.copy_(self(x))
+
+
+Form = Callable[[Linear], Weight]
+"""The form in which a product's weight, loaded as a `PlainWeight`, is to be kept."""
+
+
+def plain_weight(linear: Linear) -> Weight:
+    """The form that changes nothing."""
+    return linear.weight
+
+
+def plain(weight: Tensor, bias: Tensor | None = None, use: Use = "rows") -> Linear:
+    """The product with weight [outputs, inputs]."""
+    return Linear(PlainWeight(weight), bias, use)
+
+
+def empty_linear(
+    inputs: int, outputs: int, bias: bool, dtype: torch.dtype, device: torch.device, use: Use = "rows"
+) -> Linear:
+    """A product whose weights the loader fills."""
+    weight = torch.empty((outputs, inputs), dtype=dtype, device=device)
+    return plain(weight, torch.empty(outputs, dtype=dtype, device=device) if bias else None, use)
+
+
+def blocks(linear: Linear, names: Sequence[str], sizes: Sequence[int]) -> dict[str, Tensor]:
+    """Views of the row blocks, under the names that checkpoints give them."""
+    views = {}
+    for name, weight in zip(names, torch.split(linear.tensor, list(sizes)), strict=True):
+        views[f"{name}.weight"] = weight
+    if linear.bias is not None:
+        for name, bias in zip(names, torch.split(linear.bias, list(sizes)), strict=True):
+            views[f"{name}.bias"] = bias
+    return views
