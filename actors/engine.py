@@ -70,6 +70,7 @@ class EngineStatus:
         self._epoch = epoch
         self._metrics = metrics
         self._started = time.time()
+        self._version = version("ramify")  # reads files: 0.6 ms
         self.replicas: Callable[[], list[dict[str, Any]]] | None = None
         self._changed: Callable[[], None] = lambda: None
         metrics.watch_store(lambda: self._changed())
@@ -99,7 +100,7 @@ class EngineStatus:
         more = {} if self.replicas is None else {"replicas": self.replicas()}
         return more | {
             "server": "ramify",
-            "version": version("ramify"),
+            "version": self._version,
             "protocol": [f"ramify.v{PROTOCOL_VERSION}+json", f"ramify.v{PROTOCOL_VERSION}+msgpack"],
             "epoch": self._epoch,
             "started": self._started,
