@@ -15,6 +15,11 @@ import pytest
 import torch
 
 from ramify.actors.grammar.automaton import Automaton as Machine
+from ramify.actors.grammar.expression import Embedded, Literal, concat
+from ramify.actors.grammar.nested import ARRAY, OBJECT, Containers, nested
+from ramify.actors.grammar.schema.arrays import listed_items
+from ramify.actors.grammar.schema.assembly import one_of, reduced, words
+from ramify.actors.grammar.schema.members import Others, Separators, objects
 from ramify.gpu.constraints.matcher import Automaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.errors import ConstraintError
@@ -78,9 +83,17 @@ def make(tmp_path: Path, tiny_config: dict[str, Any], drive: Any) -> Any:
 class Run:
     """A row for each way of sampling. The first `cut` outputs over, all rows are opened again."""
 
-    def __init__(self, executor: Any, drafts: int, most: int, cut: int = 0, behind: int = 1) -> None:
+    def __init__(
+        self,
+        executor: Any,
+        drafts: int,
+        most: int,
+        cut: int = 0,
+        behind: int = 1,
+        machine: Machine | None = None,
+    ) -> None:
         words = vocabulary(executor.info.vocab_size)
-        machine = Machine.from_regex(PATTERN)
+        machine = Machine.from_regex(PATTERN) if machine is None else machine
         constraints = executor.constraints
         rows = getattr(constraints, "rows", constraints)
         rows.put(1, Automaton(machine_of(words, machine)))
@@ -181,6 +194,29 @@ def test_it_obeys_and_jumps(make: Any, plain: Run) -> None:
     assert executor.constraints.automata._places.used > 0
     executor.launch(StepPlan(2, forgets=pack([1]))).result()
     assert executor.constraints.automata._places.used == 0
+
+
+def free_values() -> Machine:
+    """Two members of any value, of which few are no arrays or objects."""
+    key, plain = Machine.from_regex('"a"|"ok"'), Machine.from_regex('"b"')
+    value = one_of([plain, words([bytes((OBJECT,))]), words([bytes((ARRAY,))])])
+    separators = Separators(b", ", b": ")
+    objects_of_any = objects([], [Others(key, value)], 0, None, separators)
+    arrays_of_any = listed_items([], value, 0, None, separators.comma)
+    both = concat(Literal(b'{"name": '), Embedded(value), Literal(b', "job": '), Embedded(value))
+    whole = Machine.from_expression(concat(both, Literal(b"}")))
+    return nested(whole, Containers.of(reduced(objects_of_any), reduced(arrays_of_any)))
+
+
+def test_values_that_no_schema_describes(make: Any) -> None:
+    """On the device as on torch, with drafts and without, and gone on with inside of one."""
+    length, machine = 36, free_values()
+    plain = Run(make("torch"), 0, length, behind=0, machine=machine)
+    assert any(sum(plain.text(row).count(each) for each in "[{") > 2 for row in range(FREE))
+    executor = make()
+    same(plain, Run(executor, 0, length, machine=machine))
+    assert executor.constraints.automata.used_bytes > 0
+    same(plain, Run(executor, MOST, length, cut=12, machine=machine))
 
 
 def test_followed_on_the_host(make: Any, plain: Run, monkeypatch: pytest.MonkeyPatch) -> None:
