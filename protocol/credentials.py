@@ -15,10 +15,12 @@ Pure: text in, values out. Errors are `ConfigError`s that name the line and the 
 import hashlib
 import re
 from collections.abc import Iterable
+from typing import Annotated, ClassVar
 
 import msgspec
 
 from ramify.protocol.errors import ConfigError
+from ramify.protocol.settings import Setting, Settings, declared
 from ramify.protocol.wire import MOST_PRIORITY
 
 MOST_CREDENTIALS = 4096  # lines of a file; metrics have a label for each name
@@ -28,24 +30,31 @@ _HASH = re.compile(r"[0-9a-fA-F]{64}")
 _MOST = 2**53  # of a limit: what every reader of JSON holds exactly
 
 
-class CredentialLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CredentialLimits(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What all sockets of one credential may ask for together. Each is a server flag as well."""
 
-    sockets: int = 1024
-    ops_per_second: int = 4000  # messages, over all sockets; bursts of two seconds' worth
-    bytes_per_second: int = 32 << 20  # received; bursts of two seconds' worth
-    priority: int = 0  # the highest of a generation: a higher one goes before all other clients
+    GROUP: ClassVar[str] = "access"
+    PREFIX: ClassVar[str] = "credential-"
 
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            _check(name, getattr(self, name), f"--credential-{name.replace('_', '-')}")
-
-
-def _check(name: str, value: int, where: str) -> None:
-    """Raise ConfigError unless `value` is a limit of that name. `where`: what the error names."""
-    low, high = (-MOST_PRIORITY, MOST_PRIORITY) if name == "priority" else (1, _MOST)
-    if not low <= value <= high:
-        raise ConfigError(f"{where} is {value}: must be {low} to {high}")
+    sockets: Annotated[int, Setting("most sockets of one token's name", low=1, high=_MOST)] = 1024
+    ops_per_second: Annotated[
+        int,
+        Setting(
+            "most messages a second of one token's name, all its sockets together", low=1, high=_MOST
+        ),
+    ] = 4000  # bursts of two seconds' worth
+    bytes_per_second: Annotated[
+        int,
+        Setting("most bytes a second of one token's name, all its sockets together", low=1, high=_MOST),
+    ] = 32 << 20  # received; bursts of two seconds' worth
+    priority: Annotated[
+        int,
+        Setting(
+            "the highest `priority` of its generations: a higher one goes before all other names'",
+            low=-MOST_PRIORITY,
+            high=MOST_PRIORITY,
+        ),
+    ] = 0
 
 
 class Credential(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,8 +158,8 @@ def _credential(line: _Line, place: str, shared: bool, defaults: CredentialLimit
     if unknown:
         known = ", ".join(CredentialLimits.__struct_fields__)
         raise ConfigError(f"{place}: `limits` has no {sorted(unknown)[0]!r}; it knows {known}")
-    for name, value in line.limits.items():
-        _check(name, value, f"{place}: `limits.{name}`")
+    for each in declared(CredentialLimits):
+        each.check(line.limits.get(each.field), f"{place}: `limits.{each.field}`")
     namespace = line.namespace if line.namespace is not None else "" if shared else line.name
     limits = msgspec.structs.replace(defaults, **line.limits)
     return Credential(name=line.name, digest=digest, namespace=namespace, limits=limits)

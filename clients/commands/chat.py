@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 from ramify.clients.commands import engine
 from ramify.clients.commands.conversation import Conversation, ReadLine
+from ramify.clients.commands.flags import with_settings
 from ramify.clients.commands.invocation import command
 from ramify.clients.commands.options import set_option
 from ramify.clients.commands.screen import Screen
@@ -34,6 +35,11 @@ GIVE_UP_S = 60.0  # without a server, where nobody sits in front of it
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("chat", help="talk to a model, or ask it one thing")
+    with_settings(parser, _fill)
+    parser.set_defaults(run=run)
+
+
+def _fill(parser: argparse.ArgumentParser, every: bool) -> None:
     parser.add_argument(
         "question", nargs="?", help="answer this (and the text on standard input, if any), and exit"
     )
@@ -49,8 +55,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--script", action="store_true", help="standard input is a message or a command a line"
     )
-    add_model_flags(parser)
-    parser.set_defaults(run=run)
+    add_model_flags(parser, every)
 
 
 def run(args: argparse.Namespace) -> int:

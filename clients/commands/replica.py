@@ -4,7 +4,9 @@ import argparse
 from pathlib import Path
 
 from ramify.clients.commands import engine
-from ramify.clients.commands.replica_flags import address
+from ramify.clients.commands.flags import add_flags
+from ramify.clients.commands.settings import address
+from ramify.protocol.config import LogConfig
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -35,8 +37,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         choices=["auto", "cpu", "cuda"],
         help="where to run it, if the front says otherwise",
     )
-    parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
-    parser.add_argument("--log-format", choices=["human", "json"], default="human")
+    add_flags(parser, [LogConfig], every=True)
     parser.set_defaults(run=run)
 
 

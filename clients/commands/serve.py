@@ -5,10 +5,10 @@ import sys
 from typing import Any
 
 from ramify.clients.commands import engine
+from ramify.clients.commands.flags import with_settings
 from ramify.clients.commands.invocation import command
 from ramify.clients.commands.settings import (
     DEFAULT_MODEL_NOTE,
-    add_model_flags,
     add_server_flags,
     engine_config,
 )
@@ -16,11 +16,7 @@ from ramify.clients.commands.settings import (
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("serve", help="serve a model over WebSockets")
-    add_model_flags(parser)
-    add_server_flags(parser)
-    log = parser.add_argument_group("log")
-    log.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
-    log.add_argument("--log-format", choices=["human", "json"], default="human")
+    with_settings(parser, add_server_flags)
     parser.set_defaults(run=run)
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from ramify.clients.commands import engine
 from ramify.clients.commands.screen import shown
-from ramify.clients.commands.settings import store_place
+from ramify.clients.commands.settings import store_of
 from ramify.protocol.errors import ConfigError
 from ramify.protocol.saved import (
     EXPORT,
@@ -76,7 +76,7 @@ def _add_place(parser: argparse.ArgumentParser, store: str, port: Any, key_file:
 
 def run(args: argparse.Namespace) -> int:
     """Do what the action says. Raises ConfigError."""
-    place = store_place(args.store, args.port)
+    place = store_of(args)
     if place is None:
         raise ConfigError("there is no store: give its file or its URL with --store")
     writes = args.action in ("prune", "import", "rekey", "trust-clock")

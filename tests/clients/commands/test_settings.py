@@ -163,7 +163,7 @@ def test_every_limit_is_a_flag(name: str) -> None:
         ("--metrics-auth", "--metrics-auth needs tokens"),
         ("--session-ttl=-1", "--session-ttl is -1: must be 0 to"),
         ("--ping-interval 0", "--ping-interval is 0: must be 0.1 to"),
-        ("--threads 0", "--threads is 0: must be at least 1"),
+        ("--threads 0", "--threads is 0: must be 1 to 4096"),
         ("--replicas-on ray", "--replicas-on ray does nothing without --replicas N"),
         ("--replicas-max 3", "--replicas-max does nothing without --replicas N"),
         ("--ray-address auto", "--ray-address does nothing without --replicas N"),
