@@ -52,7 +52,7 @@ class ForcedTexts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CheckedPlace(msgspec.Struct, frozen=True, array_like=True):
-    """A place in a JSON value, as far as an automaton cannot hold it: see `AutomatonBody.places`.
+    """A place in a JSON value, as far as an automaton cannot hold it: see `Checked`.
 
     `distinct`: no two members of an object here have the same name. `unique`: no two items of an array
     here are equal. Then the numbers of the places inside: of a member by its name, of members of
@@ -66,6 +66,37 @@ class CheckedPlace(msgspec.Struct, frozen=True, array_like=True):
     others: int = -1
     items: tuple[int, ...] = ()
     rest: int = -1
+
+    def moved(self, by: int) -> "CheckedPlace":
+        """The same among other places, where all numbers are greater by `by`."""
+
+        def number(place: int) -> int:
+            return place + by if place >= 0 else -1
+
+        return CheckedPlace(
+            self.distinct,
+            self.unique,
+            {name: number(place) for name, place in self.names.items()},
+            number(self.others),
+            tuple(map(number, self.items)),
+            number(self.rest),
+        )
+
+
+class Checked(msgspec.Struct, frozen=True, array_like=True):
+    """How JSON in outputs is checked against what it has written before.
+
+    `places`: empty: not at all. `begins`: states, each with the place of the value that begins there, if
+    an array or an object does, and is not inside another one. `begun`: of the value that stood there
+    before the output the place, and its text with all behind it; -1: there is none.
+    """
+
+    places: tuple[CheckedPlace, ...] = ()
+    begins: tuple[tuple[int, int], ...] = ()
+    begun: tuple[int, bytes] = (-1, b"")
+
+
+UNCHECKED = Checked()
 
 
 class Layout(NamedTuple):
@@ -112,15 +143,14 @@ class AutomatonBody(msgspec.Struct, frozen=True, array_like=True, tag="automaton
     gets the bit; and `POP`, where it ends, and inner state 2 + the last bit of the stack goes on, or
     behind its last one the return. Behind all steps, the returns.
     `packed`: `words` are compressed by zlib. `likely`: texts that are likely where there is a choice,
-    the likelier ones first, with what ends them. `places`: where outputs, which are JSON then, are
-    checked against what they have written before, too; the whole value is at place 0. Empty: nowhere.
+    the likelier ones first, with what ends them. `checked`: how JSON in outputs is checked, too.
     """
 
     words: bytes
     packed: bool
     forced: ForcedTexts
     likely: tuple[bytes, ...] = ()
-    places: tuple[CheckedPlace, ...] = ()
+    checked: Checked = UNCHECKED
 
 
 class GrammarBody(msgspec.Struct, frozen=True, array_like=True, tag="grammar"):

@@ -22,8 +22,9 @@ from ramify.actors.grammar.route import route
 from ramify.actors.grammar.structure import structure_automaton
 from ramify.actors.grammar.words import rows_of, words_of
 from ramify.protocol.constraints import (
+    UNCHECKED,
     AutomatonBody,
-    CheckedPlace,
+    Checked,
     CompiledConstraint,
     ConstraintSpec,
     GrammarBackend,
@@ -55,7 +56,8 @@ def compile_constraint(spec: ConstraintSpec, backend: GrammarBackend = "auto") -
         case "lark":
             return _grammar(*lark_grammar(spec.text))
         case "structure":
-            return _ready(*structure_automaton(decode_structure(spec.text), backend))
+            built = structure_automaton(decode_structure(spec.text), backend)
+            return _ready(built.automaton, built.notes, checked=built.checked)
 
 
 def _regex(pattern: str, backend: GrammarBackend) -> CompiledConstraint:
@@ -94,7 +96,8 @@ def _schema(spec: ConstraintSpec) -> CompiledConstraint:
         raise ConstraintError("the schema holds half a surrogate pair, which is no text") from None
     routed = route(schema, spacing="spaced" if spec.spaced else "compact")
     if routed.automaton is not None:
-        return _ready(routed.automaton, routed.notes, likely_words(schema), routed.places)
+        checked = Checked(routed.places, ((0, 0),)) if routed.places else UNCHECKED
+        return _ready(routed.automaton, routed.notes, likely_words(schema), checked)
     assert routed.grammar is not None
     return _grammar(routed.grammar, routed.notes)
 
@@ -103,7 +106,7 @@ def _ready(
     automaton: Automaton,
     notes: tuple[str, ...] = (),
     likely: tuple[bytes, ...] = (),
-    places: tuple[CheckedPlace, ...] = (),
+    checked: Checked = UNCHECKED,
 ) -> CompiledConstraint:
     if automaton.is_empty():
         raise ConstraintError("the constraint allows no text at all: no output could satisfy it")
@@ -118,7 +121,7 @@ def _ready(
     packed = len(data) > PACKED_FROM
     if packed:
         data = zlib.compress(data, 1)
-    body = AutomatonBody(data, packed, forced_texts(automaton, rows), likely, places)
+    body = AutomatonBody(data, packed, forced_texts(automaton, rows), likely, checked)
     held = 8 * states * rows.kinds.shape[1]  # on a CPU: all transitions, and their offsets for the walk
     return CompiledConstraint(encode_body(body), "automaton", notes, held)
 

@@ -2,15 +2,25 @@
 
 Free text is an automaton that searches for the triggers, so the whole of a structure is one automaton,
 and runs as any other. Schemas inside are lowered; what no automaton can hold is refused, or where it may
-be, any object is allowed instead, and a note says so.
+be, any object is allowed instead, and a note says so. JSON whose names or items must differ is checked
+while it is written, from where it begins (`begins`).
 """
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 
 from ramify.actors.grammar.automaton import Automaton
+from ramify.actors.grammar.begins import (
+    NOTHING_BEGUN,
+    Begun,
+    begin,
+    behind,
+    taken_out,
+    without_begins,
+)
 from ramify.actors.grammar.characters import SPACE
 from ramify.actors.grammar.expression import (
     Chars,
@@ -29,8 +39,10 @@ from ramify.actors.grammar.marks import Marks
 from ramify.actors.grammar.network import Exit, ends, network
 from ramify.actors.grammar.outlines import regex_automaton
 from ramify.actors.grammar.schema.errors import Unsupported
+from ramify.actors.grammar.schema.limits import MAX_PLACES
+from ramify.actors.grammar.schema.lower import Lowered
 from ramify.actors.grammar.values import any_parameters, json_value, until, xml_parameters
-from ramify.protocol.constraints import GrammarBackend
+from ramify.protocol.constraints import UNCHECKED, Checked, CheckedPlace, GrammarBackend
 from ramify.protocol.errors import ConstraintError
 from ramify.protocol.structure import (
     JsonPart,
@@ -58,37 +70,69 @@ ANYTHING = Automaton.of(  # any bytes, tokens that are no text too
 ANY_OBJECT = {"type": "object"}
 
 
-def structure_automaton(
-    structure: Structure, backend: GrammarBackend = "auto"
-) -> tuple[Automaton, tuple[str, ...]]:
-    """The automaton, and notes. `backend`: of regexes inside. Raises ConstraintError that says where."""
-    builder = _Builder(Marks(structure.marks), backend)
+class Built(NamedTuple):
+    """A structure as an automaton. `checked`: see `protocol.constraints.AutomatonBody`."""
+
+    automaton: Automaton
+    notes: tuple[str, ...]
+    checked: Checked
+
+
+def structure_automaton(structure: Structure, backend: GrammarBackend = "auto") -> Built:
+    """`backend`: of regexes inside. Raises ConstraintError that says where."""
+    return _built(structure, backend, checked=True) or _unchecked(structure, backend)
+
+
+def _built(structure: Structure, backend: GrammarBackend, *, checked: bool) -> Built | None:
+    """`checked`: values may be; None: not here, as it is not certain where they begin."""
+    builder = _Builder(Marks(structure.marks), backend, checked=checked)
     whole = builder.automaton(structure.root)
-    return builder.behind(whole, structure.after), tuple(dict.fromkeys(builder.notes))
+    try:
+        rest, begun = builder.behind(whole, structure.after)
+    except ConstraintError:
+        if not builder.places:
+            raise
+        return None
+    found = taken_out(rest)
+    if found is None:
+        return None
+    automaton, begins = found
+    checks = Checked(tuple(builder.places), begins, begun) if builder.places else UNCHECKED
+    return Built(automaton, tuple(dict.fromkeys(builder.notes)), checks)
+
+
+def _unchecked(structure: Structure, backend: GrammarBackend) -> Built:
+    found = _built(structure, backend, checked=False)
+    assert found is not None  # without places nothing is uncertain
+    return found
 
 
 class _Builder:
-    """Builds the parts of one structure."""
+    """Builds the parts of one structure. `places`: of all its values."""
 
-    def __init__(self, marks: Marks, backend: GrammarBackend) -> None:
+    def __init__(self, marks: Marks, backend: GrammarBackend, *, checked: bool) -> None:
         self._marks = marks
         self._backend: GrammarBackend = backend
+        self._checked = checked
+        self._values: dict[bytes, Expression] = {}  # by their parts, as JSON
+        self._firsts: dict[bytes, int] = {}  # of equal places, as JSON, the number of the first
         self.notes: list[str] = []
+        self.places: list[CheckedPlace] = []
 
     def automaton(self, part: Part) -> Automaton:
         """The texts of `part`."""
         found = self._expression(part)
         return found.automaton if isinstance(found, Embedded) else Automaton.from_expression(found)
 
-    def behind(self, whole: Automaton, after: str) -> Automaton:
-        """What may follow where the text `after` of `whole` stands already."""
+    def behind(self, whole: Automaton, after: str) -> tuple[Automaton, Begun]:
+        """What may follow where the text `after` of `whole` stands already, and what that begins."""
         if not after:
-            return whole
+            return whole, NOTHING_BEGUN
         for data in (self._marks.encode(after), after.encode()):
-            state = whole.walk(data)
+            state, begun = behind(whole, data)
             if state >= 0:
                 rest = reduce(Fragment(whole.next, whole.final, state))
-                return Automaton.of(rest, whole.classes)
+                return Automaton.of(rest, whole.classes), begun
         raise ConstraintError(f"what stands there already cannot be gone on with: {after[-80:]!r}")
 
     def _expression(self, part: Part) -> Expression:
@@ -100,7 +144,10 @@ class _Builder:
                 self.notes += [f"{at}: {note}" if at else note for note in notes]
                 return Embedded(found)
             case JsonPart() | XmlPart():
-                return Embedded(self._value(part))
+                key = msgspec.json.encode(part)
+                if key not in self._values:
+                    self._values[key] = self._value(part)
+                return self._values[key]
             case SequencePart(parts):
                 return Concat(tuple(map(self._expression, parts)))
             case UnionPart(parts):
@@ -116,17 +163,28 @@ class _Builder:
             case TagsPart():
                 return Embedded(self._tags(part))
 
-    def _value(self, part: JsonPart | XmlPart) -> Automaton:
-        make = json_value if isinstance(part, JsonPart) else xml_parameters
+    def _value(self, part: JsonPart | XmlPart) -> Expression:
         try:
-            found, notes = _at(part.at, lambda: make(part.schema))
+            found = _at(part.at, lambda: self._lowered(part))
         except ConstraintError as error:
             if part.strict:
                 raise
             self.notes.append(f"{error.message}: any object is allowed there")
-            return json_value(ANY_OBJECT)[0] if isinstance(part, JsonPart) else any_parameters()
-        self.notes += [f"{part.at}: {note}" if part.at else note for note in notes]
-        return found
+            is_json = isinstance(part, JsonPart)
+            return Embedded(json_value(ANY_OBJECT).automaton if is_json else any_parameters())
+        self.notes += [f"{part.at}: {note}" if part.at else note for note in found.notes]
+        if not found.places:
+            return Embedded(found.automaton)
+        key = msgspec.json.encode(found.places)
+        first = self._firsts.setdefault(key, len(self.places))
+        if first == len(self.places):
+            self.places += [place.moved(first) for place in found.places]
+        return concat(begin(first), Embedded(found.automaton))
+
+    def _lowered(self, part: JsonPart | XmlPart) -> Lowered:
+        if isinstance(part, XmlPart):
+            return Lowered(*xml_parameters(part.schema))
+        return json_value(part.schema, checked=self._checked and len(self.places) < MAX_PLACES)
 
     def _list(self, inner: Automaton, separator: str) -> Automaton:
         if not separator:
@@ -137,7 +195,7 @@ class _Builder:
 
     def _until(self, marks: list[str]) -> Automaton:
         spellings = [data for mark in marks for data, _ in self._marks.triggers(mark, mark)]
-        return until(spellings)
+        return without_begins(until(spellings))
 
     def _unless(self, inner: Automaton, openings: list[str]) -> Automaton:
         begins = union(
@@ -179,16 +237,17 @@ class _Builder:
 def _searching(rests: dict[bytes, list[Expression]], part: TagsPart) -> Automaton:
     """Free text, in which each trigger goes on with one of its rests."""
     free = free_text(list(rests))
+    text = without_begins(free.automaton)
     alike: dict[tuple[int, ...], list[bytes]] = {}  # triggers that go on in the same way share it
     for trigger, each in rests.items():
         alike.setdefault(tuple(map(_key, each)), []).append(trigger)
-    parts = [free.automaton]
+    parts = [text]
     exits = []
     order = list(rests)
     last = [0] if not part.at_least_one else []  # where the text may end
     behind = 0  # the free text behind a tag
     if part.at_least_one and not part.stop_after_first:
-        parts.append(free.automaton)
+        parts.append(text)
         last, behind = [1], 1
     for triggers in alike.values():
         at = len(parts)

@@ -26,7 +26,7 @@ from ramify.actors.grammar.limits import MAX_REPEAT
 from ramify.actors.grammar.outlines import search_automaton
 from ramify.actors.grammar.route import UNROLL
 from ramify.actors.grammar.schema.errors import Unsupported
-from ramify.actors.grammar.schema.lower import lower
+from ramify.actors.grammar.schema.lower import Lowered, lower
 from ramify.protocol.errors import ConstraintError
 
 Value = tuple[Automaton, tuple[str, ...]]  # and notes
@@ -42,10 +42,10 @@ _ROOT = frozenset({"type", "properties", "required", "additionalProperties", "$d
 _TEXT = frozenset({"type", "enum", "const", "pattern", "minLength", "maxLength"})
 
 
-def json_value(schema: Any) -> Value:
+def json_value(schema: Any, *, checked: bool = False) -> Lowered:
     """The values of a schema. One that is inside itself is written to a certain depth.
 
-    Raises `Unsupported`, and ConstraintError for a schema that is none.
+    `checked`: see `lower`. Raises `Unsupported`, and ConstraintError for a schema that is none.
     """
     if isinstance(schema, str):
         try:
@@ -55,12 +55,11 @@ def json_value(schema: Any) -> Value:
     if not isinstance(schema, dict | bool):
         raise ConstraintError("a schema is an object, true or false", pointer="")
     try:
-        found = lower(schema, spacing="spaced")
+        return lower(schema, spacing="spaced", checked=checked)
     except Unsupported as error:
         if not error.recursive:
             raise
-        found = lower(schema, spacing="spaced", unroll=UNROLL)
-    return found.automaton, found.notes
+        return lower(schema, spacing="spaced", unroll=UNROLL, checked=checked)
 
 
 def until(triggers: Sequence[bytes]) -> Automaton:
@@ -115,7 +114,7 @@ def _parameter(schema: Any, shared: Mapping[str, Any]) -> tuple[Expression, tupl
             return Embedded(_text_until_end()), ()
     else:
         whole = {**shared, **schema} if isinstance(schema, dict) else schema
-        found, notes = json_value(whole)
+        found, notes, _ = json_value(whole)
     ended = Automaton.from_expression(concat(Embedded(found), literal(f"\n{_END}")))
     return Embedded(ended.intersect(_text_until_end())), notes
 

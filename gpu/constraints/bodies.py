@@ -28,10 +28,10 @@ def constraint_of(
     grammars.
     """
     match decode_body(data):
-        case AutomatonBody(words, packed, forced, likely, places):
+        case AutomatonBody(words, packed, forced, likely, checked):
             flat = np.frombuffer(zlib.decompress(words) if packed else words, "<i4")
             automaton = read_words(flat.astype(np.int32, copy=False), forced)
             machine = TokenAutomaton(vocabulary, automaton, store, likely)
-            return CheckedAutomaton(machine, places) if places else Automaton(machine)
+            return CheckedAutomaton(machine, checked) if checked.places else Automaton(machine)
         case GrammarBody(text):
             return Grammar(grammars(), text)

@@ -3,7 +3,9 @@
 The automaton's masks are those of all its outputs. Where names or items of an output have to differ
 (`written`), its mask is a copy of the automaton's without the tokens that would double one, or could
 only go on to. So two kinds of tokens are looked at: those that spell the beginning of an earlier name or
-item, and those with a comma or a closing bracket in them.
+item, and those with a comma or a closing bracket in them. Outside of all values that are checked, what a
+token may do is the same for all outputs: only one that begins such a value, and doubles something in it,
+is not legal.
 
 Text that the automaton forces is forced here too: a byte is only taken if something can follow it that
 doubles nothing.
@@ -14,26 +16,32 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ramify.gpu.constraints.forced import Plan
+from ramify.gpu.constraints.matcher import StatesConstraint, StatesMatcher
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
-from ramify.gpu.constraints.written import Cursor, Seen, Written
-from ramify.protocol.constraints import NO_STEP, CheckedPlace
+from ramify.gpu.constraints.written import OPENINGS, Cursor, Seen, Written
+from ramify.protocol.constraints import NO_STEP, Checked
+from ramify.protocol.errors import ConstraintError
 
 MOST_LOOKED_AT = 2_000  # bytes that are tried to see whether an item can still differ
 FEW = 16  # names and items; with more of them a mask is made in a thread
 
 _SEPARATORS = frozenset(b",]}")
-_OPENINGS = frozenset(b"[{")
 
 
-class CheckedAutomaton:
-    """The constraint of an automaton and of places: see `protocol.constraints.AutomatonBody`."""
+class CheckedAutomaton(StatesConstraint):
+    """The constraint of an automaton beside checks. `begins`: see `protocol.constraints.Checked`;
+    `doubling`: of states outside of values, the tokens that double something.
+    """
 
-    def __init__(self, machine: TokenAutomaton, places: tuple[CheckedPlace, ...]) -> None:
-        self.machine = machine
-        self.places = places
+    def __init__(self, machine: TokenAutomaton, checked: Checked) -> None:
+        """Raises ConstraintError if what stands there already doubles something."""
+        super().__init__(machine)
+        self._checked = checked
+        self.begins = dict(checked.begins)
         self.suspects = _suspects(machine.vocabulary)
+        self.doubling: dict[int, list[int]] = {}
+        self.written()
         self._twins: dict[int, list[int]] = {}
         for token, first in machine.vocabulary.twins.tolist():
             self._twins.setdefault(first, []).append(token)
@@ -41,8 +49,38 @@ class CheckedAutomaton:
     def matcher(self) -> "CheckedMatcher":
         return CheckedMatcher(self)
 
-    def close(self) -> None:
-        self.machine.close()
+    def written(self) -> tuple[Written, Cursor]:
+        """Of a new output. Raises ConstraintError."""
+        found = Written(self._checked.places)
+        place, text = self._checked.begun
+        cursor = found.walk(found.start(), text, place)
+        if cursor is None:
+            raise ConstraintError("what stands there already has a name or an item twice")
+        found.commit(cursor)
+        return found, cursor
+
+    def look_around(self) -> None:
+        super().look_around()
+        _ = self._beginning
+
+    def may_begin(self, state: int) -> bool:
+        """Whether a token may begin a value behind `state`, and go on behind a comma in it."""
+        return state != self.machine.end and bool(self._beginning[state])
+
+    @cached_property
+    def _beginning(self) -> NDArray[np.bool_]:
+        """For each state whether a value begins in it, or after few enough bytes behind it."""
+        automaton = self.machine.automaton
+        found = np.zeros(automaton.states, np.bool_)
+        found[list(self.begins)] = True
+        sources, columns = np.nonzero(automaton.next >= 0)
+        targets = automaton.next[sources, columns]
+        for _ in range(self.suspects.ahead):
+            new = sources[found[targets]]
+            if found[new].all():
+                break
+            found[new] = True
+        return found
 
     def alike(self, token: int) -> list[int]:
         """`token`, and all others with its bytes."""
@@ -62,11 +100,12 @@ class CheckedAutomaton:
 
 class Suspects:
     """Masks of the tokens that may end an item: `inside` a string, `outside` one, and from `before` the
-    first array or object that is checked.
+    first array or object that is checked, which then begins after at most `ahead` bytes of the token.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         flags = np.zeros((3, vocabulary.size), np.bool_)
+        self.ahead = 0
         for token, data in enumerate(vocabulary.tokens):
             if not vocabulary.is_text(token) or _SEPARATORS.isdisjoint(data):
                 continue
@@ -77,6 +116,8 @@ class Suspects:
                 True,
                 b"," in data[opening:],
             )
+            if flags[2, token]:
+                self.ahead = max(self.ahead, data.rfind(b","))
         self.inside, self.outside, self.before = map(vocabulary.pack, flags)
 
 
@@ -86,32 +127,24 @@ def _suspects(vocabulary: Vocabulary) -> Suspects:
     return Suspects(vocabulary)
 
 
-class CheckedMatcher:
+class CheckedMatcher(StatesMatcher):
     """The way of an output: its states in the automaton, and what it has written."""
 
-    quick = True
-
     def __init__(self, shared: CheckedAutomaton) -> None:
+        super().__init__(shared.machine)
         self._shared = shared
-        self._machine = shared.machine
-        self._written = Written(shared.places)
-        self._states = [self._machine.start]
-        self._cursors = [self._written.start()]
+        self._written, cursor = shared.written()
+        self._cursors = [cursor]
         self._kept: list[list[tuple[Seen, bytes]]] = []
         self._mask: NDArray[np.int32] | None = None
 
-    @property
-    def state(self) -> int:
-        return self._states[-1]
-
-    @property
-    def everything(self) -> NDArray[np.int32]:
-        return self._machine.vocabulary.everything
-
     def knows(self) -> bool:
-        if not self._machine.knows(self._states[-1]):
+        state, cursor = self._states[-1], self._cursors[-1]
+        if not self._machine.knows(state):
             return False
-        return self._mask is not None or not self._cursors[-1].near or self._cursors[-1].many() <= FEW
+        if cursor.outside:
+            return not self._is_looked_at(state) or self._machine.only(state) >= 0
+        return self._mask is not None or not cursor.near or cursor.many() <= FEW
 
     def only(self) -> int:
         found = self._machine.only(self._states[-1])
@@ -147,7 +180,7 @@ class CheckedMatcher:
             return False
         cursor: Cursor | None = self._cursors[-1]
         if state != self._machine.end:
-            cursor = self._behind(self._cursors[-1], token, state)
+            cursor = self._behind(self._cursors[-1], self._states[-1], token, state)
         if cursor is None:
             return False
         self._kept.append(self._written.commit(cursor))
@@ -157,8 +190,7 @@ class CheckedMatcher:
         return True
 
     def rollback(self, count: int) -> None:
-        if not 0 <= count < len(self._states):
-            raise ValueError(f"cannot take back {count} of {len(self)} tokens")
+        self._check_way_back(count)
         if not count:
             return
         del self._states[-count:]
@@ -168,27 +200,27 @@ class CheckedMatcher:
         self._written.take_back(self._cursors[-1].size, undone)
         self._mask = None
 
-    def plan(self) -> Plan:
-        return self._machine.plan(self._states[-1])
-
-    def likely(self) -> tuple[int, ...]:
-        return self._machine.likely(self._states[-1])
-
-    def is_final(self) -> bool:
-        return self._machine.is_final(self._states[-1])
-
-    def has_ended(self) -> bool:
-        return self._states[-1] == self._machine.end
-
-    def __len__(self) -> int:
-        return len(self._states) - 1
-
-    def _behind(self, cursor: Cursor, token: int, state: int) -> Cursor | None:
-        """Behind `token`, which leads to `state`; None if it doubles something, or nothing else can
-        follow it.
+    def _behind(self, cursor: Cursor, state: int, token: int, target: int) -> Cursor | None:
+        """Behind `token`, which leads from `state` to `target`; None if it doubles something, or nothing
+        else can follow it.
         """
-        found = self._written.walk(cursor, self._machine.vocabulary.tokens[token])
-        return found if found is not None and self._can_differ(found, state) else None
+        found = self._walk(cursor, state, self._machine.vocabulary.tokens[token])
+        return found if found is not None and self._can_differ(found, target) else None
+
+    def _walk(self, cursor: Cursor, state: int, data: bytes) -> Cursor | None:
+        """Behind `data`, from `state` on; None if it doubles something. Any value may begin in it."""
+        step, begins = self._written.step, self._shared.begins
+        walked = 0  # bytes that lead to `state`
+        for at, byte in enumerate(data):
+            root = -1
+            if byte in OPENINGS and cursor.outside:
+                state, walked = self._machine.automaton.behind(state, data[walked:at]), at
+                root = begins.get(state, -1)
+            found = step(cursor, byte, root)
+            if found is None:
+                return None
+            cursor = found
+        return cursor
 
     def _can_differ(self, cursor: Cursor, state: int) -> bool:
         """Whether something can follow that doubles nothing.
@@ -215,18 +247,34 @@ class CheckedMatcher:
 
     def _doubling(self, mask: NDArray[np.int32], state: int, cursor: Cursor) -> list[int]:
         """The tokens of `mask` that double a name or an item, or could only go on to."""
-        vocabulary, suspects = self._machine.vocabulary, self._shared.suspects
+        suspects = self._shared.suspects
+        if cursor.outside:
+            if self._is_looked_at(state):
+                found = self._doubling_of(mask & suspects.before, state, cursor)
+                self._shared.doubling[state] = found
+            return self._shared.doubling.get(state, [])
         if not cursor.watched:
             kind = suspects.before
         else:
             kind = suspects.inside if cursor.in_string else suspects.outside
-        found: list[int] = []
-        for token in _tokens(mask & kind):
-            target = self._machine.advance(state, token)
-            if token not in vocabulary.stop_ids and self._behind(cursor, token, target) is None:
-                found.append(token)
+        found = self._doubling_of(mask & kind, state, cursor)
         if cursor.near:
             self._look_along(cursor, state, found)
+        return found
+
+    def _is_looked_at(self, state: int) -> bool:
+        """Whether tokens have to be looked at in `state`, outside of values, that nobody looked at."""
+        return self._shared.may_begin(state) and state not in self._shared.doubling
+
+    def _doubling_of(self, mask: NDArray[np.int32], state: int, cursor: Cursor) -> list[int]:
+        """Those tokens of a mask that double something, or could only go on to."""
+        found: list[int] = []
+        for token in _tokens(mask):
+            target = self._machine.advance(state, token)
+            if token in self._machine.vocabulary.stop_ids:
+                continue
+            if self._behind(cursor, state, token, target) is None:
+                found.append(token)
         return found
 
     def _look_along(self, cursor: Cursor, state: int, found: list[int]) -> None:

@@ -17,10 +17,9 @@ import msgspec
 
 from ramify.gpu.constraints.bodies import constraint_of
 from ramify.gpu.constraints.byte_automaton import anything
-from ramify.gpu.constraints.checked import CheckedAutomaton
 from ramify.gpu.constraints.grammar import GrammarVocabulary
 from ramify.gpu.constraints.masks import MaskStore
-from ramify.gpu.constraints.matcher import Automaton, Constraint
+from ramify.gpu.constraints.matcher import Automaton, Constraint, StatesConstraint
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.constraints import VocabularyBody
@@ -93,7 +92,7 @@ class Loads:
     def _warm_up(self, vocabulary: Vocabulary) -> None:
         """Make, and drop, an automaton of one state that takes everything, as number 0."""
         first = Automaton(TokenAutomaton(vocabulary, anything(), self._store))
-        first.machine.look_around()
+        first.look_around()
         if self._prepare is not None:
             self._prepare(0, first)
         first.close()
@@ -107,8 +106,8 @@ class Loads:
             made = constraint_of(body, words, self._grammars, self._store)
             if self._prepare is not None:
                 self._prepare(ident, made)
-            if isinstance(made, Automaton | CheckedAutomaton):
-                made.machine.look_around()
+            if isinstance(made, StatesConstraint):
+                made.look_around()
         except ConstraintError as error:
             log.error("a constraint cannot be followed: %s", error)
             self.counters.failed += 1

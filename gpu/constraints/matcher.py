@@ -81,38 +81,37 @@ class Constraint(Protocol):
         ...
 
 
-class Automaton:
-    """The constraint of a byte automaton over tokens."""
+class StatesConstraint:
+    """A constraint whose outputs go through the states of a byte automaton over tokens."""
 
     def __init__(self, machine: TokenAutomaton) -> None:
         self.machine = machine
 
-    def matcher(self) -> "AutomatonMatcher":
-        return AutomatonMatcher(self.machine)
+    def look_around(self) -> None:
+        """Make what masks need, so that no step waits for it."""
+        self.machine.look_around()
 
     def close(self) -> None:
         self.machine.close()
 
 
-class AutomatonMatcher:
-    """The states that an output has gone through. `state`: where it stands.
+class Automaton(StatesConstraint):
+    """The constraint of such an automaton alone."""
 
-    `elsewhere`: a device makes this output's masks. That is each output's own: one of a constraint may
-    find no place on the device while another one has it.
-    """
+    def matcher(self) -> "AutomatonMatcher":
+        return AutomatonMatcher(self.machine)
 
-    __slots__ = ("_machine", "_states", "elsewhere")
+
+class StatesMatcher:
+    """The states that an output has gone through. `state`: where it stands."""
+
+    __slots__ = ("_machine", "_states")
 
     quick = True
 
     def __init__(self, machine: TokenAutomaton) -> None:
         self._machine = machine
         self._states = [machine.start]
-        self.elsewhere = machine.elsewhere
-
-    @property
-    def machine(self) -> TokenAutomaton:
-        return self._machine
 
     @property
     def state(self) -> int:
@@ -121,6 +120,43 @@ class AutomatonMatcher:
     @property
     def everything(self) -> NDArray[np.int32]:
         return self._machine.vocabulary.everything
+
+    def plan(self) -> Plan:
+        return self._machine.plan(self._states[-1])
+
+    def likely(self) -> tuple[int, ...]:
+        return self._machine.likely(self._states[-1])
+
+    def is_final(self) -> bool:
+        return self._machine.is_final(self._states[-1])
+
+    def has_ended(self) -> bool:
+        return self._states[-1] == self._machine.end
+
+    def __len__(self) -> int:
+        return len(self._states) - 1
+
+    def _check_way_back(self, count: int) -> None:
+        if not 0 <= count < len(self._states):
+            raise ValueError(f"cannot take back {count} of {len(self)} tokens")
+
+
+class AutomatonMatcher(StatesMatcher):
+    """An output that is held to an automaton alone.
+
+    `elsewhere`: a device makes this output's masks. That is each output's own: one of a constraint may
+    find no place on the device while another one has it.
+    """
+
+    __slots__ = ("elsewhere",)
+
+    def __init__(self, machine: TokenAutomaton) -> None:
+        super().__init__(machine)
+        self.elsewhere = machine.elsewhere
+
+    @property
+    def machine(self) -> TokenAutomaton:
+        return self._machine
 
     def knows(self) -> bool:
         return self.elsewhere or self._machine.knows(self._states[-1])
@@ -139,21 +175,5 @@ class AutomatonMatcher:
         return True
 
     def rollback(self, count: int) -> None:
-        if not 0 <= count < len(self._states):
-            raise ValueError(f"cannot take back {count} of {len(self)} tokens")
+        self._check_way_back(count)
         del self._states[len(self._states) - count :]
-
-    def plan(self) -> Plan:
-        return self._machine.plan(self._states[-1])
-
-    def likely(self) -> tuple[int, ...]:
-        return self._machine.likely(self._states[-1])
-
-    def is_final(self) -> bool:
-        return self._machine.is_final(self._states[-1])
-
-    def has_ended(self) -> bool:
-        return self._states[-1] == self._machine.end
-
-    def __len__(self) -> int:
-        return len(self._states) - 1

@@ -3,7 +3,8 @@
 An automaton cannot remember names or items. So beside it goes a `Cursor`, byte by byte, through the JSON
 that the automaton lets pass: which arrays and objects are open, at which place of the schema each one is
 (`protocol.constraints.CheckedPlace`), and what was written there. A byte that completes a doubled name
-or an equal item is not taken.
+or an equal item is not taken. What is no JSON, as the text around the calls of tools, is passed over;
+each value begins anew.
 
 Values are spelled in one way, but for the order of members, so two are equal if their texts are, or if
 their members are the same in any order. As long as what is being written is the beginning of an earlier
@@ -25,7 +26,7 @@ MOST_BYTES = 16 << 20  # of names and items that one output remembers
 
 _PLAIN, _STRING, _ESCAPE = range(3)
 _QUOTE, _BACKSLASH, _COMMA, _COLON, _SPACE = b'"\\,: '
-_OPEN, _CLOSED = b"[{", b"]}"
+OPENINGS, _CLOSED = b"[{", b"]}"
 
 
 class Seen:
@@ -120,7 +121,7 @@ class Frame:
 
 
 class Cursor:
-    """Behind so many bytes (`size`) of an output. `top`: the innermost array or object that is at a
+    """Behind so many bytes (`size`) of values. `top`: the innermost array or object that is at a
     place; `skip`: how many at no place are open inside it; `tail`: the bytes since the last commit.
     """
 
@@ -132,6 +133,11 @@ class Cursor:
         self.skip = skip
         self.size = size
         self.tail = tail
+
+    @property
+    def outside(self) -> bool:
+        """Whether no value is under way that is checked."""
+        return self.top is None
 
     @property
     def near(self) -> bool:
@@ -168,21 +174,24 @@ class Written:
     def start() -> Cursor:
         return Cursor(None, _PLAIN, 0, 0, b"")
 
-    def walk(self, cursor: Cursor, data: Iterable[int]) -> Cursor | None:
-        """Behind `data`; None if a name is doubled there, or an item."""
+    def walk(self, cursor: Cursor, data: Iterable[int], root: int = 0) -> Cursor | None:
+        """Behind `data`, which begins a value of place `root` or goes on in one; None if a name is
+        doubled there, or an item.
+        """
         for byte in data:
-            found = self.step(cursor, byte)
+            found = self.step(cursor, byte, root)
             if found is None:
                 return None
-            cursor = found
+            cursor, root = found, -1
         return cursor
 
-    def step(self, at: Cursor, byte: int) -> Cursor | None:
-        """Behind one byte, which JSON has there; None if a name is doubled by it, or an item."""
+    def step(self, at: Cursor, byte: int, root: int = -1) -> Cursor | None:
+        """Behind one byte; None if a name is doubled by it, or an item. `root`: the place of the value
+        that begins there, if none is under way and this byte opens one; -1: no value that is checked.
+        """
         top, mode, skip = at.top, at.mode, at.skip
-        if mode == _PLAIN and top is None and skip == 0 and byte not in _OPEN:
-            mode = _STRING if byte == _QUOTE else _PLAIN
-            return Cursor(top, mode, 0, at.size + 1, at.tail + bytes((byte,)))
+        if top is None and (root < 0 or byte not in OPENINGS):
+            return at
         tail = at.tail + bytes((byte,))
         ends: Frame | None = top
         if mode != _PLAIN:
@@ -202,18 +211,18 @@ class Written:
             ends = _grown(_begun(top, at.size) if skip == 0 else top, byte)
         elif skip:
             ends = _grown(top, byte)
-            skip += (byte in _OPEN) - (byte in _CLOSED)
+            skip += (byte in OPENINGS) - (byte in _CLOSED)
             if not skip and ends is not None:
                 ends = self._value_ended(ends, at.size + 1, tail)
                 if ends is None:
                     return None
-        elif byte in _OPEN:
-            place = 0 if top is None else self._place_in(top)
+        elif byte in OPENINGS:
+            place = root if top is None else self._place_in(top)
             ends = _grown(_begun(top, at.size), byte)
             if place < 0:
                 skip = 1
             else:
-                one, is_array = self._places[place], byte == _OPEN[0]
+                one, is_array = self._places[place], byte == OPENINGS[0]
                 ends = Frame(ends, place, is_array, one.unique if is_array else one.distinct)
         elif byte in _CLOSED or byte == _COMMA:
             assert top is not None

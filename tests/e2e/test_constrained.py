@@ -265,4 +265,66 @@ async def test_calls_are_exact_over_openais_api(url: str) -> None:
         assert free.choices[0].message.content
 
 
+PICK = {
+    "type": "object",
+    "properties": {
+        "ids": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "minItems": 2}
+    },
+    "required": ["ids"],
+    "additionalProperties": {"type": "integer"},
+    "minProperties": 3,
+}
+
+
+async def test_names_and_items_of_tools_tags_and_answers_behind_thoughts_differ(url: str) -> None:
+    """At temperature 1, through the real model; each call of an answer begins anew."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        assert len(dict(pairs)) == len(pairs), pairs
+        return dict(pairs)
+
+    def check(text: str) -> None:
+        jsonschema.validate(json.loads(text, object_pairs_hook=once), PICK)
+
+    base = url.replace("ws", "http").split("/v1", maxsplit=1)[0] + "/v1"
+    tools: Any = [{"type": "function", "function": {"name": "pick", "strict": True, "parameters": PICK}}]
+    ended = 0
+    async with openai.AsyncOpenAI(base_url=base, api_key="none") as client:
+        model = (await client.models.list()).data[0].id
+        for seed in range(6):
+            answer = await client.chat.completions.create(
+                model=model,
+                messages=[{"role": "user", "content": "Pick some numbers."}],
+                tools=tools,
+                tool_choice="required",
+                temperature=1.0,
+                seed=seed,
+                max_tokens=400,
+            )
+            calls = answer.choices[0].message.tool_calls or []
+            if answer.choices[0].finish_reason == "tool_calls":
+                ended += 1
+                for call in calls:
+                    check(call.function.arguments)  # type: ignore[union-attr]
+    async with ramify.connect(url) as session:
+        tag = {"tags": [{"begin": "<p>", "json_schema": PICK, "end": "</p>"}], "at_least_one": True}
+        for seed in range(4):
+            (branch,) = await session.main.fork(f"b{seed}")
+            tagged: Any = {"structural_tag": tag | {"stop_after_first": True}}
+            form: Any = tagged if seed % 2 else {"json_schema": PICK}
+            constraint = Constraint(**form, after_thought=seed > 1)
+            rest = await branch.chat(
+                "Pick.", constraint=constraint, temperature=1.0, seed=seed, max_tokens=25
+            )
+            text = rest.text
+            for _ in range(12):
+                if rest.reason == "stop":
+                    ended += 1
+                    check(re.sub(r"(?s).*<p>|</p>|<think>.*?</think>\s*", "", text))
+                    break
+                rest = await branch.generate(temperature=1.0, max_tokens=40)  # it goes on where it was
+                text += rest.text
+    assert ended >= 4
+
+
 UNIQUE = {"type": "object", "properties": {"x": {"type": "array", "unevaluatedItems": False}}}

@@ -85,7 +85,7 @@ def test_open_parameters_are_told() -> None:
 
 
 def test_a_recursive_schema_is_written_to_a_depth() -> None:
-    made, notes = json_value({"type": "array", "items": {"$ref": "#"}, "maxItems": 2})
+    made, notes, _ = json_value({"type": "array", "items": {"$ref": "#"}, "maxItems": 2})
     assert made.accepts(b"[[], [[]]]")
     assert "recursion is written" in notes[0]
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -17,11 +18,25 @@ from ramify.gpu.constraints.checked import CheckedAutomaton, CheckedMatcher
 from ramify.gpu.constraints.outputs import Output
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.constraints import ConstraintSpec
+from ramify.protocol.errors import ConstraintError
+from ramify.protocol.structure import (
+    JsonPart,
+    ListPart,
+    SequencePart,
+    Structure,
+    Tag,
+    TagsPart,
+    TextPart,
+    ThoughtPart,
+    UnionPart,
+    encode_structure,
+)
 
 SPANS = [
     *(', ', '", "', '": ', '"}', '"]', '}, {"', '["', '{"', '[1', '[1, 1', '1, ', '1, 1', '11', '12'),
     *('"a"', '"a', 'a"', '"a": 1', ', "a": 1', 'true, true', '1]', '1}', 'ab', 'ab"', '"ab", "', 'e, f'),
     *('11', '{"id": 1', '}, {"id": 1'),  # one twice
+    *("<n>", "</n>", "<n>[1, 1", "<n>[1, 1, ", "]</n>", '}</n><n>[1, 1', "<call>", '": {"a', "}}"),
 ]  # fmt: skip
 TOKENS = [*(bytes([i]) for i in range(256)), *(text.encode() for text in SPANS), b""]
 STOP = len(TOKENS) - 1
@@ -211,3 +226,206 @@ def test_back_and_ends(made: Callable[[str], CheckedAutomaton]) -> None:
     matcher.rollback(len(matcher))
     assert all(map(matcher.advance, b"[12, 1, 11"))  # what was taken back may be written again
     assert matcher.only() == ord(",")
+
+
+# --- in structures: calls of tools, tags, behind a thought --------------------------------------------
+
+SETS = of({"type": "integer"}, minItems=2)
+TOOL = {
+    "type": "object",
+    "properties": {"ids": of({"type": "integer"}), "rest": {**NAMES, "minProperties": 2}},
+    "required": ["ids", "rest"],
+    "additionalProperties": False,
+}
+LISTS = {
+    "type": "object",
+    "properties": {"ids": {"type": "array", "items": {"enum": [1, 11]}, "minItems": 3}},
+    "required": ["ids"],
+    "additionalProperties": False,
+}
+
+
+def call(name: str, schema: Any) -> Tag:
+    return Tag(f'<call>{{"name": "{name}", "arguments": ', JsonPart(schema, name), "}</call>")
+
+
+PARAMETERS = {"sets": TOOL, "lists": LISTS, "names": {**NAMES, "minProperties": 2}}
+CALLS = [call(name, schema) for name, schema in PARAMETERS.items()]
+STRUCTURES: dict[str, Any] = {
+    "free": TagsPart(list(CALLS), ["<call>"]),
+    "forced": ListPart(
+        UnionPart([SequencePart([TextPart(c.begin), c.content, TextPart(c.end)]) for c in CALLS]), "\n"
+    ),
+    "tags": TagsPart(
+        [Tag("<n>", JsonPart(SETS), "</n>"), Tag("<n>!", JsonPart(NAMES), "</n>")], ["<n>"]
+    ),
+    "behind a thought": ThoughtPart("<n>", "</n>", JsonPart(TOOL)),
+}
+VALUES: dict[str, dict[str, Any]] = {
+    "free": dict(zip([each.begin for each in CALLS], PARAMETERS.values(), strict=True)),
+    "forced": dict(zip([each.begin for each in CALLS], PARAMETERS.values(), strict=True)),
+    "tags": {"<n>[": SETS, "<n>!": NAMES},
+    "behind a thought": {"": TOOL},
+}
+
+
+def structured(root: Any, **fields: Any) -> CheckedAutomaton:
+    spec = ConstraintSpec("structure", encode_structure(Structure(root, **fields)))
+    found = constraint_of(compile_constraint(spec).body, WORDS, lambda: pytest.fail("a grammar"))
+    assert isinstance(found, CheckedAutomaton)
+    return found
+
+
+def checked_values(name: str, text: str) -> int:
+    """How many values `text` has; each is valid, and none has a name twice."""
+    if name == "behind a thought":  # or several
+        text = re.sub(r"\A(?:\s*<n>.*?</n>)*\s*", "", text, flags=re.DOTALL)
+    found, count, at = VALUES[name], 0, 0
+    decoder = json.JSONDecoder(object_pairs_hook=distinct)
+    while True:
+        places = [(place, begin) for begin in found if (place := text.find(begin, at)) >= 0]
+        if not places:
+            return count
+        place, begin = min(places)
+        start = place + len(begin.removesuffix("["))
+        start += len(text[start:]) - len(text[start:].lstrip())
+        value, at = decoder.raw_decode(text, start)
+        jsonschema.validate(value, found[begin])
+        count += 1
+        if not begin:
+            return count
+
+
+def onward(matcher: CheckedMatcher, rng: random.Random, taken: int) -> int:
+    """As `drawn`, but where text is free it soon goes on to what is held to a schema."""
+    tokens = legal(matcher)
+    openings = [token for token in tokens if TOKENS[token] in (b"<call>", b"<n>", b"</n>")]
+    if len(tokens) > 250:
+        if STOP in tokens and taken > 150:
+            return STOP
+        if openings and rng.random() < 0.7:
+            return rng.choice(openings)
+        texts = [token for token in tokens if TOKENS[token].isalpha() or token in openings]
+        return rng.choice(texts)
+    return drawn(matcher, rng, taken)
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_whatever_is_drawn_in_a_structure_is_valid(name: str) -> None:
+    """Several calls in one output, each anew; with drafts that are taken back, and rows opened again."""
+    rng, ended, values = random.Random(11), 0, 0
+    constraint = structured(STRUCTURES[name])
+    for _ in range(40):
+        matcher, tokens = constraint.matcher(), list[int]()
+        while len(tokens) < 500 and not matcher.has_ended():
+            if rng.random() < 0.05:
+                mask, ahead = matcher.mask().copy(), 0
+                while ahead < 6 and not matcher.has_ended():
+                    assert matcher.advance(onward(matcher, rng, len(tokens)))
+                    ahead += 1
+                matcher.rollback(ahead)
+                assert (matcher.mask() == mask).all()
+            if rng.random() < 0.02:  # continued: on a fork, or as a row that is opened again
+                again = constraint.matcher()
+                assert all(map(again.advance, tokens))
+                assert (again.mask() == matcher.mask()).all()
+                matcher = again
+            token = onward(matcher, rng, len(tokens))
+            assert matcher.advance(token)
+            tokens.append(token)
+        if matcher.has_ended():
+            text = b"".join(TOKENS[token] for token in tokens).decode()
+            values += checked_values(name, text)
+            ended += 1
+    assert ended > 10
+    assert values > (12 if name == "behind a thought" else 25)
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_a_mask_in_a_structure_has_all_that_can_be_taken(name: str) -> None:
+    rng, cleared = random.Random(13), 0
+    constraint = structured(STRUCTURES[name])
+    for _ in range(6):
+        matcher, taken = constraint.matcher(), 0
+        while taken < 80 and not matcher.has_ended():
+            state = matcher._states[-1]
+            if constraint.machine.forced_token(state) is None:
+                own = set(legal(matcher))
+                for token in np.flatnonzero(WORDS.unpack(constraint.machine.mask(state))).tolist():
+                    can = matcher.advance(token)
+                    assert can == (token in own), (taken, TOKENS[token])
+                    if can:
+                        matcher.rollback(1)
+                    cleared += not can
+            assert matcher.advance(onward(matcher, rng, taken))
+            taken += 1
+    assert cleared
+
+
+def test_one_token_may_end_a_value_and_begin_the_next_one() -> None:
+    matcher = structured(STRUCTURES["tags"]).matcher()
+    assert all(map(matcher.advance, b'so <n>!{"a": 1, "b": 1, "c": 1'))
+    both = TOKENS.index(b"}</n><n>[1, 1")
+    assert both in legal(matcher)
+    assert matcher.advance(both)
+    assert not matcher.advance(ord(","))
+    assert matcher.advance(ord("1"))
+
+
+def test_a_list_may_double_where_a_set_may_not() -> None:
+    for name, can in (("lists", True), ("sets", False)):
+        matcher = structured(STRUCTURES["forced"]).matcher()
+        assert all(
+            map(matcher.advance, b'<call>{"name": "%b", "arguments": {"ids": [1, 1' % name.encode())
+        )
+        assert matcher.advance(ord(",")) == can
+
+
+def test_free_text_has_the_mask_of_everything_and_is_not_looked_at() -> None:
+    constraint = structured(STRUCTURES["free"])
+    constraint.look_around()
+    matcher = constraint.matcher()
+    for byte in b'well, [1, 1] {"a": 1, "a": 2} "':
+        assert matcher.mask() is WORDS.everything
+        assert matcher.knows()
+        assert matcher.advance(byte)
+    assert not constraint.doubling
+
+
+def test_tokens_that_begin_a_value_are_looked_at_once() -> None:
+    constraint = structured(STRUCTURES["tags"])
+    one, other = constraint.matcher(), constraint.matcher()
+    assert not one.knows()  # in a thread
+    assert TOKENS.index(b"<n>[1, 1") in legal(one)  # it may become 11
+    assert one.knows()
+    assert other.knows()
+    assert TOKENS.index(b"<n>[1, 1, ") not in legal(other)
+
+
+def test_drafts_in_a_structure_are_accepted_as_far_as_they_double_nothing() -> None:
+    loaded = Future[Any]()
+    loaded.set_result(structured(STRUCTURES["forced"]))
+    said = b'<call>{"name": "sets", "arguments": {"ids": [1, 12, '
+    output = Output(loaded, list(said), lambda: pytest.fail("nothing takes long"))
+    assert len(output.along(list(b"1, 7"))) == 2
+    assert len(output.along(list(b'13], "rest": {"a": 1, "b'))) == 25
+    output.advance(list(b'13], "rest": {"a": 1, "a'))
+    assert not output.along([])[0].has(ord('"'))
+
+
+def test_what_a_structure_had_said_already() -> None:
+    matcher = structured(STRUCTURES["free"], after='<call>{"name": "names", "arguments": ').matcher()
+    assert all(
+        map(matcher.advance, b'{"a": 1, "b": 2}}</call> and <call>{"name": "names", "arguments": ')
+    )
+    assert all(map(matcher.advance, b'{"a": 1, "a'))  # the call before is none of its business
+    assert not matcher.advance(ord('"'))
+    inside = structured(STRUCTURES["tags"], after="so <n>[1, 2, ")
+    matcher = inside.matcher()
+    assert all(map(matcher.advance, b"12, 2"))
+    assert not matcher.advance(ord("]"))
+    matcher.rollback(5)
+    assert all(map(matcher.advance, b"11]</n> <n>[12, 1"))
+    assert matcher.advance(ord("]"))
+    with pytest.raises(ConstraintError, match="twice"):
+        structured(STRUCTURES["tags"], after="so <n>[1, 1, ")

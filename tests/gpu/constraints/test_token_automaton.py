@@ -232,7 +232,7 @@ def test_free_text_needs_no_mask_and_marks_are_tokens() -> None:
     tokenizer = byte_level()
     vocabulary = Vocabulary(tokenizer.words[0], tokenizer.eos_ids, tokenizer.encode, size=450)
     tags = TagsPart([Tag("<tool_call>", RegexPart('"(a|b)"'), "\n<tool_call>")])
-    automaton, _ = structure_automaton(Structure(tags, ["<tool_call>"]))
+    automaton, *_ = structure_automaton(Structure(tags, ["<tool_call>"]))
     machine = machine_of(vocabulary, automaton)
     assert machine.mask(0) is vocabulary.everything
     (mark,) = (i for i, data in enumerate(vocabulary.tokens) if data == b"\xff<tool_call>\xfe")
@@ -258,6 +258,6 @@ def test_free_text_needs_no_mask_and_marks_are_tokens() -> None:
 def test_a_mark_that_the_model_has_not_is_refused() -> None:
     tokenizer = byte_level()
     vocabulary = Vocabulary(tokenizer.words[0], tokenizer.eos_ids, tokenizer.encode)
-    automaton, _ = structure_automaton(Structure(TextPart("<mark>"), ["<mark>"]))
+    automaton, *_ = structure_automaton(Structure(TextPart("<mark>"), ["<mark>"]))
     with pytest.raises(ConstraintError, match="no token for a mark"):
         machine_of(vocabulary, automaton)
