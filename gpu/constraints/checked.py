@@ -65,16 +65,16 @@ class CheckedAutomaton(StatesConstraint):
 
     def may_begin(self, state: int) -> bool:
         """Whether a token may begin a value behind `state`, and go on behind a comma in it."""
-        return state != self.machine.end and bool(self._beginning[state])
+        return state < self.machine.automaton.states and bool(self._beginning[state])
 
     @cached_property
     def _beginning(self) -> NDArray[np.bool_]:
         """For each state whether a value begins in it, or after few enough bytes behind it."""
-        automaton = self.machine.automaton
-        found = np.zeros(automaton.states, np.bool_)
+        table = self.machine.automaton.next
+        found = np.zeros(len(table), np.bool_)
         found[list(self.begins)] = True
-        sources, columns = np.nonzero(automaton.next >= 0)
-        targets = automaton.next[sources, columns]
+        sources, columns = np.nonzero(table >= 0)
+        targets = table[sources, columns]
         for _ in range(self.suspects.ahead):
             new = sources[found[targets]]
             if found[new].all():
