@@ -321,7 +321,7 @@ def distances(constraint: Constraint) -> Distance | None:
     layout = automaton.layout
     returns = np.zeros(0, np.int64) if automaton.nesting is None else automaton.nesting.returns
     inside = layout.states + 1  # of inner states, as if they were the only ones
-    edges, costs = automaton.next.astype(np.int64), np.ones(automaton.next.shape, np.int64)
+    edges, costs = automaton.table.astype(np.int64), np.ones(automaton.table.shape, np.int64)
     begun, entered = -2 - edges, ENTERS - edges
     entering, popping = edges <= ENTERS, edges == POPS
     pushing = (edges < -1) & ~entering & ~popping

@@ -15,7 +15,7 @@ from ramify.protocol.constraints import NO_STEP, POP, WORDS_HEADER, ForcedTexts,
 
 Int32s = NDArray[np.int32]
 
-POPS, ENTERS = -6, -7  # codes in `NestedAutomaton.next`
+POPS, ENTERS = -6, -7  # codes in `NestedAutomaton.table`
 
 
 class Nesting(NamedTuple):
@@ -57,15 +57,16 @@ class ByteAutomaton:
     @cached_property
     def next(self) -> Int32s:
         """int32 [states, columns]: the state behind a byte of each class, or -1."""
-        return self._ahead(self.row, np.arange(self.states, dtype=np.int32))
-
-    def _ahead(self, row: Int32s, states: Int32s) -> Int32s:
-        """Where the steps of `states`, which have the rows `row`, lead; -1 where not to a state."""
-        steps = self.kinds[row]
-        ahead = np.where(steps & 1, 0, states[:, None])
+        steps = self.kinds[self.row]
+        ahead = np.where(steps & 1, 0, np.arange(self.states, dtype=np.int32)[:, None])
         steps >>= 1
         steps += ahead
         return np.maximum(steps, -1, out=steps)
+
+    @property
+    def table(self) -> Int32s:
+        """`next`, and behind it rows of states that lie inside of values that no schema describes."""
+        return self.next
 
     def is_final(self, state: int) -> bool:
         """Whether the output may end in `state`, which is not the end."""
@@ -105,23 +106,29 @@ class NestedAutomaton(ByteAutomaton):
 
     @cached_property
     def next(self) -> Int32s:
-        """int32 [states + inner ones, columns]. Besides states, or -1, there are codes: -2 - bit - 2 * i
-        and `POPS` for the steps of inner states (see `AutomatonBody`), and `ENTERS` - i - 2 * r where a
-        value begins, with inner state i, whose return is number r.
+        """Besides states, or -1, there are codes: `ENTERS` - i - 2 * r where a value begins, with inner
+        state i, whose return is number r.
         """
-        layout, first = self.layout, self._first
-        found = self._ahead(self.row, np.arange(self.states, dtype=np.int32))
-        entries = found >= first
-        inside = found[entries] - first
+        layout = self.layout
+        found = super().next
+        entries = found >= self._first
+        inside = found[entries] - self._first
         numbers = (inside >> layout.bits) & (self._innermost >> layout.bits)
         found[entries] = ENTERS - (inside & self._inner) - 2 * numbers
-        begins = self.words[WORDS_HEADER + 256 + first + layout.inner :]
-        steps = self.kinds[begins[first : first + layout.inner] // self.columns]
-        states = np.arange(self.states, self.states + layout.inner, dtype=np.int32)[:, None]
+        return found
+
+    @cached_property
+    def table(self) -> Int32s:
+        """And the rows of inner states, whose codes are -2 - bit - 2 * i and `POPS` (see
+        `AutomatonBody`).
+        """
+        begins = self.words[WORDS_HEADER + 256 + self._first + self.layout.inner :][self._first :]
+        steps = self.kinds[begins[: self.layout.inner] // self.columns]
+        states = np.arange(self.states, self.states + len(steps), dtype=np.int32)[:, None]
         inner = np.where(
             steps & 1, (steps >> 1) - 1, np.where(steps == NO_STEP, -1, states + (steps >> 1))
         )
-        return np.concatenate([found, inner])
+        return np.concatenate([self.next, inner])
 
     def is_final(self, state: int) -> bool:
         return state < self.states and bool(self.final[state])

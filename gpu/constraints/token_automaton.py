@@ -201,7 +201,7 @@ class TokenAutomaton:
     def _walker(self) -> Walker:
         """Only for masks that are made here."""
         automaton = self.automaton
-        return walker(self.vocabulary, automaton.next, automaton.classes, automaton.nesting)
+        return walker(self.vocabulary, automaton.table, automaton.classes, automaton.nesting)
 
     @cached_property
     def _quick(self) -> bool:

@@ -104,9 +104,9 @@ def test_an_output_goes_where_the_automaton_does(schema: Any) -> None:
 def test_masks_are_those_of_each_token(schema: Any) -> None:
     tree = words()
     made = byte_automaton(automaton_of(schema))
-    arguments = (tree, made.next, made.classes, made.nesting)
+    arguments = (tree, made.table, made.classes, made.nesting)
     assert made.nesting is not None
-    walks = [walker(*arguments), NestedNumpyWalker(tree, made.next, made.classes, made.nesting)]
+    walks = [walker(*arguments), NestedNumpyWalker(tree, made.table, made.classes, made.nesting)]
     assert len({type(walk) for walk in walks}) == 2
     rng = random.Random(5)
     states = {0}
