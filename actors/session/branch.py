@@ -354,8 +354,9 @@ class Branch:
         """The output segments that end at or after `position`, in order."""
         top = self.segments.top
         if top is not None and (last := top.segment).start < position:  # as with each delta of a stream
-            is_there = isinstance(last, OutputSegment) and last.start + len(last.tokens) >= position
-            return (last,) if is_there else ()
+            if isinstance(last, OutputSegment) and last.start + len(last.tokens) >= position:
+                return (last,)
+            return ()
         return reversed(list(self.outputs_back_to(position)))
 
     def outputs_back_to(self, position: int) -> Iterator[OutputSegment]:
