@@ -9,7 +9,6 @@ This file does not know how replicas are started, nor what sessions say.
 """
 
 import asyncio
-import itertools
 import math
 import secrets
 from collections import deque
@@ -25,6 +24,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from ramify.actors.cluster.bindings import Bindings
 from ramify.actors.cluster.local import LocalReplica, environment, gpus, room_beside, threads
 from ramify.actors.cluster.member import Member
+from ramify.actors.cluster.membership import Membership
 from ramify.actors.cluster.metrics import ClusterMetrics, ReplicaGauges
 from ramify.actors.cluster.ray_replicas import RayReplicas
 from ramify.actors.cluster.replica_messages import (
@@ -77,7 +77,6 @@ ATTEMPTS, BACK_OFF_SECONDS = 4, 0.5  # starts in a row that fail; the pause doub
 WITHOUT_SECONDS = 120.0  # with no replica at all, not even one that loads, once there were some
 WITHOUT_ELSEWHERE = 900.0  # the same where machines have to come first
 DEATHS, WITHIN_SECONDS = 8, 60.0  # replicas that died under one session while something of it ran
-HURRY_SECONDS = 5.0  # between two looks at sessions that should have left
 STALLED = 1 / 60  # of --step-timeout that no progress is made, once that is a fault: sessions leave
 
 log = get_log(__name__)
@@ -105,7 +104,6 @@ class Cluster:
         self._metrics = metrics
         self._check_idle = check_idle
         self._epoch = epoch
-        self._members: dict[int, Member] = {}
         settings = config.replicas
         self._wanted = settings.count
         self._scaling = None
@@ -117,6 +115,9 @@ class Cluster:
         self._decode = decoder(Tokens).decode
         self._decoder = decoder(ToGateways if config.gateways else ToFront)
         self._bindings = Bindings(self._routing, self._send, self._must, self._answer)
+        self._members = Membership(
+            self._bindings, self._routing, self._leave, self._successor, settings.drain_s
+        )
         self._spread: Spread[SessionMessage] | None = None
         self._info: ExecutorInfo | None = None
         self._up = asyncio.Event()  # a replica has been ready
@@ -131,10 +132,7 @@ class Cluster:
         self._scrapes = 0
         self._port: JoinPort | None = None
         self._ray: RayReplicas | None = None
-        self._orphans: set[int] = set()  # replicas that Ray has forgotten, until another one is ready
         self._retired: set[int] = set()  # replicas that are not started again
-        self._drained: dict[int, float] = {}  # replica -> until when generations may run there
-        self._last: dict[int, float | None] = {}  # stays for its successor; None: `_left` says how long
         metrics.watch(self._gauges, self._ask)
 
     @property
@@ -145,7 +143,7 @@ class Cluster:
     @property
     def pids(self) -> dict[int, int]:
         """The processes of the replicas that are ready."""
-        return {number: each.pid for number, each in self._members.items() if each.state == "ready"}
+        return {member.number: member.pid for member in self._members.those("ready")}
 
     def replica_of(self, session: int) -> int | None:
         """Where a session is."""
@@ -163,7 +161,7 @@ class Cluster:
                 "running": member.report.running,
                 "waiting": member.report.waiting,
             }
-            for member in self._members.values()
+            for member in self._members
         ]
 
     # --- CoreHost --------------------------------------------------------------------------------
@@ -214,7 +212,7 @@ class Cluster:
 
     async def close(self) -> None:
         self._stop.set()
-        for member in list(self._members.values()):  # processes of ours have ended with their tasks
+        for member in self._members:  # processes of ours have ended with their tasks
             if self._settings.on == "ray":  # if Ray is gone, nobody else tells it
                 member.tell(Leave())
             if self._settings.on != "processes":
@@ -248,7 +246,7 @@ class Cluster:
         if len(self._members) >= MOST_REPLICAS:
             log.error("too many replicas: one is sent away", most=MOST_REPLICAS, host=peer)
             raise ConnectionRefusedError
-        number = next(n for n in itertools.count() if n not in self._members)
+        number = next(self._members.free())
         member = Member(number, lambda: None)
         member.host = peer
         link = open_link(
@@ -259,7 +257,7 @@ class Cluster:
             on_end=partial(self._link_ended, member),
             max_frame=MAX_FRAME,
         )
-        self._members[number] = member
+        self._members.add(member)
         member.attach(link, self._begin(number))
         log.info("a replica joins", replica=number, host=peer)
 
@@ -268,11 +266,11 @@ class Cluster:
 
         They leave: on a CPU the last one when a new one is ready, on GPUs at once, as those need them.
         """
-        there = [m.number for m in self._members.values() if m.state in ("ready", "stalled")]
-        stay = there[-1:] if self.info.device == "cpu" else []
-        self._orphans = set(stay)
-        for number in there[: len(there) - len(stay)]:
-            self.drain(number)
+        there = self._members.those("ready", "stalled")
+        if there and self.info.device == "cpu":
+            self._members.stay(there.pop())
+        for member in there:
+            self.drain(member.number)
 
     def _link_ended(self, member: Member, error: Exception | None) -> None:
         if not self._stop.is_set() and not member.drained:
@@ -289,7 +287,7 @@ class Cluster:
         variables = environment(number, self._config)
         while not self._stop.is_set() and number not in self._retired:
             replica = LocalReplica(number)
-            self._members[number] = replica.member
+            self._members.add(replica.member)
             try:
                 why = await replica.run(
                     self._begin(number), self._decoder, self._receive, self._gone, variables
@@ -395,9 +393,8 @@ class Cluster:
             return
         self._info = known or info
         member.info, member.pid, member.host = info, up.pid, up.host
-        member.state = "ready"
         member.silence = Silence(self._clock.now())
-        self._routing.joined(member.number)
+        self._members.up(member, self._clock.now())
         member.must(ListenKv(LISTENER))
         log.info(
             "a replica is ready",
@@ -411,25 +408,13 @@ class Cluster:
         if self._ray is not None:
             self._ray.prove()
         self._bindings.place()
-        for number in [*self._last, *self._orphans]:
-            self.drain(number)
-        self._orphans.clear()
         self._judge()
 
     def _gone(self, member: Member) -> None:
         """Its link has ended: at once its sessions move. May be called again."""
-        if self._members.get(member.number) is member:
-            del self._members[member.number]
-        if member.state == "gone":
+        was = self._members.ended(member)
+        if was in ("starting", "gone"):
             return
-        was, member.state = member.state, "gone"
-        member.close()
-        if was == "starting":
-            return
-        self._drained.pop(member.number, None)
-        self._last.pop(member.number, None)
-        self._orphans.discard(member.number)
-        self._routing.gone(member.number)
         if self._stop.is_set():
             return
         if not member.drained:
@@ -466,85 +451,29 @@ class Cluster:
             self._deaths = {s: d for s, d in self._deaths.items() if d[-1] > recent}
         return len(deaths) == DEATHS and now - deaths[0] < WITHIN_SECONDS
 
+    def _leave(self, sessions: list[int], quietly: bool) -> None:
+        self._move(sessions, quietly=quietly)
+
     def drain(self, number: int) -> None:
-        """A replica is to leave. With none ready beside it `_left` says when, and may start one."""
-        member = self._members.get(number)
-        if member is None or member.state not in ("ready", "stalled") or self._stop.is_set():
-            return
-        if any(each.state == "ready" for each in self._members.values() if each is not member):
-            self._leave(member, self._settings.drain_s)
-        else:
-            self._last.setdefault(number, None)
+        """A replica is to leave; the last one that is ready when another one is, if one is to come."""
+        if not self._stop.is_set():
+            self._members.leave(number, self._clock.now())
+            self._judge()
 
-    def _leave(self, member: Member, patience: float) -> None:
-        """Its sessions move as soon as nothing runs in them, or after so many seconds."""
-        number = member.number
-        self._last.pop(number, None)
-        member.state = "draining"
-        member.drained = True
-        self._routing.shut(number)
-        self._drained[number] = self._clock.now() + patience
-        sessions = self._bindings.at(number)
-        log.info("a replica drains", replica=number, sessions=len(sessions))
-        self._move(sessions, quietly=True)
-        self._judge()
-
-    def _stays(self, member: Member, now: float) -> float:
+    def _successor(self, member: Member, now: float) -> float | None:
         """Until when the last replica serves on: another one is ready then, where one is to come.
 
         Where none is, it leaves now: who comes waits for the next one, and that comes the sooner.
         """
-        if member.fault_since is not None:
-            return now
         if self._settings.on != "processes":  # who ends it does not wait for ever, either
-            coming = any(each.state == "starting" for each in self._members.values())
-            return now + self._settings.drain_s * coming
+            return now + self._settings.drain_s if self._members.those("starting") else None
         if self._wanted == 1:
-            new = next(number for number in itertools.count() if number not in self._members)
-            if not room_beside(self._config, new, member.number, member.pid):
-                return now
+            if not room_beside(self._config, next(self._members.free()), member.number, member.pid):
+                return None
             self._retired.add(member.number)
             self._grow(1)
         log.info("a replica is to leave, and serves until another one is ready", replica=member.number)
         return math.inf
-
-    def _left(self, now: float) -> None:
-        """Dismiss replicas that have drained, and hurry those whose time is over."""
-        for number, until in list(self._last.items()):
-            member = self._members[number]
-            if until is None:
-                self._last[number] = until = self._stays(member, now)
-            if now >= until:
-                self._leave(member, 0.0)
-        for number, until in list(self._drained.items()):
-            member = self._members[number]
-            sessions = self._bindings.at(number)
-            if not sessions:
-                del self._drained[number]
-                member.tell(Leave())
-            elif now >= until:
-                self._drained[number] = now + HURRY_SECONDS
-                self._move(sessions)
-
-    def _relieve(self, now: float) -> None:
-        """Take its sessions from a replica that has stalled, if another one makes progress."""
-        members = [each for each in self._members.values() if each.state in ("ready", "stalled")]
-        for member in members:
-            if member.state == "stalled" and member.fault_since is None:
-                member.state = "ready"
-                self._routing.resume(member.number)
-        if not members or any(each.state == "stalled" for each in members):
-            return
-        patience = STALLED * step_timeout(self._config.step_timeout_s, self.info.device)
-        well = [each for each in members if each.fault_since is None]
-        for member in members:
-            if well and member.fault_since is not None and now - member.fault_since >= patience:
-                member.state = "stalled"
-                self._routing.shut(member.number)
-                sessions = self._bindings.at(member.number)
-                log.warning("a replica has stalled", replica=member.number, sessions=len(sessions))
-                self._move(sessions)
-                return
 
     # --- how many --------------------------------------------------------------------------------
 
@@ -552,8 +481,9 @@ class Cluster:
         """Start one, or have one leave, where there should be more or fewer."""
         if self._scaling is None or self._stop.is_set():
             return
-        loads = [m.report.load for m in self._members.values() if m.state == "ready" and m.report.load]
-        leaving = sum(member.state == "draining" for member in self._members.values())
+        ready = self._members.those("ready")
+        loads = [member.report.load for member in ready if member.report.load]
+        leaving = len(self._members.those("draining"))
         coming = max(0, self._wanted - len(loads) - leaving)  # one that has stalled among them
         wanted = self._scaling.wanted(loads, coming, now)
         if wanted > self._wanted:
@@ -561,7 +491,6 @@ class Cluster:
             self._grow(wanted)
         elif wanted < self._wanted and not leaving and not coming:
             log.info("fewer replicas", wanted=wanted)
-            ready = [each for each in self._members.values() if each.state == "ready"]
             least = min(ready, key=lambda each: self._bindings.count(each.number))
             self._wanted = wanted
             self._retired.add(least.number)
@@ -574,14 +503,14 @@ class Cluster:
         if self._ray is not None:
             self._ray.scale(wanted)
             return
-        kept = set(self._members) - self._retired
-        free = (number for number in itertools.count() if number not in self._members)
+        kept = {member.number for member in self._members} - self._retired
+        free = self._members.free()
         while len(kept) < wanted and self._group is not None:
             number = next(free)
             self._retired.discard(number)
             kept.add(number)
             run = self._guard(f"replica {number}", partial(self._keep, number))
-            self._members[number] = Member(number, lambda: None)  # its place is taken at once
+            self._members.add(Member(number, lambda: None))  # its place is taken at once
             self._group.start_soon(partial(run, task_status=TASK_STATUS_IGNORED))
 
     # --- time ------------------------------------------------------------------------------------
@@ -589,41 +518,36 @@ class Cluster:
     async def _watch(self, *, task_status: TaskStatus[None]) -> None:
         """Notice replicas that have hung, and that none is left."""
         task_status.started()
-        for member in self._members.values():
+        for member in self._members:
             member.silence = Silence(self._clock.now())
         while True:
             now = self._clock.now()
-            for member in list(self._members.values()):
-                if member.state not in ("ready", "stalled", "draining"):
-                    continue
+            for member in self._members.those("ready", "stalled", "draining"):
                 silent = member.silence.tick(now)
                 if silent > self._settings.silence_s:
                     member.hung(f"it was silent for {silent:.1f} s")
-            self._left(now)
-            self._relieve(now)
+            self._see_off(now)
             self._scale(now)
             self._bindings.place()
             self._judge()
-            coming = any(member.state == "starting" for member in self._members.values())
-            self._without = 0.0 if self._ready or coming else self._without + LOOK_SECONDS
+            there = self._members.those("ready", "starting")
+            self._without = 0.0 if there else self._without + LOOK_SECONDS
             most = WITHOUT_SECONDS if self._settings.on == "processes" else WITHOUT_ELSEWHERE
             if self._without > most:
                 raise NotStarted(f"there was no replica for {most:g} s")
             await self._clock.sleep_until(now + LOOK_SECONDS)
 
-    @property
-    def _ready(self) -> int:
-        return sum(member.state == "ready" for member in self._members.values())
+    def _see_off(self, now: float) -> None:
+        """Replicas that are to leave, and sessions that are to leave theirs."""
+        for member in self._members.look(now):
+            member.tell(Leave())
+        if self._info is not None:
+            patience = STALLED * step_timeout(self._config.step_timeout_s, self._info.device)
+            self._members.relieve(now, patience)
 
     def _judge(self) -> None:
         """Ready as long as one replica is, and makes progress."""
-        ready = [member for member in self._members.values() if member.state == "ready"]
-        faults = [member.report.fault for member in ready if member.report.fault is not None]
-        fault = None
-        if not ready:
-            fault = "no replica is ready"
-        elif len(faults) == len(ready):
-            fault = faults[0]
+        fault = self._members.fault
         if fault != self._fault:
             self._fault = fault
             self._faulty(fault)
@@ -631,7 +555,9 @@ class Cluster:
     # --- addresses -------------------------------------------------------------------------------
 
     def _send(self, replica: int, message: ForCore) -> None:
-        self._members[replica].send(message)
+        member = self._members.get(replica)
+        assert member is not None
+        member.send(message)
 
     def _must(self, replica: int, message: ForCore) -> None:
         member = self._members.get(replica)
@@ -647,7 +573,7 @@ class Cluster:
 
     def _gauges(self) -> list[ReplicaGauges]:
         found = []
-        for member in self._members.values():
+        for member in self._members:
             gauges = ReplicaGauges(member.number, member.state, self._bindings.count(member.number))
             report = member.report
             gauges.running, gauges.waiting = report.running, report.waiting
@@ -656,7 +582,7 @@ class Cluster:
         return found
 
     def _ask(self, told: Callable[[int, bytes], None]) -> int:
-        ready = [member for member in self._members.values() if member.info is not None]
+        ready = [member for member in self._members if member.info is not None]
         self._scrapes += 1
         self._asked = {ident: who for ident, who in self._asked.items() if ident > self._scrapes - 16}
         self._asked[self._scrapes] = told

@@ -42,6 +42,8 @@ class Member:
         self.host = ""
         self.silence = Silence(0.0)
         self.why = ""  # it was ended, where it was
+        self.leaves = False  # it was told to
+        self.until: float | None = None  # then: to when it serves on, or generations may run
         self.drained = False  # it leaves in order
         self.asked = True  # for all that its cache has
         self._kill = kill

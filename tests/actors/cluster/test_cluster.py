@@ -76,12 +76,12 @@ async def test_a_replica_that_loads_for_long_is_waited_for() -> None:
             for _ in range(3):
                 await asyncio.sleep(0)
 
-    cluster._members[0] = Member(0, lambda: None)
+    cluster._members.add(starting := Member(0, lambda: None))
     with pytest.raises(ExceptionGroup, match="unhandled") as failed:
         async with anyio.create_task_group() as group:
             await group.start(cluster._watch)
             await pass_time()
-            del cluster._members[0]
+            cluster._gone(starting)
             await pass_time()
             group.cancel_scope.cancel()
     assert cluster._without > WITHOUT_SECONDS
@@ -121,11 +121,12 @@ def test_a_replica_whose_texts_would_be_others_is_sent_away() -> None:
     other = msgspec.structs.replace(INFO, quantization="int8", eos_token_ids=[2, 3])
     killed: list[int] = []
     for number, info in enumerate((INFO, more, other)):
-        member = cluster._members[number] = Member(number, lambda n=number: killed.append(n))  # type: ignore[misc]
+        member = Member(number, lambda n=number: killed.append(n))  # type: ignore[misc]
+        cluster._members.add(member)
         cluster._joined(member, Up(info, pid=1, host="h"))
     assert killed == [2]
-    assert [member.state for member in cluster._members.values()] == ["ready", "ready", "starting"]
-    why = cluster._members[2].why
+    assert [member.state for member in cluster._members] == ["ready", "ready", "starting"]
+    why = member.why
     assert "its quantization is 'int8', the others' 'none'" in why
     assert "its eos_token_ids is [2, 3], the others' [2]" in why
     assert "--quantization" in why
@@ -152,7 +153,7 @@ class Standing:
     def joins(self, info: ExecutorInfo | None = INFO) -> Member:
         """Another replica; without `info` it still loads."""
         member = Member(len(self.cluster._members), lambda: None)
-        self.cluster._members[member.number] = member
+        self.cluster._members.add(member)
         if info is not None:
             self.up(member)
         return member
@@ -168,16 +169,20 @@ class Standing:
         bindings._at.setdefault(replica, {})[session] = None
 
     def faults(self, replica: int, fault: str | None) -> None:
-        self.cluster._receive(self.cluster._members[replica], Report(fault=fault))
+        self.cluster._receive(self.member(replica), Report(fault=fault))
+
+    def member(self, number: int) -> Member:
+        found = self.cluster._members.get(number)
+        assert found is not None
+        return found
 
     def look(self, seconds: float) -> None:
         self.clock.advance(seconds)
-        self.cluster._left(self.clock.now())
-        self.cluster._relieve(self.clock.now())
+        self.cluster._see_off(self.clock.now())
 
     @property
     def states(self) -> list[str]:
-        return [member.state for member in self.cluster._members.values()]
+        return [member.state for member in self.cluster._members]
 
 
 def test_a_front_has_room_for_so_many_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +230,7 @@ async def test_a_replica_that_has_stalled_is_no_reason_for_more_or_fewer() -> No
     standing.cluster._wanted = 3
     for number, fault in enumerate((None, None, "no result for 5 s")):
         report = Report(fault=fault, load=ReplicaLoad())
-        standing.cluster._receive(standing.cluster._members[number], report)
+        standing.cluster._receive(standing.member(number), report)
     standing.look(10.0)
     for _ in range(3):
         standing.clock.advance(1000.0)
@@ -312,13 +317,10 @@ def test_replicas_that_ray_has_forgotten_leave(device: str, stays: list[str]) ->
     standing = Standing(3, on="ray")
     cluster = standing.cluster
     cluster._info = msgspec.structs.replace(INFO, device=device)
-    old = list(cluster._members.values())
+    old = list(cluster._members)
     cluster._orphaned()
     standing.look(0.0)
     assert [member.state for member in old] == ["draining"] * (3 - len(stays)) + stays
     standing.joins(cluster._info)
     assert [member.state for member in old] == ["draining"] * 3
-    assert cluster._members[3].state == "ready"
-    cluster._orphaned()
-    cluster._gone(cluster._members[3])
-    assert not cluster._orphans
+    assert standing.member(3).state == "ready"
