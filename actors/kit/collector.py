@@ -15,7 +15,7 @@ from typing import Any
 
 from ramify.actors.kit.clock import Clock, Timer
 
-YOUNG = (2000, 10, 1)  # `gc.set_threshold`: a full collection walks some 40,000 objects
+YOUNG = (1000, 5, 1)  # `gc.set_threshold`: a full collection walks some 12,000 objects
 LOOK_SECONDS = 5.0  # between two looks at whether the process is idle
 IDLE = 0.05  # of a processor
 WHOLE_SECONDS = 600.0  # between two whole collections of a process that is idle now and then
