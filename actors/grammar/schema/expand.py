@@ -2,37 +2,43 @@
 
 What is found is never more than the schema allows. It is less where a keyword cannot be said by shapes,
 or not denied: `Cases.lost` tells which. A schema is denied by denying its keywords one by one, down to
-the leaves: less than all of a set is never turned into more than all of its complement.
+the leaves: less than all of a set is never turned into more than all of its complement. What keywords of
+one type say stands in `typed.py`, what unions are in `cases.py`.
 
 It does not know how values are spelled.
 """
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
+from ramify.actors.grammar.schema.cases import (
+    EVERYTHING,
+    NOTHING,
+    UNDENIED,
+    Cases,
+    Loss,
+    claim_at,
+    constants,
+    differing,
+    inside,
+    others_of,
+)
 from ramify.actors.grammar.schema.document import Document, child
 from ramify.actors.grammar.schema.errors import Circular, TooLarge, Unsupported
-from ramify.actors.grammar.schema.formats import FORMATS
-from ramify.actors.grammar.schema.keywords import count, fraction, lists_of_names, names, schema_map
-from ramify.actors.grammar.schema.limits import MAX_CASES, MAX_CLAIMS, MAX_NUMBER_DIGITS, MAX_VALUES
+from ramify.actors.grammar.schema.keywords import count, lists_of_names, names, schema_map
+from ramify.actors.grammar.schema.limits import MAX_CASES, MAX_CLAIMS, MAX_VALUES
 from ramify.actors.grammar.schema.shapes import (
     ANYTHING,
     NEVER,
     UNIVERSE,
     Array,
-    Boolean,
     Check,
     Claim,
     Claims,
-    Contains,
-    Items,
     Members,
-    Null,
-    Number,
     Object,
     Shape,
     Some,
@@ -41,55 +47,12 @@ from ramify.actors.grammar.schema.shapes import (
     meet,
 )
 from ramify.actors.grammar.schema.strings import Strings
+from ramify.actors.grammar.schema.typed import FORMATTED, TYPED
 
-_TYPES: dict[str, Shape] = {
-    "null": Null(),
-    "boolean": Boolean(),
-    "integer": Number(integer=True),
-    "number": Number(),
-    "string": String(),
-    "array": Array(),
-    "object": Object(),
-}
 _REFUSED = {
     "$dynamicRef": "dynamic references are not supported: use $ref",
     "$recursiveRef": "dynamic references are not supported: use $ref",
 }
-
-
-class Loss(NamedTuple):
-    """Values of one type that are meant, and that no shape has; `pointer`: of the keyword that it is
-    because of. `told`: the user hears of it; else only those that take a format as an annotation mean
-    these values.
-    """
-
-    type: type
-    pointer: str
-    reason: str
-    told: bool = True
-
-
-class Cases(NamedTuple):
-    """A union of shapes. `lost`: what is meant beside them."""
-
-    shapes: tuple[Shape, ...]
-    lost: tuple[Loss, ...] = ()
-
-    @property
-    def exact(self) -> bool:
-        """Whether the shapes have all values that are meant, not only some."""
-        return not self.lost
-
-    def losses(self, other: "Cases") -> tuple[Loss, ...]:
-        """What of `lost` is also meant by `other`."""
-        if not self.lost:
-            return ()
-        types = {type(shape) for shape in other.shapes} | {loss.type for loss in other.lost}
-        return tuple(loss for loss in self.lost if loss.type in types)
-
-
-_EVERYTHING = Cases(UNIVERSE)
-_NOTHING = Cases(())
 _MOST_COMPARED = 32  # shapes
 
 
@@ -117,7 +80,7 @@ class Expander:
         if found is None:
             if len(self._known) > MAX_CLAIMS:
                 raise TooLarge("", f"the schema has more than {MAX_CLAIMS} combinations of subschemas")
-            found = _EVERYTHING
+            found = EVERYTHING
             for claim in claims:
                 found = self._both(found, self._claim(claim), claim)
             found = self._known[claims] = self._with_names(found, claims)
@@ -169,17 +132,17 @@ class Expander:
             case String():
                 empty, certain = self._strings.is_empty(shape)
                 if empty:
-                    return () if certain else (Loss(String, at, _FORMATTED),)
+                    return () if certain else (Loss(String, at, FORMATTED),)
             case Object():
                 for name in shape.required:
                     lost = self._is_empty(self.member(shape, name))
                     if lost is not None:
-                        return _inside(Object, lost)
+                        return inside(Object, lost)
             case Array():
                 for index in range(min(shape.least, 8)):
                     lost = self._is_empty(self.item(shape, index))
                     if lost is not None:
-                        return _inside(Array, lost)
+                        return inside(Array, lost)
         return None
 
     def _is_empty(self, claims: Claims) -> tuple[Loss, ...] | None:
@@ -277,18 +240,18 @@ class Expander:
         try:
             match claim.kind:
                 case "never":
-                    found = _NOTHING
+                    found = NOTHING
                 case "equals":
-                    found = Cases(tuple(_constants([json.loads(claim.at)])))
+                    found = Cases(tuple(constants([json.loads(claim.at)])))
                 case "differs":
-                    found = _EVERYTHING
-                    for cases in _differing([json.loads(claim.at)]):
+                    found = EVERYTHING
+                    for cases in differing([json.loads(claim.at)]):
                         found = self._both(found, cases, claim)
                 case _:
                     positive = claim.kind == "is"
                     schema = self._document.at(claim.at)
                     if isinstance(schema, bool):
-                        found = _EVERYTHING if schema == positive else _NOTHING
+                        found = EVERYTHING if schema == positive else NOTHING
                     else:
                         found = self._schema(claim.at) if positive else self._denied(claim.at)
         finally:
@@ -305,7 +268,7 @@ class Expander:
     def _schema(self, pointer: str) -> Cases:
         """What the schema at `pointer` allows. Keywords are taken in their order: it is the members'."""
         keywords = self._document.keywords(pointer)
-        found = _EVERYTHING
+        found = EVERYTHING
         done: set[str] = set()
         for key in keywords:
             if key in _REFUSED:
@@ -319,7 +282,7 @@ class Expander:
                 continue
             if group not in done:
                 done.add(group)
-                found = self._both(found, getattr(self, f"_{group}")(pointer, keywords), pointer)
+                found = self._both(found, self._said(group, pointer, keywords), pointer)
         if "unevaluatedProperties" in keywords and not _APPLICATORS.isdisjoint(keywords):
             found = self._evaluated(found, pointer)
         return found
@@ -361,51 +324,36 @@ class Expander:
             group = _GROUPS.get(key)
             if group is not None and group not in done:
                 done.add(group)
-                parts.append(getattr(self, f"_no_{group}")(pointer, keywords))
+                parts.append(self._said(f"no_{group}", pointer, keywords))
         found = self._either(parts, pointer)
         if found.shapes is UNIVERSE:
             return found
         return found._replace(shapes=tuple(map(_annotating_nothing, found.shapes)))
 
-    # ---- types and values ----
+    def _said(self, group: str, pointer: str, keywords: dict[str, Any]) -> Cases:
+        """What the keywords of `group` say, or those of `no_...` deny."""
+        typed = TYPED.get(group)
+        if typed is not None:
+            return typed(self._document, pointer, keywords)
+        found: Cases = getattr(self, f"_{group}")(pointer, keywords)
+        return found
 
-    def _type(self, pointer: str, keywords: dict[str, Any]) -> Cases:
-        types = self._types(pointer, keywords)
-        return Cases(tuple(dict.fromkeys(_TYPES[name] for name in types)))
-
-    def _no_type(self, pointer: str, keywords: dict[str, Any]) -> Cases:
-        types = self._types(pointer, keywords)
-        found: list[Shape] = []
-        for name, shape in _TYPES.items():
-            if name in types or name == "integer":
-                continue
-            if name == "number":
-                shape = Number(integer=False) if "integer" in types else Number()
-            found.append(shape)
-        return Cases(tuple(found))
-
-    def _types(self, pointer: str, keywords: dict[str, Any]) -> list[str]:
-        types = keywords["type"]
-        types = types if isinstance(types, list) else [types]
-        for name in types:
-            if not isinstance(name, str) or name not in _TYPES:
-                raise Unsupported(f"{pointer}/type", f"{name!r} is no type: {', '.join(_TYPES)} are")
-        return [t for t in types if t != "integer" or "number" not in types]
+    # ---- values ----
 
     def _values(self, pointer: str, keywords: dict[str, Any]) -> Cases:
-        found = _EVERYTHING
+        found = EVERYTHING
         for key in ("const", "enum"):
             if key in keywords:
                 values = self._listed(pointer, key, keywords)
-                found = self._both(found, Cases(tuple(_constants(values))), pointer)
+                found = self._both(found, Cases(tuple(constants(values))), pointer)
         return found
 
     def _no_values(self, pointer: str, keywords: dict[str, Any]) -> Cases:
         parts = []
         for key in ("const", "enum"):
             if key in keywords:
-                part = _EVERYTHING
-                for cases in _differing(self._listed(pointer, key, keywords)):
+                part = EVERYTHING
+                for cases in differing(self._listed(pointer, key, keywords)):
                     part = self._both(part, cases, pointer)
                 parts.append(part)
         return self._either(parts, pointer)
@@ -419,162 +367,36 @@ class Expander:
             raise TooLarge(f"{pointer}/{key}", f"{len(values)} values: at most {MAX_VALUES}")
         return values
 
-    # ---- strings ----
-
-    def _string(self, pointer: str, keywords: dict[str, Any]) -> Cases:
-        least = count(pointer, keywords, "minLength") or 0
-        most = count(pointer, keywords, "maxLength")
-        tests = list(self._tests(pointer, keywords))
-        lost: tuple[Loss, ...] = ()
-        if "format" in keywords:
-            name = keywords["format"]
-            if name in FORMATS:
-                tests.append(Check("format", name))
-                # by the standard a format allows anything: it is an annotation
-                lost = (Loss(String, f"{pointer}/format", _FORMATTED, told=False),)
-            else:
-                self._document.note(f"{pointer}/format: {name!r} is unknown, so it allows anything")
-        if most is not None and least > most:
-            return Cases(_others(String()))
-        return Cases((*_others(String()), String(None, frozenset(), tuple(tests), least, most)), lost)
-
-    def _tests(self, pointer: str, keywords: dict[str, Any]) -> Iterator[Check]:
-        if "pattern" in keywords:
-            pattern = keywords["pattern"]
-            if not isinstance(pattern, str):
-                raise Unsupported(f"{pointer}/pattern", "a pattern is a string")
-            yield Check("pattern", pattern, f"{pointer}/pattern")
-
-    def _no_string(self, pointer: str, keywords: dict[str, Any]) -> Cases:
-        found: list[Shape] = []
-        least = count(pointer, keywords, "minLength") or 0
-        most = count(pointer, keywords, "maxLength")
-        if least:
-            found.append(String(most=least - 1))
-        if most is not None:
-            found.append(String(least=most + 1))
-        for test in self._tests(pointer, keywords):
-            found.append(String(tests=(Check(test.kind, test.text, test.pointer, False),)))
-        if keywords.get("format") in FORMATS:  # who asserts formats means what is not of this one
-            return Cases(tuple(found), (Loss(String, f"{pointer}/format", _FORMATTED),))
-        return Cases(tuple(found))
-
-    # ---- numbers ----
-
-    def _number(self, pointer: str, keywords: dict[str, Any]) -> Cases:
-        found: Shape | None = Number()
-        for shape in _bounds(pointer, keywords, self._document.note):
-            found = meet(found, shape) if found is not None else None
-        if "multipleOf" in keywords and found is not None:
-            found = meet(found, Number(multiples=frozenset({self._step(pointer, keywords)})))
-        others = _others(Number())
-        return Cases(others if found is None else (*others, found))
-
-    def _no_number(self, pointer: str, keywords: dict[str, Any]) -> Cases:
-        found: list[Shape] = []
-        for shape in _bounds(pointer, keywords):
-            if shape.low is not None:
-                found.append(Number(high=shape.low, high_open=not shape.low_open))
-            else:
-                found.append(Number(low=shape.high, low_open=not shape.high_open))
-        if "multipleOf" in keywords:
-            found.append(Number(others=frozenset({self._step(pointer, keywords)})))
-        return Cases(tuple(found))
-
-    @staticmethod
-    def _step(pointer: str, keywords: dict[str, Any]) -> Fraction:
-        step = fraction(pointer, keywords, "multipleOf")
-        if step <= 0:
-            raise Unsupported(f"{pointer}/multipleOf", "a number over 0 must stand here")
-        return step
-
-    # ---- arrays ----
-
-    def _array(self, pointer: str, keywords: dict[str, Any]) -> Cases:
-        least = count(pointer, keywords, "minItems") or 0
-        most = count(pointer, keywords, "maxItems")
-        first, rest = self._document.items(pointer)
-        items = Items(tuple(map(_claim, first)), () if rest is None else _claim(rest))
-        contains: tuple[Contains, ...] = ()
-        if "contains" in keywords:
-            at_least = count(pointer, keywords, "minContains")
-            at_most = count(pointer, keywords, "maxContains")
-            wanted = Contains(
-                _claim(f"{pointer}/contains"),
-                1 if at_least is None else at_least,
-                at_most,
-                f"{pointer}/contains",
-            )
-            if wanted.least or at_most is not None:
-                contains = (wanted,)
-        unique = f"{pointer}/uniqueItems" if keywords.get("uniqueItems") is True else None
-        if "unevaluatedItems" in keywords:
-            raise Unsupported(f"{pointer}/unevaluatedItems", "not supported: use items")
-        if most is not None and least > most:
-            return Cases(_others(Array()))
-        shape = Array((items,) if items != Items() else (), least, most, contains, unique)
-        return Cases((*_others(Array()), shape))
-
-    def _no_array(self, pointer: str, keywords: dict[str, Any]) -> Cases:
-        found: list[Shape] = []
-        lost = [
-            Loss(Array, f"{pointer}/{key}", _UNDENIED)
-            for key, does in (("unevaluatedItems", True), ("uniqueItems", keywords.get("uniqueItems")))
-            if key in keywords and does is True
-        ]
-        if least := count(pointer, keywords, "minItems") or 0:
-            found.append(Array(most=least - 1))
-        most = count(pointer, keywords, "maxItems")
-        if most is not None:
-            found.append(Array(least=most + 1))
-        first, rest = self._document.items(pointer)
-        for index, at in enumerate(first):
-            items = Items((*((),) * index, (Claim("not", at),)))
-            found.append(Array((items,), least=index + 1))
-        if rest is not None:
-            if not first:
-                found.append(Array(contains=(Contains((Claim("not", rest),), pointer=rest),)))
-            elif self._document.at(rest) is False:
-                found.append(Array(least=len(first) + 1))
-            elif self._document.at(rest) not in (True, {}):
-                lost.append(Loss(Array, rest, _UNDENIED))
-        if "contains" in keywords:
-            if count(pointer, keywords, "minContains") in (None, 1) and "maxContains" not in keywords:
-                found.append(Array((Items((), (Claim("not", f"{pointer}/contains"),)),)))
-            else:
-                lost.append(Loss(Array, f"{pointer}/contains", _UNDENIED))
-        return Cases(tuple(found), tuple(lost))
-
     # ---- objects ----
 
     def _object(self, pointer: str, keywords: dict[str, Any]) -> Cases:
         named = tuple(
-            (name, _claim(at)) for name, at in schema_map(pointer, keywords, "properties").items()
+            (name, claim_at(at)) for name, at in schema_map(pointer, keywords, "properties").items()
         )
         patterns = tuple(
-            (pattern, _claim(at), at)
+            (pattern, claim_at(at), at)
             for pattern, at in schema_map(pointer, keywords, "patternProperties").items()
         )
         others: Claims = ()
         if "additionalProperties" in keywords:
-            others = _claim(f"{pointer}/additionalProperties")
+            others = claim_at(f"{pointer}/additionalProperties")
         elif "unevaluatedProperties" in keywords and _APPLICATORS.isdisjoint(keywords):
-            others = _claim(f"{pointer}/unevaluatedProperties")
+            others = claim_at(f"{pointer}/unevaluatedProperties")
         least = count(pointer, keywords, "minProperties") or 0
         most = count(pointer, keywords, "maxProperties")
         if most is not None and least > most:
-            return Cases(_others(Object()))
+            return Cases(others_of(Object()))
         members = Members(named, patterns, others, evaluates=True)
         shape = Object(
             (members,) if named or patterns or others else (),
             tuple(names(pointer, keywords, "required")),
             frozenset(),
-            _claim(f"{pointer}/propertyNames") if "propertyNames" in keywords else (),
+            claim_at(f"{pointer}/propertyNames") if "propertyNames" in keywords else (),
             least,
             most,
             pointer,
         )
-        return Cases((*_others(Object()), shape))
+        return Cases((*others_of(Object()), shape))
 
     def _no_object(self, pointer: str, keywords: dict[str, Any]) -> Cases:
         found: list[Shape] = []
@@ -591,17 +413,17 @@ class Expander:
                 lost = joined(lost, empty)
         beside = "additionalProperties" not in keywords and not _APPLICATORS.isdisjoint(keywords)
         if beside and keywords.get("unevaluatedProperties", True) not in (True, {}):
-            lost = (*lost, Loss(Object, f"{pointer}/unevaluatedProperties", _UNDENIED))
+            lost = (*lost, Loss(Object, f"{pointer}/unevaluatedProperties", UNDENIED))
         for some in self._strangers(pointer, keywords):
             self.denies_names = True
             if not self._by_name:
-                lost = joined(lost, (Loss(Object, some.pointer, _UNDENIED),))
+                lost = joined(lost, (Loss(Object, some.pointer, UNDENIED),))
                 continue
             empty = self._is_empty(some.claims)
             if empty is None:
                 found.append(Object(pointer=pointer, some=(some,)))
             else:
-                lost = joined(lost, _inside(Object, empty))
+                lost = joined(lost, inside(Object, empty))
         if least := count(pointer, keywords, "minProperties") or 0:
             found.append(Object(most=least - 1, pointer=pointer))
         most = count(pointer, keywords, "maxProperties")
@@ -643,7 +465,7 @@ class Expander:
         return [f"{pointer}/{key}/{i}" for i in range(len(parts))]
 
     def _all(self, pointer: str, keywords: dict[str, Any]) -> Cases:
-        found = _EVERYTHING
+        found = EVERYTHING
         for part in self._parts(pointer, keywords, "allOf"):
             found = self._both(found, self._is(part), part)
         return found
@@ -655,7 +477,7 @@ class Expander:
         return self._either(map(self._is, self._parts(pointer, keywords, "anyOf")), pointer)
 
     def _no_any(self, pointer: str, keywords: dict[str, Any]) -> Cases:
-        found = _EVERYTHING
+        found = EVERYTHING
         for part in self._parts(pointer, keywords, "anyOf"):
             found = self._both(found, self._not(part), part)
         return found
@@ -703,7 +525,7 @@ class Expander:
     def _no_one(self, pointer: str, keywords: dict[str, Any]) -> Cases:
         """None of the parts, or two of them."""
         parts = self._parts(pointer, keywords, "oneOf")
-        none = _EVERYTHING
+        none = EVERYTHING
         for part in parts:
             none = self._both(none, self._not(part), part)
         two = [
@@ -725,21 +547,21 @@ class Expander:
         yes, no = self._is(f"{pointer}/if"), self._not(f"{pointer}/if")
         if "then" in keywords:
             yes = self._both(yes, then(f"{pointer}/then"), pointer)
-        elif none is _NOTHING:
-            yes = _NOTHING
+        elif none is NOTHING:
+            yes = NOTHING
         if "else" in keywords:
             no = self._both(no, then(f"{pointer}/else"), pointer)
-        elif none is _NOTHING:
-            no = _NOTHING
+        elif none is NOTHING:
+            no = NOTHING
         return self._either([yes, no], pointer)
 
     def _condition(self, pointer: str, keywords: dict[str, Any]) -> Cases:
         if "then" not in keywords and "else" not in keywords:
-            return _EVERYTHING
-        return self._conditional(pointer, keywords, self._is, _EVERYTHING)
+            return EVERYTHING
+        return self._conditional(pointer, keywords, self._is, EVERYTHING)
 
     def _no_condition(self, pointer: str, keywords: dict[str, Any]) -> Cases:
-        return self._conditional(pointer, keywords, self._not, _NOTHING)
+        return self._conditional(pointer, keywords, self._not, NOTHING)
 
     def _dependencies(
         self, pointer: str, keywords: dict[str, Any]
@@ -749,7 +571,7 @@ class Expander:
             if key == "dependencies" and self._document.draft >= 2019:
                 continue
             for name, others in lists_of_names(pointer, keywords, key).items():
-                held = Cases((*_others(Object()), Object(required=tuple(others), pointer=pointer)))
+                held = Cases((*others_of(Object()), Object(required=tuple(others), pointer=pointer)))
                 missing = tuple(Object(forbidden=frozenset({other})) for other in others)
                 yield name, held, Cases(missing)
         for key in ("dependentSchemas", "dependencies"):
@@ -759,13 +581,13 @@ class Expander:
                 yield name, self._is(at), self._not(at)
 
     def _dependence(self, pointer: str, keywords: dict[str, Any]) -> Cases:
-        found = _EVERYTHING
+        found = EVERYTHING
         if "dependencies" in keywords and self._document.draft >= 2019:
             self._document.note(
                 f"{pointer}/dependencies: not a keyword since draft 2019-09, so it allows anything"
             )
         for name, held, _ in self._dependencies(pointer, keywords):
-            absent = Cases((*_others(Object()), Object(forbidden=frozenset({name}))))
+            absent = Cases((*others_of(Object()), Object(forbidden=frozenset({name}))))
             present = self._both(Cases((Object(required=(name,), pointer=pointer),)), held, pointer)
             found = self._both(found, self._either([absent, present], pointer), pointer)
         return found
@@ -808,19 +630,10 @@ _GROUPS = {
     **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), "dependence"),
 }
 _APPLICATORS = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "not"))
-_FORMATTED = (
-    "what is not of a format, or of two at once, is not written: by the standard any string is of it"
-)
-_UNDENIED = "its opposite is not written"
 _BRANCHES = "members that are described by several branches together are written by one of them only"
 _UNLISTED = "members that break it are written only where their names are listed"
 _TYPE_OF: dict[type, Shape] = {type(shape): shape for shape in UNIVERSE}
 _TOLD = {"nullable": "not a keyword of JSON Schema, so it says nothing: use type with null"}
-
-
-def _inside(kind: type, lost: tuple[Loss, ...]) -> tuple[Loss, ...]:
-    """What values of `kind` lose because what is in them loses `lost`."""
-    return tuple(loss._replace(type=kind, told=True) for loss in lost)
 
 
 def _unevaluated(shape: Object, pointer: str) -> Members | None:
@@ -832,7 +645,7 @@ def _unevaluated(shape: Object, pointer: str) -> Members | None:
         return None
     named = dict.fromkeys((name, ANYTHING) for members in known for name, _ in members.named)
     patterns = dict.fromkeys((p, ANYTHING, at) for members in known for p, _, at in members.patterns)
-    rest = _claim(f"{pointer}/unevaluatedProperties")
+    rest = claim_at(f"{pointer}/unevaluatedProperties")
     return Members(tuple(named), tuple(patterns), rest, evaluates=True)
 
 
@@ -842,111 +655,3 @@ def _annotating_nothing(shape: Shape) -> Shape:
         return shape
     plain = [msgspec.structs.replace(members, evaluates=False) for members in shape.members]
     return msgspec.structs.replace(shape, members=tuple(plain))
-
-
-def _claim(pointer: str) -> Claims:
-    return (Claim("is", pointer),)
-
-
-def _others(shape: Shape) -> tuple[Shape, ...]:
-    """All shapes of other types."""
-    return tuple(other for other in UNIVERSE if type(other) is not type(shape))
-
-
-def _bounds(
-    pointer: str, keywords: dict[str, Any], note: Callable[[str], None] | None = None
-) -> Iterator[Number]:
-    """The bounds, one by one. `note`: is told of numbers that are not written because they have too many
-    digits; without it such bounds are refused.
-    """
-    for key, strict in (("minimum", False), ("exclusiveMinimum", True)):
-        if key in keywords:
-            far = note is not None and _is_far(keywords[key], -1)
-            if far and note is not None:
-                note(f"{pointer}/{key}: no numbers below -1e{MAX_NUMBER_DIGITS - 1} are written")
-            low = -_FAR if far else fraction(pointer, keywords, key)
-            yield Number(low=low, low_open=strict)
-    for key, strict in (("maximum", False), ("exclusiveMaximum", True)):
-        if key in keywords:
-            far = note is not None and _is_far(keywords[key], 1)
-            if far and note is not None:
-                note(f"{pointer}/{key}: no numbers over 1e{MAX_NUMBER_DIGITS - 1} are written")
-            high = _FAR if far else fraction(pointer, keywords, key)
-            yield Number(high=high, high_open=strict)
-
-
-_FAR = Fraction(10 ** (MAX_NUMBER_DIGITS - 1))
-
-
-def _is_far(value: object, sign: int) -> bool:
-    """Whether a bound leaves room for more digits than are written, as that of all doubles does."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and value * sign > _FAR
-
-
-def _exact(value: float | int) -> Fraction:
-    return Fraction(repr(value))
-
-
-def _equal(value: object) -> Claims:
-    return (Claim("equals", json.dumps(value, ensure_ascii=False)),)
-
-
-def _differs(value: object) -> Claims:
-    return (Claim("differs", json.dumps(value, ensure_ascii=False)),)
-
-
-def _constants(values: list[Any]) -> Iterator[Shape]:
-    """The shapes of `values`: those of one simple type are one shape."""
-    strings = tuple(dict.fromkeys(v for v in values if isinstance(v, str)))
-    if strings:
-        yield String(only=strings)
-    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-    if numbers:
-        yield Number(only=tuple(dict.fromkeys(map(_exact, numbers))))
-    booleans = frozenset(v for v in values if isinstance(v, bool))
-    if booleans:
-        yield Boolean(booleans)
-    if None in values:
-        yield Null()
-    for value in values:
-        if isinstance(value, list):
-            items = Items(tuple(map(_equal, value)), NEVER)
-            yield Array((items,), len(value), len(value))
-        elif isinstance(value, dict):
-            members = Members(tuple((k, _equal(v)) for k, v in value.items()), (), NEVER)
-            yield Object((members,), tuple(value))
-
-
-def _differing(values: list[Any]) -> Iterator[Cases]:
-    """Unions whose common part is all values that differ from all of `values`."""
-    strings = frozenset(v for v in values if isinstance(v, str))
-    numbers = frozenset(
-        _exact(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)
-    )
-    booleans = frozenset({True, False}) - {v for v in values if isinstance(v, bool)}
-    yield Cases(
-        (
-            *(() if None in values else (Null(),)),
-            *((Boolean(booleans),) if booleans else ()),
-            Number(excluded=numbers),
-            String(excluded=strings),
-            Array(),
-            Object(),
-        )
-    )
-    for value in values:
-        if isinstance(value, list):
-            different: list[Shape] = [Array(least=len(value) + 1)]
-            if value:
-                different.append(Array(most=len(value) - 1))
-            for i, inner in enumerate(value):
-                items = Items((*((),) * i, _differs(inner)))
-                different.append(Array((items,), len(value), len(value)))
-            yield Cases((*_others(Array()), *different))
-        elif isinstance(value, dict):
-            other: list[Shape] = [Object(forbidden=frozenset({name})) for name in value]
-            other += [
-                Object((Members(((name, _differs(inner)),)),), (name,)) for name, inner in value.items()
-            ]
-            other.append(Object(some=(Some(frozenset(value)),)))
-            yield Cases((*_others(Object()), *other))

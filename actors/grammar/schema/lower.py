@@ -19,10 +19,11 @@ from ramify.actors.grammar.expression import union
 from ramify.actors.grammar.nested import ARRAY, OBJECT, Containers, Unsettled, nested
 from ramify.actors.grammar.schema.arrays import Arrays, listed_items
 from ramify.actors.grammar.schema.assembly import one_of, reduced, words
+from ramify.actors.grammar.schema.cases import Loss
 from ramify.actors.grammar.schema.checks import Checks, checked_places
 from ramify.actors.grammar.schema.document import Document, Schema
 from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
-from ramify.actors.grammar.schema.expand import Expander, Loss
+from ramify.actors.grammar.schema.expand import Expander
 from ramify.actors.grammar.schema.limits import ANY_DEPTHS, MAX_EXPRESSIONS, MAX_NESTING, MAX_SECONDS
 from ramify.actors.grammar.schema.members import Others, Separators, objects
 from ramify.actors.grammar.schema.numbers import Numbers, any_number, number_text
