@@ -26,7 +26,7 @@ from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
 from ramify.actors.grammar.schema.expand import Expander
 from ramify.actors.grammar.schema.limits import ANY_DEPTHS, MAX_EXPRESSIONS, MAX_NESTING, MAX_SECONDS
 from ramify.actors.grammar.schema.members import Others, Separators, objects
-from ramify.actors.grammar.schema.numbers import Numbers, any_number, number_text
+from ramify.actors.grammar.schema.numbers import Numbers, any_number, cut_digits, number_text
 from ramify.actors.grammar.schema.objects import Objects
 from ramify.actors.grammar.schema.shapes import (
     Array,
@@ -225,6 +225,8 @@ class _Speller:
             for shape, part in zip(cases.shapes, parts, strict=True):
                 if part is None:
                     self._tell(self._expander.emptiness(shape, claims[0].at) or ())
+                elif isinstance(shape, Number) and (cut := cut_digits(shape)):
+                    self._document.note(f"{claims[0].at}: {cut}")
         finally:
             self._under_way.discard(key)
             self._level = before

@@ -94,13 +94,44 @@ def number_text(value: Fraction) -> str:
     return f"{'-' if value < 0 else ''}{text[:-digits]}.{text[-digits:]}"
 
 
+def cut_digits(shape: Number) -> str:
+    """What a note says of numbers of `shape` with too many digits to be written; "": there are none."""
+    if shape.integer or shape.only is not None:
+        return ""
+    places = min((len(_parts(step)[1]) for step in shape.multiples), default=None)
+    bounds = (shape.low, shape.high)
+    most = None if None in bounds else max(abs(bound) for bound in bounds if bound is not None)
+
+    def all_have(whole: int, fraction: int) -> bool:
+        return places is not None and places <= fraction and most is not None and most < 10**whole
+
+    if _is_strict(shape):
+        whole, fraction = _digits(shape)
+        if all_have(whole, fraction):
+            return ""
+        return (
+            f"numbers have at most {whole} digits before the point and {fraction} behind it beside an"
+            " exclusive bound, `not` and the like"
+        )
+    if not places or all_have(7, 8) or all_have(13, 2):
+        return ""
+    return (
+        "beside multipleOf, numbers with a fraction have at most 7 digits before the point and 8 behind"
+        " it, or 13 and 2"
+    )
+
+
+def _is_strict(shape: Number) -> bool:
+    """Whether a bound or other values are left out, so that no text may be rounded to them."""
+    is_open = shape.low_open or shape.high_open
+    return is_open or shape.integer is False or bool(shape.excluded or shape.others)
+
+
 def _language(shape: Number) -> Automaton:
     whole = shape.integer is True
-    strict = shape.low_open or shape.high_open or shape.integer is False
-    strict = strict or bool(shape.excluded or shape.others)
     if whole:
         found = _plain(_INTEGER)
-    elif strict:
+    elif _is_strict(shape):
         found = _few_digits(shape)
     elif shape.multiples:
         found = Automaton.from_regex(_ROUNDED)
@@ -123,12 +154,15 @@ def _language(shape: Number) -> Automaton:
     return found
 
 
-def _few_digits(shape: Number) -> Automaton:
-    """Decimals that are not rounded to a bound or to a value that is left out."""
+def _digits(shape: Number) -> tuple[int, int]:
+    """Before and behind the point: no decimal of so many is rounded to a value that is left out."""
     values = [v for v in (shape.low, shape.high, *shape.excluded) if v is not None]
-    digits = max([len(str(int(abs(v)))) for v in values], default=1)
-    whole = max(digits, 7)
-    fraction = max(_EXACT_DIGITS - whole, 0)
+    whole = max([7, *(len(str(int(abs(v)))) for v in values)])
+    return whole, max(_EXACT_DIGITS - whole, 0)
+
+
+def _few_digits(shape: Number) -> Automaton:
+    whole, fraction = _digits(shape)
     text = f"-?(?:0|[1-9][0-9]{{0,{whole - 1}}})"
     return Automaton.from_regex(text + (rf"(?:\.[0-9]{{1,{fraction}}})?" if fraction else ""))
 

@@ -704,7 +704,7 @@ def test_the_opposite_is_exact_where_it_is_finite(schema: Any, good: list[Any], 
         for value in values:
             assert jsonschema.Draft202012Validator(schema).is_valid(value) is valid
             assert found.automaton.accepts(canonical(value)) is valid, value
-    assert not [note for note in found.notes if "nest" not in note]
+    assert not [note for note in found.notes if "nest" not in note and "digits" not in note]
 
 
 @pytest.mark.parametrize(

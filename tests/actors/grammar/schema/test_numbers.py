@@ -100,3 +100,37 @@ def test_numbers_of_hundreds_of_digits_only_are_refused(key: str) -> None:
     with pytest.raises(Unsupported) as caught:
         lower({"type": "number", key: 1e308})
     assert caught.value.pointer == f"/{key}"
+
+
+def number(**keywords: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"x": {"type": "number", **keywords}}}
+
+
+@pytest.mark.parametrize(
+    ("keywords", "says", "lost"),
+    [
+        ({"multipleOf": 0.01}, "beside multipleOf", "123456789012345.25"),
+        ({"multipleOf": 0.001, "minimum": 0, "maximum": 1e9}, "beside multipleOf", "99999999.125"),
+        ({"exclusiveMinimum": 0}, "at most 7 digits before the point and 8 behind", "12345678"),
+        ({"exclusiveMaximum": 123456789}, "at most 9 digits before the point and 6", "0.1234567"),
+        ({"not": {"multipleOf": 2}}, "at most 7 digits", "12345679"),
+        ({"multipleOf": 5, "exclusiveMinimum": 0}, "at most 7 digits", "12345670"),
+        ({"multipleOf": 0.01, "minimum": 0, "maximum": 100}, "", ""),
+        ({"multipleOf": 0.01, "minimum": 0, "maximum": 1e12}, "", ""),
+        ({"multipleOf": 0.5, "exclusiveMinimum": 0, "maximum": 99}, "", ""),
+        ({"multipleOf": 5}, "", ""),
+        ({"minimum": 0.5}, "", ""),
+        ({"type": "integer", "exclusiveMinimum": 0}, "", ""),
+    ],
+)
+def test_a_note_tells_of_numbers_with_too_many_digits(
+    keywords: dict[str, Any], says: str, lost: str
+) -> None:
+    """And of these only: a value that the schema allows is either written, or there is a note."""
+    found = lower(number(**keywords))
+    notes = [note for note in found.notes if "digits" in note]
+    assert len(notes) == bool(says)
+    if says:
+        assert notes[0].startswith("/properties/x: ")
+        assert says in notes[0]
+        assert not found.automaton.accepts(f'{{"x":{lost}}}'.encode())
