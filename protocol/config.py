@@ -47,8 +47,7 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
         ),
     ]
     name: Annotated[
-        str | None,
-        Setting("name that clients see", unit="NAME", default="the folder's, or the hub's"),
+        str | None, Setting("name that clients see", unit="NAME", default="the folder's, or the hub's")
     ] = None
     device: Annotated[
         Literal["auto", "cpu", "cuda"], Setting("auto: CUDA where torch sees it", first=True)
@@ -58,8 +57,7 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
         Setting("auto: float32 on a CPU, else the checkpoint's"),
     ] = "auto"
     context: Annotated[
-        int | None,
-        Setting("context length, in tokens", low=2, default="the model's", first=True),
+        int | None, Setting("context length, in tokens", low=2, default="the model's", first=True)
     ] = None
     page_size: Annotated[int, Setting("tokens in a KV page", low=1, high=1 << 16)] = 1
     kv_tokens: Annotated[

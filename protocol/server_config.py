@@ -64,8 +64,7 @@ class ServerConfig(Settings, frozen=True, kw_only=True):
     grace_s: Annotated[float, _seconds("for running generations at stop")] = 10.0
 
     tokens: Annotated[
-        tuple[str, ...],
-        _access("a token that clients need; shows in `ps`", "--auth-token", "TOKEN"),
+        tuple[str, ...], _access("a token that clients need; shows in `ps`", "--auth-token", "TOKEN")
     ] = ()  # "token-1", "token-2"; no token of any kind: no auth
     environment_token: Annotated[
         str | None,
@@ -102,11 +101,7 @@ class ServerConfig(Settings, frozen=True, kw_only=True):
     token_ttl_s: Annotated[
         float,
         Setting(
-            "that a minted single-use token is valid",
-            low=1,
-            high=DAY_S,
-            unit="seconds",
-            group="access",
+            "that a minted single-use token is valid", low=1, high=DAY_S, unit="seconds", group="access"
         ),
     ] = 60.0
 

@@ -28,7 +28,8 @@ NOTHING = msgspec.NODEFAULT
 class Setting(msgspec.Struct, frozen=True):
     """What is said of a field, beside its type and default.
 
-    `help`: what it is, without the default. `flag`: if not `--` and the field's name; None: it has none.
+    `help`: what it is, without the default; `--help` shows it up to the first `;`. `flag`: if not `--`
+    and the field's name; None: it has none.
     `low` to `high`: what it may be; `over`, `under`: exclusive bounds. `besides`: values out of these
     bounds, and what they mean. `words`: texts that stand for values. `default`: what happens where the
     field's default is None, or the word for it. `unit`: of its value, for help. `first`: one of the few
