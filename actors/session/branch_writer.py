@@ -330,7 +330,8 @@ class BranchWriter:
     def _end_of(self, messages: Sequence[ChatMessage], index: int) -> str:
         """What the rendering of a message ends with, "" if that is not known."""
         message = messages[index]
-        closing = self._template.closing(message.role)
+        role = message.role
+        closing = self._template.closing(role) or self._template.pending_end(role)
         content = message.content.strip()[-ENDING:]
         return content + closing if content and closing else ""
 

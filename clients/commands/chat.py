@@ -35,7 +35,7 @@ GIVE_UP_S = 60.0  # without a server, where nobody sits in front of it
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("chat", help="talk to a model, or ask it one thing")
-    with_settings(parser, _fill)
+    with_settings(parser, _fill, "[question]")
     parser.set_defaults(run=run)
 
 

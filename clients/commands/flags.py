@@ -29,9 +29,9 @@ UNITS = {"seconds": "S", "ms": "MS", "days": "DAYS"}
 Fill = Callable[[argparse.ArgumentParser, bool], None]
 
 
-def with_settings(parser: argparse.ArgumentParser, fill: Fill) -> None:
+def with_settings(parser: argparse.ArgumentParser, fill: Fill, operands: str = "") -> None:
     """Give `parser` all flags of `fill(parser, every)`, of which its help shows those for newcomers."""
-    parser.usage = "%(prog)s [FLAG ...]"
+    parser.usage = f"%(prog)s [FLAG ...] {operands}".rstrip()
     fill(parser, False)
     parser.add_argument(
         "--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, fill=fill,
@@ -158,7 +158,7 @@ class _HelpAll(argparse.Action):
         self._fill = fill
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        whole = argparse.ArgumentParser(prog=parser.prog, usage=parser.usage, allow_abbrev=False)
+        whole = argparse.ArgumentParser(prog=parser.prog, usage=parser.usage)
         self._fill(whole, True)
         whole.print_help()
         parser.exit()
