@@ -224,11 +224,11 @@ class Campaign:
                     writer.write(data[i : i + 1])
                     await asyncio.sleep(0)
                 writer.write(data[40:])
-                answer = await self.read(reader, waits)
+                answer = await self.read(reader, waits, asked=data)
             elif way == 2:  # half closed
                 writer.write(data)
                 writer.write_eof()
-                answer = await self.read(reader, waits=False)
+                answer = await self.read(reader, waits=False, asked=data)
             elif way == 3:  # read a little, then go with a reset
                 writer.write(data)
                 await self.read(reader, waits=True, most=20, patience=0.05)
@@ -237,10 +237,10 @@ class Campaign:
             elif way == 4:  # not read for a while
                 writer.write(data)
                 await asyncio.sleep(0.2)
-                answer = await self.read(reader, waits)
+                answer = await self.read(reader, waits, asked=data)
             else:
                 writer.write(data)
-                answer = await self.read(reader, waits)
+                answer = await self.read(reader, waits, asked=data)
         except (ConnectionError, TimeoutError) as error:
             self.answers[type(error).__name__] += 1
         finally:
@@ -249,7 +249,13 @@ class Campaign:
             self.judge(path, answer)
 
     async def read(
-        self, reader: asyncio.StreamReader, waits: bool, *, most: int = -1, patience: float = PATIENCE_S
+        self,
+        reader: asyncio.StreamReader,
+        waits: bool,
+        *,
+        most: int = -1,
+        patience: float = PATIENCE_S,
+        asked: bytes = b"",
     ) -> bytes:
         """To the end. `waits`: the server waits for more, so what has come is all that comes."""
         try:
@@ -257,7 +263,7 @@ class Campaign:
                 return await reader.read(most)
         except TimeoutError:
             if not waits:
-                self.faults.append("no answer came")
+                self.faults.append(f"no answer came to {len(asked)} bytes: {asked[:400]!r}")
             return b""
 
     def judge(self, path: str, answer: bytes) -> None:
@@ -379,7 +385,7 @@ class Campaign:
         head = POST.format(path=SERVED[0], port=self.port, length=len(body)).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(head + body)
-        answer = await self.read(reader, waits=False)
+        answer = await self.read(reader, waits=False, asked=head + body)
         writer.close()
         try:
             return str(json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["message"]["content"])
