@@ -9,27 +9,20 @@ This file does not know how replicas are started, nor what sessions say.
 """
 
 import asyncio
-import math
-import secrets
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from typing import Any
 
-import anyio
 import msgspec
-from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskGroup, TaskStatus
 
 from ramify.actors.cluster.bindings import Bindings
-from ramify.actors.cluster.local import LocalReplica, environment, gpus, room_beside, threads
+from ramify.actors.cluster.local import threads
 from ramify.actors.cluster.member import Member
 from ramify.actors.cluster.membership import Membership
 from ramify.actors.cluster.metrics import ClusterMetrics, ReplicaGauges
-from ramify.actors.cluster.ray_replicas import RayReplicas
 from ramify.actors.cluster.replica_messages import (
     LISTENER,
-    MAX_FRAME,
     Begin,
     Draining,
     ForCore,
@@ -42,6 +35,7 @@ from ramify.actors.cluster.replica_messages import (
     Up,
 )
 from ramify.actors.cluster.shift import machine
+from ramify.actors.cluster.starting import Ends, JoinedReplicas, LocalReplicas
 from ramify.actors.core import PROTOCOL_VERSION, Progress
 from ramify.actors.executor.spec import ExecutorSpec
 from ramify.actors.front.gateway_messages import FromEngine, ToSessions
@@ -49,9 +43,6 @@ from ramify.actors.front.interface import Core, Guard
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.log import get_log
-from ramify.actors.links.link import Link
-from ramify.actors.links.tcp import JoinPort, read_secret, server_context
-from ramify.actors.processes.back_off import BackOff
 from ramify.actors.processes.messages import (
     AskMetrics,
     Loading,
@@ -59,21 +50,19 @@ from ramify.actors.processes.messages import (
     NotStarted,
     StartFailed,
     decoder,
-    encoder,
 )
 from ramify.actors.processes.silence import Silence
 from ramify.actors.routing.scaling import Scaling
 from ramify.actors.routing.session_router import SessionRouter
 from ramify.actors.watchdog import step_timeout
 from ramify.protocol.cluster import KvEvents, ListenKv
-from ramify.protocol.config import MOST_REPLICAS, EngineConfig, ReplicasConfig, ServerConfig
+from ramify.protocol.config import EngineConfig, ReplicasConfig, ServerConfig
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import ChangeCore, Lost, SessionMessage, Tokens
 from ramify.protocol.plan import ExecutorInfo
 from ramify.protocol.wire import ServerInfo
 
 LOOK_SECONDS = 0.25
-ATTEMPTS, BACK_OFF_SECONDS = 4, 0.5  # starts in a row that fail; the pause doubles
 WITHOUT_SECONDS = 120.0  # with no replica at all, not even one that loads, once there were some
 WITHOUT_ELSEWHERE = 900.0  # the same where machines have to come first
 DEATHS, WITHIN_SECONDS = 8, 60.0  # replicas that died under one session while something of it ran
@@ -105,15 +94,11 @@ class Cluster:
         self._check_idle = check_idle
         self._epoch = epoch
         settings = config.replicas
-        self._wanted = settings.count
         self._scaling = None
         if settings.most is not None and settings.most > settings.count:
             self._scaling = Scaling(settings.count, settings.most, settings.ttft_s)
         self._routing = routing or SessionRouter(clock.now, scaling=self._scaling)
-        self._group: TaskGroup | None = None
-        self._guard: Guard = lambda name, run: run
         self._decode = decoder(Tokens).decode
-        self._decoder = decoder(ToGateways if config.gateways else ToFront)
         self._bindings = Bindings(self._routing, self._send, self._must, self._answer)
         self._members = Membership(
             self._bindings, self._routing, self._leave, self._successor, settings.drain_s
@@ -130,9 +115,10 @@ class Cluster:
         self._deaths: dict[int, deque[float]] = {}  # session -> when replicas died under it
         self._asked: dict[int, Callable[[int, bytes], None]] = {}
         self._scrapes = 0
-        self._port: JoinPort | None = None
-        self._ray: RayReplicas | None = None
-        self._retired: set[int] = set()  # replicas that are not started again
+        decoding = decoder(ToGateways if config.gateways else ToFront)
+        ends = Ends(self._begin, decoding, self._receive, self._gone, self.drain, self._up, self._stop)
+        starter = LocalReplicas if settings.on == "processes" else JoinedReplicas
+        self._starter = starter(config, self._members, ends)
         metrics.watch(self._gauges, self._ask)
 
     @property
@@ -169,20 +155,9 @@ class Cluster:
     async def load(self, group: TaskGroup, guard: Guard, progress: Progress) -> None:
         """Return when the first replica is ready. Raises as `CoreHost.load`."""
         self._progress = progress
-        self._group, self._guard = group, guard
         settings = self._settings
         progress(f"starting {settings.count} replicas", 0.0)
-        if settings.on == "processes":
-            found = gpus(self._config)
-            if 0 < len(found) < max(settings.count, settings.most or 0):
-                log.warning(
-                    "replicas share GPUs: give --kv-fraction or --kv-tokens, so that their caches fit",
-                    gpus=len(found),
-                )
-            for number in range(settings.count):
-                await group.start(guard(f"replica {number}", partial(self._keep, number)))
-        else:
-            await self._let_join(group, guard)
+        await self._starter.start(group, guard, lambda what: progress(what, 0.0))
         await self._up.wait()
         if self._failure is not None:
             raise self._failure
@@ -212,104 +187,9 @@ class Cluster:
 
     async def close(self) -> None:
         self._stop.set()
-        for member in self._members:  # processes of ours have ended with their tasks
-            if self._settings.on == "ray":  # if Ray is gone, nobody else tells it
-                member.tell(Leave())
-            if self._settings.on != "processes":
-                member.part()
-        if self._port is not None:
-            self._port.close()
+        self._starter.close()
 
-    # --- joining ---------------------------------------------------------------------------------
-
-    async def _let_join(self, group: TaskGroup, guard: Guard) -> None:
-        """Open the port where replicas join, and have Ray start them, where it is to."""
-        settings = self._settings
-        file = settings.secret_file
-        secret = secrets.token_hex(32).encode() if file is None else read_secret(file)
-        tls = None
-        if settings.tls_cert is not None and settings.tls_key is not None:
-            tls = server_context(settings.tls_cert, settings.tls_key)
-        self._port = JoinPort(secret, self._joins)
-        number = await self._port.listen(settings.listen, settings.listen_port, tls)
-        host = settings.advertise or settings.listen
-        log.info("replicas join here", host=host, port=number, tls=tls is not None)
-        self._progress(f"waiting for replicas at {host}:{number}", 0.0)
-        if settings.on == "ray":
-            pem = settings.tls_cert.read_text() if settings.tls_cert is not None else None
-            device = self._config.model.device
-            self._ray = RayReplicas(settings, host, number, secret, pem, device, self._orphaned)
-            await group.start(guard("Ray", self._ray.run))
-
-    def _joins(self, open_link: Callable[..., Link[Any, ToFront]], peer: str) -> None:
-        """Somebody who knows the secret. Raises ConnectionError: there is no place for it."""
-        if len(self._members) >= MOST_REPLICAS:
-            log.error("too many replicas: one is sent away", most=MOST_REPLICAS, host=peer)
-            raise ConnectionRefusedError
-        number = next(self._members.free())
-        member = Member(number, lambda: None)
-        member.host = peer
-        link = open_link(
-            f"replica {number}",
-            self._decoder,
-            encoder(),
-            on_message=partial(self._receive, member),
-            on_end=partial(self._link_ended, member),
-            max_frame=MAX_FRAME,
-        )
-        self._members.add(member)
-        member.attach(link, self._begin(number))
-        log.info("a replica joins", replica=number, host=peer)
-
-    def _orphaned(self) -> None:
-        """A new Ray driver has as many started as are wanted: Ray knows nothing of those that are there.
-
-        They leave: on a CPU the last one when a new one is ready, on GPUs at once, as those need them.
-        """
-        there = self._members.those("ready", "stalled")
-        if there and self.info.device == "cpu":
-            self._members.stay(there.pop())
-        for member in there:
-            self.drain(member.number)
-
-    def _link_ended(self, member: Member, error: Exception | None) -> None:
-        if not self._stop.is_set() and not member.drained:
-            reason = member.why or (str(error) if error is not None else "its link has ended")
-            log.error("a replica has ended", replica=member.number, reason=reason)
-        self._gone(member)
-
-    # --- starting --------------------------------------------------------------------------------
-
-    async def _keep(self, number: int, *, task_status: TaskStatus[None]) -> None:
-        """One process after the other is replica `number`."""
-        task_status.started()
-        pauses = BackOff(BACK_OFF_SECONDS)
-        variables = environment(number, self._config)
-        while not self._stop.is_set() and number not in self._retired:
-            replica = LocalReplica(number)
-            self._members.add(replica.member)
-            try:
-                why = await replica.run(
-                    self._begin(number), self._decoder, self._receive, self._gone, variables
-                )
-            except OSError as error:
-                why = str(error)
-            served = replica.member.info is not None
-            self._gone(replica.member)
-            if self._stop.is_set():
-                return
-            if replica.member.drained:
-                log.info("a replica has left", replica=number, again=number not in self._retired)
-                continue
-            log.error("a replica has ended", replica=number, reason=why)
-            if served:
-                pauses.succeeded()
-                continue
-            pause = pauses.failed()
-            if pauses.failures >= ATTEMPTS and not self._up.is_set():
-                raise NotStarted(f"replica {number} could not be started {ATTEMPTS} times: {why}")
-            with anyio.move_on_after(pause):
-                await self._stop.wait()
+    # --- what replicas are told, and say ---------------------------------------------------------
 
     def _begin(self, number: int) -> Begin:
         model = self._config.model
@@ -327,8 +207,6 @@ class Cluster:
             machine=machine(),
             check_idle=self._check_idle,
         )
-
-    # --- what replicas say -----------------------------------------------------------------------
 
     def _receive(self, member: Member, message: ToFront) -> None:
         member.silence.heard()
@@ -405,8 +283,7 @@ class Cluster:
             pages=info.pages,
         )
         self._up.set()
-        if self._ray is not None:
-            self._ray.prove()
+        self._starter.prove()
         self._bindings.place()
         self._judge()
 
@@ -461,19 +338,7 @@ class Cluster:
             self._judge()
 
     def _successor(self, member: Member, now: float) -> float | None:
-        """Until when the last replica serves on: another one is ready then, where one is to come.
-
-        Where none is, it leaves now: who comes waits for the next one, and that comes the sooner.
-        """
-        if self._settings.on != "processes":  # who ends it does not wait for ever, either
-            return now + self._settings.drain_s if self._members.those("starting") else None
-        if self._wanted == 1:
-            if not room_beside(self._config, next(self._members.free()), member.number, member.pid):
-                return None
-            self._retired.add(member.number)
-            self._grow(1)
-        log.info("a replica is to leave, and serves until another one is ready", replica=member.number)
-        return math.inf
+        return self._starter.successor(member, now)
 
     # --- how many --------------------------------------------------------------------------------
 
@@ -484,34 +349,17 @@ class Cluster:
         ready = self._members.those("ready")
         loads = [member.report.load for member in ready if member.report.load]
         leaving = len(self._members.those("draining"))
-        coming = max(0, self._wanted - len(loads) - leaving)  # one that has stalled among them
+        coming = max(0, self._starter.wanted - len(loads) - leaving)  # one that has stalled among them
         wanted = self._scaling.wanted(loads, coming, now)
-        if wanted > self._wanted:
+        if wanted > self._starter.wanted:
             log.info("more replicas", wanted=wanted, ttft_s=round(self._scaling.ttft(now), 3))
-            self._grow(wanted)
-        elif wanted < self._wanted and not leaving and not coming:
+            self._starter.scale(wanted)
+        elif wanted < self._starter.wanted and not leaving and not coming:
             log.info("fewer replicas", wanted=wanted)
             least = min(ready, key=lambda each: self._bindings.count(each.number))
-            self._wanted = wanted
-            self._retired.add(least.number)
-            if self._ray is not None:
-                self._ray.scale(wanted)
+            self._starter.retire(least.number)
+            self._starter.scale(wanted)
             self.drain(least.number)
-
-    def _grow(self, wanted: int) -> None:
-        self._wanted = wanted
-        if self._ray is not None:
-            self._ray.scale(wanted)
-            return
-        kept = {member.number for member in self._members} - self._retired
-        free = self._members.free()
-        while len(kept) < wanted and self._group is not None:
-            number = next(free)
-            self._retired.discard(number)
-            kept.add(number)
-            run = self._guard(f"replica {number}", partial(self._keep, number))
-            self._members.add(Member(number, lambda: None))  # its place is taken at once
-            self._group.start_soon(partial(run, task_status=TASK_STATUS_IGNORED))
 
     # --- time ------------------------------------------------------------------------------------
 

@@ -1,67 +1,12 @@
-"""Replicas in processes of this machine: started, watched, started again.
-
-On a machine with several
-GPUs each gets one of them; on a CPU each gets its part of the cores.
-
-It does not know what the messages mean.
-"""
+"""What replicas on one machine share: of several GPUs each has one, of the cores of a CPU its part."""
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from ramify.actors.cluster.member import Member
-from ramify.actors.cluster.replica_messages import MAX_FRAME, Begin, FromFront, ToFront
-from ramify.actors.processes.child_process import ChildProcess
-from ramify.actors.processes.messages import encoder
 from ramify.protocol.config import EngineConfig
 
-PROGRAM = "ramify.actors.cluster.replica"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-
-class LocalReplica:
-    """One process. `run` lets it live."""
-
-    def __init__(self, number: int) -> None:
-        self.member = Member(number, self._kill)
-        self._child: ChildProcess[FromFront, ToFront] | None = None
-
-    async def run(
-        self,
-        begin: Begin,
-        decoder: "msgspec.msgpack.Decoder[Any]",
-        receive: Callable[[Member, ToFront], None],
-        gone: Callable[[Member], None],
-        variables: dict[str, str],
-    ) -> str:
-        """Start it; return why it has ended. Cancelled, it is killed. Raises OSError.
-
-        `gone` is called as soon as its link has ended. `variables`: of its environment.
-        """
-        child: ChildProcess[FromFront, ToFront] = await ChildProcess.start(
-            f"replica {self.member.number}",
-            PROGRAM,
-            decoder,
-            encoder(),
-            lambda message: receive(self.member, message),
-            max_frame=MAX_FRAME,
-            environment=variables,
-            on_end=lambda: gone(self.member),
-        )
-        self._child = child
-        self.member.pid = child.pid
-        self.member.attach(child.link, begin)
-        code = await child.ended()
-        return self.member.why or child.explain(code)
-
-    def _kill(self) -> None:
-        if self._child is not None:
-            self._child.kill()
 
 
 def environment(number: int, config: EngineConfig) -> dict[str, str]:

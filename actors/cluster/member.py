@@ -29,9 +29,9 @@ log = get_log("ramify.actors.cluster")
 
 
 class Member:
-    """`kill`: ends its process, or at least the link. `silence`: its owner keeps it."""
+    """`kills`: ends its process, where that is ours. `silence`: its owner keeps it."""
 
-    def __init__(self, number: int, kill: Callable[[], None]) -> None:
+    def __init__(self, number: int, kills: Callable[[], None] = lambda: None) -> None:
         self.number = number
         self.state: State = "starting"
         self.progress = ("starting", 0.0)
@@ -46,7 +46,7 @@ class Member:
         self.until: float | None = None  # then: to when it serves on, or generations may run
         self.drained = False  # it leaves in order
         self.asked = True  # for all that its cache has
-        self._kill = kill
+        self.kills = kills
         self._link: Link[FromFront, ToFront] | None = None  # until its process runs
         self._core: Bundle[ForCore] | None = None
 
@@ -111,7 +111,7 @@ class Member:
         """End its process, or at least the link."""
         if self._link is not None:
             self._link.abort()
-        self._kill()
+        self.kills()
 
     def part(self) -> None:
         """The front stops. The replica may wait for the next one."""

@@ -8,7 +8,7 @@ import anyio
 import msgspec
 import pytest
 
-from ramify.actors.cluster import cluster as cluster_module
+from ramify.actors.cluster import starting
 from ramify.actors.cluster.bindings import _Session
 from ramify.actors.cluster.cluster import (
     DEATHS,
@@ -146,7 +146,7 @@ class Standing:
         )
         self.cluster._spread = self.told
         self.grown: list[int] = []
-        self.cluster._grow = self.grown.append  # type: ignore[method-assign]
+        self.cluster._starter.scale = self.grown.append  # type: ignore[method-assign]
         for _ in range(count):
             self.joins()
 
@@ -185,11 +185,13 @@ class Standing:
         return [member.state for member in self.cluster._members]
 
 
-def test_a_front_has_room_for_so_many_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_module, "MOST_REPLICAS", 2)
-    standing = Standing(2)
+def test_a_front_has_room_for_so_many_replicas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(starting, "MOST_REPLICAS", 2)
+    standing = Standing(2, on="join", secret_file=tmp_path / "secret")
+    starter = standing.cluster._starter
+    assert isinstance(starter, starting.JoinedReplicas)
     with pytest.raises(ConnectionError):
-        standing.cluster._joins(lambda *fields: None, "host")  # type: ignore[arg-type, return-value]
+        starter.joins(lambda *fields: None, "host")  # type: ignore[arg-type, return-value]
     assert len(standing.states) == 2
 
 
@@ -227,7 +229,7 @@ async def test_a_replica_that_has_stalled_is_no_reason_for_more_or_fewer() -> No
     """It goes on, or is replaced."""
     standing = Standing(2, most=4)
     standing.joins()
-    standing.cluster._wanted = 3
+    standing.cluster._starter.wanted = 3
     for number, fault in enumerate((None, None, "no result for 5 s")):
         report = Report(fault=fault, load=ReplicaLoad())
         standing.cluster._receive(standing.member(number), report)
@@ -242,16 +244,14 @@ async def test_a_replica_that_has_stalled_is_no_reason_for_more_or_fewer() -> No
 async def test_the_last_replica_serves_until_its_successor_is_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        cluster_module, "room_beside", lambda config, new, old, pid: (new, old) == (1, 0)
-    )
+    monkeypatch.setattr(starting, "room_beside", lambda config, new, old, pid: (new, old) == (1, 0))
     standing = Standing(1)
     standing.sits(1, 0)
     standing.cluster.drain(0)
     standing.cluster.drain(0)  # told twice
     standing.look(1000.0)
     assert (standing.states, standing.grown, standing.told.messages) == (["ready"], [1], [])
-    assert standing.cluster._retired == {0}
+    assert standing.cluster._starter._retired == {0}
     standing.joins()
     assert standing.states == ["draining", "ready"]
     assert standing.told.messages == [(1, m.ChangeCore(quietly=True))]
@@ -266,7 +266,7 @@ async def test_the_last_replica_leaves_at_once_where_nothing_follows_meanwhile(
 ) -> None:
     """No room for two, or it has stalled: to wait would only make it longer for all."""
     for fault in (None, "no result for 5 s"):
-        monkeypatch.setattr(cluster_module, "room_beside", lambda *where, room=fault: room is not None)
+        monkeypatch.setattr(starting, "room_beside", lambda *where, room=fault: room is not None)
         standing = Standing(1)
         standing.sits(1, 0)
         standing.faults(0, fault)
@@ -316,11 +316,12 @@ def test_replicas_that_ray_has_forgotten_leave(device: str, stays: list[str]) ->
     """A new head has new ones started. On a CPU one serves until the first of these is ready."""
     standing = Standing(3, on="ray")
     cluster = standing.cluster
-    cluster._info = msgspec.structs.replace(INFO, device=device)
     old = list(cluster._members)
-    cluster._orphaned()
+    for member in old:
+        member.info = msgspec.structs.replace(INFO, device=device)
+    cluster._starter.orphaned()
     standing.look(0.0)
     assert [member.state for member in old] == ["draining"] * (3 - len(stays)) + stays
-    standing.joins(cluster._info)
+    standing.joins()
     assert [member.state for member in old] == ["draining"] * 3
     assert standing.member(3).state == "ready"
