@@ -10,7 +10,12 @@ pages only beside a *reserve*:
   as far as their session has said (`Submit.expects`);
 - the KV that an active session has left in the tree while it runs nothing, as between two rounds.
 
-A client reserves at most `SHARE` of the pool, so that nobody keeps others out by what it announces.
+An output counts until it is as long as outputs of its client usually are: most stop sooner than they
+may. A client reserves at most `SHARE` of the pool, so that nobody keeps others out by what it announces;
+its own sessions leave it all that it needs.
+
+A session whose only run had to give its pages back, because what runs grew, is not active any more: more
+had begun than the pool can serve.
 
 Everything is a counter: an event costs O(1), whatever the number of sessions. This file knows tokens
 and steps, not who waits or in which order.
@@ -18,9 +23,10 @@ and steps, not who waits or in which order.
 
 from collections import Counter, deque
 
-from ramify.actors.scheduler.request import Account, Request
+from ramify.actors.scheduler.request import Account, Client, Request
 
-FORESEEN = 64  # output tokens of a request that count: most stop sooner than they may
+FORESEEN = 64  # output tokens of a request that count at least, if it may have so many
+LEARNT = 16  # outputs over which the usual length is learnt
 BETWEEN = 8  # quanta that a session stays active whose next ops are known: their text is being prepared
 SHARE = 4  # a client reserves at most one part in so many
 
@@ -66,8 +72,10 @@ class ActiveSessions:
 
     def foresee(self, request: Request, slots: int) -> None:
         """`request` may use so many slots more than it has."""
-        slots = 0 if slots < 0 else slots if slots < FORESEEN else FORESEEN
         account = request.account
+        most = int(account.client.output) - max(0, request.limit - slots)  # of a usual one
+        most = max(most, FORESEEN)
+        slots = 0 if slots < 0 else slots if slots < most else most
         account.foreseen += slots - request.foreseen
         request.foreseen = slots
         self.update(account)
@@ -80,6 +88,17 @@ class ActiveSessions:
 
     def granted(self, request: Request) -> None:
         self._rows[request.submit.priority] += 1
+
+    def learn(self, request: Request) -> None:
+        """`request` is over: how long outputs of its client usually are."""
+        if request.done:
+            client = request.account.client
+            client.output += (request.done - client.output) / LEARNT if client.output else request.done
+
+    def reserved_from(self, client: Client) -> int:
+        """Tokens that are not for new sessions of `client`: all that is its own counts."""
+        most, own = self._most, client.reserved
+        return self.reserved + (own - most if own > most else 0)
 
     def stopped(self, request: Request, slots: int, left: int) -> None:
         """A run is over that had so many slots of its own. `left`: those that stay in the tree."""

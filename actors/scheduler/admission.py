@@ -74,7 +74,9 @@ class Admission:
         if not (self.queue or self._line) or self._settlements.outstanding:
             return []
         self.active.expire(planner.step)
-        self._line.advance(planner.step, self._room, idle=not planner.running)
+        self._line.advance(
+            planner.step, planner.processed, self._room, self._missing, idle=not planner.running
+        )
         if not planner.free_rows and self._nothing_new():
             return []
         if not planner.running:
@@ -93,20 +95,25 @@ class Admission:
 
     def _spare(self, picked: list[Request]) -> None:
         """Say what each request has to leave: what is reserved, and what those before it will need."""
-        reserved = self.active.reserved
+        more = 0  # that those before are going to need
         before: set[Account] = set()
         for request in picked:
             account = request.account
             request.leave = 0
-            spared = reserved
+            if not account.active and account not in before:
+                more += self.active.needs(account)
+            spared = self.active.reserved_from(account.client) + more
             if account.active:
                 spared -= account.reserved
-            elif account not in before:
-                reserved += self.active.needs(account)
-                spared = reserved
             if self._waits_for_room(request) and (self._planner.running or before):
                 request.leave = -(-max(0, spared) // self._page_size)
             before.add(account)
+
+    def _missing(self, request: Request) -> int:
+        """Tokens that `request` takes from others if it begins now: for which there is no room."""
+        need = request.prompt - request.resident + self.active.needs(request.account)
+        reserved = self.active.reserved_from(request.account.client)
+        return need + min(0, reserved - self._settlements.available * self._page_size)
 
     @property
     def _room(self) -> int:
@@ -157,8 +164,15 @@ class Admission:
         self.active.stopped(run.request, run.held, length - run.cached)
         self.active.foresee(run.request, run.request.remaining)
 
+    def retracted(self, request: Request, cause: Cause) -> None:
+        """The run of `request` is over, and the request waits."""
+        if cause == "memory" and not request.account.rows:
+            self.active.end(request.account)
+        self.enqueue(request)
+
     def ended(self, request: Request) -> None:
         """A request is over."""
+        self.active.learn(request)
         self.active.foresee(request, 0)
         if not request.account.requests:
             self.active.rest(request.account, self._planner.step)
@@ -197,8 +211,12 @@ class Admission:
             return
         if verdict.reason == "memory" and request.leave and not begun:
             request.state = RequestState.WAITING
-            more = request.extra(self._lookahead) + self.active.needs(request.account)
-            need = -(-(request.prompt - verdict.resident + more) // self._page_size) + 1
+            size, account = self._page_size, request.account
+            need = request.prompt - verdict.resident + request.extra(self._lookahead)
+            need += self.active.needs(account) + self.active.reserved_from(account.client)
+            need = -(-(need - self.active.reserved) // size) + 1
+            # pages that it has in the tree do not count twice: those that were short must come
+            need = max(need, self._room + verdict.short)
             self._line.denied(request, need, self._planner.step)
             return
         self.enqueue(request)
@@ -301,8 +319,16 @@ class Admission:
         return True
 
     def _find_pages(self, request: Request) -> bool:
-        """Pages for a request that waits while they are short, by what its last denial said."""
-        short = max(1, request.need - self._settlements.available)
+        """Pages for a request that waits while they are short: what its last denial said, or its prompt.
+
+        If there are enough, they are kept from it for the sake of others: it has them if it could take
+        some from who runs.
+        """
+        tokens = request.prompt - request.resident + request.extra(self._lookahead)
+        short = (request.need or -(-tokens // self._page_size) + 1) - self._settlements.available
+        if short <= 0:
+            runs, _ = for_slots(request, 1, self._runs.values(), self._planner.step, self._quantum)
+            return bool(runs)
         done = self._make_pages(request, short)
         request.promised = False
         return done

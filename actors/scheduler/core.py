@@ -590,7 +590,7 @@ class Scheduler:
         self.computed_twice += self._planner.in_vain(run)
         request.reached = self._stop(run, None).computed
         request.resident = 0 if self.down is not None else request.reached
-        self._admission.enqueue(request)
+        self._admission.retracted(request, cause)
 
     # --- another executor ---------------------------------------------------------------------
 

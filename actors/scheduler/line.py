@@ -3,9 +3,10 @@
 The one that fair queueing puts first is tried
 
 - when as much room is there as the last one needed; or
-- when nobody has left the line for a quantum of steps, whatever room there is: so the first of the line
-  waits a quantum at most, and the k-th at most k of them. But input ahead of its generation waits for
-  room.
+- whatever room there is, when nobody has left the line for a quantum of steps, and `PAID` times as many
+  tokens were computed since the last such trial as are missing for this one: so what it takes from
+  others, who compute it again, stays a part of what is computed. So the first of the line waits for
+  so long at most, and the k-th k times that. But input ahead of its generation waits for room.
 
 Who is new goes past the line: a client that runs nothing, in the quantum of steps after it came, if
 nobody has done so for half a quantum. So who comes alone to a full pool does not wait for those who
@@ -19,9 +20,12 @@ tried beside it. This file knows steps and pages, not why there is no room.
 """
 
 from collections import deque
+from collections.abc import Callable
 
 from ramify.actors.scheduler.queue import WaitingQueue
 from ramify.actors.scheduler.request import Account, Request, RequestState
+
+PAID = 6  # tokens that are computed for each that a trial without room takes from others
 
 
 class Line:
@@ -34,6 +38,7 @@ class Line:
         self._new: deque[Request] = deque()  # in the order in which they came
         self._refused = -1  # the step when one was refused
         self._need = 0  # pages of the one that was tried last
+        self._overfilled = 0  # tokens that were computed when one was last tried without room
         self._tried = self._tried_before = -quantum  # the step when one of the line was last tried
         self._passed = -quantum  # the step when one went past it
         self._trial: Request | None = None
@@ -71,8 +76,14 @@ class Line:
             if request.in_line:
                 self._move(request)
 
-    def advance(self, step: int, room: int, *, idle: bool) -> None:
-        """Put the next one on trial, if it is time. `room`: pages to be had. `idle`: nothing runs."""
+    def advance(
+        self, step: int, computed: int, room: int, missing: Callable[[Request], int], *, idle: bool
+    ) -> None:
+        """Put the next one on trial, if it is time.
+
+        `computed`: tokens since the start. `room`: pages to be had. `missing`: tokens for which there is
+        none, if a request is tried now. `idle`: nothing runs.
+        """
         trial = self._trial if _undecided(self._trial) else None
         if trial is not None and (not trial.account.client.rows or _undecided(self._beside)):
             return
@@ -81,7 +92,12 @@ class Line:
             self._new.clear()
             return
         new, first = self._newcomer(step), self._line.first()
-        overdue = idle or (step - self._tried >= self._quantum and not first.ahead)
+        lacks = max(0, missing(first))
+        overdue = idle or (
+            step - self._tried >= self._quantum
+            and not first.ahead
+            and computed - self._overfilled >= PAID * lacks
+        )
         if new is not None and step - self._passed >= self._quantum // 2:
             self._passed = step
             new.visits = len(new.account.requests) == 1
@@ -90,6 +106,8 @@ class Line:
             return
         elif overdue or (room >= self._need and step != self._refused):
             self._tried_before, self._tried = self._tried, step
+            if lacks:
+                self._overfilled = computed
             self._try(first, forced=overdue)
 
     def _try(self, request: Request, *, forced: bool) -> None:

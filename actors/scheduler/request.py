@@ -57,6 +57,7 @@ class Client:
 
     __slots__ = (
         "lacking",
+        "output",
         "picked",
         "prefilling",
         "requests",
@@ -76,6 +77,7 @@ class Client:
         self.rows = 0  # that its requests have now
         self.slots = 0  # of the KV pool that they hold beside what was cached
         self.reserved = 0  # tokens of the pool, by its active sessions; see `active`
+        self.output = 0.0  # tokens of its outputs, a mean that forgets; 0: none has ended
         self.prefilling = 0  # sessions whose prompts are being computed
         self.lacking = 0  # prompt tokens of its requests that wait for a first token; see `pace`
         self.picked = False  # in the pick under way

@@ -215,6 +215,28 @@ def test_how_much_counts_and_for_how_long(active, ask):
     assert not account.active
 
 
+def test_an_output_counts_until_it_is_as_long_as_they_usually_are(active, ask):
+    account = Account(1)
+    for done in (300, 140):
+        request = ask(account)
+        request.done = done
+        active.learn(request)
+    assert account.client.output == 290  # the first, and a sixteenth of the difference
+    request = ask(account, limit=1000)
+    for slots, counted in ((1000, 290), (900, 190), (750, FORESEEN), (20, 20), (0, 0)):
+        active.foresee(request, slots)
+        assert account.foreseen == counted
+
+
+def test_all_that_a_client_reserves_is_kept_from_its_own_new_sessions(active):
+    client, other = Client(), Client()
+    for session in (1, 2, 3):
+        account = Account(session, client)
+        active.begin(account)
+        active.announce(account, 1500)
+    assert (active.reserved_from(client), active.reserved_from(other)) == (4500, 8000 // SHARE)
+
+
 def test_who_has_not_begun_does_not_rest(active):
     account = Account(1)
     account.goal = 9

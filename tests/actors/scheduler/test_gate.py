@@ -33,6 +33,7 @@ class Gate:
             free_rows=4,
             running=1,
             step=100,
+            processed=0,
             enough=64,
             lacking=lambda level: 10_000,
             hurry=lambda run, level: self.hurried.append((run, level)),
@@ -221,15 +222,23 @@ def test_how_many_pages_who_waits_lacks_by_its_last_denial(gate):
     assert one in gate.runs.values()
 
 
-def test_who_was_not_denied_itself_lacks_a_page(gate):
+def test_pages_that_are_kept_from_who_could_take_some_cost_nobody_his_run(gate):
     denied = gate.ask()
     gate.gate.pick()
     gate.deny(denied, 5)
     gate.gate.discard(denied)
     other = gate.ask()
-    _, two = gate.held(2), gate.held(2)
-    assert gate.gate.pick() == [other]
-    assert gate.retracted == [(two, "priority")]
+    gate.held(2)
+    assert gate.gate.pick() == [other]  # eight pages of 50 that are there
+    assert gate.retracted == []
+
+
+def test_what_a_run_could_not_keep_ends_its_session(gate):
+    for cause, active in (("fairness", True), ("memory", False)):
+        request = gate.ask()
+        gate.gate.discard(request)
+        gate.gate.retracted(request, cause)
+        assert (request.state, request.account.active) == (RequestState.WAITING, active)
 
 
 def test_pages_of_equals(gate):
@@ -346,7 +355,7 @@ def test_how_much_room_a_newcomer_waits_for(gate):
     gate.gate.denied(request, Denied(1, "memory", resident=3, short=2), None)
     assert (request.state, request.in_line) == (RequestState.WAITING, True)
     line = gate.gate._line
-    assert line._need == 9  # 10 - 3 to compute, 4 ahead, 5 that it may need: 16 slots, and a page
+    assert line._need == 45  # two more than there are beside the reserve
     assert gate.gate._room == 50 - 7
     gate.gate.discard(request)
     assert len(line) == 0

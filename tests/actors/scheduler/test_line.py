@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ramify.actors.scheduler.line import Line
+from ramify.actors.scheduler.line import PAID, Line
 from ramify.actors.scheduler.queue import WaitingQueue
 from ramify.actors.scheduler.request import Account, Client, Request, RequestState
 from ramify.protocol.messages import Submit
@@ -23,6 +23,8 @@ class Door:
         self.line = Line(self.waiting, WaitingQueue(1.0, 4, 64), QUANTUM)
         self.step = START
         self.count = 0
+        self.computed = 0
+        self.missing = lambda request: 0  # tokens
         self.tried = {}  # request: the step
 
     def ask(self, account=None, priority=0, limit=5):
@@ -41,7 +43,7 @@ class Door:
     def advance(self, room=FULL, idle=False):
         """One step; the request that is on trial now."""
         self.step += 1
-        self.line.advance(self.step, room, idle=idle)
+        self.line.advance(self.step, self.computed, room, self.missing, idle=idle)
         (request, *others) = self.waiting.pick(1, lambda level: 100, lambda r, rowless: not rowless) or [
             None
         ]
@@ -80,6 +82,19 @@ def test_the_first_is_tried_after_a_quantum_at_most(door):
     assert all(r.forced and not r.visits for r in requests)
 
 
+def test_a_trial_without_room_is_paid_for(door):
+    """What it takes from others is computed again: `PAID` times as much is computed between two."""
+    door.missing = lambda request: 50
+    door.computed = 1000
+    first, second = aged(door, 2)
+    assert door.advance() is first
+    assert [door.advance() for _ in range(3 * QUANTUM)] == [None] * (3 * QUANTUM)
+    door.computed += PAID * 50 - 1
+    assert door.advance() is None
+    door.computed += 1
+    assert door.advance() is second
+
+
 def test_room_lets_them_begin_one_by_one(door):
     requests = aged(door, 4)
     assert door.advance() is requests[0]  # the first one, at once
@@ -93,12 +108,12 @@ def test_room_lets_them_begin_one_by_one(door):
 
 def test_one_at_a_time_is_on_trial(door):
     first, second = aged(door, 2)
-    door.line.advance(101, 100, idle=False)
+    door.line.advance(101, door.computed, 100, door.missing, idle=False)
     assert not first.in_line
-    door.line.advance(102, 100, idle=False)  # it has not been decided on
+    door.line.advance(102, door.computed, 100, door.missing, idle=False)  # it has not been decided on
     assert second.in_line
     first.state = RequestState.PARKED
-    door.line.advance(103, 100, idle=False)
+    door.line.advance(103, door.computed, 100, door.missing, idle=False)
     assert not second.in_line
 
 
@@ -107,17 +122,19 @@ def test_a_trial_that_lasts_does_not_hold_up_who_runs_nothing(door):
     crowd = Client()
     crowd.rows = 4
     one, two = (door.come(Account(100 + n, crowd)) for n in range(2))
-    door.line.advance(101, FULL, idle=False)
+    door.line.advance(101, door.computed, FULL, door.missing, idle=False)
     assert not one.in_line
     one.account.charge(50)
     new, later = door.come(), door.come()
-    door.line.advance(102, FULL, idle=False)
+    door.line.advance(102, door.computed, FULL, door.missing, idle=False)
     assert (new.in_line, new.forced, two.in_line) == (False, True, True)
-    door.line.advance(101 + QUANTUM, FULL, idle=False)  # one beside it, not two
+    door.line.advance(
+        101 + QUANTUM, door.computed, FULL, door.missing, idle=False
+    )  # one beside it, not two
     assert (two.in_line, later.in_line) == (True, True)
     new.state = RequestState.RUNNING
     later.came = 0  # new no more: it has its turn in the line
-    door.line.advance(102 + QUANTUM, FULL, idle=False)
+    door.line.advance(102 + QUANTUM, door.computed, FULL, door.missing, idle=False)
     assert (two.in_line, later.in_line) == (True, False)
 
 
@@ -241,7 +258,7 @@ def test_a_client_with_many_sessions_holds_nobody_up(seed):
 
 
 def test_input_ahead_waits_for_room(door):
-    door.line.advance(START, 0, idle=False)
+    door.line.advance(START, door.computed, 0, door.missing, idle=False)
     ahead = door.come(limit=0)
     assert door.advance(0) is ahead
     door.refuse(ahead, 40)
@@ -263,7 +280,7 @@ def test_from_the_first_step_on_nobody_waits_for_a_quantum():
     door = Door()
     door.step = 0
     new = door.come()
-    door.line.advance(0, FULL, idle=False)
+    door.line.advance(0, door.computed, FULL, door.missing, idle=False)
     assert (new.in_line, new.visits) == (False, True)
 
 
@@ -280,7 +297,7 @@ def test_who_was_refused_is_not_tried_again_in_that_step(door):
     assert door.advance() is first
     assert door.advance(5) is second
     door.refuse(second, 5)
-    door.line.advance(door.step, 5, idle=False)
+    door.line.advance(door.step, door.computed, 5, door.missing, idle=False)
     assert second.in_line
     assert door.advance(5) is second
 

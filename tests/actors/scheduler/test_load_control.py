@@ -88,6 +88,17 @@ def test_nobody_waits_for_more_than_his_turn(world):
     w.check_idle()
 
 
+def test_a_crowd_in_an_overfull_pool_computes_little_twice(world):
+    """Thirty sessions of one client that ask again and again, where about four fit."""
+    w = world(pages=400, rows=32, budget=200, quantum_steps=8)
+    ask = w.submit
+    w.submit = lambda *args, **more: ask(*args, owner="crowd", **more)
+    programs = Programs(w, 30, turns=3, prompt=8, output=60, expects=False)
+    programs.run()
+    assert w.executor.computed <= 2.3 * 30 * 3 * 68
+    w.check_idle()
+
+
 def full(world, count=3, pages=100):
     """A world whose pool is used up by sessions with long answers; others wait in the line."""
     w = world(pages=pages, rows=16, budget=64, quantum_steps=16)
