@@ -324,7 +324,7 @@ async def _serve(options: argparse.Namespace, folder: Path) -> None:
     async with running_engine(config, spec=spec, check_idle=bool(options.verify)) as engine:
         probe = Probe(engine)
         probe.store_cost = bool(options.store_cost)
-        gc.collect()  # as `serve` does
+        gc.collect()  # as `serve` does first (`kit.collector`)
         gc.freeze()
         watch = asyncio.create_task(probe.watch_lag()) if options.lag else None
         reader = asyncio.StreamReader()
