@@ -7,6 +7,9 @@ from functools import cache, lru_cache
 import numpy as np
 
 from ramify.actors.grammar.automaton import Automaton
+from ramify.actors.grammar.nested import ARRAY, OBJECT, Nested
+
+_EMPTY = {OBJECT: b"{}", ARRAY: b"[]"}  # letters, by the least that they stand for
 
 
 def sample(automaton: Automaton, rng: random.Random, most: int = 60) -> bytes:
@@ -25,7 +28,8 @@ def sample(automaton: Automaton, rng: random.Random, most: int = 60) -> bytes:
             targets = np.unique(row[columns]).tolist()
         target = rng.choice(targets)  # rare bytes lead on as often as others
         column = int(rng.choice(columns[row[columns] == target].tolist()))
-        text.append(int(rng.choice(members[column])))
+        byte = int(rng.choice(members[column]))
+        text += _EMPTY.get(byte, bytes([byte])) if isinstance(automaton, Nested) else bytes([byte])
         state = int(row[column])
 
 
