@@ -11,6 +11,7 @@ import numpy as np
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.expression import Literal
 from ramify.actors.grammar.fragment import Flags, Fragment, Table
+from ramify.actors.grammar.nested import ARRAY, BRACKETS, OBJECT
 
 _BEGIN, _END, _OTHER = 0xFC, 0xFB, 0xF5  # no parts of a text, nor of a mark's name
 
@@ -39,7 +40,7 @@ def taken_out(whole: Automaton) -> tuple[Automaton, Begins] | None:
     it cannot tell which.
     """
     table, final = whole.next.copy(), whole.final.copy()
-    opening = list({int(whole.classes[byte]) for byte in b"[{"})
+    opening = list({int(whole.classes[byte]) for byte in (*BRACKETS, OBJECT, ARRAY)})
     at, end, other = whole.classes[[_BEGIN, _END, _OTHER]].tolist()
     found: dict[int, int] = {}
     for state in np.flatnonzero(table[:, at] >= 0).tolist():

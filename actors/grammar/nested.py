@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramify.actors.grammar.automaton import Automaton
-from ramify.actors.grammar.fragment import Fragment, before, determinize
+from ramify.actors.grammar.fragment import Fragment, TooAmbiguous, before, determinize
 from ramify.protocol.constraints import Layout
 from ramify.protocol.errors import ConstraintError
 
@@ -135,11 +135,11 @@ class Nested(Automaton):
         return int(self.letters.targets[found][0]) if found.any() else -1
 
 
-def nested(automaton: Automaton, containers: Containers) -> Automaton:
-    """What `automaton` stands for, if it has letters. Raises `Unsettled`, and ConstraintError past
-    `limits`.
+def nested(automaton: Automaton, containers: Containers, *, as_it_is: bool = False) -> Automaton:
+    """What `automaton` stands for, if it has letters. `as_it_is`: with the same states. Raises
+    `Unsettled`.
     """
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(1 if as_it_is else _MOST_ROUNDS):
         letters = _letters(automaton)
         if not len(letters.states):
             return automaton
@@ -150,8 +150,22 @@ def nested(automaton: Automaton, containers: Containers) -> Automaton:
         # with the same letters elsewhere: of these and what stands beside them there may be more unions
         pairs = letters.targets.astype(np.int64) * 2 + letters.kinds
         same = np.isin(pairs, pairs[beside])
-        automaton = _written_out(automaton, letters.where(same), containers)
+        try:
+            automaton = _written_out(automaton, letters.where(same), containers)
+        except TooAmbiguous as error:
+            raise Unsettled(error.message) from None
     raise Unsettled("values that are described stand beside such that are not, too deep in each other")
+
+
+def may_hold(containers: Containers, text: str) -> bool:
+    """Whether an array or object may begin in `text` and go on behind it."""
+    data = text.encode()
+    return any(
+        part.walk(data[at:]) >= 0
+        for part in (containers.objects, containers.arrays)
+        for at in range(len(data))
+        if data[at] in BRACKETS
+    )
 
 
 def _letters(automaton: Automaton) -> Letters:

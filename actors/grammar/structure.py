@@ -36,11 +36,12 @@ from ramify.actors.grammar.expression import (
 from ramify.actors.grammar.fragment import Fragment, reduce
 from ramify.actors.grammar.free_text import free_text
 from ramify.actors.grammar.marks import Marks
+from ramify.actors.grammar.nested import Unsettled, may_hold, nested
 from ramify.actors.grammar.network import Exit, ends, network
 from ramify.actors.grammar.outlines import regex_automaton
 from ramify.actors.grammar.schema.errors import Unsupported
 from ramify.actors.grammar.schema.limits import MAX_PLACES
-from ramify.actors.grammar.schema.lower import Lowered
+from ramify.actors.grammar.schema.lower import Lowered, containers
 from ramify.actors.grammar.values import any_parameters, json_value, until, xml_parameters
 from ramify.protocol.constraints import UNCHECKED, Checked, CheckedPlace, GrammarBackend
 from ramify.protocol.errors import ConstraintError
@@ -80,16 +81,32 @@ class Built(NamedTuple):
 
 def structure_automaton(structure: Structure, backend: GrammarBackend = "auto") -> Built:
     """`backend`: of regexes inside. Raises ConstraintError that says where."""
-    return _built(structure, backend, checked=True) or _unchecked(structure, backend)
+    try:
+        return _built_in_some_way(structure, backend, letters=True)
+    except Unsettled:
+        return _built_in_some_way(structure, backend, letters=False)
 
 
-def _built(structure: Structure, backend: GrammarBackend, *, checked: bool) -> Built | None:
+def _built_in_some_way(structure: Structure, backend: GrammarBackend, *, letters: bool) -> Built:
+    """`letters`: of values that no schema describes; raises Unsettled where these are not possible."""
+    found = _built(structure, backend, checked=True, letters=letters)
+    if found is None:
+        found = _built(structure, backend, checked=False, letters=letters)
+    assert found is not None  # without places nothing is uncertain
+    return found
+
+
+def _built(
+    structure: Structure, backend: GrammarBackend, *, checked: bool, letters: bool
+) -> Built | None:
     """`checked`: values may be; None: not here, as it is not certain where they begin."""
-    builder = _Builder(Marks(structure.marks), backend, checked=checked)
+    builder = _Builder(Marks(structure.marks), backend, checked=checked, letters=letters)
     whole = builder.automaton(structure.root)
     try:
         rest, begun = builder.behind(whole, structure.after)
-    except ConstraintError:
+    except ConstraintError as error:
+        if letters:  # it may end inside of such a value
+            raise Unsettled(error.message) from None
         if not builder.places:
             raise
         return None
@@ -97,23 +114,20 @@ def _built(structure: Structure, backend: GrammarBackend, *, checked: bool) -> B
     if found is None:
         return None
     automaton, begins = found
+    if letters:
+        automaton = nested(automaton, containers("spaced"), as_it_is=bool(begins))
     checks = Checked(tuple(builder.places), begins, begun) if builder.places else UNCHECKED
     return Built(automaton, tuple(dict.fromkeys(builder.notes)), checks)
-
-
-def _unchecked(structure: Structure, backend: GrammarBackend) -> Built:
-    found = _built(structure, backend, checked=False)
-    assert found is not None  # without places nothing is uncertain
-    return found
 
 
 class _Builder:
     """Builds the parts of one structure. `places`: of all its values."""
 
-    def __init__(self, marks: Marks, backend: GrammarBackend, *, checked: bool) -> None:
+    def __init__(self, marks: Marks, backend: GrammarBackend, *, checked: bool, letters: bool) -> None:
         self._marks = marks
         self._backend: GrammarBackend = backend
         self._checked = checked
+        self._letters = letters
         self._values: dict[bytes, Expression] = {}  # by their parts, as JSON
         self._firsts: dict[bytes, int] = {}  # of equal places, as JSON, the number of the first
         self.notes: list[str] = []
@@ -170,8 +184,9 @@ class _Builder:
             if part.strict:
                 raise
             self.notes.append(f"{error.message}: any object is allowed there")
-            is_json = isinstance(part, JsonPart)
-            return Embedded(json_value(ANY_OBJECT).automaton if is_json else any_parameters())
+            if isinstance(part, XmlPart):
+                return Embedded(any_parameters())
+            return Embedded(json_value(ANY_OBJECT, letters=self._letters).automaton)
         self.notes += [f"{part.at}: {note}" if part.at else note for note in found.notes]
         if not found.places:
             return Embedded(found.automaton)
@@ -184,7 +199,8 @@ class _Builder:
     def _lowered(self, part: JsonPart | XmlPart) -> Lowered:
         if isinstance(part, XmlPart):
             return Lowered(*xml_parameters(part.schema))
-        return json_value(part.schema, checked=self._checked and len(self.places) < MAX_PLACES)
+        checked = self._checked and len(self.places) < MAX_PLACES
+        return json_value(part.schema, checked=checked, letters=self._letters)
 
     def _list(self, inner: Automaton, separator: str) -> Automaton:
         if not separator:
@@ -198,6 +214,8 @@ class _Builder:
         return without_begins(until(spellings))
 
     def _unless(self, inner: Automaton, openings: list[str]) -> Automaton:
+        if self._letters and any(may_hold(containers("spaced"), each) for each in openings):
+            raise Unsettled("what the text may not begin with is a value")
         begins = union(
             *(literal(each) for each in openings),
             *(Literal(self._marks.encode(each)) for each in openings),

@@ -42,10 +42,10 @@ _ROOT = frozenset({"type", "properties", "required", "additionalProperties", "$d
 _TEXT = frozenset({"type", "enum", "const", "pattern", "minLength", "maxLength"})
 
 
-def json_value(schema: Any, *, checked: bool = False) -> Lowered:
+def json_value(schema: Any, *, checked: bool = False, letters: bool = False) -> Lowered:
     """The values of a schema. One that is inside itself is written to a certain depth.
 
-    `checked`: see `lower`. Raises `Unsupported`, and ConstraintError for a schema that is none.
+    `checked`, `letters`: see `lower`. Raises `Unsupported`, and ConstraintError for what is no schema.
     """
     if isinstance(schema, str):
         try:
@@ -55,11 +55,11 @@ def json_value(schema: Any, *, checked: bool = False) -> Lowered:
     if not isinstance(schema, dict | bool):
         raise ConstraintError("a schema is an object, true or false", pointer="")
     try:
-        return lower(schema, spacing="spaced", checked=checked)
+        return lower(schema, spacing="spaced", checked=checked, letters=letters)
     except Unsupported as error:
         if not error.recursive:
             raise
-        return lower(schema, spacing="spaced", unroll=UNROLL, checked=checked)
+        return lower(schema, spacing="spaced", unroll=UNROLL, checked=checked, letters=letters)
 
 
 def until(triggers: Sequence[bytes]) -> Automaton:

@@ -72,6 +72,10 @@ class ByteAutomaton:
         """Whether the output may end in `state`, which is not the end."""
         return bool(self.final[state])
 
+    def outer(self, state: int) -> int:
+        """`state`, or inside of a value that no schema describes the state behind that."""
+        return state
+
     def row_of(self, state: int) -> int:
         """Which of `kinds` has the steps of `state`, which is not the end."""
         return int(self.row[state])
@@ -132,6 +136,12 @@ class NestedAutomaton(ByteAutomaton):
 
     def is_final(self, state: int) -> bool:
         return state < self.states and bool(self.final[state])
+
+    def outer(self, state: int) -> int:
+        inside = state - self._first
+        if inside < 0:
+            return state
+        return int(self._returns[(inside & self._innermost) >> self.layout.bits])
 
     def row_of(self, state: int) -> int:
         return int(self._begins[self.index_of(state)]) // self.columns

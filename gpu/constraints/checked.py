@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from ramify.gpu.constraints.byte_automaton import ENTERS
 from ramify.gpu.constraints.matcher import StatesConstraint, StatesMatcher
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
@@ -65,12 +66,18 @@ class CheckedAutomaton(StatesConstraint):
 
     def may_begin(self, state: int) -> bool:
         """Whether a token may begin a value behind `state`, and go on behind a comma in it."""
-        return state < self.machine.automaton.states and bool(self._beginning[state])
+        state = self.machine.automaton.outer(state)
+        return state != self.machine.end and bool(self._beginning[state])
 
     @cached_property
     def _beginning(self) -> NDArray[np.bool_]:
         """For each state whether a value begins in it, or after few enough bytes behind it."""
-        table = self.machine.automaton.next
+        automaton = self.machine.automaton
+        table = automaton.next
+        if automaton.nesting is not None:  # where a value that no schema describes may be two brackets
+            table = table.copy()
+            entered = table <= ENTERS
+            table[entered] = automaton.nesting.returns[(ENTERS - table[entered]) >> 1]
         found = np.zeros(len(table), np.bool_)
         found[list(self.begins)] = True
         sources, columns = np.nonzero(table >= 0)

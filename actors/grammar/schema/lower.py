@@ -106,7 +106,6 @@ def _lowered(
     refused = None
     free = denies_names = True
     unsettled = not settings.letters
-    separators = _SEPARATORS[settings.spacing]
     for by_name, letters, depth in product((True, False), (True, False), ANY_DEPTHS):
         if (depth != ANY_DEPTHS[0] and not free) or (not by_name and not denies_names):
             continue  # nothing to make smaller
@@ -119,7 +118,7 @@ def _lowered(
                 found = speller.value((Claim("is"),))
                 automaton = Automaton.from_expression(union()) if found is None else reduced(found)
                 if letters:
-                    automaton = nested(automaton, containers(separators))
+                    automaton = nested(automaton, containers(settings.spacing))
             places = speller.places(clashes)
         except TooLarge as error:
             refused = error
@@ -316,8 +315,9 @@ def free_value() -> Automaton:
 
 
 @lru_cache(maxsize=2)
-def containers(separators: Separators) -> Containers:
+def containers(spacing: Spacing) -> Containers:
     """Arrays and objects of any values."""
+    separators = _SEPARATORS[spacing]
     objects_of_any = objects([], [Others(any_string(), free_value())], 0, None, separators)
     arrays_of_any = listed_items([], free_value(), 0, None, separators.comma)
     return Containers.of(reduced(objects_of_any), reduced(arrays_of_any))

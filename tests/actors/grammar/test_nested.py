@@ -12,10 +12,8 @@ from ramify.actors.grammar.expression import Embedded, Literal, concat, union
 from ramify.actors.grammar.nested import LEAST_DEPTH, Nested, Unsettled, nested
 from ramify.actors.grammar.schema import lower as module
 from ramify.actors.grammar.schema.lower import containers, lower
-from ramify.actors.grammar.schema.members import Separators
 from ramify.actors.grammar.structure import ANYTHING
 
-SPACED = Separators(b", ", b": ")
 INNER = {"type": "object", "properties": {"c": {"type": "integer"}, "d": {}}, "required": ["c"]}
 SCHEMAS: list[Any] = [
     {},
@@ -141,7 +139,7 @@ def test_letters_behind_other_parts_and_beside_brackets() -> None:
         Automaton.from_expression(
             union(concat(Literal(b"x"), Embedded(value), Literal(b";")), Embedded(other))
         ),
-        containers(SPACED),
+        containers("spaced"),
     )
     for text in (b"x[[1]];", b'x{"a": [[true]]};', b'x{"a": [b]', b"x1;"):
         assert made.accepts(text), text
@@ -153,7 +151,7 @@ def test_letters_beside_free_text() -> None:
     value = lower({}, spacing="spaced", letters=True).automaton
     both = Automaton.from_expression(union(Embedded(value), concat(Embedded(ANYTHING), Literal(b"."))))
     with pytest.raises(Unsettled, match="free text"):
-        nested(both, containers(SPACED))
+        nested(both, containers("spaced"))
     behind = Automaton.from_expression(concat(Embedded(value), Literal(b";"), Embedded(ANYTHING)))
-    made = nested(behind, containers(SPACED))
+    made = nested(behind, containers("spaced"))
     assert made.accepts(b'{"a": [[]]};{ \xf8')

@@ -125,6 +125,48 @@ def test_what_stands_there_already_is_gone_on_with() -> None:
         texts_of(tags, after="<f>x")
 
 
+DEEP = '{"a": [[{"b": [[{"c": [[{}, [1]]]}]]}]]}'
+FREE = JsonPart({"type": "object"})
+UNIQUE = JsonPart({"type": "array", "items": {"type": "integer"}, "uniqueItems": True})
+
+
+def test_values_that_no_schema_describes() -> None:
+    """At any depth: in calls, in lists, behind thoughts, beside values that are checked."""
+    calls = TagsPart(
+        [Tag("<f>", FREE, "</f>"), Tag("<g>", JsonPart({}), "</g>"), Tag("<h>", UNIQUE, "</h>")]
+    )
+    built = structure_automaton(Structure(calls))
+    assert built.notes == ()
+    assert built.automaton.accepts(
+        f"so {{ \udcf8 <f>{DEEP}</f>, <g>[{DEEP}]</g><h>[1, 2]</h>}}]".encode("utf-8", "surrogateescape")
+    )
+    for wrong in (f"<f>{DEEP}]</f>", f"<f>{DEEP[:-1]}]</f>", "<f>\udcf8</f>", "<f>[]</f>"):
+        assert not built.automaton.accepts(wrong.encode("utf-8", "surrogateescape")), wrong
+    listed = texts_of(SequencePart([TextPart("["), ListPart(FREE, ", "), TextPart("]")]))
+    assert listed.accepts(f"[{DEEP}, {DEEP}]".encode())
+    for begin in ("<think>", "[THINK]"):
+        thought = texts_of(ThoughtPart(begin, "/>", UnlessPart(JsonPart({}), ["<tool>"])))
+        assert thought.accepts(f"{begin}[{{/>[{DEEP}]".encode())
+    either = texts_of(UnionPart([FREE, JsonPart({"properties": {"a": {"const": [1]}}})]))
+    assert either.accepts(DEEP.encode())
+
+
+def test_where_values_of_any_depth_could_be_something_else() -> None:
+    """They are written out, to a small depth."""
+    unsure = [
+        UnlessPart(JsonPart({}), ['{"a']),
+        UnionPart([JsonPart({}), SequencePart([UntilPart(["."]), TextPart("x")])]),
+    ]
+    for part in unsure:
+        built = structure_automaton(Structure(part))
+        assert built.notes == ("values that no schema describes nest at most 3 deep",)
+        assert built.automaton.accepts(b"[[[1]]]")
+        assert not built.automaton.accepts(DEEP.encode())
+    assert not structure_automaton(Structure(unsure[0])).automaton.accepts(b'{"ab": 1}')
+    inside = texts_of(FREE, after='{"b": {"a": ')
+    assert inside.accepts(b"[1]}}")
+
+
 def test_schemas_that_cannot_be_kept() -> None:
     bad = {"type": "array", "unevaluatedItems": False}
     for part in (JsonPart(bad, "tools[0]"), XmlPart({"type": "object", "not": {}}, "tools[0]")):
