@@ -429,3 +429,22 @@ def test_what_a_structure_had_said_already() -> None:
     assert matcher.advance(ord("]"))
     with pytest.raises(ConstraintError, match="twice"):
         structured(STRUCTURES["tags"], after="so <n>[1, 1, ")
+
+
+def test_a_value_that_is_checked_behind_one_that_no_schema_describes() -> None:
+    tags = TagsPart([Tag("<n>", JsonPart(SETS), "</n>"), Tag("<n>!", JsonPart({}), "</n>")], ["<n>"])
+    constraint = structured(tags)
+    automaton = constraint.machine.automaton
+    assert automaton.nesting is not None
+    matcher = constraint.matcher()
+    assert all(map(matcher.advance, b'so <n>!{"a": {"b": [1, 1], "b": [{"c": {"d": 1'))
+    assert matcher.state > automaton.states  # two are open around it
+    assert constraint.may_begin(matcher.state)  # `}}]}}</n><n>[` could be one token
+    assert all(map(matcher.advance, b"}}]}"))
+    both = TOKENS.index(b"}</n><n>[1, 1")
+    assert both in legal(matcher)
+    assert matcher.advance(both)
+    assert ord("]") not in legal(matcher)
+    assert matcher.advance(ord("2"))
+    assert all(map(matcher.advance, b"]</n>"))
+    assert matcher.is_final()
