@@ -139,7 +139,7 @@ def nested(automaton: Automaton, containers: Containers, *, as_it_is: bool = Fal
     """What `automaton` stands for, if it has letters. `as_it_is`: with the same states. Raises
     `Unsettled`.
     """
-    for _ in range(1 if as_it_is else _MOST_ROUNDS):
+    for _ in range(_MOST_ROUNDS):
         letters = _letters(automaton)
         if not len(letters.states):
             return automaton
@@ -147,6 +147,8 @@ def nested(automaton: Automaton, containers: Containers, *, as_it_is: bool = Fal
         beside = automaton.next[letters.states, columns] >= 0
         if not beside.any():
             return Nested(automaton, letters, containers.inside)
+        if as_it_is:
+            break
         # with the same letters elsewhere: of these and what stands beside them there may be more unions
         pairs = letters.targets.astype(np.int64) * 2 + letters.kinds
         same = np.isin(pairs, pairs[beside])
@@ -161,7 +163,7 @@ def may_hold(containers: Containers, text: str) -> bool:
     """Whether an array or object may begin in `text` and go on behind it."""
     data = text.encode()
     return any(
-        part.walk(data[at:]) >= 0
+        nested(part, containers).walk(data[at:]) >= 0
         for part in (containers.objects, containers.arrays)
         for at in range(len(data))
         if data[at] in BRACKETS

@@ -63,7 +63,7 @@ class ByteAutomaton:
         steps += ahead
         return np.maximum(steps, -1, out=steps)
 
-    @property
+    @cached_property
     def table(self) -> Int32s:
         """`next`, and behind it rows of states that lie inside of values that no schema describes."""
         return self.next
