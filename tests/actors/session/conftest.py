@@ -269,7 +269,8 @@ class SimEngine:
         self.deltas = 0
         self.integrity = True
         self._lost: set[int] = set()  # sessions whose engine is gone: nobody hears them
-        self.unheld: set[tuple[str, int]] = set()  # (client, op id) of generations that call nothing
+        # (session, client, op id) of generations that call nothing
+        self.unheld: set[tuple[int, str, int]] = set()
         self.calls: Automaton | None = None  # free text with calls, where the sessions have tools
         self._start()
 
@@ -553,7 +554,7 @@ class SimEngine:
                 turn = turn + said if output or segment.tail is Tail.OPEN else b""
                 if not output or (segment.client, segment.op) in chosen:
                     pass
-                elif self.in_call(before) and (segment.client, segment.op) not in self.unheld:
+                elif self.in_call(before) and (number, segment.client, segment.op) not in self.unheld:
                     assert self.in_call(turn), (branch.name, turn)
                 elif segment.ended:
                     out = list(segment.tokens)

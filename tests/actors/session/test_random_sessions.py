@@ -71,7 +71,7 @@ def random_op(rng: random.Random, client: Any) -> w.Op:
         case "generate":
             choice = rng.choice(["auto", "auto", "auto", "none", "required", "f"])
             if choice == "none":
-                client.engine.unheld.add((client.name, ident))
+                client.engine.unheld.add((client.number, client.name, ident))
             return w.Generate(
                 id=ident,
                 branch=name,

@@ -96,8 +96,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     [
         ({"draft": ""}, "--draft is empty"),
         ({"draft": "x" * 5000}, "--draft is empty or longer"),
-        ({"draft_tokens": 0}, "--draft-tokens is 0: must be at least 1"),
-        ({"draft_tokens": 9}, "--draft-tokens is 9: must be at most 8"),
+        ({"draft_tokens": 0}, "--draft-tokens is 0: must be 1 to 8"),
+        ({"draft_tokens": 9}, "--draft-tokens is 9: must be 1 to 8"),
     ],
 )
 def test_settings_are_bounded(tmp_path: Path, settings: Any, words: str) -> None:
