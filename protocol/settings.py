@@ -26,30 +26,21 @@ NOTHING = msgspec.NODEFAULT
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What is said of a field, beside its type and default.
+    """Describes a field, beside its type and default. Stands in its annotation."""
 
-    `help`: what it is, without the default; `--help` shows it up to the first `;`. `flag`: if not `--`
-    and the field's name; None: it has none.
-    `low` to `high`: what it may be; `over`, `under`: exclusive bounds. `besides`: values out of these
-    bounds, and what they mean. `words`: texts that stand for values. `default`: what happens where the
-    field's default is None, or the word for it. `unit`: of its value, for help. `first`: one of the few
-    that a newcomer needs. `environment`: a variable that is read where the flag is not given. `group`:
-    where it is listed, if not in that of its class.
-    """
-
-    help: str
-    flag: str | None = ""
+    help: str  # without the default; `--help` shows it up to the first ";"
+    flag: str | None = ""  # "": "--" and the field's name; None: the setting has no flag
     low: float | None = None
-    high: float | None = None
-    over: float | None = None
-    under: float | None = None
-    besides: Mapping[float, str] = {}
-    words: Mapping[str, object] = {}
-    default: str = ""
-    unit: str = ""
-    first: bool = False
-    environment: str = ""
-    group: str = ""
+    high: float | None = None  # None: MOST
+    over: float | None = None  # a lower bound that is excluded
+    under: float | None = None  # an upper bound that is excluded
+    besides: Mapping[float, str] = {}  # values out of these bounds, and what they mean
+    words: Mapping[str, object] = {}  # texts that stand for values
+    default: str = ""  # the word for the field's default, or what happens where that is None
+    unit: str = ""  # of the value
+    first: bool = False  # a newcomer needs it: `--help` shows it
+    environment: str = ""  # a variable that is read where the flag is not given
+    group: str = ""  # where help and docs list it; "": in the group of its class
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,14 +55,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Declared(msgspec.Struct, frozen=True):
-    """A setting with what its field says. `kind`: its type, without None; `many`: of each in a list."""
+    """A setting together with its field."""
 
     field: str
     flag: str | None
     group: str
-    kind: Any
-    many: bool
-    default: Any  # NOTHING: there is none
+    kind: Any  # the field's type without None; of a list, the type of its members
+    many: bool  # it is a list
+    default: Any  # NOTHING: the field is required
     setting: Setting
 
     @property
