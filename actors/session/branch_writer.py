@@ -13,7 +13,7 @@ depends on what follows (`Tail.PENDING`).
 
 import logging
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice, pairwise
 from typing import NamedTuple
@@ -34,7 +34,7 @@ from ramify.actors.session.pending_appends import PartTokens, PendingAppend, Pen
 from ramify.actors.session.rewrites import note
 from ramify.actors.session.segments import History, InputSegment, OutputSegment, Segment, Tail
 from ramify.actors.session.sizes import json_size
-from ramify.actors.session.stand_ins import CALL_ID, Asked
+from ramify.actors.session.stand_ins import CALL_ID, NOTHING_ASKED, Asked
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.work import Steps
@@ -46,7 +46,7 @@ RENDERED = 8  # characters that a template writes in the time in which one is to
 LOT = 64  # parts that are appended in one go: a strict template may bring all turns anew
 PART = 4  # what it costs to append one (see `work`)
 AROUND = 64  # characters that a turn counts for, beside its text
-RESULTS = 256  # segments that are searched for the calls whose results a branch ends with
+LOOK_BACK = 256  # messages that are searched for calls and results
 ENDING = 32  # characters of a message that its end is known by
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class BranchWriter:
         tail, role, over_prompt = self._end(branch, op)
         at = branch.segments[-1].start if over_prompt else branch.position
         eos = _eos_text(branch) if tail is Tail.EOS else ""
-        asked = _asked_last(branch) if op.messages and op.messages[0].role == "tool" else ()
+        asked = _asked(branch, op.messages or (), ())
         return tail, role, over_prompt, eos, at == 0, self._after(branch, at), asked
 
     def size(self, branch: Branch, op: Append, *, strict: bool, tools: int = 0) -> int:
@@ -230,8 +230,7 @@ class BranchWriter:
         if tail is Tail.RAW or role is None:
             return self._template.first(messages, tools, False)
         closed = tail not in (Tail.OPEN, Tail.PENDING)
-        calls = _asked_last(branch) if messages[0].role == "tool" else ()
-        asked = Asked(calls, self.tokenizer.eos_texts) if calls else None
+        asked = _asked(branch, messages, self.tokenizer.eos_texts)
         text = self._template.delta(role, closed, messages, tools, False, asked)
         return self._after_eos(branch) + text if tail is Tail.EOS else text
 
@@ -527,19 +526,34 @@ def _eos_text(branch: Branch) -> str:
     return last.eos_text if last is not None else ""
 
 
-def _asked_last(branch: Branch) -> tuple[tuple[str, str], ...]:
-    """The calls of the branch's last turn, or of the one whose results it ends with, as (name, id)."""
-    for segment in islice(reversed(branch.segments), RESULTS):
+def _asked(branch: Branch, messages: Sequence[ChatMessage], ends: tuple[str, ...]) -> Asked:
+    """What a template may look back at for `messages`, as far as they are about calls."""
+    if not any(message.role == "tool" or message.tool_calls for message in messages):
+        return NOTHING_ASKED
+    calls: tuple[tuple[str, str], ...] | None = None if messages[0].role == "tool" else ()
+    for said in islice(_back(branch), LOOK_BACK):
+        if said is not None and said.role == "tool":
+            if calls is not None:
+                return Asked(calls, ends, again=True)
+        elif calls is None:
+            calls = _named((said.tool_calls if said is not None else None) or ())
+    return Asked(calls or (), ends)
+
+
+def _back(branch: Branch) -> Iterator[ChatMessage | None]:
+    """The messages of a branch, last one first; None for text that no message tells."""
+    for segment in reversed(branch.segments):
         if isinstance(segment, OutputSegment):
-            said = [segment.spoken] if segment.spoken is not None else []
-        else:
-            said = [message for message in segment.messages if message.role != "tool"]
-            if not said and segment.chat:  # results, the end of a turn, or a generation prompt
-                continue
-        calls = (said[-1].tool_calls if said else None) or ()
-        functions = [(call.get("function", call), call.get("id")) for call in calls]
-        return tuple((str(each.get("name", "")), str(ident or CALL_ID)) for each, ident in functions)
-    return ()
+            yield segment.spoken
+        elif not segment.chat:
+            yield None
+        else:  # without messages: the end of a turn, or a generation prompt
+            yield from reversed(segment.messages)
+
+
+def _named(calls: Sequence[JsonObject]) -> tuple[tuple[str, str], ...]:
+    functions = [(call.get("function", call), call.get("id")) for call in calls]
+    return tuple((str(each.get("name", "")), str(ident or CALL_ID)) for each, ident in functions)
 
 
 def _cut(branch: Branch, pending: PendingAppend) -> int | None:

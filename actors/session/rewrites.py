@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from ramify.actors.session.calls.dialects import Dialect
-from ramify.actors.session.stand_ins import CALL_ID, TOOL, Asked
+from ramify.actors.session.stand_ins import ASKED, CALL_ID, TOOL, Asked
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import ChatMessage, JsonObject, Role
 
@@ -35,7 +35,7 @@ class Turnwise(Protocol):
         messages: Sequence[ChatMessage],
         tools: Sequence[JsonObject] | None,
         generate: bool,
-        asked: Asked | None = None,
+        asked: Asked = ...,
     ) -> str: ...
 
     def pending_end(self, role: Role) -> str: ...
@@ -124,13 +124,14 @@ def _differs(template: Turnwise, turns: _Turns, tools: Sequence[JsonObject] | No
 
 def _one_by_one(template: Turnwise, turns: _Turns, tools: Sequence[JsonObject] | None) -> str:
     text = template.first(turns[0], tools, False)
-    asked = Asked((("f", CALL_ID),), ())
+    results = 0
     for before, turn in pairwise(turns):
         role = before[-1].role
         end = template.pending_end(role)
         pending = end != "" and text.endswith(end)
         if pending:
             text = text[: len(text) - len(end)]
-        behind = asked if turn[0].role == "tool" else None
-        text += template.delta(role, not pending, turn, tools, False, behind)
+        asked = ASKED._replace(again=results > 0) if turn[0].role == "tool" else Asked()
+        text += template.delta(role, not pending, turn, tools, False, asked)
+        results += turn[0].role == "tool"
     return text

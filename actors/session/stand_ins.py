@@ -8,15 +8,7 @@ CALL_ID = "call00001"  # nine letters and digits, as Mistral wants them
 MARKER = "ramifyf3a9c1marker"
 QUESTION: JsonObject = {"role": "user", "content": "Q"}
 ANSWER: JsonObject = {"role": "assistant", "content": "A"}
-_CALL: JsonObject = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [
-        {"id": CALL_ID, "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
-    ],
-}
-
-
+RESULT: JsonObject = {"role": "tool", "content": "R", "tool_call_id": CALL_ID, "name": "f"}
 TOOL: JsonObject = {
     "type": "function",
     "function": {
@@ -28,17 +20,22 @@ TOOL: JsonObject = {
 
 
 class Asked(NamedTuple):
-    """The calls that a branch ends with, as (name, id).
+    """What a branch has asked of tools."""
 
-    `ends`: the tokens that end an output; the one that ended the calls may not be on the branch.
-    """
+    calls: tuple[tuple[str, str], ...] = ()  # that it ends with, or whose results, as (name, id)
+    ends: tuple[str, ...] = ()  # tokens that end outputs: the branch lacks the one that ended the calls
+    again: bool = False  # there are results of earlier calls
 
-    calls: tuple[tuple[str, str], ...]
-    ends: tuple[str, ...]
+
+ASKED = Asked((("f", CALL_ID),))
+NOTHING_ASKED = Asked()
 
 
 def stand_in(role: Role) -> list[JsonObject]:
-    """The shortest usual conversation that ends with a turn of `role`; its content is the marker."""
+    """The shortest usual conversation that ends with a turn of `role`; its content is the marker.
+
+    A result is without its call, which templates want in different shapes (see `calling`).
+    """
     turn: JsonObject = {"role": role, "content": MARKER}
     match role:
         case "system" | "user":
@@ -46,7 +43,7 @@ def stand_in(role: Role) -> list[JsonObject]:
         case "assistant":
             return [QUESTION, turn]
         case "tool":
-            return [QUESTION, _CALL, {**turn, "tool_call_id": CALL_ID, "name": "f"}]
+            return [QUESTION, {**turn, "tool_call_id": CALL_ID, "name": "f"}]
 
 
 def calling(asked: Asked, argument: object) -> ChatMessage:

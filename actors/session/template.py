@@ -23,8 +23,11 @@ from ramify.actors.session.chat_messages import Shape, as_dicts, shape_of
 from ramify.actors.session.rewrites import Rewrite, rewrites
 from ramify.actors.session.stand_ins import (
     ANSWER,
+    ASKED,
     MARKER,
+    NOTHING_ASKED,
     QUESTION,
+    RESULT,
     TOOL,
     Asked,
     calling,
@@ -116,22 +119,20 @@ class ChatTemplate:
         messages: Sequence[ChatMessage],
         tools: Sequence[JsonObject] | None,
         generate: bool,
-        asked: Asked | None = None,
+        asked: Asked = NOTHING_ASKED,
     ) -> str:
         """What the template adds behind a turn of `last_role` for the new `messages`.
 
         `closed`: the branch already holds that turn's `closing`. `generate`: with the header of
-        an assistant's turn at the end. `asked`: the calls of that turn. O(new text). Raises BadRequest.
+        an assistant's turn at the end. `asked`: of tools, by the branch. O(new text). Raises BadRequest.
         """
-        before = stand_in(last_role)
-        if asked is not None and last_role == "tool":  # some show the called name with each result
-            before[1:2] = self.as_dicts([calling(asked, 1)])
-        try:
-            text = self._after_marker([*before, *self.as_dicts(messages)], tools, generate, last_role)
-        except BadRequest:
-            if asked is None or last_role != "assistant":
-                raise
-            return self._behind_calls(asked, closed, messages, tools, generate)
+        if asked.calls and last_role == "assistant":
+            try:
+                return self._behind_calls(asked, closed, messages, tools, generate)
+            except BadRequest:  # not in this shape, or it rewrites the calls
+                pass
+        before = self._stand_in(last_role, asked)
+        text = self._after_marker([*before, *self.as_dicts(messages)], tools, generate, last_role)
         self._check_system(messages, text)
         if not closed:
             return text
@@ -151,15 +152,12 @@ class ChatTemplate:
         tools: Sequence[JsonObject] | None,
         generate: bool,
     ) -> str:
-        """`delta` for results, of a template that shows them behind their calls only (gpt-oss)."""
-        asking = [QUESTION, *self.as_dicts([calling(asked, MARKER)])]
+        """`delta` for results, behind their calls: some templates look back at the called names."""
+        asking = [*self._earlier(asked), *self.as_dicts([calling(asked, MARKER)])]
         before = self._after_marker(asking, tools, False, "assistant")
         text = self._after_marker([*asking, *self.as_dicts(messages)], tools, generate, "assistant")
         if not text.startswith(before):
-            raise BadRequest(
-                "this model's chat template writes calls otherwise where their results follow: append "
-                "both in one `append`, or open the session with template 'strict'"
-            )
+            raise BadRequest("this model's chat template rewrites calls where their results follow")
         self._check_system(messages, text)
         if closed:
             return text[len(before) :]
@@ -176,7 +174,7 @@ class ChatTemplate:
         """
         end = self._ends.get(role)
         if end is None:
-            end = "" if self.closing(role) else self._alone(stand_in(role), None, False, role)
+            end = "" if self.closing(role) else self._alone(self._stand_in(role), None, False, role)
             self._ends[role] = end
         return end
 
@@ -190,7 +188,7 @@ class ChatTemplate:
         key = last_role, shown is not None, closed
         prompt = self._prompts.get(key)
         if prompt is None:
-            prompted = self._alone(stand_in(last_role), shown, True, last_role)
+            prompted = self._alone(self._stand_in(last_role), shown, True, last_role)
             closing = self.closing(last_role, shown) or (self.pending_end(last_role) if closed else "")
             if not prompted.startswith(closing):
                 raise BadRequest(
@@ -215,7 +213,7 @@ class ChatTemplate:
         return closing
 
     def _closing(self, role: Role, tools: Sequence[JsonObject] | None) -> str:
-        before = stand_in(role)
+        before = self._stand_in(role)
         closing = self._alone(before, tools, False, role)
         following = [ANSWER] if role == "user" else [QUESTION]
         if role == "tool":
@@ -256,6 +254,20 @@ class ChatTemplate:
         return closing[at + len(eos) :]
 
     # --- stand-ins ------------------------------------------------------------------------------
+
+    def _stand_in(self, role: Role, asked: Asked = NOTHING_ASKED) -> list[JsonObject]:
+        """`stand_in`, with what some templates look back at: a result's call, and earlier results."""
+        found = stand_in(role)
+        if role == "tool":  # the called name is shown with a result
+            found[1:1] = self.as_dicts([calling(asked if asked.calls else ASKED, 1)])
+        if asked.again:
+            between = [ANSWER, *found] if role == "user" else found[1:]
+            found = [*self._earlier(asked), *between]
+        return found
+
+    def _earlier(self, asked: Asked) -> list[JsonObject]:
+        """A question, and a result behind it if there were some: the first one may have a mark."""
+        return [QUESTION, *self.as_dicts([calling(ASKED, 1)]), RESULT] if asked.again else [QUESTION]
 
     def _after_marker(
         self,

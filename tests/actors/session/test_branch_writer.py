@@ -11,6 +11,7 @@ from ramify.actors.session.chat_messages import as_dicts
 from ramify.actors.session.meter import SEGMENT, TOKEN
 from ramify.actors.session.segments import Tail
 from ramify.actors.session.sizes import json_size
+from ramify.actors.session.stand_ins import Asked
 from ramify.actors.session.work import at_once
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import wire as w
@@ -301,7 +302,10 @@ def test_branches_in_one_situation_share_their_tokens() -> None:
     chat = ready()
     writer, branch = chat.writer, chat.branch
     text, messages = w.Append(id=1, text="a"), w.Append(id=1, messages=[user("a")])
-    assert writer.situation(branch, text, strict=True) == (Tail.RAW, None, False, "", True, None, ())
+    assert writer.situation(branch, text, strict=True) == (
+        *(Tail.RAW, None, False, "", True, None),
+        Asked(),
+    )
     assert writer.situation(branch, messages, strict=True) is None
     chat.say(user("Hi"))
     turn, prompt = branch.segments

@@ -19,7 +19,7 @@ def found(name: str, dialect: Any = PLAIN) -> list[str]:
     return [each.what for each in rewrites(template, dialect)]
 
 
-@pytest.mark.parametrize("name", ["chatml", "llama-3", "qwen-2.5", "names calls", "asks for users"])
+@pytest.mark.parametrize("name", ["chatml", "llama-3", "qwen-2.5", "names calls", "marks first"])
 def test_templates_that_never_rewrite(name: str) -> None:
     assert found(name) == []
 

@@ -174,6 +174,20 @@ NAMES_CALLS = """
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<a>' }}{%- endif %}"""
 
+# Marks the first result of a conversation, and the first call, as DeepSeek's do.
+MARKS_FIRST = """
+{%- set ns = namespace(calls=false, results=false) %}
+{%- for message in messages %}
+{%- if message.role == 'assistant' and message.tool_calls %}
+{%- set function = message.tool_calls[0].function %}
+{{- ('\n' if ns.calls else '<calls>') + function.name + function.arguments | tojson + '<eos>' }}
+{%- set ns.calls = true %}
+{%- elif message.role == 'tool' %}
+{{- ('\n' if ns.results else '<results>') + message.content + '<end>' }}{%- set ns.results = true %}
+{%- else %}{{- '<' + message.role + '>' + message.content + '<eos>' }}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<a>' }}{%- endif %}"""
+
 # Has no place for a system turn that nothing follows.
 ASKS_FOR_USERS = (
     CHATML
@@ -190,6 +204,7 @@ TEMPLATES = {
     "qwen-2.5": QWEN_25,
     "qwen-3": QWEN_3,
     "names calls": NAMES_CALLS,
+    "marks first": MARKS_FIRST,
     "asks for users": ASKS_FOR_USERS,
 }
 TOOLS: list[JsonObject] = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
@@ -397,6 +412,18 @@ def test_the_end_of_results_that_others_may_join_is_known() -> None:
     branch = Branch("qwen-2.5")
     end = branch.writer._end_of([result("rain")], 0)
     assert end == "rain" + branch.template.pending_end("tool") == "rain\n</tool_response><|im_end|>\n"
+
+
+@pytest.mark.parametrize("name", ["chatml", "qwen-2.5", "names calls", "marks first"])
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_calls_behind_results(name: str, size: int) -> None:
+    """Also where the template remembers that there were some; `size`: messages an append."""
+    called = [CALL, result("rain"), CALL, result("sun"), result("wind")]
+    every = [*turns(("user", "Q")), *called, *turns(("assistant", "A"), ("user", "R")), *called[:2]]
+    branch = Branch(name)
+    for at in range(0, len(every), size):
+        branch.append(*every[at : at + size])
+    assert branch.text() == branch.template.strict(every, TOOLS, every[-1].role != "assistant")
 
 
 def test_results_behind_a_generated_call_bring_the_token_that_stopped_it() -> None:

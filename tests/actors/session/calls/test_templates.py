@@ -375,8 +375,6 @@ REWRITTEN = {
     "Qwen3.5": {"turns", "system, turns", "a call, an answer", "calls, an answer"},
     "Mistral-Small": {"a call, an answer", "calls, an answer"},
     "Mistral-Nemo": {"system, turns", "system, a call", "a call, an answer", "calls, an answer"},
-    "DeepSeek-R1": {"a call after a call"},
-    "DeepSeek-V3.jinja": {"a call after a call"},
 }
 
 
