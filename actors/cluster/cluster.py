@@ -218,7 +218,6 @@ class Cluster:
             case Up():
                 self._joined(member, message)
             case Loading(what, done):
-                member.progress = what, done
                 if not self._up.is_set():
                     self._progress(f"replica {member.number}: {what}", done)
             case StartFailed():
@@ -244,10 +243,13 @@ class Cluster:
         for session, ends, message in messages:
             if hears(session, number):
                 if ends:
-                    tokens = self._decode(message) if isinstance(message, msgspec.Raw) else message
-                    self._bindings.finished(session, tokens.finished)
+                    self._bindings.finished(session, self._tokens(message).finished)
                 spread.put(session, message)
         spread.start()
+
+    def _tokens(self, message: Any) -> Tokens:
+        tokens: Tokens = self._decode(message) if isinstance(message, msgspec.Raw) else message
+        return tokens
 
     def _heard(self, member: Member, events: list[KvEvents]) -> None:
         """Its cache has changed. If some of that is missing, it is asked for all."""

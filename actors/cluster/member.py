@@ -34,7 +34,6 @@ class Member:
     def __init__(self, number: int, kills: Callable[[], None] = lambda: None) -> None:
         self.number = number
         self.state: State = "starting"
-        self.progress = ("starting", 0.0)
         self.info: ExecutorInfo | None = None
         self.report = Report()
         self.fault_since: float | None = None  # since when it reports a fault

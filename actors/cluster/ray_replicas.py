@@ -151,9 +151,9 @@ class RayReplicas:
                     await child.link.wait_closed()
                 if not child.link.closed:
                     child.kill()
-                code = await child.ended()
+                why = child.explain(await child.ended())
                 self._child = None
-        return str(self._failure) if self._failure is not None else child.explain(code)
+        return str(self._failure) if self._failure is not None else why
 
     def _receive(self, message: FromDriver) -> None:
         match message:
