@@ -18,18 +18,18 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from ramify.actors.cluster.bindings import Bindings
 from ramify.actors.cluster.local import threads
-from ramify.actors.cluster.member import Member
+from ramify.actors.cluster.member import ReplicaMember
 from ramify.actors.cluster.membership import Membership
 from ramify.actors.cluster.metrics import ClusterMetrics, ReplicaGauges
 from ramify.actors.cluster.replica_messages import (
     LISTENER,
-    Begin,
+    Dismiss,
     Draining,
     ForCore,
-    Leave,
     News,
     Relayed,
     Report,
+    StartReplica,
     ToFront,
     ToGateways,
     Up,
@@ -191,14 +191,14 @@ class Cluster:
 
     # --- what replicas are told, and say ---------------------------------------------------------
 
-    def _begin(self, number: int) -> Begin:
+    def _begin(self, number: int) -> StartReplica:
         model = self._config.model
         if self._settings.on == "processes":
             model = msgspec.structs.replace(model, threads=threads(self._config))
         config = msgspec.structs.replace(
             self._config, model=model, server=ServerConfig(), replicas=None, gateways=0
         )
-        return Begin(
+        return StartReplica(
             number=number,
             config=config,
             spec=self._spec,
@@ -208,7 +208,7 @@ class Cluster:
             check_idle=self._check_idle,
         )
 
-    def _receive(self, member: Member, message: ToFront) -> None:
+    def _receive(self, member: ReplicaMember, message: ToFront) -> None:
         member.silence.heard()
         match message:
             case ToSessions(messages) | Relayed(messages):
@@ -235,7 +235,7 @@ class Cluster:
                     told(member.number, text)
         member.consumed()
 
-    def _told(self, member: Member, messages: Sequence[tuple[int, bool, Any]]) -> None:
+    def _told(self, member: ReplicaMember, messages: Sequence[tuple[int, bool, Any]]) -> None:
         """What its sessions are told: decoded, or as it came where they are in other processes."""
         spread, hears, number = self._spread, self._bindings.hears, member.number
         if spread is None:
@@ -251,7 +251,7 @@ class Cluster:
         tokens: Tokens = self._decode(message) if isinstance(message, msgspec.Raw) else message
         return tokens
 
-    def _heard(self, member: Member, events: list[KvEvents]) -> None:
+    def _heard(self, member: ReplicaMember, events: list[KvEvents]) -> None:
         """Its cache has changed. If some of that is missing, it is asked for all."""
         if any(each.reset for each in events):
             member.asked = False
@@ -259,12 +259,12 @@ class Cluster:
             member.asked = True
             member.must(ListenKv(LISTENER))
 
-    def _reported(self, member: Member, report: Report) -> None:
+    def _reported(self, member: ReplicaMember, report: Report) -> None:
         member.hears(report, self._clock.now())
         if report.load is not None:
             self._routing.load(member.number, report.load)
 
-    def _joined(self, member: Member, up: Up) -> None:
+    def _joined(self, member: ReplicaMember, up: Up) -> None:
         info = up.info
         known = self._info
         other = "" if known is None else _difference(info, known)
@@ -289,7 +289,7 @@ class Cluster:
         self._bindings.place()
         self._judge()
 
-    def _gone(self, member: Member) -> None:
+    def _gone(self, member: ReplicaMember) -> None:
         """Its link has ended: at once its sessions move. May be called again."""
         was = self._members.ended(member)
         if was in ("starting", "gone"):
@@ -339,7 +339,7 @@ class Cluster:
             self._members.leave(number, self._clock.now())
             self._judge()
 
-    def _successor(self, member: Member, now: float) -> float | None:
+    def _successor(self, member: ReplicaMember, now: float) -> float | None:
         return self._starter.successor(member, now)
 
     # --- how many --------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ class Cluster:
     def _see_off(self, now: float) -> None:
         """Replicas that are to leave, and sessions that are to leave theirs."""
         for member in self._members.look(now):
-            member.tell(Leave())
+            member.tell(Dismiss())
         if self._info is not None:
             patience = STALLED * step_timeout(self._config.step_timeout_s, self._info.device)
             self._members.relieve(now, patience)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from ramify.actors.cluster.replica_messages import (
-    Begin,
     ForCore,
     FromFront,
     Report,
+    StartReplica,
     ToCore,
     ToFront,
 )
@@ -28,7 +28,7 @@ State = Literal["starting", "ready", "stalled", "draining", "gone"]
 log = get_log("ramify.actors.cluster")
 
 
-class Member:
+class ReplicaMember:
     """`kills`: ends its process, where that is ours. `silence`: its owner keeps it."""
 
     def __init__(self, number: int, kills: Callable[[], None] = lambda: None) -> None:
@@ -49,7 +49,7 @@ class Member:
         self._link: Link[FromFront, ToFront] | None = None  # until its process runs
         self._core: Bundle[ForCore] | None = None
 
-    def attach(self, link: Link[Any, ToFront], begin: Begin) -> None:
+    def attach(self, link: Link[Any, ToFront], begin: StartReplica) -> None:
         """It has a link."""
         self._link = link
         self._core = Bundle(link, ToCore, encoder())

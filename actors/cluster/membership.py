@@ -17,7 +17,7 @@ from itertools import count
 from typing import Literal
 
 from ramify.actors.cluster.bindings import Bindings
-from ramify.actors.cluster.member import Member, State
+from ramify.actors.cluster.member import ReplicaMember, State
 from ramify.actors.kit.log import get_log
 from ramify.actors.routing.session_router import SessionRouter
 
@@ -46,7 +46,7 @@ class Membership:
         bindings: Bindings,
         routing: SessionRouter,
         move: Callable[[list[int], bool], None],
-        succeed: Callable[[Member, float], float | None],
+        succeed: Callable[[ReplicaMember, float], float | None],
         drain_s: float,
     ) -> None:
         self._bindings = bindings
@@ -54,9 +54,9 @@ class Membership:
         self._move = move
         self._succeed = succeed
         self._drain_s = drain_s
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, ReplicaMember] = {}
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[ReplicaMember]:
         return iter(list(self._members.values()))
 
     def __len__(self) -> int:
@@ -65,11 +65,11 @@ class Membership:
     def __contains__(self, number: int) -> bool:
         return number in self._members
 
-    def get(self, number: int) -> Member | None:
+    def get(self, number: int) -> ReplicaMember | None:
         """The member of this number, if there is one."""
         return self._members.get(number)
 
-    def those(self, *states: State) -> list[Member]:
+    def those(self, *states: State) -> list[ReplicaMember]:
         """The members in one of these states."""
         return [member for member in self._members.values() if member.state in states]
 
@@ -88,15 +88,15 @@ class Membership:
 
     # --- transitions -----------------------------------------------------------------------------
 
-    def become(self, member: Member, event: Event) -> None:
+    def become(self, member: ReplicaMember, event: Event) -> None:
         """The table's only reader. Raises KeyError for what cannot happen in its state."""
         member.state = TRANSITIONS[member.state][event]
 
-    def add(self, member: Member) -> None:
+    def add(self, member: ReplicaMember) -> None:
         """It is being started, or has come. It takes the place of another one of its number."""
         self._members[member.number] = member
 
-    def up(self, member: Member, now: float) -> None:
+    def up(self, member: ReplicaMember, now: float) -> None:
         """It takes sessions from now on. Those that waited for another one leave."""
         waited = [each for each in self._members.values() if each.leaves and each.state != "draining"]
         self.become(member, "up")
@@ -104,7 +104,7 @@ class Membership:
         for each in waited:
             self.leave(each.number, now)
 
-    def ended(self, member: Member) -> State:
+    def ended(self, member: ReplicaMember) -> State:
         """It is gone: returns what it was. May be called again."""
         if self._members.get(member.number) is member:
             del self._members[member.number]
@@ -127,11 +127,11 @@ class Membership:
         else:
             member.leaves = True
 
-    def stay(self, member: Member) -> None:
+    def stay(self, member: ReplicaMember) -> None:
         """It is to leave when another one is ready."""
         member.leaves, member.until = True, math.inf
 
-    def _drain(self, member: Member, until: float) -> None:
+    def _drain(self, member: ReplicaMember, until: float) -> None:
         """Its sessions move as soon as nothing runs in them, or `until` then."""
         self.become(member, "drains")
         member.leaves, member.until, member.drained = True, until, True
@@ -142,7 +142,7 @@ class Membership:
 
     # --- time ------------------------------------------------------------------------------------
 
-    def look(self, now: float) -> list[Member]:
+    def look(self, now: float) -> list[ReplicaMember]:
         """Have those leave whose time has come, and hurry sessions. Returns who is to be dismissed."""
         done = []
         for member in self:

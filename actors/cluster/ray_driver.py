@@ -13,7 +13,7 @@ import anyio
 from ramify.actors.cluster.ray_actors import RayActors
 from ramify.actors.cluster.ray_replicas import (
     Drive,
-    End,
+    EndDriver,
     FromDriver,
     Proven,
     Scale,
@@ -27,7 +27,7 @@ from ramify.actors.processes.messages import StartFailed, decoder, encoder
 from ramify.protocol.errors import RamifyError
 
 
-class Driver:
+class RayDriver:
     """What a front's messages do to its actors."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Driver:
                 self._actors.scale(count)
             case Proven() if self._actors is not None:
                 self._actors.proven = True
-            case End():
+            case EndDriver():
                 self.over.set()
         self._link.consumed()
 
@@ -91,7 +91,7 @@ class Driver:
 
 
 async def _serve(sock: socket.socket) -> int:
-    return await Driver().run(sock)
+    return await RayDriver().run(sock)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from anyio.abc import TaskStatus
 from ramify.actors.kit.log import get_log
 from ramify.actors.processes.back_off import BackOff
 from ramify.actors.processes.child_process import ChildProcess
-from ramify.actors.processes.messages import Message, NotStarted, StartFailed, decoder, encoder
+from ramify.actors.processes.messages import NotStarted, ProcessMessage, StartFailed, decoder, encoder
 from ramify.protocol.config import ReplicasConfig
 from ramify.protocol.errors import RamifyError
 
@@ -29,7 +29,7 @@ log = get_log("ramify.actors.cluster.ray")
 # --- to the driver, and from it -----------------------------------------------------------------
 
 
-class Drive(Message, frozen=True):
+class Drive(ProcessMessage, frozen=True):
     """Have so many actors. `host`, `port`, `secret`, `pem`: where they join. `device`: the model's.
 
     `proven`: a replica has been ready, so actors that fail are tried for ever.
@@ -45,25 +45,25 @@ class Drive(Message, frozen=True):
     proven: bool
 
 
-class Scale(Message, frozen=True):
+class Scale(ProcessMessage, frozen=True):
     """Have so many from now on."""
 
     count: int
 
 
-class Proven(Message, frozen=True):
+class Proven(ProcessMessage, frozen=True):
     """A replica has been ready."""
 
 
-class End(Message, frozen=True):
+class EndDriver(ProcessMessage, frozen=True):
     """Nothing more is wanted: end the actors, then the process."""
 
 
-class Started(Message, frozen=True):
+class Started(ProcessMessage, frozen=True):
     """Ray is there, and has been asked for the actors. Else `StartFailed`."""
 
 
-ToDriver = Drive | Scale | Proven | End
+ToDriver = Drive | Scale | Proven | EndDriver
 FromDriver = Started | StartFailed
 
 # --- the front's side ----------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class RayReplicas:
             await child.link.wait_closed()
         finally:
             with anyio.CancelScope(shield=True):
-                self._tell(End())
+                self._tell(EndDriver())
                 with anyio.move_on_after(PARTING_SECONDS):
                     await child.link.wait_closed()
                 if not child.link.closed:

@@ -21,12 +21,12 @@ from anyio.abc import TaskGroup
 from ramify.actors.cluster.replica_messages import (
     LISTENER,
     MAX_FRAME,
-    Begin,
+    Dismiss,
     Draining,
     FromFront,
-    Leave,
     News,
     Report,
+    StartReplica,
     ToCore,
     ToFront,
     Up,
@@ -89,7 +89,7 @@ class Replica:
         self._clock: Clock = MonotonicClock()
         self._core: CoreActors | None = None
         self._addresses: Core | None = None
-        self._begun: Begin | None = None
+        self._begun: StartReplica | None = None
         self._fault: str | None = None
         self._front: _FrontLink | None = None
 
@@ -135,7 +135,7 @@ class Replica:
         if self._core is not None:
             await self._core.close()
 
-    async def _begin(self, group: TaskGroup, begin: Begin, front: "_FrontLink") -> None:
+    async def _begin(self, group: TaskGroup, begin: StartReplica, front: "_FrontLink") -> None:
         if self._begun is not None:
             if (begin.config, begin.spec) != (self._begun.config, self._begun.spec):
                 raise OtherModel("the front wants other settings than this replica was started with")
@@ -208,7 +208,7 @@ class _FrontLink:
     _events: Bundle[KvEvents]
 
     def __init__(self) -> None:
-        self.begin: asyncio.Future[Begin] = asyncio.get_running_loop().create_future()
+        self.begin: asyncio.Future[StartReplica] = asyncio.get_running_loop().create_future()
         self.dismissed = False
         self._sessions: RemoteSessions | None = None  # and this, once the core serves
         self._core: Core | None = None
@@ -294,10 +294,10 @@ class _FrontLink:
             case AskMetrics(ident):
                 if self._metrics is not None:
                     self._metrics.scrape(lambda text: self.tell(MetricsText(ident, text)))
-            case Begin():
+            case StartReplica():
                 if not self.begin.done():
                     self.begin.set_result(message)
-            case Leave():
+            case Dismiss():
                 self.dismissed = True
                 self._ended()
         self._consumed()

@@ -1,7 +1,7 @@
 """The messages between a front and a replica.
 
     front                       replica
-    Begin             ------->  loads the model
+    StartReplica      ------->  loads the model
                       <-------  Loading ... Loading
                       <-------  Up, or StartFailed and the end
     ToCore            ------->  what sessions want of it in one turn of the front's loop: one frame
@@ -9,7 +9,7 @@
                       <-------  Report, ten times a second; News of its cache
     AskMetrics        ------->
                       <-------  MetricsText
-    Leave             ------->  ends
+    Dismiss           ------->  ends
 
 Times are seconds of the front's clock: a replica on another machine, whose clock began at another time,
 adds the difference (`Shift`).
@@ -21,7 +21,13 @@ import msgspec
 
 from ramify.actors.executor.spec import ExecutorSpec
 from ramify.actors.front.gateway_messages import ToSessions
-from ramify.actors.processes.messages import AskMetrics, Loading, Message, MetricsText, StartFailed
+from ramify.actors.processes.messages import (
+    AskMetrics,
+    Loading,
+    MetricsText,
+    ProcessMessage,
+    StartFailed,
+)
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.messages import CacheMessage, GrammarMessage, RequestMessage
@@ -37,7 +43,7 @@ ForCore = CacheMessage | RequestMessage | GrammarMessage
 # --- from the front -----------------------------------------------------------------------------
 
 
-class Begin(Message, frozen=True):
+class StartReplica(ProcessMessage, frozen=True):
     """Be replica `number`. `now`: the front's clock on the machine of this name.
 
     `check_idle`: see `CacheActor`.
@@ -52,22 +58,22 @@ class Begin(Message, frozen=True):
     check_idle: bool = False
 
 
-class ToCore(Message, frozen=True):
+class ToCore(ProcessMessage, frozen=True):
     """In order: a session tells the cache before it tells the scheduler."""
 
     messages: list[ForCore]
 
 
-class Leave(Message, frozen=True):
+class Dismiss(ProcessMessage, frozen=True):
     """Nothing more is wanted: end."""
 
 
-FromFront = Begin | ToCore | AskMetrics | Leave
+FromFront = StartReplica | ToCore | AskMetrics | Dismiss
 
 # --- to the front -------------------------------------------------------------------------------
 
 
-class Up(Message, frozen=True):
+class Up(ProcessMessage, frozen=True):
     """Sessions can come. `pid`, `host`: of the process, for people. `name`: what it was started as."""
 
     info: ExecutorInfo
@@ -76,7 +82,7 @@ class Up(Message, frozen=True):
     name: str = ""
 
 
-class Report(Message, frozen=True):
+class Report(ProcessMessage, frozen=True):
     """How it is. `free`, `evictable`, `referenced`: token slots of the KV pool.
 
     `fault`: why it makes no progress, if it does not. `lag`: of its event loop, in seconds. `load`: for
@@ -93,17 +99,17 @@ class Report(Message, frozen=True):
     load: ReplicaLoad | None = None
 
 
-class News(Message, frozen=True):
+class News(ProcessMessage, frozen=True):
     """What its cache has, and has no more, in order. What a front takes too slowly is left out."""
 
     events: list[KvEvents]
 
 
-class Draining(Message, frozen=True):
-    """It was told to end: it wants its sessions to move, and then a `Leave`."""
+class Draining(ProcessMessage, frozen=True):
+    """It was told to end: it wants its sessions to move, and then a `Dismiss`."""
 
 
-class Relayed(Message, frozen=True, tag="ToSessions"):
+class Relayed(ProcessMessage, frozen=True, tag="ToSessions"):
     """A `ToSessions` for gateway processes, to which the messages go as they are."""
 
     messages: list[tuple[int, bool, msgspec.Raw]]

@@ -17,10 +17,10 @@ from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskGroup, TaskStatus
 
 from ramify.actors.cluster.local import environment, gpus, room_beside
-from ramify.actors.cluster.member import Member
+from ramify.actors.cluster.member import ReplicaMember
 from ramify.actors.cluster.membership import Membership
 from ramify.actors.cluster.ray_replicas import RayReplicas
-from ramify.actors.cluster.replica_messages import MAX_FRAME, Begin, FromFront, Leave
+from ramify.actors.cluster.replica_messages import MAX_FRAME, Dismiss, FromFront, StartReplica
 from ramify.actors.front.interface import Guard
 from ramify.actors.kit.log import get_log
 from ramify.actors.links.link import Link
@@ -40,10 +40,10 @@ log = get_log(__name__)
 class Ends:
     """What their front gives replicas, and hears of them. `proven`: one has been ready."""
 
-    begin: Callable[[int], Begin]
+    begin: Callable[[int], StartReplica]
     decoder: "msgspec.msgpack.Decoder[Any]"
-    receive: Callable[[Member, Any], None]
-    gone: Callable[[Member], None]
+    receive: Callable[[ReplicaMember, Any], None]
+    gone: Callable[[ReplicaMember], None]
     drain: Callable[[int], None]
     proven: asyncio.Event
     stop: asyncio.Event
@@ -83,14 +83,14 @@ class LocalReplicas:
             self._retired.discard(number)
             kept.add(number)
             run = self._guard(f"replica {number}", partial(self._keep, number))
-            self._members.add(Member(number))  # its place is taken at once
+            self._members.add(ReplicaMember(number))  # its place is taken at once
             self._group.start_soon(partial(run, task_status=TASK_STATUS_IGNORED))
 
     def retire(self, number: int) -> None:
         """It is not started again."""
         self._retired.add(number)
 
-    def successor(self, member: Member, now: float) -> float | None:
+    def successor(self, member: ReplicaMember, now: float) -> float | None:
         """See `Membership`. The only one has another one started, if there is room for both."""
         if self.wanted == 1:
             if not room_beside(self._config, next(self._members.free()), member.number, member.pid):
@@ -112,7 +112,7 @@ class LocalReplicas:
         ends = self._ends
         pauses = BackOff(BACK_OFF_SECONDS)
         while not ends.stop.is_set() and number not in self._retired:
-            member = Member(number)
+            member = ReplicaMember(number)
             self._members.add(member)
             try:
                 why = await self._run(member)
@@ -134,7 +134,7 @@ class LocalReplicas:
             with anyio.move_on_after(pause):
                 await ends.stop.wait()
 
-    async def _run(self, member: Member) -> str:
+    async def _run(self, member: ReplicaMember) -> str:
         """Start a process; return why it has ended. Cancelled, it is killed. Raises OSError."""
         child: ChildProcess[FromFront, Any] = await ChildProcess.start(
             f"replica {member.number}",
@@ -193,7 +193,7 @@ class JoinedReplicas:
     def retire(self, number: int) -> None:
         """It ends when it is dismissed, and nobody here starts it again."""
 
-    def successor(self, member: Member, now: float) -> float | None:
+    def successor(self, member: ReplicaMember, now: float) -> float | None:
         """See `Membership`. Who ends a replica elsewhere does not wait for ever, either."""
         return now + self._settings.drain_s if self._members.those("starting") else None
 
@@ -206,7 +206,7 @@ class JoinedReplicas:
         """Part with all of them: they may wait for the next front."""
         for member in self._members:
             if self._ray is not None:  # if Ray is gone, nobody else tells it
-                member.tell(Leave())
+                member.tell(Dismiss())
             member.part()
         if self._port is not None:
             self._port.close()
@@ -217,7 +217,7 @@ class JoinedReplicas:
             log.error("too many replicas: one is sent away", most=MOST_REPLICAS, host=peer)
             raise ConnectionRefusedError
         number = next(self._members.free())
-        member = Member(number)
+        member = ReplicaMember(number)
         member.host = peer
         link = open_link(
             f"replica {number}",
@@ -231,7 +231,7 @@ class JoinedReplicas:
         member.attach(link, self._ends.begin(number))
         log.info("a replica joins", replica=number, host=peer)
 
-    def _link_ended(self, member: Member, error: Exception | None) -> None:
+    def _link_ended(self, member: ReplicaMember, error: Exception | None) -> None:
         if not self._ends.stop.is_set() and not member.drained:
             reason = member.why or (str(error) if error is not None else "its link has ended")
             log.error("a replica has ended", replica=member.number, reason=reason)

@@ -11,7 +11,7 @@ import socket
 import sys
 from contextlib import closing
 
-from ramify.actors.executor.messages import FromExecutor, Start, ToExecutor, Waiting
+from ramify.actors.executor.messages import FromExecutor, SignOfLife, StartExecutor, ToExecutor
 from ramify.actors.executor.runner import run
 from ramify.actors.executor.spec import build
 from ramify.actors.kit.log import get_log
@@ -41,9 +41,9 @@ class _Inbox:
     def take(self, timeout: float | None) -> ExecutorMessage | None:
         message = self._engine.receive(WAITING_SECONDS if timeout is None else timeout)
         while message is None and timeout is None:
-            self._engine.send(Waiting())
+            self._engine.send(SignOfLife())
             message = self._engine.receive(WAITING_SECONDS)
-        if isinstance(message, Start):
+        if isinstance(message, StartExecutor):
             raise LinkError("a second Start")
         return message
 
@@ -59,7 +59,7 @@ def serve(sock: socket.socket) -> int:
 
 def _serve(engine: Engine) -> int:
     start = engine.receive(None)
-    if not isinstance(start, Start):
+    if not isinstance(start, StartExecutor):
         raise LinkError(f"{type(start).__name__} came before Start")
     try:
         executor = build(start.spec, lambda what, done: engine.send(Loading(what, done)))

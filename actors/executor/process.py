@@ -8,7 +8,7 @@ import asyncio
 import anyio
 
 from ramify.actors.executor.handle import ExecutorHandle, log
-from ramify.actors.executor.messages import FromExecutor, Start, ToExecutor, Waiting
+from ramify.actors.executor.messages import FromExecutor, SignOfLife, StartExecutor, ToExecutor
 from ramify.actors.executor.spec import ExecutorSpec, ProgressCallback
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
 from ramify.actors.processes.child_process import ChildProcess
@@ -38,7 +38,7 @@ class ProcessExecutor(ExecutorHandle):
         )
         self._watch = watch = asyncio.create_task(self._watch_process(), name="executor-watch")
         try:
-            self._child.link.tell(Start(spec))
+            self._child.link.tell(StartExecutor(spec))
             await asyncio.wait([self._ready])
             self._ready.result()
         except BaseException:
@@ -90,7 +90,7 @@ class ProcessExecutor(ExecutorHandle):
             case StepResult():
                 self._result(message)  # its credit goes back when the scheduler has taken it
                 return
-            case Waiting():
+            case SignOfLife():
                 self.signs += 1
             case Loading(what, done):
                 self._progress(what, done)

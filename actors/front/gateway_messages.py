@@ -1,17 +1,17 @@
 """The messages between the core and a gateway process, and between gateway processes.
 
     core                        gateway process
-    Start             ------->  listens, reads the tokenizer
+    StartGateway      ------->  listens, reads the tokenizer
                       <-------  Listening, or StartFailed and the end
     Serve             ------->  opens sessions from now on
                       <-------  Serving
     ToSessions        ------->  a step's tokens, for all sessions there: one frame
-                      <-------  Events: what its sessions want of the core: one frame
+                      <-------  FromSessions: what its sessions want of the core: one frame
     Forwarded         ------->  from other gateway processes
-    Status            ------->
-                      <-------  Ready, once the engine is
+    EngineState       ------->
+                      <-------  Announced, once the engine is
     Load, Peers, Accept, MetricsText  ------->
-    Drain, Leave      ------->  ends with exit code 0
+    Drain, EndGateway ------->  ends with exit code 0
 
 A number says where its owner lives: sockets and sessions are numbered
 `count * MAX_WORKERS + worker`, and the public id of a session names its worker. Processes reach each
@@ -28,7 +28,7 @@ from zlib import crc32
 from ramify.actors.front.local import Naming
 from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.usage import CredentialUsage
-from ramify.actors.processes.messages import AskMetrics, Message, MetricsText, StartFailed
+from ramify.actors.processes.messages import AskMetrics, MetricsText, ProcessMessage, StartFailed
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.credentials import Credential
 from ramify.protocol.messages import (
@@ -60,7 +60,7 @@ MAX_FRAME = 1 << 30  # bytes: what all sockets of a process may have sent in one
 # --- from the core ------------------------------------------------------------------------------
 
 
-class Start(Message, frozen=True):
+class StartGateway(ProcessMessage, frozen=True):
     """Be the process of gateway worker `worker`.
 
     `incarnation`: how many processes it had before; `first`: what its sessions are counted from.
@@ -80,13 +80,13 @@ class Start(Message, frozen=True):
     barred: list[str] = []
 
 
-class Bar(Message, frozen=True):
+class Bar(ProcessMessage, frozen=True):
     """A process hung while it worked on this session: it is not taken up again from the store."""
 
     session: str
 
 
-class Serve(Message, frozen=True):
+class Serve(ProcessMessage, frozen=True):
     """The model is loaded. See `interface.Core`."""
 
     server: ServerInfo
@@ -97,19 +97,19 @@ class Serve(Message, frozen=True):
 FromEngine = Tokens | Inspected | Compiled | NotCompiled | ChangeCore | Lost
 
 
-class ToSessions(Message, frozen=True):
+class ToSessions(ProcessMessage, frozen=True):
     """What sessions are told, in order, by number. True: it tells the ends of requests."""
 
     messages: list[tuple[int, bool, FromEngine]]
 
 
-class Forwarded(Message, frozen=True):
+class Forwarded(ProcessMessage, frozen=True):
     """`PeerMessages` of other gateway processes, in order."""
 
     bodies: list[bytes]
 
 
-class Status(Message, frozen=True):
+class EngineState(ProcessMessage, frozen=True):
     """The engine's state, as HTTP tells it."""
 
     ready: bool
@@ -119,33 +119,33 @@ class Status(Message, frozen=True):
     store: StoreHealth = StoreHealth()
 
 
-class Load(Message, frozen=True):
+class Load(ProcessMessage, frozen=True):
     """`pong.load`. `elsewhere`: how many sockets each credential has in other processes."""
 
     load: dict[str, float]
     elsewhere: dict[str, int] = {}
 
 
-class Accept(Message, frozen=True):
+class Accept(ProcessMessage, frozen=True):
     """From now on these tokens are accepted, and no others."""
 
     credentials: list[Credential]
 
 
-class Peers(Message, frozen=True):
+class Peers(ProcessMessage, frozen=True):
     """The gateway processes that serve now. One that is missing has lost its sessions."""
 
     workers: list[int]
 
 
-class Drain(Message, frozen=True):
+class Drain(ProcessMessage, frozen=True):
     """No new connections and sessions; say `bye`."""
 
     reason: str
     grace: float
 
 
-class Leave(Message, frozen=True):
+class EndGateway(ProcessMessage, frozen=True):
     """Wait for clients, close their sockets, end. See `Front.drain`."""
 
     grace: float
@@ -153,31 +153,31 @@ class Leave(Message, frozen=True):
 
 
 FromCore = (
-    Start
+    StartGateway
     | Serve
     | ToSessions
     | Forwarded
-    | Status
+    | EngineState
     | Load
     | Accept
     | Bar
     | Peers
     | MetricsText
     | Drain
-    | Leave
+    | EndGateway
 )
 
 # --- to the core --------------------------------------------------------------------------------
 
 
-class Forward(Message, frozen=True):
+class Forward(ProcessMessage, frozen=True):
     """Hand `body` to the process of gateway worker `worker`, if it serves."""
 
     worker: int
     body: bytes
 
 
-class Gauges(Message, frozen=True):
+class Gauges(ProcessMessage, frozen=True):
     """What this process has now. `usage`: of the credentials for which it has changed."""
 
     sockets: int
@@ -191,30 +191,30 @@ class Gauges(Message, frozen=True):
 CoreMessage = CacheMessage | RequestMessage | GrammarMessage | Forward | Gauges | AskMetrics
 
 
-class Events(Message, frozen=True):
+class FromSessions(ProcessMessage, frozen=True):
     """One turn's messages, in order: a session tells the cache before it tells the scheduler."""
 
     messages: list[CoreMessage]
 
 
-class Listening(Message, frozen=True):
+class Listening(ProcessMessage, frozen=True):
     """The port answers."""
 
 
-class Serving(Message, frozen=True):
+class Serving(ProcessMessage, frozen=True):
     """Sessions can be opened."""
 
 
-class Ready(Message, frozen=True):
+class Announced(ProcessMessage, frozen=True):
     """The process knows that the engine is ready, and answers `/readyz` so."""
 
 
-ToCore = Events | Listening | Serving | Ready | StartFailed
+ToCore = FromSessions | Listening | Serving | Announced | StartFailed
 
 # --- between gateway processes ------------------------------------------------------------------
 
 
-class ToSession(Message, frozen=True):
+class ToSession(ProcessMessage, frozen=True):
     """From the gateway that holds a socket to the session that it is attached to."""
 
     session: int

@@ -12,22 +12,22 @@ import anyio
 from ramify.actors.front.gateway_messages import (
     MAX_FRAME,
     Accept,
+    Announced,
     Bar,
     CoreMessage,
     Drain,
-    Events,
+    EndGateway,
+    EngineState,
     Forward,
     Forwarded,
     FromCore,
-    Leave,
+    FromSessions,
     Listening,
     Load,
     Peers,
-    Ready,
     Serve,
     Serving,
-    Start,
-    Status,
+    StartGateway,
     ToCore,
     ToSessions,
     naming,
@@ -60,7 +60,7 @@ class GatewayProgram:
     """A gateway, its sessions, and the link to the core."""
 
     def __init__(self) -> None:
-        self._control: Mailbox[Serve | Drain | Leave] = Mailbox("control", 16)
+        self._control: Mailbox[Serve | Drain | EndGateway] = Mailbox("control", 16)
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._link: Link[ToCore, FromCore] | None = None
         self._encoder = encoder()
@@ -89,9 +89,9 @@ class GatewayProgram:
             with anyio.move_on_after(PARTING_SECONDS, shield=True):
                 await link.wait_closed()
 
-    def _build(self, start: Start) -> None:
+    def _build(self, start: StartGateway) -> None:
         assert self._link is not None
-        self._core: Bundle[CoreMessage] = Bundle(self._link, Events, self._encoder)
+        self._core: Bundle[CoreMessage] = Bundle(self._link, FromSessions, self._encoder)
         self._sessions: LimitedAddress[CoreMessage] = LimitedAddress(self._core, SESSIONS)
         self._clock = MonotonicClock()
         self._collector = Collector(self._clock)
@@ -138,7 +138,7 @@ class GatewayProgram:
                                 self._collector.begin()
                             case Drain(reason, grace):
                                 self._front.begin_drain(reason, grace)
-                            case Leave(grace, failed):
+                            case EndGateway(grace, failed):
                                 await self._front.drain(grace, failed=failed)
                                 return _leave(group, 0)
             except RamifyError as error:
@@ -172,15 +172,15 @@ class GatewayProgram:
                 self._front.accept(credentials)
             case Bar(session):
                 self._front.bar(session)
-            case Status():
+            case EngineState():
                 self._status.become(message)
                 if message.ready:
-                    self._link.tell(Ready())
+                    self._link.tell(Announced())
             case Peers(workers):
                 self._router.peers(set(workers))
             case MetricsText(ident, text):
                 self._metrics.answered(ident, text)
-            case Start():
+            case StartGateway():
                 self._build(message)
                 self._started.set_result(None)
             case _:
@@ -200,7 +200,7 @@ class GatewayProgram:
         self._control.close()
 
 
-def _minted(start: Start) -> SharedMinted | None:
+def _minted(start: StartGateway) -> SharedMinted | None:
     """The table of single-use tokens, where several processes have sockets."""
     if start.minted is None:
         return None

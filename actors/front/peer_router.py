@@ -27,7 +27,7 @@ from ramify.actors.gateway.intake import refuse
 from ramify.actors.kit.fanout import FanOut, Router
 from ramify.actors.kit.mailbox import Address, MailboxFull, tell_each
 from ramify.actors.kit.relay import Relay
-from ramify.actors.links.bundle import FRAME_BYTES, LARGEST, Batch
+from ramify.actors.links.bundle import FRAME_BYTES, LARGEST, EncodedBatch
 from ramify.actors.processes.messages import decoder, encoder
 from ramify.protocol.errors import Close, Overloaded
 from ramify.protocol.messages import (
@@ -87,7 +87,7 @@ class PeerRouter(Mailboxes):
         self._arrived.connect(self.to_gateway)
         self._peers: set[int] = set()
         self._early: list[OpenSession] | None = []  # wait for the first `peers`; None: it has come
-        self._waiting: dict[int, deque[Batch]] = {}  # by peer
+        self._waiting: dict[int, deque[EncodedBatch]] = {}  # by peer
         self._remote_sessions: dict[int, int] = {}  # our socket -> the worker that its session lives in
         self._opening: set[int] = set()  # those of `_remote_sessions` that have no answer yet
         self._remote_sockets: dict[int, int] = {}  # a peer's socket -> the session here
@@ -209,8 +209,8 @@ class PeerRouter(Mailboxes):
             waiting.append(self._batch())
         waiting[-1].add(message)
 
-    def _batch(self) -> Batch:
-        return Batch(self._encoder, LARGEST // 2)  # half: a turn's are one message of the core's
+    def _batch(self) -> EncodedBatch:
+        return EncodedBatch(self._encoder, LARGEST // 2)  # half: a turn's are one message of the core's
 
     def _flush(self, worker: int) -> None:
         waiting = self._waiting.get(worker)

@@ -13,7 +13,7 @@ from ramify.actors.front.gateway_messages import (
     CoreMessage,
     Forwarded,
     FromCore,
-    Start,
+    StartGateway,
     ToCore,
 )
 from ramify.actors.front.remote_sessions import RemoteSessions
@@ -38,14 +38,14 @@ class GatewayProcess:
     _child: ChildProcess[FromCore, ToCore]
     _relayed: Bundle[bytes]
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: StartGateway) -> None:
         self.worker = start.worker
         self.silence = Silence(0.0)
 
     @classmethod
     async def start(
         cls,
-        start: Start,
+        start: StartGateway,
         receive: Callable[["GatewayProcess", ToCore], None],
         tell: Callable[["GatewayProcess", CoreMessage], None],
     ) -> "GatewayProcess":

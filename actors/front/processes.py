@@ -23,23 +23,23 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from ramify.actors.front.gateway_messages import (
     Accept,
+    Announced,
     Bar,
     CoreMessage,
     Drain,
-    Events,
+    EndGateway,
+    EngineState,
     Forward,
     FromCore,
     FromEngine,
+    FromSessions,
     Gauges,
-    Leave,
     Listening,
     Load,
     Peers,
-    Ready,
     Serve,
     Serving,
-    Start,
-    Status,
+    StartGateway,
     ToCore,
     worker_of,
 )
@@ -103,7 +103,7 @@ class ProcessFront:
         self._working = working_file(count)
         self._barred: list[str] = []  # sessions on which a process hung
         self._told: dict[int, Load] = {}  # by the worker's number
-        self._told_state: Status | None = None
+        self._told_state: EngineState | None = None
         self._state_due = 0.0
         self._credentials = credentials
 
@@ -157,7 +157,7 @@ class ProcessFront:
     async def drain(self, grace: float, *, failed: bool = False) -> None:
         self._stop.set()
         self._close_listeners()
-        self._tell_all(Leave(grace, failed))
+        self._tell_all(EndGateway(grace, failed))
         with anyio.move_on_after(grace + LEAVE_SECONDS):
             for worker in self._workers:
                 await worker.ended.wait()
@@ -221,7 +221,7 @@ class ProcessFront:
 
     async def _start(self, worker: Worker) -> GatewayProcess:
         worker.clear()
-        start = Start(
+        start = StartGateway(
             config=self._share,
             worker=worker.number,
             incarnation=worker.incarnation,
@@ -307,14 +307,14 @@ class ProcessFront:
             worker.shut = False
             log.info("a gateway process goes on", gateway=worker.number)
         match message:
-            case Events(messages):
+            case FromSessions(messages):
                 process.sessions.take(messages, process.consumed)
                 return
             case Listening():
                 worker.listening.set()
             case Serving():
                 worker.serving.set()
-            case Ready():
+            case Announced():
                 worker.ready.set()
             case StartFailed():
                 worker.failure = message.exception(f"gateway {worker.number}")
@@ -367,9 +367,9 @@ class ProcessFront:
             if self._state() != self._told_state:
                 self.status_changed()
 
-    def _state(self) -> Status:
+    def _state(self) -> EngineState:
         status = self._status
-        return Status(status.ready, status.phase, status.info(), status.fault, status.store)
+        return EngineState(status.ready, status.phase, status.info(), status.fault, status.store)
 
     def _tell_all(self, message: FromCore) -> None:
         for worker in self._workers:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from copy import copy
 from typing import Any
 
-from ramify.actors.front.gateway_messages import CoreMessage, Gauges, Status
+from ramify.actors.front.gateway_messages import CoreMessage, EngineState, Gauges
 from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.usage import CredentialUsage
 from ramify.actors.links.bundle import Bundle
@@ -27,7 +27,7 @@ class RemoteStatus:
         self.now: dict[str, float] = {"queue": 0.0, "kv": 0.0}
         self._info: dict[str, Any] = {}
 
-    def become(self, status: Status) -> None:
+    def become(self, status: EngineState) -> None:
         """The engine's state has changed."""
         self.ready, self.phase, self._info = status.ready, status.phase, status.info
         self.fault, self.store = status.fault, status.store

@@ -22,7 +22,7 @@ from contextlib import closing
 import msgspec
 
 from ramify.actors.grammar.compile import compile_constraint
-from ramify.actors.grammar.results import MAX_FRAME, TOO_MUCH, Done, Failed, FromWorker, Ready
+from ramify.actors.grammar.results import MAX_FRAME, TOO_MUCH, CompilerReady, Done, Failed, FromWorker
 from ramify.actors.links.blocking import BlockingLink
 from ramify.actors.links.frames import LinkClosed
 from ramify.actors.processes.main import GONE, run
@@ -47,7 +47,7 @@ def serve(sock: socket.socket, memory: str, seconds: str, backend: str) -> int:
             sock, decoder(ConstraintSpec), encoder(), max_frame=MAX_FRAME
         )
         with closing(engine):
-            engine.send(Ready())
+            engine.send(CompilerReady())
             while (spec := engine.receive(None)) is not None:
                 used = resource.getrusage(resource.RUSAGE_SELF)
                 _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + int(seconds) + 1)

@@ -25,10 +25,10 @@ from ramify.actors.grammar.owners import Owner
 from ramify.actors.grammar.results import (
     MAX_FRAME,
     TOO_MUCH,
+    CompilerReady,
     Done,
     Failed,
     FromWorker,
-    Ready,
     Result,
     Results,
 )
@@ -369,7 +369,7 @@ class _Worker:
         except BaseException:
             self.kill()
             raise
-        if isinstance(message, Ready):
+        if isinstance(message, CompilerReady):
             self.kill()
             raise _Lost("it talks nonsense")
         return message

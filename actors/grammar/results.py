@@ -9,7 +9,7 @@ killed) are forgotten after a while.
 
 from collections import Counter, OrderedDict
 
-from ramify.actors.processes.messages import Message
+from ramify.actors.processes.messages import ProcessMessage
 from ramify.protocol.constraints import CompiledConstraint, ConstraintSpec
 from ramify.protocol.errors import ConstraintError
 
@@ -19,17 +19,17 @@ _OVERHEAD = 512  # bytes of an entry beside its texts
 _Kept = OrderedDict[ConstraintSpec, tuple[Result, float | None]]
 
 
-class Ready(Message, frozen=True):
+class CompilerReady(ProcessMessage, frozen=True):
     """From a worker: it can take a constraint; one at a time."""
 
 
-class Done(Message, frozen=True):
+class Done(ProcessMessage, frozen=True):
     """From a worker: the constraint is compiled."""
 
     compiled: CompiledConstraint
 
 
-class Failed(Message, frozen=True):
+class Failed(ProcessMessage, frozen=True):
     """From a worker: the constraint cannot be compiled."""
 
     message: str
@@ -45,7 +45,7 @@ class Failed(Message, frozen=True):
         return ConstraintError(self.message, pointer=self.pointer, position=self.position)
 
 
-FromWorker = Ready | Done | Failed
+FromWorker = CompilerReady | Done | Failed
 MAX_FRAME = 1 << 26  # bytes on the way to a worker, and back
 TOO_MUCH = 4  # exit code of a worker whose constraint took too much memory
 

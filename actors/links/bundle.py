@@ -34,7 +34,7 @@ class CannotEncode(Exception):
     """A message that msgpack cannot hold, or that is too large. Nothing of it was taken."""
 
 
-class Batch:
+class EncodedBatch:
     """A growing array. `count`: its messages; `size`: their bytes."""
 
     __slots__ = ("_body", "_encode_into", "_largest", "count", "size")
@@ -104,8 +104,8 @@ class Bundle(Generic[T]):
         self._wrap = wrap
         self._encoder = encoder
         self._most = most
-        self._batch = Batch(encoder)  # of the frame that grows
-        self._full: deque[Batch] = deque()  # of those before it
+        self._batch = EncodedBatch(encoder)  # of the frame that grows
+        self._full: deque[EncodedBatch] = deque()  # of those before it
         self._count = 0
         self._loop = asyncio.get_running_loop()
         self._due: asyncio.Handle | None = None
@@ -127,7 +127,7 @@ class Bundle(Generic[T]):
         self._count += 1
         if batch.size >= FRAME_BYTES:
             self._full.append(batch)
-            self._batch = Batch(self._encoder)
+            self._batch = EncodedBatch(self._encoder)
 
     def tell(self, item: T, /) -> None:
         """Add a message that leaves with this turn of the loop. Raises as `put`."""
@@ -145,7 +145,7 @@ class Bundle(Generic[T]):
             if self._full:
                 batch = self._full.popleft()
             else:
-                batch, self._batch = self._batch, Batch(self._encoder)
+                batch, self._batch = self._batch, EncodedBatch(self._encoder)
             self._count -= batch.count
             with contextlib.suppress(MailboxClosed):  # whoever owns the link hears of its end
                 self._link.tell(self._wrap(batch.array()))
@@ -162,7 +162,7 @@ class Bundle(Generic[T]):
     def close(self) -> None:
         """Forget what waits."""
         self._full.clear()
-        self._batch = Batch(self._encoder)
+        self._batch = EncodedBatch(self._encoder)
         self._count = 0
         if self._due is not None:
             self._due.cancel()

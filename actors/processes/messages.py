@@ -20,18 +20,18 @@ class NotStarted(RamifyError):
     """A process did not start, for a reason that is not the user's to mend."""
 
 
-class Message(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class ProcessMessage(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Base of what processes tell each other: positional on the wire, tagged with the class name."""
 
 
-class Loading(Message, frozen=True):
+class Loading(ProcessMessage, frozen=True):
     """How far the start is: `done` of 1.0."""
 
     what: str
     done: float
 
 
-class StartFailed(Message, frozen=True):
+class StartFailed(ProcessMessage, frozen=True):
     """The process cannot start, and ends. `kind` names the exception's class."""
 
     kind: str
@@ -52,13 +52,13 @@ class StartFailed(Message, frozen=True):
         return NotStarted(f"{what} did not start: {self.kind}: {self.message}")
 
 
-class AskMetrics(Message, frozen=True):
+class AskMetrics(ProcessMessage, frozen=True):
     """A client scrapes `/metrics`: the other side is to say its own."""
 
     id: int
 
 
-class MetricsText(Message, frozen=True):
+class MetricsText(ProcessMessage, frozen=True):
     """The answer to `AskMetrics`."""
 
     id: int

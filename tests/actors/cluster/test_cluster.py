@@ -17,7 +17,7 @@ from ramify.actors.cluster.cluster import (
     WITHOUT_SECONDS,
     Cluster,
 )
-from ramify.actors.cluster.member import Member
+from ramify.actors.cluster.member import ReplicaMember
 from ramify.actors.cluster.metrics import ClusterMetrics
 from ramify.actors.cluster.replica_messages import Report, Up
 from ramify.actors.kit.clock import ManualClock
@@ -76,7 +76,7 @@ async def test_a_replica_that_loads_for_long_is_waited_for() -> None:
             for _ in range(3):
                 await asyncio.sleep(0)
 
-    cluster._members.add(starting := Member(0, lambda: None))
+    cluster._members.add(starting := ReplicaMember(0, lambda: None))
     with pytest.raises(ExceptionGroup, match="unhandled") as failed:
         async with anyio.create_task_group() as group:
             await group.start(cluster._watch)
@@ -121,7 +121,7 @@ def test_a_replica_whose_texts_would_be_others_is_sent_away() -> None:
     other = msgspec.structs.replace(INFO, quantization="int8", eos_token_ids=[2, 3])
     killed: list[int] = []
     for number, info in enumerate((INFO, more, other)):
-        member = Member(number, lambda n=number: killed.append(n))  # type: ignore[misc]
+        member = ReplicaMember(number, lambda n=number: killed.append(n))  # type: ignore[misc]
         cluster._members.add(member)
         cluster._joined(member, Up(info, pid=1, host="h"))
     assert killed == [2]
@@ -150,15 +150,15 @@ class Standing:
         for _ in range(count):
             self.joins()
 
-    def joins(self, info: ExecutorInfo | None = INFO) -> Member:
+    def joins(self, info: ExecutorInfo | None = INFO) -> ReplicaMember:
         """Another replica; without `info` it still loads."""
-        member = Member(len(self.cluster._members), lambda: None)
+        member = ReplicaMember(len(self.cluster._members), lambda: None)
         self.cluster._members.add(member)
         if info is not None:
             self.up(member)
         return member
 
-    def up(self, member: Member) -> None:
+    def up(self, member: ReplicaMember) -> None:
         self.cluster._joined(member, Up(INFO, pid=member.number, host="h"))
 
     def sits(self, session: int, replica: int) -> None:
@@ -171,7 +171,7 @@ class Standing:
     def faults(self, replica: int, fault: str | None) -> None:
         self.cluster._receive(self.member(replica), Report(fault=fault))
 
-    def member(self, number: int) -> Member:
+    def member(self, number: int) -> ReplicaMember:
         found = self.cluster._members.get(number)
         assert found is not None
         return found

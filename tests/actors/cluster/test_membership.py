@@ -5,7 +5,7 @@ from typing import Any, get_args
 import pytest
 
 from ramify.actors.cluster.bindings import Bindings
-from ramify.actors.cluster.member import Member, State
+from ramify.actors.cluster.member import ReplicaMember, State
 from ramify.actors.cluster.membership import TRANSITIONS, Event, Membership
 from ramify.actors.cluster.replica_messages import Report
 from ramify.actors.routing.session_router import SessionRouter
@@ -19,8 +19,8 @@ def members() -> Membership:
     return Membership(bindings, router, lambda sessions, quietly: None, lambda member, now: None, 30.0)
 
 
-def joined(members: Membership, count: int) -> list[Member]:
-    added = [Member(number, lambda: None) for number in range(count)]
+def joined(members: Membership, count: int) -> list[ReplicaMember]:
+    added = [ReplicaMember(number, lambda: None) for number in range(count)]
     for member in added:
         members.add(member)
         members.up(member, 0.0)
@@ -54,7 +54,7 @@ def test_one_that_ends_is_gone_once_and_its_number_is_free(members: Membership) 
     assert members.ended(first) == "ready"
     assert members.ended(first) == "gone"
     assert (len(members), next(members.free())) == (1, 0)
-    again = Member(0, lambda: None)
+    again = ReplicaMember(0, lambda: None)
     members.add(again)
     assert members.ended(first) == "gone"  # it does not take its successor along
     assert members.those("starting", "ready") == [second, again]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ramify.actors.cluster import ray_actors
-from ramify.actors.cluster.ray_driver import Driver
+from ramify.actors.cluster.ray_driver import RayDriver
 from ramify.actors.cluster.ray_replicas import (
     Drive,
-    End,
+    EndDriver,
     FromDriver,
     Scale,
     Started,
@@ -43,7 +43,7 @@ async def driving(
         on_message=heard.put_nowait,
         on_end=lambda error: None,
     )
-    task = asyncio.create_task(Driver().run(theirs))
+    task = asyncio.create_task(RayDriver().run(theirs))
     link.tell(Drive(settings, *WHERE, settings.count, False))
     try:
         yield link, heard, task
@@ -63,7 +63,7 @@ async def test_it_has_the_actors_that_are_wanted_and_ends_them(
         async with asyncio.timeout(PATIENCE):
             while ray.started < 3:
                 await asyncio.sleep(0.01)
-        link.tell(End())
+        link.tell(EndDriver())
         assert await asyncio.wait_for(task, PATIENCE) == 0
     assert sorted(ray.killed) == [1, 2, 3]
 

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from ramify.actors.cluster import ray_replicas
-from ramify.actors.cluster.ray_replicas import Drive, End, Proven, RayReplicas, Scale, Started
+from ramify.actors.cluster.ray_replicas import Drive, EndDriver, Proven, RayReplicas, Scale, Started
 from ramify.actors.processes.messages import NotStarted, StartFailed
 from ramify.protocol.config import ReplicasConfig
 from ramify.protocol.errors import ConfigError
@@ -29,7 +29,7 @@ class Child:
 
     def tell(self, message: Any) -> None:
         self.told.append(message)
-        if message == End():
+        if message == EndDriver():
             self.end()
 
     def consumed(self) -> None:
@@ -91,7 +91,7 @@ async def test_a_driver_that_ends_is_replaced(children: "asyncio.Queue[Child]") 
         await anyio.wait_all_tasks_blocked()
         assert came == [1]
         group.cancel_scope.cancel()
-    assert second.told[-1] == End()
+    assert second.told[-1] == EndDriver()
 
 
 @pytest.mark.parametrize("why", [ConfigError("no cluster"), NotStarted("they fail")])

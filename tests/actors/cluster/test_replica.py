@@ -12,10 +12,10 @@ import pytest
 from ramify.actors.cluster.replica import OtherModel, Replica
 from ramify.actors.cluster.replica_messages import (
     MAX_FRAME,
-    Begin,
+    Dismiss,
     Draining,
-    Leave,
     Report,
+    StartReplica,
     ToCore,
     ToFront,
     Up,
@@ -80,9 +80,9 @@ class Front:
                     return found
 
 
-def begin(**model: Any) -> Begin:
+def begin(**model: Any) -> StartReplica:
     config = EngineConfig(model=ModelConfig(path=Path("m"), **model), executor="thread")
-    return Begin(0, config, FakeSpec({"verify": True}), "e", 0.0, "", check_idle=True)
+    return StartReplica(0, config, FakeSpec({"verify": True}), "e", 0.0, "", check_idle=True)
 
 
 async def test_one_front_after_the_other() -> None:
@@ -113,7 +113,7 @@ async def test_one_front_after_the_other() -> None:
             else:
                 replica.drain()
                 await front.until(Draining)
-                front.link.tell(Leave())
+                front.link.tell(Dismiss())
                 assert await serving
                 front.link.close()
         group.cancel_scope.cancel()
@@ -150,7 +150,7 @@ async def test_loading_is_told() -> None:
         serving = asyncio.create_task(replica.serve(group, partial(open_link, "front", theirs)))
         await front.open(ours)
         config = EngineConfig(model=ModelConfig(path=Path("nothing"), device="cpu"), executor="thread")
-        front.link.tell(Begin(0, config, None, "e", 0.0, ""))
+        front.link.tell(StartReplica(0, config, None, "e", 0.0, ""))
         failed = await front.until(StartFailed)
         assert failed.kind == "ModelError"
         assert "nothing" in failed.message

@@ -17,7 +17,7 @@ import pytest
 import ramify.actors.executor.thread as thread_module
 from ramify.actors.executor.actor import start_executor
 from ramify.actors.executor.handle import ExecutorHandle
-from ramify.actors.executor.messages import Start, ToExecutor
+from ramify.actors.executor.messages import StartExecutor, ToExecutor
 from ramify.actors.executor.process import ProcessExecutor
 from ramify.actors.executor.spec import (
     ExecutorSpec,
@@ -420,5 +420,5 @@ def test_process_refuses_nonsense() -> None:
     ],
 )
 def test_specs_survive_the_way(spec: ExecutorSpec) -> None:
-    start = Start(spec)
+    start = StartExecutor(spec)
     assert decoder(ToExecutor).decode(encoder().encode(start)) == start

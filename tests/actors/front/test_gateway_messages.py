@@ -52,23 +52,23 @@ def test_a_public_id_names_its_owner(session: str, worker: int | None) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        w.Start(CONFIG, 1, 2, 3, [4, 5], 6, [Credential(name="a", digest=b"\1" * 32)]),
-        w.Start(CONFIG, 1, 2, 3, [4], None, [], 7, ["s_1"]),
+        w.StartGateway(CONFIG, 1, 2, 3, [4, 5], 6, [Credential(name="a", digest=b"\1" * 32)]),
+        w.StartGateway(CONFIG, 1, 2, 3, [4], None, [], 7, ["s_1"]),
         w.Bar("s_1"),
         w.Serve(ServerInfo(version=1, epoch="e", model="m", context=9), 9, 384),
         w.ToSessions(
             [(65, False, m.Tokens([m.Progress(1, b"1234")], [])), (66, False, m.Inspected(1, [2]))]
         ),
         w.Forwarded([b"x", b"y"]),
-        w.Status(True, "ready", {"model": None, "limits": {"n": 1}}),
+        w.EngineState(True, "ready", {"model": None, "limits": {"n": 1}}),
         w.Load({"queue": 1.0}),
         w.Load({"queue": 1.0}, {"alice": 3}),
-        w.Status(True, "ready", {}, "the executor says nothing for 5 s"),
+        w.EngineState(True, "ready", {}, "the executor says nothing for 5 s"),
         w.Accept([Credential(name="alice", digest=b"\0" * 32, limits=CredentialLimits(sockets=1))]),
         w.Peers([0, 1]),
         w.MetricsText(1, b"text"),
         w.Drain("why", 1.0),
-        w.Leave(1.0, True),
+        w.EndGateway(1.0, True),
     ],
 )
 def test_what_the_core_says(message: w.FromCore) -> None:
@@ -78,12 +78,14 @@ def test_what_the_core_says(message: w.FromCore) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        w.Events([m.OpenBranch(1 << 32), m.CancelSession(1), w.Forward(1, b"x"), w.Gauges(1, 2, 0.5)]),
-        w.Events([w.Gauges(1, 2, 0.5, 9, {"alice": CredentialUsage(1, 2, 3, 4, 5)})]),
-        w.Events([m.DropBranches([(1 << 32) - 1 << 32 | 1]), w.AskMetrics(1)]),
+        w.FromSessions(
+            [m.OpenBranch(1 << 32), m.CancelSession(1), w.Forward(1, b"x"), w.Gauges(1, 2, 0.5)]
+        ),
+        w.FromSessions([w.Gauges(1, 2, 0.5, 9, {"alice": CredentialUsage(1, 2, 3, 4, 5)})]),
+        w.FromSessions([m.DropBranches([(1 << 32) - 1 << 32 | 1]), w.AskMetrics(1)]),
         w.Listening(),
         w.Serving(),
-        w.Ready(),
+        w.Announced(),
         w.StartFailed("ModelError", "no"),
     ],
 )

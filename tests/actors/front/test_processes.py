@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from ramify.actors.front.gateway_messages import Status
+from ramify.actors.front.gateway_messages import EngineState
 from ramify.actors.front.processes import STATE_SECONDS, ProcessFront
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.health import StoreHealth
@@ -37,5 +37,5 @@ def test_replicas_that_change_are_told_to_every_process(tmp_path) -> None:
         status.pid = -1  # too soon
         front._tell_state(clock.now())
     for messages in told:
-        assert all(isinstance(message, Status) for message in messages)
+        assert all(isinstance(message, EngineState) for message in messages)
         assert [message.info["replicas"][0]["pid"] for message in messages] == [1, 2, 3]

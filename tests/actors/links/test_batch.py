@@ -3,14 +3,14 @@
 import msgspec
 import pytest
 
-from ramify.actors.links.bundle import Batch, CannotEncode
+from ramify.actors.links.bundle import CannotEncode, EncodedBatch
 
 ENCODER = msgspec.msgpack.Encoder()
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 65_535, 65_536])
 def test_it_is_the_array_of_its_messages(count: int) -> None:
-    batch = Batch(ENCODER)
+    batch = EncodedBatch(ENCODER)
     messages = [[i, "x"] for i in range(count)]
     for message in messages:
         batch.add(message)
@@ -22,7 +22,7 @@ def test_it_is_the_array_of_its_messages(count: int) -> None:
     "bad", [2**64, {"k": [1, 2**70]}, ["a", "\ud800"], object(), [b"", {"k": object()}]]
 )
 def test_what_cannot_be_encoded_fails_alone(bad: object) -> None:
-    batch = Batch(ENCODER)
+    batch = EncodedBatch(ENCODER)
     batch.add("before")
     size = batch.size
     with pytest.raises(CannotEncode, match=f"a {type(bad).__name__} cannot be encoded"):
@@ -36,14 +36,14 @@ def test_nesting_without_end_is_such_a_message() -> None:
     deep: list[object] = []
     for _ in range(100_000):
         deep = [deep]
-    batch = Batch(ENCODER)
+    batch = EncodedBatch(ENCODER)
     with pytest.raises(CannotEncode):
         batch.add(deep)
     assert (batch.count, batch.size) == (0, 0)
 
 
 def test_one_message_has_a_largest_size() -> None:
-    batch = Batch(ENCODER, largest=100)
+    batch = EncodedBatch(ENCODER, largest=100)
     batch.add(b"x" * 90)
     with pytest.raises(CannotEncode, match="at most 100"):
         batch.add(b"x" * 110)
