@@ -29,6 +29,7 @@ from ramify.gpu.step.staging import Upload
 
 ARENA_BYTES = 256 << 20  # of the device, for the tables of all constraints
 _ALIGN = 32  # words
+_RETURNS = 3  # in a table's header: how many values have no schema
 
 Int32s = npt.NDArray[np.int32]
 
@@ -56,7 +57,10 @@ class Followed:
 
 
 class DeviceAutomata:
-    """The automata that rows follow. `put` may be called from any thread, the rest by the executor's."""
+    """The automata that rows follow. `put` may be called from any thread, the rest by the executor's.
+
+    `always_nested`: launch what follows values that no schema describes, even if no row has such.
+    """
 
     def __init__(self, rows: int, vocab_size: int, device: torch.device, size: int) -> None:
         """`size`: bytes of all tables."""
@@ -74,6 +78,8 @@ class DeviceAutomata:
         self._lock = Lock()
         self._made: dict[int, Tensor | None] = {}  # on the host, pinned; None: too large
         self._of: dict[int, int] = {}  # rows' constraints
+        self._nested: set[int] = set()  # rows whose automata have values that no schema describes
+        self.always_nested = False
         self._fresh: dict[int, tuple[int, int]] = {}  # rows that the device does not know: place, state
         self._upload = Upload(device)
 
@@ -118,6 +124,8 @@ class DeviceAutomata:
             self._arena[start * _ALIGN : start * _ALIGN + len(table)].copy_(table, non_blocking=True)
         self._places.use(ident)
         self._of[row] = ident
+        if table[_RETURNS] > 0:
+            self._nested.add(row)
         self._fresh[row] = start * _ALIGN, state
         return True
 
@@ -126,6 +134,7 @@ class DeviceAutomata:
         ident = self._of.pop(row, None)
         if ident is not None:
             self._places.leave(ident)
+            self._nested.discard(row)
             self._fresh.pop(row, None)
 
     def upload(self, entry: int) -> None:
@@ -144,7 +153,7 @@ class DeviceAutomata:
         masks = Masks(self._words[: len(followed.asks)], self._tokens.places)
         masks_into(
             followed.asks, self._tokens, self._arena, self._tables, self._states, followed.states, words,
-            masks.words, followed.counts,
+            masks.words, followed.counts, self._follows_nested,
         )  # fmt: skip
         return masks
 
@@ -152,8 +161,12 @@ class DeviceAutomata:
         """Move the rows on by what was sampled: see `triton_automata.advance`."""
         advance(
             followed.asks, self._tokens, self._arena, self._tables, self._states, followed.states,
-            followed.counts, tokens, kept, forced,
+            followed.counts, tokens, kept, forced, self._follows_nested,
         )  # fmt: skip
+
+    @property
+    def _follows_nested(self) -> bool:
+        return self.always_nested or bool(self._nested)
 
     def _on_device(self, tables: TokenBytes) -> Tokens:
         def moved(array: npt.NDArray[Any]) -> Tensor:

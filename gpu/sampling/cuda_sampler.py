@@ -191,10 +191,12 @@ class CudaSampler:
             line = lines_without(1, -(-self._vocab_size // 32))
             line.kinds[0] = 0
             held.append(line)
-        for settings in (
-            SamplingParams(top_k=2, top_p=0.9, logprobs=1),
-            SamplingParams(repetition_penalty=1.1),
+        for settings, nested in (
+            (SamplingParams(top_k=2, top_p=0.9, logprobs=1), False),
+            (SamplingParams(repetition_penalty=1.1), True),
         ):
+            if automata is not None:
+                automata.always_nested = nested
             self.apply(0, [], [OpenRow(row, 0, b"", 0, settings)])
             both = None, Drafts(draws, np.zeros(1, dtype=np.int32), verifier.inputs)
             for drafts, constrained in product(both, held):
@@ -208,6 +210,8 @@ class CudaSampler:
                     torch.cuda.synchronize()  # the ring entry is used again
             verifier.opened([row])
             self.apply(0, [row], [])
+        if automata is not None:
+            automata.always_nested = False
 
     def _open(self, row: int, sampling: SamplingParams) -> None:
         settings = self._settings

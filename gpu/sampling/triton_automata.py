@@ -50,26 +50,27 @@ class Masks:
 
 def masks_into(
     asks: Tensor, tokens: Tokens, arena: Tensor, tables: Tensor, states: Tensor,
-    given: Tensor, host: Tensor, words: Tensor, counts: Tensor,
+    given: Tensor, host: Tensor, words: Tensor, counts: Tensor, nested: bool,
 ) -> None:  # fmt: skip
     """Write the masks of asks int32 [N, 16] to words int32 [N, W]; add their sizes to counts int32 [N].
 
     arena int32: `byte_tables` of the automata; tables, states int32 [rows]: where each row's begin, and
     its state; given int32 [N]: the state of a line if it is another, else -1; host int32 [K, W']: masks
-    by token.
+    by token. `nested`: an automaton may have values that no schema describes; what follows these is
+    compiled apart, as it takes twice the registers.
     """
     n, size = len(asks), len(tokens.ids)
     block = min(_BLOCK, max(32, triton.next_power_of_2(size)))
     _masks[(n, triton.cdiv(size, block))](
         asks, arena, tables, states, given, host, tokens.ids, tokens.places, tokens.first, tokens.base,
         tokens.bytes, words, counts, size, tokens.stops, host.shape[1], words.shape[1],
-        HEADER=WORDS_HEADER, BLOCK=block, num_warps=4,
+        HEADER=WORDS_HEADER, BLOCK=block, NESTED=nested, num_warps=4,
     )  # fmt: skip
 
 
 def advance(
     asks: Tensor, tokens: Tokens, arena: Tensor, tables: Tensor, states: Tensor, given: Tensor,
-    counts: Tensor, sampled: Tensor, kept: Tensor | None, forced: Tensor,
+    counts: Tensor, sampled: Tensor, kept: Tensor | None, forced: Tensor, nested: bool,
 ) -> None:  # fmt: skip
     """Move states int32 [rows] on by what the asks' lines sampled, and tell which had no choice.
 
@@ -79,7 +80,8 @@ def advance(
     n = len(asks)
     _follow[(triton.cdiv(n, _ROWS),)](
         asks, arena, tables, states, given, tokens.places, tokens.first, tokens.base, tokens.bytes,
-        counts, sampled, kept, forced, n, tokens.stops, HEADER=WORDS_HEADER, BLOCK=_ROWS, num_warps=1,
+        counts, sampled, kept, forced, n, tokens.stops, HEADER=WORDS_HEADER, BLOCK=_ROWS, NESTED=nested,
+        num_warps=1,
     )  # fmt: skip
 
 
@@ -132,7 +134,7 @@ def _nested(arena, state, step, behind, alive, end, bits, shift, depth, returns)
 @triton.jit(do_not_specialize=["size", "stops", "host_words", "own_words"])
 def _masks(
     asks, arena, tables, states, given, host, ids, places, first, base, bytes, words, counts, size,
-    stops, host_words, own_words, HEADER: tl.constexpr, BLOCK: tl.constexpr,
+    stops, host_words, own_words, HEADER: tl.constexpr, BLOCK: tl.constexpr, NESTED: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
@@ -153,7 +155,10 @@ def _masks(
         end, classes, known, begins, steps, bits, shift, depth, returns = _start(
             arena, tl.load(tables + row), HEADER
         )
-        own = tl.load(arena + known + _place(state, end, bits))
+        place_of = state
+        if NESTED:
+            place_of = _place(state, end, bits)
+        own = tl.load(arena + known + place_of)
         token = (own >> 1) - 1
         if token >= 0:
             legal = at == tl.load(places + token)
@@ -166,12 +171,12 @@ def _masks(
                 byte = tl.load(bytes + tl.load(base + read) + at, mask=alive, other=0).to(tl.int32)
                 column = tl.load(arena + classes + byte, mask=alive, other=0)
                 place = here
-                if depth > 0:
+                if NESTED:
                     place = _place(here, end, bits)
                 row_of = tl.load(arena + begins + place, mask=alive, other=0)
                 step = tl.load(arena + steps + row_of + column, mask=alive, other=0)
                 behind = tl.where((step & 1) > 0, 0, here) + (step >> 1)
-                if depth > 0:
+                if NESTED:
                     behind = _nested(arena, here, step, behind, alive, end, bits, shift, depth, returns)
                 here = behind
                 read += 1
@@ -190,7 +195,7 @@ def _masks(
 @triton.jit(do_not_specialize=["n", "stops"])
 def _follow(
     asks, arena, tables, states, given, places, first, base, bytes, counts, sampled, kept, forced, n,
-    stops, HEADER: tl.constexpr, BLOCK: tl.constexpr,
+    stops, HEADER: tl.constexpr, BLOCK: tl.constexpr, NESTED: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
@@ -213,7 +218,6 @@ def _follow(
     final = final & (token >= 0)  # -1: the logits were not finite, and the row is given up
     table = tl.load(tables + row, mask=final, other=0)
     end, classes, _known, begins, steps, bits, shift, depth, returns = _start(arena, table, HEADER)
-    nested = tl.max(tl.where(final, depth, 0), 0) > 0
     place = tl.load(places + token, mask=final, other=0)
     here = tl.where(place < stops, end, state)
     alive = final & (place >= tl.load(first))
@@ -222,12 +226,12 @@ def _follow(
         byte = tl.load(bytes + tl.load(base + read) + place, mask=alive, other=0).to(tl.int32)
         column = tl.load(arena + classes + byte, mask=alive, other=0)
         at_row = here
-        if nested:
+        if NESTED:
             at_row = _place(here, end, bits)
         row_of = tl.load(arena + begins + at_row, mask=alive, other=0)
         step = tl.load(arena + steps + row_of + column, mask=alive, other=0)
         behind = tl.where((step & 1) > 0, 0, here) + (step >> 1)
-        if nested:
+        if NESTED:
             behind = _nested(arena, here, step, behind, alive, end, bits, shift, depth, returns)
         here = behind
         read += 1
