@@ -27,7 +27,7 @@ from ramify.gpu.constraints.outputs import Output
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.gpu.step.rows import RowTable
 from ramify.gpu.step.step_rows import StepRows, within
-from ramify.protocol.constraints import ConstraintSpec
+from ramify.protocol.constraints import POP, WORDS_HEADER, ConstraintSpec, Layout
 from ramify.protocol.plan import ExecutorInfo, ExtendRow, OpenRow, StepPlan, pack
 from ramify.protocol.sampling import SamplingParams
 from tests.gpu.constraints.machines import machine_of
@@ -247,27 +247,53 @@ class Crowd:
             if last and found is not None and found.kinds[line] == 0:
                 self.automata._states[row] = self.after(row, states[line], int(tokens[line]))
 
+    def layout(self, row: int) -> tuple[np.ndarray[Any, Any], int, Layout]:
+        """The arena, where the row's automaton begins in it, and how its states are numbered."""
+        arena, table = self.automata._arena.numpy(), int(self.automata._tables[row])
+        states, _, returns, inner, bits, shift, depth = arena[table + 1 : table + WORDS_HEADER].tolist()
+        return arena, table, Layout(states, returns, inner, bits, shift, depth)
+
     def after(self, row: int, state: int, token: int) -> int:
         """As `triton_automata` reads the arena."""
-        arena, table = self.automata._arena.numpy(), int(self.automata._tables[row])
-        end = int(arena[table + 1])
+        arena, table, at = self.layout(row)
         if token == STOP:
-            return end
-        begins = table + 4 + 256 + end + 1
+            return at.states
+        begins = table + WORDS_HEADER + 256 + at.states + 1 + at.inner
+        steps = begins + at.states + 1 + at.inner
+        columns, kinds = arena[table], arena[table + 2]
         for byte in TEXTS[token]:
-            step = int(arena[begins + end + 1 + arena[begins + state] + arena[table + 4 + byte]])
-            state = (0 if step & 1 else state) + (step >> 1)
+            step = int(
+                arena[steps + arena[begins + place(at, state)] + arena[table + WORDS_HEADER + byte]]
+            )
+            inside = state - at.states - 1
+            stack, number = inside >> at.shift, (inside & ((1 << at.shift) - 1)) >> at.bits
+            base = at.states + 1 + (number << at.bits)
+            if step == POP:
+                outer = base + (stack >> 1 << at.shift) + 2 + (stack & 1)
+                state = int(arena[steps + columns * kinds + number]) if stack == 1 else outer
+            elif step < 0 and step & 1:
+                begun = (-1 - step) >> 1
+                deeper = base + (2 * stack + (begun & 1) << at.shift) + (begun >> 1)
+                state = -1 if stack >> at.depth - 1 else deeper
+            else:
+                state = (0 if step & 1 else state) + (step >> 1)
             if state < 0:
                 return -1
         return state
 
     def legal(self, row: int, state: int) -> list[int]:
-        arena, table = self.automata._arena.numpy(), int(self.automata._tables[row])
-        own = int(arena[table + 4 + 256 + state])
+        arena, table, at = self.layout(row)
+        own = int(arena[table + WORDS_HEADER + 256 + place(at, state)])
         if own >> 1:
             return [(own >> 1) - 1]
         found = [token for token in range(3, len(TEXTS)) if self.after(row, state, token) >= 0]
         return [STOP, *found] if own & 1 else found
+
+
+def place(layout: Layout, state: int) -> int:
+    """Where among the rows there is that of a state."""
+    inside = state - layout.states - 1
+    return state if inside < 0 else layout.states + 1 + (inside & ((1 << layout.bits) - 1))
 
 
 @pytest.mark.parametrize(
