@@ -101,7 +101,7 @@ class Cluster:
         self._decode = decoder(Tokens).decode
         self._bindings = Bindings(self._routing, self._send, self._must, self._answer)
         self._members = Membership(
-            self._bindings, self._routing, self._leave, self._successor, settings.drain_s
+            self._bindings, self._routing, self._move, self._successor, settings.drain_s
         )
         self._spread: Spread[SessionMessage] | None = None
         self._info: ExecutorInfo | None = None
@@ -307,7 +307,7 @@ class Cluster:
 
     # --- sessions that move ----------------------------------------------------------------------
 
-    def _move(self, sessions: list[int], *, ran: Collection[int] = (), quietly: bool = False) -> None:
+    def _move(self, sessions: list[int], quietly: bool = False, *, ran: Collection[int] = ()) -> None:
         """Those first in which something runs. `ran`: those in which it did when their replica died."""
         spread = self._spread
         if spread is None:
@@ -329,9 +329,6 @@ class Cluster:
             recent = now - WITHIN_SECONDS
             self._deaths = {s: d for s, d in self._deaths.items() if d[-1] > recent}
         return len(deaths) == DEATHS and now - deaths[0] < WITHIN_SECONDS
-
-    def _leave(self, sessions: list[int], quietly: bool) -> None:
-        self._move(sessions, quietly=quietly)
 
     def drain(self, number: int) -> None:
         """A replica is to leave; the last one that is ready when another one is, if one is to come."""
@@ -422,14 +419,11 @@ class Cluster:
     # --- metrics ---------------------------------------------------------------------------------
 
     def _gauges(self) -> list[ReplicaGauges]:
-        found = []
-        for member in self._members:
-            gauges = ReplicaGauges(member.number, member.state, self._bindings.count(member.number))
-            report = member.report
-            gauges.running, gauges.waiting = report.running, report.waiting
-            gauges.kv = report.free, report.evictable, report.referenced
-            found.append(gauges)
-        return found
+        count = self._bindings.count
+        return [
+            ReplicaGauges(each.number, each.state, count(each.number), each.report)
+            for each in self._members
+        ]
 
     def _ask(self, told: Callable[[int, bytes], None]) -> int:
         ready = [member for member in self._members if member.info is not None]

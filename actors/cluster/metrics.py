@@ -6,11 +6,14 @@ has (steps, requests, KV) comes from the replicas, each sample with `replica="0"
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from ramify.actors.cluster.member import State
+from ramify.actors.cluster.replica_messages import Report
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.metrics import Metrics
 
@@ -26,18 +29,16 @@ OF_FRONT = (
     "ramify_store",
 )
 log = get_log("ramify.actors.cluster")
-STATES = ("starting", "ready", "stalled", "draining")
+STATES: tuple[State, ...] = ("starting", "ready", "stalled", "draining")
 
 
-class ReplicaGauges:
+class ReplicaGauges(NamedTuple):
     """What the front knows of one replica."""
 
-    def __init__(self, number: int, state: str, sessions: int) -> None:
-        self.number = number
-        self.state = state
-        self.sessions = sessions
-        self.running = self.waiting = 0
-        self.kv: tuple[int, int, int] = (0, 0, 0)  # slots: free, evictable, referenced
+    number: int
+    state: State
+    sessions: int
+    report: Report
 
 
 class ClusterMetrics(Metrics):
@@ -60,17 +61,17 @@ class ClusterMetrics(Metrics):
 
     @property
     def running(self) -> int:
-        return sum(replica.running for replica in self._replicas())
+        return sum(replica.report.running for replica in self._replicas())
 
     @property
     def waiting(self) -> int:
-        return sum(replica.waiting for replica in self._replicas())
+        return sum(replica.report.waiting for replica in self._replicas())
 
     @property
     def kv_in_use(self) -> float:
-        slots = [replica.kv for replica in self._replicas()]
-        total = sum(map(sum, slots))
-        return sum(kv[2] for kv in slots) / total if total else 0.0
+        reports = [replica.report for replica in self._replicas()]
+        total = sum(each.free + each.evictable + each.referenced for each in reports)
+        return sum(each.referenced for each in reports) / total if total else 0.0
 
     def collect(self) -> Iterator[Metric]:
         """The front's own."""

@@ -34,7 +34,7 @@ from ramify.actors.cluster.replica_messages import (
 from ramify.actors.cluster.shift import Shift, machine
 from ramify.actors.core import CoreActors
 from ramify.actors.executor.spec import ModelSpec
-from ramify.actors.front.interface import Core, Runner
+from ramify.actors.front.interface import Core, unguarded
 from ramify.actors.front.remote_sessions import RemoteSessions
 from ramify.actors.kit.clock import Clock, MonotonicClock
 from ramify.actors.kit.collector import Collector
@@ -151,8 +151,8 @@ class Replica:
             check_idle=begin.check_idle,
             routers=self,
         )
-        await core.load(group, _unguarded, front.loading)
-        self._addresses = await core.serve(group, _unguarded, self, begin.epoch, self._faulty)
+        await core.load(group, unguarded, front.loading)
+        self._addresses = await core.serve(group, unguarded, self, begin.epoch, self._faulty)
         group.start_soon(watch_loop, self._clock, self.metrics)
 
     def _faulty(self, fault: str | None) -> None:
@@ -312,11 +312,6 @@ class _FrontLink:
         if not self.begin.done():
             self.begin.set_exception(MailboxClosed("the front has gone"))
         self._ended()
-
-
-def _unguarded(name: str, run: Runner) -> Runner:
-    """Whatever fails here ends the process, and another one takes its place."""
-    return run
 
 
 async def _serve(sock: socket.socket) -> int:

@@ -32,7 +32,7 @@ from ramify.actors.front.gateway_messages import (
     ToSessions,
     naming,
 )
-from ramify.actors.front.interface import Core, Runner
+from ramify.actors.front.interface import Core, unguarded
 from ramify.actors.front.local import LocalFront
 from ramify.actors.front.peer_router import PeerRouter
 from ramify.actors.front.remote import RemoteMetrics, RemoteStatus
@@ -122,7 +122,7 @@ class GatewayProgram:
 
     async def _serve(self, link: Link[ToCore, FromCore]) -> int:
         async with anyio.create_task_group() as group:
-            await self._front.listen(group, _unguarded)
+            await self._front.listen(group, unguarded)
             group.start_soon(watch_loop, self._clock, self._metrics)
             try:
                 link.tell(Listening())
@@ -133,7 +133,7 @@ class GatewayProgram:
                             case Serve(server, context, vocab):
                                 to = self._sessions
                                 core = Core(to, to, to, server, context, vocab)
-                                await self._front.serve(group, _unguarded, core)
+                                await self._front.serve(group, unguarded, core)
                                 link.tell(Serving())
                                 self._collector.begin()
                             case Drain(reason, grace):
@@ -205,11 +205,6 @@ def _minted(start: StartGateway) -> SharedMinted | None:
     if start.minted is None:
         return None
     return SharedMinted(start.minted, MINTED_MAX, start.config.gateways or 1)
-
-
-def _unguarded(name: str, run: Runner) -> Runner:
-    """Whatever fails here ends the process, and the engine starts another."""
-    return run
 
 
 def _leave(group: Any, code: int) -> int:

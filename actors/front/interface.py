@@ -28,6 +28,11 @@ Guard = Callable[[str, Runner], Runner]
 """Makes the failure of an actor, given its name, the engine's."""
 
 
+def unguarded(name: str, run: Runner) -> Runner:
+    """A `Guard` for processes that are replaced: whatever fails there ends the process."""
+    return run
+
+
 class Core(msgspec.Struct, frozen=True):
     """What sessions need of the rest of the engine. `server` is what clients are told of it."""
 

@@ -35,7 +35,7 @@ class GatewayProcess:
     """
 
     sessions: RemoteSessions  # these from `start` on
-    _child: ChildProcess[FromCore, ToCore]
+    child: ChildProcess[FromCore, ToCore]
     _relayed: Bundle[bytes]
 
     def __init__(self, start: StartGateway) -> None:
@@ -56,7 +56,7 @@ class GatewayProcess:
         self = cls(start)
         codec = encoder()
         inherited = (*start.listeners, start.minted, start.working)
-        self._child = await ChildProcess.start(
+        self.child = await ChildProcess.start(
             f"gateway {start.worker}",
             PROGRAM,
             decoder(ToCore),
@@ -65,16 +65,11 @@ class GatewayProcess:
             inherit=[fd for fd in inherited if fd is not None],
             max_frame=MAX_FRAME,
         )
-        link = self._child.link
-        self.sessions = RemoteSessions(link, codec, partial(tell, self), self.hung)
+        link = self.child.link
+        self.sessions = RemoteSessions(link, codec, partial(tell, self), self.child.hung)
         self._relayed = Bundle(link, Forwarded, codec)
         self.tell(start)
         return self
-
-    @property
-    def pid(self) -> int:
-        """The process' id."""
-        return self._child.pid
 
     def tell(self, message: FromCore, /) -> None:
         """Send `message` after all that was put or forwarded before, unless the process is far behind.
@@ -84,9 +79,9 @@ class GatewayProcess:
         try:
             self.sessions.flush()
             self._relayed.flush()
-            self._child.link.tell(message)
+            self.child.link.tell(message)
         except MailboxFull as error:
-            self.hung(str(error))
+            self.child.hung(str(error))
         except MailboxClosed:
             pass  # its end is under way
 
@@ -95,28 +90,11 @@ class GatewayProcess:
         try:
             self._relayed.tell(body)
         except MailboxFull as error:
-            self.hung(str(error))
-
-    def consumed(self) -> None:
-        """A message of the process has been dealt with."""
-        self._child.link.consumed()
-
-    def hung(self, why: str) -> None:
-        """It does not read or does not speak: end it."""
-        self._child.hung(why)
-
-    @property
-    def has_hung(self) -> bool:
-        """Whether it was ended for that."""
-        return self._child.has_hung
-
-    def kill(self) -> None:
-        """End the process now."""
-        self._child.kill()
+            self.child.hung(str(error))
 
     async def ended(self) -> str:
         """Wait until the process has ended and all that it sent has been received: says why."""
         try:
-            return self._child.explain(await self._child.ended())
+            return self.child.explain(await self.child.ended())
         finally:
             self._relayed.close()

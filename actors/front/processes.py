@@ -114,7 +114,7 @@ class ProcessFront:
     @property
     def pids(self) -> list[int]:
         """The ids of the processes that run, by worker."""
-        return [worker.process.pid for worker in self._workers if worker.process is not None]
+        return [worker.process.child.pid for worker in self._workers if worker.process is not None]
 
     # --- Front -----------------------------------------------------------------------------------
 
@@ -166,7 +166,7 @@ class ProcessFront:
         self._close_listeners()
         for worker in self._workers:
             if worker.process is not None:
-                worker.process.kill()
+                worker.process.child.kill()
         if self._working >= 0:
             os.close(self._working)
             self._working = -1
@@ -238,8 +238,8 @@ class ProcessFront:
         worker.process = process
         process.tell(self._state())
         if self._stop.is_set():  # it came too late to be told
-            process.kill()
-        log.info("gateway process started", gateway=worker.number, pid=process.pid)
+            process.child.kill()
+        log.info("gateway process started", gateway=worker.number, pid=process.child.pid)
         return process
 
     async def _bring_up(self, worker: Worker, process: GatewayProcess) -> None:
@@ -273,7 +273,7 @@ class ProcessFront:
             sessions = len(process.sessions.live)
             log.error("a gateway process failed", gateway=worker.number, reason=why, sessions=sessions)
         worker.check(why)
-        if process.has_hung and self._bar(worker.number):
+        if process.child.has_hung and self._bar(worker.number):
             self._tell_all(Peers(sorted(self._up)))
             return
         now = self._clock.now()
@@ -308,7 +308,7 @@ class ProcessFront:
             log.info("a gateway process goes on", gateway=worker.number)
         match message:
             case FromSessions(messages):
-                process.sessions.take(messages, process.consumed)
+                process.sessions.take(messages, process.child.link.consumed)
                 return
             case Listening():
                 worker.listening.set()
@@ -318,7 +318,7 @@ class ProcessFront:
                 worker.ready.set()
             case StartFailed():
                 worker.failure = message.exception(f"gateway {worker.number}")
-        process.consumed()
+        process.child.link.consumed()
 
     def _take(self, process: GatewayProcess, message: CoreMessage) -> None:
         """What a process says for others. Raises MailboxFull, and then nothing has happened."""
@@ -350,7 +350,7 @@ class ProcessFront:
                     continue
                 silent = process.silence.tick(now)
                 if silent > HUNG_SECONDS:
-                    process.hung("it was silent for too long")
+                    process.child.hung("it was silent for too long")
                 elif silent > DEAF_SECONDS and not worker.shut:
                     worker.stop_accepting()
                     log.warning("a gateway process is silent: no new connections", gateway=worker.number)

@@ -88,7 +88,7 @@ class Worker:
 
     async def _does(self, what: str, event: asyncio.Event, process: GatewayProcess) -> bool:
         if not await _within(START_SECONDS, event):
-            process.hung(f"it did not {what} within {START_SECONDS:g} s")
+            process.child.hung(f"it did not {what} within {START_SECONDS:g} s")
             return False
         return True
 

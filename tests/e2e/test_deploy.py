@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from ramify.actors.cluster.metrics import ClusterMetrics, ReplicaGauges, joined
+from ramify.actors.cluster.replica_messages import Report
 from ramify.actors.kit.metrics import Metrics
 from ramify.clients.cli import build_parser
 
@@ -20,7 +21,7 @@ NAME = re.compile(r"\bramify_\w+")
 def exported() -> set[str]:
     """The names of all samples that a front with a replica shows."""
     front = ClusterMetrics()
-    front.watch(lambda: [ReplicaGauges(0, "ready", 1)], lambda told: 0)
+    front.watch(lambda: [ReplicaGauges(0, "ready", 1, Report())], lambda told: 0)
     text = joined(front.render(), {0: Metrics().render()}).decode()
     return set(NAME.findall("\n".join(line for line in text.splitlines() if line[0] != "#")))
 

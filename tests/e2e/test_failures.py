@@ -143,16 +143,16 @@ async def test_a_gateway_without_credits_tells_every_end(
                 peer.user(4, "queued", branch="b4"),
             )
             await peer.next("delta")
-            os.kill(worker.process.pid, signal.SIGSTOP)
+            os.kill(worker.process.child.pid, signal.SIGSTOP)
             try:
                 async with asyncio.timeout(PATIENCE):
-                    while worker.process._child.link.credits:
+                    while worker.process.child.link.credits:
                         await asyncio.sleep(0.01)
                     monkeypatch.setattr(RadixCache, "settle", broken)
                     while served.engine.status.phase != "failed":
                         await asyncio.sleep(0.01)
             finally:
-                os.kill(worker.process.pid, signal.SIGCONT)
+                os.kill(worker.process.child.pid, signal.SIGCONT)
             ends = await peer.terminals(3, names)
             assert all(map(is_internal, ends.values()))
             assert (await peer.terminal(4))["code"] == "skipped"

@@ -105,7 +105,7 @@ class Server:
                 command = (stat.parent / "cmdline").read_bytes()
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if parent == self.process.pid and b"executor.child" in command:
+            if parent == self.process.pid and b"executor.executor_program" in command:
                 children.append(int(stat.parent.name))
         assert len(children) == 1, children
         return children[0]

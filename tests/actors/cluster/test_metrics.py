@@ -5,15 +5,14 @@ import asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from ramify.actors.cluster.metrics import ClusterMetrics, ReplicaGauges, joined
+from ramify.actors.cluster.replica_messages import Report
 from ramify.actors.kit.metrics import Metrics
 from ramify.protocol.messages import Finished
 
 
 def gauges() -> list[ReplicaGauges]:
-    found = [ReplicaGauges(0, "ready", 3), ReplicaGauges(2, "draining", 1)]
-    for each in found:
-        each.running, each.waiting, each.kv = 2, 1, (50, 25, 25)
-    return found
+    report = Report(running=2, waiting=1, free=50, evictable=25, referenced=25)
+    return [ReplicaGauges(0, "ready", 3, report), ReplicaGauges(2, "draining", 1, report)]
 
 
 def test_the_front_shows_its_own_and_where_the_replicas_are() -> None:

@@ -351,11 +351,13 @@ async def test_cancelled_start_kills_the_process(stand_ins: None, tmp_path: Path
     assert fds() == before
 
 
-async def test_sigint_does_not_reach_the_process(scripted: FactorySpec) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_signals_are_the_engines(scripted: FactorySpec, number: signal.Signals) -> None:
+    """A service manager may signal every process of a service: answers have their grace time all the same."""
     mailbox = inbox()
     async with await start_process(scripted, mailbox) as handle:
         assert isinstance(handle, ProcessExecutor)
-        os.kill(handle.pid, signal.SIGINT)
+        os.kill(handle.pid, number)
         handle.tell(StepPlan(1))
         assert len(await collect(mailbox, 1)) == 1
         assert os.getsid(handle.pid) != os.getsid(0)
