@@ -353,7 +353,7 @@ async def test_cancelled_start_kills_the_process(stand_ins: None, tmp_path: Path
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_signals_are_the_engines(scripted: FactorySpec, number: signal.Signals) -> None:
-    """A service manager may signal every process of a service: answers have their grace time all the same."""
+    """A service manager may signal every process of a service: answers have their grace time still."""
     mailbox = inbox()
     async with await start_process(scripted, mailbox) as handle:
         assert isinstance(handle, ProcessExecutor)
