@@ -131,10 +131,6 @@ class Cluster:
         """The processes of the replicas that are ready."""
         return {member.number: member.pid for member in self._members.those("ready")}
 
-    def replica_of(self, session: int) -> int | None:
-        """Where a session is."""
-        return self._bindings.of(session)
-
     def describe(self) -> list[dict[str, object]]:
         """For `GET /v1/info`."""
         return [

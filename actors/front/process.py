@@ -97,4 +97,5 @@ class GatewayProcess:
         try:
             return self.child.explain(await self.child.ended())
         finally:
+            self.sessions.close()
             self._relayed.close()

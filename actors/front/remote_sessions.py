@@ -105,13 +105,17 @@ class RemoteSessions:
             case Submit():
                 self.heard += 1
 
+    def close(self) -> None:
+        """Forget what waits, in both directions."""
+        self._told.close()
+        self._said.close()
+
     def release(self, core: Address[Any] | None, *last: Any) -> None:
         """The process has gone: tell the core what gives back what they held, then `last`.
 
         What waits is dropped. None: there is no core yet, and nothing is held.
         """
-        self._told.close()
-        self._said.close()
+        self.close()
         if core is None:
             return
         ends: Relay[Any] = Relay()
