@@ -9,7 +9,7 @@ done in one turn of the loop, so that a save is of one moment.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -46,9 +46,6 @@ from ramify.protocol.saved import (
 )
 from ramify.protocol.wire import Op, TokenLogprob
 
-if TYPE_CHECKING:
-    from ramify.actors.session.op_runner import OpRunner  # it imports the ops, which export
-
 HANDLE = (1 << 32) - 1
 AHEAD = 1 << 20  # bytes of text and tokens that one turn of the loop encodes
 ENCODED, MESSAGE = 500, 2  # bytes that are encoded in a microsecond; what a chat message takes
@@ -57,15 +54,17 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Recorder:
-    """Of one session. `model`: whose tokens its branches hold; `created`: seconds since 1970."""
+    """Of one session. `tasks()`: those that wait or run. `model`: whose tokens its branches hold;
+    `created`: seconds since 1970."""
 
     def __init__(
         self,
         identity: Identity,
         state: SessionState,
         publisher: Publisher,
-        runner: "OpRunner",
+        generations: Generations,
         *,
+        tasks: Callable[[], list[Task]],
         model: str,
         priority: int,
         created: float,
@@ -74,7 +73,8 @@ class Recorder:
         self._identity = identity
         self._state = state
         self._publisher = publisher
-        self._runner = runner
+        self._generations = generations
+        self._waiting = tasks
         self._model = model
         self._priority = priority
         self._created = created
@@ -250,7 +250,7 @@ class Recorder:
 
     def _only_output(self) -> bool:
         """Write outputs that have grown. False if that need not be all that has changed."""
-        for generation in self._runner.generations.begun:
+        for generation in self._generations.begun:
             top = generation.branch.segments.top
             if top is None or top.saved is None or generation.counting:
                 return False
@@ -416,7 +416,7 @@ class Recorder:
                 body = _encode(SavedOp(frame[0], arrived, first.op))  # type: ignore[arg-type]
                 known = self._numbered, self._write(f"o{self._numbered}", body), first.op
             self._ops[id(first.op)] = known
-            runs = [run for task in tasks for run in self._run(task, self._runner.generations)]
+            runs = [run for task in tasks for run in self._run(task, self._generations)]
             waits.append(SavedWait(known[0], [task.place for task in tasks], runs))
         for key, (number, size, _) in before.items():
             if key not in self._ops:
@@ -428,7 +428,7 @@ class Recorder:
 
     def _tasks(self) -> list[Task]:
         """Those that are not done, without those on branches that are not saved."""
-        branches, tasks = self._state.branches, self._runner.tasks()
+        branches, tasks = self._state.branches, self._waiting()
         if all(branch.persist != "none" for branch in branches.values()):
             return tasks
         private = {name for name, branch in branches.items() if branch.persist == "none"}
