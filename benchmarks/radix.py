@@ -29,8 +29,8 @@ import numpy as np
 
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
-from ramify.actors.session.branch import Branch, input_segment
-from ramify.actors.session.segments import Tail
+from ramify.actors.session.branches.branch import Branch, input_segment
+from ramify.actors.session.branches.segments import Tail
 from ramify.protocol import messages as m
 
 DELTA = 100

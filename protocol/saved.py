@@ -13,8 +13,8 @@ that maps keys to bytes can keep it, and a save writes only what has changed:
 | `c<n>` | `SavedRule` | once, with the first complete output under that constraint |
 | `t<n>` | list of tools | once, while a client has declared them |
 
-Segments are a stack that branches share (`actors/session/branch.py`): each names the one before it, so a
-history that a hundred forks have in common is kept once.
+Segments are a stack that branches share (`actors/session/branches/branch.py`): each names the one before
+it, so a history that a hundred forks have in common is kept once.
 
 Positions and counts are tokens, times are seconds since 1970.
 """

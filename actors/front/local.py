@@ -25,7 +25,7 @@ from ramify.actors.kit.mailbox import Address, LimitedAddress, Mailbox
 from ramify.actors.kit.usage import CredentialUsage
 from ramify.actors.kit.working import Working
 from ramify.actors.session.directory import RETRY_MS, Directory, SessionMetrics
-from ramify.actors.session.meter import Holdings
+from ramify.actors.session.limits.meter import Holdings
 from ramify.actors.session.warm_start import WarmStart
 from ramify.actors.store.actor import StoreActor
 from ramify.actors.store.base import Store, StoreError

@@ -1,1 +1,17 @@
-""""""
+"""Sessions: one actor each, and the directory that has them. Rooms, and what they stand on:
+
+    (here)     a whole session, its actor, its sockets coming and going, saving and restoring it
+    ops        each op: its check, its branches, how it runs; `running`: how frames become tasks that run
+    durable    a session as items of a store, or as one file
+    scoring    `select`, and appends with log-probabilities
+    sockets    what each socket has seen, is told and is answered
+    output     generations
+    input      what an append puts on a branch: chat templates, roles, calls of before
+    queues     what waits: an op on one of its branches
+    branches   the data: branches, their segments, what is told to other actors
+    calls      reads answer, thought and calls of tools out of an output
+    text       tokens to text, text to tokens, stop strings
+    limits     bytes that a session holds, and its turns on the event loop
+
+Imports go down this list only; what stands beside each other is in pyproject.toml.
+"""

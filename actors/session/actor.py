@@ -23,11 +23,11 @@ from ramify.actors.kit.clock import Clock, Timer
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull, tell_each
 from ramify.actors.kit.working import Working, cell_of
+from ramify.actors.session.branches.outbox import Encoded, EncodeText, Made, Outbox
 from ramify.actors.session.core import FAILED, MOVED, SessionCore
-from ramify.actors.session.encoder import Encoder, Job
-from ramify.actors.session.outbox import Encoded, EncodeText, Made, Outbox
+from ramify.actors.session.limits.turns import Turns
 from ramify.actors.session.saver import Saver
-from ramify.actors.session.turns import Turns
+from ramify.actors.session.text.encoder import Encoder, Job
 from ramify.protocol.errors import Close, Overloaded, RamifyError
 from ramify.protocol.messages import (
     Attach,

@@ -7,17 +7,17 @@ to live left.
 
 from collections.abc import Callable
 
-from ramify.actors.session.branch import Branch
-from ramify.actors.session.inspections import Inspections
-from ramify.actors.session.op_runner import OpRunner
-from ramify.actors.session.publisher import Publisher
-from ramify.actors.session.replies import error_message, refusals
-from ramify.actors.session.reply_log import ReplyLog
-from ramify.actors.session.sizes import op_bytes
-from ramify.actors.session.state import SessionState
-from ramify.actors.session.subscriber import Subscriber
-from ramify.actors.session.view import View
-from ramify.actors.session.work import OP, SOCKET, Steps
+from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.state import SessionState
+from ramify.actors.session.limits.sizes import op_bytes
+from ramify.actors.session.limits.work import OP, SOCKET, Steps
+from ramify.actors.session.ops.running.op_runner import OpRunner
+from ramify.actors.session.sockets.inspections import Inspections
+from ramify.actors.session.sockets.publisher import Publisher
+from ramify.actors.session.sockets.replies import error_message, refusals
+from ramify.actors.session.sockets.reply_log import ReplyLog
+from ramify.actors.session.sockets.subscriber import Subscriber
+from ramify.actors.session.sockets.view import View
 from ramify.protocol.errors import Close, LimitExceeded
 from ramify.protocol.messages import Attach, Frame
 from ramify.protocol.wire import ClientMessage, Op, Rollback, Tree

@@ -17,28 +17,28 @@ from collections import deque
 from collections.abc import Callable
 
 from ramify.actors.session.attachments import Attachments
-from ramify.actors.session.branch import Branch
-from ramify.actors.session.branch_writer import BranchWriter
-from ramify.actors.session.detokenizer import Detokenizer
-from ramify.actors.session.identity import Identity
-from ramify.actors.session.inspections import Inspections
-from ramify.actors.session.intake import take_apart
-from ramify.actors.session.op_runner import OpRunner
+from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.outbox import Made
+from ramify.actors.session.branches.retell import retell
+from ramify.actors.session.branches.state import SessionState
+from ramify.actors.session.durable.recorder import Recorder
+from ramify.actors.session.input.branch_writer import BranchWriter
+from ramify.actors.session.input.template import ChatTemplate
+from ramify.actors.session.limits.work import OP, Steps, Work
 from ramify.actors.session.ops.handler import Hands
 from ramify.actors.session.ops.registry import AT_ONCE
-from ramify.actors.session.outbox import Made
-from ramify.actors.session.publisher import Publisher
-from ramify.actors.session.recorder import Recorder
-from ramify.actors.session.replies import error_message, refusals
-from ramify.actors.session.reply_log import ReplyLog
-from ramify.actors.session.retell import retell
-from ramify.actors.session.state import SessionState
-from ramify.actors.session.subscriber import Subscriber
-from ramify.actors.session.tasks import FrameRun, Task
-from ramify.actors.session.template import ChatTemplate
-from ramify.actors.session.trees import Trees
-from ramify.actors.session.view import View
-from ramify.actors.session.work import OP, Steps, Work
+from ramify.actors.session.ops.running.intake import take_apart
+from ramify.actors.session.ops.running.op_runner import OpRunner
+from ramify.actors.session.queues.tasks import FrameRun, Task
+from ramify.actors.session.sockets.identity import Identity
+from ramify.actors.session.sockets.inspections import Inspections
+from ramify.actors.session.sockets.publisher import Publisher
+from ramify.actors.session.sockets.replies import error_message, refusals
+from ramify.actors.session.sockets.reply_log import ReplyLog
+from ramify.actors.session.sockets.subscriber import Subscriber
+from ramify.actors.session.sockets.trees import Trees
+from ramify.actors.session.sockets.view import View
+from ramify.actors.session.text.detokenizer import Detokenizer
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.errors import LimitExceeded, RamifyError
 from ramify.protocol.messages import (

@@ -122,7 +122,7 @@ def keys(key_file: Path) -> Any:
 
 def check_saved(items: Mapping[str, bytes]) -> None:
     """The checks of what clients import, for a session of a store. Raises ConfigError."""
-    exports = import_module("ramify.actors.session.exports")
+    exports = import_module("ramify.actors.session.durable.exports")
     try:
         exports.check_saved(items)
     except exports.Unsound as error:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ramify.actors.session.sizes import json_size
+from ramify.actors.session.limits.sizes import json_size
 from ramify.protocol.json_value import json_fault
 from ramify.protocol.wire import JsonObject
 

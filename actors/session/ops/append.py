@@ -1,9 +1,9 @@
 """`append`: input for one or several branches. Text that several of them get is tokenized once."""
 
+from ramify.actors.session.branches.pending_appends import Shared
+from ramify.actors.session.limits.work import Steps
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
-from ramify.actors.session.pending_appends import Shared
-from ramify.actors.session.tasks import FrameRun, Kind, Task
-from ramify.actors.session.work import Steps
+from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
 from ramify.protocol.wire import Append, Ok, names
 
 KIND = Kind("append", adds=True)

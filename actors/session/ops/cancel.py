@@ -1,9 +1,9 @@
 """`cancel`: ops by their ids, or generations on branches, or all that runs and waits on a subtree."""
 
+from ramify.actors.session.limits.work import OP, Steps
 from ramify.actors.session.ops.handler import AtOnce, Hands
-from ramify.actors.session.replies import error_message
-from ramify.actors.session.subscriber import Subscriber
-from ramify.actors.session.work import OP, Steps
+from ramify.actors.session.sockets.replies import error_message
+from ramify.actors.session.sockets.subscriber import Subscriber
 from ramify.protocol.errors import NoBranch
 from ramify.protocol.wire import Cancel, Ok, names
 

@@ -1,7 +1,7 @@
 """`close`: the socket closes, and with it the session, unless it is to be kept or a viewer asks."""
 
 from ramify.actors.session.ops.handler import AtOnce, Hands
-from ramify.actors.session.subscriber import Subscriber
+from ramify.actors.session.sockets.subscriber import Subscriber
 from ramify.protocol.errors import Close
 from ramify.protocol.wire import CloseSession, Ok
 

@@ -1,7 +1,7 @@
 """`drop`: release branches."""
 
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
-from ramify.actors.session.tasks import FrameRun, Kind, Task
+from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
 from ramify.protocol.wire import Drop, Ok, names
 
 KIND = Kind("drop", cleans=True)

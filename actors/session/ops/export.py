@@ -2,10 +2,10 @@
 
 import base64
 
-from ramify.actors.session.exports import exported
+from ramify.actors.session.durable.exports import exported
 from ramify.actors.session.ops.handler import AtOnce, Hands
-from ramify.actors.session.replies import error_message
-from ramify.actors.session.subscriber import Subscriber
+from ramify.actors.session.sockets.replies import error_message
+from ramify.actors.session.sockets.subscriber import Subscriber
 from ramify.protocol.errors import Conflict, LimitExceeded, Overloaded, RamifyError
 from ramify.protocol.wire import Export, Ok, ServerMessage
 

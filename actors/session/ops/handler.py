@@ -8,24 +8,24 @@ op that touches no branch runs `AtOnce`.
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
-from ramify.actors.session.branch import Branch
-from ramify.actors.session.branch_writer import BranchWriter
-from ramify.actors.session.generations import Generations
+from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.state import SessionState
+from ramify.actors.session.input.branch_writer import BranchWriter
+from ramify.actors.session.limits.work import OP, SOCKET, Steps
 from ramify.actors.session.ops.prompts import Prompts
 from ramify.actors.session.ops.texts import Texts
-from ramify.actors.session.publisher import Publisher
-from ramify.actors.session.selects import Selects
-from ramify.actors.session.state import SessionState
-from ramify.actors.session.subscriber import Subscriber
-from ramify.actors.session.tasks import FrameRun, Task
-from ramify.actors.session.trees import Trees
-from ramify.actors.session.work import OP, SOCKET, Steps
+from ramify.actors.session.output.generations import Generations
+from ramify.actors.session.queues.tasks import FrameRun, Task
+from ramify.actors.session.scoring.selects import Selects
+from ramify.actors.session.sockets.publisher import Publisher
+from ramify.actors.session.sockets.subscriber import Subscriber
+from ramify.actors.session.sockets.trees import Trees
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Conflict, LimitExceeded
 from ramify.protocol.wire import Ok, Op
 
 if TYPE_CHECKING:
-    from ramify.actors.session.op_runner import OpRunner  # it imports the registry
+    from ramify.actors.session.ops.running.op_runner import OpRunner  # it imports the registry
 
 O_contra = TypeVar("O_contra", bound=Op, contravariant=True)
 

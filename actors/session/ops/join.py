@@ -3,10 +3,10 @@
 from collections.abc import Generator
 from typing import Any
 
+from ramify.actors.session.branches.pending_appends import Shared
+from ramify.actors.session.limits.work import Steps
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler, reading, said_on
-from ramify.actors.session.pending_appends import Shared
-from ramify.actors.session.tasks import FrameRun, Kind, Task
-from ramify.actors.session.work import Steps
+from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
 from ramify.protocol.joining import FIELDS, MOST, fields, join_texts, too_long
 from ramify.protocol.wire import Append, ChatMessage, Join, Ok
 

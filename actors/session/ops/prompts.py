@@ -7,12 +7,12 @@ that stays first in its queues, as one that waits, so it can be cancelled and ma
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from ramify.actors.session.branch_writer import BranchWriter
-from ramify.actors.session.outbox import EncodeText
-from ramify.actors.session.publisher import Publisher
-from ramify.actors.session.replies import bare
-from ramify.actors.session.state import SessionState
-from ramify.actors.session.tasks import FrameRun, Task
+from ramify.actors.session.branches.outbox import EncodeText
+from ramify.actors.session.branches.state import SessionState
+from ramify.actors.session.input.branch_writer import BranchWriter
+from ramify.actors.session.queues.tasks import FrameRun, Task
+from ramify.actors.session.sockets.publisher import Publisher
+from ramify.actors.session.sockets.replies import bare
 from ramify.protocol.errors import BadRequest, RamifyError
 
 

@@ -7,12 +7,12 @@ source on which an op of the frame failed has lost; where too few are left, the 
 from collections.abc import Sequence
 from typing import Any
 
-from ramify.actors.session.branch import Branch
+from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.limits.work import Steps
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler, reading, said_on
-from ramify.actors.session.ops.race import Race
-from ramify.actors.session.replies import Skipped
-from ramify.actors.session.tasks import FrameRun, Kind, Task
-from ramify.actors.session.work import Steps
+from ramify.actors.session.queues.race import Race
+from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
+from ramify.actors.session.sockets.replies import Skipped
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.ranking import best_first, number_in, vote_of, votes
 from ramify.protocol.wire import Ok, Prune

@@ -2,9 +2,9 @@
 
 import msgspec
 
+from ramify.actors.session.limits.sizes import json_size
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
-from ramify.actors.session.sizes import json_size
-from ramify.actors.session.tasks import FrameRun, Kind, Task
+from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
 from ramify.protocol.errors import Unsupported
 from ramify.protocol.wire import Ok, Set
 

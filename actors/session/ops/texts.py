@@ -11,17 +11,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from ramify.actors.session.branch import Branch
-from ramify.actors.session.branch_writer import LOT, PART, BranchWriter
-from ramify.actors.session.generations import Generations
-from ramify.actors.session.outbox import EncodeText
-from ramify.actors.session.pending_appends import Prepared
-from ramify.actors.session.publisher import Publisher
-from ramify.actors.session.replies import bare
-from ramify.actors.session.selects import Selects
-from ramify.actors.session.state import SessionState
-from ramify.actors.session.tasks import ON_THE_LOOP, Task
-from ramify.actors.session.work import Steps, at_once
+from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.outbox import EncodeText
+from ramify.actors.session.branches.pending_appends import Prepared
+from ramify.actors.session.branches.state import SessionState
+from ramify.actors.session.input.branch_writer import LOT, PART, BranchWriter
+from ramify.actors.session.limits.work import Steps, at_once
+from ramify.actors.session.output.generations import Generations
+from ramify.actors.session.queues.tasks import ON_THE_LOOP, Task
+from ramify.actors.session.scoring.selects import Selects
+from ramify.actors.session.sockets.publisher import Publisher
+from ramify.actors.session.sockets.replies import bare
 from ramify.protocol.errors import BadRequest, RamifyError, brief
 from ramify.protocol.wire import Append, JsonObject, Ok
 

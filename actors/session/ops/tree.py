@@ -1,7 +1,7 @@
-"""`tree`: what the session holds. How it is answered, page by page, is in `session/trees.py`."""
+"""`tree`: what the session holds. How it is answered, page by page, is in `session/sockets/trees.py`."""
 
 from ramify.actors.session.ops.handler import AtOnce, Hands
-from ramify.actors.session.subscriber import Subscriber
+from ramify.actors.session.sockets.subscriber import Subscriber
 from ramify.protocol.wire import Tree
 
 

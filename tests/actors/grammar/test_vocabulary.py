@@ -1,4 +1,4 @@
-"""Who reads the vocabulary. What is in it: `actors/session/test_constraints.py`."""
+"""Who reads the vocabulary. What is in it: `actors/session/output/test_constraints.py`."""
 
 from pathlib import Path
 

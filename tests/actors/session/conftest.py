@@ -31,15 +31,15 @@ from ramify.actors.kit.mailbox import LimitedAddress, Mailbox
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.scheduler.actor import SchedulerActor
 from ramify.actors.scheduler.core import Scheduler
+from ramify.actors.session.branches.outbox import ToCache, ToGrammar, ToScheduler
+from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.core import SessionCore
-from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.directory import Directory
-from ramify.actors.session.identity import Identity
-from ramify.actors.session.outbox import ToCache, ToGrammar, ToScheduler
+from ramify.actors.session.input.template import ChatTemplate
+from ramify.actors.session.limits.work import Work
 from ramify.actors.session.restore import restore
-from ramify.actors.session.state import SessionState
-from ramify.actors.session.template import ChatTemplate
-from ramify.actors.session.work import Work
+from ramify.actors.session.sockets.identity import Identity
+from ramify.actors.session.text.detokenizer import Detokenizer
 from ramify.actors.tokenizer import Tokenizer
 from ramify.gpu.executors.base import BadLogits, PendingStep
 from ramify.gpu.executors.fake import FakeExecutor, FakeModel
@@ -542,7 +542,7 @@ class SimEngine:
 
         `chosen`: (client, op id) of each `select`, whose output is a client's text.
         """
-        from ramify.actors.session.segments import OutputSegment, Tail
+        from ramify.actors.session.branches.segments import OutputSegment, Tail
 
         table = self.tokenizer.token_bytes
         for branch in self.cores[number].state.branches.values():

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.session import tasks
-from ramify.actors.session.meter import SESSION
+from ramify.actors.session.limits.meter import SESSION
+from ramify.actors.session.queues import tasks
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w

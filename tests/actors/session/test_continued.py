@@ -9,17 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from ramify.actors.session.exports import exported, imported
+from ramify.actors.session.branches.segments import OutputSegment
+from ramify.actors.session.durable.exports import exported, imported
 from ramify.actors.session.restore import restore
-from ramify.actors.session.segments import OutputSegment
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
 from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.saved import Exported, SavedOutput, SavedRule
-from tests.actors.session.test_constrained_sessions import obeys
-from tests.actors.session.test_exports import again, into
+from tests.actors.session.durable.test_exports import again, into
+from tests.actors.session.output.test_constrained_sessions import obeys
 
 RECORD = w.Constraint(regex=r'\{"name": "[a-z]{1,12}", "tags": \[("[a-z]", ){0,3}"[a-z]"\]\}')
 SCHEMA = w.Constraint(

@@ -19,7 +19,7 @@ from ramify.actors.cache.integrity import check
 from ramify.actors.session import actor as actor_module
 from ramify.actors.session.actor import SessionActor
 from ramify.actors.session.directory import Directory
-from ramify.actors.session.meter import Holdings
+from ramify.actors.session.limits.meter import Holdings
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.session import tasks
-from ramify.actors.session.op_queues import OpQueues
+from ramify.actors.session.queues import tasks
+from ramify.actors.session.queues.op_queues import OpQueues
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits

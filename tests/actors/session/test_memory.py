@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.session.meter import LOGPROB, SEGMENT, SESSION, TOKEN, Holdings, Meter
-from ramify.actors.session.sizes import op_bytes
+from ramify.actors.session.limits.meter import LOGPROB, SEGMENT, SESSION, TOKEN, Holdings, Meter
+from ramify.actors.session.limits.sizes import op_bytes
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits

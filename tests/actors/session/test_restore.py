@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.session.branch import Branch
+from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.segments import OutputSegment
 from ramify.actors.session.restore import Damaged, read_head, restore
-from ramify.actors.session.segments import OutputSegment
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import wire as w
 from tests.actors.session.test_random_sessions import check_client, random_op

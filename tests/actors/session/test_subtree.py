@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from ramify.actors.session.branch import Label
+from ramify.actors.session.branches.branch import Label
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 

@@ -12,7 +12,7 @@ Not a test module: `test_two_clients.py` runs a few programs, `benchmarks/random
 import random
 from typing import Any
 
-from ramify.actors.session.segments import OutputSegment
+from ramify.actors.session.branches.segments import OutputSegment
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 

@@ -2,11 +2,11 @@
 
 import random
 
+from ramify.actors.session.branches.segments import OutputSegment
 from ramify.actors.session.calls.dialects import THOUGHTS, dialect_of
 from ramify.actors.session.calls.labels import Label, Labels, kind_of, label_bytes, merged
 from ramify.actors.session.calls.reader import Reader
 from ramify.actors.session.calls.toolbox import Toolbox
-from ramify.actors.session.segments import OutputSegment
 from ramify.protocol.wire import Part
 
 TEXT = (

@@ -17,14 +17,14 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from ramify.actors.grammar.structure import structure_automaton
-from ramify.actors.session.branch_writer import BranchWriter
+from ramify.actors.session.branches.segments import OutputSegment
+from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.calls.dialects import dialect_of
 from ramify.actors.session.calls.reader import Reader
 from ramify.actors.session.calls.toolbox import Toolbox
-from ramify.actors.session.segments import OutputSegment
-from ramify.actors.session.state import SessionState
-from ramify.actors.session.template import ChatTemplate
-from ramify.actors.session.work import at_once
+from ramify.actors.session.input.branch_writer import BranchWriter
+from ramify.actors.session.input.template import ChatTemplate
+from ramify.actors.session.limits.work import at_once
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest

@@ -4,7 +4,7 @@ import pytest
 
 from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.session.ops.registry import AT_ONCE, HANDLERS
-from ramify.actors.session.tasks import FrameRun
+from ramify.actors.session.queues.tasks import FrameRun
 from ramify.protocol.wire import (
     Append,
     Drop,

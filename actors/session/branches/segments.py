@@ -1,0 +1,359 @@
+"""What a branch is made of: segments of input and output, each a run of tokens with its text.
+
+Segments are shared between branches after a fork, so a segment that is complete never changes; only
+the segment of a running generation grows. This file knows positions, tokens and text; it does not
+know templates, sockets or requests.
+
+Marks. An output segment's text is released in chunks. After chunk i the segment has released
+`counts[i]` tokens, whose text is exactly `chunks[0] + ... + chunks[i]`. Deltas start and end at
+marks only, so a client's position always names one text.
+
+    tokens  |t0 t1|t2|t3 t4 t5|t6 ...        counts  [2, 3, 6]
+    text    |"Hel"|"lo"|" wor"| held back    chunks  ["Hel", "lo", " wor"]
+"""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+import msgspec
+
+from ramify.actors.session.branches.rules import Rule
+from ramify.actors.session.calls.labels import Label, Labels, kind_of, label_bytes, merged
+from ramify.actors.session.limits.meter import LOGPROB, MARK, SEGMENT, TOKEN, Held, Meter
+from ramify.protocol.wire import ChatMessage, Part, Role, TokenLogprob
+
+Decode = Callable[[Sequence[int]], str]
+
+_BEGINNING = 16  # characters of a content that tell where it begins
+
+
+class Tail(Enum):
+    """How a branch's text ends, which decides what a chat template has to add next.
+
+    RAW: no template has been used (or raw text was appended after a turn).
+    PROMPT: the generation prompt was just added; nothing is generated yet.
+    OPEN: an assistant's turn without its end (length, cancel, or text put into its mouth).
+    EOS: it ends with the sampled end-of-turn token, without what the template adds after it.
+    PENDING: a complete turn without its end, which depends on what follows: that stands in a segment of
+    its own behind it, which the next turn takes back.
+    CLOSED: a complete turn.
+    """
+
+    RAW = "raw"
+    PROMPT = "prompt"
+    OPEN = "open"
+    EOS = "eos"
+    PENDING = "pending"
+    CLOSED = "closed"
+
+
+class History:
+    """The messages of a conversation up to some place: those of `before`, then `messages`.
+
+    The strict template renders turns anew behind a part of the old text. Then the segments of the
+    branch no longer say what the messages before were. A history does.
+    """
+
+    __slots__ = ("before", "count", "messages")
+
+    def __init__(self, before: "History | None", messages: Sequence[ChatMessage]) -> None:
+        self.before = before
+        self.messages = tuple(messages)
+        self.count: int = len(self.messages) + (before.count if before is not None else 0)
+
+    def all(self) -> list[ChatMessage]:
+        """O(messages)."""
+        parts = []
+        at: History | None = self
+        while at is not None:
+            parts.append(at.messages)
+            at = at.before
+        return [message for part in reversed(parts) for message in part]
+
+
+class InputSegment(Held):
+    """A run of tokens at positions [start, start + len(tokens)).
+
+    `tail` and `role`: the state of the branch after this segment. `op`: the op that made it.
+    `chat`: rendered by a template; `messages`: the chat turns in it (the strict template renders
+    them again); `history`: those before it, where the segments before it do not say.
+    `raw`: the text as the template rendered it, which strict mode compares; `text`: as people read it.
+    """
+
+    __slots__ = (
+        "chat",
+        "history",
+        "messages",
+        "op",
+        "raw",
+        "role",
+        "start",
+        "tail",
+        "text",
+        "tokens",
+        "turn",
+    )
+
+    def __init__(
+        self,
+        start: int,
+        tokens: "array[int]",
+        text: str,
+        *,
+        tail: Tail,
+        role: Role | None = None,
+        op: int | None = None,
+        messages: Sequence[ChatMessage] = (),
+        turn: int = 0,
+        raw: str | None = None,
+        chat: bool = False,
+        history: History | None = None,
+    ) -> None:
+        self.start = start
+        self.tokens = tokens
+        self.text = text
+        self.raw = text if raw is None else raw
+        self.tail = tail
+        self.role: Role | None = role
+        self.op = op
+        self.messages = tuple(messages)
+        # Appended turns that begin with it, which `rollback turns` counts. Negative: so many begin
+        # somewhere inside it, since a template joined them to the turn before.
+        self.turn = turn
+        self.chat = chat
+        self.history = history
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    def count(self, meter: Meter | None) -> None:
+        """Let `meter` count it from now on: it is complete."""
+        size = SEGMENT + TOKEN * len(self.tokens) + len(self.text)
+        if self.raw is not self.text:
+            size += len(self.raw)
+        kept = [*self.messages, *(self.history.messages if self.history is not None else ())]
+        self.charge(meter, size + sum(SEGMENT + _size(message) for message in kept))
+
+    def cut(self, at: int, decode: Decode) -> "InputSegment":
+        """A copy that ends at position `at`, start < at < end."""
+        tokens = self.tokens[: at - self.start]
+        text = decode(tokens)
+        messages = _kept(self.messages, text)
+        segment = InputSegment(
+            self.start,
+            tokens,
+            text,
+            tail=Tail.OPEN if self.tail is not Tail.RAW else Tail.RAW,
+            role=messages[-1].role if messages else self.role,
+            op=self.op,
+            messages=messages,
+            turn=self.turn,
+            chat=self.chat,
+            history=self.history,
+        )
+        segment.count(self.meter)
+        return segment
+
+
+class OutputSegment(Held):
+    """What one generation produced (and produces, while it runs).
+
+    `rule`: the constraint that it stands under; the output under it began at position `since`, in this
+    segment or in one that it continues. `complete`: it ended by itself, so nothing continues it.
+    """
+
+    __slots__ = (
+        "chunks",
+        "client",
+        "complete",
+        "counts",
+        "ended",
+        "eos_text",
+        "labels",
+        "lead",
+        "logprobs",
+        "mean",
+        "op",
+        "quiet",
+        "reading",
+        "role",
+        "rule",
+        "since",
+        "spoken",
+        "start",
+        "tail",
+        "tokens",
+    )
+
+    def __init__(self, start: int, *, op: int | None = None, client: str | None = None) -> None:
+        self.start = start
+        self.tokens: array[int] = array("i")
+        self.counts: list[int] = []
+        self.chunks: list[str] = []
+        self.logprobs: list[TokenLogprob] | None = None
+        self.reading: Labels | None = None  # while it runs, where there is something to tell apart
+        self.labels: list[Label] | None = None  # of the chunks, as far as they are known
+        self.spoken: ChatMessage | None = None  # the turn that it ends, where its text cannot say it
+        self.mean: float | None = None  # of all its tokens' log-probabilities, once it has ended
+        self.op = op
+        self.client = client  # whose op it was: ids are numbered per client
+        self.rule: Rule | None = None
+        self.since = start
+        self.complete = False
+        self.quiet = False  # its text travels in `done`, if at all, not in deltas
+        self.ended = False
+        self.tail = Tail.OPEN
+        self.role: Role | None = "assistant"
+        self.lead = 0  # characters that its text begins with and that stood on the branch before
+        self.eos_text = ""  # the end-of-turn token that was sampled and kept, as the template spells it
+
+    turn = 0
+    messages: tuple[ChatMessage, ...] = ()
+    history: History | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.chunks)
+
+    @property
+    def raw(self) -> str:
+        return self.text + self.eos_text
+
+    @property
+    def said(self) -> str:
+        """What it added to the branch's text, without thoughts where they are labelled."""
+        text = self.text[self.lead :]
+        if self.labels is None:
+            return text
+        parts = self.parts(0, len(self.chunks))
+        if not any(part.kind == "reasoning" for part in parts):
+            return text
+        return "".join(part.text for part in parts if part.kind in ("text", "call")).lstrip()
+
+    def release(self, count: int, text: str) -> None:
+        """Tokens up to `count` are released; `text` is new. Counts only grow.
+
+        An empty chunk still makes a mark, so that a delta can announce the position.
+        """
+        counts = self.counts
+        before = counts[-1] if counts else 0
+        if count == before:
+            if text:
+                raise ValueError(f"text {text!r} without a token at mark {count}")
+            return
+        self.grow(MARK + TOKEN * (count - before) + len(text))
+        counts.append(count)
+        self.chunks.append(text)
+        if self.reading is not None:
+            self._label(self.reading, self.reading.add(text))
+
+    def read(self, reading: Labels) -> None:
+        """Label its text from now on: answer, thought or call."""
+        self.reading, self.labels = reading, []
+
+    def ends(self) -> None:
+        """Its text is complete."""
+        self.ended = True
+        if self.reading is not None:
+            self._label(self.reading, self.reading.finish())
+            self.reading = None
+
+    def _label(self, reading: Labels, labels: list[Label]) -> None:
+        assert self.labels is not None
+        self.labels += labels
+        self.grow(sum(map(label_bytes, labels)) + reading.grown())
+
+    @property
+    def labelled(self) -> int:
+        """How many chunks have their label, so that they can be sent as parts."""
+        return len(self.chunks) if self.labels is None else len(self.labels)
+
+    def parts(self, first: int, last: int) -> list[Part]:
+        """The parts of these chunks."""
+        labels: Sequence[Label] = ["text"] * (last - first)
+        if self.labels is not None:
+            labels = self.labels[first:last]
+        return merged(labels, self.chunks[first:last])
+
+    @property
+    def released(self) -> int:
+        """The position up to which text has been released."""
+        return self.start + (self.counts[-1] if self.counts else 0)
+
+    def mark_at(self, position: int) -> int:
+        """How many chunks lie wholly before `position`: where a delta from there starts."""
+        return bisect_right(self.counts, position - self.start)
+
+    def mark_position(self, mark: int) -> int:
+        """The position after `mark` chunks."""
+        return self.start + (self.counts[mark - 1] if mark else 0)
+
+    def offset_mark(self, chars: int) -> int:
+        """The largest number of chunks whose text is at most `chars` characters long."""
+        total = 0
+        for i, chunk in enumerate(self.chunks):
+            total += len(chunk)
+            if total > chars:
+                return i
+        return len(self.chunks)
+
+    def cut(self, at: int, decode: Decode) -> "OutputSegment":
+        """A copy that ends at position `at`, start < at < end. Its tokens are complete."""
+        segment = OutputSegment(self.start, op=self.op, client=self.client)
+        segment.tokens = self.tokens[: at - self.start]
+        mark = self.mark_at(at)
+        segment.counts = self.counts[:mark]
+        segment.chunks = self.chunks[:mark]
+        marks = MARK * mark + sum(map(len, segment.chunks))
+        segment.charge(self.meter, SEGMENT + TOKEN * len(segment.tokens) + marks)
+        shown = segment.counts[-1] if mark else 0
+        labels = self.labels
+        if labels is not None:
+            segment.labels = labels[:mark]
+            while len(segment.labels) < mark:
+                segment.labels.append("text")
+            if shown < len(segment.tokens):  # a part of a chunk has its first part's kind
+                segment.labels.append(kind_of(labels[mark]) if mark < len(labels) else "text")
+            segment.grow(sum(map(label_bytes, segment.labels)))
+        if shown < len(segment.tokens):
+            segment.release(len(segment.tokens), decode(segment.tokens[shown:]))
+        if self.logprobs is not None:
+            segment.logprobs = self.logprobs[: len(segment.tokens)]
+            segment.grow(LOGPROB * sum(1 + len(each.top) for each in segment.logprobs))
+        segment.quiet, segment.lead = self.quiet, self.lead
+        segment.rule, segment.since = self.rule, self.since
+        segment.ended = True
+        if self.tail is Tail.RAW:  # no turn was open
+            segment.tail, segment.role = Tail.RAW, self.role
+        return segment
+
+
+Segment = InputSegment | OutputSegment
+
+
+def _size(message: ChatMessage) -> int:
+    return len(message.content) + len(message.reasoning or "")
+
+
+def _kept(messages: Sequence[ChatMessage], text: str) -> list[ChatMessage]:
+    """The messages that `text`, the beginning of their rendering, shows; the last one so far."""
+    kept: list[ChatMessage] = []
+    at = 0
+    for message in messages:
+        content = message.content.strip()  # templates may trim it
+        found = text.find(content, at)
+        if found < 0:
+            begin = text.find(content[:_BEGINNING], at)
+            if begin >= 0 and content.startswith(text[begin:]):
+                kept.append(msgspec.structs.replace(message, content=text[begin:], tool_calls=None))
+            break
+        kept.append(message)
+        at = found + len(content)
+    return kept

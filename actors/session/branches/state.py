@@ -1,0 +1,283 @@
+"""What the parts of a session share: its branches, its outbox, what it knows of the engine.
+
+Pure. Every change of a branch goes through here, so that the session's segments and the cache's
+handle move together.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+from ramify.actors.session.branches.branch import Branch, Label, input_segment
+from ramify.actors.session.branches.outbox import Outbox
+from ramify.actors.session.branches.rules import Rule
+from ramify.actors.session.branches.segments import Decode, InputSegment
+from ramify.actors.session.limits.meter import BRANCH, Holdings, Meter
+from ramify.actors.session.limits.sizes import JSON, json_size
+from ramify.protocol.config import Limits
+from ramify.protocol.errors import Exists, LimitExceeded, NoBranch, TooLong
+from ramify.protocol.messages import DropBranches, ExtendBranch, ForkBranch, MoveBranch, OpenBranch
+from ramify.protocol.plan import pack
+from ramify.protocol.saved import SavedRule
+from ramify.protocol.wire import JsonObject, Persist
+
+LIFE = 1 << 32  # revisions of one life of a session: each server that takes it up begins with the next
+LIVES_KEPT = 64
+SEGMENTS = 1 << 14  # of a branch
+SAVED = 16  # bytes of an output's token in a store, about
+MESSAGE = 128  # of text that cost as much to save as a chat message
+
+
+class SessionState:
+    """The branches of one session and the numbers it hands out.
+
+    `owner`, `namespace`: see `OpenSession`. `model`: whose tokens it has. `vocab`: ids that the model
+    has. `meter`: what it holds; by default nobody else counts it.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        context: int,
+        vocab: int,
+        limits: Limits,
+        decode: Decode,
+        owner: str = "",
+        model: str = "",
+        namespace: str = "",
+        meter: Meter | None = None,
+    ) -> None:
+        self.number = number
+        self.context = context
+        self.vocab = vocab
+        self.limits = limits
+        self.decode = decode
+        self.owner = owner
+        self.model = model
+        self.namespace = namespace
+        self.meter = meter if meter is not None else Holdings(limits).open(owner)
+        self.branches: dict[str, Branch] = {}
+        self.revision = 0
+        self.lives: list[int] = []  # the last revision that was saved in each life before this one
+        self.meta: JsonObject | None = None
+        self.persist: Persist = "lazy"  # what a store keeps of it, where there is one
+        self.stored = False  # the server has a store
+        self.changed = True  # anything that a store keeps, beyond output that grows
+        self.unsaved = 0  # bytes of text and tokens since the last save, about
+        self.out = Outbox()
+        self.expects = 0  # tokens that its ops, waiting or running, are going to add, about
+        self._rules = WeakValueDictionary[SavedRule, Rule]()
+        self._count = 0
+        self._meta_bytes = 0
+
+    def next_id(self) -> int:
+        """A branch handle or request id (see messages.py)."""
+        self._count += 1
+        return self.number << 32 | self._count
+
+    @property
+    def handles(self) -> int:
+        """How many ids it has given out."""
+        return self._count
+
+    def restore(self, revision: int, lives: list[int], handles: int, meta: JsonObject | None) -> None:
+        """As it was on another server, up to `revision`, and after `lives`. Its branches follow."""
+        self.lives = [*lives, revision][-LIVES_KEPT:]
+        self.revision = (revision // LIFE + 1) * LIFE
+        self._count = handles
+        self.annotate(None, meta)
+
+    def lost(self, revision: int | None) -> bool:
+        """Whether a client that has seen `revision` saw what was not saved before its server ended."""
+        if revision is None:
+            return False
+        life, now = revision // LIFE, self.revision // LIFE
+        if life >= now:  # equal: the one before had saved nothing, or the store is an older copy
+            return revision > self.revision
+        known = now - life <= len(self.lives)
+        return not known or revision > self.lives[life - now]
+
+    def bump(self) -> int:
+        """The tree changed: the new revision."""
+        self.revision += 1
+        return self.revision
+
+    def branch(self, name: str) -> Branch:
+        """Raises NoBranch."""
+        branch = self.branches.get(name)
+        if branch is None:
+            raise NoBranch(f"there is no branch {name!r}", details={"branch": name})
+        return branch
+
+    def root(self, name: str) -> Branch:
+        """A new empty branch. Names were checked with `check_new`."""
+        branch = Branch(name, self.next_id(), born=self.revision + 1)
+        self.branches[name] = branch
+        self.meter.add(BRANCH)
+        self.out.cache.append(OpenBranch(branch.handle, self.namespace))
+        return branch
+
+    def check_new(self, names: Sequence[str], *, moved: int = 0) -> None:
+        """Raises Exists or LimitExceeded if branches of these names cannot be made.
+
+        `moved`: how many of them are branches that exist and change their name.
+        """
+        if len(self.branches) + len(names) - moved > self.limits.branches:
+            raise LimitExceeded(
+                f"the session has {len(self.branches)} branches; {len(names)} more pass the limit: "
+                "drop some first",
+                details={"max": self.limits.branches},
+            )
+        taken: set[str] = set()
+        for name in names:
+            if name in self.branches or name in taken:
+                raise Exists(
+                    f"branch {name!r} exists already: choose another name", details={"branch": name}
+                )
+            taken.add(name)
+        if len(names) > moved:
+            self.meter.require(BRANCH * (len(names) - moved))
+
+    def fork(self, branch: Branch, names: Sequence[str], at: int) -> list[Branch]:
+        """Children of `branch` at position `at`. Names were checked with `check_new`."""
+        if not names:
+            return []
+        born = self.revision + 1
+        first = branch.fork(names[0], self.next_id(), at, self.decode, born=born)
+        children = [first, *(first.twin(name, self.next_id()) for name in names[1:])]
+        self.branches.update((child.name, child) for child in children)
+        self.meter.add(BRANCH * len(children))
+        self.out.cache.append(ForkBranch(branch.handle, [child.handle for child in children], at))
+        return children
+
+    def place(self, placements: Sequence[tuple[Branch, str]]) -> list[int | None]:
+        """Each name becomes what its branch is, all at once, so that names may be swapped.
+
+        A branch of that name is moved there, else one is made beside it; new names were checked with
+        `check_new`. Returns of each moved branch up to where it was the same before.
+        """
+        twins: list[tuple[Branch, Branch | None]] = []
+        for source, name in placements:
+            twin = source.twin(name, self.next_id())
+            twin.born = self.revision
+            self.out.cache.append(ForkBranch(source.handle, [twin.handle], source.position))
+            twins.append((twin, self.branches.get(name)))
+        same: list[int | None] = []
+        for twin, there in twins:
+            if there is None:
+                self.branches[twin.name] = twin
+                self.meter.add(BRANCH)
+                same.append(None)
+                continue
+            self.out.retained.pop(there.handle, None)
+            self.out.cache.append(DropBranches([there.handle]))
+            same.append(there.become(twin))
+        return same
+
+    def below(self, roots: Iterable[Branch]) -> list[Branch]:
+        """These branches and all their descendants. O(branches)."""
+        known: dict[Label | None, bool] = {None: False}
+        known.update((branch.label, True) for branch in roots)
+        found: list[Branch] = []
+        for branch in self.branches.values():
+            way: list[Label] = []
+            at: Label | None = branch.label
+            while at not in known:
+                assert at is not None
+                way.append(at)
+                at = at.ancestor()
+            inside = known[at]
+            known.update((label, inside) for label in way)
+            if inside:
+                found.append(branch)
+        return found
+
+    def rule(self, what: SavedRule) -> Rule:
+        """The rule for this constraint, which counts once."""
+        rule = self._rules.get(what)
+        if rule is None:
+            rule = Rule(what)
+            rule.charge(self.meter, rule.size)
+            self._rules[what] = rule
+        return rule
+
+    def room(self, branch: Branch, count: int, *, at_least: bool = False) -> None:
+        """Raises TooLong if `count` more tokens pass the context length. `at_least`: or even more.
+
+        LimitExceeded if the branch has as many segments as one may have.
+        """
+        if len(branch.segments) >= SEGMENTS:
+            raise LimitExceeded(
+                f"branch {branch.name!r} has {len(branch.segments)} inputs and outputs, at most "
+                f"{SEGMENTS} are allowed: fork from an earlier position, or append more at once",
+                details={"max": SEGMENTS},
+            )
+        if branch.position + count > self.context:
+            more = f"at least {count}" if at_least else f"{count}"
+            raise TooLong(
+                f"branch {branch.name!r} has {branch.position} tokens; {more} more pass the context "
+                f"of {self.context}: shorten the input, or fork from an earlier position",
+                details={"max": self.context, "position": branch.position, "tokens": count},
+            )
+
+    def extend(
+        self, branch: Branch, tokens: Sequence[int], text: str, packed: bytes = b"", **fields: Any
+    ) -> InputSegment:
+        """Append an input segment. `packed`: `tokens` for the cache, where the caller has them."""
+        if tokens:
+            self.out.cache.append(ExtendBranch(branch.handle, packed or pack(tokens)))
+        segment = input_segment(branch, tokens, text, **fields)
+        segment.count(self.meter)
+        self.unsaved += len(text) + 4 * len(tokens) + MESSAGE * len(segment.messages)
+        return segment
+
+    def extend_handle(self, branch: Branch, tokens: Sequence[int]) -> None:
+        """Tell the cache of tokens that the caller puts into a segment."""
+        if tokens:
+            self.out.cache.append(ExtendBranch(branch.handle, pack(tokens)))
+
+    def move_handle(self, branch: Branch, to: int) -> None:
+        """Tell the cache that the branch ends at `to` now."""
+        self.out.cache.append(MoveBranch(branch.handle, to))
+
+    def truncate(self, branch: Branch, to: int) -> None:
+        """Cut the branch back to position `to`."""
+        if to < branch.position:
+            branch.truncate(to, self.decode)
+            self.move_handle(branch, to)
+
+    def drop(self, branch: Branch) -> None:
+        del self.branches[branch.name]
+        branch.label.gone = True
+        self.meter.add(-BRANCH)
+        self.annotate(branch, None)
+        self.out.retained.pop(branch.handle, None)  # told after the drop, and nobody has it then
+        self.out.cache.append(DropBranches([branch.handle]))
+
+    def rename(self, branch: Branch, name: str) -> None:
+        """Names were checked with `check_new`."""
+        del self.branches[branch.name]
+        branch.label.name, branch.born = name, self.revision + 1
+        self.branches[name] = branch
+
+    def annotate(self, branch: Branch | None, meta: JsonObject | None) -> None:
+        """Set the `meta` of a branch, or of the session. Raises LimitExceeded."""
+        holder = branch if branch is not None else self
+        size, before = json_size(meta), json_size(holder.meta)
+        self._check_meta(size - before)
+        holder.meta = meta
+        self._meta_bytes += size - before
+        self.meter.add(JSON * (size - before))
+
+    def _check_meta(self, more: int) -> None:
+        """Raises LimitExceeded if `meta` objects may not take `more` bytes."""
+        most = self.limits.session_meta_bytes
+        if self._meta_bytes + more > most:
+            raise LimitExceeded(
+                f"the session's `meta` would take {self._meta_bytes + more} bytes, at most {most} are "
+                "allowed: keep a key there, and what it stands for with you",
+                details={"max": most},
+            )
+        if more > 0:
+            self.meter.require(JSON * more)

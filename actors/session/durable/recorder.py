@@ -1,0 +1,669 @@
+"""What a session has that its store does not have yet. Pure.
+
+`collect` compares the session with what was collected before and returns the items that differ. Its cost
+follows the branches and the ops that wait, not the text: a segment is encoded once, when it is complete,
+and the one of a running generation each time. While nothing but outputs has grown (see
+`SessionState.changed`), these are all that it looks at. Segments that no branch reaches any more tell so
+themselves (`branch.Saved`). Where much text has come, `ahead` encodes it first, in parts: `collect` is
+done in one turn of the loop, so that a save is of one moment.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from ramify.actors.session.branches.branch import Branch, Label, Link, Saved
+from ramify.actors.session.branches.rules import Rule
+from ramify.actors.session.branches.segments import InputSegment, OutputSegment
+from ramify.actors.session.branches.state import SAVED, SessionState
+from ramify.actors.session.limits.work import Steps
+from ramify.actors.session.output.generations import Generations
+from ramify.actors.session.queues.tasks import FrameRun, Task
+from ramify.actors.session.sockets.declared import Declared
+from ramify.actors.session.sockets.identity import Identity
+from ramify.actors.session.sockets.publisher import Publisher
+from ramify.actors.session.sockets.reply_log import ReplyLog
+from ramify.protocol.errors import RamifyError
+from ramify.protocol.plan import pack
+from ramify.protocol.sampling import TokenLogprobs
+from ramify.protocol.saved import (
+    FORMAT,
+    HEAD,
+    Changes,
+    SavedBranch,
+    SavedClient,
+    SavedError,
+    SavedFrame,
+    SavedHead,
+    SavedInput,
+    SavedLabel,
+    SavedOp,
+    SavedOutput,
+    SavedRun,
+    SavedWait,
+    without_key,
+)
+from ramify.protocol.wire import Op, TokenLogprob
+
+HANDLE = (1 << 32) - 1
+AHEAD = 1 << 20  # bytes of text and tokens that one turn of the loop encodes
+ENCODED, MESSAGE = 500, 2  # bytes that are encoded in a microsecond; what a chat message takes
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Recorder:
+    """Of one session. `tasks()`: those that wait or run. `model`: whose tokens its branches hold;
+    `created`: seconds since 1970."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        state: SessionState,
+        publisher: Publisher,
+        generations: Generations,
+        *,
+        tasks: Callable[[], list[Task]],
+        model: str,
+        priority: int,
+        created: float,
+        displaceable: bool,
+    ) -> None:
+        self._identity = identity
+        self._state = state
+        self._publisher = publisher
+        self._generations = generations
+        self._waiting = tasks
+        self._model = model
+        self._priority = priority
+        self._created = created
+        self._displaceable = displaceable
+        self._count = 0  # segments that were numbered
+        self._gone: list[tuple[int, int]] = []  # segments: number, bytes
+        self._rules = 0  # that were numbered
+        self._gone_rules: list[tuple[int, int]] = []
+        self._toolsets = 0  # that were numbered
+        self._gone_tools: list[tuple[int, int]] = []
+        self._size = 0  # of all items that the store has
+        self._growing: dict[int, int] = {}  # segments that are being written -> their tokens, as saved
+        self._head = b""
+        self._busy = False  # ops wait or run
+        self._replies: dict[str, dict[int, int]] = {}  # client -> ops with saved replies -> their bytes
+        self._ops: dict[int, tuple[int, int, Op]] = {}  # by id(), those that are saved: number, bytes
+        self._frames: dict[int, tuple[int, int, FrameRun]] = {}
+        self._numbered = 0  # ops and frames
+        self._put: dict[str, bytes] = {}
+        self._drop: list[str] = []
+
+    @property
+    def kept(self) -> bool:
+        """Whether a store may have the session at all."""
+        return self._state.persist != "none"
+
+    def adopt(
+        self,
+        segments: dict[int, Link],
+        rules: dict[int, Rule],
+        tools: dict[int, Declared],
+        count: int,
+        replies: dict[str, set[int]],
+        items: Mapping[str, bytes],
+        *,
+        stored: bool,
+    ) -> None:
+        """The store has `items`: the session was made of them. Not `stored`: it gets them as they are.
+
+        `count`: segments that were numbered. The items of ops and frames go, as these get new ones, and
+        those of segments that no branch had when its server ended.
+        """
+        self._count = count
+        kept = {HEAD}
+        for number, link in segments.items():
+            key = f"s{number}"
+            link.saved = Saved(number, self._gone, len(items[key]))
+            kept.add(key)
+        for number, rule in rules.items():
+            key = f"c{number}"
+            rule.saved = Saved(number, self._gone_rules, len(items[key]))
+            kept.add(key)
+        self._rules = max((int(key[1:]) for key in items if key[0] == "c"), default=0)
+        for number, declared in tools.items():
+            key = f"t{number}"
+            declared.saved = Saved(number, self._gone_tools, len(items[key]))
+            kept.add(key)
+        self._toolsets = max((int(key[1:]) for key in items if key[0] == "t"), default=0)
+        for client, log in self._publisher.reply_logs.items():
+            replies.setdefault(client, set())
+            log.changed = set()
+        for client, known in replies.items():
+            sizes = {ident: len(items[reply_key(client, ident)]) for ident in known}
+            self._replies[client] = sizes
+        self._head = items[HEAD]
+        self._size = sum(len(body) for key, body in items.items() if key in kept or key[0] == "r")
+        rest = [key for key in items if key not in kept and key[0] != "r"]
+        if not stored:  # a file: its head says nothing of this session's life
+            self._head, self._size = b"", self._size - len(items[HEAD])
+            self._put |= {key: items[key] for key in kept if key != HEAD}
+            return
+        self._drop += rest
+        self._numbered = max((int(key[1:]) for key in rest if key[0] in "of"), default=0)
+
+    def reset(self) -> None:
+        """The store has nothing of the session, or not what it was told."""
+        seen: set[int] = set()
+        for branch in self._state.branches.values():
+            link = branch.segments.top
+            while link is not None and id(link) not in seen:  # the upper ones may not be saved yet
+                seen.add(id(link))
+                link.saved = None
+                if (rule := rule_of(link)) is not None:
+                    rule.saved = None
+                link = link.before
+        self._gone.clear()
+        for declared in self._declared():
+            declared.saved = None
+        self._gone_rules.clear()
+        self._gone_tools.clear()
+        self._growing, self._ops, self._frames, self._replies = {}, {}, {}, {}
+        self._head, self._put, self._drop, self._size = b"", {}, [], 0
+        self._state.changed = True
+        self._state.unsaved = AHEAD
+        for log in self._publisher.reply_logs.values():
+            log.changed = None
+
+    @property
+    def behind(self) -> bool:
+        """Whether so much has come that `ahead` is to be called before `collect`."""
+        return self._state.unsaved >= AHEAD and self.kept
+
+    def ahead(self) -> Steps[None]:
+        """Encode what is complete for the next `collect`, in parts. Nothing changes in between."""
+        self._state.unsaved = 0
+        for branch in self._wanted():
+            yield 1
+            for link in unsaved(branch):
+                segment = link.segment
+                if isinstance(segment, OutputSegment) and not segment.ended:
+                    break
+                yield _encoding(segment)
+                self._put_segment(link)
+
+    def collect(
+        self,
+        now: float,
+        wall: float,
+        *,
+        ttl_s: float | None,
+        away: bool,
+        sync: bool = False,
+        live: bool = True,
+        force: bool = False,
+        fence: int = 0,
+        count: int = 0,
+        whole: bool = False,
+    ) -> Changes | None:
+        """What has changed since the last time; None: nothing, unless it is to be told all the same
+        (`force`).
+
+        `now`: as ops arrive; `wall`: the same moment in seconds since 1970. `ttl_s`: how long it may be
+        kept when nobody is there (`away`); None: as long as the store likes. `sync`, `live`, `fence`,
+        `count`, `whole`: as in `Changes`; see `reset`.
+        """
+        if not self.kept:
+            return None
+        gone = self._gone or self._gone_rules or self._gone_tools or self._drop
+        if self._state.changed or gone or not self._only_output():
+            self._state.changed = False
+            self._everything(now, wall, ttl_s)
+        put, drop = self._put, self._drop
+        self._put, self._drop = {}, []
+        if not put and not drop and live and not force:
+            return None
+        return Changes(
+            session=self._identity.session,
+            owner=self._state.owner,
+            put=put,
+            drop=drop,
+            size=self._size,
+            used=wall,
+            expires=wall + ttl_s if away and ttl_s is not None else None,
+            busy=self._busy,
+            live=live,
+            sync=sync,
+            fence=fence,
+            count=count,
+            whole=whole,
+        )
+
+    def _write(self, key: str, body: bytes, before: int = 0) -> int:
+        """`before`: bytes that the store has under that key. Returns how many those are now."""
+        self._put[key] = body
+        size = len(body)
+        self._size += size - before
+        return size
+
+    def _remove(self, key: str, size: int) -> None:
+        if self._put.pop(key, None) is None:  # else it has gone before the store heard of it
+            self._drop.append(key)
+        self._size -= size
+
+    def _only_output(self) -> bool:
+        """Write outputs that have grown. False if that need not be all that has changed."""
+        for generation in self._generations.begun:
+            top = generation.branch.segments.top
+            if top is None or top.saved is None or generation.counting:
+                return False
+            if not self._growing.get(top.saved.number):  # without a token: its first one tells a time
+                return False
+            self._grown(top, top.saved)
+        return True
+
+    def _everything(self, now: float, wall: float, ttl_s: float | None) -> None:
+        """Write what has changed."""
+        self._state.unsaved = 0
+        wanted = self._wanted()
+        if self._put and len(wanted) < len(self._state.branches):
+            self._take_back(wanted)
+        branches, labels = saved_branches(wanted, self._number)
+        tasks = self._tasks()
+        waits, failed = self._waits(tasks, now, wall)
+        head = _encode(
+            SavedHead(
+                format=FORMAT,
+                session=self._identity.session,
+                key=self._identity.hashes[0],
+                view_key=self._identity.hashes[1],
+                owner=self._state.owner,
+                namespace=self._state.namespace,
+                priority=self._priority,
+                displaceable=self._displaceable,
+                model=self._model,
+                revision=self._state.revision,
+                lives=self._state.lives,
+                handles=self._state.handles,
+                segments=self._count,
+                created=self._created,
+                ttl_s=ttl_s,
+                persist=self._state.persist,
+                meta=self._state.meta,
+                branches=branches,
+                labels=labels,
+                clients=self._clients(tasks),
+                waits=waits,
+                failed=failed,
+                tools=self._tools(self._publisher.declared),
+            )
+        )
+        if head != self._head:
+            self._write(HEAD, head, len(self._head))
+            self._head = head
+        self._busy = bool(waits)
+        gone, self._gone[:] = list(self._gone), []
+        for number, size in gone:
+            self._growing.pop(number, None)
+            self._remove(f"s{number}", size)
+        gone, self._gone_rules[:] = list(self._gone_rules), []
+        for number, size in gone:
+            self._remove(f"c{number}", size)
+        gone, self._gone_tools[:] = list(self._gone_tools), []
+        for number, size in gone:
+            self._remove(f"t{number}", size)
+
+    # --- branches and segments -------------------------------------------------------------------
+
+    def _wanted(self) -> list[Branch]:
+        """The branches that are saved."""
+        branches, session = list(self._state.branches.values()), self._state.persist
+        if all(branch.persist is None for branch in branches):
+            return branches
+        return [each for each in branches if (each.persist or session) != "none"]
+
+    def _number(self, branch: Branch) -> int:
+        """The number of the branch's last segment; those without one get theirs, and are written."""
+        new = unsaved(branch)
+        link = new[0].before if new else branch.segments.top
+        if link is not None and link.saved is not None and self._growing:
+            self._grown(link, link.saved)
+        for each in new:
+            self._put_segment(each)
+        return number_of(branch.segments.top)
+
+    def _take_back(self, wanted: list[Branch]) -> None:
+        """Forget what was encoded ahead of branches that are not to be saved any more."""
+        keeps: set[int] = set()
+        for branch in wanted:
+            for link in self._ahead_of(branch):
+                if id(link) in keeps:
+                    break
+                keeps.add(id(link))
+        for branch in self._state.branches.values():
+            for link in self._ahead_of(branch):
+                if id(link) not in keeps:
+                    link.saved = None
+
+    def _ahead_of(self, branch: Branch) -> Iterator[Link]:
+        """The branch's segments that the store has not heard of, the last one first."""
+        link = branch.segments.top
+        while link is not None and (link.saved is None or f"s{link.saved.number}" in self._put):
+            yield link
+            link = link.before
+
+    def _put_segment(self, link: Link) -> None:
+        """Number a segment, and write it."""
+        self._count += 1
+        link.saved = Saved(self._count, self._gone)
+        segment = link.segment
+        self._write_rule(link)
+        link.saved.size = self._write(f"s{self._count}", _encode(saved_segment(link)))
+        if isinstance(segment, OutputSegment) and not segment.ended:
+            self._growing[self._count] = len(segment.tokens)
+
+    def _grown(self, link: Link, saved: Saved) -> None:
+        """Write a segment again that had more to come when it was written."""
+        number = saved.number
+        segment, length = link.segment, self._growing.get(number)
+        if length is None:
+            return
+        assert isinstance(segment, OutputSegment)
+        if segment.ended:
+            del self._growing[number]
+        elif len(segment.tokens) == length:
+            return
+        else:
+            self._growing[number] = len(segment.tokens)
+        self._write_rule(link)
+        saved.size = self._write(f"s{number}", _encode(saved_segment(link)), saved.size)
+
+    def _write_rule(self, link: Link) -> None:
+        """Write the constraint that a complete output names, if the store does not have it."""
+        rule = rule_of(link)
+        if rule is None or rule.saved is not None:
+            return
+        self._rules += 1
+        size = self._write(f"c{self._rules}", _encode(rule.what))
+        rule.saved = Saved(self._rules, self._gone_rules, size)
+
+    # --- ops -------------------------------------------------------------------------------------
+
+    def _waits(
+        self, tasks: list[Task], now: float, wall: float
+    ) -> tuple[list[SavedWait], dict[int, dict[str, SavedError | None]]]:
+        left: dict[int, list[Task]] = {}
+        for task in tasks:
+            left.setdefault(id(task.op), []).append(task)
+        before, self._ops = self._ops, {}
+        frames, self._frames = self._frames, {}
+        waits: list[SavedWait] = []
+        failed: dict[int, dict[str, SavedError | None]] = {}
+        for tasks in left.values():
+            first = tasks[0]
+            frame = self._frames.get(id(first.frame)) or frames.get(id(first.frame))
+            if frame is None:
+                self._numbered += 1
+                body = _encode(SavedFrame(first.frame.client, without_key(first.frame.opened)))
+                frame = self._numbered, self._write(f"f{self._numbered}", body), first.frame
+            self._frames[id(first.frame)] = frame
+            if first.frame.failed:
+                failed[frame[0]] = {
+                    name: None if error is None else saved_error(error)
+                    for name, error in first.frame.failed.items()
+                }
+            known = before.get(id(first.op))
+            if known is None:
+                self._numbered += 1
+                arrived = wall - (now - first.arrived)
+                body = _encode(SavedOp(frame[0], arrived, first.op))  # type: ignore[arg-type]
+                known = self._numbered, self._write(f"o{self._numbered}", body), first.op
+            self._ops[id(first.op)] = known
+            runs = [run for task in tasks for run in self._run(task, self._generations)]
+            waits.append(SavedWait(known[0], [task.place for task in tasks], runs))
+        for key, (number, size, _) in before.items():
+            if key not in self._ops:
+                self._remove(f"o{number}", size)
+        for key, (number, size, _) in frames.items():
+            if key not in self._frames:
+                self._remove(f"f{number}", size)
+        return waits, failed
+
+    def _tasks(self) -> list[Task]:
+        """Those that are not done, without those on branches that are not saved."""
+        branches, tasks = self._state.branches, self._waiting()
+        if all(branch.persist != "none" for branch in branches.values()):
+            return tasks
+        private = {name for name, branch in branches.items() if branch.persist == "none"}
+        return [task for task in tasks if task.branch not in private]
+
+    @staticmethod
+    def _run(task: Task, generations: Generations) -> Iterator[SavedRun]:
+        generation = generations.of(task)
+        if generation is None:
+            return
+        top = generation.branch.segments.top
+        number = top.saved.number if top is not None and top.saved is not None else 0
+        yield SavedRun(
+            place=task.place,
+            segment=number,
+            seed=generation.sampling.seed,
+            opened=generation.opened,
+            forced=generation.forced,
+            accepted=generation.accepted,
+            logprob=generation.logprob_sum,
+            scored=generation.logprob_count,
+            ttft=generation.ttft,
+        )
+
+    # --- replies ---------------------------------------------------------------------------------
+
+    def _clients(self, tasks: list[Task]) -> list[SavedClient]:
+        due = {(task.frame.client, task.op.id) for task in tasks}
+        clients: list[SavedClient] = []
+        logs = self._publisher.reply_logs
+        for client, log in logs.items():
+            mine = {ident: left for ident, left in log.due.items() if (client, ident) in due}
+            clients.append(SavedClient(client, log.last, mine, self._tools(log.declared)))
+            self._save_replies(client, log)
+        for client in [client for client in self._replies if client not in logs]:
+            for ident, size in self._replies.pop(client).items():
+                self._remove(reply_key(client, ident), size)
+        return clients
+
+    def _declared(self) -> Iterator[Declared]:
+        """The tools that clients have declared; some more than once."""
+        if self._publisher.declared is not None:
+            yield self._publisher.declared
+        for log in self._publisher.reply_logs.values():
+            if log.declared is not None:
+                yield log.declared
+
+    def _tools(self, declared: Declared | None) -> int:
+        """The number of these tools (0: none); those without one get theirs, and are written."""
+        if declared is None or not declared.tools:
+            return 0
+        if declared.saved is None:
+            self._toolsets += 1
+            size = self._write(f"t{self._toolsets}", _encode(declared.tools))
+            declared.saved = Saved(self._toolsets, self._gone_tools, size)
+        return declared.saved.number
+
+    def _save_replies(self, client: str, log: ReplyLog) -> None:
+        saved = self._replies.setdefault(client, {})
+        if log.changed is None:
+            log.changed = set(log.replies)
+        for ident in log.changed:
+            replies = log.replies.get(ident)
+            if replies is not None:
+                body = _encode(replies)
+                saved[ident] = self._write(reply_key(client, ident), body, saved.get(ident, 0))
+            elif ident in saved:
+                self._remove(reply_key(client, ident), saved.pop(ident))
+        log.changed.clear()
+
+
+def _encoding(segment: InputSegment | OutputSegment) -> int:
+    """What it costs to encode a complete segment (see `work`)."""
+    if isinstance(segment, OutputSegment):
+        return SAVED * len(segment.tokens) // ENCODED
+    size = len(segment.text) + 4 * len(segment.tokens)
+    return size // ENCODED + len(segment.messages) * MESSAGE
+
+
+def unsaved(branch: Branch) -> list[Link]:
+    """The branch's segments that have no number yet, in order."""
+    found: list[Link] = []
+    link = branch.segments.top
+    while link is not None and link.saved is None:
+        found.append(link)
+        link = link.before
+    return found[::-1]
+
+
+def reply_key(client: str, ident: int) -> str:
+    """The item with the replies to an op."""
+    return f"r{ident}:{client}"
+
+
+def saved_error(error: RamifyError) -> SavedError:
+    """What `replies.error_of` makes an error of again."""
+    return SavedError(error.code, error.message, error.retry_ms, error.details)
+
+
+def saved_branches(
+    branches: Iterable[Branch], top: Callable[[Branch], int]
+) -> tuple[list[SavedBranch], list[SavedLabel]]:
+    """The branches and the table of their labels. `top(branch)`: the number of its last segment."""
+    places: dict[int, int] = {}
+    labels: list[Label] = []
+
+    def place(label: Label | None) -> int:
+        if label is None:
+            return -1
+        found = places.get(id(label))
+        if found is None:
+            label.ancestor()  # so that dropped ones between are left out
+            found = places[id(label)] = len(labels)
+            labels.append(label)
+        return found
+
+    saved = [
+        SavedBranch(
+            handle=branch.handle & HANDLE,
+            top=top(branch),
+            label=place(branch.label),
+            of=place(branch.of),
+            at=branch.at,
+            own=branch.own,
+            born=branch.born,
+            cuts=branch.cuts,
+            retain_s=branch.retain_s,
+            meta=branch.meta,
+            reason=branch.reason,
+            persist=branch.persist,
+        )
+        for branch in branches
+    ]
+    at = 0
+    table: list[SavedLabel] = []
+    while at < len(labels):  # `place` adds those above
+        label = labels[at]
+        table.append(SavedLabel(label.name, place(label.above), label.gone))
+        at += 1
+    return saved, table
+
+
+def number_of(link: Link | None) -> int:
+    """As the store knows the segment; 0: there is none."""
+    return 0 if link is None or link.saved is None else link.saved.number
+
+
+def rule_of(link: Link) -> Rule | None:
+    """The constraint that the record of the segment names. Of one that is written the op tells it."""
+    segment = link.segment
+    return segment.rule if isinstance(segment, OutputSegment) and segment.ended else None
+
+
+def rule_number(rule: Rule | None) -> int:
+    """As the store knows the constraint; 0: there is none."""
+    return 0 if rule is None or rule.saved is None else rule.saved.number
+
+
+def saved_segment(
+    link: Link,
+    number: Callable[[Link | None], int] = number_of,
+    numbered: Callable[[Rule | None], int] = rule_number,
+) -> SavedInput | SavedOutput:
+    """The record of a segment. `number(link)`: that of another one; `numbered(rule)`: of its
+    constraint; 0: of none.
+    """
+    segment, before = link.segment, number(link.before)
+    if isinstance(segment, InputSegment):
+        return SavedInput(
+            before=before,
+            start=segment.start,
+            tokens=pack(segment.tokens),
+            text=segment.text,
+            raw=None if segment.raw is segment.text else segment.raw,
+            tail=segment.tail.value,
+            role=segment.role,
+            op=segment.op,
+            messages=list(segment.messages),
+            turn=segment.turn,
+            chat=segment.chat,
+            history=_history(link, segment, number),
+        )
+    ended = segment.ended
+    return SavedOutput(
+        before=before,
+        start=segment.start,
+        tokens=pack(segment.tokens),
+        ended=ended,
+        counts=segment.counts if ended else [],
+        sizes=[len(chunk) for chunk in segment.chunks] if ended else [],
+        text=segment.text if ended else "",
+        labels=_labels(segment) if ended else None,
+        logprobs=_logprobs(segment.logprobs),
+        spoken=segment.spoken,
+        mean=segment.mean,
+        op=segment.op,
+        client=segment.client,
+        quiet=segment.quiet,
+        tail=segment.tail.value,
+        role=segment.role,
+        lead=segment.lead,
+        eos_text=segment.eos_text,
+        rule=numbered(rule_of(link)),
+        since=segment.since,
+        complete=segment.complete,
+    )
+
+
+def _history(
+    link: Link, segment: InputSegment, number: Callable[[Link | None], int]
+) -> tuple[int, Any] | None:
+    """The segment whose history comes before its own, and what its own adds."""
+    history = segment.history
+    if history is None:
+        return None
+    if history.before is None:
+        return 0, list(history.messages)
+    at = link.history
+    while at is not None:
+        if at.segment.history is history.before:
+            return number(at), list(history.messages)
+        at = at.history
+    return 0, history.all()
+
+
+def _labels(segment: OutputSegment) -> Any:
+    if segment.labels is None:
+        return None
+    return [list(label) if isinstance(label, tuple) else label for label in segment.labels]
+
+
+def _logprobs(entries: list[TokenLogprob] | None) -> list[TokenLogprobs] | None:
+    if entries is None:
+        return None
+    return [
+        TokenLogprobs(each.logprob, [t for t, _ in each.top], [p for _, p in each.top])
+        for each in entries
+    ]

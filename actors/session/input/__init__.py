@@ -1,0 +1,1 @@
+"""What an append puts on a branch, and the generation prompt: chat templates, roles, earlier calls."""

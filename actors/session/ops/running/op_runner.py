@@ -1,0 +1,468 @@
+"""Runs ops in order: which task is next, how each ends, its reply. Pure.
+
+Tasks come in checked (`intake`), wait in the queues of the branches that they touch (`op_queues`), and
+run (`ops/`) when the session's turn has room for them (`work`). Some end later: a generation, or long
+text that is being tokenized. Each task gets its terminal reply here; then what waited for it runs.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Set
+
+import msgspec
+
+from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.choices import Choices
+from ramify.actors.session.branches.outbox import Made
+from ramify.actors.session.branches.state import SessionState
+from ramify.actors.session.input.branch_writer import BranchWriter
+from ramify.actors.session.limits.work import OP, SOCKET, Steps
+from ramify.actors.session.ops.handler import OpContext
+from ramify.actors.session.ops.registry import HANDLERS
+from ramify.actors.session.output.generations import Generations
+from ramify.actors.session.queues.op_queues import OpQueues
+from ramify.actors.session.queues.races import Races
+from ramify.actors.session.queues.tasks import Task
+from ramify.actors.session.scoring.selects import Selects
+from ramify.actors.session.sockets.publisher import Publisher
+from ramify.actors.session.sockets.replies import (
+    Cancelled,
+    DeadlinePassed,
+    Skipped,
+    bare,
+    error_message,
+)
+from ramify.actors.session.text.detokenizer import Detokenizer
+from ramify.protocol.errors import RamifyError
+from ramify.protocol.wire import Done, Generate, Ok, ServerMessage
+
+REFUSE, CANCEL = 25, 100  # what it costs to cancel an op that waits, or a generation (see `work`)
+
+
+class OpRunner:
+    """The ops of one session. `len`: tasks that wait or run."""
+
+    def __init__(
+        self,
+        state: SessionState,
+        publisher: Publisher,
+        writer: BranchWriter,
+        detokenizer: Detokenizer,
+        random_seed: Callable[[], int],
+    ) -> None:
+        self._state = state
+        self._publisher = publisher
+        self._queues: OpQueues[Task] = OpQueues()
+        self._ready: deque[Task] = deque()  # they were first in their queues, and run in this order
+        self._freed: list[Task] | None = None  # by the op that is under way: they come before the others
+        self._midway = False  # in what an op appends
+        self._queued = 0
+        self._broken: RamifyError | None = None  # the engine; nothing is begun any more
+        self._deadlines: list[tuple[float, int, Task]] = []  # of generations, from their arrival on
+        self._arrivals = 0  # so that equal deadlines are not compared by their tasks
+        self.generations = Generations(
+            state,
+            writer,
+            detokenizer,
+            random_seed=random_seed,
+            on_output=lambda branch: publisher.flush((branch,)),
+            on_done=self._generation_done,
+            on_cut=publisher.cut,
+            on_refused=self.end,
+        )
+        self.selects = Selects(state, writer, self.generations, publisher, on_end=self._selected)
+        self._races = Races(self._queues, state.branches)
+        self._context = OpContext(
+            state, writer, self.generations, self.selects, publisher, self._races.scored
+        )
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def tasks(self) -> list[Task]:
+        """Those that wait or run, in the order in which they came."""
+        return self._queues.on()
+
+    @property
+    def queued(self) -> int:
+        """Bytes held by ops that wait or run."""
+        return self._queued
+
+    @property
+    def due(self) -> bool:
+        """Whether there is something to do: see `more`."""
+        return bool(self._ready) or self._races.due
+
+    @property
+    def inside(self) -> bool:
+        """Whether an op is half done."""
+        return self._freed is not None or self._midway
+
+    @property
+    def busy(self) -> bool:
+        """Whether something runs that keeps a session without sockets alive."""
+        return self.generations.busy or self.selects.busy or bool(self._context.prompts)
+
+    def pause(self, client: str) -> None:
+        """The client is gone: its generations and selections wait until it is back."""
+        self.generations.pause(client)
+        self.selects.pause(client)
+
+    def unpause(self, client: str) -> None:
+        """The client is back."""
+        self.generations.unpause(client)
+        self.selects.unpause(client)
+
+    def expects(self, name: str) -> bool:
+        """Whether a branch has this name, or an op that waits may make one."""
+        return name in self._state.branches or self._queues.behind(name) > 0
+
+    # --- in order --------------------------------------------------------------------------------
+
+    def add(self, task: Task) -> None:
+        """Queue a task; `start` runs it. The first one of an op (`place`) before the others."""
+        self._add(task, self._publisher.now)
+
+    def resume(self, tasks: list[Task], arrived: float) -> None:
+        """Queue tasks of an op that came at `arrived`."""
+        for task in tasks:
+            self._add(task, arrived)
+
+    def _add(self, task: Task, arrived: float) -> None:
+        task.arrived = arrived
+        self._queues.add(task)
+        self._state.expects += task.expects
+        self._races.add(task, task.arrived)
+        if task.deadline_ms is not None:
+            self._watch(task, task.arrived + task.deadline_ms / 1e3)
+        bill = task.bill
+        if bill is not None and not bill.held:  # one for all tasks of the op
+            bill.held = True
+            self._hold(bill.size)
+
+    def _finish(self, task: Task) -> list[Task]:
+        """The task is done; returns those that may start now."""
+        bill = task.bill
+        if bill is not None:
+            bill.left -= 1
+            if not bill.left:
+                self._hold(-bill.size)
+        self._state.expects -= task.expects
+        self._state.changed = True
+        freed = self._queues.finish(task)
+        self._races.finished(task, self._publisher.now)
+        return freed
+
+    def _hold(self, count: int) -> None:
+        self._queued += count
+        self._state.meter.add(count)
+
+    def start(self, tasks: Iterable[Task]) -> None:
+        """Run those of the tasks that are first in their queues, in the next `steps`."""
+        if self._freed is not None:
+            self._freed.extend(tasks)
+        else:
+            self._ready.extend(tasks)
+
+    def more(self) -> Steps[None]:
+        """What is to be done next."""
+        return self.steps() if self._ready else self._judge()
+
+    def steps(self) -> Steps[None]:
+        """Run what is ready, then what this frees. Each op says first what it costs."""
+        ready = self._ready
+        while ready:
+            task = ready.popleft()
+            yield self._cost(task)
+            if not self._queues.may_start(task) or self._needs_prompt(task):
+                continue
+            self._queues.start(task)
+            self._freed = []
+            try:
+                reply = self._run(task)
+                if isinstance(reply, Generator):
+                    reply = yield from reply
+            except RamifyError as error:
+                self._fail(task, error)
+                self._freed += self._finish(task)
+            else:
+                if reply is not None:
+                    self._ran(task, reply)
+            freed, self._freed = self._freed, None
+            ready.extendleft(reversed(freed))
+
+    def _ran(self, task: Task, reply: Ok) -> None:
+        if not task.kind.silent:
+            self._complete(task, reply)
+        else:
+            self._publisher.announce(task, reply)
+        assert self._freed is not None
+        self._freed += self._finish(task)
+        if not self._followed(task):
+            self._prefill(task)
+
+    def _cost(self, task: Task) -> int:
+        names = len(task.touched) * (4 if self._races else 1)
+        cost = OP + names + SOCKET * len(self._publisher.subscribers)
+        handler = HANDLERS[type(task.op)]
+        return cost + handler.cost(self._context, task.op, task)
+
+    def _needs_prompt(self, task: Task) -> bool:
+        """Whether it is not begun yet, because a long prompt of it is being rendered."""
+        failed = task.frame.failed
+        skipped = bool(failed) and any(name in failed for name in task.touched)
+        return self._broken is None and not skipped and self._context.prompts.hold(task)
+
+    def _run(self, task: Task) -> Ok | Steps[Ok | None] | None:
+        if task.frame.failed:
+            self._check_earlier(task)
+        if self._broken is not None:
+            raise self._broken
+        return HANDLERS[type(task.op)].run(self._context, task.op, task)
+
+    def _check_earlier(self, task: Task) -> None:
+        """Raises what becomes of the task where an op before it in its frame failed on its branches."""
+        failed = [n for n in task.touched if n in task.frame.failed and n not in task.spared]
+        if not failed:
+            return
+        cause = task.frame.failed[failed[0]]
+        if cause is not None and task.kind.generates:  # of the spawn that was to make its branch
+            raise cause
+        raise Skipped(
+            f"an earlier op of this frame failed on branch {failed[0]!r}",
+            details={"branch": failed[0]},
+        )
+
+    def _followed(self, task: Task) -> bool:
+        """Whether an op waits behind `task`, which has just finished."""
+        return any(map(self._queues.behind, task.touched))
+
+    def _prefill(self, task: Task) -> None:
+        """Compute ahead what `task` has added, since no op waits for it."""
+        branch = self._branch(task.branch) if task.kind.adds else None
+        if branch is not None:
+            self.generations.prefill(branch, self._publisher.now)
+
+    # --- what ends later -------------------------------------------------------------------------
+
+    def encoded(self, ticket: int, prepared: Made | None, failure: BaseException | None) -> Steps[None]:
+        """Long text was tokenized (or could not be), for all branches that the op waits on."""
+        held = self._context.prompts.encoded(ticket, prepared, failure)
+        if held is not None:
+            self.start(held)
+            return
+        assert not isinstance(prepared, str)
+        if self.selects.encoded(ticket, prepared, failure):
+            return
+        assert not isinstance(prepared, Choices)
+        for cost, apply in self._context.texts.encoded(ticket, prepared, failure):
+            yield OP + cost
+            task, end = apply()
+            if isinstance(end, Generator):
+                self._midway = True
+                try:
+                    end = yield from end
+                except RamifyError as error:
+                    end = bare(error)
+                finally:
+                    self._midway = False
+            if end is not None:  # else what is appended is scored first
+                self.end(task, end)
+            yield from self.steps()
+
+    def end(
+        self, task: Task, end: Ok | Done | RamifyError, *, again: ServerMessage | None = None
+    ) -> None:
+        """A task that was running has its reply, or could not be done. `again`: see `_complete`."""
+        if isinstance(end, RamifyError):
+            self._fail(task, end)
+            self.start(self._finish(task))
+            return
+        self._complete(task, end, again=again)
+        freed = self._finish(task)
+        followed = self._followed(task)
+        self.start(freed)
+        if not followed:
+            self._prefill(task)
+
+    def _generation_done(self, task: Task, done: Done, text: str) -> None:
+        if done.reason == "error":
+            for name in task.touched:
+                task.frame.failed[name] = None
+        op = task.op
+        if isinstance(op, Generate) and op.hidden:
+            self.end(task, done)
+        else:  # a client that was away may find the branch dropped: the repeated reply has the text
+            self.end(task, done, again=msgspec.structs.replace(done, text=text))
+
+    def _selected(self, task: Task, end: Ok | Done | RamifyError) -> None:
+        self.end(task, end)
+
+    # --- ahead of their turn ---------------------------------------------------------------------
+
+    def cancel(self, client: str, ids: Set[int]) -> Steps[list[Task]]:
+        """Those ops of the client. Returns the tasks that this ended or will end."""
+        return self._cancel(
+            [task for task in self._queues.on() if task.frame.client == client and task.op.id in ids]
+        )
+
+    def cancel_generations(self, branches: Set[str] | None) -> Steps[list[Task]]:
+        """Those that run or wait on the branches, None: on all. See `cancel`."""
+        tasks = [
+            task
+            for task in self._queues.on(branches)
+            if task.kind.generates
+            or (task.kind.silent and (branches is None or task.branch in branches))
+        ]
+        spawned = {id(task.op) for task in tasks if task.kind.silent}
+        if spawned:  # the generations of a fork that will not be made
+            taken = set(map(id, tasks))
+            tasks += [t for t in self._queues.on() if id(t.op) in spawned and id(t) not in taken]
+        return self._cancel(tasks)
+
+    def cancel_generations_of(self, client: str) -> None:
+        """Cancel the generations of a client that has gone."""
+        mine = [task for task in self._queues.on() if task.frame.client == client]
+        for _ in self._cancel([task for task in mine if task.kind.generates or task.kind.silent]):
+            pass
+
+    def cancel_subtree(self, branches: Set[str] | None) -> Steps[list[Task]]:
+        """All ops that wait or run on these branches or their descendants, None: on all.
+
+        But `drop`s, which clean up. What else waits for an op that is cancelled is skipped.
+        """
+        known = self._state.branches
+        roots = [known[name] for name in branches or () if name in known]
+        below = self._state.below(roots) if branches is not None else [*known.values()]
+        inside = {branch.name for branch in below} | set(branches or ())
+        tasks: list[Task] = []
+        for task in self._queues.on():
+            makes = task.kind.forks
+            where = [task.branch] if makes else task.touched
+            if not task.kind.cleans and (branches is None or not inside.isdisjoint(where)):
+                tasks.append(task)
+                inside.update(task.children if makes else ())
+        for branch in below:
+            self.generations.cancel_prefill(branch)
+        return self._cancel(tasks, within=inside if branches is not None else None)
+
+    def _judge(self) -> Steps[None]:
+        """Stop the losers of each prune whose winners are known now.
+
+        Called when nothing is ready any more, so that ties do not depend on the order of messages.
+        """
+        for losers, late in self._races.losing():
+            yield from self._cancel(late, within=losers)
+
+    def _cancel(self, tasks: list[Task], *, within: Set[str] | None = None) -> Steps[list[Task]]:
+        """Answer tasks that wait, then stop generations that run.
+
+        In this order: a generation that is not submitted yet ends at once, and what is behind it
+        starts. `within`: the branches on which all is cancelled; ops on other branches that wait for one
+        of the tasks are skipped.
+        """
+        running = [task for task in tasks if self._queues.running(task)]
+        done: list[Task] = []
+        freed: list[Task] = []
+        for task in tasks:
+            if self._queues.running(task):
+                continue
+            yield REFUSE + len(task.touched)
+            if task not in self._queues:
+                continue
+            freed += self._finish(task)
+            done.append(task)
+            if within is not None:
+                task.frame.failed.update((name, None) for name in task.touched if name not in within)
+            if not task.kind.silent:
+                self._refuse(task, Cancelled("cancelled before it ran"))
+        for task in running:
+            yield CANCEL
+            now = self._publisher.now
+            if self.generations.cancel(task, now) or self.selects.cancel(task):
+                done.append(task)
+        self.start(freed)
+        return done
+
+    # --- deadlines -------------------------------------------------------------------------------
+
+    def _watch(self, task: Task, deadline: float) -> None:
+        if len(self._deadlines) > 64 + 2 * len(self._queues):  # most of them ended long before
+            self._deadlines = [entry for entry in self._deadlines if entry[2] in self._queues]
+            heapq.heapify(self._deadlines)
+        self._arrivals += 1
+        heapq.heappush(self._deadlines, (deadline, self._arrivals, task))
+        self._state.out.wake(deadline)
+
+    def expire(self) -> None:
+        """End generations that wait and are past their deadline; asks to be called for the next one.
+
+        One that the scheduler has is ended by the scheduler.
+        """
+        now, late = self._publisher.now, self._deadlines
+        running: list[Task] = []
+        waiting: list[Task] = []
+        while late and (late[0][0] <= now or late[0][2] not in self._queues):
+            task = heapq.heappop(late)[2]
+            if task in self._queues:
+                (running if self._queues.running(task) else waiting).append(task)
+        if late:
+            self._state.out.wake(late[0][0])
+        spawns = {id(task.op) for task in waiting}
+        if spawns:  # else all that waits would be looked at, at each tick
+            waiting += [t for t in self._queues.on() if t.kind.silent and id(t.op) in spawns]
+        freed: list[Task] = []
+        for task in waiting:
+            freed += self._finish(task)
+            if not task.kind.silent:
+                self._fail(task, DeadlinePassed("the deadline passed before the generation could begin"))
+        for task in running:  # now: what is not submitted ends at once, and what is behind it starts
+            if not self.selects.expire(task):
+                self.generations.expire(task, now)
+        self.start(freed)
+
+    def change_core(self, now: float) -> None:
+        """Another engine has the branches now: what runs goes on there."""
+        self.selects.change_core()  # first: a generation that ends now may begin another one
+        self.generations.change_core(now)
+
+    def refuse(self, error: RamifyError) -> None:
+        """The engine is broken: every task that would run now fails with `error`."""
+        self._broken = error
+
+    def fail(self, error: RamifyError) -> None:
+        """After `refuse`: tasks that run end with `error`; those that wait fail or are skipped."""
+        self.generations.fail(error, self._publisher.now)
+        self.selects.fail(error)
+        for task in self._context.texts.waiting():
+            self.end(task, error)
+        self.start(self._context.prompts.give_up())
+
+    # --- terminal replies ------------------------------------------------------------------------
+
+    def _complete(self, task: Task, reply: Ok | Done, *, again: ServerMessage | None = None) -> None:
+        """`again`: what is sent instead of `reply` if it has to be sent once more."""
+        branches = self._state.branches
+        branch = branches.get(reply.branch or "")
+        children = [branches[name] for name in task.children]
+        self._publisher.reply(
+            task.frame.client, task.op.id, reply, branch, again=again, children=children
+        )
+        self._publisher.announce(task, reply)
+
+    def _fail(self, task: Task, error: RamifyError) -> None:
+        bare(error)  # it may be kept, and raised again
+        failed = task.frame.failed
+        if task.kind.silent:  # the generations report it
+            failed.update(dict.fromkeys(task.children, error))
+            return
+        failed.update(dict.fromkeys(task.touched))  # reported now: what follows is skipped
+        self._refuse(task, error)
+
+    def _refuse(self, task: Task, error: RamifyError) -> None:
+        ident = task.op.id
+        message = error_message(error, ident=ident, branch=task.branch)
+        self._publisher.reply(task.frame.client, ident, message, self._branch(task.branch))
+
+    def _branch(self, name: str | None) -> Branch | None:
+        return self._state.branches.get(name or "")

@@ -1,0 +1,1 @@
+"""Generations: submitted, held to constraints, streamed, ended."""

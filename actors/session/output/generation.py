@@ -1,0 +1,229 @@
+"""One generation of a session: its parameters, its output so far, its end.
+
+Pure: tokens go in, released text and the decision to stop come out. The scheduler knows it as one
+request, or as several in turn when it is paused.
+"""
+
+from collections.abc import Sequence
+
+from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.segments import OutputSegment
+from ramify.actors.session.limits.meter import LOGPROB
+from ramify.actors.session.output.constraints import Held
+from ramify.actors.session.text.detokenizer import OutputText
+from ramify.protocol.errors import RamifyError
+from ramify.protocol.messages import Finished
+from ramify.protocol.sampling import SamplingParams, TokenLogprobs
+from ramify.protocol.saved import SavedRun
+from ramify.protocol.wire import Generate, Hit, TokenLogprob, Usage
+
+
+class GenerationState:
+    """State of one `generate` on one branch."""
+
+    __slots__ = (
+        "_counted",
+        "_scheduled",
+        "_stops",
+        "accepted",
+        "arrived",
+        "before",
+        "began",
+        "branch",
+        "cancelled",
+        "chat",
+        "compiling",
+        "deadline",
+        "exhausted",
+        "expired",
+        "first",
+        "first_token",
+        "forced",
+        "held",
+        "logprob_count",
+        "logprob_sum",
+        "max_tokens",
+        "notes",
+        "op",
+        "opened",
+        "pausing",
+        "refusal",
+        "request",
+        "resumed",
+        "sampling",
+        "segment",
+        "stop_token",
+        "stop_token_ids",
+        "stopping",
+        "text",
+    )
+
+    def __init__(
+        self,
+        op: Generate,
+        branch: Branch,
+        segment: OutputSegment,
+        text: OutputText,
+        *,
+        sampling: SamplingParams,
+        stop_token_ids: list[int],
+        max_tokens: int,
+        deadline: float | None,
+        chat: bool,
+        now: float,
+        opened: int | None = None,
+    ) -> None:
+        self.op = op
+        self.branch = branch
+        self.segment = segment
+        self.text = text
+        self.sampling = sampling
+        self.stop_token_ids = stop_token_ids
+        self._stops = frozenset(stop_token_ids)
+        self.max_tokens = max_tokens
+        self.deadline = deadline
+        self.chat = chat
+        self.opened = opened  # where what it was made to begin with stands, if anything
+        self.arrived = now
+        self.began = now  # later than it arrived, where an earlier server had begun it
+        self.resumed = False  # and its first tokens came from there
+        self.request = 0
+        self.before = 0  # output tokens of earlier requests (a pause)
+        self.stopping = False  # a stop string matched: the request is being cut there
+        self.stop_token: int | None = None  # sampled: the last token of the segment, never text
+        self.pausing = False  # its client went away with `detach: pause`
+        self.cancelled = False
+        self.expired = False  # its deadline has passed
+        self.exhausted = False  # the session has no more memory: it is being cut here
+        self.first: Finished | None = None  # of the first request: prompt, cached, computed
+        self._scheduled = False  # `first_token` is the scheduler's time, not that of its message
+        self.first_token = 0.0  # when it came; 0: it has not, or nobody knows
+        self.held: Held | None = None  # what it has to be
+        self.compiling = False  # its request waits for its constraint
+        self.notes: list[str] = []  # on its constraint
+        self.accepted = 0  # drafts; the end of a request says exactly what `Progress` told till then
+        self.forced = 0  # tokens that the constraint left no choice for
+        self._counted = 0, 0  # both, of the requests before this one
+        self.refusal: RamifyError | None = None  # why its constraint cannot be had
+        self.logprob_sum = 0.0
+        self.logprob_count = 0
+
+    @property
+    def decided(self) -> bool:
+        """Whether its output is complete: how it ended does not change any more."""
+        return self.stopping or self.stop_token is not None
+
+    @property
+    def ending(self) -> bool:
+        """Whether the session has decided its end and waits for the scheduler to confirm it."""
+        return self.decided or self.cancelled or self.exhausted
+
+    @property
+    def counting(self) -> bool:
+        """Whether more of it changes with its tokens: counts that a `SavedRun` has."""
+        return bool(self.accepted or self.forced or self.logprob_count)
+
+    @property
+    def remaining(self) -> int:
+        return self.max_tokens - len(self.segment.tokens)
+
+    def push(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> bool:
+        """New tokens in order. True if a stop string was completed by them.
+
+        After a stop, tokens that were under way are ignored. A stop token ends the output here,
+        when it is seen: its request's end may be told much later, and must not be waited for.
+        It becomes the last token of the segment, without text and without a mark.
+        """
+        if self.stopping or self.stop_token is not None:  # `decided`, which is asked for each token
+            return False
+        segment = self.segment
+        if not self._stops.isdisjoint(tokens):
+            at = next(i for i, token in enumerate(tokens) if token in self._stops)
+            self.stop_token, tokens, logprobs = tokens[at], tokens[:at], logprobs[:at]
+        segment.tokens.extend(tokens)
+        if logprobs:
+            self._add_logprobs(tokens, logprobs)
+        released = self.text.push(tokens) if tokens else None
+        if released is not None:
+            segment.release(released.count, released.text)
+        if self.text.stopped is not None:
+            self.stopping, self.stop_token = True, None
+            return True
+        if self.stop_token is not None:
+            segment.tokens.append(self.stop_token)
+        return False
+
+    def _add_logprobs(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> None:
+        shown = self.op.logprobs > 0  # else only their mean is wanted
+        if shown and self.segment.logprobs is None:
+            self.segment.logprobs = []
+        for token, entry in zip(tokens, logprobs, strict=True):
+            if entry is None:
+                raise ValueError(f"request {self.request} asked for log-probabilities and got none")
+            self.logprob_sum += entry.logprob
+            self.logprob_count += 1
+            if shown and self.segment.logprobs is not None:
+                self.segment.grow(LOGPROB * (1 + len(entry.top_ids)))
+                top = list(zip(entry.top_ids, entry.top_logprobs, strict=True))
+                self.segment.logprobs.append(TokenLogprob(token=token, logprob=entry.logprob, top=top))
+
+    def keep(self, count: int) -> None:
+        """Cut the output to its first `count` tokens."""
+        del self.segment.tokens[count:]
+        if self.segment.logprobs is not None:
+            del self.segment.logprobs[count:]
+
+    def usage(self, finished: Finished, output: int) -> Usage:
+        """What it cost. Times run from the op's arrival; `cached` is what the first request found.
+
+        Of an answer that an earlier server or replica began, the time to the first token is what it was
+        there, and the queue is that of the last one.
+        """
+        first = self.first or finished
+        started = first.started or finished.ended
+        prompt = min(first.prompt, self.segment.start)  # an earlier one may have made a part of the rest
+        cached = min(first.cached, prompt)
+        return Usage(
+            prompt=prompt,
+            cached=cached,
+            computed=min(first.computed, prompt - cached),
+            output=output,
+            forced=min(self.forced, output),
+            hit=Hit(gpu=cached),
+            queue_ms=round(max(0.0, started - self.began) * 1e3, 3),
+            ttft_ms=None if (ttft := self.ttft) is None else round(ttft * 1e3, 3),
+            total_ms=round((finished.ended - self.arrived) * 1e3, 3),
+            accepted=min(self.accepted, output),
+        )
+
+    def note(self, finished: Finished) -> None:
+        """Remember the first request's figures across a pause, and what adds up."""
+        accepted, forced = self._counted
+        self.accepted, self.forced = accepted + finished.accepted, forced + finished.forced
+        self._counted = self.accepted, self.forced
+        if self.first is None or not self.first.computed:  # paused before it ran
+            self.first = finished
+        if not self.resumed and finished.first_token and not self._scheduled:
+            self._scheduled = True
+            self.first_token = finished.first_token
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from the op's arrival to its first token, if it has one."""
+        return self.first_token - self.arrived if self.first_token else None
+
+    def move(self, now: float) -> None:
+        """Another engine goes on with it; the one before it tells no times any more."""
+        self.began = now
+        self._counted = self.accepted, self.forced
+        if self.first_token:
+            self._scheduled = True
+
+    def resume(self, now: float, run: SavedRun) -> None:
+        """An earlier server has begun it, and had its first token."""
+        self.resumed, self.began = True, now
+        if run.ttft is not None:
+            self.first_token = self.arrived + run.ttft
+        self.forced, self.accepted = run.forced, run.accepted
+        self._counted = self.accepted, self.forced
+        self.logprob_sum, self.logprob_count = run.logprob, run.scored

@@ -1,0 +1,692 @@
+"""The generations of one session: submitted, streamed, stopped, paused, ended. Pure.
+
+A generation is one request to the scheduler (several in turn when it is paused). At most
+`limits.running` are submitted at once; the rest wait here in order. The request of a generation under a
+constraint goes by way of the grammar actor: it names the request, and is submitted when it has
+answered. Appended tokens that no generation waits for are computed ahead of time by a request without
+output (a *prefill*).
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import msgspec
+
+from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.rules import Rule
+from ramify.actors.session.branches.segments import OutputSegment, Tail
+from ramify.actors.session.branches.state import SAVED, SessionState
+from ramify.actors.session.calls.reader import Place, Reader
+from ramify.actors.session.input.branch_writer import BranchWriter
+from ramify.actors.session.limits.meter import LOGPROB, SEGMENT
+from ramify.actors.session.limits.sizes import json_bytes
+from ramify.actors.session.output.constraints import Constraints, Held
+from ramify.actors.session.output.generation import GenerationState
+from ramify.actors.session.queues.tasks import Resumed, Task
+from ramify.actors.session.text.detokenizer import Detokenizer
+from ramify.protocol.constraints import ConstraintSpec
+from ramify.protocol.errors import (
+    BadRequest,
+    ConstraintError,
+    LimitExceeded,
+    Overloaded,
+    RamifyError,
+    TooLong,
+    Unsupported,
+)
+from ramify.protocol.messages import (
+    Abandon,
+    Cancel,
+    Compile,
+    Compiled,
+    Finished,
+    NotCompiled,
+    Progress,
+    Submit,
+)
+from ramify.protocol.plan import unpack
+from ramify.protocol.sampling import SamplingParams
+from ramify.protocol.saved import SavedRule
+from ramify.protocol.wire import Done, Generate
+
+PREFILL_PRIORITY = -8
+FULL = "the session holds more than it may: drop branches or roll back, then generate on"
+RETRY_MS = 1000  # when a full queue may be tried again
+CLOSE = 60  # what it costs to end a generation (see `work`)
+CHUNKS, SEGMENTS = 5, 4  # that are read in a microsecond
+log = logging.getLogger(__name__)
+
+EndedHere = Literal["cancelled", "deadline", "stop", "length"]
+
+# Generations that wait, in order, by id() of their task: any of them may be cancelled.
+_Queue = OrderedDict[int, tuple[GenerationState, Task]]
+
+
+class Generations:
+    """See the module's top.
+
+    `on_output(branch)`: text was released; `on_done(task, done, text)`: a generation ended;
+    `on_cut(branch, to)`: the branch was moved back.
+    """
+
+    def __init__(
+        self,
+        state: SessionState,
+        writer: BranchWriter,
+        detokenizer: Detokenizer,
+        *,
+        random_seed: Callable[[], int],
+        on_output: Callable[[Branch], None],
+        on_done: Callable[[Task, Done, str], None],
+        on_cut: Callable[[Branch, int], None],
+        on_refused: Callable[[Task, RamifyError], None],
+    ) -> None:
+        self._state = state
+        self._writer = writer
+        self._detokenizer = detokenizer
+        self._constraints = Constraints(writer.speech, writer.tokenizer)
+        self._random_seed = random_seed
+        self._on_output = on_output
+        self._on_done = on_done
+        self._on_cut = on_cut
+        self._on_refused = on_refused
+        self._by_request: dict[int, tuple[GenerationState, Task]] = {}
+        self._by_task: dict[int, GenerationState] = {}
+        self._ready: _Queue = OrderedDict()
+        self._paused: dict[str, _Queue] = {}  # by client
+        self._prefills: dict[int, Branch] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is submitted or waits to be."""
+        return bool(self._by_request or self._ready)
+
+    def running_segment(self, branch: Branch) -> OutputSegment | None:
+        """The segment that a generation on `branch` is writing, if there is one."""
+        last = branch.segments[-1] if branch.segments else None
+        return last if isinstance(last, OutputSegment) and not last.ended else None
+
+    @property
+    def begun(self) -> Iterable[GenerationState]:
+        """Those that have begun and not ended."""
+        return self._by_task.values()
+
+    def of(self, task: Task) -> GenerationState | None:
+        """The generation of `task`, if it has begun and not ended."""
+        return self._by_task.get(id(task))
+
+    # --- start -----------------------------------------------------------------------------
+
+    def start(self, task: Task, branch: Branch, now: float, *, scored: bool) -> None:
+        """Begin the generation of `task`. Raises RamifyError, and then nothing has changed.
+
+        `scored`: an op wants its mean log-probability.
+        """
+        op = task.op
+        assert isinstance(op, Generate)
+        chat = branch.tail is not Tail.RAW
+        self._check(branch)
+        self._writer.check_stops(op.stop_token_ids)
+        self._state.meter.require(SEGMENT)
+        begun_output = self._continued(branch, op)
+        speech, tools = self._writer.speech, task.frame.tools
+        begun = branch.tail is Tail.OPEN
+        opening = speech.opening(op.tool_choice, tools, chat=chat, begun=begun)
+        opened = self._writer.open_turn(branch, task.frame.opened, opening, known=task.frame.prompts)
+        position = branch.position
+        segment = OutputSegment(position, op=op.id, client=task.frame.client)
+        segment.quiet = op.quiet or op.hidden
+        segment.charge(self._state.meter, SEGMENT)
+        reading = speech.labels(branch, op.tool_choice, tools)
+        if reading is not None:
+            segment.read(reading)
+        if not chat:
+            segment.tail, segment.role = Tail.RAW, None
+        generation = GenerationState(
+            op,
+            branch,
+            segment,
+            self._detokenizer.stream(task.frame.stops(op)),
+            sampling=self._sampling(op, task.index, scored),
+            stop_token_ids=self._stop_ids(op),
+            max_tokens=min(op.max_tokens, self._state.context - position),
+            deadline=task.arrived + op.deadline_ms / 1e3 if op.deadline_ms is not None else None,
+            chat=chat,
+            now=task.arrived,
+            opened=opened,
+        )
+        place = reading.reader.place if reading is not None else Place("answer", "")
+        if begun_output is not None:
+            generation.held = Held("constraint", place, "")
+            segment.rule, segment.since = begun_output.rule, begun_output.since
+        else:
+            generation.held = self._constraints.held(op, tools, place, opening, chat=chat)
+            segment.rule = self._rule(generation.held, task, op)
+        if op.ignore_eos and tools and op.tool_choice != "none":
+            generation.notes = ["with `ignore_eos`, calls are not held to the tools' schemas"]
+        branch.segments.append(segment)
+        self._by_task[id(task)] = generation
+        if task.resumed is not None and self._resume(generation, task, task.resumed, now):
+            return
+        away = self._paused.get(task.frame.client)
+        (self._ready if away is None else away)[id(task)] = generation, task
+        self.submit_ready()
+
+    def _resume(self, generation: GenerationState, task: Task, resumed: Resumed, now: float) -> bool:
+        """Go on where an earlier server was. True if it had come to its end, which is told now.
+
+        Where the output would begin elsewhere (another template), it is made anew.
+        """
+        run, before, segment = resumed.run, resumed.segment, generation.segment
+        generation.sampling = msgspec.structs.replace(generation.sampling, seed=run.seed)
+        if before.start != segment.start or not before.tokens:
+            return False
+        self._state.extend_handle(generation.branch, before.tokens)
+        for token in before.tokens:  # one by one: its marks are those that were, or more
+            generation.push([token], ())
+        segment.logprobs = before.logprobs
+        if before.logprobs is not None:
+            segment.grow(LOGPROB * sum(1 + len(each.top) for each in before.logprobs))
+        generation.resume(now, run)
+        if not generation.decided and generation.remaining > 0:
+            return False
+        reason: EndedHere = "stop" if generation.decided else "length"
+        self._close(generation, task, _ended_here(generation, now, reason=reason))
+        return True
+
+    def _continued(self, branch: Branch, op: Generate) -> OutputSegment | None:
+        """The constrained output that `op` goes on with, if it does. Raises BadRequest."""
+        begun, wanted = branch.unfinished, op.constraint
+        if wanted is None:  # what does not go with a constraint asks for free text
+            return None if op.ignore_eos or op.tool_choice not in ("auto", "none") else begun
+        if wanted.continue_ and begun is None:
+            raise BadRequest(
+                f"branch {branch.name!r} does not end inside a constrained output that could go on: "
+                "name the constraint",
+                details={"field": "constraint.continue"},
+            )
+        return begun if wanted.continue_ else None
+
+    def _rule(self, held: Held | None, task: Task, op: Generate) -> Rule | None:
+        """The client's constraint, which an output begins under, made once for all branches of `op`."""
+        if held is None or op.constraint is None or held.by != "constraint":
+            return None
+        rules, key = task.frame.rules, (op.id, held)
+        rule = rules.get(key)
+        if rule is None:
+            spec = self._constraints.spec(held, op, task.frame.tools)
+            assert spec is not None
+            rule = rules[key] = self._state.rule(SavedRule(spec, op.constraint.after_thought))
+        return rule
+
+    def _check(self, branch: Branch) -> None:
+        position = branch.position
+        if position >= self._state.context:
+            raise TooLong(
+                f"branch {branch.name!r} fills the context of {self._state.context} tokens: roll back "
+                "or fork from an earlier position",
+                details={"max": self._state.context, "position": position},
+            )
+        if position == 0:
+            raise BadRequest(f"branch {branch.name!r} is empty: append something before `generate`")
+
+    def submit_ready(self) -> None:
+        """Submit waiting generations as far as the session's limit allows."""
+        while self._ready and len(self._by_request) < self._state.limits.running:
+            _, (generation, task) = self._ready.popitem(last=False)
+            self._submit(generation, task)
+
+    def _submit(self, generation: GenerationState, task: Task) -> None:
+        generation.request = self._state.next_id()
+        generation.before = len(generation.segment.tokens)
+        self._by_request[generation.request] = (generation, task)
+        held = generation.held
+        rule = generation.segment.rule
+        spec: ConstraintSpec | None = None
+        if rule is not None:
+            spec = rule.what.spec
+        elif held is not None:
+            spec = self._constraints.spec(held, generation.op, task.frame.tools)
+        if held is None or spec is None:
+            self._tell_scheduler(generation)
+            return
+        generation.compiling = True
+        self._state.out.grammar.append(Compile(generation.request, spec, self._state.owner))
+
+    def _tell_scheduler(self, generation: GenerationState, constraint: int = 0) -> None:
+        self._state.out.scheduler.append(
+            Submit(
+                request=generation.request,
+                branch=generation.branch.handle,
+                prompt=generation.branch.position,
+                max_tokens=generation.remaining,
+                sampling=generation.sampling,
+                stop_token_ids=generation.stop_token_ids,
+                priority=generation.op.priority,
+                deadline=generation.deadline,
+                arrived=generation.arrived,
+                sampled=generation.before,
+                owner=self._state.owner,
+                expects=self._state.expects,
+                constraint=constraint,
+                obeyed=generation.before + generation.segment.start - generation.segment.since,
+            )
+        )
+
+    def compiled(self, message: Compiled) -> None:
+        """The constraint of a request is ready."""
+        entry = self._by_request.get(message.request)
+        if entry is None:
+            return
+        generation = entry[0]
+        generation.compiling, generation.notes = False, message.notes
+        self._tell_scheduler(generation, message.constraint)
+
+    def not_compiled(self, message: NotCompiled, now: float) -> None:
+        """A request has no constraint to run under. Call `submit_ready` afterwards."""
+        entry = self._by_request.pop(message.request, None)
+        if entry is None:
+            return
+        generation, task = entry
+        if generation.held is not None and not generation.held.refuses(message.code):
+            self._by_request[message.request] = entry
+            generation.compiling = False
+            generation.notes = [f"calls are not held to the tools' schemas: {message.message}"]
+            self._tell_scheduler(generation)
+            return
+        generation.compiling, generation.refusal = False, refused_constraint(message)
+        self._close(generation, task, _ended_here(generation, now, generation.refusal))
+
+    def _take_from_grammar(self, generation: GenerationState) -> None:
+        """Its request does not wait for its constraint any more."""
+        if generation.compiling:
+            generation.compiling = False
+            del self._by_request[generation.request]
+            self._state.out.grammar.append(Abandon(generation.request))
+
+    def _sampling(self, op: Generate, index: int, scored: bool) -> SamplingParams:
+        given = self._writer.tokenizer.generation_defaults
+        seed = op.seed if op.seed is not None else self._random_seed()
+        return SamplingParams(
+            temperature=_either(op.temperature, given.temperature),
+            top_k=_either(op.top_k, given.top_k),
+            top_p=_either(op.top_p, given.top_p),
+            min_p=_either(op.min_p, given.min_p),
+            frequency_penalty=op.frequency_penalty,
+            presence_penalty=op.presence_penalty,
+            repetition_penalty=_either(op.repetition_penalty, given.repetition_penalty),
+            seed=(seed + index) % 2**63,  # branches of one op differ
+            logprobs=max(op.logprobs, int(scored)),
+        )
+
+    def _stop_ids(self, op: Generate) -> list[int]:
+        eos = () if op.ignore_eos else self._writer.tokenizer.eos_ids
+        return sorted({*op.stop_token_ids, *eos})
+
+    # --- prefill ahead of time -----------------------------------------------------------------
+
+    def prefill(self, branch: Branch, now: float) -> None:
+        """Compute what was appended before a generation asks for it."""
+        if branch.position == 0 or branch.position >= self._state.context:
+            return
+        self.cancel_prefill(branch)
+        branch.prefill = self._state.next_id()
+        self._prefills[branch.prefill] = branch
+        self._state.out.scheduler.append(
+            Submit(
+                request=branch.prefill,
+                branch=branch.handle,
+                prompt=branch.position,
+                max_tokens=0,
+                sampling=SamplingParams(),
+                priority=PREFILL_PRIORITY,
+                arrived=now,
+                owner=self._state.owner,
+                expects=self._state.expects,
+            )
+        )
+
+    def cancel_prefill(self, branch: Branch) -> None:
+        """Stop computing ahead: the branch is about to change under it."""
+        if branch.prefill is not None:
+            self._state.out.scheduler.append(Cancel(branch.prefill))
+            branch.prefill = None
+
+    # --- while it runs ---------------------------------------------------------------------
+
+    def progress(self, item: Progress, now: float) -> Branch | None:
+        """New tokens of a request: the branch that has grown, if the request still is."""
+        entry = self._by_request.get(item.request)
+        if entry is None:
+            return None
+        generation = entry[0]
+        if not generation.first_token and not generation.resumed:
+            generation.first_token = now
+        generation.forced += item.forced
+        generation.accepted += item.accepted
+        if generation.push(unpack(item.tokens), item.logprobs):
+            assert generation.text.stopped is not None
+            keep = generation.text.stopped.keep_tokens - generation.before
+            self._state.out.scheduler.append(Cancel(item.request, keep=max(0, keep), reason="stop"))
+        elif self._state.meter.full and not generation.ending:
+            generation.exhausted = True
+            self._state.out.scheduler.append(Cancel(item.request))
+        return generation.branch
+
+    def cancel(self, task: Task, now: float) -> bool:
+        """Stop the generation of `task`; its `done` follows. False if it has none."""
+        generation = self._by_task.get(id(task))
+        if generation is None or generation.cancelled:
+            return False
+        generation.cancelled = True
+        self._take_from_grammar(generation)
+        if generation.request in self._by_request:
+            self._state.out.scheduler.append(Cancel(generation.request))
+        else:
+            self._end_waiting(generation, task, _ended_here(generation, now))
+        return True
+
+    def expire(self, task: Task, now: float) -> None:
+        """The deadline of `task` has passed. End it here if the scheduler does not have it."""
+        generation = self._by_task.get(id(task))
+        if generation is None:
+            return
+        generation.expired = True  # should the scheduler just be pausing it
+        self._take_from_grammar(generation)
+        if generation.request not in self._by_request:
+            self._end_waiting(generation, task, _ended_here(generation, now, reason="deadline"))
+
+    def _end_waiting(self, generation: GenerationState, task: Task, finished: Finished) -> None:
+        for queue in (self._ready, *self._paused.values()):
+            queue.pop(id(task), None)
+        self._close(generation, task, finished)
+
+    def pause(self, client: str) -> None:
+        """The client is gone and asked for a pause: its generations stop, and go on when it is back."""
+        away = self._paused.setdefault(client, OrderedDict())
+        for generation, task in list(self._by_request.values()):
+            if task.frame.client != client:
+                continue
+            if generation.compiling:
+                self._take_from_grammar(generation)
+                away[id(task)] = generation, task
+            elif not generation.decided and not generation.cancelled:
+                generation.pausing = True
+                self._state.out.scheduler.append(Cancel(generation.request))
+        for key in [key for key, (_, task) in self._ready.items() if task.frame.client == client]:
+            away[key] = self._ready.pop(key)
+
+    def unpause(self, client: str) -> None:
+        """The client is back."""
+        for generation, task in self._by_request.values():
+            if task.frame.client == client:
+                generation.pausing = False
+        self._ready.update(self._paused.pop(client, ()))
+        self.submit_ready()
+
+    # --- the end ---------------------------------------------------------------------------
+
+    def fail(self, error: RamifyError, now: float) -> None:
+        """The engine is broken: every generation ends with `error`, wherever it stood."""
+        entries = [*self._by_request.values(), *self._ready.values()]
+        entries += [entry for away in self._paused.values() for entry in away.values()]
+        for table in (self._by_request, self._ready, self._paused, self._prefills):
+            table.clear()
+        for generation, task in entries:
+            decided = generation.ending  # it was only to be confirmed
+            self._close(generation, task, _ended_here(generation, now, None if decided else error))
+
+    def change_core(self, now: float) -> None:
+        """Another engine has the branches as they are here: make the requests of the old one anew.
+
+        What was only to be confirmed ends now. Call it when the cache has been told of the branches.
+        """
+        over: list[tuple[GenerationState, Task, EndedHere]] = []
+        again: _Queue = OrderedDict()
+        for generation, task in self._by_request.values():
+            generation.compiling = False
+            generation.move(now)
+            reason = _reason(generation)
+            if reason is not None:
+                over.append((generation, task, reason))
+                continue
+            away = self._paused.get(task.frame.client) if generation.pausing else None
+            (again if away is None else away)[id(task)] = generation, task
+        self._by_request.clear()
+        again.update(self._ready)
+        self._ready = again
+        prefills = [branch for request, branch in self._prefills.items() if branch.prefill == request]
+        self._prefills.clear()
+        for branch in prefills:
+            branch.prefill = None
+            self.prefill(branch, now)
+        for generation, task, reason in over:
+            self._close(generation, task, _ended_here(generation, now, reason=reason))
+        self.submit_ready()
+
+    def closing(self, request: int) -> int:
+        """What the end of a request costs (see `work`): its text is put together, and told."""
+        entry = self._by_request.get(request)
+        if entry is None:
+            return 0
+        branch, segment = entry[0].branch, entry[0].segment
+        spoken = len(branch.segments) // SEGMENTS if segment.reading is not None else 0
+        return CLOSE + len(segment.chunks) // CHUNKS + spoken
+
+    def finished(self, finished: Finished) -> None:
+        """A request ended. Call `submit_ready` after the last one of a message."""
+        branch = self._prefills.pop(finished.request, None)
+        if branch is not None:
+            if branch.prefill == finished.request:
+                branch.prefill = None
+            return
+        entry = self._by_request.pop(finished.request, None)
+        if entry is None:
+            log.debug("end of an unknown request", extra={"request": finished.request})
+            return
+        generation, task = entry
+        generation.note(finished)
+        if finished.stale and not generation.ending and not generation.expired:
+            away = self._paused.get(task.frame.client) if generation.pausing else None
+            (self._ready if away is None else away)[id(task)] = generation, task
+            return
+        # A stop may meet a pause.
+        if finished.reason == "cancelled" and generation.expired and not generation.ending:
+            finished = msgspec.structs.replace(finished, reason="deadline")
+        elif finished.reason == "cancelled" and not generation.ending and generation.remaining > 0:
+            # Without `pausing`: paused, and unpaused before the scheduler had stopped it.
+            away = self._paused.get(task.frame.client) if generation.pausing else None
+            (self._ready if away is None else away)[id(task)] = generation, task
+            return
+        self._close(generation, task, finished)
+
+    def _close(self, generation: GenerationState, task: Task, finished: Finished) -> None:
+        """Bring segment, handle and text to their final state, and reply."""
+        segment, branch = generation.segment, generation.branch
+        if generation.exhausted and not generation.cancelled and finished.reason == "cancelled":
+            finished = msgspec.structs.replace(finished, reason="error", error="limit", message=FULL)
+        if finished.reason == "error" and not segment.tokens:
+            branch.segments.remove(segment)
+            if generation.opened is not None:  # nothing was said: nor was what it had to begin with
+                self._take_back(branch, generation.opened)
+            del self._by_task[id(task)]
+            self._on_refused(task, generation.refusal or refusal(finished))
+            return
+        reason = finished.reason
+        stop: str | int | None = None
+        output = generation.before + finished.output
+        if generation.stopping:
+            reason = "stop"
+            stop = self._cut_at_stop(generation, output)
+            if generation.text.stopped is not None:  # as if the scheduler had been told in time
+                output = min(output, generation.text.stopped.keep_tokens)
+        else:
+            generation.keep(output)
+            if generation.stop_token is not None:
+                reason, stop = "stop", generation.stop_token
+                self._settle_stop_token(generation, generation.stop_token)
+            self._release_rest(generation)
+        reader = segment.reading.reader if segment.reading is not None else None
+        segment.ends()
+        self._state.unsaved += SAVED * len(segment.tokens)
+        segment.mean, segment.complete = _mean(generation), reason == "stop"
+        if segment.tail is Tail.OPEN and reason == "stop" and not generation.op.keep_open:
+            self._writer.close_turn(branch)
+        branch.reason = reason
+        del self._by_task[id(task)]
+        self._state.bump()
+        text = segment.text
+        calls = reader.calls if reader is not None and reason == "stop" else []
+        strict = task.frame.opened.template == "strict"
+        if reader is not None and reason == "stop" and (calls or strict):
+            self._speak(generation, reader)
+        hidden = generation.op.hidden
+        parts = task.frame.opened.parts or (segment.rule is not None and segment.rule.what.thinks)
+        parts = parts and not hidden
+        self._on_output(branch)
+        self._on_done(
+            task,
+            Done(
+                id=generation.op.id,
+                branch=branch.name,
+                position=branch.position,
+                revision=self._state.revision,
+                reason="tool" if calls else reason,
+                usage=generation.usage(finished, output),
+                text=text if generation.op.quiet and not hidden else None,
+                tool_calls=calls or None,
+                stop=stop,
+                mean_logprob=segment.mean,
+                error=finished.error,
+                message=finished.message or None,
+                content=(text.strip() if reader is None else reader.content) if parts else None,
+                reasoning=reader.reasoning or None if parts and reader is not None else None,
+                notes=generation.notes or None,
+            ),
+            text,
+        )
+
+    def _speak(self, generation: GenerationState, reader: Reader) -> None:
+        """The turn has ended: the template of the next one may have to be told what it says."""
+        segment = generation.segment
+        if generation.op.keep_open:
+            return
+        segment.spoken = self._writer.speech.spoken(reader, generation.branch, segment)
+        if segment.spoken is not None:
+            spoken = segment.spoken
+            segment.grow(
+                len(spoken.content) + len(spoken.reasoning or "") + json_bytes(spoken.tool_calls)
+            )
+
+    def _take_back(self, branch: Branch, to: int) -> None:
+        revision = self._state.bump()
+        self._state.truncate(branch, to)
+        branch.cut_back(revision, to)
+        self._on_cut(branch, to)
+
+    def _cut_at_stop(self, generation: GenerationState, output: int) -> str:
+        """The branch ends with exactly the text that was shown."""
+        stopped = generation.text.stopped
+        assert stopped is not None
+        state, segment, branch = self._state, generation.segment, generation.branch
+        generation.keep(stopped.keep_tokens)
+        if output > stopped.keep_tokens:  # it had ended by itself before the cut arrived
+            state.move_handle(branch, segment.end)
+        if stopped.tail_text:
+            tokens = self._writer.continue_output(branch, stopped.tail_text)
+            state.extend_handle(branch, tokens)
+            segment.tokens.extend(tokens)
+            segment.logprobs = None  # the cut token's do not fit the new ones
+        segment.release(len(segment.tokens), stopped.tail_text)
+        return stopped.stop
+
+    def _settle_stop_token(self, generation: GenerationState, token: int) -> None:
+        """Keep a stop token that ends the turn in the template; cut off any other."""
+        segment = generation.segment
+        closes = generation.chat and not generation.op.keep_open
+        end = self._writer.end_of_turn(token) if closes else None
+        if end is not None:
+            segment.tail, segment.eos_text = Tail.EOS, end
+        else:
+            generation.keep(len(segment.tokens) - 1)
+            self._state.move_handle(generation.branch, segment.end)
+
+    def _release_rest(self, generation: GenerationState) -> None:
+        segment = generation.segment
+        released = generation.text.finish()
+        segment.release(len(segment.tokens), released.text if released is not None else "")
+
+
+def _reason(generation: GenerationState) -> EndedHere | None:
+    """How a generation ends whose engine is gone; None: it goes on."""
+    if generation.decided:
+        return "stop"
+    if generation.cancelled or generation.exhausted:
+        return "cancelled"
+    if generation.expired:
+        return "deadline"
+    return "length" if generation.remaining <= 0 else None
+
+
+def _mean(generation: GenerationState) -> float | None:
+    return generation.logprob_sum / generation.logprob_count if generation.logprob_count else None
+
+
+def _either(given: float | None, default: float) -> Any:
+    return default if given is None else given
+
+
+def refusal(finished: Finished) -> RamifyError:
+    """What a request that failed tells its client."""
+    match finished.error:
+        case "overloaded":
+            return Overloaded(finished.message, retry_ms=RETRY_MS)
+        case "too_long":
+            return TooLong(finished.message)
+        case "limit":
+            return LimitExceeded(finished.message)
+        case "bad_constraint":
+            return ConstraintError(finished.message)
+        case _:
+            return RamifyError(finished.message or "the engine failed")
+
+
+def refused_constraint(message: NotCompiled) -> RamifyError:
+    """What a generation whose constraint cannot be had tells its client."""
+    match message.code:
+        case "bad_constraint":
+            error: RamifyError = ConstraintError(message.message)
+            error.details = dict(message.details) if message.details else None
+            return error
+        case "unsupported":
+            return Unsupported(message.message, details={"field": "constraint"})
+        case "overloaded":
+            return Overloaded(message.message, retry_ms=RETRY_MS)
+        case _:
+            return RamifyError(message.message)
+
+
+def _ended_here(
+    generation: GenerationState,
+    now: float,
+    error: RamifyError | None = None,
+    reason: EndedHere = "cancelled",
+) -> Finished:
+    """The end of a generation that the scheduler does not have, or that it cannot end any more."""
+    segment = generation.segment
+    return Finished(
+        request=generation.request,
+        reason=reason if error is None else "error",
+        output=len(segment.tokens) - generation.before,
+        prompt=segment.start,
+        cached=0,
+        computed=0,
+        arrived=generation.arrived,
+        started=0.0,
+        first_token=0.0,
+        ended=now,
+        error=None if error is None else error.code,
+        message="" if error is None else error.message,
+    )

@@ -1,0 +1,1 @@
+"""What waits: tasks in one queue per branch name, and the prunes that watch them."""

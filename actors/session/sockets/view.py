@@ -1,0 +1,204 @@
+"""Makes `state` messages: the answers to `open` and to `tree`. Pure."""
+
+from collections.abc import Callable
+
+from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.segments import OutputSegment, Segment
+from ramify.actors.session.branches.state import SessionState
+from ramify.actors.session.limits.sizes import json_size
+from ramify.actors.session.output.generations import Generations
+from ramify.actors.session.sockets.identity import Identity
+from ramify.actors.session.sockets.inspections import UNKNOWN
+from ramify.actors.session.sockets.reply_log import ReplyLog
+from ramify.protocol.messages import Attach
+from ramify.protocol.wire import BranchState, Place, SegmentState, ServerInfo, State, Tree
+
+BRANCH, TURN, TOKEN = 250, 100, 8  # bytes on the wire, beside names and text
+
+
+class View:
+    """Makes `state` messages. Resident tokens come from the cache (`inspections`)."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        state: SessionState,
+        generations: Generations,
+        server: ServerInfo,
+        *,
+        rewritten: Callable[..., str | None],
+        stored: bool = False,
+    ) -> None:
+        """`rewritten`: what clients of append mode should know of the chat template."""
+        self._identity = identity
+        self._state = state
+        self._generations = generations
+        self._server = server
+        self._rewritten = rewritten
+        self.stored = stored
+
+    def lengths(self) -> dict[Branch, int]:
+        """Tokens of each branch that have KV for its next turn, unless they were evicted.
+
+        0 while a generation runs: the tree does not have its KV yet.
+        """
+        branches, running = self._state.branches.values(), self._generations.running_segment
+        return {branch: 0 if running(branch) else branch.released for branch in branches}
+
+    def opened(
+        self,
+        message: Attach,
+        reply_log: ReplyLog,
+        resident: dict[Branch, int],
+        lengths: dict[Branch, int],
+        ttl_s: float,
+        tools: list[str],
+    ) -> State:
+        """The answer to `open`. Branches that `resident` does not name are not known to be warm.
+
+        `lengths` are of the time when the cache was asked: a generation may have ended since. `tools`:
+        the names of those in force.
+        """
+        state, identity = self._state, self._identity
+        known = [(branch, resident.get(branch, UNKNOWN)) for branch in state.branches.values()]
+        resumed = message.open.session is not None
+        note = self._rewritten(tools=bool(tools)) if message.open.template == "append" else None
+        return State(
+            session=identity.session,
+            op=reply_log.highest,
+            revision=state.revision,
+            branches=[self._branch(*each) for each in known],
+            client=message.open.who,
+            key=identity.key if message.write else None,
+            view_key=identity.view_key or None,
+            resumed=resumed,
+            cold=resumed and any(warm < min(lengths.get(b, 0), b.released) - 1 for b, warm in known),
+            limits=state.limits.wire(),
+            server=self._server,
+            meta=state.meta,
+            ttl_s=ttl_s,
+            lost=state.lost(message.open.revision),
+            persist=state.persist if self.stored else None,
+            tools=tools or None,
+            notes=[note] if note is not None else None,
+        )
+
+    def tree(self, op: Tree, reply_log: ReplyLog, branches: list[Branch], resident: list[int]) -> State:
+        """The answer to `tree`, as far as it goes: about `limits.tree_bytes`, and one turn at least.
+
+        A fork's turns begin where its parent's end, unless the op asks for one branch alone.
+        """
+        pages = _Page(self._state.limits.tree_bytes)
+        after = op.after
+        for branch, known in zip(branches, resident, strict=True):
+            pages.size += BRANCH + json_size(branch.meta)
+            if pages.branches and pages.full:
+                pages.next = Place(branch=branch.name)
+                break
+            turns, start = None, None
+            if op.text or op.tokens:
+                first = self._first(branch) if op.branch is None else 0
+                if first:
+                    start = branch.segments[first - 1].end
+                if after is not None and after.branch == branch.name:
+                    first = max(first, branch.index_at(after.position))
+                turns = pages.take(branch, first, op)
+            running = self._generations.running_segment(branch)
+            pages.branches.append(branch_state(branch, running, known, turns=turns, turns_from=start))
+            if pages.next is not None:
+                break
+        return State(
+            session=self._identity.session,
+            op=reply_log.highest,
+            revision=self._state.revision,
+            branches=pages.branches,
+            meta=self._state.meta,
+            id=op.id,
+            next=pages.next,
+        )
+
+    def _first(self, branch: Branch) -> int:
+        """The first segment that the branch's parent does not show."""
+        parent = self._state.branches.get(branch.parent or "")
+        return branch.shared_with(parent) if parent is not None else 0
+
+    def _branch(self, branch: Branch, resident: int) -> BranchState:
+        return branch_state(branch, self._generations.running_segment(branch), resident)
+
+
+class _Page:
+    """One answer to `tree`. `next`: where it is full."""
+
+    def __init__(self, most: int) -> None:
+        self.branches: list[BranchState] = []
+        self.next: Place | None = None
+        self.size = 0
+        self._most = most
+        self._turns = 0
+
+    @property
+    def full(self) -> bool:
+        return self.size > self._most
+
+    def take(self, branch: Branch, first: int, op: Tree) -> list[SegmentState]:
+        """The turns of `branch` from segment `first` on, as many as fit.
+
+        One without tokens is left out: a position could not tell whether a fork shares it.
+        """
+        turns: list[SegmentState] = []
+        for index in range(first, len(branch.segments)):
+            segment = branch.segments[index]
+            turn = segment_state(segment, op.text, op.tokens)
+            if turn.end == turn.start:
+                continue
+            self.size += TURN + len(turn.text or "") + TOKEN * len(turn.tokens or ())
+            if self._turns and self.full:
+                self.next = Place(branch=branch.name, position=segment.start)
+                break
+            turns.append(turn)
+            self._turns += 1
+        return turns
+
+
+def branch_state(
+    branch: Branch,
+    running: OutputSegment | None,
+    resident: int,
+    *,
+    turns: list[SegmentState] | None = None,
+    turns_from: int | None = None,
+) -> BranchState:
+    """As `state` messages show it. `resident`: tokens with KV (-1: not known)."""
+    return BranchState(
+        branch=branch.name,
+        position=branch.released,
+        parent=branch.parent,
+        at=branch.at if branch.parent is not None else None,
+        running=running.op if running else None,
+        started_at=running.start if running else None,
+        kv="gpu" if resident > 0 else "none",
+        resident=resident if resident >= 0 else None,
+        retain_s=branch.retain_s,
+        persist=branch.persist,
+        reason=branch.reason,
+        meta=branch.meta,
+        turns=turns,
+        turns_from=turns_from,
+    )
+
+
+def segment_state(segment: Segment, text: bool, tokens: bool) -> SegmentState:
+    """A segment as `tree` shows it: of one that is being written, what is released."""
+    messages = segment.messages if text and not isinstance(segment, OutputSegment) else ()
+    output = isinstance(segment, OutputSegment)
+    end = segment.released if isinstance(segment, OutputSegment) and not segment.ended else segment.end
+    return SegmentState(
+        kind="output" if output else "input",
+        start=segment.start,
+        end=end,
+        op=segment.op,
+        role=segment.role,
+        text=segment.text if text else None,
+        tokens=segment.tokens[: end - segment.start].tolist() if tokens else None,
+        messages=list(messages) or None,
+    )
