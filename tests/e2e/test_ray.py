@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'ramify[ray]'"
 )
 PATIENCE = 120.0  # Ray takes its time
+TOKENS = 600
 
 
 @pytest.mark.parametrize("gateways", ["0", "2"])
@@ -39,12 +40,13 @@ async def test_ray_starts_replicas_and_starts_a_dead_one_again(
         for killed in (False, True):
             async with peers(url) as peer:
                 await peer.open(peer.user(1, "Tell me a story."))
-                await peer.send(peer.greedy(2, max_tokens=200, ignore_eos=True))
+                await peer.send(peer.greedy(2, max_tokens=TOKENS, ignore_eos=True))
                 await peer.next("delta")
                 if killed:
-                    (busy,) = [each["pid"] for each in ready(info) if each["sessions"]]
+                    # a gateway process hears of the replicas four times a second
+                    (busy,) = await until(lambda: busy_ones(info), server)
                     os.kill(busy, signal.SIGKILL)
-                assert (await peer.terminal(2))["usage"]["output"] == 200
+                assert (await peer.terminal(2))["usage"]["output"] == TOKENS
                 texts.append(peer.text())
                 await peer.send({"type": "close", "id": 3})
         assert texts[0] == texts[1]
@@ -66,6 +68,11 @@ def ready(info: str) -> list[dict[str, Any]]:
     """The replicas that are."""
     with urllib.request.urlopen(info, timeout=10) as answer:
         return [each for each in json.load(answer)["replicas"] if each["state"] == "ready"]
+
+
+def busy_ones(info: str) -> list[int]:
+    """The processes of the replicas with sessions."""
+    return [each["pid"] for each in ready(info) if each["sessions"]]
 
 
 async def until(condition: Any, server: Any) -> Any:
