@@ -304,11 +304,13 @@ class Simulation:
 
     def report(self) -> str:
         core = self.core
+        computed = sum(work.prompt + work.decodes for _, work, _ in self.steps)
         causes = ", ".join(f"{count} for {cause}" for cause, count in core.retractions.items())
         return (
             f"{1e3 * self.delivered / self.now:.0f} tok/s; {len(self.steps)} steps, "
             f"device idle {self.idle:.0f} of {self.now:.0f} ms; retracted: {causes or 'none'}, "
-            f"computed twice: {core.computed_twice} of {self.delivered} tokens"
+            f"computed twice: {core.computed_twice} of {self.delivered} tokens; "
+            f"computed / delivered: {computed / max(1, self.delivered):.2f}"
         )
 
 
@@ -471,7 +473,9 @@ def crowd(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
             turn(session, branch, position + 600)
 
         answer = Answer(branch, sim.now, finish)
-        sim.submit(answer, session, position + 100, 500, 0, "crowd")
+        sim.submit(
+            answer, session, position + 100, 500, 0, f"own {session}" if options.own else "crowd"
+        )
 
     def come(number: int) -> None:
         sim.count += 1
@@ -592,6 +596,7 @@ def main() -> None:
     parser.add_argument("--append-ahead", type=float, default=0.0, metavar="MS")
     parser.add_argument("--spread", type=float, default=0.0, metavar="MS", help="of their starts")
     parser.add_argument("--owners", action="store_true", help="newcomer: the 5 have one credential")
+    parser.add_argument("--own", action="store_true", help="crowd: each session is a client of its own")
     parser.add_argument("--steps", action="store_true", help="print every step")
     parser.add_argument("--cpu", action="store_true", help="steps of a small model on a CPU")
     parser.add_argument("--noise", type=float, nargs="+", default=[0.0], help="of the steps' times")

@@ -3,7 +3,8 @@
 Nothing is polled. A request that was denied for memory is tried again when pages may suffice: a
 run ended, the page counts say so, or nothing runs. After a denial one request at a time is tried
 until one is granted, so that small ones do not overtake a big one for ever; but what is computed
-ahead and finds no memory holds up nothing but its like, and nobody holds up a higher priority. A
+ahead and finds no memory holds up nothing but its like, and nobody holds up a higher priority. Who has
+come alone (`line`) and needs no more than there is goes past, `OVERTAKE` of them between two others. A
 request whose prefix another run computes is parked on that run until a step with more of it was sent.
 
 Where rows or pages are missing, running requests give way to one that should have them
@@ -33,6 +34,7 @@ from ramify.protocol.plan import ExecutorInfo
 
 Cause = Literal["priority", "fairness", "memory", "ahead", "not finite", "executor"]
 _RECHECK = 8  # steps until who was refused a row may have become entitled to one
+OVERTAKE = 8  # newcomers that go past who waits for pages, between two grants of others
 _HIGHEST: Level = True, 1 << 30
 
 
@@ -61,6 +63,7 @@ class Admission:
         line = WaitingQueue(config.ageing, config.lookahead, planner.enough)
         self._line = Line(self.queue, line, self._quantum)
         self._single = False  # after a denial: one at a time
+        self._passed = 0  # newcomers that went past who waits for pages since the last grant of others
         # Available pages that end the block of requests with output (and then of all), and of those
         # without; 0: there is none. It holds for `_barred` and lower levels.
         self._need: list[float] = [0, 0]
@@ -186,8 +189,10 @@ class Admission:
         request.forced = request.visits = False
         self.active.take(request.account, run.held)
         self.active.foresee(request, run.cap - run.slots)
-        if request.level <= self._barred:  # else it went past who waits for pages
+        if request.level <= self._barred and not request.passes:  # else it went past who waits for pages
             self._single = False
+            self._passed = 0
+        request.passes = False
         request.account.charge(run.held - request.charge)
         request.account.client.slots += run.held
         request.charge = 0
@@ -282,6 +287,8 @@ class Admission:
         if self._short_of_pages(level):
             if request.promised:
                 request.promised = False
+            elif self._may_pass(request):
+                self._passed += 1
             elif request.ahead or not self._ask(request, self._find_pages):
                 return False
         if rowless and self._planner.free_rows:
@@ -295,6 +302,12 @@ class Admission:
         if not level[0]:
             return available < max(self._need)
         return available < self._need[False] and level <= self._barred
+
+    def _may_pass(self, request: Request) -> bool:
+        """Whether `request`, of a newcomer, may have pages that who waits for more of them leaves."""
+        tokens = request.prompt - request.resident + request.extra(self._lookahead)
+        pages = -(-tokens // self._page_size) + 1 + self._planner.running * self._reserve
+        return request.passes and self._passed < OVERTAKE and pages <= self._settlements.available
 
     def _ask(self, request: Request, make: Callable[[Request], bool]) -> bool:
         """`make(request)`, but not each turn for one that was refused."""

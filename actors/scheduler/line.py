@@ -8,9 +8,10 @@ The one that fair queueing puts first is tried
   others, who compute it again, stays a part of what is computed. So the first of the line waits for
   so long at most, and the k-th k times that. But input ahead of its generation waits for room.
 
-Who is new goes past the line: a client that runs nothing, in the quantum of steps after it came, if
-nobody has done so for half a quantum. So who comes alone to a full pool does not wait for those who
-came all at once. If that is all its session asks for, the session has not begun with it (a *visit*): a
+Who is new goes past the line, and before all who wait: a client that runs nothing, in the quantum of
+steps after its first request came, if nobody has done so for half a quantum. So who comes alone to a
+full pool does not wait for those who came all at once, nor for those who lack many pages; who had to
+give its pages back is not new. If that is all its session asks for, the session has not begun with it (a *visit*): a
 crowd of newcomers has its first tokens soon, and does not overfill the pool.
 
 One request is on trial at a time: it goes to the waiting queue, which decides on rows as always. When
@@ -43,6 +44,7 @@ class Line:
         self._passed = -quantum  # the step when one went past it
         self._trial: Request | None = None
         self._beside: Request | None = None  # on trial while another one lasts
+        self._guest: Request | None = None  # who went past the line last
 
     def __len__(self) -> int:
         return len(self._line)
@@ -54,7 +56,7 @@ class Line:
         self._line.push(request, first=first)
         if request.came < 0:
             request.came = step
-            if not request.ahead:
+            if not request.ahead and not request.started:
                 self._new.append(request)
 
     def denied(self, request: Request, need: int, step: int) -> None:
@@ -84,31 +86,44 @@ class Line:
         `computed`: tokens since the start. `room`: pages to be had. `missing`: tokens for which there is
         none, if a request is tried now. `idle`: nothing runs.
         """
+        if not self._line:
+            self._new.clear()
+            return
+        if self._let_pass(step):
+            return
         trial = self._trial if _undecided(self._trial) else None
         if trial is not None and (not trial.account.client.rows or _undecided(self._beside)):
             return
         self._trial, self._beside = trial, None
-        if not self._line:
-            self._new.clear()
-            return
-        new, first = self._newcomer(step), self._line.first()
+        first = self._line.first()
         lacks = max(0, missing(first))
         overdue = idle or (
             step - self._tried >= self._quantum
             and not first.ahead
             and computed - self._overfilled >= PAID * lacks
         )
-        if new is not None and step - self._passed >= self._quantum // 2:
-            self._passed = step
-            new.visits = len(new.account.requests) == 1
-            self._try(new, forced=True)
-        elif trial is not None and (not overdue or first.account.client.rows):
+        if trial is not None and (not overdue or first.account.client.rows):
             return
-        elif overdue or (room >= self._need and step != self._refused):
+        if overdue or (room >= self._need and step != self._refused):
             self._tried_before, self._tried = self._tried, step
             if lacks:
                 self._overfilled = computed
             self._try(first, forced=overdue)
+
+    def _let_pass(self, step: int) -> bool:
+        """Let the first newcomer go past all who wait, if it is time; whether one went."""
+        new = self._newcomer(step)
+        guest = self._guest
+        if new is None or (guest is not None and guest.passes and _undecided(guest)):
+            return False
+        if step - self._passed < self._quantum // 2:
+            return False
+        self._passed, self._guest = step, new
+        new.visits = len(new.account.requests) == 1
+        new.forced = new.passes = True
+        self.discard(new)
+        self._waiting.push_before_all(new)
+        return True
 
     def _try(self, request: Request, *, forced: bool) -> None:
         self._move(request)

@@ -151,6 +151,17 @@ class WaitingQueue:
         share.party.ring.post(share, first=first)
         self._levels[request.level].post(share.party, first=first)
 
+    def push_before_all(self, request: Request) -> None:
+        """Add a request of a client that runs nothing: it goes before all others of its level."""
+        ring = self._levels.get(request.level)
+        first = ring.best() if ring is not None else None
+        self.push(request)
+        if first is not None:
+            party = request.account.client.shares[self, request.level]
+            assert isinstance(party, Party)
+            assert isinstance(first.who, Client)
+            self._put_before(first.who, party, request.level)
+
     def discard(self, request: Request) -> None:
         """Take out a request that is in the queue."""
         request.ticket = 0
@@ -243,13 +254,17 @@ class WaitingQueue:
         if not idle:
             return False
         party = min(idle, key=lambda note: (note[2].who.served, note[1]))[2]
+        self._put_before(refused, party, level)
+        return True
+
+    def _put_before(self, other: Client, party: Party, level: Level) -> None:
+        """Let the client of `party` go before `other`, which is the first one of `level`."""
         client = party.who
         assert isinstance(client, Client)
-        client.served = min(client.served, refused.served)
+        client.served = min(client.served, other.served)
         party.posted = -1  # a note of the same service would do, but not be the first
-        ring.post(party, first=True)
+        self._levels[level].post(party, first=True)
         self._repost(client)
-        return True
 
     @staticmethod
     def _repost(client: Client) -> None:

@@ -178,6 +178,7 @@ class Request:
         "losses",
         "mark",
         "need",
+        "passes",
         "promised",
         "reached",
         "record",
@@ -237,6 +238,7 @@ class Request:
         self.came = -1  # the step when it first did
         self.forced = False  # it is tried whatever room there is
         self.visits = False  # so it is, and its session has not begun with it
+        self.passes = False  # it goes past who waits for pages
         self.started = 0.0
         self.first_token = 0.0
         self.forced_tokens = 0  # of its output, those that its constraint left no choice for

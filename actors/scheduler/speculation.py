@@ -324,7 +324,7 @@ class Speculation:
         wanted = [0] * rows if drafts is None else drafts.copy()
         left = min(len(due), room - sum(wanted))
         due.sort()
-        spend = (self._bank - self._debt) / 2
+        spend, cost = (self._bank - self._debt) / 2, 0.0
         while left > 0:
             cost = _time(times, depth, before + left / rows) - base
             cost += sum(self._cost(record) for _, _, record in due[:left]) / usual

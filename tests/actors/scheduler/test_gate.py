@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ramify.actors.scheduler.admission import Admission
+from ramify.actors.scheduler.admission import OVERTAKE, Admission
 from ramify.actors.scheduler.request import Account, Request, RequestState
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.messages import Denied, Submit
@@ -142,6 +142,52 @@ def test_one_at_a_time_costs_nobody_a_row_while_others_are_free(gate):
         run.account.rows = run.account.client.rows = 2
     assert len(gate.gate.pick()) == 1
     assert (gate.retracted, gate.planner.free_rows) == ([], 4)
+
+
+def newcomer(gate, prompt=10):
+    """A request that went past the line, as `Line` says."""
+    request = gate.ask(begun=False, prompt=prompt)
+    gate.gate.queue.discard(request)
+    request.forced = request.visits = request.passes = True
+    gate.gate.queue.push_before_all(request)
+    return request
+
+
+def granted(gate, request):
+    run = SimpleNamespace(held=14, cap=14, slots=14, account=request.account)
+    gate.gate.granted(request, run)
+    request.state = RequestState.RUNNING
+
+
+def test_who_has_come_alone_goes_past_who_waits_for_more_pages_than_there_are(gate):
+    denied = gate.ask()
+    gate.gate.pick()
+    gate.deny(denied, 5)
+    for _ in range(OVERTAKE):
+        new = newcomer(gate)
+        assert gate.gate.pick() == [new]
+        granted(gate, new)
+        assert gate.gate.pick() == []  # the other one still waits, and one at a time is tried
+        assert not new.passes
+    last = newcomer(gate)
+    assert gate.gate.pick() == []  # so many between two others
+    gate.settlements.available = 55
+    assert gate.gate.pick() == [last]
+    granted(gate, last)
+    assert gate.gate.pick() == [denied]
+    granted(gate, denied)
+    gate.deny(gate.ask(), 5)
+    new = newcomer(gate)
+    assert gate.gate.pick() == [new]
+    assert gate.retracted == []
+
+
+def test_who_has_come_alone_and_needs_more_than_there_is_waits(gate):
+    denied = gate.ask()
+    gate.gate.pick()
+    gate.deny(denied, 5)
+    newcomer(gate, prompt=98)  # 48 pages are there beside what runs may grow by, and it needs 52
+    assert gate.gate.pick() == []
 
 
 @pytest.mark.parametrize("running", [0, 1])

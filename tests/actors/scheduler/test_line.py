@@ -125,17 +125,41 @@ def test_a_trial_that_lasts_does_not_hold_up_who_runs_nothing(door):
     door.line.advance(101, door.computed, FULL, door.missing, idle=False)
     assert not one.in_line
     one.account.charge(50)
+    beside, later = aged(door, 2)
+    door.line.advance(101 + QUANTUM, door.computed, FULL, door.missing, idle=False)
+    assert (beside.in_line, beside.forced, two.in_line) == (False, True, True)
+    door.line.advance(101 + 2 * QUANTUM, door.computed, FULL, door.missing, idle=False)
+    assert (two.in_line, later.in_line) == (True, True)  # one beside it, not two
+    beside.state = RequestState.RUNNING
+    door.line.advance(102 + 2 * QUANTUM, door.computed, FULL, door.missing, idle=False)
+    assert (two.in_line, later.in_line) == (True, False)
+
+
+def test_no_trial_holds_up_who_is_new(door):
+    """Not even that of a client that runs nothing: it may wait for pages for as long as others run."""
+    (old,) = aged(door, 1)
+    door.line.advance(101, door.computed, FULL, door.missing, idle=False)
     new, later = door.come(), door.come()
     door.line.advance(102, door.computed, FULL, door.missing, idle=False)
-    assert (new.in_line, new.forced, two.in_line) == (False, True, True)
-    door.line.advance(
-        101 + QUANTUM, door.computed, FULL, door.missing, idle=False
-    )  # one beside it, not two
-    assert (two.in_line, later.in_line) == (True, True)
-    new.state = RequestState.RUNNING
-    later.came = 0  # new no more: it has its turn in the line
-    door.line.advance(102 + QUANTUM, door.computed, FULL, door.missing, idle=False)
-    assert (two.in_line, later.in_line) == (True, False)
+    assert (old.in_line, new.in_line, new.passes) == (False, False, True)
+    door.line.advance(102 + QUANTUM // 2, door.computed, FULL, door.missing, idle=False)
+    assert later.in_line  # one at a time
+    assert door.waiting.first() is new
+    new.state, new.passes = RequestState.RUNNING, False
+    door.line.advance(103 + QUANTUM // 2, door.computed, FULL, door.missing, idle=False)
+    assert not later.in_line
+
+
+def test_who_had_to_give_its_pages_back_is_not_new(door):
+    """It was: retracted requests went past the line, and newcomers waited in it for minutes."""
+    aged(door, 2)
+    door.advance()
+    back = door.ask()
+    back.started = 5.0
+    door.line.add(back, door.step)
+    assert door.advance() is None
+    new = door.come()
+    assert door.advance() is new
 
 
 def test_where_nothing_runs_nobody_waits(door):

@@ -20,6 +20,8 @@ class Programs:
         self.expects = expects
         self.turn = dict.fromkeys(range(1, count + 1), 0)
         self.first = {}  # session: the step when its first request had ended
+        self.came = {}  # request of somebody new: the step when it came
+        self.waited = []  # of these, the steps until they ended
 
     def ask(self, session):
         w, turn = self.world, self.turn[session]
@@ -33,15 +35,24 @@ class Programs:
             turn + 1, None, session=session, branch=branch, max_tokens=self.output, expects=expects
         )
 
-    def run(self):
+    def run(self, every=0):
+        """`every` so many steps somebody new asks for two tokens; see `waited`."""
         w = self.world
         w.turn(*(self.ask(session) for session in self.turn))
         seen = set()
         for _ in range(20_000):
+            step = w.core._planner.step
             events = []
+            if every and step >= every * (len(self.came) + 1) and len(seen) < self.turns * len(self.turn):
+                session = 1000 + len(self.came)
+                events.append(w.submit(1, [session % 97] * 3, session=session, max_tokens=2))
+                self.came[ident(session)] = step
             for request in w.finished.keys() - seen:
                 seen.add(request)
                 session = request >> 32
+                if request in self.came:
+                    self.waited.append(step - self.came[request])
+                    continue
                 self.first.setdefault(session, w.core._planner.step)
                 if self.turn[session] < self.turns:
                     events.append(self.ask(session))
@@ -53,7 +64,7 @@ class Programs:
                 w.result()
             else:
                 break
-        assert len(w.finished) == self.turns * len(self.turn)
+        assert len(w.finished) == self.turns * len(self.turn) + len(self.came)
         assert all(finished.error is None for finished in w.finished.values())
 
 
@@ -89,13 +100,23 @@ def test_nobody_waits_for_more_than_his_turn(world):
 
 
 def test_a_crowd_in_an_overfull_pool_computes_little_twice(world):
-    """Thirty sessions of one client that ask again and again, where about four fit."""
+    """Thirty sessions of one client, of 68 to 204 tokens as they grow: 400 hold two to five of them."""
     w = world(pages=400, rows=32, budget=200, quantum_steps=8)
     ask = w.submit
     w.submit = lambda *args, **more: ask(*args, owner="crowd", **more)
     programs = Programs(w, 30, turns=3, prompt=8, output=60, expects=False)
     programs.run()
     assert w.executor.computed <= 2.3 * 30 * 3 * 68
+    w.check_idle()
+
+
+def test_where_each_session_is_a_client_a_newcomer_waits_for_no_crowd(world):
+    """The retracted were taken for newcomers: those waited in the line until the crowd had ended."""
+    w = world(pages=400, rows=32, budget=200, quantum_steps=8)
+    programs = Programs(w, 30, turns=2, prompt=8, output=60, expects=False)
+    programs.run(every=40)
+    assert len(programs.waited) > 15
+    assert max(programs.waited) <= 12  # it was 1,286
     w.check_idle()
 
 

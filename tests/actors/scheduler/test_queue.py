@@ -443,6 +443,21 @@ def test_before_its_equals(make):
     assert drain(queue) == [2, 1]
 
 
+def test_before_all_others(make):
+    queue = queue_of()
+    early, busy = Account(1), Account(2)
+    busy.charge(50)
+    queue.virtual = 40
+    queue.push(make(early))
+    queue.push(make(busy))
+    queue.virtual = 100
+    low, new = make(Account(3), priority=-1), make(Account(4))
+    queue.push_before_all(low)
+    queue.push_before_all(new)
+    assert new.account.client.served == early.client.served == 40
+    assert drain(queue) == [4, 1, 2, 3]
+
+
 def test_of_each_prompt_a_part_counts_in_the_room(make):
     """Long ones do not keep short ones out: of each 64 tokens count."""
     queue = WaitingQueue(1.0, 4, 64)
