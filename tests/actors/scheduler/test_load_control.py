@@ -43,7 +43,8 @@ class Programs:
         for _ in range(20_000):
             step = w.core._planner.step
             events = []
-            if every and step >= every * (len(self.came) + 1) and len(seen) < self.turns * len(self.turn):
+            unfinished = len(seen) < self.turns * len(self.turn)
+            if every and unfinished and step >= every * (len(self.came) + 1):
                 session = 1000 + len(self.came)
                 events.append(w.submit(1, [session % 97] * 3, session=session, max_tokens=2))
                 self.came[ident(session)] = step
