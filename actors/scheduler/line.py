@@ -11,8 +11,8 @@ The one that fair queueing puts first is tried
 Who is new goes past the line, and before all who wait: a client that runs nothing, in the quantum of
 steps after its first request came, if nobody has done so for half a quantum. So who comes alone to a
 full pool does not wait for those who came all at once, nor for those who lack many pages; who had to
-give its pages back is not new. If that is all its session asks for, the session has not begun with it (a *visit*): a
-crowd of newcomers has its first tokens soon, and does not overfill the pool.
+give its pages back is not new. If that is all its session asks for, the session has not begun with it
+(a *visit*): a crowd of newcomers has its first tokens soon, and does not overfill the pool.
 
 One request is on trial at a time: it goes to the waiting queue, which decides on rows as always. When
 its session begins, the others of that session follow. A trial may last: a client takes no pages from
