@@ -473,9 +473,7 @@ def crowd(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
             turn(session, branch, position + 600)
 
         answer = Answer(branch, sim.now, finish)
-        sim.submit(
-            answer, session, position + 100, 500, 0, f"own {session}" if options.own else "crowd"
-        )
+        sim.submit(answer, session, position + 100, 500, 0, f"own {session}" if options.own else "crowd")
 
     def come(number: int) -> None:
         sim.count += 1
