@@ -4,6 +4,7 @@ In the engine's process, or as a replica in one of its own (`cluster/`). This fi
 sessions, nor where they live.
 """
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -118,7 +119,7 @@ class CoreActors:
         if self._config.model.grammar_backend == "outlines" and find_spec("outlines_core") is None:
             raise ConfigError(
                 "--grammar-backend outlines needs outlines-core, which is not installed here: "
-                "`pip install outlines-core`, or leave the flag out"
+                f"`{sys.executable} -m pip install outlines-core`, or leave the flag out"
             )
         layout = self._layout
         if isinstance(self._spec, ModelSpec) and expects_cuda(self._spec.config.device):

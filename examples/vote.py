@@ -52,7 +52,7 @@ async def solve(shown: Stage, tries: int, row: dict[str, Any]) -> None:
         votes = scores[name]
         counted = "1 vote " if votes == 1 else f"{votes} votes"
         shown.console.print(
-            f"  [{style}]{brief(answer.text, 24):24} {counted}[/] {brief(thought.text, 90)}"
+            f"  [{style}]{brief(thought.text, 48):48} so: {brief(answer.text, 12):12} {counted}[/]"
         )
     shown.console.print(f"  right is {row['answer'].rsplit('#### ', 1)[-1]}")
 

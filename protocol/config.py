@@ -92,8 +92,8 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
     quantization: Annotated[
         Literal["auto", "none", "int8"],
         Setting(
-            "int8: weights as 8-bit integers, on a CPU; none: exact float32 there; auto: int8 on a CPU "
-            "with instructions for it (the log says which)",
+            "weights as 8-bit integers (int8, on a CPU), or unrounded (none, exact float32 there); "
+            "auto: int8 on a CPU with instructions for it (the log says which)",
             first=True,
         ),
     ] = "auto"

@@ -38,7 +38,7 @@ class Limits(Settings, frozen=True, kw_only=True):
     priority: Annotated[
         int,
         Setting(
-            "the highest of a generation; --credential-priority for names",
+            "the highest `priority` of a generation; --credential-priority for names",
             low=-MOST_PRIORITY,
             high=MOST_PRIORITY,
         ),

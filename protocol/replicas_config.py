@@ -19,8 +19,8 @@ class ReplicasConfig(Settings, frozen=True, kw_only=True):
     count: Annotated[
         int,
         Setting(
-            "how many run; each in a process of its own, on a machine with several GPUs "
-            "each on one of them",
+            "how many replicas of the model run; each in a process of its own, on a machine with "
+            "several GPUs each on one of them",
             flag="--replicas",
             low=0,
             high=MOST_REPLICAS,
@@ -65,16 +65,18 @@ class ReplicasConfig(Settings, frozen=True, kw_only=True):
         Setting("what replicas must know to join, 16 bytes or more (with ray one is made up)"),
     ] = None
     tls_cert: Annotated[Path | None, Setting("encrypt links, with this certificate (PEM)")] = None
-    tls_key: Annotated[Path | None, Setting("its key")] = None
+    tls_key: Annotated[Path | None, Setting("the key of --replica-tls-cert (PEM)")] = None
     ray_address: Annotated[
         str | None,
-        Setting("of a Ray cluster", flag="--ray-address", unit="ADDRESS", default="one on this machine"),
+        Setting(
+            "the Ray cluster to use", flag="--ray-address", unit="ADDRESS", default="one on this machine"
+        ),
     ] = None
     gpus: Annotated[
         float | None,
-        Setting("of each replica, for Ray", low=0, high=64, default="1 with --device cuda, else 0"),
+        Setting("GPUs of each replica, for Ray", low=0, high=64, default="1 with --device cuda, else 0"),
     ] = None
-    cpus: Annotated[float, Setting("of each replica, for Ray", low=0, high=4096)] = 1.0
+    cpus: Annotated[float, Setting("CPUs of each replica, for Ray", low=0, high=4096)] = 1.0
     ttft_s: Annotated[
         float,
         Setting(

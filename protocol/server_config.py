@@ -33,7 +33,7 @@ class ServerConfig(Settings, frozen=True, kw_only=True):
             "address to bind; other machines reach 0.0.0.0, which needs a token", unit="HOST", first=True
         ),
     ] = "127.0.0.1"
-    port: Annotated[int, Setting("0: any free port", low=0, high=65535, first=True)] = 8765
+    port: Annotated[int, Setting("port to bind; 0: any free one", low=0, high=65535, first=True)] = 8765
     max_sockets: Annotated[
         int, Setting("most WebSockets of all clients together", low=1, high=1 << 20)
     ] = 10_000
@@ -164,8 +164,8 @@ class ServerConfig(Settings, frozen=True, kw_only=True):
     persist: Annotated[
         Persist,
         Setting(
-            "how, where a client does not say; none: not at all; lazy: soon; sync: before a reply says "
-            "that it is done",
+            "how sessions are saved, where a client does not say; none: not at all; lazy: soon; sync: "
+            "before a reply says that it is done",
             group="sessions",
         ),
     ] = "lazy"

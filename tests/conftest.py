@@ -56,6 +56,14 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Servers that tests start with a port of their own save sessions here, not in the user's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 def write_tokenizer(folder: Path, vocab_size: int = 384) -> None:
     """A byte-level BPE tokenizer with ChatML turns; ids 0, 1, 2 are the special tokens."""
     folder.mkdir(parents=True, exist_ok=True)

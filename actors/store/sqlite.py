@@ -79,7 +79,8 @@ def claim(path: Path) -> IO[bytes]:
     except OSError:
         held.close()
         raise StoreError(
-            f"--store {path} is in use by another server: stop it, or give this one another file"
+            f"--store {path} is in use by another server: stop it, or give this one another "
+            "--store (by default each --port has its own)"
         ) from None
     return held
 

@@ -6,6 +6,7 @@
 The connection lives as long as the block.
 """
 
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import import_module
@@ -32,7 +33,8 @@ async def mcp_tools(server: Any, *, prefix: str = "", **settings: Any) -> AsyncI
         client_of = import_module("mcp").Client
     except ImportError as error:
         raise ImportError(
-            "tools of an MCP server need the package `mcp`: pip install ramify[mcp]"
+            "tools of an MCP server need the package `mcp`: "
+            f"{sys.executable} -m pip install 'ramify[mcp]'"
         ) from error
     async with client_of(server, **settings) as client:
         tools: list[Tool] = []

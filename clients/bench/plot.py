@@ -3,6 +3,7 @@
 matplotlib is imported here only, when something is drawn.
 """
 
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -63,7 +64,7 @@ def _pyplot() -> Any:
     try:
         import_module("matplotlib").use("agg")
     except ModuleNotFoundError:
-        raise BadRequest("plots need matplotlib: pip install matplotlib") from None
+        raise BadRequest(f"plots need matplotlib: {sys.executable} -m pip install matplotlib") from None
     return import_module("matplotlib.pyplot")
 
 

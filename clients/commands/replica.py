@@ -35,7 +35,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--device",
         choices=["auto", "cpu", "cuda"],
-        help="where to run it, if the front says otherwise",
+        help="where to run it here (default: as the front says)",
     )
     add_flags(parser, [LogConfig], every=True)
     parser.set_defaults(run=run)

@@ -1,6 +1,6 @@
 """docs/settings.md, made from the settings' declarations.
 
-python -m ramify.clients.commands.settings_page > docs/settings.md
+.venv/bin/python -m ramify.clients.commands.settings_page > docs/settings.md
 """
 
 from ramify.clients.commands.flags import GROUPS, default_of, members_of
@@ -12,7 +12,7 @@ HEAD = """# Settings of a server
 All flags of `ramify serve`, with their defaults and bounds; how they are used is in
 [operating.md](operating.md). A value out of bounds is refused before anything starts, by the flag's
 name. Bold flags are those that `--help` shows; `--help-all` shows all of them. This page is made from
-their declarations (`python -m ramify.clients.commands.settings_page > docs/settings.md`).
+their declarations (`.venv/bin/python -m ramify.clients.commands.settings_page > docs/settings.md`).
 """
 
 

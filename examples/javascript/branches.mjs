@@ -1,6 +1,6 @@
 // Two endings of one story, written at once; then the likelier one goes on.
 //
-//     npm install ./clients/web            # in a folder of your own: npm install PATH/TO/ramify/clients/web
+//     npm install PATH/clients/web         # in a folder of your own, PATH being this repository
 //     node branches.mjs ws://127.0.0.1:8765
 //
 // Node 22 has WebSockets; before it, `node --experimental-websocket`, or connect(url, { WebSocket: (await import("ws")).WebSocket }).

@@ -1,5 +1,6 @@
 """Tools of an MCP server in this process, where the package is installed."""
 
+import sys
 import warnings
 from typing import Any
 
@@ -68,6 +69,6 @@ async def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.M
         raise ImportError(name)
 
     monkeypatch.setattr("ramify.clients.agent.mcp.import_module", missing)
-    with pytest.raises(ImportError, match=r"pip install ramify\[mcp\]"):
+    with pytest.raises(ImportError, match=rf"{sys.executable} -m pip install 'ramify\[mcp\]'"):
         async with mcp_tools("http://127.0.0.1:1/mcp"):
             pass

@@ -45,5 +45,5 @@ def test_faults_show_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(BadRequest, match=r"\.svg, \.png, \.pdf"):
         plot.check(Path("a.txt"))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(BadRequest, match="pip install matplotlib"):
+    with pytest.raises(BadRequest, match=f"{sys.executable} -m pip install matplotlib"):
         plot.check(Path("a.svg"))

@@ -36,6 +36,14 @@ def test_where_sessions_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
         config("--store", "none", "--store-key-file", "k")
 
 
+def test_servers_that_tests_start_save_nothing_in_the_users_home(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    store = config("--port", "9000").server.store
+    assert store is not None
+    assert Path(store).is_relative_to(tmp_path_factory.getbasetemp())
+
+
 def test_every_flag() -> None:
     made = config(
         *[
