@@ -107,14 +107,14 @@ class HostDrafts:
         self._table.sat_out(rows[absent], np.ones(int(gone.sum()), dtype=np.int64))
         return step.without(absent)
 
-    def end(self, step: StepRows, tokens: Ints) -> Accepted:
+    def end(self, step: StepRows, tokens: Ints, inputs: Ints | None = None) -> Accepted:
         """Settle what the step sampled: `tokens` [S], NO_TOKEN where logits were not finite.
 
-        Where a constraint allowed nothing, they say STUCK afterwards.
+        Where a constraint allowed nothing, they say STUCK afterwards. `inputs`: see `accept`.
         """
         stuck = self._constraints.stuck
         tokens[list(stuck)] = STUCK
-        accepted = accept(step, tokens)
+        accepted = accept(step, tokens, inputs)
         accepted.reasons = [why for line, why in stuck.items() if accepted.kept[line]]
         rows = step.sampled_rows
         if self._constraints.late:

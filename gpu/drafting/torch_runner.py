@@ -7,9 +7,7 @@ from torch import Tensor
 from ramify.gpu.attention.base import AttentionBackend
 from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.decoder import Decoder
-from ramify.gpu.ops.torch_ops import TorchOps
-from ramify.gpu.step.buckets import tailored
-from ramify.gpu.step.inputs import NO_DRAWS, host_inputs, lay
+from ramify.gpu.ops.torch_ops import TorchOps, torch_inputs
 from ramify.gpu.step.step_rows import Ints, StepRows
 
 _NO_TOKENS = np.empty(0, dtype=np.int32)
@@ -42,11 +40,7 @@ class TorchRunner:
 
     def _sample(self, step: StepRows) -> Tensor:
         """The likeliest token behind each line that samples, int64[S] on the host."""
-        bucket = tailored(step, padded=False)
-        plan = self._attention.plan(step, bucket, captured=False)
-        host = host_inputs(bucket, plan)
-        lay(host, step, NO_DRAWS, plan, spare=0)
-        inputs = host.on(self._model.device)
+        inputs = torch_inputs(step, self._attention, self._model.device)
         hidden = self._model.forward(inputs, self._ops)
         if not len(step.sampling):
             return torch.empty(0, dtype=torch.int64)

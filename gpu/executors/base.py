@@ -3,8 +3,8 @@
 `launch` starts a step; on a GPU it returns before the step is over, and `PendingStep.result` waits.
 Plans run strictly in order. The next plan may be launched before the last result is read, because
 sampled tokens stay with the executor as the next step's input. This file does not know models:
-`torch_executor`, `cuda_executor` and `fake` implement the interface, `startup.load` makes one from a
-checkpoint.
+`torch_executor` and `cpu_executor` (both are a `HostExecutor`), `cuda_executor` and `fake` implement the
+interface, `startup.load` makes one from a checkpoint.
 """
 
 from dataclasses import dataclass

@@ -180,8 +180,8 @@ class CudaExecutor:
         if arrives:
             results, fetched = self._download.fetch(entry, clock, more)
         asked = self._sampler.logprobs_asked(rows)
-        requests = {row: int(self.rows.requests[row]) for row in {*rows.tolist(), *scored.tolist()}}
-        launched = LaunchedStep(plan.step, step, rows, requests, clock, asked, scored, results, fetched)
+        requests = self.rows.requests.copy()
+        launched = LaunchedStep(plan.step, step, requests, clock, asked, scored, results, fetched)
         if step.lines is not None:
             launched.drafted = self._drafted(step, results[len(self._tokens) :])
         settled = None if self.constraints is None else self.constraints.watch(step)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ramify.gpu.executors.base import BadLogits
+from ramify.gpu.executors.base import bad_logits
 from ramify.gpu.sampling.acceptance import Accepted, packed_rows
 from ramify.gpu.sampling.cuda_sampler import token_logprobs
 from ramify.gpu.sampling.triton_logprobs import WORDS
 from ramify.gpu.step.rows import Ints, StepRows
 from ramify.gpu.step.staging import Int32s, StepClock
-from ramify.protocol.plan import NO_TOKEN, STUCK, StepResult
+from ramify.protocol.plan import STUCK, StepResult
 
 
 @dataclass(slots=True)
@@ -59,8 +59,7 @@ class LaunchedStep:
 
     number: int
     step: StepRows
-    rows: Ints  # [S] that sample, a row with drafts several times
-    requests: dict[int, int]  # by row, of those that sample or score
+    requests: Ints  # of all rows, when it was launched
     clock: StepClock
     asked: Ints  # [S] how many log-probabilities, 0: none
     scored: Ints  # rows of the scores: `Scored.owners`
@@ -79,15 +78,15 @@ class LaunchedStep:
         """Wait for the step and copy its results out of the ring entry. Returns its microseconds."""
         if self._elapsed_us is None:
             self.clock.wait()
-            self.tokens = self.tokens[: len(self.rows)].copy()
+            self.tokens = self.tokens[: len(self.asked)].copy()
             self.more = None if self.more is None else self.more.copy()
             self._elapsed_us, self._late_us = self.clock.elapsed_us(), self.clock.part_us()
             drafted = self.drafted
             if drafted is not None:
-                drafted.kept = drafted.kept[: len(self.rows)].copy()
+                drafted.kept = drafted.kept[: len(self.asked)].copy()
                 drafted.settled(drafted.lines - np.add.reduceat(drafted.kept, drafted.firsts))
             if self.constrained is not None:
-                self.constrained.forced = self.constrained.forced[: len(self.rows)].copy()
+                self.constrained.forced = self.constrained.forced[: len(self.asked)].copy()
                 self.constrained.settled(self.tokens, None if drafted is None else drafted.kept)
         return self._elapsed_us
 
@@ -103,22 +102,20 @@ class LaunchedStep:
         elapsed_us = self.settle()
         more = np.empty(0, dtype=np.int32) if self.more is None else self.more
         words, scores = np.split(more, [len(more) - len(self.scored)])
-        words, tokens, rows, asked = words.reshape(-1, WORDS), self.tokens, self.rows, self.asked
-        each = np.ones(len(rows), dtype=np.int64)
+        words, tokens, asked = words.reshape(-1, WORDS), self.tokens, self.asked
+        each = np.ones(len(tokens), dtype=np.int64)
         forced = np.zeros(len(tokens), dtype=np.uint8)
         if self.constrained is not None:
             own = self.constrained.lines
             forced[own] = self.constrained.forced[own]
             tokens = self.constrained.told(tokens)
         kept = np.ones(len(tokens), dtype=np.bool_)
-        last: Ints | slice = slice(None)  # which of the tokens are their rows' last
         if self.drafted is not None:
             kept = self.drafted.kept > 0
             each = np.add.reduceat(kept, self.drafted.firsts, dtype=np.int64)
             if len(words):
                 words = words[kept[asked > 0]]
             tokens, asked, forced = tokens[kept], asked[kept], forced[kept]
-            rows, last = rows[self.drafted.firsts], np.cumsum(each) - 1
         result = StepResult(
             step=self.number,
             tokens=tokens.tobytes(),
@@ -131,8 +128,7 @@ class LaunchedStep:
             reasons=self._reasons(),
             **packed_rows(self.step, Accepted(kept, each)),
         )
-        unscored = np.unique(self.scored[np.isnan(scores.view(np.float32))])
-        bad = np.concatenate([rows[tokens[last] == NO_TOKEN], unscored])
-        if len(bad):
-            raise BadLogits(bad.tolist(), [self.requests[row] for row in bad.tolist()], result)
+        bad = bad_logits(self.step, self.requests, result)
+        if bad is not None:
+            raise bad
         return result

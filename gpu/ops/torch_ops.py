@@ -13,7 +13,20 @@ from ramify.gpu.ops.base import Activation, LayerAttention, Projection, Stream
 from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
-from ramify.gpu.step.inputs import StepInputs
+from ramify.gpu.step.buckets import tailored
+from ramify.gpu.step.inputs import NO_DRAWS, StepInputs, host_inputs, lay
+from ramify.gpu.step.rows import StepRows
+
+
+def torch_inputs(
+    step: StepRows, attention: AttentionBackend, device: torch.device
+) -> StepInputs[Tensor]:
+    """The step as large as it is, on the device."""
+    bucket = tailored(step, padded=False)
+    plan = attention.plan(step, bucket, captured=False)
+    host = host_inputs(bucket, plan)
+    lay(host, step, NO_DRAWS, plan, spare=0)
+    return host.on(device)
 
 
 class TorchOps:

@@ -44,12 +44,16 @@ def inputs_of(step: StepRows) -> Ints:
     return inputs
 
 
-def accept(step: StepRows, tokens: Ints) -> Accepted:
-    """`tokens` [S]: what each line sampled, NO_TOKEN where its logits were not finite."""
+def accept(step: StepRows, tokens: Ints, inputs: Ints | None = None) -> Accepted:
+    """`tokens` [S]: what each line sampled, NO_TOKEN where its logits were not finite.
+
+    `inputs`: `inputs_of(step)`, if that is known.
+    """
     lines = step.lines
     if lines is None or not len(lines):
         return Accepted(np.ones(len(tokens), dtype=np.bool_), np.ones(len(tokens), dtype=np.int64))
-    inputs = inputs_of(step)
+    if inputs is None:
+        inputs = inputs_of(step)
     if len(tokens) <= _FEW:
         return _accept_few(inputs.tolist(), tokens.tolist())
     wrong = np.zeros(len(tokens), dtype=np.int64)

@@ -37,11 +37,11 @@ class Sampler:
         self._device = device
         self._vocab_size = vocab_size
         self._penalties = Penalties(vocab_size, device)
-        self._settings = RowSettings(max_rows, vocab_size)
+        self.settings = RowSettings(max_rows, vocab_size)
 
     def open(self, opened: OpenRow) -> None:
         """Take over a row's settings and, if it is penalised, its history."""
-        self._settings.open(opened.row, opened.sampling)
+        self.settings.open(opened.row, opened.sampling)
         self._penalties.open(opened.row, opened.sampling, opened.history, opened.sampled)
 
     def close(self, row: int) -> None:
@@ -73,7 +73,7 @@ class Sampler:
         finite = best.isfinite()  # NaN wins every max
         if masks is not None:  # of what is not legal, too
             finite &= raw.max(-1).values.isfinite()
-        drawn = np.flatnonzero(self._settings.temperatures[rows] > 0)
+        drawn = np.flatnonzero(self.settings.temperatures[rows] > 0)
         if len(drawn):
             tokens = self._draw(logits, best, tokens, rows, draws, drawn)
         tokens = torch.where(finite, tokens, 0)
@@ -122,7 +122,7 @@ class Sampler:
             lines = torch.from_numpy(drawn).to(self._device)
             logits, best = logits[lines], best[lines]
             rows, draws = rows[drawn], draws[drawn]
-        settings, draw = self._settings, self._settings.draws(rows, draws)
+        settings, draw = self.settings, self.settings.draws(rows, draws)
         # relative to the best logit, so that a tiny temperature cannot overflow
         scaled = (logits - best[:, None]) / self._tensor(draw.temperatures)[:, None]
         top_k, top_p, min_p = settings.top_k[rows], settings.top_p[rows], settings.min_p[rows]
@@ -139,7 +139,7 @@ class Sampler:
 
     def _token_logprobs(self, raw: Tensor, tokens: Tensor, rows: Ints) -> "list[TokenLogprobs | None]":
         """Empty if no row asked."""
-        wanted = self._settings.logprobs[rows]
+        wanted = self.settings.logprobs[rows]
         if not wanted.any():
             return []
         asked = np.flatnonzero(wanted)

@@ -1,0 +1,167 @@
+"""The step loop of executors that compute a step before `launch` returns: the CPU's, and torch's.
+
+plan -> rows with drafts -> model -> sampler -> accepted drafts -> result. An executor runs the model and
+samples; what a plan does to rows, constraints and drafts, and what a result says, is done here.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.gpu.constraints.rows import ConstrainedRows, Masks
+from ramify.gpu.drafting.base import Drafter
+from ramify.gpu.drafting.host import HostDrafts
+from ramify.gpu.executors.base import BadLogits, Counters, bad_logits
+from ramify.gpu.sampling.acceptance import Accepted, inputs_of, packed_rows
+from ramify.gpu.sampling.scoring import arrays, score, slice_lines
+from ramify.gpu.sampling.torch_sampler import Sampler
+from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
+from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult
+from ramify.protocol.sampling import TokenLogprobs
+
+Output = TypeVar("Output")  # of the model, from which its head computes logits
+Logprobs = list[TokenLogprobs | None]
+
+
+class DoneStep:
+    """A step that was computed before `launch` returned."""
+
+    def __init__(self, result: StepResult, bad: BadLogits | None) -> None:
+        self._result = result
+        self._bad = bad
+
+    def ready(self) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        if self._bad is not None:
+            raise self._bad
+        return self._result
+
+
+class HostExecutor(ABC, Generic[Output]):
+    """Runs plans over `table`, a step at a time. `device`: the model's."""
+
+    def __init__(
+        self, table: RowTable, info: ExecutorInfo, drafter: Drafter | None, device: torch.device
+    ) -> None:
+        self.info = info
+        self.counters = Counters()
+        self.rows = table
+        self.constraints = ConstrainedRows(info.max_rows, info.vocab_size)
+        self.drafts = HostDrafts(table, drafter, self.constraints)
+        self._device = device
+        self._sampler = Sampler(info.max_rows, info.vocab_size, device)
+        self._slice = slice_lines(info.vocab_size)  # lines that are scored at a time
+
+    def launch(self, plan: StepPlan) -> DoneStep:
+        """Compute the step. Raises PlanError if the plan contradicts the rows."""
+        begin = time.perf_counter()
+        step = self._begin(plan)
+        output = self._compute(step)
+        accepted, tokens, logprobs, forced = self._sampled(step, output)
+        scores = b"" if step.scored is None else self._score(step.scored, output)
+        result = StepResult(
+            step=plan.step,
+            tokens=tokens.astype(np.int32).tobytes(),
+            computed=step.computed,
+            elapsed_us=int((time.perf_counter() - begin) * 1e6),
+            logprobs=logprobs,
+            scores=scores,
+            busy_us=self._busy_us(),
+            late_us=self.drafts.late_us,
+            **packed_rows(step, accepted),
+            forced=forced,
+            reasons=accepted.reasons,
+        )
+        return DoneStep(result, bad_logits(step, self.rows.requests, result))
+
+    def forward(self, plan: StepPlan) -> tuple[StepRows, Tensor | None]:
+        """Apply the plan and run the model, without taking over what was sampled.
+
+        Returns what ran and float32 logits [S, vocabulary], None if no row samples. Meant for tests.
+        """
+        step = self._begin(plan)
+        output = self._compute(step)
+        return step, self._logits(step, output) if len(step.sampling) else None
+
+    def close(self) -> None:
+        """Release what the executor holds. Nothing may be called afterwards."""
+        self.constraints.close()
+
+    # --- what an executor does in its own way ---
+
+    @abstractmethod
+    def _compute(self, step: StepRows) -> Output:
+        """Run the model. The step may be empty."""
+
+    @abstractmethod
+    def _sample(
+        self, step: StepRows, output: Output, drafts: Ints | None, masks: Masks | None
+    ) -> tuple[Ints, Logprobs]:
+        """int64[S], NO_TOKEN where logits are not finite; what was asked about them, empty: nothing.
+
+        `drafts`, `masks`: see `Sampler.sample`.
+        """
+
+    @abstractmethod
+    def _logits(self, step: StepRows, output: Output) -> Tensor:
+        """float32[S, vocabulary], which the next step leaves as they are."""
+
+    @abstractmethod
+    def _logits_at(self, lines: Tensor, output: Output) -> Tensor:
+        """float32[L, vocabulary] of `lines` [L] of the step's tokens. Called when all is sampled."""
+
+    @abstractmethod
+    def _set_last(self, rows: Ints, tokens: Ints) -> None:
+        """What `rows` [R] run next: `tokens` [R]."""
+
+    def _busy_us(self) -> int:
+        """See `StepResult`; of the step under way."""
+        return 0
+
+    # --- what all do ---
+
+    def _begin(self, plan: StepPlan) -> StepRows:
+        """Apply the plan: what it runs."""
+        step = self.drafts.begin(plan)
+        for row in np.frombuffer(plan.closes, dtype=np.int32).tolist():
+            self._sampler.close(row)
+        for opened in plan.opens:
+            self._sampler.open(opened)
+        self.counters.count(step.computed)
+        if step.extends and self.constraints.any:  # for those that sit the step out
+            extended, tokens = step.last_extended
+            self._set_last(extended, tokens.astype(np.int64))
+        return step
+
+    def _sampled(self, step: StepRows, output: Output) -> tuple[Accepted, Ints, Logprobs, bytes]:
+        """What the rows get, the tokens, what was asked about them, and which were forced."""
+        if not len(step.sampling):
+            return Accepted(step.sampling > 0, step.sampling), step.sampling, [], b""
+        rows = step.rows[step.sampling]
+        drafts = None if step.lines is None else inputs_of(step)
+        masks = self.constraints.masks(rows, drafts)
+        tokens, logprobs = self._sample(step, output, drafts, masks)
+        accepted = self.drafts.end(step, tokens, drafts)
+        if drafts is None and masks is None:
+            self._set_last(rows, np.maximum(tokens, 0))
+            return accepted, tokens, logprobs, b""
+        tokens, some = tokens[accepted.kept], accepted.counts > 0
+        known = np.maximum(tokens, 0)
+        self._sampler.record(rows[accepted.kept], torch.from_numpy(known).to(self._device))
+        self._set_last(step.sampled_rows[some], known[np.cumsum(accepted.counts)[some] - 1])
+        logprobs = [found for found, kept in zip(logprobs, accepted.kept, strict=False) if kept]
+        forced = b"" if masks is None else self.constraints.forced(accepted.kept)
+        return accepted, tokens, logprobs, forced
+
+    def _score(self, scored: Scored, output: Output) -> bytes:
+        views = {
+            name: torch.from_numpy(array).to(self._device) for name, array in arrays(scored).items()
+        }
+        found = score(scored, views, lambda lines: self._logits_at(lines, output), self._slice)
+        return found.cpu().numpy().tobytes()
