@@ -199,10 +199,10 @@ def test_scores_that_are_not_finite_name_the_request(
 def test_memory_is_bounded(tmp_path: Path, drive: Any, monkeypatch: Any) -> None:
     """No more positions' logits at a time than a slice has, whatever the step asks for."""
     save(tmp_path, "Llama")
-    d = drive(tmp_path, device="cpu", step_tokens=512)
     size = scoring.slice_lines(VOCABULARY)
     assert size * 4 * VOCABULARY <= scoring.LOGITS_BYTES
     monkeypatch.setattr(scoring, "LOGITS_BYTES", 4 * 160 * 10)
+    d = drive(tmp_path, device="cpu", step_tokens=512)
     most = []
     model = d.executor._model
     plain = model.logits
