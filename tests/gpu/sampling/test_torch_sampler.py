@@ -275,11 +275,11 @@ def test_a_point_at_the_very_end_draws_a_token_that_there_is(monkeypatch: pytest
     """A product may be rounded up to the whole mass."""
     logits = torch.tensor([[0.0, 1.0, 0.0]])
     sampler = make([SamplingParams(temperature=1.0)], vocab=3)
-    known = sampler._settings.draws
+    known = sampler.settings.draws
 
     def at_the_end(rows: np.ndarray, draws: np.ndarray) -> Draws:
         given = known(rows, draws)
         return Draws(given.temperatures, np.ones_like(given.uniforms))
 
-    monkeypatch.setattr(sampler._settings, "draws", at_the_end)
+    monkeypatch.setattr(sampler.settings, "draws", at_the_end)
     assert draw(sampler, logits) == [1]
