@@ -578,10 +578,16 @@ class Scheduler:
         self._hungry = []
 
     def _yield_pages(self) -> None:
-        """A generation found no memory: what is computed ahead and has far to go gives way."""
-        for run in [run for run in self._runs.values() if run.ahead and run.filled < run.prompt]:
+        """A generation found no memory: what is computed ahead and has far to go gives way.
+
+        It stays away until a run ends: else both would be tried again at once, and again.
+        """
+        runs = [run for run in self._runs.values() if run.ahead and run.filled < run.prompt]
+        for run in runs:
             self._retract(run, "ahead")
+        if runs:
             self._admission.unblock()
+            self._admission.wait_for_end(runs[0].level)
 
     def _retract(self, run: Run, cause: Cause) -> None:
         """Stop a run with all that it achieved; the next run of its request continues exactly there."""
