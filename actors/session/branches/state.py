@@ -256,7 +256,8 @@ class SessionState:
         self.out.cache.append(DropBranches([branch.handle]))
 
     def rename(self, branch: Branch, name: str) -> None:
-        """Names were checked with `check_new`."""
+        """Raises Exists if another branch has that name."""
+        self.check_new([name], moved=1)
         del self.branches[branch.name]
         branch.label.name, branch.born = name, self.revision + 1
         self.branches[name] = branch

@@ -184,6 +184,14 @@ def test_a_renamed_branch_is_a_new_one_for_who_knew_the_old_name() -> None:
     assert (root.name, root.born, state.branches) == ("b", 2, {"b": root})
 
 
+def test_a_name_that_another_branch_has_is_not_given_again() -> None:
+    state = state_of()
+    one, other = state.root("a"), state.root("b")
+    with pytest.raises(Exists, match="'b' exists already"):
+        state.rename(one, "b")
+    assert (one.name, state.branches) == ("a", {"a": one, "b": other})
+
+
 def test_meta_is_metered_as_objects_and_bounded_as_text() -> None:
     small, large = {"k": "v" * 10}, {"k": "v" * 30}
     state = state_of(session_meta_bytes=json_size(large))
