@@ -1,10 +1,17 @@
-"""The one interface of drafters: what guesses the next tokens of rows, cheaply, ahead of each step.
+"""What guesses the next tokens of rows, cheaply, ahead of each step: where steps are over at once.
 
 A drafter never decides what is sampled: a wrong guess costs time, not truth. So it may forget, stop
 guessing, or guess fewer tokens than it is asked for, whenever that is cheaper. Called by the executor's
 thread only, in the order of the plans:
 
     close, open -> propose, continued -> runs -> [the model runs the step, drafts included] -> observe
+
+There are two interfaces, because guesses have two homes. A `Drafter` is handed the tokens that were
+sampled and hands over tokens: so a step must be over before the next one is planned, as on a CPU. A GPU
+has two steps in flight, whose tokens the host does not know: a `device.DeviceDrafter` says ahead of a
+step only which rows it can guess for, and launches kernels that read and write tokens on the device.
+What both share is not theirs: plans count drafts, `StepRows` lays them out, `RowTable.settle` takes back
+the refused, by one rule (`sampling.acceptance`).
 
 `ngram` and `model` implement it. A head on the model's own hidden states (EAGLE; Li et al. 2024) would
 be another one: it needs the stream behind the last norm of the accepted lines, which an executor would
@@ -41,8 +48,6 @@ def no_guesses(rows: int, late: float = 0.0) -> Guesses:
 
 class Drafter(Protocol):
     """Guesses for the rows of one executor."""
-
-    name: str  # in `ExecutorInfo.drafter`
 
     def open(self, opened: OpenRow) -> None:
         """A request begins in a row; `opened.history` has its tokens, those that will run included."""

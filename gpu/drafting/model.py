@@ -42,8 +42,6 @@ class DraftRunner(Protocol):
 class ModelDrafter:
     """Over the pages of `table`, up to position `context`; tokens below both vocabularies' sizes."""
 
-    name = "model"
-
     def __init__(
         self, runner: DraftRunner, table: RowTable, context: int, vocabulary: int, slots: int
     ) -> None:

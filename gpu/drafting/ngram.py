@@ -106,8 +106,6 @@ def _hashes(tokens: Tokens, first: int, end: int) -> npt.NDArray[np.uint16]:
 class NgramDrafter:
     """See the top of the file. A match of fewer than SHORTEST tokens guesses nothing."""
 
-    name = "ngram"
-
     def __init__(self, max_rows: int) -> None:
         self._histories = Histories(max_rows)
         self._indexes: dict[int, _Index] = {}

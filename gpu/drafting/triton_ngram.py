@@ -25,7 +25,7 @@ _BLOCK = 1024
 _MOST = 8  # drafts
 
 
-class NgramDrafter(DeviceDrafter):
+class DeviceNgramDrafter(DeviceDrafter):
     """Knows all that a row's pages hold, so it guesses for every row."""
 
     name = "ngram"

@@ -323,7 +323,7 @@ def device_drafter(
     if model is None:
         from ramify.gpu.drafting import triton_ngram
 
-        return triton_ngram.NgramDrafter()
+        return triton_ngram.DeviceNgramDrafter()
     from ramify.gpu.drafting.device_model import DeviceModelDrafter
     from ramify.gpu.executors.cuda_executor import layer_sizes
     from ramify.gpu.ops.triton_linear import Products

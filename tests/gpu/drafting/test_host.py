@@ -29,8 +29,6 @@ SAMPLINGS = {
 class Oracle:
     """Guesses what rows will sample, wrong with a probability, and sometimes less than was asked."""
 
-    name = "oracle"
-
     def __init__(self, outputs: dict[int, list[int]], wrong: float) -> None:
         self.outputs, self.wrong = outputs, wrong
         self.places: dict[int, int] = {}

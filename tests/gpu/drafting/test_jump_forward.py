@@ -92,8 +92,6 @@ class SlowMatcher:
 class Knows:
     """A drafter that has seen the outputs, and is wrong now and then, also with what is not legal."""
 
-    name = "knows"
-
     def __init__(self, outputs: Outputs, behind: bool = True) -> None:
         self.outputs, self.behind, self.dice = outputs, behind, random.Random(5)
         self.places: dict[int, int] = {}

@@ -68,7 +68,7 @@ from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.gpu.attention.triton_paged import TritonPaged
 from ramify.gpu.drafting.device_model import DeviceModelDrafter
-from ramify.gpu.drafting.triton_ngram import NgramDrafter
+from ramify.gpu.drafting.triton_ngram import DeviceNgramDrafter
 from ramify.gpu.executors import cuda_executor
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
@@ -97,7 +97,7 @@ cuda_executor.CudaExecutor.warm_drafter = torch.inference_mode()(warm_drafter)
 
 def drafter_for(draft, model, info):
     if draft == "ngram":
-        return NgramDrafter()
+        return DeviceNgramDrafter()
     pool = model.config.kv_layout(model.dtype).allocate(info.pages, PAGE, CPU)
     products = cuda_executor.Products(CPU)
     sizes = cuda_executor.layer_sizes(model, products)

@@ -204,7 +204,7 @@ def test_ngrams_find_what_the_row_says(make: Any) -> None:
     drafted = Requests(make("ngram"), 4)
     drafted.run(2, requests=1)
     assert drafted.outputs() == wanted.outputs()
-    from ramify.gpu.drafting.triton_ngram import NgramDrafter
+    from ramify.gpu.drafting.triton_ngram import DeviceNgramDrafter
     from ramify.gpu.sampling.verifier import Verifier
     from ramify.gpu.step.buckets import Bucket
     from ramify.gpu.step.inputs import StepInputs
@@ -223,7 +223,7 @@ def test_ngrams_find_what_the_row_says(make: Any) -> None:
             "positions": np.arange(last, last + 4, dtype=np.int32),
         }
         tensors = {name: torch.from_numpy(part).to(DEVICE) for name, part in parts.items()}
-        NgramDrafter().warm(StepInputs.from_parts(Bucket(0, 0, 4, 4), tensors), verifier)
+        DeviceNgramDrafter().warm(StepInputs.from_parts(Bucket(0, 0, 4, 4), tensors), verifier)
         return verifier.inputs[1:, 0].tolist()
 
     assert propose(12) == [8, 9, 5]  # 5 6 7 is longer than 7 alone
