@@ -49,7 +49,9 @@ class MarkdownScreen(Screen):
         pass  # blocks end theirs
 
     def _line(self, text: str, style: str) -> None:
-        self._notes_console.print(Text(shown(text), style="red" if style == "31" else "dim"))
+        # the terminal wraps it: a command that is told is one line where it is copied
+        said = Text(shown(text), style="red" if style == "31" else "dim")
+        self._notes_console.print(said, soft_wrap=True)
 
 
 class Blocks:

@@ -123,6 +123,14 @@ def test_notes_stand_above_the_block_that_is_drawn() -> None:
     assert [line for line in left(out.getvalue()) if line] == ["the server is gone", "one two"]
 
 
+def test_a_command_that_is_told_can_be_copied() -> None:
+    """It is one line, however narrow the window is."""
+    shown, out = screen()
+    command = "ramify chat " + "--set seed=1 " * 20 + "end"
+    shown.note(f"to go on: {command}")
+    assert f"to go on: {command}" in left(out.getvalue())
+
+
 def test_text_that_is_taken_back() -> None:
     shown, out = screen()
     with shown.answer() as answer:
