@@ -10,6 +10,7 @@ from functools import cached_property
 from os.path import commonprefix
 from typing import Any, TypeAlias
 
+from ramify.actors.session.calls import forms
 from ramify.actors.session.calls.dialects import Dialect
 from ramify.actors.session.calls.exact import CALL_ID, Written
 from ramify.actors.session.calls.toolbox import Toolbox
@@ -19,6 +20,7 @@ from ramify.protocol.wire import ChatMessage, JsonObject
 _NAME = "ramifyf3a9c1name"
 _VALUE = "ramifyf3a9c1value"
 _PARAMETER = "p"
+_TAGGED = ("hermes", "qwen3-coder")  # whose calls stand between the same tags
 _QUESTION = ChatMessage(role="user", content="Q")
 
 
@@ -99,6 +101,10 @@ class Openings:
         before, named, after = call.rpartition(_NAME)
         if not named or _VALUE not in after:
             return None
+        if self._dialect.name in _TAGGED and (
+            before.endswith(forms.FUNCTION) != self._dialect.opening.endswith(forms.FUNCTION)
+        ):
+            return None  # between the same tags, but another family's
         # what the prompt and the call begin with alike is no part of the call
         shared = len(commonprefix([prompt, call]))  # noqa: RUF071 - texts, not paths
         places = [(before.rfind(mark), mark) for mark in self._dialect.openings]

@@ -159,3 +159,14 @@ def test_what_can_be_forced() -> None:
     found = Openings(template(hermes), DIALECTS["hermes"])
     for choice in ("required", "add", "weather"):
         found.check(choice, TOOLS, chat=True)
+
+
+@pytest.mark.parametrize(("write", "dialect"), [(hermes, "qwen3-coder"), (coder, "hermes")])
+def test_calls_of_a_template_of_another_family_are_not_opened_as_it_writes_them(
+    write: Write, dialect: DialectName
+) -> None:
+    """As with `--tool-parser qwen3-coder` and Hermes' template: JSON began, and parameters followed."""
+    kind = DIALECTS[dialect]
+    found = Openings(template(write), kind)
+    assert found.text("required") == kind.opening
+    assert found.written().opening.rstrip(' "') == kind.opening
