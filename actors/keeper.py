@@ -93,7 +93,7 @@ class ExecutorKeeper:
                 await self._clock.sleep_until(self._clock.now() + 0.01)
             await self.executor.stop(GRACE_SECONDS)
             if not self.executor.replaceable:
-                raise ExecutorLost(reason)
+                raise ExecutorLost(f"{reason}, in a thread, which cannot be ended: see --executor")
             known = self.executor.info
             self.executor = await self._restart(reason)
             info = self.executor.info

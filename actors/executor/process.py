@@ -1,6 +1,6 @@
-"""The executor in a process of its own, seen from the engine: the default on a GPU.
+"""The executor in a process of its own, seen from the engine: the default.
 
-Launching kernels then never competes with sockets for the interpreter lock.
+It can be ended whatever it does, and launching kernels never competes with sockets for the interpreter lock.
 """
 
 import asyncio

@@ -33,14 +33,15 @@ def test_explicit_placement_is_obeyed(
 
 
 def test_explicit_device_decides_an_automatic_placement() -> None:
-    assert layout_of(config("auto", "cpu"), never).executor == "thread"
-    assert layout_of(config("auto", "cuda"), never).executor == "process"
+    for device, gateways in (("cpu", 0), ("cuda", 1)):
+        layout = layout_of(config("auto", device), never, 2)
+        assert (layout.executor, layout.gateways) == ("process", gateways)
 
 
-@pytest.mark.parametrize(("cuda", "expected"), [(True, "process"), (False, "thread")])
-def test_automatic_device_looks_for_a_driver(cuda: bool, expected: str) -> None:
-    layout = layout_of(config("auto", "auto"), lambda: cuda)
-    assert layout.executor == expected
+@pytest.mark.parametrize("cuda", [False, True])
+def test_automatic_device_looks_for_a_driver(cuda: bool) -> None:
+    layout = layout_of(config("auto", "auto"), lambda: cuda, 2)
+    assert (layout.executor, layout.gateways) == ("process", int(cuda))
     assert layout.told("executor")["why"]
 
 
@@ -51,7 +52,7 @@ def test_gateways_on_cuda_follow_the_cores(cores: int, expected: int) -> None:
     assert layout.told("gateways")["processes"] == expected
 
 
-def test_a_cpu_keeps_everything_in_one_process() -> None:
+def test_a_cpu_keeps_sockets_in_the_engine() -> None:
     layout = layout_of(config("auto", "cpu"), never)
     assert layout.gateways == 0
     assert layout.told("gateways")["processes"] == "in the engine"

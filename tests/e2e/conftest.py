@@ -9,6 +9,7 @@ import asyncio
 import gc
 import json
 import os
+import re
 import shutil
 import socket
 import struct
@@ -393,6 +394,19 @@ class Served:
         cache.residency.release_kept()  # of deep paths
         assert cache.referenced == 0, "pages are still referenced"
         assert cache.free + cache.evictable == cache.total
+
+    async def sampled(self) -> float:
+        """Tokens so far, of all replicas that have reported."""
+        text = (await self.request("GET", "/metrics"))[1]
+        counts = re.findall(r"^ramify_sampled_tokens_total(?:{.*})? (\S+)", text, re.MULTILINE)
+        return sum(map(float, counts))
+
+    async def goes_on(self, tokens: int) -> None:
+        """Wait until so many more tokens have been generated."""
+        enough = await self.sampled() + tokens
+        async with asyncio.timeout(PATIENCE):
+            while await self.sampled() < enough:
+                await asyncio.sleep(0.01)
 
     async def until_alone(self, *, sessions: int = 1, sockets: int | None = None) -> None:
         """Wait until only `sessions` sessions are left, or `sockets` sockets."""

@@ -14,6 +14,7 @@ import pytest
 
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.engine import EngineFailed
+from ramify.actors.executor.spec import FactorySpec
 from ramify.actors.processes.messages import NotStarted
 from ramify.actors.session.core import SessionCore
 from ramify.protocol.messages import Frame
@@ -61,14 +62,6 @@ def is_internal(end: dict[str, Any]) -> bool:
     return end.get("error" if end["type"] == "done" else "code") == "internal"
 
 
-async def sampled(served: Any) -> float:
-    """Tokens so far."""
-    text = (await served.request("GET", "/metrics"))[1]
-    found = re.search(r"^ramify_sampled_tokens_total (\S+)", text, re.MULTILINE)
-    assert found is not None
-    return float(found[1])
-
-
 @pytest.mark.parametrize("gateways", [0, 2])
 async def test_a_killed_executor_ends_nothing(serving: Any, gateways: int) -> None:
     """Everything goes on from its last token in another one, and nobody sees more than a pause."""
@@ -84,10 +77,7 @@ async def test_a_killed_executor_ends_nothing(serving: Any, gateways: int) -> No
                 peer.user(4, "queued", branch="b0"),
             )
             for _ in range(2):
-                had = await sampled(served)
-                async with asyncio.timeout(PATIENCE):
-                    while await sampled(served) < had + 10:
-                        await asyncio.sleep(0.01)
+                await served.goes_on(10)
                 os.kill(pid := served.engine.executor.pid, signal.SIGKILL)
                 async with asyncio.timeout(PATIENCE):
                     while served.engine.executor.pid == pid or not served.engine.executor.alive:
@@ -331,10 +321,78 @@ async def test_a_stopped_executor_is_told_and_replaced(
             await readiness(served, 200)
 
 
+HANGS = '''
+import pathlib
+import time
+
+from ramify.gpu.executors.fake import FakeExecutor, FakeModel
+
+
+class Hangs(FakeExecutor):
+    """Hangs in its 20th step, in Python, unless one has hung before."""
+
+    def __init__(self, mark, model):
+        super().__init__(FakeModel(**model), step_seconds=0.002)
+        self.mark, self.steps = pathlib.Path(mark), 0
+
+    def launch(self, plan):
+        self.steps += 1
+        if self.steps == 20 and not self.mark.exists():
+            self.mark.touch()
+            time.sleep(3600)
+        return super().launch(plan)
+'''
+
+
+async def test_a_step_that_hangs_ends_nothing(
+    serving: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default, on a CPU as well: another executor goes on from the last token."""
+    monkeypatch.setattr("ramify.actors.watchdog.LOOK_SECONDS", 0.1)
+    (tmp_path / "hangs.py").write_text(HANGS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    model = {"vocab_size": 384, "eos": 2, "first": 3}  # the oracle's
+    spec = FactorySpec("hangs:Hangs", {"mark": str(tmp_path / "hung"), "model": model})
+    settings = {"executor": "auto", "gateways": 0, "step_timeout_s": 1.0, "model": {"device": "cpu"}}
+    async with serving(spec=spec, **settings) as served, served.connect() as peer:
+        await peer.open(peer.user(1, "go"), peer.greedy(2, max_tokens=60))
+        assert (await peer.terminal(2))["reason"] == "length"
+        assert peer.text() == served.oracle.text(served.oracle.output(served.oracle.turn("go"), 60))
+        assert "ramify_executor_deaths_total 1.0" in (await served.request("GET", "/metrics"))[1]
+
+
+def executor_of(server: int) -> int | None:
+    """The process of a server in which its model runs."""
+    for task in Path(f"/proc/{server}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            if b"executor_program" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return child
+    return None
+
+
+async def test_a_server_on_a_cpu_outlives_its_model(peers: Any, llama_folder: Path) -> None:
+    """As it is started without flags: one that hangs is replaced, and so is one that is killed."""
+    async with command(llama_folder, "--port", "0", "--step-timeout", "3") as (process, url):
+        async with peers(url) as peer:
+            await peer.open()
+            for ident, fate in ((2, signal.SIGSTOP), (4, signal.SIGKILL)):
+                await peer.send(
+                    peer.user(ident - 1, "go"), peer.greedy(ident, max_tokens=200, ignore_eos=True)
+                )
+                await peer.next("delta")
+                executor = executor_of(process.pid)
+                assert executor is not None
+                os.kill(executor, fate)
+                done = await peer.terminal(ident)
+                assert (done["reason"], done["usage"]["output"]) == ("length", 200)
+                assert executor_of(process.pid) not in (None, executor)
+        assert process.returncode is None
+
+
 async def test_a_step_that_hangs_in_a_thread_ends_the_engine(
     serving: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A thread cannot be ended. What is known needs no traceback."""
+    """With `--executor thread`: it cannot be ended. What is known needs no traceback."""
     monkeypatch.setattr("ramify.actors.watchdog.LOOK_SECONDS", 0.1)
     monkeypatch.setattr("ramify.actors.keeper.GRACE_SECONDS", 0.1)
     engine = Running(serving, executor="thread", fake={"step_seconds": 2.0}, step_timeout_s=1.0)

@@ -188,12 +188,15 @@ async def test_detach_pause_goes_on_exactly(serving: Any, placement: dict[str, A
 async def test_a_session_without_sockets_expires(serving: Any, placement: dict[str, Any]) -> None:
     async with serving(**placement, fake=SLOW) as served:
         async with served.connect() as peer:
-            state = await peer.open(peer.user(1, "bye"), peer.greedy(2, max_tokens=100), ttl_s=0.05)
+            state = await peer.open(peer.user(1, "bye"), peer.greedy(2, max_tokens=3000), ttl_s=0.05)
             await peer.next("delta")
             peer.abort()
-        async with served.connect() as again:  # longer than ttl_s, but it generates
+        await served.until_alone(sockets=0)
+        await served.goes_on(40)  # longer than ttl_s, but it generates
+        async with served.connect() as again:
             await again.open(**login(state), ttl_s=0.05)
-            await again.terminal(2)
+            await again.send({"type": "cancel", "id": 3, "branch": "main"})
+            assert (await again.terminal(2))["reason"] == "cancelled"
         await served.deserted()
         async with served.connect() as late:
             await late.send({"type": "open", "client": "peer", **login(state)})
