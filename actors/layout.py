@@ -50,9 +50,9 @@ def layout_of(
 ) -> ProcessLayout:
     """Decide. `has_cuda` is asked only if the device is not said and a decision depends on it.
 
-    The executor has a process on CPUs as well: a thread that hangs cannot be ended, so the server would have
-    to. With the bundled model the process costs 20 to 40 MB of memory, and of CPU nothing at the start, 5%
-    for a token of a lone stream, nothing with 16 of them.
+    The executor has a process on CPUs as well: a thread that hangs cannot be ended, so the server would
+    have to. With the bundled model the process costs 20 to 40 MB of memory, and of CPU nothing at the
+    start, 5% for a token of a lone stream, nothing with 16 of them.
 
     `cores`: of this machine. On CUDA, sockets and sessions get up to four processes. With steps of
     2 ms and 256 sockets, one process for all is busy to 100% and the next plan waits 1.6 ms at the

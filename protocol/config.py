@@ -243,7 +243,10 @@ class EngineConfig(Settings, frozen=True, kw_only=True):
     replicas: ReplicasConfig | None = None  # None: one core, in the engine's process
     executor: Annotated[
         Literal["auto", "thread", "process"],
-        Setting("where the model runs; auto: process. A step that hangs in a thread ends the server", group="model"),
+        Setting(
+            "where the model runs; auto: process. A step that hangs in a thread ends the server",
+            group="model",
+        ),
     ] = "auto"
     gateways: Annotated[
         int | None,

@@ -1,6 +1,7 @@
 """The executor in a process of its own, seen from the engine: the default.
 
-It can be ended whatever it does, and launching kernels never competes with sockets for the interpreter lock.
+It can be ended whatever it does, and launching kernels never competes with sockets for the
+interpreter lock.
 """
 
 import asyncio

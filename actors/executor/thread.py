@@ -1,6 +1,6 @@
 """The executor in a thread of the engine's process: `--executor thread`.
 
-A step that hangs here ends the engine, because a thread cannot be ended; see `process.py` for the default.
+A step that hangs here ends the engine, because a thread cannot be ended. `process.py` is the default.
 
 The model is loaded and run by the same thread, because torch keeps settings per thread. Torch
 releases the interpreter lock in its kernels, so sockets are served meanwhile.

@@ -122,7 +122,7 @@ async def test_four_starts_that_fail_are_enough() -> None:
 async def test_a_thread_that_hangs_is_not_replaced() -> None:
     kept = Kept()
     kept.first.failure, kept.first.replaceable = "it hangs", False
-    with pytest.raises(ExecutorLost, match="it hangs, in a thread, which cannot be ended: see --executor"):
+    with pytest.raises(ExecutorLost, match="it hangs, in a thread, which cannot be ended"):
         await kept.keeper.run()
 
 
