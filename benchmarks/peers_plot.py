@@ -2,7 +2,7 @@
 
     python benchmarks/peers_plot.py --output docs/peers.svg
 
-Ours are the medians in `results/`. The peers' are those of docs/log.md ("the GPU, all rows"): SGLang
+Ours are the medians in `results/`. The peers' are those of docs/log/gpu.md ("the GPU, all rows"): SGLang
 0.5.11 and vLLM 0.20.2, measured on the same kind of machine and workload, not in the same run; of a
 range the better end. It measures nothing.
 """

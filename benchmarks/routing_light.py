@@ -5,7 +5,7 @@ tokens a step takes) is the scheduler's own. What is modelled: requests are admi
 in which they came, as many as the next steps need and the pool has room for; admitted prompts are
 computed in lots, short ones first; two steps are under way; a prompt that shares what another computes
 waits for it; blocks stay until the least recently used have to go, the deepest first. What is not:
-output beyond the pool (retraction), parts of blocks, several clients. `docs/log.md` says
+output beyond the pool (retraction), parts of blocks, several clients. `docs/log` says
 how far it is from the real ones.
 
 Sizes are scaled tokens, as in `routing_sim.py`.

@@ -49,8 +49,8 @@ INWARD, OUTWARD, LINK = 1.2, 0.8, 0.1
 FRAME = 0.06  # a client's work for each frame that it sends
 HOST_GRAPH, HOST_EAGER = 1.0, 14.0  # what launching a step takes its host
 
-# Llama-3.1-8B on an H200, prefixes of 700 tokens, decodes at context 800 (docs/log.md): steps of
-# so many prompt tokens, with no decodes and with 62 of them.
+# Llama-3.1-8B on an H200, prefixes of 700 tokens, decodes at context 800 (docs/log/scheduling.md):
+# steps of so many prompt tokens, with no decodes and with 62 of them.
 PROMPTS = [0, 64, 128, 192, 256, 320, 384, 512, 768, 1024, 2048, 4096, 8192, 16384]
 ALONE = [4.2, 5.2, 5.87, 6.99, 8.04, 9.34, 10.3, 13.0, 18.5, 24.4, 46.8, 93.5, 188.0, 376.0]
 EXTEND_SIZES = [16, 32, 64, *range(128, 513, 64)]  # that the H200 captures for this model

@@ -45,7 +45,7 @@ def wait_first(OVERLAP: tl.constexpr):
     """Wait first, then let the next kernel start.
 
     For a short kernel between a product and attention. If attention starts while the product still runs,
-    it is up to 5 % slower (docs/log.md), probably because its programs crowd onto the few
+    it is up to 5 % slower (docs/log/gpu.md), probably because its programs crowd onto the few
     multiprocessors that are free.
     """
     if OVERLAP:

@@ -1,4 +1,4 @@
-"""docs/architecture.md names files and functions that there are."""
+"""docs/architecture.md and docs/internals name files and functions that there are."""
 
 import re
 from pathlib import Path
@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-TEXT = (ROOT / "docs/architecture.md").read_text()
+PAGES = [ROOT / "docs/architecture.md", *sorted((ROOT / "docs/internals").glob("*.md"))]
 FILE = re.compile(r"`([\w/]+\.py)`")
 
 
 def rows() -> list[tuple[list[str], list[str]]]:
     """The table of one token's way: functions, and the files that they are in."""
-    table = TEXT.split("### One token, by file and function")[1].split("\n## ")[0]
     found = []
-    for line in table.splitlines():
+    for line in (ROOT / "docs/internals/token.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 3 and cells[2].startswith("`"):
             found.append((re.findall(r"`([^`]+)`", cells[1]), files_of(cells[2])))
@@ -42,7 +41,22 @@ def test_there_is_a_way() -> None:
     assert len(rows()) > 10
 
 
-@pytest.mark.parametrize("path", sorted({p for p in FILE.findall(TEXT) if "/" in p}))
+@pytest.mark.parametrize(
+    "path", sorted({path for page in PAGES for path in FILE.findall(page.read_text()) if "/" in path})
+)
 def test_files_that_are_named_exist(path: str) -> None:
     """Paths begin at the root, or in `actors/`."""
     assert (ROOT / path).is_file() or (ROOT / "actors" / path).is_file()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_map_is_one_page() -> None:
+    """And it names each page of the internals."""
+    text = PAGES[0].read_text()
+    assert len(text.splitlines()) <= 150
+    assert [page.name for page in PAGES[1:] if f"internals/{page.name}" not in text] == []

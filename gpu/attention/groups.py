@@ -26,7 +26,7 @@ _STEP = 64  # a stretch of keys is a multiple of this
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What pays, in tokens, and how a pass is cut. Measured: see docs/log.md.
+    """What pays, in tokens, and how a pass is cut. Measured: see docs/log/gpu.md.
 
     `least_depth`: shorter prefixes are left to the plain pass. `least_saved`: reads that the whole
     step must be spared. `least_members`: of one group. `tile_lines`: lines of one work item.

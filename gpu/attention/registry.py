@@ -129,7 +129,7 @@ def choose(
     """`asked` as of `--attention`. Raises ModelError if it cannot be had.
 
     "auto" on CUDA is Triton, and FA3 for extends where FlashInfer's kernels are at hand on a
-    Hopper GPU: see docs/log.md for the measurements.
+    Hopper GPU: see docs/log/gpu.md for the measurements.
     """
     if deterministic:
         return _deterministic(asked, shape, device)

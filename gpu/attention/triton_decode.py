@@ -29,7 +29,7 @@ _PROGRAMS = 528  # wanted at once: four a multiprocessor of a Hopper GPU
 _MOST_SPLITS = 64
 _KEYS = 64  # in one tile
 _CROWDED = 1024  # programs
-_FEW = 8  # sequences: with more, programs that start early lose more than they gain (docs/log.md)
+_FEW = 8  # sequences: with more, programs that start early lose more than they gain (docs/log/gpu.md)
 
 
 def splits_for(sequences: int, kv_heads: int) -> int:
@@ -77,7 +77,7 @@ def decode_attention(
         sums = torch.empty((sequences, heads, splits), dtype=torch.float32, device=q.device)
     exact = q.dtype == torch.float32
     scale, softcap = score_scale(spec)
-    # Measured on an H200 (docs/log.md): few programs want larger tiles, many want more of them.
+    # Measured on an H200 (docs/log/gpu.md): few programs want larger tiles, many want more of them.
     crowded, few = variant_for(sequences, kv_heads)
     keys, stages = (32, 4) if crowded and not exact else (_KEYS, 3)
     overlap = few and overlaps(q.device)

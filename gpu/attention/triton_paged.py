@@ -33,7 +33,7 @@ class TritonPaged:
     static_extends = True
     # Sequences times KV heads from which decodes are cut into equal shares. On an H200 24 sequences of
     # different lengths take 47 us so and 63 with programs of their own, 8 of them 24 and 22
-    # (docs/log.md).
+    # (docs/log/gpu.md).
     fewest_balanced = 192
 
     def __init__(

@@ -50,7 +50,7 @@ class Parts:
 def grouper_for(table: RowTable, shape: AttentionShape, lines: int = 1) -> Grouper | None:
     """Finds the groups of a model's decodes, each of up to so many lines of a row, by what pays.
 
-    Measured on an H200 (docs/log.md), where the L2 cache gives the plain pass most of what shared
+    Measured on an H200 (docs/log/gpu.md), where the L2 cache gives the plain pass most of what shared
     keys could save: it reads them again at 7 to 8 TB/s. None if the query heads of a decode fill a
     tile, which then has no room for another one's.
     """

@@ -1,9 +1,9 @@
 """Which matrix products of a step our kernels take, and how they are cut up for them.
 
-The tables below are measurements (docs/log.md). A product runs on our kernel where that was faster in a
-CUDA graph on an H200, counting the kernels that it replaces. Everything else stays with torch's library:
-float32 and float16, sizes that the tiles do not divide, more tokens than `MOST_TOKENS` except for the
-gated product, GPUs before Hopper.
+The tables below are measurements (docs/log/gpu.md). A product runs on our kernel where that was faster
+in a CUDA graph on an H200, counting the kernels that it replaces. Everything else stays with torch's
+library: float32 and float16, sizes that the tiles do not divide, more tokens than `MOST_TOKENS` except
+for the gated product, GPUs before Hopper.
 """
 
 from dataclasses import dataclass, replace

@@ -23,7 +23,7 @@ import torch
 from triton import AsyncCompileMode
 from triton.runtime import JITFunction
 
-_MOST_THREADS = 8  # 16 are no faster (docs/log.md): Triton's own part holds the interpreter lock
+_MOST_THREADS = 8  # 16 are no faster (docs/log/gpu.md): Triton's own part holds the interpreter lock
 
 
 @contextmanager
