@@ -538,7 +538,8 @@ class Generations:
         del self._by_task[id(task)]
         self._state.bump()
         text = segment.text
-        calls = reader.calls if reader is not None and reason == "stop" else []
+        # what is complete is told now, cut or not: to the next output it is no call of its own
+        calls = reader.calls if reader is not None and reason in ("stop", "length") else []
         strict = task.frame.opened.template == "strict"
         if reader is not None and reason == "stop" and (calls or strict):
             self._speak(generation, reader)
@@ -553,7 +554,7 @@ class Generations:
                 branch=branch.name,
                 position=branch.position,
                 revision=self._state.revision,
-                reason="tool" if calls else reason,
+                reason="tool" if calls and reason == "stop" else reason,
                 usage=generation.usage(finished, output),
                 text=text if generation.op.quiet and not hidden else None,
                 tool_calls=calls or None,

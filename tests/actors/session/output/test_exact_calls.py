@@ -98,6 +98,29 @@ def test_children_are_exact_each(sim: Callable[..., Any]) -> None:
     assert len({calls[0]["function"]["arguments"] for calls in found}) > 1
 
 
+def test_a_call_is_told_once_wherever_its_output_is_cut(sim: Callable[..., Any]) -> None:
+    """By the output in which it ends, also where the length cuts that right behind it."""
+    _, whole = asked(sim, tool(), tool_choice="open", temperature=1.0, seed=3, parallel_tool_calls=False)
+    (wanted,) = ends(whole)[0].tool_calls
+    for cut in range(1, ends(whole)[0].usage.output + 1):
+        engine, client = asked(
+            sim, tool(), tool_choice="open", temperature=1.0, seed=3, parallel_tool_calls=False,
+            max_tokens=cut,
+        )  # fmt: skip
+        (done,) = ends(client)
+        if not done.tool_calls:
+            assert done.reason == "length"
+            client.send(w.Generate(id=3, max_tokens=300, temperature=1.0, parallel_tool_calls=False))
+            engine.pump()
+            (done,) = ends(client, 3)
+            assert done.reason == "tool"
+            check(done.tool_calls)
+        else:
+            assert done.reason in ("length", "tool")
+            assert done.tool_calls[0]["function"] == wanted["function"]
+        assert len(done.tool_calls) == 1
+
+
 @pytest.mark.parametrize("cut", range(1, 30, 4))
 def test_a_call_goes_on_exactly_where_it_was_cut(sim: Callable[..., Any], cut: int) -> None:
     """Cut by its length, forked, rolled back: the rest of the call is held to the same schema."""
