@@ -4,11 +4,12 @@ The collector finds objects that only each other know; all others go with their 
 then it walks all objects that there are: a fifth of a second where clients hold 300,000, in which
 nothing else runs. So what has survived a full collection is *frozen*, and later ones walk only what has
 come since. Rings among frozen objects are found by a *whole* collection: when the process has nothing
-to do, seldom; and still more seldom when it always has. What ends by itself, like a session, must
-therefore leave no rings behind (`SessionCore.part`).
+to do, seldom; still more seldom when it always has; and when memory has grown by half since the last
+one. What ends by itself, like a session, must therefore leave no rings behind (`SessionCore.part`).
 """
 
 import gc
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,8 @@ LOOK_SECONDS = 5.0  # between two looks at whether the process is idle
 IDLE = 0.05  # of a processor
 WHOLE_SECONDS = 600.0  # between two whole collections of a process that is idle now and then
 LATEST_SECONDS = 1800.0  # and of one that never is
+GROWTH = 1.5  # of the blocks of memory that the last one left
+FEW_BLOCKS = 200_000  # some 20 MB: what so few may grow by is no matter
 
 
 class Collector:
@@ -31,6 +34,7 @@ class Collector:
         self._clock = clock
         self._cpu = cpu
         self._spent = self._last = 0.0
+        self._blocks = 0  # of memory, behind the last whole collection
         self._frozen = False  # something was, since the last whole collection
         self._before: tuple[int, int, int] | None = None
         self._timer: Timer | None = None
@@ -44,6 +48,7 @@ class Collector:
         gc.set_threshold(*YOUNG)
         gc.callbacks.append(self._collected)
         self._last, self._spent = self._clock.now(), self._cpu()
+        self._blocks = sys.getallocatedblocks()
         self._look_later()
 
     def end(self) -> None:
@@ -67,9 +72,12 @@ class Collector:
     def _look(self) -> None:
         now, before, self._spent = self._clock.now(), self._spent, self._cpu()
         idle = self._spent - before < IDLE * LOOK_SECONDS
-        if self._frozen and now - self._last >= (WHOLE_SECONDS if idle else LATEST_SECONDS):
+        late = now - self._last >= (WHOLE_SECONDS if idle else LATEST_SECONDS)
+        grown = sys.getallocatedblocks() > GROWTH * max(self._blocks, FEW_BLOCKS)
+        if self._frozen and (late or grown):
             gc.unfreeze()
             gc.collect()
             self._last, self._spent, self._frozen = now, self._cpu(), False
+            self._blocks = sys.getallocatedblocks()
             self.whole += 1
         self._look_later()

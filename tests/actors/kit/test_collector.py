@@ -9,6 +9,8 @@ import pytest
 
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.collector import (
+    FEW_BLOCKS,
+    GROWTH,
     IDLE,
     LATEST_SECONDS,
     LOOK_SECONDS,
@@ -79,6 +81,21 @@ def test_old_rings_go_when_there_is_time(process: Process, busy: bool, after: fl
     process.passes(4 * LOOK_SECONDS, busy=busy)
     assert gone() is None
     assert process.collector.whole == 1
+
+
+def test_old_rings_go_when_memory_has_grown_by_half(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, blocks = old_ring(), 10 * FEW_BLOCKS
+    monkeypatch.setattr("sys.getallocatedblocks", lambda: blocks)
+    process.passes(LOOK_SECONDS, busy=True)
+    assert gone() is None
+    whole, gone = process.collector.whole, old_ring()
+    process.passes(10 * LOOK_SECONDS, busy=True)  # what it left is the measure
+    assert (gone() is None, process.collector.whole) == (False, whole)
+    blocks = int(blocks * GROWTH) + 1
+    process.passes(LOOK_SECONDS, busy=True)
+    assert (gone() is None, process.collector.whole) == (True, whole + 1)
 
 
 def test_nothing_is_walked_where_nothing_was_frozen(process: Process) -> None:
