@@ -182,7 +182,7 @@ class ServerConfig(Settings, frozen=True, kw_only=True):
     store_bytes: Annotated[
         int,
         Setting(
-            "most bytes of sessions there; beyond them the longest unused go",
+            "most bytes of sessions there; beyond them, the name with most loses its longest unused",
             low=STORE_BYTES_LEAST,
             high=1 << 50,
             group="sessions",
