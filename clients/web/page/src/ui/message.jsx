@@ -1,6 +1,6 @@
 /** One message of the conversation, and what can be done with it. */
 
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { options } from "../model/settings.js";
 import { copied } from "../render/clipboard.js";
 import { Icon, IconButton } from "./icons.jsx";
@@ -50,7 +50,7 @@ function FileChip({ name, text }) {
 
 function EditForm({ message, cancel, send }) {
   const area = useRef(null);
-  useEffect(() => { area.current.focus(); area.current.setSelectionRange(-1, -1); }, []);
+  useLayoutEffect(() => { area.current.focus(); area.current.setSelectionRange(-1, -1); }, []);
   const submit = () => { const text = area.current.value.trim(); if (text) send(text); };
   const keys = (event) => {
     if (event.key === "Escape") { event.stopPropagation(); cancel(); }
