@@ -27,6 +27,7 @@ import msgspec
 
 from ramify.actors.engine import Engine, running_engine
 from ramify.actors.executor.spec import FactorySpec
+from ramify.actors.kit.collector import Collector
 from ramify.actors.kit.log import LogConfig, configure
 from ramify.gpu.executors.fake import FakeExecutor, FakeModel, FakePendingStep
 from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
@@ -324,8 +325,7 @@ async def _serve(options: argparse.Namespace, folder: Path) -> None:
     async with running_engine(config, spec=spec, check_idle=bool(options.verify)) as engine:
         probe = Probe(engine)
         probe.store_cost = bool(options.store_cost)
-        gc.collect()  # as `serve` does first (`kit.collector`)
-        gc.freeze()
+        Collector(engine.clock).begin()  # as `serve` does; the process ends with it
         watch = asyncio.create_task(probe.watch_lag()) if options.lag else None
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
@@ -333,6 +333,7 @@ async def _serve(options: argparse.Namespace, folder: Path) -> None:
         _say({"port": engine.port})
         while command := await reader.readline():
             if command == b"collect\n":
+                gc.unfreeze()
                 gc.collect()
             _say(probe.snapshot())
         if watch is not None:

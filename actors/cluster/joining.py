@@ -14,6 +14,8 @@ from collections.abc import Callable
 import anyio
 
 from ramify.actors.cluster.replica import Replica
+from ramify.actors.kit.clock import MonotonicClock
+from ramify.actors.kit.collector import Collector
 from ramify.actors.kit.files import allow_files
 from ramify.actors.kit.log import get_log
 from ramify.actors.links.handshake import Stranger
@@ -48,6 +50,8 @@ async def join(
     Raises Stranger if one of the two does not know the secret, ModelError and ConfigError.
     """
     allow_files(FILES)
+    collector = Collector(MonotonicClock())
+    collector.begin()
     replica = Replica(name=name, adapt=adapt)
     stop = asyncio.Event()
 
@@ -67,6 +71,7 @@ async def join(
                 await _serve(replica, group, host, port, secret, tls, stop, again, patience)
                 group.cancel_scope.cancel()
     finally:
+        collector.end()
         with anyio.CancelScope(shield=True):
             await replica.close()
 

@@ -1,12 +1,14 @@
 """What a replica says that cannot join. That one joins, ends and joins again: `e2e/test_replicas.py`."""
 
 import asyncio
+import gc
 import socket
 from typing import Any
 
 import pytest
 
 from ramify.actors.cluster import joining
+from ramify.actors.kit.collector import YOUNG
 from ramify.actors.links import tcp
 
 
@@ -55,3 +57,16 @@ async def test_a_replica_of_ray_does_not_wait_for_ever(monkeypatch: pytest.Monke
         number = free.getsockname()[1]
     secret = b"sixteen bytes or more"
     await asyncio.wait_for(joining.join("127.0.0.1", number, secret, signals=False, patience=0.0), 10)
+
+
+async def test_pauses_of_its_garbage_collector_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the processes of `ramify replica` and of Ray's actors, which begin here."""
+    before, meanwhile = gc.get_threshold(), []
+
+    async def knock(*_: Any) -> Any:
+        meanwhile.append(gc.get_threshold())
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(joining, "knock", knock)
+    await joining.join("nowhere", 1, b"sixteen bytes or more", signals=False, patience=0.0)
+    assert (meanwhile, gc.get_threshold()) == ([YOUNG], before)
