@@ -4,7 +4,9 @@ What ran waits meanwhile in the scheduler, and goes on from its last token. An e
 ended and replaced as well, unless it is in a thread: threads cannot be ended.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 import anyio
@@ -14,13 +16,13 @@ from ramify.actors.executor.handle import ExecutorHandle
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address
-from ramify.actors.processes.back_off import BackOff
+from ramify.actors.processes.supervisor import Attempts, Ended, Policy, keep
 from ramify.actors.watchdog import watch_executor
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import ExecutorMessage, SchedulerEvent
 from ramify.protocol.plan import ExecutorInfo
 
-ATTEMPTS, BACK_OFF_SECONDS = 4, 0.5  # starts in a row that fail; the first pause
+BACK_OFF_SECONDS = 0.5  # the first pause
 GRACE_SECONDS = 5.0  # for the end of one that has failed
 
 _FREE = {
@@ -78,48 +80,51 @@ class ExecutorKeeper:
         self._clock = clock
         self._faulty = faulty
         self._died = died
+        self._dead: str | None = None  # why the last one died, until another one serves
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Until the executor is told to stop. Raises ExecutorLost."""
+        """Until the executor is told to stop. Raises ExecutorLost, and NotStarted."""
         task_status.started()
-        while True:
-            await watch_executor(self.executor, self._timeout, self._clock, self._faulty)
-            reason = self.executor.failure
-            if reason is None:
-                return
-            self._died()
-            self._faulty(f"the executor died: {reason}")
-            while not self._scheduler.down:
-                await self._clock.sleep_until(self._clock.now() + 0.01)
-            await self.executor.stop(GRACE_SECONDS)
-            if not self.executor.replaceable:
-                raise ExecutorLost(f"{reason}, in a thread, which cannot be ended: see --executor")
-            known = self.executor.info
-            self.executor = await self._restart(reason)
-            info = self.executor.info
-            if different := _difference(info, known):
-                raise ExecutorLost(f"another executor differs from the one that died in its {different}")
-            self.executor.connect(self._scheduler)
-            self._scheduler.resume(self.executor, info)
-            log.info("another executor serves", pages=info.pages)
-            self._faulty(None)
+        stopped = asyncio.Event()
+        attempts = Attempts("the executor", Policy(first=BACK_OFF_SECONDS))
+        await keep(partial(self._one, stopped), attempts, stop=stopped)
 
-    async def _restart(self, reason: str) -> ExecutorHandle:
-        def progress(what: str, done: float) -> None:
-            self._faulty(f"the executor died ({reason}), another one starts: {what} {done:.0%}")
-
-        pauses = BackOff(BACK_OFF_SECONDS)
-        while True:
+    async def _one(self, stopped: asyncio.Event) -> Ended:
+        """Replace the executor if it has died, and watch it until it does."""
+        if self._dead is not None:
             try:
-                return await self._start(progress)
+                executor = await self._start(self._starts)
             except RamifyError as error:
-                pause = pauses.failed()
-                attempt = pauses.failures
-                log.error("the executor does not start again", attempt=attempt, reason=str(error))
-                if attempt == ATTEMPTS:
-                    why = f"it died ({reason}), and no other one starts: {error}"
-                    raise ExecutorLost(why) from error
-            await self._clock.sleep_until(self._clock.now() + pause)
+                return Ended(f"{error} (the one before it died: {self._dead})", False)
+            self._replace(executor)
+        await watch_executor(self.executor, self._timeout, self._clock, self._faulty)
+        reason = self.executor.failure
+        if reason is None:
+            stopped.set()
+            return Ended("it was stopped", True)
+        self._dead = reason
+        self._died()
+        self._faulty(f"the executor died: {reason}")
+        while not self._scheduler.down:
+            await self._clock.sleep_until(self._clock.now() + 0.01)
+        await self.executor.stop(GRACE_SECONDS)
+        if not self.executor.replaceable:
+            raise ExecutorLost(f"{reason}, in a thread, which cannot be ended: see --executor")
+        return Ended(reason, True)
+
+    def _starts(self, what: str, done: float) -> None:
+        self._faulty(f"the executor died ({self._dead}), another one starts: {what} {done:.0%}")
+
+    def _replace(self, executor: ExecutorHandle) -> None:
+        """It serves from now on. Raises ExecutorLost: it cannot."""
+        known, self.executor, self._dead = self.executor.info, executor, None
+        info = executor.info
+        if different := _difference(info, known):
+            raise ExecutorLost(f"another executor differs from the one that died in its {different}")
+        executor.connect(self._scheduler)
+        self._scheduler.resume(executor, info)
+        log.info("another executor serves", pages=info.pages)
+        self._faulty(None)
 
 
 def _difference(info: ExecutorInfo, known: ExecutorInfo) -> str:

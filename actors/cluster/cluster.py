@@ -9,7 +9,6 @@ This file does not know how replicas are started, nor what sessions say.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -52,6 +51,7 @@ from ramify.actors.processes.messages import (
     decoder,
 )
 from ramify.actors.processes.silence import Silence
+from ramify.actors.processes.supervisor import Deaths
 from ramify.actors.routing.scaling import Scaling
 from ramify.actors.routing.session_router import SessionRouter
 from ramify.actors.watchdog import step_timeout
@@ -112,7 +112,7 @@ class Cluster:
         self._faulty: Callable[[str | None], None] = lambda fault: None
         self._fault: str | None = None
         self._without = 0.0  # seconds with no replica
-        self._deaths: dict[int, deque[float]] = {}  # session -> when replicas died under it
+        self._deaths: dict[int, Deaths] = {}  # session -> when replicas died under it
         self._asked: dict[int, Callable[[int, bytes], None]] = {}
         self._scrapes = 0
         decoding = decoder(ToGateways if config.gateways else ToFront)
@@ -319,12 +319,11 @@ class Cluster:
 
     def _deadly(self, session: int, now: float) -> bool:
         """Whether so many replicas have died under a session that it may be the cause."""
-        deaths = self._deaths.setdefault(session, deque(maxlen=DEATHS))
-        deaths.append(now)
+        deaths = self._deaths.setdefault(session, Deaths(DEATHS - 1, WITHIN_SECONDS))
         if len(self._deaths) > 1024:
             recent = now - WITHIN_SECONDS
-            self._deaths = {s: d for s, d in self._deaths.items() if d[-1] > recent}
-        return len(deaths) == DEATHS and now - deaths[0] < WITHIN_SECONDS
+            self._deaths = {s: d for s, d in self._deaths.items() if not d.times or d.times[-1] > recent}
+        return deaths.too_many(now)
 
     def drain(self, number: int) -> None:
         """A replica is to leave; the last one that is ready when another one is, if one is to come."""

@@ -20,7 +20,7 @@ from ramify.actors.kit.files import allow_files
 from ramify.actors.kit.log import get_log
 from ramify.actors.links.handshake import Stranger
 from ramify.actors.links.tcp import knock
-from ramify.actors.processes.back_off import BackOff
+from ramify.actors.processes.supervisor import BackOff
 from ramify.protocol.config import EngineConfig
 
 BACK_OFF_SECONDS, MOST_BACK_OFF = 0.25, 5.0

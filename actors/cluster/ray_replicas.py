@@ -8,14 +8,15 @@ This file does not know Ray.
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import anyio
 from anyio.abc import TaskStatus
 
 from ramify.actors.kit.log import get_log
-from ramify.actors.processes.back_off import BackOff
 from ramify.actors.processes.child_process import ChildProcess
-from ramify.actors.processes.messages import NotStarted, ProcessMessage, StartFailed, decoder, encoder
+from ramify.actors.processes.messages import ProcessMessage, StartFailed, decoder, encoder
+from ramify.actors.processes.supervisor import Attempts, Ended, Policy, keep
 from ramify.protocol.config import ReplicasConfig
 from ramify.protocol.errors import RamifyError
 
@@ -109,7 +110,6 @@ class RayReplicas:
 
     async def run(self, *, task_status: TaskStatus[None]) -> None:
         """One driver after the other, until cancelled. The first may raise ConfigError, NotStarted."""
-        pauses = BackOff(BACK_OFF_SECONDS)
         told = False
 
         def started() -> None:
@@ -121,17 +121,11 @@ class RayReplicas:
             told = True
             task_status.started()
 
-        while True:
-            since = anyio.current_time()
-            why = await self._drive(started)
-            if not self._proven:
-                raise self._failure or NotStarted(f"the Ray driver could not be started: {why}")
-            log.error("Ray's driver has ended: its replicas end, too; trying again", reason=why)
-            if anyio.current_time() - since > LONG_SECONDS:
-                pauses.succeeded()
-            await anyio.sleep(pauses.failed())
+        policy = Policy(trials=1, attempts=None, first=BACK_OFF_SECONDS, steady=LONG_SECONDS)
+        attempts = Attempts("the Ray driver", policy)
+        await keep(partial(self._drive, started), attempts, proven=lambda: self._proven)
 
-    async def _drive(self, started: Callable[[], None]) -> str:
+    async def _drive(self, started: Callable[[], None]) -> Ended:
         """Start a driver; return why it has ended. Cancelled, it is told to end."""
         self._failure, self._started, self._news = None, False, asyncio.Event()
         child: ChildProcess[ToDriver, FromDriver] = await ChildProcess.start(
@@ -153,7 +147,12 @@ class RayReplicas:
                     child.kill()
                 why = child.explain(await child.ended())
                 self._child = None
-        return str(self._failure) if self._failure is not None else why
+        if self._failure is not None:
+            if not self._proven:
+                raise self._failure
+            why = str(self._failure)
+        log.error("Ray's driver has ended: its replicas end, too", reason=why)
+        return Ended(why, self._started)
 
     def _receive(self, message: FromDriver) -> None:
         match message:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import anyio
 import msgspec
 from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskGroup, TaskStatus
@@ -25,13 +24,12 @@ from ramify.actors.front.interface import Guard
 from ramify.actors.kit.log import get_log
 from ramify.actors.links.link import Link
 from ramify.actors.links.tcp import JoinPort, read_secret, server_context
-from ramify.actors.processes.back_off import BackOff
 from ramify.actors.processes.child_process import ChildProcess
-from ramify.actors.processes.messages import NotStarted, encoder
+from ramify.actors.processes.messages import encoder
+from ramify.actors.processes.supervisor import Attempts, Ended, Policy, keep
 from ramify.protocol.config import MOST_REPLICAS, EngineConfig, ReplicasConfig
 
 PROGRAM = "ramify.actors.cluster.replica"
-ATTEMPTS, BACK_OFF_SECONDS = 4, 0.5  # starts in a row that fail; the first pause
 
 log = get_log(__name__)
 
@@ -109,30 +107,27 @@ class LocalReplicas:
     async def _keep(self, number: int, *, task_status: TaskStatus[None]) -> None:
         """One process after the other is replica `number`."""
         task_status.started()
-        ends = self._ends
-        pauses = BackOff(BACK_OFF_SECONDS)
-        while not ends.stop.is_set() and number not in self._retired:
-            member = ReplicaMember(number)
-            self._members.add(member)
-            try:
-                why = await self._run(member)
-            except OSError as error:
-                why = str(error)
-            ends.gone(member)
-            if ends.stop.is_set():
-                return
-            if member.drained:
-                log.info("a replica has left", replica=number, again=number not in self._retired)
-                continue
+        await keep(
+            partial(self._one, number),
+            Attempts(f"replica {number}", Policy(attempts=None)),
+            stop=self._ends.stop,
+            wanted=lambda: number not in self._retired,
+            proven=self._ends.proven.is_set,
+        )
+
+    async def _one(self, number: int) -> Ended:
+        """Be replica `number` in one process. Raises OSError."""
+        member = ReplicaMember(number)
+        self._members.add(member)
+        try:
+            why = await self._run(member)
+        finally:
+            self._ends.gone(member)
+        if member.drained:
+            log.info("a replica has left", replica=number, again=number not in self._retired)
+        elif not self._ends.stop.is_set():
             log.error("a replica has ended", replica=number, reason=why)
-            if member.info is not None:
-                pauses.succeeded()
-                continue
-            pause = pauses.failed()
-            if pauses.failures >= ATTEMPTS and not ends.proven.is_set():
-                raise NotStarted(f"replica {number} could not be started {ATTEMPTS} times: {why}")
-            with anyio.move_on_after(pause):
-                await ends.stop.wait()
+        return Ended(why, member.info is not None)
 
     async def _run(self, member: ReplicaMember) -> str:
         """Start a process; return why it has ended. Cancelled, it is killed. Raises OSError."""

@@ -13,7 +13,6 @@ This file does not know sockets of clients, nor what is in a message between two
 
 import asyncio
 import os
-from collections import deque
 from functools import partial
 from typing import cast
 
@@ -45,7 +44,7 @@ from ramify.actors.front.gateway_messages import (
 )
 from ramify.actors.front.interface import Core, Guard
 from ramify.actors.front.process import GatewayProcess
-from ramify.actors.front.worker import GatewayFailed, Worker
+from ramify.actors.front.worker import Worker
 from ramify.actors.gateway.auth import MINTED_MAX
 from ramify.actors.gateway.interfaces import Status as EngineStatus
 from ramify.actors.gateway.minted import table_bytes
@@ -56,8 +55,9 @@ from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.kit.working import Working, working_file
-from ramify.actors.processes.messages import AskMetrics, MetricsText, StartFailed
+from ramify.actors.processes.messages import AskMetrics, MetricsText, NotStarted, StartFailed
 from ramify.actors.processes.silence import Silence
+from ramify.actors.processes.supervisor import Attempts, Deaths, Ended, Policy, keep
 from ramify.protocol.config import SESSIONS_BYTES_LEAST, EngineConfig
 from ramify.protocol.credentials import Credential
 from ramify.protocol.messages import SessionMessage
@@ -98,7 +98,7 @@ class ProcessFront:
         self._core: Core | None = None  # from `serve` on
         self._serve = asyncio.Event()
         self._stop = asyncio.Event()
-        self._deaths: deque[float] = deque(maxlen=DEATHS + 1)
+        self._deaths = Deaths(DEATHS, WITHIN_SECONDS)
         self._minted: int | None = None
         self._working = working_file(count)
         self._barred: list[str] = []  # sessions on which a process hung
@@ -197,27 +197,22 @@ class ProcessFront:
 
     async def _keep(self, worker: Worker, *, task_status: TaskStatus[None]) -> None:
         """One process after the other, until the engine stops."""
+        attempts = Attempts(f"gateway {worker.number}", Policy(trials=1))
+        run = partial(self._run, worker, task_status)
         try:
-            while not self._stop.is_set():
-                try:
-                    process, why = await self._start(worker), ""
-                except OSError as error:  # no memory, no process, no file is left for it
-                    worker.left(None)
-                    log.error(
-                        "no gateway process can be started", gateway=worker.number, reason=str(error)
-                    )
-                    worker.check(str(error))
-                    await worker.back_off(self._stop)
-                    continue
-                async with anyio.create_task_group() as watching:
-                    watching.start_soon(self._bring_up, worker, process)
-                    watching.start_soon(worker.announce, task_status)
-                    why = await process.ended()
-                    watching.cancel_scope.cancel()
-                self._ended(worker, process, why)
-                await worker.back_off(self._stop)
+            await keep(run, attempts, stop=self._stop, proven=lambda: worker.begun)
         finally:
             worker.ended.set()
+
+    async def _run(self, worker: Worker, task_status: TaskStatus[None]) -> Ended:
+        process, why = await self._start(worker), ""
+        async with anyio.create_task_group() as watching:
+            watching.start_soon(self._bring_up, worker, process)
+            watching.start_soon(worker.announce, task_status)
+            why = await process.ended()
+            watching.cancel_scope.cancel()
+        self._ended(worker, process, why)
+        return Ended(why, worker.serving.is_set())
 
     async def _start(self, worker: Worker) -> GatewayProcess:
         worker.clear()
@@ -272,14 +267,13 @@ class ProcessFront:
         if worker.failure is None:
             sessions = len(process.sessions.live)
             log.error("a gateway process failed", gateway=worker.number, reason=why, sessions=sessions)
-        worker.check(why)
+        else:
+            raise worker.failure
         if process.child.has_hung and self._bar(worker.number):
             self._tell_all(Peers(sorted(self._up)))
             return
-        now = self._clock.now()
-        self._deaths.append(now)
-        if len(self._deaths) > DEATHS and now - self._deaths[0] < WITHIN_SECONDS:
-            raise GatewayFailed(f"{len(self._deaths)} gateway processes failed in a minute; last: {why}")
+        if worker.begun and self._deaths.too_many(self._clock.now()):
+            raise NotStarted(f"{DEATHS + 1} gateway processes failed in a minute; last: {why}")
         self._tell_all(Peers(sorted(self._up)))
 
     def _bar(self, number: int) -> bool:

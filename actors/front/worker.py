@@ -1,6 +1,4 @@
-"""A gateway worker: one process after the other runs it.
-
-How long a start may take, and how often it is tried.
+"""A gateway worker: one process after the other runs it. How long a start may take.
 
 This file does not know who starts processes, nor what they are told.
 """
@@ -16,18 +14,9 @@ from anyio.abc import TaskStatus
 from ramify.actors.front.gateway_messages import count_of
 from ramify.actors.front.process import GatewayProcess
 from ramify.actors.gateway.server import BACKLOG
-from ramify.actors.kit.log import get_log
-from ramify.actors.processes.back_off import BackOff
 from ramify.protocol.wire import ServerInfo
 
 START_SECONDS = 30.0  # from its start until a process listens, and from `Serve` until it serves
-ATTEMPTS, BACK_OFF_SECONDS = 4, 0.5  # processes in a row that may fail to start; the first pause
-
-log = get_log(__name__)
-
-
-class GatewayFailed(Exception):
-    """Gateway processes keep dying, or one cannot be started."""
 
 
 class Worker:
@@ -45,9 +34,7 @@ class Worker:
         self.failure: Exception | None = None
         self.ended = asyncio.Event()  # no other one follows
         self.shut = False  # takes no connections, for its process has hung
-        self._begun = False  # one of its processes has listened
-        self._pauses = BackOff(BACK_OFF_SECONDS)  # its failures: processes that ended before they served
-        self._pause = 0.0
+        self.begun = False  # one of its processes has listened
 
     def stop_accepting(self) -> None:
         """Take no more connections: the kernel gives new ones to the other processes.
@@ -74,7 +61,7 @@ class Worker:
 
     async def announce(self, task_status: TaskStatus[None]) -> None:
         """Once the first process listens, the worker counts as started."""
-        if not self._begun:
+        if not self.begun:
             await self.listening.wait()
             task_status.started()
 
@@ -87,46 +74,17 @@ class Worker:
         return await self._does("serve", self.serving, process)
 
     async def _does(self, what: str, event: asyncio.Event, process: GatewayProcess) -> bool:
-        if not await _within(START_SECONDS, event):
+        with anyio.move_on_after(START_SECONDS):
+            await event.wait()
+        if not event.is_set():
             process.child.hung(f"it did not {what} within {START_SECONDS:g} s")
-            return False
-        return True
+        return event.is_set()
 
-    def left(self, process: GatewayProcess | None) -> None:
-        """The process has ended. None: there was no way to start one."""
+    def left(self, process: GatewayProcess) -> None:
+        """The process has ended."""
         self.process = None
-        if process is not None:
-            self.first = max(self.first, count_of(process.sessions.last) + 1)
-        self._begun = self._begun or self.listening.is_set()
-        if self.serving.is_set():
-            self._pauses.succeeded()
-            self._pause = 0.0
-        else:
-            self._pause = self._pauses.failed()
-
-    def check(self, why: str) -> None:
-        """Raise if starting another process is useless. `why`: how the last one ended."""
-        if self.failure is not None:
-            raise self.failure
-        if not self._begun:
-            raise GatewayFailed(f"gateway {self.number} did not start: {why}")
-        if self._pauses.failures >= ATTEMPTS:
-            raise GatewayFailed(
-                f"gateway {self.number} could not be started {ATTEMPTS} times in a row; last: {why}"
-            )
-
-    async def back_off(self, stop: asyncio.Event) -> None:
-        """Pause before another process, longer each time, unless the last one has served."""
-        if not self._pause or stop.is_set():
-            return
-        attempt = f"{self._pauses.failures + 1} of {ATTEMPTS}"
-        log.warning(
-            "a gateway process starts again soon",
-            gateway=self.number,
-            attempt=attempt,
-            pause_s=self._pause,
-        )
-        await _within(self._pause, stop)
+        self.first = max(self.first, count_of(process.sessions.last) + 1)
+        self.begun = self.begun or self.listening.is_set()
 
     def server(self, server: ServerInfo) -> ServerInfo:
         """Sessions of a process that replaced another one have an epoch of their own."""
@@ -134,10 +92,3 @@ class Worker:
             return server
         epoch = f"{server.epoch}-{self.number}.{self.incarnation}"
         return msgspec.structs.replace(server, epoch=epoch)
-
-
-async def _within(seconds: float, event: asyncio.Event) -> bool:
-    """Wait for `event`. False if `seconds` passed without it."""
-    with anyio.move_on_after(seconds):
-        await event.wait()
-    return event.is_set()

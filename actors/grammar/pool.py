@@ -16,6 +16,7 @@ import contextlib
 import os
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from functools import partial
 
 import anyio
 from anyio.abc import TaskStatus
@@ -35,9 +36,9 @@ from ramify.actors.grammar.results import (
 from ramify.actors.kit.clock import Clock, MonotonicClock
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed
-from ramify.actors.processes.back_off import BackOff
 from ramify.actors.processes.child_process import ChildProcess
 from ramify.actors.processes.messages import decoder, encoder
+from ramify.actors.processes.supervisor import Attempts, Ended, Policy, keep
 from ramify.protocol.constraints import CompiledConstraint, ConstraintSpec, GrammarBackend
 from ramify.protocol.errors import ConstraintError, Overloaded
 
@@ -225,17 +226,20 @@ class CompilePool:
             self._refuse_all("the server is stopping: constraints are no longer compiled")
 
     async def _keep_worker(self, number: int) -> None:
-        pauses = BackOff(0.5)
-        while True:
-            try:
-                async with _Worker.started(f"compile worker {number}", self.limits) as worker:
-                    pauses.succeeded()
-                    while worker.alive:
-                        await self._serve(worker)
-            except (OSError, _Lost) as error:
-                log.error("a compile worker did not start", worker=number, reason=str(error))
-                self._refuse_all(f"constraints cannot be compiled now: {error}")
-                await self._clock.sleep_until(self._clock.now() + pauses.failed())
+        """The server does without them if need be, so they are started again without an end."""
+        name = f"compile worker {number}"
+        await keep(partial(self._work, name), Attempts(name, Policy(trials=None, attempts=None)))
+
+    async def _work(self, name: str) -> Ended:
+        try:
+            async with _Worker.started(name, self.limits) as worker:
+                while worker.alive:
+                    await self._serve(worker)
+        except (OSError, _Lost) as error:
+            log.error("a compile worker did not start", worker=name, reason=str(error))
+            self._refuse_all(f"constraints cannot be compiled now: {error}")
+            return Ended(str(error), False)
+        return Ended("", True)
 
     async def _serve(self, worker: "_Worker") -> None:
         """The next job on `worker`; none if it dies before."""

@@ -23,6 +23,7 @@ from ramify.actors.engine import EngineFailed
 from ramify.actors.front.process import GatewayProcess
 from ramify.actors.front.processes import DEATHS
 from ramify.actors.kit.working import Working, cell_of
+from ramify.actors.processes.messages import NotStarted
 
 SLOW = {"step_seconds": 0.002}
 PATIENCE = 30.0
@@ -229,7 +230,7 @@ async def test_a_session_that_hangs_its_process_ends_and_not_the_engine(
     async with serving(gateways=1) as served:
         front = served.engine.front
         (pid,) = front.pids
-        front._deaths.extend([served.engine.clock.now()] * DEATHS)
+        front._deaths.times.extend([served.engine.clock.now()] * DEATHS)
         async with served.connect() as peer:
             state = await peer.open()
             os.kill(pid, signal.SIGSTOP)
@@ -240,7 +241,7 @@ async def test_a_session_that_hangs_its_process_ends_and_not_the_engine(
         async with served.connect() as again:
             await again.open()
         assert front._barred == [state["session"]]
-        assert len(front._deaths) == DEATHS
+        assert len(front._deaths.times) == DEATHS
 
 
 async def test_a_silent_process_gets_no_connections_until_it_speaks(
@@ -398,7 +399,7 @@ async def test_a_first_process_that_hangs_at_its_start_ends_the_start(
     serving: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ramify.actors.front.worker.START_SECONDS", 0.0)
-    with pytest.raises(EngineFailed, match=r"gateway 0 did not start: its process .* did not listen"):
+    with pytest.raises(NotStarted, match=r"gateway 0 did not start: its process .* did not listen"):
         async with serving(gateways=1):
             pass
 
