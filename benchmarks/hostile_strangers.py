@@ -26,6 +26,7 @@ import json
 import multiprocessing
 import selectors
 import socket
+import struct
 import sys
 import time
 from multiprocessing.connection import Connection
@@ -33,7 +34,6 @@ from typing import Any, NamedTuple
 
 from doors import HANDSHAKE
 from fake_server import FakeServer
-from floods import frame
 from report import headline, machine, table, write_json
 
 TOKEN = "campaign"
@@ -43,6 +43,18 @@ MOST_WAIT_S = 1.0  # of the control client for an answer
 PAUSE_S = 0.02  # between two questions
 CHAT = "/v1/chat/completions"
 CHUNKED = "Transfer-Encoding: chunked\r\n"
+
+
+def frame(opcode: int, payload: bytes = b"", fin: bool = True) -> bytes:
+    """A client's frame; the mask is zero, so the payload stays as it is."""
+    first, size = (0x80 if fin else 0) | opcode, len(payload)
+    if size < 126:
+        head = struct.pack("!BB", first, 0x80 | size)
+    elif size < 1 << 16:
+        head = struct.pack("!BBH", first, 0x80 | 126, size)
+    else:
+        head = struct.pack("!BBQ", first, 0x80 | 127, size)
+    return head + b"\0\0\0\0" + payload
 
 
 class Shape(NamedTuple):

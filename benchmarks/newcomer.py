@@ -24,17 +24,78 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
 
 from report import headline, machine, percentile, table, write_json
-from sharing import Server, generate, ids
 
 from ramify.clients import connect
+from ramify.clients.handles import Branch
 
 NAMES = ("crowd", "newcomer")
+
+
+class Server:
+    """`ramify serve` of a source tree, or of the one that is installed. Use with `with`.
+
+    A tree is a folder with src/ramify. `flags`: besides those that say where and how quietly
+    it runs.
+    """
+
+    def __init__(self, tree: Path | None, flags: Sequence[str]) -> None:
+        path = {}
+        if tree is not None:
+            if not (tree / "src" / "ramify" / "__init__.py").exists():
+                raise FileNotFoundError(f"{tree}/src/ramify is no package")
+            path = {"PYTHONPATH": str(tree / "src")}
+        self._process = subprocess.Popen(
+            [
+                sys.executable, "-m", "ramify.clients.cli", "serve", "--port=0", "--device=cpu",
+                "--log-level=warning", "--threads=1", *flags,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, **path},
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("ready: "):
+                self.url = line.removeprefix("ready: ").strip()
+                return
+        raise RuntimeError(f"the server ended with code {self._process.wait()}")
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def ids(dice: random.Random, count: int) -> list[int]:
+    return [dice.randrange(300, 8000) for _ in range(count)]
+
+
+async def generate(branch: Branch, tokens: list[int], output: int, priority: int) -> float:
+    """Append and generate in one frame. Returns the seconds until the first token."""
+    append = {"type": "append", "branch": branch.name, "tokens": tokens}
+    options = {"max_tokens": output, "temperature": 0, "ignore_eos": True, "priority": priority}
+    begin = time.perf_counter()
+    _, generation = await branch.session.send(
+        [append, {"type": "generate", "branch": branch.name, **options}]
+    )
+    first = 0.0
+    async for _ in generation:  # type: ignore[union-attr]
+        first = first or time.perf_counter() - begin
+    return first
 
 
 async def member(url: str, options: argparse.Namespace, dice: random.Random, done: list[float]) -> None:
@@ -147,7 +208,7 @@ def main() -> None:
     parser.add_argument("--kv-tokens", type=int, default=4096)
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--context", type=int, default=2048)
-    parser.add_argument("--tree", type=Path, help="serve from another source tree; see sharing.py")
+    parser.add_argument("--tree", type=Path, help="serve from another source tree")
     parser.add_argument("--json", help="write everything to this file")
     parser.add_argument("--crowd", metavar="URL", help=argparse.SUPPRESS)
     parser.add_argument("server", nargs="*", help="flags for the server, after --")

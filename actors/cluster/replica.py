@@ -59,7 +59,7 @@ from ramify.protocol.config import EngineConfig
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import SessionMessage
 
-REPORT_SECONDS = 0.1  # of load; benchmarks/routing_sim.py shows what routers make of it
+REPORT_SECONDS = 0.1  # of load: what routers see may be so old
 MOST_NEWS = 4096  # messages of the cache that wait for a front
 
 OpenLink = Callable[..., Awaitable[Link[ToFront, FromFront]]]

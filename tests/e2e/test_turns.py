@@ -1,20 +1,21 @@
-"""`benchmarks/chat_turns.py` at a small size: what a turn computes, on real (random) weights."""
+"""What a turn of a chat computes: only what is new. Random weights, exact counts."""
 
-import importlib
-import json
+import asyncio
+import re
 import shutil
-import sys
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ramify.actors.engine import Engine, running_engine
+from ramify.clients import connect
+from ramify.clients.generation import Result
 from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 CHATS = [
     ["Capital of France?", "And Spain?", "Äpfel, 東京, 🙂"],
     ["Plan a 1-day trip.", "Merge the best parts."],
@@ -23,13 +24,8 @@ CHATS = [
     ["hello world", "hello", "world"],
     ["Capital of France?", "Paris.", "And Spain? Madrid."],
 ]
-TURNS = sum(map(len, CHATS))
-
-
-@pytest.fixture
-def chat_turns(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("chat_turns")
+LAST = ["(the last step)"]  # steps come back in order: once this one has, so have all others
+OPTIONS: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "repetition_penalty": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -55,45 +51,66 @@ def model(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-def config(model: Path, **settings: Any) -> EngineConfig:
-    return EngineConfig(
-        model=ModelConfig(path=model, device="cpu", threads=1, **settings), server=ServerConfig(port=0)
-    )
+async def hold(model: Path, kv_tokens: int, at_once: int) -> tuple[list[list[Result]], int]:
+    """All chats, `at_once` of them at any time, and the tokens that went through the model."""
+    settings = ModelConfig(path=model, device="cpu", threads=1, kv_tokens=kv_tokens)
+    config = EngineConfig(model=settings, server=ServerConfig(port=0))
+    async with running_engine(config) as engine:
+        before, places = executor_tokens(engine), asyncio.Semaphore(at_once)
+
+        async def one(texts: Sequence[str]) -> list[Result]:
+            async with places, connect(engine.url) as session:
+                return [await session.main.chat(text, **OPTIONS) for text in texts]
+
+        chats = [*await asyncio.gather(*map(one, CHATS)), await one(LAST)]
+        return chats, executor_tokens(engine) - before
 
 
-async def test_a_turn_computes_only_what_is_new(chat_turns: ModuleType, model: Path) -> None:
-    run = await chat_turns.hold(config(model, kv_tokens=4096), CHATS, 4, 16)
-    assert chat_turns.faults(run) == []
-    assert run.unfinished == 0
-    summary = run.summary()
-    assert summary["turns"] == TURNS + 1  # and the one that waits for the last step
-    assert set(summary["reasons"]) == {"length", "stop"}  # both kinds of end were met
-    assert summary["executor"] < summary["stateless"]
+def executor_tokens(engine: Engine) -> int:
+    """`ramify_executor_tokens_total`, as anybody can read it at /metrics."""
+    found = re.search(rb"^ramify_executor_tokens_total (\d+)", engine.metrics.render(), re.MULTILINE)
+    assert found
+    return int(found[1])
 
 
-async def test_a_pool_that_evicts_changes_no_text(chat_turns: ModuleType, model: Path) -> None:
-    roomy = await chat_turns.hold(config(model, kv_tokens=4096), CHATS, len(CHATS), 16)
-    tight = await chat_turns.hold(config(model, kv_tokens=192), CHATS, len(CHATS), 16)
-    assert chat_turns.faults(tight, evicting=True) == []
-    assert chat_turns.differences(roomy, tight) == []
-    assert tight.total("cached") < roomy.total("cached")
+def check(chats: list[list[Result]], *, evicting: bool) -> None:
+    """Each turn finds what the turn before ran, all but its last token; `evicting`: at most that."""
+    begins = [texts[0] for texts in [*CHATS, LAST]]
+    for first, chat in zip(begins, chats, strict=True):
+        kept = 0
+        for turn in chat:
+            usage = turn.usage
+            assert usage.cached + usage.computed == usage.prompt
+            assert usage.computed >= 1
+            if kept:
+                assert usage.cached >= kept or evicting
+                assert (
+                    usage.cached <= kept or begins.count(first) > 1
+                )  # the other one's, which is longer
+            kept = usage.prompt + usage.output - 1
+            # a stop token that is not the template's own leaves the branch, and the template's end comes
+            assert turn.position == kept + 1 or (turn.reason == "stop" and turn.position >= kept)
 
 
-async def test_a_wrong_count_is_found(chat_turns: ModuleType, model: Path) -> None:
-    run = await chat_turns.hold(config(model, kv_tokens=4096), CHATS[:1], 1, 4)
-    (first, second, *_), *_ = run.chats
-    less = chat_turns.Turn(**{**chat_turns.asdict(second), "cached": second.cached - 1})
-    wrong = chat_turns.Run(run.conversations, [[first, less], *run.chats[1:]], run.executor, 0, 0.0)
-    assert len(chat_turns.faults(wrong)) == 3  # the cached tokens, the prompt, the sum of all
+async def test_a_turn_computes_only_what_is_new(model: Path) -> None:
+    chats, ran = await hold(model, 4096, 4)
+    check(chats, evicting=False)
+    turns = [turn for chat in chats for turn in chat]
+    assert {turn.reason for turn in turns} == {"length", "stop"}  # both kinds of end were met
+    surplus = ran - sum(turn.usage.computed + turn.usage.output - 1 for turn in turns)
+    assert 0 <= surplus <= sum(turn.reason == "stop" for turn in turns)  # the step that was under way
+    assert ran < sum(turn.usage.prompt + turn.usage.output - 1 for turn in turns)
 
 
-def test_the_command(
-    chat_turns: ModuleType, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = [json.dumps({"history": [{"user": text, "bot": "-"} for text in chat]}) for chat in CHATS]
-    (tmp_path / chat_turns.DATA).write_text("\n".join(lines))
-    flags = f"--data {tmp_path} --model {model} --conversations 2 --kv-tokens 2048 --threads 1"
-    monkeypatch.setattr(sys, "argv", ["chat_turns.py", *flags.split(), "--json", str(tmp_path / "out")])
-    assert chat_turns.main() == 0
-    (result,) = json.loads((tmp_path / "out").read_text())["results"].values()
-    assert result["turns"] == sum(map(len, CHATS[:2])) + 1
+async def test_a_pool_that_evicts_changes_no_text(model: Path) -> None:
+    roomy, _ = await hold(model, 4096, len(CHATS))
+    tight, _ = await hold(model, 192, len(CHATS))
+    check(tight, evicting=True)
+    assert [turn.text for chat in tight for turn in chat] == [
+        turn.text for chat in roomy for turn in chat
+    ]
+    assert cached(tight) < cached(roomy)
+
+
+def cached(chats: list[list[Result]]) -> int:
+    return sum(turn.usage.cached for chat in chats for turn in chat)
