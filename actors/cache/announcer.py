@@ -36,7 +36,7 @@ class Announcer:
         self._changed: dict[Node, None] = {}  # resident nodes that may not be told
         self._removed: list[Hashes] = []  # told, and not resident any more
         for node in tree.walk():
-            if node.pages is not None:
+            if node.resident:
                 self.stored(node)
 
     @property
@@ -110,7 +110,7 @@ class Announcer:
         later: list[Node] = []
         while self._changed and tokens < MOST_TOKENS:
             tip, _ = self._changed.popitem()
-            if tip.pages is None or tip.parent is None:
+            if not tip.resident or tip.parent is None:
                 continue  # evicted, or merged into another
             path: list[Node] = []
             node = tip

@@ -18,6 +18,7 @@ from ramify.actors.cache.branches import Branches
 from ramify.actors.cache.node import Node
 from ramify.actors.cache.residency import REACH, Residency
 from ramify.actors.cache.run import Run
+from ramify.actors.cache.states import DEVICE, SUSPECT
 from ramify.actors.cache.tree import RadixTree
 from ramify.protocol import messages as m
 from ramify.protocol.cluster import BLOCK, MOST_LISTENERS, KvEvents, ListenKv, UnlistenKv
@@ -166,7 +167,7 @@ class RadixCache:
             raise ValueError(f"request {request:#x}: branch {message.branch:#x} has no tokens")
         last = tip.end - 1 if message.rerun is None else min(message.rerun, tip.end - 1)
         node, on, size = tip, 0, self.page_size
-        while node.pages is None or node.suspect:
+        while node.state is not DEVICE:
             # what is computed again in any case, as parts of pages are, is nobody's to wait for
             if min(node.end, last) // size > node.start // size:
                 on = node.owner or on
@@ -193,8 +194,8 @@ class RadixCache:
         self.residency.touch(node)
         self.runs[request] = Run(request, message.branch, tip, anchor, first, pages, self.residency.rank)
         node = tip
-        while node.pages is None and node.parent is not None:
-            node.owner = request
+        while not node.resident and node.parent is not None:
+            node.claim(request)
             node = node.parent
         return m.Granted(
             request,
@@ -254,7 +255,7 @@ class RadixCache:
     def _resident(self, node: Node, found: dict[Node, int]) -> int:
         """How many tokens of the path to `node` are resident. `found`: what is known of cold nodes."""
         passed: list[Node] = []
-        while (node.pages is None or node.suspect) and node not in found:
+        while node.state is not DEVICE and node not in found:
             passed.append(node)
             assert node.parent is not None
             node = node.parent
@@ -289,11 +290,11 @@ class RadixCache:
         """
         cold: list[Node] = []
         node = tip
-        while node.pages is None:
+        while not node.resident:
             cold.append(node)
             assert node.parent is not None
             node = node.parent
-        whole = 0 if node.suspect else self._whole(min(computed, tip.end))
+        whole = 0 if node.state is SUSPECT else self._whole(min(computed, tip.end))
         size = self.page_size
         anchor = run.anchor
         if cold and node.end // size > anchor.end // size:
@@ -304,8 +305,8 @@ class RadixCache:
                 pages = run.give(upper.start // size, upper.end // size)
                 self.residency.publish(upper, pages)
                 anchor = upper
-            if node.pages is None and node.end <= computed and node.owner == run.request:
-                node.owner = 0  # a part of a page: the next request computes its own
+            if node.owner == run.request and node.end <= computed:
+                node.disclaim()  # a part of a page: the next request computes its own
         if anchor is not run.anchor:
             self.residency.lock(anchor)
             self.residency.unlock(run.anchor)
@@ -314,9 +315,9 @@ class RadixCache:
     def _finish(self, run: Run, end: Node) -> None:
         """Move the branch's handle to `end`, then give back all that the request still holds."""
         node = end
-        while node.pages is None:
+        while not node.resident:
             if node.owner == run.request:
-                node.owner = 0
+                node.disclaim()
             assert node.parent is not None
             node = node.parent
         del self.runs[run.request]

@@ -13,12 +13,7 @@ from ramify.actors.cache.tree import RadixTree
 
 def evictable(node: Node) -> bool:
     """A resident leaf of the resident part of the tree that nothing holds."""
-    return (
-        node.pages is not None
-        and node.locks == 0
-        and node.resident_children == 0
-        and node.parent is not None
-    )
+    return node.resident and node.locks == 0 and node.resident_children == 0 and node.parent is not None
 
 
 class Victims:

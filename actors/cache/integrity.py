@@ -9,6 +9,7 @@ import numpy as np
 from ramify.actors.cache.allocator import Pages
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.node import Node
+from ramify.actors.cache.states import COMPUTING, DEVICE, SUSPECT
 
 
 class IntegrityError(AssertionError):
@@ -38,7 +39,7 @@ def check(cache: RadixCache) -> None:
     _check_owners(cache, nodes)
     _check_pages(cache, nodes)
     for node in nodes:
-        candidate = node.parent is not None and node.pages is not None
+        candidate = node.parent is not None and _is_resident(node)
         if candidate and not node.locks and not node.resident_children:
             _require(node.stamp != 0, "{!r} can be evicted but is in no heap", node)
 
@@ -46,34 +47,39 @@ def check(cache: RadixCache) -> None:
 def _check_shape(node: Node, size: int) -> None:
     _require(node.end == node.start + len(node.tokens), "{!r}: length", node)
     if node.parent is None:
-        _require(node.end == 0 and node.pages is not None, "{!r}: root", node)
+        _require(node.end == 0 and node.state is DEVICE, "{!r}: root", node)
     else:
         _require(node.end > node.start == node.parent.end, "{!r}: place", node)
         _require(
             node.parent.children.get(int(node.tokens[0])) is node, "{!r}: not its parent's child", node
         )
-    resident = sum(child.pages is not None for child in node.children.values())
+    _require(node.resident == _is_resident(node), "{!r}: resident {}", node, node.resident)
+    resident = sum(map(_is_resident, node.children.values()))
     _require(node.resident_children == resident, "{!r}: resident children", node)
-    if node.pages is None:
+    _require((node.owner != 0) == (node.state is COMPUTING), "{!r}: owner {:#x}", node, node.owner)
+    pages = node.end // size - node.start // size if _is_resident(node) else 0
+    _require(len(node.pages) == pages, "{!r}: {} pages", node, pages)
+    if not _is_resident(node):
         _require(resident == 0, "{!r}: cold above resident", node)
         _require(node.locks == 0, "{!r}: cold and locked", node)
         _require(bool(node.refs or node.children), "{!r}: cold and unused", node)
-    else:
-        _require(len(node.pages) == node.end // size - node.start // size, "{!r}: pages", node)
-        _require(node.owner == 0, "{!r}: resident and owned", node)
-        if node.table is not None and node.parent is not None:
-            _require(node.locks > 0, "{!r}: keeps a table but is not locked", node)
+    elif node.table is not None and node.parent is not None:
+        _require(node.locks > 0, "{!r}: keeps a table but is not locked", node)
+
+
+def _is_resident(node: Node) -> bool:
+    return node.state in (DEVICE, SUSPECT)
 
 
 def _check_trust(node: Node) -> None:
     parent = node.parent
     if node.proven:
-        _require(node.pages is not None and not node.suspect, "{!r}: proven without good KV", node)
+        _require(node.state is DEVICE, "{!r}: proven without good KV", node)
         _require(parent is None or parent.proven, "{!r}: proven below what is not", node)
-    if node.suspect:
-        _require(node.pages is not None and node.locks > 0, "{!r}: suspect, and nothing holds it", node)
-    if parent is not None and parent.suspect and node.pages is not None:
-        _require(node.suspect, "{!r}: below suspect KV", node)
+    if node.state is SUSPECT:
+        _require(node.locks > 0, "{!r}: suspect, and nothing holds it", node)
+    if parent is not None and parent.state is SUSPECT:
+        _require(node.state is not DEVICE, "{!r}: below suspect KV", node)
 
 
 def _check_retention(cache: RadixCache, nodes: list[Node]) -> None:
@@ -128,7 +134,7 @@ def _check_pages(cache: RadixCache, nodes: list[Node]) -> None:
     evictable: list[Pages] = []
     locked: list[Pages] = []
     for node in nodes:
-        if node.pages is not None:
+        if _is_resident(node):
             (locked if node.locks else evictable).append(node.pages)
     private = [run.rest() for run in cache.runs.values()]
     counts = [sum(map(len, group)) for group in (evictable, locked, private)]

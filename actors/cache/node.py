@@ -1,12 +1,13 @@
 """A node of the radix tree, and how token runs are compared.
 
-A node holds the tokens of positions [start, end) of every branch below it. It is *resident* if
-`pages` is set and *cold* otherwise (never computed, or evicted). A page belongs to the node that
-holds its last position, so a node owns page indices [start // P, end // P) of its path: any split
-divides the pages with no rest, and a page that a fork cuts is owned by each side on its own.
+A node holds the tokens of positions [start, end) of every branch below it. `state` says where their
+KV is (`states.py`): the node is *resident* if it is on the device, and *cold* otherwise. A page
+belongs to the node that holds its last position, so a node owns page indices [start // P, end // P) of
+its path: any split divides the pages with no rest, and a page that a fork cuts is owned by each side
+on its own.
 
-Does not know counts of pages, eviction order or branches; `tree.py` and `residency.py` keep the
-fields below true.
+Only the methods of `Node` change `state` and what belongs to it. Does not know counts of pages,
+eviction order or branches; `tree.py` and `residency.py` keep the other fields true.
 """
 
 from typing import Optional
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.actors.cache.allocator import Pages
+from ramify.actors.cache.states import COMPUTING, DEVICE, FOLLOWS, GONE, ON_DEVICE, SUSPECT, KvState
 from ramify.actors.kit.blocks import Hashes
 
 Tokens = npt.NDArray[np.int32]
@@ -38,11 +40,12 @@ class Node:
         "parent",
         "proven",
         "refs",
+        "resident",
         "resident_children",
         "retained",
         "stamp",
         "start",
-        "suspect",
+        "state",
         "table",
         "tokens",
         "told",
@@ -55,24 +58,78 @@ class Node:
         self.start = start
         self.end = start + len(tokens)
         self.tokens = tokens  # int32[end - start]
-        self.pages: Pages | None = None  # int32[end // P - start // P] when resident
+        self.state: KvState = GONE
+        self.resident = False  # state is DEVICE or SUSPECT; kept, because walks ask it of each node
+        self.pages: Pages = NO_PAGES  # int32[end // P - start // P] when resident
         self.refs = 0  # branch handles and running requests whose head is this node's end
         self.locks = 0  # running requests anchored here, plus locked children, plus one if kept
         self.resident_children = 0
-        self.owner = 0  # cold only: the running request that is computing it
+        self.owner = 0  # COMPUTING only: the running request that is computing it
         self.last_use = 0
         self.stamp = 0  # of its valid entry in an eviction heap; 0: it has none
         self.retained = 0  # retained branches whose head is here, plus retained children
         self.until = 0.0  # about when the last of them ends: who goes first among the retained
-        self.proven = False  # resident only: somebody sampled from finite logits over this KV
-        self.suspect = False  # resident and locked only: a request over this KV was not finite
+        self.proven = False  # DEVICE only: somebody sampled from finite logits over this KV
         self.hashes: Hashes | None = None  # of its first blocks, as far as they are known (`Announcer`)
         self.told = 0  # resident only: of how many of them routers were told
         self.table: bytes | None = None  # page table of [0, end), if kept; only while locked
 
     def __repr__(self) -> str:
-        state = "cold" if self.pages is None else f"{len(self.pages)} pages"
-        return f"<Node [{self.start}, {self.end}) {state} refs={self.refs} locks={self.locks}>"
+        pages = f" {len(self.pages)} pages" if self.resident else ""
+        place = f"[{self.start}, {self.end}) {self.state.name.lower()}{pages}"
+        return f"<Node {place} refs={self.refs} locks={self.locks}>"
+
+    # --- changes of state ---------------------------------------------------------------------
+
+    def _become(self, state: KvState) -> None:
+        if state not in FOLLOWS[self.state]:
+            raise RuntimeError(f"{self!r} cannot become {state.name.lower()}")
+        self.state = state
+        self.resident = state in ON_DEVICE
+
+    def claim(self, request: int) -> None:
+        """`request` computes it."""
+        self._become(COMPUTING)
+        self.owner = request
+
+    def disclaim(self) -> None:
+        """The request that was to compute it does not."""
+        self._become(GONE)
+        self.owner = 0
+
+    def fill(self, pages: Pages) -> None:
+        """Its KV is in `pages`."""
+        self._become(DEVICE)
+        self.owner = 0
+        self.pages = pages
+
+    def empty(self) -> Pages:
+        """Its KV is nowhere any more. Returns the pages, for the caller to free."""
+        self._become(GONE)
+        pages, self.pages = self.pages, NO_PAGES
+        self.proven = False
+        return pages
+
+    def distrust(self) -> None:
+        """Logits over its KV were not finite. Again: no change."""
+        if self.state is not SUSPECT:
+            self._become(SUSPECT)
+
+    def prove(self) -> None:
+        """Logits over its KV were finite."""
+        if self.state is SUSPECT:
+            self._become(DEVICE)
+        self.proven = True
+
+    def cut_from(self, node: "Node", count: int) -> None:
+        """It is the upper part of `node` now, and as that was; the first `count` pages are its own."""
+        self.state, self.resident = node.state, node.resident
+        self.owner, self.proven = node.owner, node.proven
+        self.pages, node.pages = node.pages[:count], node.pages[count:]
+
+    def is_alike(self, other: "Node") -> bool:
+        """Both have the same state: they may be merged."""
+        return self.state is other.state and self.owner == other.owner and self.proven == other.proven
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:

@@ -22,6 +22,7 @@ from ramify.actors.cache.allocator import PageAllocator, Pages
 from ramify.actors.cache.announcer import Announcer
 from ramify.actors.cache.eviction import Victims, evictable
 from ramify.actors.cache.node import Node
+from ramify.actors.cache.states import DEVICE, SUSPECT
 from ramify.actors.cache.tree import RadixTree
 
 REACH = 64  # nodes that an unlock walks before it may stop
@@ -68,7 +69,7 @@ class Residency:
                 if current in self.kept:  # used just now
                     self.kept[current] = self.kept.pop(current)
                 return
-            assert current.pages is not None, current
+            assert current.resident, current
             pages = len(current.pages)
             self.evictable -= pages
             self.locked += pages
@@ -105,11 +106,11 @@ class Residency:
         table, walked = None, 0
         current: Node | None = node
         while current is not None:
-            if current.locks < 1 or current.pages is None:
+            if current.locks < 1 or not current.resident:
                 raise RuntimeError(f"unlock without lock: {current!r}")
             if current.table is not None:
                 table = current.table  # of the deepest node that has one
-            if reach and walked >= reach and not current.suspect and _is_deep(current, reach):
+            if reach and walked >= reach and current.state is not SUSPECT and _is_deep(current, reach):
                 self._keep(current, table)
                 return
             current.locks -= 1
@@ -123,7 +124,7 @@ class Residency:
             parent = current.parent
             if parent is not None:
                 current.table = None
-                if current.suspect:
+                if current.state is SUSPECT:
                     self.allocator.free(self._make_cold(current))
                 else:
                     self._offer(current)
@@ -170,7 +171,6 @@ class Residency:
         parts: list[memoryview | bytes] = [own.data]
         current = node
         while current.table is None:
-            assert current.pages is not None
             assert current.parent is not None
             parts.append(current.pages.data)
             current = current.parent
@@ -213,11 +213,8 @@ class Residency:
         """
         parent = node.parent
         assert parent is not None
-        assert parent.pages is not None
-        assert not parent.suspect
-        assert node.pages is None
-        node.pages = pages
-        node.owner = 0
+        assert parent.state is DEVICE
+        node.fill(pages)
         parent.resident_children += 1
         count = len(pages)
         self.private -= count
@@ -239,8 +236,7 @@ class Residency:
         """Logits over the path to `node` were finite. Costs the nodes that were not proven yet."""
         current: Node | None = node
         while current is not None and not current.proven:
-            current.proven = True
-            current.suspect = False
+            current.prove()
             current = current.parent
 
     def distrust(self, node: Node) -> None:
@@ -258,7 +254,7 @@ class Residency:
         assert current is not None  # roots are proven
         below = [top]
         for each in below:  # grows meanwhile
-            below.extend(child for child in each.children.values() if child.pages is not None)
+            below.extend(child for child in each.children.values() if child.resident)
         for each in below:
             if each in self.kept:
                 self._kept_bytes -= self.kept.pop(each)
@@ -266,8 +262,8 @@ class Residency:
         freed: list[Pages] = []
         for each in reversed(below):
             if each.locks:
-                each.suspect = True
-            elif each.pages is not None:
+                each.distrust()
+            elif each.resident:
                 freed.append(self._make_cold(each))
         if freed:
             self.allocator.free(np.concatenate(freed))
@@ -281,7 +277,6 @@ class Residency:
         A node inside a page owns none; it is resident only for the sake of those below it.
         """
         while evictable(node):
-            assert node.pages is not None
             assert node.parent is not None
             if len(node.pages):
                 if not node.stamp:
@@ -296,7 +291,6 @@ class Residency:
         freed: list[Pages] = []
         while count > 0:
             node = self.victims.pop()
-            assert node.pages is not None
             if len(node.pages) > count:
                 # Only the end of a long leaf: the pages before `cut` stay as a leaf of their own.
                 size = self.tree.page_size
@@ -314,13 +308,10 @@ class Residency:
 
         Its tokens stay if a handle, request or node at or below needs them.
         """
-        parent, pages = node.parent, node.pages
+        parent, pages = node.parent, node.empty()
         assert parent is not None
-        assert pages is not None
         self.evictable -= len(pages)
-        node.pages = None
         node.stamp = 0
-        node.proven = node.suspect = False
         parent.resident_children -= 1
         parent.last_use = max(parent.last_use, node.last_use)
         if self.announcer is not None:

@@ -33,9 +33,9 @@ class RadixTree:
         node = self.roots.get(namespace)
         if node is None:
             node = Node(None, 0, NO_TOKENS)
-            node.pages = NO_PAGES
+            node.fill(NO_PAGES)
+            node.prove()
             node.table = b""
-            node.proven = True
             self.roots[namespace] = node
             self._namespaces[node] = namespace
         return node
@@ -69,8 +69,8 @@ class RadixTree:
         """The node of this path that ends at `at`, start < at <= end; cut in two if needed.
 
         `node` itself stays the lower part: handles, requests and locks that point to it stay
-        right. The new upper part inherits residency, owner, what is known of its KV and, as the
-        parent of a locked or retained child, one lock or retention.
+        right. The new upper part inherits the state of its KV and, as the parent of a locked or
+        retained child, one lock or retention.
         """
         if at == node.end:
             return node
@@ -81,17 +81,12 @@ class RadixTree:
         upper = Node(parent, node.start, node.tokens[:cut])
         lower_tokens = node.tokens[cut:]
         upper.children[int(lower_tokens[0])] = node
-        upper.owner = node.owner
         upper.last_use = node.last_use
         upper.retained = 1 if node.retained else 0
         upper.until = node.until
         upper.locks = 1 if node.locks else 0
-        upper.proven, upper.suspect = node.proven, node.suspect
-        if node.pages is not None:
-            count = at // self.page_size - node.start // self.page_size
-            upper.pages = node.pages[:count]
-            upper.resident_children = 1
-            node.pages = node.pages[count:]
+        upper.cut_from(node, at // self.page_size - node.start // self.page_size)
+        upper.resident_children = 1 if node.resident else 0
         if node.hashes is not None:
             count = at // self.block - node.start // self.block
             upper.hashes = node.hashes[:count]
@@ -122,10 +117,7 @@ class RadixTree:
             and len(top.children) == 1
             and not top.refs
             and top.locks == (1 if node.locks else 0)  # else a request is anchored there
-            and (top.pages is None) == (node.pages is None)
-            and top.owner == node.owner
-            and top.proven == node.proven
-            and top.suspect == node.suspect
+            and top.is_alike(node)
         ):
             parts.append(top.tokens)
             pages.append(top.pages)
@@ -142,8 +134,7 @@ class RadixTree:
             return
         assert top is not None
         node.tokens = np.concatenate(parts[::-1])
-        if node.pages is not None:
-            node.pages = np.concatenate([part for part in reversed(pages) if part is not None])
+        node.pages = np.concatenate(pages[::-1])
         known = [part for part in reversed(hashes) if part is not None]  # those of the upper ones
         if known:
             node.hashes = np.concatenate(known)
@@ -161,7 +152,7 @@ class RadixTree:
 
     def prune(self, node: Node) -> None:
         """Delete `node` and then its ancestors while they are cold and nothing needs them."""
-        while node.pages is None and not node.refs and not node.children:
+        while not node.resident and not node.refs and not node.children:
             parent = node.parent
             assert parent is not None  # roots are resident
             self.delete(node)
@@ -178,8 +169,7 @@ class RadixTree:
         leaf.parent = None
         self.nodes -= 1
         parent.tokens = compact(parent.tokens)
-        if parent.pages is not None:
-            parent.pages = compact(parent.pages)
+        parent.pages = compact(parent.pages)
         self._prune_root(parent)
 
     def tokens(self, node: Node, start: int) -> bytes:

@@ -20,7 +20,7 @@ def resident(cache: RadixCache, size: int) -> set[int]:
     """The hashes of all blocks that end in a resident node, from the tree alone."""
     found: set[int] = set()
     for node in cache.tree.walk():
-        if node.pages is None or node.parent is None:
+        if not node.resident or node.parent is None:
             continue
         root = node
         while root.parent is not None:

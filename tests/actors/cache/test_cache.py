@@ -282,7 +282,7 @@ def test_a_handle_that_left_is_not_moved(bench, away: str) -> None:
     assert b.counts == (52, 12, 0)  # what was computed stays, as cache
     if away == "drop":
         assert b.resident(1) == [-1]
-        assert all(node.pages is not None for node in b.cache.tree.walk())
+        assert all(node.resident for node in b.cache.tree.walk())
     else:
         assert b.tokens(1) == (PROMPT[:4] if away == "move" else [*PROMPT, 9])
 

@@ -244,16 +244,19 @@ def test_without_a_time_no_retention_ends(bench, how: str) -> None:
 def leaf(tree: RadixTree, token: int, last_use: int = 0, until: float = 0.0) -> Node:
     """A resident leaf of one token, retained if `until` is a time."""
     node = tree.insert(tree.root(""), np.array([token], dtype=np.int32))
-    node.pages = np.array([token], dtype=np.int32)
+    node.fill(np.array([token], dtype=np.int32))
     node.last_use, node.until, node.retained = last_use, until, int(until > 0.0)
     return node
 
 
-@pytest.mark.parametrize("field", ["pages", "locks", "resident_children", "parent"])
+@pytest.mark.parametrize("field", ["state", "locks", "resident_children", "parent"])
 def test_what_can_be_evicted(field: str) -> None:
     node = leaf(RadixTree(), 1)
     assert evictable(node)
-    setattr(node, field, None if field in ("pages", "parent") else 1)
+    if field == "state":
+        node.empty()
+    else:
+        setattr(node, field, None if field == "parent" else 1)
     assert not evictable(node)
 
 

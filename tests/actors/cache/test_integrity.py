@@ -8,10 +8,11 @@ import pytest
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import IntegrityError, check
 from ramify.actors.cache.node import Node
+from ramify.actors.cache.states import COMPUTING, DEVICE, GONE, SUSPECT
 
 
 def leaf(cache: RadixCache) -> Node:
-    return next(node for node in cache.tree.walk() if node.pages is not None and len(node.pages) > 1)
+    return next(node for node in cache.tree.walk() if len(node.pages) > 1)
 
 
 def two_owners(cache: RadixCache) -> None:
@@ -45,7 +46,7 @@ def lost_lock(cache: RadixCache) -> None:
 
 def cold_above_resident(cache: RadixCache) -> None:
     node = leaf(cache)
-    cache.tree.split(node, node.start + 1).pages = None
+    cache.tree.split(node, node.start + 1).empty()
 
 
 def lost_entry(cache: RadixCache) -> None:
@@ -57,7 +58,27 @@ def wrong_retention(cache: RadixCache) -> None:
 
 
 def wrong_owner(cache: RadixCache) -> None:
-    next(node for node in cache.tree.walk() if node.pages is None).owner = 77
+    next(node for node in cache.tree.walk() if node.state is COMPUTING).owner = 77
+
+
+def owner_of_what_nobody_computes(cache: RadixCache) -> None:
+    leaf(cache).owner = 9
+
+
+def computed_by_nobody(cache: RadixCache) -> None:
+    next(node for node in cache.tree.walk() if node.state is COMPUTING).owner = 0
+
+
+def gone_with_pages(cache: RadixCache) -> None:
+    leaf(cache).state = GONE
+
+
+def on_the_device_without_pages(cache: RadixCache) -> None:
+    next(node for node in cache.tree.walk() if node.state is COMPUTING).state = DEVICE
+
+
+def suspect_and_held_by_nobody(cache: RadixCache) -> None:
+    leaf(cache).state = SUSPECT
 
 
 def uncounted_node(cache: RadixCache) -> None:
@@ -77,6 +98,11 @@ def uncounted_node(cache: RadixCache) -> None:
         lost_entry,
         wrong_retention,
         wrong_owner,
+        owner_of_what_nobody_computes,
+        computed_by_nobody,
+        gone_with_pages,
+        on_the_device_without_pages,
+        suspect_and_held_by_nobody,
         uncounted_node,
     ],
 )

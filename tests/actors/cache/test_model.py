@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
+from ramify.actors.cache.states import DEVICE, SUSPECT
 from ramify.protocol import messages as m
 from ramify.protocol.plan import pack, unpack
 
@@ -233,14 +234,14 @@ class CacheMachine(RuleBasedStateMachine):
         self.finish_row(self.pick_row(which), keep, tail, less)
 
     def suspects(self) -> bool:
-        return any(node.suspect for node in self.cache.tree.walk())
+        return any(node.state is SUSPECT for node in self.cache.tree.walk())
 
     def fail_row(self, request: int, row: Row) -> None:
         """Its first logits were not finite: nothing that it read stays, unless somebody proved it."""
         self.cache.commit(m.Commit(request, 0, final=True, finite=False))
         read = {self.slot(row, position) for position in range(row.computed)}
         for node in self.cache.tree.walk():
-            if node.pages is not None and not node.proven and not node.suspect:
+            if node.state is DEVICE and not node.proven:
                 assert not read & {(page, 0) for page in node.pages.tolist()}
 
     def finish_row(self, request: int, keep: int, tail: bool, less: int) -> None:
@@ -324,7 +325,7 @@ class CacheMachine(RuleBasedStateMachine):
                 node, tokens = stack.pop()
                 tokens = (*tokens, *node.tokens.tolist())
                 stack.extend((child, tokens) for child in node.children.values())
-                for index, page in enumerate(node.pages if node.pages is not None else ()):
+                for index, page in enumerate(node.pages):
                     start = (node.start // size + index) * size
                     for slot in range(size):
                         expected = (namespace, tokens[: start + slot + 1])
@@ -342,7 +343,7 @@ class CacheMachine(RuleBasedStateMachine):
         check(self.cache)
         if not self.cache.residency.kept:
             assert self.cache.free + self.cache.evictable == self.pool
-        assert all(node.pages is not None for node in self.cache.tree.walk()), "cold nodes leaked"
+        assert all(node.resident for node in self.cache.tree.walk()), "cold nodes leaked"
         # Everything that is left can be evicted: a prompt as large as the pool runs.
         branch, request = self.new_id(), self.new_id()
         prompt = np.arange(self.pool * self.page_size) + 7

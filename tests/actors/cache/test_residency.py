@@ -8,6 +8,7 @@ from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
 from ramify.actors.cache.node import Node
 from ramify.actors.cache.residency import REACH
+from ramify.actors.cache.states import GONE
 from ramify.protocol import messages as m
 from ramify.protocol.plan import pack, unpack
 
@@ -252,7 +253,7 @@ def test_the_table_of_a_kept_path_is_that_of_its_pages(size: int) -> None:
     pages = []
     node: Node | None = kept
     while node is not None:
-        pages = [*(node.pages.tolist() if node.pages is not None else []), *pages]
+        pages = [*node.pages.tolist(), *pages]
         node = node.parent
     assert kept.end == size * len(pages)
     assert kept.table is not None
@@ -280,7 +281,8 @@ def test_what_is_not_locked_is_not_unlocked() -> None:
     node = cache.branches.head(LONG)
     with pytest.raises(RuntimeError, match="unlock without lock"):
         cache.residency.unlock(node)
-    node.pages, node.locks = None, 1
+    node.empty()
+    node.locks = 1
     with pytest.raises(RuntimeError, match="unlock without lock"):
         cache.residency.unlock(node)
 
@@ -344,10 +346,10 @@ def test_a_parent_was_used_when_its_evicted_child_was() -> None:
         parent = resident(cache, cache.tree.root(""), [1], parent_use)
         child = resident(cache, parent, [2], child_use)
         child.stamp = 5
-        child.proven = child.suspect = True
+        child.prove()
         pages = cache.residency._make_cold(child)
-        assert (len(pages), child.pages, child.stamp) == (1, None, 0)
-        assert (child.proven, child.suspect) == (False, False)
+        assert (len(pages), child.state, child.stamp) == (1, GONE, 0)
+        assert not child.proven
         assert (parent.last_use, parent.resident_children) == (expected, 0)
 
 
@@ -357,10 +359,9 @@ def test_the_end_of_a_leaf_that_begins_inside_the_path_is_evicted() -> None:
     parent = resident(cache, cache.tree.root(""), [1, 2, 3], 1)
     leaf = resident(cache, parent, [4, 5, 6, 7, 8, 9], 2)
     cache.residency._offer(leaf)
-    assert leaf.pages is not None
     assert len(leaf.pages) == 3
     cache.residency._evict(2)
-    assert (leaf.start, leaf.end, leaf.pages) == (4, 9, None)
+    assert (leaf.start, leaf.end, leaf.state) == (4, 9, GONE)
     assert leaf.parent is not None
     assert (leaf.parent.start, leaf.parent.end, len(leaf.parent.pages)) == (3, 4, 1)
     assert cache.free == 6

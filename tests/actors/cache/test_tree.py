@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.actors.cache.node import Node, common_prefix, compact
+from ramify.actors.cache.states import DEVICE, SUSPECT
 from ramify.actors.cache.tree import RadixTree
 
 
@@ -54,7 +55,7 @@ def test_split_keeps_the_identity_of_the_end() -> None:
 def test_both_parts_of_a_split_are_computed_by_the_same_request() -> None:
     tree = RadixTree()
     node = held(tree, 1, 2, 3)
-    node.owner = 7
+    node.claim(7)
     assert (tree.split(node, 2).owner, node.owner) == (7, 7)
 
 
@@ -65,8 +66,8 @@ def test_a_split_divides_pages_with_no_rest(size: int) -> None:
             tree = RadixTree(size)
             node = held(tree, *range(start), *range(20, 32 - start))
             if start:
-                tree.split(node, start).pages = np.arange(start // size, dtype=np.int32)
-            node.pages = np.arange(start // size, node.end // size, dtype=np.int32)
+                tree.split(node, start).fill(np.arange(start // size, dtype=np.int32))
+            node.fill(np.arange(start // size, node.end // size, dtype=np.int32))
             upper = tree.split(node, at)
             assert upper.pages.tolist() == list(range(start // size, at // size))
             assert node.pages.tolist() == list(range(at // size, node.end // size))
@@ -123,14 +124,16 @@ def test_merge_keeps_a_long_path_short() -> None:
 
 
 def test_merge_stops_at_forks_handles_and_anchors() -> None:
-    for keep in ("refs", "locks", "fork", "resident", "owner"):
+    for keep in ("refs", "locks", "fork", "resident", "claimed"):
         tree = RadixTree()
         node = held(tree, 1, 2, 3)
         upper = tree.split(node, 2)
         if keep == "fork":
             held(tree, 1, 2, 4)
         elif keep == "resident":
-            upper.pages = array(0, 1)
+            upper.fill(array(0, 1))
+        elif keep == "claimed":
+            upper.claim(1)
         else:
             setattr(upper, keep, 1)
         tree.merge(node)
@@ -168,34 +171,35 @@ def test_a_root_is_resident_proven_and_there_once() -> None:
     root = tree.root("a")
     assert tree.root("a") is root
     assert (root.start, root.end, root.table, root.proven, tree.nodes) == (0, 0, b"", True, 0)
-    assert root.pages is not None
+    assert root.resident
     assert len(root.pages) == 0
 
 
 def test_what_both_parts_of_a_split_know() -> None:
     tree = RadixTree(2)
     node = held(tree, 1, 2, 3, 4, 5)
-    node.pages = array(8, 9)
+    node.fill(array(8, 9))
     node.last_use, node.until, node.retained, node.locks = 5, 7.0, 3, 2
-    node.proven = True
+    node.prove()
     upper = tree.split(node, 3)
     assert (upper.last_use, upper.until, upper.retained, upper.locks) == (5, 7.0, 1, 1)
-    assert (upper.proven, upper.suspect, upper.resident_children, upper.refs) == (True, False, 1, 0)
+    assert (upper.proven, upper.state, upper.resident_children, upper.refs) == (True, DEVICE, 1, 0)
     assert (node.retained, node.locks, node.refs, tree.nodes) == (3, 2, 1, 2)
     assert (upper.pages.tolist(), node.pages.tolist()) == ([8], [9])
     assert (upper.tokens.tolist(), node.tokens.tolist()) == ([1, 2, 3], [4, 5])
     assert tree.root("").children == {1: upper}
     assert upper.children == {4: node}
-    node.proven, node.suspect, node.retained, node.locks = False, True, 0, 0
+    node.proven, node.retained, node.locks = False, 0, 0
+    node.distrust()
     again = tree.split(node, 4)
-    assert (again.proven, again.suspect, again.retained, again.locks) == (False, True, 0, 0)
+    assert (again.proven, again.state, again.retained, again.locks) == (False, SUSPECT, 0, 0)
 
 
 def test_a_cold_node_is_split_without_pages() -> None:
     tree = RadixTree()
     node = held(tree, 1, 2)
     upper = tree.split(node, 1)
-    assert (upper.pages, upper.resident_children, node.pages) == (None, 0, None)
+    assert (upper.resident, upper.resident_children, node.resident) == (False, 0, False)
 
 
 def test_where_a_node_cannot_be_split() -> None:
@@ -231,7 +235,7 @@ def test_merge_takes_the_later_times_and_leaves_the_eviction_queue() -> None:
     node.last_use, node.until, node.stamp = 5, 7.0, 8
     tree.merge(node)
     assert (node.last_use, node.until, node.stamp, upper.stamp) == (9, 7.0, 8, 0)
-    assert (node.start, node.end, node.tokens.tolist(), node.pages) == (0, 3, [1, 2, 3], None)
+    assert (node.start, node.end, node.tokens.tolist(), node.resident) == (0, 3, [1, 2, 3], False)
     assert (node.parent, upper.parent, tree.nodes) == (tree.root(""), None, 1)
     assert tree.root("").children == {1: node}
 
@@ -239,7 +243,7 @@ def test_merge_takes_the_later_times_and_leaves_the_eviction_queue() -> None:
 def test_merge_joins_pages_in_their_order() -> None:
     tree = RadixTree()
     node = held(tree, 1, 2, 3)
-    node.pages = array(7, 8, 9)
+    node.fill(array(7, 8, 9))
     tree.split(node, 1)
     tree.split(node, 2)
     tree.merge(node)
@@ -266,14 +270,16 @@ def test_what_was_joined_counts_for_the_next_ancestor() -> None:
     assert tree.nodes == 1
 
 
-@pytest.mark.parametrize("keep", ["proven", "suspect"])
+@pytest.mark.parametrize("keep", ["proven", "distrusted"])
 def test_merge_stops_where_less_is_known(keep: str) -> None:
     for both in (True, False):
         tree = RadixTree()
         node = held(tree, 1, 2, 3)
         upper = tree.split(node, 2)
-        setattr(upper, keep, True)
-        setattr(node, keep, both)
+        for each in (upper, node):
+            each.fill(array())
+        for each in (upper, node) if both else (upper,):
+            each.prove() if keep == "proven" else each.distrust()
         tree.merge(node)
         assert (tree.nodes == 1) == both
 
@@ -299,9 +305,10 @@ def test_what_a_deleted_leaf_leaves() -> None:
     """Its parent's tokens and pages no longer keep the buffer alive that they shared."""
     tree = RadixTree()
     node = held(tree, *range(1000))
-    node.pages = np.arange(1000, dtype=np.int32)
+    node.fill(np.arange(1000, dtype=np.int32))
     upper = tree.split(node, 3)
-    node.refs, node.pages = 0, None
+    node.refs = 0
+    node.empty()
     tree.delete(node)
     assert (upper.children, node.parent, tree.nodes) == ({}, None, 1)
     assert (upper.tokens.base, upper.pages.base) == (None, None)
@@ -314,7 +321,7 @@ def test_prune_stops_at_what_is_resident_or_held() -> None:
         node = held(tree, 1, 2, 3)
         upper = tree.split(node, 2)
         if keep == "pages":
-            upper.pages = array(0, 1)
+            upper.fill(array(0, 1))
         elif keep == "refs":
             upper.refs = 1
         else:
