@@ -24,7 +24,6 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -33,61 +32,20 @@ from urllib.parse import urljoin
 from report import headline, machine, percentile, table, write_json
 
 from ramify.clients import connect
+from ramify.clients.bench.server import served
 from ramify.clients.handles import Branch
 
 NAMES = ("crowd", "newcomer")
-
-
-class Server:
-    """`ramify serve` of a source tree, or of the one that is installed. Use with `with`.
-
-    A tree is a folder with src/ramify. `flags`: besides those that say where and how quietly
-    it runs.
-    """
-
-    def __init__(self, tree: Path | None, flags: Sequence[str]) -> None:
-        path = {}
-        if tree is not None:
-            if not (tree / "src" / "ramify" / "__init__.py").exists():
-                raise FileNotFoundError(f"{tree}/src/ramify is no package")
-            path = {"PYTHONPATH": str(tree / "src")}
-        self._process = subprocess.Popen(
-            [
-                sys.executable, "-m", "ramify.clients.cli", "serve", "--port=0", "--device=cpu",
-                "--log-level=warning", "--threads=1", *flags,
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, **path},
-        )  # fmt: skip
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("ready: "):
-                self.url = line.removeprefix("ready: ").strip()
-                return
-        raise RuntimeError(f"the server ended with code {self._process.wait()}")
-
-    def __enter__(self) -> "Server":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
 
 def ids(dice: random.Random, count: int) -> list[int]:
     return [dice.randrange(300, 8000) for _ in range(count)]
 
 
-async def generate(branch: Branch, tokens: list[int], output: int, priority: int) -> float:
+async def generate(branch: Branch, tokens: list[int], output: int) -> float:
     """Append and generate in one frame. Returns the seconds until the first token."""
     append = {"type": "append", "branch": branch.name, "tokens": tokens}
-    options = {"max_tokens": output, "temperature": 0, "ignore_eos": True, "priority": priority}
+    options = {"max_tokens": output, "temperature": 0, "ignore_eos": True}
     begin = time.perf_counter()
     _, generation = await branch.session.send(
         [append, {"type": "generate", "branch": branch.name, **options}]
@@ -105,7 +63,7 @@ async def member(url: str, options: argparse.Namespace, dice: random.Random, don
         while True:
             (branch,) = await session.root(f"b{dice.getrandbits(30)}")
             for _ in range(turns):
-                done.append(await generate(branch, ids(dice, options.prompt), options.output, 0))
+                done.append(await generate(branch, ids(dice, options.prompt), options.output))
             await branch.drop()
 
 
@@ -168,7 +126,7 @@ async def newcomers(url: str, count: int, pause: float) -> list[float]:
         for _ in range(count):
             await asyncio.sleep(2 * pause * dice.random())
             async with connect(url, token=NAMES[1]) as session:
-                found.append(await generate(session.main, ids(dice, 24), 4, 0))
+                found.append(await generate(session.main, ids(dice, 24), 4))
     return found
 
 
@@ -185,7 +143,7 @@ def measure(options: argparse.Namespace, credentials: str, argv: list[str]) -> d
         f"--kv-tokens={options.kv_tokens}", f"--page-size={options.page_size}",
         f"--context={options.context}", f"--auth-tokens={credentials}", *options.server,
     ]  # fmt: skip
-    with Server(options.tree, flags) as server:
+    with served(["--device=cpu", "--threads=1", *flags], None) as server:
         asyncio.run(newcomers(server.url, 3, 0.0))  # warm-up
         idle = asyncio.run(newcomers(server.url, options.newcomers, 0.0))
         with Crowd(server.url, argv) as others:
@@ -208,7 +166,6 @@ def main() -> None:
     parser.add_argument("--kv-tokens", type=int, default=4096)
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--context", type=int, default=2048)
-    parser.add_argument("--tree", type=Path, help="serve from another source tree")
     parser.add_argument("--json", help="write everything to this file")
     parser.add_argument("--crowd", metavar="URL", help=argparse.SUPPRESS)
     parser.add_argument("server", nargs="*", help="flags for the server, after --")
