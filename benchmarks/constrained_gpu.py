@@ -272,7 +272,7 @@ def kernels(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     from ramify.actors.grammar.compile import compile_constraint
     from ramify.gpu.constraints.bodies import constraint_of
     from ramify.gpu.constraints.grammar import GrammarVocabulary
-    from ramify.gpu.constraints.matcher import Automaton
+    from ramify.gpu.constraints.matcher import AutomatonConstraint
     from ramify.gpu.sampling.automata import DeviceAutomata
     from ramify.protocol.constraints import ConstraintSpec
 
@@ -280,7 +280,7 @@ def kernels(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     made = compile_constraint(ConstraintSpec("json_schema", json.dumps(record(1))))
     begun = time.perf_counter()
     rule = constraint_of(made.body, vocabulary, lambda: GrammarVocabulary(vocabulary))
-    assert isinstance(rule, Automaton)
+    assert isinstance(rule, AutomatonConstraint)
     machine = rule.machine
     automata = DeviceAutomata(257, vocabulary.size, torch.device(options.device), 128 << 20)
     automata.put(1, machine)

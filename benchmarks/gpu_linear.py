@@ -30,7 +30,7 @@ from ramify.gpu.ops.linear.base import plain
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.tilings import AnyTiling, GluonTiling, LayerSizes, Tiling, tilings_for
 from ramify.gpu.ops.triton_layer import add_norm
-from ramify.gpu.ops.triton_linear import Products, Rows
+from ramify.gpu.ops.triton_linear import Products, UnscaledRows
 
 PRODUCTS = {  # outputs, inputs
     "qwen3-0.6b": {
@@ -62,8 +62,8 @@ class Case:
         new = torch.Generator("cuda").manual_seed(tokens)
         self.x = torch.randn((tokens, inputs), generator=new, device="cuda").bfloat16()
         squares = torch.rand((tokens, inputs // 32), generator=new, device="cuda") * 64
-        self.rows = Rows(self.x, squares)
-        self.normed = Rows(self.x)
+        self.rows = UnscaledRows(self.x, squares)
+        self.normed = UnscaledRows(self.x)
         self.residual = torch.zeros((tokens, outputs), device="cuda", dtype=torch.bfloat16)
         self.norm = RMSNorm(torch.ones(outputs, device="cuda", dtype=torch.bfloat16), EPS)
 

@@ -39,7 +39,12 @@ from ramify.gpu.constraints.bodies import constraint_of
 from ramify.gpu.constraints.byte_automaton import ENTERS, POPS
 from ramify.gpu.constraints.checked import CheckedAutomaton, CheckedMatcher
 from ramify.gpu.constraints.grammar import GrammarVocabulary
-from ramify.gpu.constraints.matcher import Automaton, AutomatonMatcher, Constraint, Matcher
+from ramify.gpu.constraints.matcher import (
+    AutomatonConstraint,
+    AutomatonMatcher,
+    Matcher,
+    OutputConstraint,
+)
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import ConstraintError
@@ -299,7 +304,7 @@ def grammars() -> GrammarVocabulary:
     return GrammarVocabulary(vocabulary())
 
 
-def takes(constraint: Constraint, data: bytes) -> bool:
+def takes(constraint: OutputConstraint, data: bytes) -> bool:
     """Whether an output may be `data`."""
     matcher = constraint.matcher()
     return all(map(matcher.advance, data)) and matcher.is_final()
@@ -313,9 +318,9 @@ def legal(matcher: Matcher) -> list[int]:
 Distance = Callable[[int], int]
 
 
-def distances(constraint: Constraint) -> Distance | None:
+def distances(constraint: OutputConstraint) -> Distance | None:
     """How many bytes are missing to an end from a state of an automaton."""
-    if not isinstance(constraint, Automaton | CheckedAutomaton):
+    if not isinstance(constraint, AutomatonConstraint | CheckedAutomaton):
         return None
     automaton = constraint.machine.automaton
     layout = automaton.layout
@@ -368,7 +373,7 @@ def nearest(matcher: Matcher, tokens: list[int], far: Distance | None) -> int:
     return min(tokens, key=distance)
 
 
-def written(constraint: Constraint, far: Distance | None, rng: random.Random) -> tuple[bytes, str]:
+def written(constraint: OutputConstraint, far: Distance | None, rng: random.Random) -> tuple[bytes, str]:
     """A random output, and how it ended. It is led to an end when it gets long. `far`: `distances`."""
     matcher, found = constraint.matcher(), bytearray()
     (stop,) = vocabulary().stop_ids
@@ -469,7 +474,7 @@ class Campaign:
             self._instance(seed, schema, constraint, validator, text)
 
     def _outputs(
-        self, seed: int, schema: Any, constraint: Constraint, validator: Any, rng: random.Random
+        self, seed: int, schema: Any, constraint: OutputConstraint, validator: Any, rng: random.Random
     ) -> list[Any]:
         values, far = [], distances(constraint)
         for _ in range(6):
@@ -493,7 +498,7 @@ class Campaign:
         return values
 
     def _instance(
-        self, seed: int, schema: Any, constraint: Constraint, validator: Any, text: str
+        self, seed: int, schema: Any, constraint: OutputConstraint, validator: Any, text: str
     ) -> None:
         taken = takes(constraint, text.encode())
         if validator.is_valid(json.loads(text)):

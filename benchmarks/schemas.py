@@ -79,12 +79,12 @@ def answers(accepts: Callable[[object], bool], record: Result) -> Result:
 
 def by_lowering(record: Result) -> Result:
     """What our lowering makes of a record."""
-    from ramify.actors.grammar.schema.errors import Unsupported
+    from ramify.actors.grammar.schema.errors import UnsupportedSchema
     from ramify.actors.grammar.schema.lower import lower
 
     try:
         lowered = lower(record["schema"])
-    except Unsupported as error:
+    except UnsupportedSchema as error:
         return {"refused": error.reason, "pointer": error.pointer}
     found = answers(lambda value: lowered.automaton.accepts(spelled(value)), record)
     return {"states": len(lowered.automaton), "notes": lowered.notes, **found}
@@ -133,7 +133,7 @@ def by_llguidance(record: Result) -> Result:
 def by_route(record: Result) -> Result:
     """What the server makes of a record."""
     from ramify.actors.grammar.route import route
-    from ramify.gpu.constraints.written import Written
+    from ramify.gpu.constraints.written import WrittenOutput
     from ramify.protocol.errors import ConstraintError
 
     try:
@@ -146,7 +146,7 @@ def by_route(record: Result) -> Result:
     automaton, places = routed.automaton, routed.places
 
     def accepts(value: object) -> bool:
-        data, written = spelled(value), Written(places)
+        data, written = spelled(value), WrittenOutput(places)
         if not automaton.accepts(data):
             return False
         return not places or written.walk(written.start(), data) is not None

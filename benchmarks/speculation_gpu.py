@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.actors.scheduler.speculation import Record, Speculation
+from ramify.actors.scheduler.speculation import DraftRecord, Speculation
 from ramify.clients.bench.shapes import SHAPES
 from ramify.gpu.drafting.device import DeviceDrafter
 from ramify.gpu.executors.base import Executor
@@ -136,7 +136,7 @@ class Bench:
         first = self.executor.launch(StepPlan(self.step, opens=opens, extends=extends))
         last = np.array([prompt[-1] for prompt in self.prompt[:rows]])
         pending: deque[tuple[Any, list[int] | None]] = deque([(first, None)])
-        decodes, records = pack(range(rows)), [Record() for _ in range(rows)]
+        decodes, records = pack(range(rows)), [DraftRecord() for _ in range(rows)]
         limit = self.per_row * self.info.page_size - 2 * (1 + self.most) - 1
         bound = np.full(rows, self.context)  # of each row's length, were all drafts accepted
         begin = time.perf_counter()
@@ -177,7 +177,7 @@ class Bench:
 
     def _take(
         self, step: Any, drafts: list[int] | None, last: Any, bound: Any, policy: Any,
-        records: list[Record],
+        records: list[DraftRecord],
     ) -> tuple[int, int, Any]:  # fmt: skip
         """Tokens and microseconds of a step, and each row's last token; all tokens are checked."""
         result = step.result()

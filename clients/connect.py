@@ -15,13 +15,13 @@ from collections.abc import Generator
 from typing import Any, Literal, TypedDict, Unpack
 
 from ramify.clients.handles import Session
-from ramify.clients.link import Link, Token, Watch
-from ramify.clients.session import SessionCore
+from ramify.clients.link import SessionLink, Token, Watch
+from ramify.clients.session import ClientCore
 from ramify.protocol.codec import Codec, CodecName
 from ramify.protocol.wire import ClientMessage, Open
 
 
-class Settings(TypedDict, total=False):
+class ConnectSettings(TypedDict, total=False):
     """The settings of `connect` and `connect_sync`.
 
     `client` names this client in the session (default: a random name): give the same name to go on
@@ -62,7 +62,7 @@ class Connecting:
     Raises ConnectionLost, Unauthorized, Forbidden, NoSession, BadRequest or Unsupported.
     """
 
-    def __init__(self, url: str, settings: Settings) -> None:
+    def __init__(self, url: str, settings: ConnectSettings) -> None:
         self._url = url
         self._settings = settings
         self._session: Session | None = None
@@ -80,9 +80,9 @@ class Connecting:
 
     async def _attach(self) -> Session:
         given = self._settings
-        link = Link(
+        link = SessionLink(
             self._url,
-            SessionCore(open_message(given)),
+            ClientCore(open_message(given)),
             codec=given.get("codec", "json"),
             token=given.get("token"),
             reconnect=given.get("reconnect", True),
@@ -94,20 +94,20 @@ class Connecting:
         return Session(link, keep=given.get("keep", False))
 
 
-def connect(url: str, **settings: Unpack[Settings]) -> Connecting:
+def connect(url: str, **settings: Unpack[ConnectSettings]) -> Connecting:
     """Attach to a server: a new session, or with `session` and `key` one that exists.
 
-    Use it with `async with`, or `await` it and `close` the session. The settings are `Settings`.
+    Use it with `async with`, or `await` it and `close` the session. The settings are `ConnectSettings`.
     """
-    unknown = settings.keys() - Settings.__annotations__.keys()
+    unknown = settings.keys() - ConnectSettings.__annotations__.keys()
     if unknown:  # at the call, as for any function
         raise TypeError(
-            f"connect() has no setting {min(unknown)!r}: {', '.join(Settings.__annotations__)}"
+            f"connect() has no setting {min(unknown)!r}: {', '.join(ConnectSettings.__annotations__)}"
         )
     return Connecting(url, settings)
 
 
-def open_message(given: Settings) -> Open:
+def open_message(given: ConnectSettings) -> Open:
     """The `open` of a new connection. Raises BadRequest for a setting that the server would refuse."""
     message = Open(
         client=given.get("client") or f"py-{random.SystemRandom().getrandbits(48):012x}",

@@ -16,7 +16,7 @@ from ramify.protocol.errors import BadRequest, RamifyError
 from ramify.protocol.wire import Cancel, Done, Ok, State, TokenLogprob, Usage
 
 if TYPE_CHECKING:
-    from ramify.clients.link import Link
+    from ramify.clients.link import SessionLink
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class Handle(Coroutine[Any, Any, T]):
     task that runs it drives an awaiting of its own.
     """
 
-    def __init__(self, link: "Link", ticket: Ticket) -> None:
+    def __init__(self, link: "SessionLink", ticket: Ticket) -> None:
         self._link = link
         self._ticket = ticket
         self._driven: dict[asyncio.Task[Any] | None, Generator[Any, None, T]] = {}
@@ -127,7 +127,7 @@ class Generation(Handle[Result]):
     `async with generation` or `aclose` to depend on nothing.
     """
 
-    def __init__(self, link: "Link", ticket: Ticket, stream: Stream, kind: Any = None) -> None:
+    def __init__(self, link: "SessionLink", ticket: Ticket, stream: Stream, kind: Any = None) -> None:
         """`kind`: the type whose JSON the output is."""
         super().__init__(link, ticket)
         self._stream = stream
@@ -164,7 +164,7 @@ class Generation(Handle[Result]):
             await self._changed()
 
     def __aiter__(self) -> AsyncIterator[TextDelta]:
-        return _Reader(self)
+        return _TextReader(self)
 
     async def __anext__(self) -> TextDelta:
         while True:
@@ -222,14 +222,14 @@ class Generation(Handle[Result]):
         self.cancel()
 
 
-class _Reader:
+class _TextReader:
     """The iterator of one `async for`. Freed before the generation's end, it cancels that."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._loop = asyncio.get_running_loop()
 
-    def __aiter__(self) -> "_Reader":
+    def __aiter__(self) -> "_TextReader":
         return self
 
     async def __anext__(self) -> TextDelta:

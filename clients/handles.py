@@ -62,7 +62,7 @@ from ramify.protocol.wire import (
 )
 
 if TYPE_CHECKING:
-    from ramify.clients.link import Link
+    from ramify.clients.link import SessionLink
 
 _CLOSE_S = 5.0  # how long `close` waits for the server's answer
 Messages = Sequence[ChatMessage | Mapping[str, Any]]
@@ -337,7 +337,7 @@ class Session:
 
     frames = True  # ops of several branches may come in one frame (for programs)
 
-    def __init__(self, link: "Link", *, keep: bool = False) -> None:
+    def __init__(self, link: "SessionLink", *, keep: bool = False) -> None:
         self.link = link
         self.core = link.core
         self.main = Branch(self, "main")

@@ -1,7 +1,7 @@
 """The asyncio shell of the client: sockets, reconnects, wake-ups. What they mean is in `session.py`.
 
-`Link` owns the socket: one task reads, one writes. A lost connection is made again and the session
-resumed, unseen by those who wait for replies. This file does not know what ops mean.
+`SessionLink` owns the socket: one task reads, one writes. A lost connection is made again and the
+session resumed, unseen by those who wait for replies. This file does not know what ops mean.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from websockets.typing import Subprotocol
 from ramify.clients.errors import ConnectionLost, Internal
 from ramify.clients.events import Changed, CoreEvent, Ended, Foreign, Noted, Opened, Refused
 from ramify.clients.reconnect import RATE_DELAY_S, Action, Pacer, delay, pause
-from ramify.clients.session import Phase, SessionCore
+from ramify.clients.session import ClientCore, SessionPhase
 from ramify.clients.stream import Ticket
 from ramify.protocol.codec import SUBPROTOCOLS, Codec, CodecName
 from ramify.protocol.errors import (
@@ -56,13 +56,13 @@ SUDDEN = 5  # connections that ended sooner, one after the other, before the nex
 _NOTES = 1024  # events kept for a reader of `Session.events`; older ones are dropped
 
 
-class Link:
+class SessionLink:
     """The connection of one session. `ended` is the reason once it is over for good."""
 
     def __init__(
         self,
         url: str,
-        core: SessionCore,
+        core: ClientCore,
         *,
         codec: CodecName,
         token: Token | None,
@@ -106,7 +106,7 @@ class Link:
         self._wake.set()
 
     def withdraw(self, ticket: Ticket, error: RamifyError) -> bool:
-        """Take back an op that was not sent; see `SessionCore.withdraw`."""
+        """Take back an op that was not sent; see `ClientCore.withdraw`."""
         if not self.core.withdraw(ticket, error):
             return False
         for each in ticket.frame:
@@ -135,7 +135,7 @@ class Link:
     @property
     def attached(self) -> bool:
         """Whether the session is attached right now."""
-        return self.core.phase is Phase.OPEN
+        return self.core.phase is SessionPhase.OPEN
 
     # --- life -------------------------------------------------------------------------------
 

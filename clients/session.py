@@ -52,7 +52,7 @@ _JSON = Codec("json")
 _LONGEST_ID = 2**53 - 1  # an op's id is not known when the size of its frame is checked
 
 
-class Phase(Enum):
+class SessionPhase(Enum):
     """Where the connection stands."""
 
     CLOSED = "closed"
@@ -60,7 +60,7 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-class SessionCore:
+class ClientCore:
     """The state machine. `settings`: the `open` message of the first connection."""
 
     def __init__(self, settings: Open) -> None:
@@ -75,7 +75,7 @@ class SessionCore:
         self.server: ServerInfo | None = None
         self.limits: dict[str, int] = {}
         self.heads = Heads(settings.revision)
-        self.phase = Phase.CLOSED
+        self.phase = SessionPhase.CLOSED
         self.error: RamifyError | None = None  # why it ended
         self.known = False  # a `state` was received: the next one is a resume
         self._next_id = 1
@@ -134,9 +134,9 @@ class SessionCore:
         On STOP the session is over; the caller calls `end` with the verdict's error.
         """
         verdict = after_close(code, reason)
-        if self.phase is Phase.ENDED:
+        if self.phase is SessionPhase.ENDED:
             return Verdict(Action.STOP, self.error or verdict.error), []
-        self.phase = Phase.CLOSED
+        self.phase = SessionPhase.CLOSED
         return verdict, self._drop_biggest(verdict.error) if verdict.action is Action.SPLIT else []
 
     def _drop_biggest(self, cause: RamifyError) -> list[CoreEvent]:
@@ -153,9 +153,9 @@ class SessionCore:
 
     def end(self, error: RamifyError) -> list[CoreEvent]:
         """End the session here: fail every op that has no reply."""
-        if self.phase is Phase.ENDED:
+        if self.phase is SessionPhase.ENDED:
             return []
-        self.phase, self.error = Phase.ENDED, error
+        self.phase, self.error = SessionPhase.ENDED, error
         waiting = [*self._sent.values()]
         for frames in (self._urgent, self._queue):
             waiting += [ticket for frame in frames for ticket in frame]
@@ -201,7 +201,7 @@ class SessionCore:
         At most `limits.replies_kept` ops are under way: the server keeps that many replies, so
         after a resume none is missing. `cancel` and `close` pass.
         """
-        if self.phase is not Phase.OPEN:
+        if self.phase is not SessionPhase.OPEN:
             return None
         if self._posts:
             posts: list[ClientMessage] = list(self._posts)
@@ -241,9 +241,9 @@ class SessionCore:
 
     def receive(self, message: ServerMessage) -> list[CoreEvent]:
         """Take one message of the server. Raises Internal if it breaks the protocol."""
-        if self.phase is Phase.ENDED:
+        if self.phase is SessionPhase.ENDED:
             return []
-        if self.phase is not Phase.OPEN and not isinstance(message, State | Error | Bye | Pong):
+        if self.phase is not SessionPhase.OPEN and not isinstance(message, State | Error | Bye | Pong):
             raise Internal(f"the server sent {type(message).__name__.lower()!r} before `state`")
         match message:
             case Delta():
@@ -274,7 +274,7 @@ class SessionCore:
         self.limits = state.limits or self.limits
         self._next_id = max(self._next_id, state.op + 1)
         self.known = True
-        self.phase = Phase.OPEN
+        self.phase = SessionPhase.OPEN
         self.heads.attached(state.branches, state.revision, self._guessed)
         for branch in state.branches:
             if branch.branch in self._guessed:
@@ -358,7 +358,7 @@ class SessionCore:
 
     def _failed(self, message: Error) -> list[CoreEvent]:
         error = from_message(message)
-        if self.phase is not Phase.OPEN and message.id is None:
+        if self.phase is not SessionPhase.OPEN and message.id is None:
             if message.code == "no_session" and self.known:
                 return self.end(
                     SessionLost(f"{message.message}. Its branches are gone", details=message.details)

@@ -33,7 +33,7 @@ from ramify.protocol.wire import Part as Kind
 UNSENT = 0  # an op's id until it is sent
 
 
-class Part(NamedTuple):
+class StreamPart(NamedTuple):
     """Text up to `position` (absolute, in tokens)."""
 
     position: int
@@ -68,7 +68,7 @@ class Stream:
     def __init__(self, branch: str) -> None:
         self.branch = branch
         self.start = 0  # deltas up to here are an earlier generation's
-        self.parts: list[Part] = []
+        self.parts: list[StreamPart] = []
         self.taken = 0  # parts that the consumer has read
         self.cut = 0  # characters the consumer has to take back
         self.held = False  # after a resume: whose text the parts are is not settled yet
@@ -93,7 +93,7 @@ class Stream:
             self.cut_back(delta.truncate)
         if delta.position > self.start:
             self.parts.append(
-                Part(delta.position, delta.text, delta.tokens, delta.logprobs, delta.parts)
+                StreamPart(delta.position, delta.text, delta.tokens, delta.logprobs, delta.parts)
             )
 
     def begin_at(self, start: int) -> None:
@@ -105,7 +105,7 @@ class Stream:
             self.taken = 0  # the reader starts over
             del self.parts[:early]
 
-    def cut_back(self, to: int) -> list[Part]:
+    def cut_back(self, to: int) -> list[StreamPart]:
         """Take off the parts that end after position `to`, and return them."""
         kept = len(self.parts)
         while kept and self.parts[kept - 1].position > to:
@@ -116,7 +116,7 @@ class Stream:
         del self.parts[kept:]
         return over
 
-    def finish(self, done: Done, text: str | None) -> list[Part]:
+    def finish(self, done: Done, text: str | None) -> list[StreamPart]:
         """The generation ended. Returns parts past its end: text of a later generation.
 
         `text`, where the server sent it, is the whole text and replaces what the deltas gave.
@@ -131,8 +131,8 @@ class Stream:
             logprobs = [entry for part in self.parts for entry in part.logprobs or ()]
             common = len(read) if text.startswith(read) else 0
             self.cut += len(read) - common
-            rest = Part(done.position, text[common:], tokens or None, logprobs or None)
-            self.parts = [Part(done.position, text[:common]), rest] if common else [rest]
+            rest = StreamPart(done.position, text[common:], tokens or None, logprobs or None)
+            self.parts = [StreamPart(done.position, text[:common]), rest] if common else [rest]
             self.taken = 1 if common else 0
         return over
 

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
-from ramify.clients.connect import Settings, connect
+from ramify.clients.connect import ConnectSettings, connect
 from ramify.clients.generation import Generation, Reply, Result
 from ramify.clients.handles import (
     Branch,
@@ -394,7 +394,7 @@ def _pruned(thread: LoopThread, found: Pruned[Branch]) -> Pruned[SyncBranch]:
     return Pruned(winners, found.kept, found.dropped, found.scores)
 
 
-def connect_sync(url: str, **settings: Unpack[Settings]) -> SyncSession:
+def connect_sync(url: str, **settings: Unpack[ConnectSettings]) -> SyncSession:
     """`connect` without `await`: the same settings, the same errors. `close` it, or use `with`."""
     connecting = connect(url, **settings)
     thread = LoopThread()

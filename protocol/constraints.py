@@ -52,7 +52,7 @@ class ForcedTexts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CheckedPlace(msgspec.Struct, frozen=True, array_like=True):
-    """A place in a JSON value, as far as an automaton cannot hold it: see `Checked`.
+    """A place in a JSON value, as far as an automaton cannot hold it: see `JsonChecks`.
 
     `distinct`: no two members of an object here have the same name. `unique`: no two items of an array
     here are equal. Then the numbers of the places inside: of a member by its name, of members of
@@ -83,7 +83,7 @@ class CheckedPlace(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-class Checked(msgspec.Struct, frozen=True, array_like=True):
+class JsonChecks(msgspec.Struct, frozen=True, array_like=True):
     """How JSON in outputs is checked against what it has written before.
 
     `places`: empty: not at all. `begins`: states, each with the place of the value that begins there, if
@@ -96,7 +96,7 @@ class Checked(msgspec.Struct, frozen=True, array_like=True):
     begun: tuple[int, bytes] = (-1, b"")
 
 
-UNCHECKED = Checked()
+UNCHECKED = JsonChecks()
 
 
 class Layout(NamedTuple):
@@ -150,7 +150,7 @@ class AutomatonBody(msgspec.Struct, frozen=True, array_like=True, tag="automaton
     packed: bool
     forced: ForcedTexts
     likely: tuple[bytes, ...] = ()
-    checked: Checked = UNCHECKED
+    checked: JsonChecks = UNCHECKED
 
 
 class GrammarBody(msgspec.Struct, frozen=True, array_like=True, tag="grammar"):

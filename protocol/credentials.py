@@ -70,7 +70,7 @@ NOBODY = Credential(name="", digest=b"", limits=CredentialLimits(priority=MOST_P
 """What a socket has where the server asks for no token."""
 
 
-class _Line(msgspec.Struct, forbid_unknown_fields=True):
+class _CredentialLine(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     token: str | None = None
     sha256: str | None = None
@@ -110,7 +110,7 @@ def parse_credentials(
 
     `limits`: what a line does not say. Raises ConfigError that names `where`, the line and the field.
     """
-    decoder = msgspec.json.Decoder(_Line)
+    decoder = msgspec.json.Decoder(_CredentialLine)
     found: list[Credential] = []
     for number, raw in enumerate(text.splitlines(), 1):
         if not raw.strip() or raw.lstrip().startswith("#"):
@@ -141,7 +141,9 @@ def agree(credentials: Iterable[Credential], where: str) -> None:
             raise ConfigError(f"{where}: {owner[one.digest]!r} and {one.name!r} have the same token")
 
 
-def _credential(line: _Line, place: str, shared: bool, defaults: CredentialLimits) -> Credential:
+def _credential(
+    line: _CredentialLine, place: str, shared: bool, defaults: CredentialLimits
+) -> Credential:
     if not NAME.fullmatch(line.name):
         raise ConfigError(f"{place}: `name` must be 1 to 64 letters, digits, `.`, `_` or `-`")
     if line.namespace is not None and line.namespace and not NAME.fullmatch(line.namespace):

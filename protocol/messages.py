@@ -305,7 +305,7 @@ class Submit(Base, frozen=True):
     tops: int = 0
 
 
-class Cancel(Base, frozen=True):
+class CancelRequest(Base, frozen=True):
     """End a request within one step; answered by `Finished` like every other end.
 
     `keep`: how many of its output tokens to keep (None: all that were accepted so far). The
@@ -339,7 +339,7 @@ class Unconstrain(Base, frozen=True):
     ident: int
 
 
-RequestMessage = Submit | Cancel | CancelSession  # what sessions tell it
+RequestMessage = Submit | CancelRequest | CancelSession  # what sessions tell it
 SchedulerMessage = RequestMessage | Settled | Constrain | Unconstrain
 
 # What the scheduler's mailbox holds: messages of sessions and the cache, results of the executor.

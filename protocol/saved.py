@@ -254,7 +254,7 @@ class Changes(msgspec.Struct, frozen=True):
     whole: bool = False
 
 
-class Kept(msgspec.Struct, frozen=True):
+class StoredSession(msgspec.Struct, frozen=True):
     """A session in a store, as lists show it. `size`: bytes of its items, about. `live`: a server has
     it.
     """

@@ -54,7 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             each.check(getattr(self, each.field))
 
 
-class Declared(msgspec.Struct, frozen=True):
+class DeclaredSetting(msgspec.Struct, frozen=True):
     """A setting together with its field."""
 
     field: str
@@ -110,7 +110,7 @@ class Declared(msgspec.Struct, frozen=True):
 
 
 @functools.cache
-def declared(kind: type[Settings]) -> tuple[Declared, ...]:
+def declared(kind: type[Settings]) -> tuple[DeclaredSetting, ...]:
     """The settings of a class, in the order of its fields."""
     hints = get_type_hints(kind, include_extras=True)
     found = []
@@ -128,7 +128,7 @@ def declared(kind: type[Settings]) -> tuple[Declared, ...]:
             default = field.default_factory()
         flag = setting.flag if setting.flag != "" else _flag(kind.PREFIX, field.name)
         group = setting.group or kind.GROUP
-        found.append(Declared(field.name, flag, group, inner, many, default, setting))
+        found.append(DeclaredSetting(field.name, flag, group, inner, many, default, setting))
     return tuple(found)
 
 

@@ -11,24 +11,24 @@ from typing import Any, TypeAlias
 import msgspec
 
 
-class _Part(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="is"):
+class _StructurePart(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="is"):
     """Base of the parts."""
 
 
-class TextPart(_Part, frozen=True, tag="text"):
+class TextPart(_StructurePart, frozen=True, tag="text"):
     """Exactly this."""
 
     text: str
 
 
-class RegexPart(_Part, frozen=True, tag="regex"):
+class RegexPart(_StructurePart, frozen=True, tag="regex"):
     """What a regex matches as a whole. `at`: where it was given, for errors."""
 
     regex: str
     at: str = ""
 
 
-class JsonPart(_Part, frozen=True, tag="json"):
+class JsonPart(_StructurePart, frozen=True, tag="json"):
     """A value that is valid under a JSON Schema.
 
     `at`: where the schema was given, for errors and notes. `strict`: it is an error if the schema cannot
@@ -40,7 +40,7 @@ class JsonPart(_Part, frozen=True, tag="json"):
     strict: bool = True
 
 
-class XmlPart(_Part, frozen=True, tag="xml"):
+class XmlPart(_StructurePart, frozen=True, tag="xml"):
     """The parameters of a call, each between tags of its own, as Qwen3-Coder writes them."""
 
     schema: Any
@@ -48,39 +48,39 @@ class XmlPart(_Part, frozen=True, tag="xml"):
     strict: bool = True
 
 
-class SequencePart(_Part, frozen=True, tag="sequence"):
+class SequencePart(_StructurePart, frozen=True, tag="sequence"):
     """The parts one behind the other."""
 
     parts: "list[Part]"
 
 
-class UnionPart(_Part, frozen=True, tag="union"):
+class UnionPart(_StructurePart, frozen=True, tag="union"):
     """Any of the parts."""
 
     parts: "list[Part]"
 
 
-class ListPart(_Part, frozen=True, tag="list"):
+class ListPart(_StructurePart, frozen=True, tag="list"):
     """`part` once or more often, with `separator` between."""
 
     part: "Part"
     separator: str
 
 
-class UntilPart(_Part, frozen=True, tag="until"):
+class UntilPart(_StructurePart, frozen=True, tag="until"):
     """Free text up to the first of `marks`, which belongs to it."""
 
     marks: list[str]
 
 
-class UnlessPart(_Part, frozen=True, tag="unless"):
+class UnlessPart(_StructurePart, frozen=True, tag="unless"):
     """The texts of `part` that do not begin with one of `openings`, behind any blanks."""
 
     part: "Part"
     openings: list[str]
 
 
-class ThoughtPart(_Part, frozen=True, tag="thought"):
+class ThoughtPart(_StructurePart, frozen=True, tag="thought"):
     """`part`, or first free text between `begin` and `end`, with blanks around it, and then `part`."""
 
     begin: str
@@ -88,7 +88,7 @@ class ThoughtPart(_Part, frozen=True, tag="thought"):
     part: "Part"
 
 
-class Tag(msgspec.Struct, frozen=True):
+class StructureTag(msgspec.Struct, frozen=True):
     """What follows a trigger: `begin` (which begins with the trigger), `content`, `end`."""
 
     begin: str
@@ -96,14 +96,14 @@ class Tag(msgspec.Struct, frozen=True):
     end: str
 
 
-class TagsPart(_Part, frozen=True, tag="tags"):
+class TagsPart(_StructurePart, frozen=True, tag="tags"):
     """Free text in which each trigger begins one of the tags; behind its end, text is free again.
 
     `triggers`: empty for the whole `begin` of each tag. `at_least_one`: the text may not end before a
     tag. `stop_after_first`: it ends behind it.
     """
 
-    tags: list[Tag]
+    tags: list[StructureTag]
     triggers: list[str] = []
     at_least_one: bool = False
     stop_after_first: bool = False

@@ -17,7 +17,7 @@ from ramify.actors.cache.announcer import Announcer
 from ramify.actors.cache.branches import Branches
 from ramify.actors.cache.node import Node
 from ramify.actors.cache.residency import REACH, Residency
-from ramify.actors.cache.run import Run
+from ramify.actors.cache.run import PageLease
 from ramify.actors.cache.states import DEVICE, SUSPECT
 from ramify.actors.cache.tree import RadixTree
 from ramify.protocol import messages as m
@@ -41,7 +41,7 @@ class RadixCache:
         self.tree = RadixTree(page_size, block)
         self.residency = Residency(self.tree, PageAllocator(pages), reach)
         self.branches = Branches(self.tree, self.residency.victims.reconsider)
-        self.runs: dict[int, Run] = {}
+        self.runs: dict[int, PageLease] = {}
         self._listeners: set[int] = set()
 
     @property
@@ -192,7 +192,9 @@ class RadixCache:
             self.residency.unlock(anchor)
             return m.Denied(request, "memory", resident=resident, short=short)
         self.residency.touch(node)
-        self.runs[request] = Run(request, message.branch, tip, anchor, first, pages, self.residency.rank)
+        self.runs[request] = PageLease(
+            request, message.branch, tip, anchor, first, pages, self.residency.rank
+        )
         node = tip
         while not node.resident and node.parent is not None:
             node.claim(request)
@@ -265,7 +267,7 @@ class RadixCache:
         found.update(dict.fromkeys(passed, end))
         return end
 
-    def _run(self, request: int) -> Run:
+    def _run(self, request: int) -> PageLease:
         run = self.runs.get(request)
         if run is None:
             raise UnknownRequest(f"request {request:#x} does not run")
@@ -283,7 +285,7 @@ class RadixCache:
             node = self.tree.split(node, cached)
         return node
 
-    def _publish(self, run: Run, tip: Node, computed: int) -> None:
+    def _publish(self, run: PageLease, tip: Node, computed: int) -> None:
         """Make the cold nodes of the path to `tip` resident, as far as whole computed pages reach.
 
         Not below a suspect node: nobody may find them there. They stay the request's own then.
@@ -312,7 +314,7 @@ class RadixCache:
             self.residency.unlock(run.anchor)
             run.anchor = anchor
 
-    def _finish(self, run: Run, end: Node) -> None:
+    def _finish(self, run: PageLease, end: Node) -> None:
         """Move the branch's handle to `end`, then give back all that the request still holds."""
         node = end
         while not node.resident:

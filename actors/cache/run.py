@@ -14,7 +14,7 @@ from ramify.actors.cache.node import Node
 _GIVEN = -1
 
 
-class Run:
+class PageLease:
     """A request from its grant to its final commit. `first`: page index of the first own page."""
 
     __slots__ = ("_count", "_table", "anchor", "branch", "first", "mixed", "rank", "request", "tip")

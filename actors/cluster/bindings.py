@@ -16,7 +16,7 @@ from ramify.protocol.cluster import ListenKv, UnlistenKv
 from ramify.protocol.messages import (
     Abandon,
     AbandonSession,
-    Cancel,
+    CancelRequest,
     CancelSession,
     ChangeCore,
     Compile,
@@ -110,7 +110,9 @@ class Bindings:
         session = session_in(message)
         entry = self._sessions.get(session)
         if entry is None:
-            if isinstance(message, CancelSession | AbandonSession | Cancel | Abandon | DropBranches):
+            if isinstance(
+                message, CancelSession | AbandonSession | CancelRequest | Abandon | DropBranches
+            ):
                 return  # it is over, and was forgotten everywhere
             entry = self._sessions[session] = _Session()
         if isinstance(message, Reopen):
@@ -253,7 +255,7 @@ def prompt(held: list[ForCore]) -> tuple[str, bytes]:
 def session_in(message: ForCore) -> int:
     """The session that a message is about."""
     match message:
-        case Submit() | Cancel() | Compile() | Abandon():
+        case Submit() | CancelRequest() | Compile() | Abandon():
             return session_of(message.request)
         case CancelSession() | AbandonSession() | Reopen() | Inspect():
             return message.session

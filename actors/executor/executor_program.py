@@ -32,7 +32,7 @@ Engine = BlockingLink[FromExecutor, ToExecutor]
 log = get_log("ramify.actors.executor")
 
 
-class _Inbox:
+class _LinkInbox:
     """The runner's inbox: the link, on which only plans and the stop come now."""
 
     def __init__(self, engine: Engine) -> None:
@@ -74,7 +74,7 @@ def _serve(engine: Engine) -> int:
         gc.collect()  # while the engine gets ready
         gc.freeze()  # no later collection needs to walk through what has come so far
         gc.enable()
-        run(executor, _Inbox(engine), engine.send)
+        run(executor, _LinkInbox(engine), engine.send)
     except LinkClosed:
         raise
     except Exception as error:

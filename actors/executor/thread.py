@@ -28,7 +28,7 @@ class _Abandoned(Exception):
     """Raised in the thread, out of the progress callback: nobody waits for this load any more."""
 
 
-class _Inbox(queue.SimpleQueue[ExecutorMessage]):
+class _ThreadInbox(queue.SimpleQueue[ExecutorMessage]):
     """The runner's inbox."""
 
     def take(self, timeout: float | None) -> ExecutorMessage | None:
@@ -44,7 +44,7 @@ class ThreadExecutor(ExecutorHandle):
     def __init__(self, spec: ExecutorSpec, progress: ProgressCallback) -> None:
         super().__init__()
         self._progress = progress
-        self._inbox = _Inbox()
+        self._inbox = _ThreadInbox()
         self._abandoned = False
         self._results: deque[StepResult] = deque()  # from the thread to the loop
         self._wake_sent = False

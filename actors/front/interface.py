@@ -13,7 +13,7 @@ from ramify.protocol.messages import (
     Abandon,
     AbandonSession,
     CacheMessage,
-    Cancel,
+    CancelRequest,
     CancelSession,
     Compile,
     GrammarMessage,
@@ -46,7 +46,7 @@ class Core(msgspec.Struct, frozen=True):
     def tell(self, message: CacheMessage | RequestMessage | GrammarMessage, /) -> None:
         """Tell the actor that a message is for. Raises MailboxFull, and then nothing has happened."""
         match message:
-            case Submit() | Cancel() | CancelSession():
+            case Submit() | CancelRequest() | CancelSession():
                 self.scheduler.tell(message)
             case Compile() | Abandon() | AbandonSession():
                 self.grammar.tell(message)

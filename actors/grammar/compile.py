@@ -24,11 +24,11 @@ from ramify.actors.grammar.words import rows_of, words_of
 from ramify.protocol.constraints import (
     UNCHECKED,
     AutomatonBody,
-    Checked,
     CompiledConstraint,
     ConstraintSpec,
     GrammarBackend,
     GrammarBody,
+    JsonChecks,
     encode_body,
 )
 from ramify.protocol.errors import ConstraintError
@@ -96,7 +96,7 @@ def _schema(spec: ConstraintSpec) -> CompiledConstraint:
         raise ConstraintError("the schema holds half a surrogate pair, which is no text") from None
     routed = route(schema, spacing="spaced" if spec.spaced else "compact")
     if routed.automaton is not None:
-        checked = Checked(routed.places, ((0, 0),)) if routed.places else UNCHECKED
+        checked = JsonChecks(routed.places, ((0, 0),)) if routed.places else UNCHECKED
         return _ready(routed.automaton, routed.notes, likely_words(schema), checked)
     assert routed.grammar is not None
     return _grammar(routed.grammar, routed.notes)
@@ -106,7 +106,7 @@ def _ready(
     automaton: Automaton,
     notes: tuple[str, ...] = (),
     likely: tuple[bytes, ...] = (),
-    checked: Checked = UNCHECKED,
+    checked: JsonChecks = UNCHECKED,
 ) -> CompiledConstraint:
     if automaton.is_empty():
         raise ConstraintError("the constraint allows no text at all: no output could satisfy it")

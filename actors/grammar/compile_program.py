@@ -22,7 +22,14 @@ from contextlib import closing
 import msgspec
 
 from ramify.actors.grammar.compile import compile_constraint
-from ramify.actors.grammar.results import MAX_FRAME, TOO_MUCH, CompilerReady, Done, Failed, FromWorker
+from ramify.actors.grammar.results import (
+    MAX_FRAME,
+    TOO_MUCH,
+    CompileDone,
+    CompileFailed,
+    CompilerReady,
+    FromWorker,
+)
 from ramify.actors.links.blocking import BlockingLink
 from ramify.actors.links.frames import LinkClosed
 from ramify.actors.processes.main import GONE, run
@@ -80,13 +87,15 @@ def _watch(most: int) -> None:
 
 def _result(spec: ConstraintSpec, backend: GrammarBackend) -> FromWorker:
     try:
-        return Done(compile_constraint(spec, backend))
+        return CompileDone(compile_constraint(spec, backend))
     except ConstraintError as error:
-        return Failed.of(error)
+        return CompileFailed.of(error)
     except MemoryError:
-        return Failed("the constraint needs too much memory to compile: make it smaller", None, None)
+        return CompileFailed(
+            "the constraint needs too much memory to compile: make it smaller", None, None
+        )
     except RecursionError:
-        return Failed("the constraint is nested too deep: flatten it", None, None)
+        return CompileFailed("the constraint is nested too deep: flatten it", None, None)
 
 
 def _address_space() -> int:

@@ -29,7 +29,7 @@ from ramify.actors.grammar.expression import (
     Union,
 )
 from ramify.actors.grammar.fragment import (
-    Chain,
+    Concatenation,
     Flags,
     Fragment,
     Table,
@@ -226,7 +226,7 @@ class _Compiler:
         return Fragment(table, np.array([False, True]))
 
     def _concat(self, parts: Sequence[Expression], tail: bool) -> Fragment:
-        chain = Chain(empty_text(self._symbols))
+        chain = Concatenation(empty_text(self._symbols))
         for at in range(len(parts) - 1, -1, -1):
             part = parts[at]
             if isinstance(part, Look):
@@ -236,7 +236,7 @@ class _Compiler:
                         "be compiled: move it to the beginning, or write the cases out"
                     )
                 mode = "minus" if part.negative else "and"
-                chain = Chain(product(chain.fragment(), self._beginning(part.part), mode))
+                chain = Concatenation(product(chain.fragment(), self._beginning(part.part), mode))
             else:
                 chain.prepend(self._build(part, tail and at == len(parts) - 1))
         return chain.fragment()

@@ -94,7 +94,7 @@ def _rules(tokens: list[_Token]) -> Iterator[tuple[str, tuple[_Tree, int]]]:
                 if tokens[at].kind == "line":
                     raise _Unread
                 at += 1
-            reader = _Reader(tokens, at + 1)
+            reader = _RuleReader(tokens, at + 1)
             yield text.lstrip("!?"), (reader.alternatives(), place)
             at = reader.at
             if at < len(tokens) and tokens[at].kind != "line":
@@ -106,7 +106,7 @@ def _rules(tokens: list[_Token]) -> Iterator[tuple[str, tuple[_Tree, int]]]:
             raise _Unread
 
 
-class _Reader:
+class _RuleReader:
     """Reads the body of a rule. `at`: the next token."""
 
     def __init__(self, tokens: list[_Token], at: int) -> None:

@@ -66,13 +66,13 @@ def nothing(symbols: int) -> Fragment:
 
 def concatenation(parts: Sequence[Fragment]) -> Fragment:
     """`parts` (one or more) one behind the other."""
-    chain = Chain(parts[-1])
+    chain = Concatenation(parts[-1])
     for part in reversed(parts[:-1]):
         chain.prepend(part)
     return chain.fragment()
 
 
-class Chain:
+class Concatenation:
     """A concatenation that grows to the left, each part copied once."""
 
     def __init__(self, last: Fragment) -> None:

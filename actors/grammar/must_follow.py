@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramify.actors.grammar.automaton import Automaton
-from ramify.actors.grammar.words import Rows
+from ramify.actors.grammar.words import RowTable
 from ramify.protocol.constraints import NO_STEP, ForcedTexts
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
@@ -16,7 +16,7 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 Numbers = NDArray[np.int64]
 
 
-def forced_texts(automaton: Automaton, rows: Rows) -> ForcedTexts:
+def forced_texts(automaton: Automaton, rows: RowTable) -> ForcedTexts:
     """Where only one byte can follow, and what."""
     following, classes = automaton.next, rows.classes
     takes = rows.kinds > NO_STEP

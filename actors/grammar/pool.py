@@ -26,9 +26,9 @@ from ramify.actors.grammar.owners import Owner
 from ramify.actors.grammar.results import (
     MAX_FRAME,
     TOO_MUCH,
+    CompileDone,
+    CompileFailed,
     CompilerReady,
-    Done,
-    Failed,
     FromWorker,
     Result,
     Results,
@@ -278,7 +278,7 @@ class CompilePool:
         except _Lost as error:
             why = f"compiling it failed ({error})"
         else:
-            if isinstance(message, Done):
+            if isinstance(message, CompileDone):
                 self.counters.compiled += 1
                 return message.compiled, None
             self.counters.failed += 1
@@ -362,7 +362,7 @@ class _Worker:
         finally:
             task.cancel()
 
-    async def work(self, spec: ConstraintSpec, seconds: float) -> Done | Failed:
+    async def work(self, spec: ConstraintSpec, seconds: float) -> CompileDone | CompileFailed:
         """Raises TimeoutError or _Lost; then the process is gone."""
         try:
             self._process.link.tell(spec)

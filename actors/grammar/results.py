@@ -23,13 +23,13 @@ class CompilerReady(ProcessMessage, frozen=True):
     """From a worker: it can take a constraint; one at a time."""
 
 
-class Done(ProcessMessage, frozen=True):
+class CompileDone(ProcessMessage, frozen=True):
     """From a worker: the constraint is compiled."""
 
     compiled: CompiledConstraint
 
 
-class Failed(ProcessMessage, frozen=True):
+class CompileFailed(ProcessMessage, frozen=True):
     """From a worker: the constraint cannot be compiled."""
 
     message: str
@@ -37,15 +37,15 @@ class Failed(ProcessMessage, frozen=True):
     position: int | None = None
 
     @staticmethod
-    def of(error: ConstraintError) -> "Failed":
+    def of(error: ConstraintError) -> "CompileFailed":
         details = error.details or {}
-        return Failed(error.message, details.get("pointer"), details.get("position"))
+        return CompileFailed(error.message, details.get("pointer"), details.get("position"))
 
     def exception(self) -> ConstraintError:
         return ConstraintError(self.message, pointer=self.pointer, position=self.position)
 
 
-FromWorker = CompilerReady | Done | Failed
+FromWorker = CompilerReady | CompileDone | CompileFailed
 MAX_FRAME = 1 << 26  # bytes on the way to a worker, and back
 TOO_MUCH = 4  # exit code of a worker whose constraint took too much memory
 

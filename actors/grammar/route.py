@@ -13,7 +13,7 @@ from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.grammars import schema_grammar
 from ramify.actors.grammar.limits import MAX_CELLS
 from ramify.actors.grammar.schema.document import Schema, child
-from ramify.actors.grammar.schema.errors import Circular, TooLarge, Unsupported
+from ramify.actors.grammar.schema.errors import Circular, TooLarge, UnsupportedSchema
 from ramify.actors.grammar.schema.limits import MAX_NOTES
 from ramify.actors.grammar.schema.lower import Lowered, Spacing, lower
 from ramify.protocol.constraints import CheckedPlace
@@ -49,7 +49,7 @@ def route(schema: Schema, *, spacing: Spacing = "compact") -> Routed:
         return _automaton(lower(schema, spacing=spacing, checked=True, letters=True))
     except Circular as error:  # llguidance would begin with it, and get stuck
         raise ConstraintError(str(error), pointer=error.pointer) from None
-    except Unsupported as error:
+    except UnsupportedSchema as error:
         refused = error
     notes: dict[str, None] = {}
     try:
@@ -62,7 +62,7 @@ def route(schema: Schema, *, spacing: Spacing = "compact") -> Routed:
     if refused.recursive:
         try:
             return _automaton(lower(schema, spacing=spacing, unroll=UNROLL, checked=True, letters=True))
-        except Unsupported as error:
+        except UnsupportedSchema as error:
             refused = error
     raise ConstraintError(f"{refused} (llguidance: {other})", pointer=refused.pointer)
 

@@ -39,11 +39,11 @@ from ramify.actors.grammar.marks import Marks
 from ramify.actors.grammar.nested import Unsettled, may_hold, nested
 from ramify.actors.grammar.network import Exit, ends, network
 from ramify.actors.grammar.outlines import regex_automaton
-from ramify.actors.grammar.schema.errors import Unsupported
+from ramify.actors.grammar.schema.errors import UnsupportedSchema
 from ramify.actors.grammar.schema.limits import MAX_PLACES
 from ramify.actors.grammar.schema.lower import Lowered, containers
 from ramify.actors.grammar.values import any_parameters, json_value, until, xml_parameters
-from ramify.protocol.constraints import UNCHECKED, Checked, CheckedPlace, GrammarBackend
+from ramify.protocol.constraints import UNCHECKED, CheckedPlace, GrammarBackend, JsonChecks
 from ramify.protocol.errors import ConstraintError
 from ramify.protocol.structure import (
     JsonPart,
@@ -52,7 +52,7 @@ from ramify.protocol.structure import (
     RegexPart,
     SequencePart,
     Structure,
-    Tag,
+    StructureTag,
     TagsPart,
     TextPart,
     ThoughtPart,
@@ -76,7 +76,7 @@ class Built(NamedTuple):
 
     automaton: Automaton
     notes: tuple[str, ...]
-    checked: Checked
+    checked: JsonChecks
 
 
 def structure_automaton(structure: Structure, backend: GrammarBackend = "auto") -> Built:
@@ -116,7 +116,7 @@ def _built(
     automaton, begins = found
     if letters:
         automaton = nested(automaton, containers("spaced"), as_it_is=bool(begins))
-    checks = Checked(tuple(builder.places), begins, begun) if builder.places else UNCHECKED
+    checks = JsonChecks(tuple(builder.places), begins, begun) if builder.places else UNCHECKED
     return Built(automaton, tuple(dict.fromkeys(builder.notes)), checks)
 
 
@@ -247,7 +247,7 @@ class _Builder:
             raise ConstraintError(f"no tag begins with the trigger {unused[0][:64]!r}")
         return _searching(rests, part)
 
-    def _content(self, tag: Tag) -> Expression:
+    def _content(self, tag: StructureTag) -> Expression:
         content = self._expression(tag.content)
         return concat(content, Literal(self._marks.encode(tag.end)))
 
@@ -291,7 +291,7 @@ def _at(place: str, make: Callable[[], T]) -> T:
     """What `make` makes; its error says where."""
     try:
         return make()
-    except Unsupported as error:
+    except UnsupportedSchema as error:
         raise ConstraintError(
             f"{place}: {error}" if place else str(error), pointer=error.pointer
         ) from None

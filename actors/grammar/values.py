@@ -25,7 +25,7 @@ from ramify.actors.grammar.free_text import free_text
 from ramify.actors.grammar.limits import MAX_REPEAT
 from ramify.actors.grammar.outlines import search_automaton
 from ramify.actors.grammar.route import UNROLL
-from ramify.actors.grammar.schema.errors import Unsupported
+from ramify.actors.grammar.schema.errors import UnsupportedSchema
 from ramify.actors.grammar.schema.lower import Lowered, lower
 from ramify.protocol.errors import ConstraintError
 
@@ -45,7 +45,7 @@ _TEXT = frozenset({"type", "enum", "const", "pattern", "minLength", "maxLength"}
 def json_value(schema: Any, *, checked: bool = False, letters: bool = False) -> Lowered:
     """The values of a schema. One that is inside itself is written to a certain depth.
 
-    `checked`, `letters`: see `lower`. Raises `Unsupported`, and ConstraintError for what is no schema.
+    `checked`, `letters`: see `lower`. Raises UnsupportedSchema; ConstraintError for what is no schema.
     """
     if isinstance(schema, str):
         try:
@@ -56,7 +56,7 @@ def json_value(schema: Any, *, checked: bool = False, letters: bool = False) -> 
         raise ConstraintError("a schema is an object, true or false", pointer="")
     try:
         return lower(schema, spacing="spaced", checked=checked, letters=letters)
-    except Unsupported as error:
+    except UnsupportedSchema as error:
         if not error.recursive:
             raise
         return lower(schema, spacing="spaced", unroll=UNROLL, checked=checked, letters=letters)
@@ -73,7 +73,7 @@ def until(triggers: Sequence[bytes]) -> Automaton:
 def xml_parameters(schema: Any) -> Value:
     """The parameters that an object's schema has, in its order, each between tags of its own.
 
-    Strings stand there as they are, all else as JSON. Raises `Unsupported` and ConstraintError.
+    Strings stand there as they are, all else as JSON. Raises `UnsupportedSchema` and ConstraintError.
     """
     if schema is None:
         return any_parameters(), ()

@@ -10,8 +10,8 @@ pages only beside a *reserve*:
   as far as their session has said (`Submit.expects`);
 - the KV that an active session has left in the tree while it runs nothing, as between two rounds.
 
-An output counts until it is as long as outputs of its client usually are: most stop sooner than they
-may. A client reserves at most `SHARE` of the pool, so that nobody keeps others out by what it announces;
+An output counts until it is as long as outputs of its tenant usually are: most stop sooner than they
+may. A tenant reserves at most `SHARE` of the pool, so that nobody keeps others out by what it announces;
 its own sessions leave it all that it needs.
 
 A session whose only run had to give its pages back, because what runs grew, is not active any more: more
@@ -23,12 +23,12 @@ and steps, not who waits or in which order.
 
 from collections import Counter, deque
 
-from ramify.actors.scheduler.request import Account, Client, Request
+from ramify.actors.scheduler.request import Account, Request, Tenant
 
 FORESEEN = 64  # output tokens of a request that count at least, if it may have so many
 LEARNT = 16  # outputs over which the usual length is learnt
 BETWEEN = 8  # quanta that a session stays active whose next ops are known: their text is being prepared
-SHARE = 4  # a client reserves at most one part in so many
+SHARE = 4  # a tenant reserves at most one part in so many
 
 
 class ActiveSessions:
@@ -73,7 +73,7 @@ class ActiveSessions:
     def foresee(self, request: Request, slots: int) -> None:
         """`request` may use so many slots more than it has."""
         account = request.account
-        most = int(account.client.output) - max(0, request.limit - slots)  # of a usual one
+        most = int(account.tenant.output) - max(0, request.limit - slots)  # of a usual one
         most = max(most, FORESEEN)
         slots = 0 if slots < 0 else slots if slots < most else most
         account.foreseen += slots - request.foreseen
@@ -90,14 +90,14 @@ class ActiveSessions:
         self._rows[request.submit.priority] += 1
 
     def learn(self, request: Request) -> None:
-        """`request` is over: how long outputs of its client usually are."""
+        """`request` is over: how long outputs of its tenant usually are."""
         if request.done:
-            client = request.account.client
-            client.output += (request.done - client.output) / LEARNT if client.output else request.done
+            tenant = request.account.tenant
+            tenant.output += (request.done - tenant.output) / LEARNT if tenant.output else request.done
 
-    def reserved_from(self, client: Client) -> int:
-        """Tokens that are not for new sessions of `client`: all that is its own counts."""
-        most, own = self._most, client.reserved
+    def reserved_from(self, tenant: Tenant) -> int:
+        """Tokens that are not for new sessions of `tenant`: all that is its own counts."""
+        most, own = self._most, tenant.reserved
         return self.reserved + (own - most if own > most else 0)
 
     def stopped(self, request: Request, slots: int, left: int) -> None:
@@ -125,9 +125,9 @@ class ActiveSessions:
         if not more:
             return
         account.reserved = tokens
-        client, most = account.client, self._most
-        before = client.reserved
-        client.reserved = after = before + more
+        tenant, most = account.tenant, self._most
+        before = tenant.reserved
+        tenant.reserved = after = before + more
         self.reserved += (after if after < most else most) - (before if before < most else most)
 
     def rest(self, account: Account, step: int) -> None:

@@ -1,19 +1,20 @@
-"""Who is asked pages for, and when: the gate between the waiting queue and the cache.
+"""Admission: which waiting requests ask the cache for pages, and when.
 
-Nothing is polled. A request that was denied for memory is tried again when pages may suffice: a
-run ended, the page counts say so, or nothing runs. After a denial one request at a time is tried
-until one is granted, so that small ones do not overtake a big one for ever; but what is computed
-ahead and finds no memory holds up nothing but its like, and nobody holds up a higher priority. Who has
-come alone (`line`) and needs no more than there is goes past, `OVERTAKE` of them between two others. A
-request whose prefix another run computes is parked on that run until a step with more of it was sent.
+Nothing is polled. A request that was denied for memory is tried again when pages may suffice: a run
+ended, the page counts say so, or nothing runs. After a denial one request is tried at a time until one
+is granted, so that small requests do not overtake a big one for ever. A denied request that only
+computes a prompt ahead holds up only requests like it, and no request holds up a higher priority. A
+newcomer (`memory_queue`) that fits into the free pages overtakes, `OVERTAKE` of them between two other
+grants. A request whose prefix another run computes is parked on that run until a step with more of it
+was sent.
 
-Where rows or pages are missing, running requests give way to one that should have them
-(`preemption`): the row is free at once, and the pages are the cache's before it reads the Acquire.
+Where rows or pages are missing, `preemption` names the runs that give them up: a row is free at once,
+and pages are the cache's before it reads the Acquire.
 
-Where the pool is too small for all sessions at once, those that have not begun wait in a line
-(`line`) until there is room beside what those who have begun are going to need (`active`).
+Where the pool is too small for all sessions at once, those that have not begun wait in the
+`memory_queue` until there is room beside what the sessions that have begun will need (`active`).
 
-Sizes: pages are claimed only about two steps ahead of prefill (`Prompts.lacking`), and a few slots
+Sizes: pages are claimed only about two steps ahead of prefill (`PromptQueue.lacking`), and a few slots
 for every running request stay free, so that admission does not cause the next retraction.
 """
 
@@ -22,7 +23,7 @@ from math import inf
 from typing import Literal
 
 from ramify.actors.scheduler.active import ActiveSessions
-from ramify.actors.scheduler.line import Line
+from ramify.actors.scheduler.memory_queue import MemoryQueue
 from ramify.actors.scheduler.planner import Planner
 from ramify.actors.scheduler.preemption import for_row, for_slots
 from ramify.actors.scheduler.queue import WaitingQueue
@@ -34,7 +35,7 @@ from ramify.protocol.plan import ExecutorInfo
 
 Cause = Literal["priority", "fairness", "memory", "ahead", "not finite", "executor"]
 _RECHECK = 8  # steps until who was refused a row may have become entitled to one
-OVERTAKE = 8  # newcomers that go past who waits for pages, between two grants of others
+OVERTAKE = 8  # newcomers that may overtake between two grants of other requests
 _HIGHEST: Level = True, 1 << 30
 
 
@@ -60,10 +61,10 @@ class Admission:
         self._reserve = config.lookahead / info.page_size  # pages kept free for each running request
         self.queue = WaitingQueue(config.ageing, config.lookahead, planner.enough)
         self.active = ActiveSessions(info.pages * info.page_size, self._quantum)
-        line = WaitingQueue(config.ageing, config.lookahead, planner.enough)
-        self._line = Line(self.queue, line, self._quantum)
+        empty = WaitingQueue(config.ageing, config.lookahead, planner.enough)
+        self._memory_queue = MemoryQueue(self.queue, empty, self._quantum)
         self._single = False  # after a denial: one at a time
-        self._passed = 0  # newcomers that went past who waits for pages since the last grant of others
+        self._overtook = 0  # newcomers that did since the last grant of another request
         # Available pages that end the block of requests with output (and then of all), and of those
         # without; 0: there is none. It holds for `_barred` and lower levels.
         self._need: list[float] = [0, 0]
@@ -74,10 +75,10 @@ class Admission:
     def pick(self) -> list[Request]:
         """Requests to acquire for now; they are ACQUIRING from here on."""
         planner = self._planner
-        if not (self.queue or self._line) or self._settlements.outstanding:
+        if not (self.queue or self._memory_queue) or self._settlements.outstanding:
             return []
         self.active.expire(planner.step)
-        self._line.advance(
+        self._memory_queue.advance(
             planner.step, planner.processed, self._room, self._missing, idle=not planner.running
         )
         if not planner.free_rows and self._nothing_new():
@@ -105,7 +106,7 @@ class Admission:
             request.leave = 0
             if not account.active and account not in before:
                 more += self.active.needs(account)
-            spared = self.active.reserved_from(account.client) + more
+            spared = self.active.reserved_from(account.tenant) + more
             if account.active:
                 spared -= account.reserved
             if self._waits_for_room(request) and (self._planner.running or before):
@@ -115,17 +116,17 @@ class Admission:
     def _missing(self, request: Request) -> int:
         """Tokens that `request` takes from others if it begins now: for which there is no room."""
         need = request.prompt - request.resident + self.active.needs(request.account)
-        reserved = self.active.reserved_from(request.account.client)
+        reserved = self.active.reserved_from(request.account.tenant)
         return need + min(0, reserved - self._settlements.available * self._page_size)
 
     @property
     def _room(self) -> int:
-        """Pages that are to be had beside the reserve."""
+        """Available pages, less those that are reserved for active sessions."""
         return self._settlements.available - -(-self.active.reserved // self._page_size)
 
     def _waits_for_room(self, request: Request) -> bool:
-        """Whether `request` gets pages only beside the reserve."""
-        if request.forced or self.active.outranks(request):
+        """Whether `request` must leave the reserved pages free."""
+        if request.ignores_reserve or self.active.outranks(request):
             return False
         return request.ahead or not request.account.active
 
@@ -137,15 +138,15 @@ class Admission:
 
     def enqueue(self, request: Request) -> None:
         request.state = RequestState.WAITING
-        if self._line and not request.account.active and self._waits_for_room(request):
-            self._line.add(request, self._planner.step)
+        if self._memory_queue and not request.account.active and self._waits_for_room(request):
+            self._memory_queue.add(request, self._planner.step)
         else:
             self.queue.push(request)
 
     def discard(self, request: Request) -> None:
         """Take out a request that waits."""
-        if request.in_line:
-            self._line.discard(request)
+        if request.in_memory_queue:
+            self._memory_queue.discard(request)
         else:
             self.queue.discard(request)
 
@@ -157,13 +158,13 @@ class Admission:
 
     def grown(self, run: Run, slots: int) -> None:
         """A running request got so many slots more."""
-        run.account.client.slots += slots
+        run.account.tenant.slots += slots
         self.active.take(run.account, slots)
         self.active.foresee(run.request, run.cap - run.slots)
 
     def stopped(self, run: Run, length: int) -> None:
         """A run is over, and the KV of so many positions of its branch stays in the tree."""
-        run.account.client.slots -= run.held
+        run.account.tenant.slots -= run.held
         self.active.stopped(run.request, run.held, length - run.cached)
         self.active.foresee(run.request, run.request.remaining)
 
@@ -183,18 +184,18 @@ class Admission:
     def granted(self, request: Request, run: Run) -> None:
         """Correct the charge of a request that runs now."""
         self.active.granted(request)
-        if not request.account.active and not request.visits:
+        if not request.account.active and not request.single_answer:
             self.active.begin(request.account)
-            self._line.begin(request.account)
-        request.forced = request.visits = False
+            self._memory_queue.begin(request.account)
+        request.ignores_reserve = request.single_answer = False
         self.active.take(request.account, run.held)
         self.active.foresee(request, run.cap - run.slots)
-        if request.level <= self._barred and not request.passes:  # else it went past who waits for pages
+        if request.level <= self._barred and not request.overtakes:
             self._single = False
-            self._passed = 0
-        request.passes = False
+            self._overtook = 0
+        request.overtakes = False
         request.account.charge(run.held - request.charge)
-        request.account.client.slots += run.held
+        request.account.tenant.slots += run.held
         request.charge = 0
         request.need = 0
 
@@ -218,11 +219,11 @@ class Admission:
             request.state = RequestState.WAITING
             size, account = self._page_size, request.account
             need = request.prompt - verdict.resident + request.extra(self._lookahead)
-            need += self.active.needs(account) + self.active.reserved_from(account.client)
+            need += self.active.needs(account) + self.active.reserved_from(account.tenant)
             need = -(-(need - self.active.reserved) // size) + 1
             # pages that it has in the tree do not count twice: those that were short must come
             need = max(need, self._room + verdict.short)
-            self._line.denied(request, need, self._planner.step)
+            self._memory_queue.denied(request, need, self._planner.step)
             return
         self.enqueue(request)
         if verdict.reason == "memory":
@@ -287,8 +288,8 @@ class Admission:
         if self._short_of_pages(level):
             if request.promised:
                 request.promised = False
-            elif self._may_pass(request):
-                self._passed += 1
+            elif self._may_overtake(request):
+                self._overtook += 1
             elif request.ahead or not self._ask(request, self._find_pages):
                 return False
         if rowless and self._planner.free_rows:
@@ -303,11 +304,11 @@ class Admission:
             return available < max(self._need)
         return available < self._need[False] and level <= self._barred
 
-    def _may_pass(self, request: Request) -> bool:
-        """Whether `request`, of a newcomer, may have pages that who waits for more of them leaves."""
+    def _may_overtake(self, request: Request) -> bool:
+        """Whether `request` is a newcomer's that fits into the pages that a larger one waits for."""
         tokens = request.prompt - request.resident + request.extra(self._lookahead)
         pages = -(-tokens // self._page_size) + 1 + self._planner.running * self._reserve
-        return request.passes and self._passed < OVERTAKE and pages <= self._settlements.available
+        return request.overtakes and self._overtook < OVERTAKE and pages <= self._settlements.available
 
     def _ask(self, request: Request, make: Callable[[Request], bool]) -> bool:
         """`make(request)`, but not each turn for one that was refused."""

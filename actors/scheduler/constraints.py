@@ -11,7 +11,7 @@ from ramify.protocol.messages import Constrain, Unconstrain
 from ramify.protocol.plan import LoadConstraint, pack
 
 
-class _Entry:
+class _LoadedConstraint:
     __slots__ = ("body", "loaded", "retired", "users")
 
     def __init__(self, body: bytes) -> None:
@@ -21,11 +21,11 @@ class _Entry:
         self.retired = False
 
 
-class Constraints:
+class ConstraintTable:
     """See the module's top."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, _LoadedConstraint] = {}
         self.wanted: list[int] = []  # ids that the executor is to load
         self.due = False  # the executor lacks the vocabulary, or one of `wanted`
         self.dropped: list[int] = []  # ids that it is to forget
@@ -35,7 +35,7 @@ class Constraints:
         return len(self._entries) - (0 in self._entries)
 
     def add(self, message: Constrain) -> None:
-        self._entries[message.ident] = _Entry(message.body)
+        self._entries[message.ident] = _LoadedConstraint(message.body)
         self.due |= not message.ident
 
     def retire(self, message: Unconstrain) -> None:
@@ -93,7 +93,7 @@ class Constraints:
         packed, self.dropped = pack(self.dropped), []
         return packed
 
-    def _drop(self, ident: int, entry: _Entry) -> None:
+    def _drop(self, ident: int, entry: _LoadedConstraint) -> None:
         if entry.retired and not entry.users:
             del self._entries[ident]
             if entry.loaded:

@@ -19,16 +19,16 @@ from itertools import repeat
 
 from ramify.actors.scheduler.admission import Admission, Cause
 from ramify.actors.scheduler.deliveries import Deliveries, Segment
-from ramify.actors.scheduler.planner import Planner, Step, scored
+from ramify.actors.scheduler.planner import Planner, SentStep, scored
 from ramify.actors.scheduler.preemption import for_growth
 from ramify.actors.scheduler.request import (
     Account,
-    Client,
     Reason,
     Request,
     RequestState,
     Run,
     SchedulerError,
+    Tenant,
     output_limit,
 )
 from ramify.actors.scheduler.settlements import Settlements
@@ -38,7 +38,7 @@ from ramify.protocol.cluster import LOT, ReplicaLoad
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.errors import Code
 from ramify.protocol.messages import (
-    Cancel,
+    CancelRequest,
     CancelSession,
     Commit,
     Constrain,
@@ -64,7 +64,7 @@ from ramify.protocol.plan import (
 )
 
 LOST = "it cannot be followed any further"
-PLACES = 8  # of the waiting queue that a client may have, for each that is free
+PLACES = 8  # of the waiting queue that a tenant may have, for each that is free
 
 
 class Scheduler:
@@ -82,7 +82,7 @@ class Scheduler:
             info, config, self._planner, self._settlements, self._runs, self._retract
         )
         self._accounts: dict[int, Account] = {}
-        self._clients: dict[str, Client] = {}  # by the name of their credential
+        self._tenants: dict[str, Tenant] = {}  # by the name of their credential
         self._sweep_at = 1024
         self._deadlines: list[tuple[float, int]] = []
         self._hungry: list[Run] = []  # their Grow found no memory
@@ -155,7 +155,7 @@ class Scheduler:
                 self._settled(event, now)
             case Submit():
                 self._submit(event, now)
-            case Cancel():
+            case CancelRequest():
                 self._cancel(event.request, event.reason, event.keep, now)
             case Constrain():
                 self._planner.constraints.add(event)
@@ -222,7 +222,7 @@ class Scheduler:
         request = Request(submit, account, self._count, self._batch, processed, limit, targets)
         refusal = refusal or self._refusal(request)
         self._requests[submit.request] = account.requests[submit.request] = request
-        account.client.requests += 1
+        account.tenant.requests += 1
         if refusal is None and submit.constraint:
             request.stale = not self._planner.constraints.take(submit.constraint)
             if request.stale:
@@ -243,11 +243,11 @@ class Scheduler:
     def _refusal(self, request: Request) -> tuple[Code, str] | None:
         """Why a request can never run, or not now; the error code and message.
 
-        The queue's places are shared by a dynamic threshold (Choudhury and Hahne 1998): a client may
+        The queue's places are shared by a dynamic threshold (Choudhury and Hahne 1998): a tenant may
         have `PLACES` times as many as are free. So one that fills it finds no more while there is
         still room for those who have few.
         """
-        submit, client = request.submit, request.account.client
+        submit, tenant = request.submit, request.account.tenant
         info, pool = self._info, self._info.pages * self._info.page_size
         if submit.prompt < 1:
             return "bad_request", "the branch is empty: append something before generating"
@@ -262,8 +262,8 @@ class Scheduler:
         waited_for = submit.max_tokens > 0 or request.targets is not None
         if self.waiting >= (most if waited_for else most // 2):  # the rest: for those
             return "overloaded", f"{self.waiting} requests wait already: try again later"
-        if client.waiting > PLACES * (most - self.waiting):
-            return "overloaded", f"{client.waiting} of your requests wait already: try again later"
+        if tenant.waiting > PLACES * (most - self.waiting):
+            return "overloaded", f"{tenant.waiting} of your requests wait already: try again later"
         return None
 
     def _cancel(self, ident: int, reason: Reason, keep: int | None, now: float) -> None:
@@ -306,7 +306,7 @@ class Scheduler:
             self._hold_s += (held - self._hold_s) / 32 if self._hold_s else held
         ident = request.submit.request
         del self._requests[ident], request.account.requests[ident]
-        request.account.client.requests -= 1
+        request.account.tenant.requests -= 1
         if request.constrained:
             self._planner.constraints.give_back(request.submit.constraint)
         self._admission.ended(request)
@@ -365,7 +365,7 @@ class Scheduler:
             self._clear()
 
     def _several(
-        self, result: StepResult, step: Step, counts: Iterable[int], tokens: "array[int]", now: float
+        self, result: StepResult, step: SentStep, counts: Iterable[int], tokens: "array[int]", now: float
     ) -> None:
         """A result with several tokens for some runs, or none. What stands behind a stop token or the
         limit was never output: without drafts nobody would have sampled it.
@@ -406,7 +406,7 @@ class Scheduler:
         if self._suspects.tried is not None:
             self._clear()
 
-    def _first_tokens(self, step: Step, now: float) -> None:
+    def _first_tokens(self, step: SentStep, now: float) -> None:
         if not step.firsts and not self._tokenless:
             return
         runs = [run for run in [*self._tokenless, *step.bound[: step.firsts]] if run.live]
@@ -422,7 +422,7 @@ class Scheduler:
             stopped = bool(run.out) and run.out[-1] in run.stops
             self._end(run.request, "stop" if stopped else "length", now)
 
-    def _computed(self, step: Step, scores: "array[float]", over: list[Run], now: float) -> None:
+    def _computed(self, step: SentStep, scores: "array[float]", over: list[Run], now: float) -> None:
         """Chunks of prompts were computed. Adds runs that want nothing more to `over`."""
         if any(score != score for score in scores):
             for run, _, taken in scored(step.chunks, scores):
@@ -655,13 +655,13 @@ class Scheduler:
     # --- accounts -----------------------------------------------------------------------------
 
     def _account(self, session: int, owner: str) -> Account:
-        """The session's account. Without a credential a session is a client of its own."""
+        """The session's account. Without a credential a session is a tenant of its own."""
         account = self._accounts.get(session)
         if account is None:
             if len(self._accounts) >= self._sweep_at:
                 self._sweep()
-            client = self._clients.setdefault(owner, Client()) if owner else Client()
-            account = self._accounts[session] = Account(session, client)
+            tenant = self._tenants.setdefault(owner, Tenant()) if owner else Tenant()
+            account = self._accounts[session] = Account(session, tenant)
         return account
 
     def _sweep(self) -> None:
@@ -671,19 +671,19 @@ class Scheduler:
             session: account
             for session, account in self._accounts.items()
             if account.requests
-            or account.served > account.client.virtual
-            or account.client.served > virtual
+            or account.served > account.tenant.virtual
+            or account.tenant.served > virtual
         }
-        left = {id(account.client) for account in self._accounts.values()}
-        self._clients = {
-            owner: client
-            for owner, client in self._clients.items()
-            if id(client) in left or client.served > virtual
+        left = {id(account.tenant) for account in self._accounts.values()}
+        self._tenants = {
+            owner: tenant
+            for owner, tenant in self._tenants.items()
+            if id(tenant) in left or tenant.served > virtual
         }
         self._sweep_at = max(1024, 2 * len(self._accounts))
 
 
-def _note_forced(step: Step, result: StepResult) -> None:
+def _note_forced(step: SentStep, result: StepResult) -> None:
     """Which of the new tokens their rows' constraints left no choice for."""
     flags, at = result.forced, 0
     counts = unpack(result.counts) if result.counts else repeat(1, len(step.bound))

@@ -20,14 +20,14 @@ they become. And whatever was learnt, a step takes so much that what waits is do
 far as steps of `SMALL` tokens can.
 
 - Prompts never starve: a step may always last half as long again as its decodes alone.
-- Where many clients wait for first tokens, more is taken, so that all of their prompts are computed
+- Where many tenants wait for first tokens, more is taken, so that all of their prompts are computed
   within `DRAIN` seconds if steps of `--mixed-tokens` can do that. A burst would else have its last
-  first tokens late and the machine half empty meanwhile. One client, or one long prompt, counts
+  first tokens late and the machine half empty meanwhile. One tenant, or one long prompt, counts
   little in that, so that nobody's flood makes the pauses of others longer.
 - A step without decodes may last some targets, because nobody waits for its tokens.
 - Until steps were seen, few tokens are taken, then not many more than in any of them: what is far
   from everything measured is not trusted.
-- On a CPU tokens take milliseconds, and the largest steps seconds. So a step for many clients lasts
+- On a CPU tokens take milliseconds, and the largest steps seconds. So a step for many tenants lasts
   `PATIENCE` targets there, or twice its decodes alone: it would else take all that waits at once,
   and who comes meanwhile would wait for that. A step without decodes may last as long as it takes to
   make good what any step costs (most of a target), but at most `ENOUGH` seconds. And it begins with
@@ -56,7 +56,7 @@ LONGEST = 12.0  # targets that it may last at all
 WORTH = 12.0  # times a step's own cost that it may last in any case: more tokens save less than 1/12
 ENOUGH = 0.4  # seconds: for that reason no step lasts longer
 DRAIN = 0.5  # seconds
-_OF_REQUEST, _OF_CLIENT = 1024, 4096  # prompt tokens that count at most as waiting
+_OF_REQUEST, _OF_TENANT = 1024, 4096  # prompt tokens that count at most as waiting
 _BEYOND = 1.25  # times the largest captured size: a graph of that is better than slightly more
 _EACH = 8  # of so many steps of decodes alone one is learnt from: they are all alike
 _KEPT = 0.97  # of what was known before a step: about 30 of them count
@@ -90,7 +90,7 @@ class Pace:
         self._known = 0  # most prompt tokens in a measured step beside decodes
         self._full = 0  # most in one without; on a CPU in any
         self.step_s = 0.0  # that a step lasts, a mean that forgets
-        self._waiting = 0  # prompt tokens that lack, of each client `_OF_CLIENT` at most
+        self._waiting = 0  # prompt tokens that lack, of each tenant `_OF_TENANT` at most
 
     def work(self, run: Run, start: int, end: int) -> int:
         """What positions [start, end) of a prompt cost, as a number of prompt tokens."""
@@ -109,10 +109,10 @@ class Pace:
         if not more:
             return
         request.lacking = tokens
-        client = request.account.client
-        before = min(_OF_CLIENT, client.lacking)
-        client.lacking += more
-        self._waiting += min(_OF_CLIENT, client.lacking) - before
+        tenant = request.account.tenant
+        before = min(_OF_TENANT, tenant.lacking)
+        tenant.lacking += more
+        self._waiting += min(_OF_TENANT, tenant.lacking) - before
 
     def learn(self, prompts: int, decodes: int, seconds: float) -> None:
         """A step of so many prompt tokens and decodes took so long."""

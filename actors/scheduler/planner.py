@@ -20,11 +20,11 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from ramify.actors.scheduler.constraints import Constraints
+from ramify.actors.scheduler.constraints import ConstraintTable
 from ramify.actors.scheduler.pace import FIRST_ON_CPU, Pace
-from ramify.actors.scheduler.prompts import Prompts
+from ramify.actors.scheduler.prompts import PromptQueue
 from ramify.actors.scheduler.request import Level, Run, SchedulerError
-from ramify.actors.scheduler.speculation import Record, Speculation
+from ramify.actors.scheduler.speculation import DraftRecord, Speculation
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.plan import (
     ExecutorInfo,
@@ -41,7 +41,7 @@ FEW_FORCED = 8  # drafts that are asked for where a constraint said nothing the 
 Chunk = tuple[Run, int, int]  # of a prefill: the run, its length after it, how many scores it brings
 
 
-class Step:
+class SentStep:
     """A plan that was sent. `bound`: the runs whose tokens come back, in the result's order.
 
     Once it landed, `counts`: how many tokens each of them got; None: one each.
@@ -85,8 +85,8 @@ class Planner:
         self._on_cpu = info.device == "cpu"
         self._watermark = max(1, min(4, config.lookahead // 2))  # slots left when more are asked for
         self.pace = Pace(info, config)
-        self._prompts = Prompts(info, config, self.pace)
-        self.constraints = Constraints()
+        self._prompts = PromptQueue(info, config, self.pace)
+        self.constraints = ConstraintTable()
         self.max_rows = min(info.max_rows, info.step_tokens)
         self._rows = list(range(self.max_rows - 1, -1, -1))
         self._decoding: list[Run] = []
@@ -95,21 +95,21 @@ class Planner:
         self._changed = False  # the decode set is not what `_decoding` says
         self._speculation = Speculation(info.max_drafts) if info.drafter and info.max_drafts else None
         # of `_decoding`, if there is a drafter; None: a run for which nobody guesses
-        self._records: list[Record | None] = []
-        self._missing = 0  # see `Step`, of the one that is planned
+        self._records: list[DraftRecord | None] = []
+        self._missing = 0  # see `SentStep`, of the one that is planned
         self._rebuilt = False  # it is not what `_speculation` has seen
         if self._speculation is not None:  # slots for what may be drafted until more are here
             self._watermark = max(self._watermark, min(config.lookahead // 2, 2 * (1 + info.max_drafts)))
         self._max_forced = info.max_forced
         self._guesses_constrained = info.guesses_constrained
-        self._guesses: list[int] | None = None  # see `Step`, of the one that is planned
+        self._guesses: list[int] | None = None  # see `SentStep`, of the one that is planned
         self._jumping: list[int] = []  # places in `_decoding` of runs whose constraints may draft
         self._reviews: dict[int, list[Run]] = {}
         self._tick = 0
         self._step = 0
         self._closes: list[int] = []
         self._grows: list[GrowRow] = []
-        self.in_flight: deque[Step] = deque()
+        self.in_flight: deque[SentStep] = deque()
         self.wanted: list[Run] = []  # runs that need a Grow; the caller takes them away
         self.awaited: list[Run] = []  # of the last step, those that requests wait for; the same
         self.processed = 0  # tokens planned since the start
@@ -124,7 +124,7 @@ class Planner:
 
     @property
     def enough(self) -> int:
-        """See `Prompts.enough`."""
+        """See `PromptQueue.enough`."""
         return self._prompts.enough
 
     @property
@@ -140,7 +140,7 @@ class Planner:
         self._prompts.add(run)
 
     def lacking(self, level: Level) -> int:
-        """See `Prompts.lacking`."""
+        """See `PromptQueue.lacking`."""
         return self._prompts.lacking(level, len(self._decoding))
 
     def hurry(self, run: Run, level: Level) -> None:
@@ -244,7 +244,7 @@ class Planner:
         self._tick += 1
         self.processed += prompts + lines
         self.in_flight.append(
-            Step(
+            SentStep(
                 self._step, bound, rows, chunks, len(firsts), work, asked, self._missing, self._guesses
             )
         )  # fmt: skip
@@ -343,7 +343,7 @@ class Planner:
             return False
         return bool(self.awaited) or (self._on_cpu and self.in_flight[-1].work >= FIRST_ON_CPU)
 
-    def landed(self, result: StepResult) -> tuple[Step, "array[int]"]:
+    def landed(self, result: StepResult) -> tuple[SentStep, "array[int]"]:
         """The step that `result` belongs to, and its sampled tokens.
 
         Raises SchedulerError if it is not the oldest step in flight or does not fit its plan.
@@ -377,7 +377,7 @@ class Planner:
             self._measure(self._speculation, step, result)
         return step, unpack(result.tokens)
 
-    def _counts(self, step: Step, result: StepResult) -> "array[int]":
+    def _counts(self, step: SentStep, result: StepResult) -> "array[int]":
         """How many tokens each run of `step` got. Raises SchedulerError if they fit no plan."""
         counts, drafted = unpack(result.counts), unpack(result.drafted)
         asked = [0] * step.firsts + (step.asked or [0] * (len(step.bound) - step.firsts))
@@ -393,7 +393,7 @@ class Planner:
         return counts
 
     @staticmethod
-    def _measure(speculation: Speculation, step: Step, result: StepResult) -> None:
+    def _measure(speculation: Speculation, step: SentStep, result: StepResult) -> None:
         """What the decodes of a step gave, and its time: unless prompts ran in it, constraints drafted,
         or rows sat it out, of which it says nothing.
         """
@@ -426,7 +426,7 @@ class Planner:
         seconds = (result.busy_us or result.elapsed_us) * 1e-6 - late if alone else None
         speculation.took(len(bound), drafts, depth, tokens, seconds, late, step.missing)
 
-    def _settle(self, step: Step, result: StepResult) -> None:
+    def _settle(self, step: SentStep, result: StepResult) -> None:
         """It is known how many tokens each run of `step` got: the bounds of those with fewer fall."""
         decodes = len(step.bound) - step.firsts
         asked = [0] * step.firsts + (step.asked or [0] * decodes)
@@ -535,11 +535,11 @@ class Planner:
             ]
             self._rebuilt = True
 
-    def _record(self, run: Run) -> Record:
+    def _record(self, run: Run) -> DraftRecord:
         """How the drafts of its request did, and how far it has come."""
         request = run.request
         if request.record is None:
-            request.record = Record()
+            request.record = DraftRecord()
         request.record.length = run.prompt + self._tick + run.offset
         request.record.rest = run.limit - len(run.out)
         return request.record
@@ -554,7 +554,7 @@ def _guessed(result: StepResult, count: int) -> "tuple[array[int], array[int]]":
     return both[::2], both[1::2]
 
 
-def _forced(step: Step, result: StepResult) -> int:
+def _forced(step: SentStep, result: StepResult) -> int:
     """How many drafts constraints forced. They are computed as a prompt's tokens are."""
     guessed, _ = _guessed(result, len(step.bound))
     return sum(

@@ -2,13 +2,13 @@
 
 1. Priority: for a request of a higher level the lowest level gives way, its youngest run first. There
    is no quantum, and nothing swings: who gave way cannot ask back.
-2. Fairness, at the same level: a client that has at least two rows more than the one that waits gives
+2. Fairness, at the same level: a tenant that has at least two rows more than the one that waits gives
    one, for then the two are nearer to each other than before. It gives the youngest run of its session
-   with the most rows. The same holds between two sessions of one client. For pages, slots of the pool
+   with the most rows. The same holds between two sessions of one tenant. For pages, slots of the pool
    are what is compared: the giver must have no less afterwards than the taker.
-3. Turns, where there are more clients than rows: who has nothing at all gets the row of a run that has
-   had it for `TURN` quanta. And the pages of such a run, where its client has at least as many as the
-   one that waits asks for: so a client's only run does not hold the whole pool until it ends.
+3. Turns, where there are more tenants than rows: who has nothing at all gets the row of a run that has
+   had it for `TURN` quanta. And the pages of such a run, where its tenant has at least as many as the
+   one that waits asks for: so a tenant's only run does not hold the whole pool until it ends.
 
 A run keeps its row for a quantum of steps before (2), so that what a retraction costs, a token or
 two, stays small beside what the run achieved; for who has nothing at all, for a few: a quantum is
@@ -20,7 +20,7 @@ Retracted runs lose nothing that was committed: their KV stays in the tree until
 
 from collections.abc import Collection, Iterable
 
-from ramify.actors.scheduler.request import Client, Request, Run
+from ramify.actors.scheduler.request import Request, Run, Tenant
 
 TURN = 8  # quanta
 SOON = 4  # steps
@@ -34,7 +34,7 @@ def for_row(request: Request, runs: Iterable[Run], step: int, quantum: int) -> t
     lower: Run | None = None
     fair: tuple[tuple[int, int, int], Run] | None = None
     account, level = request.account, request.level
-    client = account.client
+    tenant = account.tenant
     for run in runs:
         if run.complete or run.level > level:
             continue
@@ -45,13 +45,13 @@ def for_row(request: Request, runs: Iterable[Run], step: int, quantum: int) -> t
         other = run.account
         if other is account:
             continue
-        if other.client is client:
+        if other.tenant is tenant:
             more, mine = other.rows - account.rows, account.rows
         else:
-            more, mine = other.client.rows - client.rows, client.rows
+            more, mine = other.tenant.rows - tenant.rows, tenant.rows
         wait = TURN * quantum if more < 2 else quantum if mine else min(quantum, SOON)
         if (more >= 2 or (more == 1 and not mine)) and step - run.since >= wait:
-            key = (other.client.rows, other.rows, run.request.seq)
+            key = (other.tenant.rows, other.rows, run.request.seq)
             if fair is None or key > fair[0]:
                 fair = key, run
     if lower is not None:
@@ -66,7 +66,7 @@ def for_slots(
 
     And whether priority is enough of a reason.
     """
-    level, client = request.level, request.account.client
+    level, tenant = request.level, request.account.tenant
     chosen: list[Run] = []
     lower = [run for run in runs if run.level < level and not run.complete and run.held]
     for run in sorted(lower, key=_youngest):
@@ -74,21 +74,21 @@ def for_slots(
         slots -= run.held
         if slots <= 0:
             return chosen, True
-    left: dict[Client, int] = {}
+    left: dict[Tenant, int] = {}
     equal = [
         run
         for run in runs
-        if run.level == level and run.account.client is not client and not run.complete and run.held
+        if run.level == level and run.account.tenant is not tenant and not run.complete and run.held
     ]
-    equal.sort(key=lambda run: (run.account.client.slots, run.request.seq), reverse=True)
-    mine = client.slots + slots
+    equal.sort(key=lambda run: (run.account.tenant.slots, run.request.seq), reverse=True)
+    mine = tenant.slots + slots
     for run in equal:
-        other = run.account.client
+        other = run.account.tenant
         had = left.get(other, other.slots)
         rest = had - run.held
         if rest >= mine:
-            wait = quantum if client.slots else min(quantum, SOON)
-        elif had >= mine and not client.slots:
+            wait = quantum if tenant.slots else min(quantum, SOON)
+        elif had >= mine and not tenant.slots:
             wait = TURN * quantum
         else:
             continue
@@ -104,11 +104,11 @@ def for_slots(
 def for_growth(run: Run) -> tuple[bool, int, int, int]:
     """The order in which runs are retracted when running ones need pages: the least first.
 
-    Among equals the client with the most slots gives its youngest run, but nobody its only one
+    Among equals the tenant with the most slots gives its youngest run, but nobody its only one
     before the youngest of all has gone: so the oldest request always comes to its end.
     """
-    client = run.account.client
-    return (*run.level, -client.slots if client.rows > 1 else 0, -run.request.seq)
+    tenant = run.account.tenant
+    return (*run.level, -tenant.slots if tenant.rows > 1 else 0, -run.request.seq)
 
 
 def _youngest(run: Run) -> tuple[bool, int, int]:

@@ -5,8 +5,8 @@ for the prompt of another lends it its level (`hurry`), so that nobody waits beh
 
 Within a level, weighted fair queueing (Demers et al. 1989) with the clock of start-time fair
 queueing (Goyal et al. 1996). A prompt is cut into lots of at most `LOT` tokens. A lot is due when its
-client would have got it, had every client had the same part of all steps; what is due first goes
-first. So a short prompt goes before a long one, and a short one of a client that brings many behind
+tenant would have got it, had every tenant had the same part of all steps; what is due first goes
+first. So a short prompt goes before a long one, and a short one of a tenant that brings many behind
 those of others. Virtual time goes on with the work, so a long prompt's next lot is due at last,
 whatever comes: nobody starves. And nobody who comes waits behind more than a lot of it.
 
@@ -31,7 +31,7 @@ from ramify.protocol.plan import ExecutorInfo
 Chunk = tuple[Run, int, int]  # positions [start, end) of its prompt
 
 
-class _Line:
+class _LevelQueue:
     """The prompts of one level."""
 
     __slots__ = ("heap", "live", "weight")
@@ -39,10 +39,10 @@ class _Line:
     def __init__(self) -> None:
         self.heap: list[tuple[int, int, Run]] = []  # when its lot is due, its place
         self.live = 0
-        self.weight = 0  # tokens, of each prompt at most `Prompts.enough`
+        self.weight = 0  # tokens, of each prompt at most `PromptQueue.enough`
 
 
-class Prompts:
+class PromptQueue:
     """See the module's top."""
 
     def __init__(self, info: ExecutorInfo, config: ScheduleConfig, pace: Pace) -> None:
@@ -54,7 +54,7 @@ class Prompts:
         # Tokens of a prompt that matter to whether more should be admitted: long ones, of which a
         # step takes a part only, must not keep short ones out.
         self.enough = max(64, info.step_tokens // 32)
-        self._lines: dict[Level, _Line] = {}
+        self._lines: dict[Level, _LevelQueue] = {}
         self.order: list[Level] = []  # levels that have prompts, from the lowest to the highest
         self._now = 0  # virtual time: when the lot in work was begun
         self._places = count(1)
@@ -67,7 +67,7 @@ class Prompts:
         account = run.account
         self._long += run.prompt - run.cached > self._step
         account.prefilling += 1
-        account.client.prefilling += account.prefilling == 1
+        account.tenant.prefilling += account.prefilling == 1
         self._enter(run, self._next_lot(run))
 
     def forget(self, run: Run) -> None:
@@ -75,7 +75,7 @@ class Prompts:
         if run.place:
             self._leave(run)
             account = run.account
-            account.due -= run.lot * account.client.prefilling
+            account.due -= run.lot * account.tenant.prefilling
             self._done(run)
 
     def hurry(self, run: Run, level: Level) -> None:
@@ -155,16 +155,16 @@ class Prompts:
     def _next_lot(self, run: Run) -> int:
         """Begin the next lot of `run`; returns when it is due.
 
-        The sessions of a client share its part: each one's time goes as many times faster.
+        The sessions of a tenant share its part: each one's time goes as many times faster.
         """
         account = run.account
         run.lot = min(LOT, run.prompt - run.filled)
         run.turn = max(self._now, account.due)
-        account.due = run.turn + run.lot * account.client.prefilling
+        account.due = run.turn + run.lot * account.tenant.prefilling
         return account.due
 
     def _enter(self, run: Run, due: int) -> None:
-        line = self._lines.setdefault(run.level, _Line())
+        line = self._lines.setdefault(run.level, _LevelQueue())
         if not line.live:
             insort(self.order, run.level)
         line.live += 1
@@ -188,13 +188,13 @@ class Prompts:
         account = run.account
         self._long -= run.prompt - run.cached > self._step
         account.prefilling -= 1
-        account.client.prefilling -= not account.prefilling
+        account.tenant.prefilling -= not account.prefilling
 
     def _weight(self, run: Run) -> int:
         return min(self.enough, run.prompt - run.filled)
 
     @staticmethod
-    def _clean(line: _Line) -> None:
+    def _clean(line: _LevelQueue) -> None:
         """Forget entries of runs that left or moved. There must be a live one."""
         heap = line.heap
         while heap[0][1] != heap[0][2].place:

@@ -2,15 +2,15 @@
 
 Requests with output go before those that only compute a prompt ahead of time, whose work has a
 limit of its own and, when that is reached, holds nobody up. Then priority. Then fairness, twice: of
-the clients that wait, the one with the least service so far goes first, and of its sessions the one
+the tenants that wait, the one with the least service so far goes first, and of its sessions the one
 with the least (start-time fair queueing: who was idle starts at the current virtual time, so nobody
-saves up service or is punished for being late). Five sessions of one credential are one client.
+saves up service or is punished for being late). Five sessions of one credential are one tenant.
 Within a session, the longest cached prefix with ageing: score = resident + ageing * (tokens
 processed since arrival).
 
 The time-dependent part of that score is the same for all who wait, so the order is given by the
 constant `resident - ageing * mark` and a plain heap holds it; an entry is replaced when
-`resident` is learnt anew. Service only grows in the common case, so a `Ring` is corrected lazily,
+`resident` is learnt anew. Service only grows in the common case, so a `ServiceHeap` is corrected lazily,
 when a stale entry comes up. Nothing here walks over all who wait.
 
 This file does not know about pages, rows or time.
@@ -20,26 +20,26 @@ import heapq
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from ramify.actors.scheduler.request import Account, Client, Level, Request
+from ramify.actors.scheduler.request import Account, Level, Request, Tenant
 
 _Entry = tuple[float, int, int, Request]  # score (less is better), arrival, ticket
 
 
-class Member:
-    """A session or a client, as it waits at one level."""
+class QueueMember:
+    """A session or a tenant, as it waits at one level."""
 
     __slots__ = ("live", "posted", "who")
 
-    def __init__(self, who: Account | Client) -> None:
+    def __init__(self, who: Account | Tenant) -> None:
         self.who = who
         self.live = 0  # its requests
         self.posted = -1  # the service in its valid note; -1: it has none
 
 
-M = TypeVar("M", bound=Member)
+M = TypeVar("M", bound=QueueMember)
 
 
-class Ring(Generic[M]):
+class ServiceHeap(Generic[M]):
     """Members by the service that they had, the least first."""
 
     __slots__ = ("_limit", "_serial", "notes")
@@ -80,12 +80,12 @@ class Ring(Generic[M]):
         return note[2].live > 0 and note[2].posted == note[0]
 
 
-class Share(Member):
+class SessionQueue(QueueMember):
     """The waiting requests of one session at one level."""
 
     __slots__ = ("heap", "party")
 
-    def __init__(self, account: Account, party: "Party") -> None:
+    def __init__(self, account: Account, party: "TenantQueue") -> None:
         super().__init__(account)
         self.party = party
         self.heap: list[_Entry] = []
@@ -104,14 +104,14 @@ class Share(Member):
             heapq.heapify(self.heap)
 
 
-class Party(Member):
-    """The sessions of one client that wait at one level."""
+class TenantQueue(QueueMember):
+    """The sessions of one tenant that wait at one level."""
 
     __slots__ = ("ring",)
 
-    def __init__(self, client: Client) -> None:
-        super().__init__(client)
-        self.ring: Ring[Share] = Ring()
+    def __init__(self, tenant: Tenant) -> None:
+        super().__init__(tenant)
+        self.ring: ServiceHeap[SessionQueue] = ServiceHeap()
 
 
 class WaitingQueue:
@@ -120,12 +120,12 @@ class WaitingQueue:
     def __init__(self, ageing: float, lookahead: int, enough: int) -> None:
         self._ageing = ageing
         self._lookahead = lookahead
-        self._enough = enough  # tokens of a prompt that count in a pick; see `Prompts.enough`
-        self._levels: dict[Level, Ring[Party]] = {}
+        self._enough = enough  # tokens of a prompt that count in a pick; see `PromptQueue.enough`
+        self._levels: dict[Level, ServiceHeap[TenantQueue]] = {}
         self._order: list[Level] = []  # from the highest to the lowest
         self._serial = 0
         self._count = 0
-        self.virtual = 0  # service of the client picked last: where newcomers start
+        self.virtual = 0  # service of the tenant picked last: where newcomers start
 
     def __len__(self) -> int:
         return self._count
@@ -138,7 +138,7 @@ class WaitingQueue:
     def push(self, request: Request, *, first: bool = False) -> None:
         """Add a request; its `resident` may have changed since it was here last.
 
-        `first`: its session and client go before those that had as much service.
+        `first`: its session and tenant go before those that had as much service.
         """
         share = self._share(request.account, request.level)
         self._serial += 1
@@ -152,21 +152,21 @@ class WaitingQueue:
         self._levels[request.level].post(share.party, first=first)
 
     def push_before_all(self, request: Request) -> None:
-        """Add a request of a client that runs nothing: it goes before all others of its level."""
+        """Add a request of a tenant that runs nothing: it goes before all others of its level."""
         ring = self._levels.get(request.level)
         first = ring.best() if ring is not None else None
         self.push(request)
         if first is not None:
-            party = request.account.client.shares[self, request.level]
-            assert isinstance(party, Party)
-            assert isinstance(first.who, Client)
+            party = request.account.tenant.shares[self, request.level]
+            assert isinstance(party, TenantQueue)
+            assert isinstance(first.who, Tenant)
             self._put_before(first.who, party, request.level)
 
     def discard(self, request: Request) -> None:
         """Take out a request that is in the queue."""
         request.ticket = 0
         share = request.account.shares[self, request.level]
-        assert isinstance(share, Share)
+        assert isinstance(share, SessionQueue)
         self._left(share, request.level)
         share.compact()
 
@@ -174,9 +174,9 @@ class WaitingQueue:
         """Tokens that were charged to `account` were not used: it moves up."""
         account.charge(-tokens)
         for share in account.shares.values():
-            assert isinstance(share, Share)
+            assert isinstance(share, SessionQueue)
             share.party.ring.post(share)
-        self._repost(account.client)
+        self._repost(account.tenant)
 
     def first(self) -> Request:
         """The request that goes before all others. There must be one."""
@@ -197,12 +197,12 @@ class WaitingQueue:
         """Take out requests for at most `rows` rows. `most`: so many, whatever rows are free.
 
         `room(level)`: tokens of prompts that may be taken at that level; of each, `enough` count.
-        A client of which no prompt is being computed gets one in whatever the room is, so that the
+        A tenant of which no prompt is being computed gets one in whatever the room is, so that the
         long prompts of others do not keep it out. `admit(request, rowless)` is asked for each
         request before it is taken; if `rowless` it has to free a row. Where it says no, nobody
         behind that request is taken at its level; nobody at all if rows are what is missing.
-        But a client that runs nothing does not wait behind a refused one that runs something: what
-        is missing may be held by the refused client itself, and others have a right to some of it.
+        But a tenant that runs nothing does not wait behind a refused one that runs something: what
+        is missing may be held by the refused tenant itself, and others have a right to some of it.
 
         Requests with output that a session submitted together are taken together while there
         are rows, so that the children of a fork share steps and their prefix stays warm.
@@ -214,22 +214,22 @@ class WaitingQueue:
             while (party := self._levels[level].best()) is not None:
                 if left is None:
                     left = room(level) - spent[level[0]]
-                client = party.who
-                assert isinstance(client, Client)
-                if left <= 0 and (not level[0] or client.prefilling or client.picked):
+                tenant = party.who
+                assert isinstance(tenant, Tenant)
+                if left <= 0 and (not level[0] or tenant.prefilling or tenant.picked):
                     break
                 share = party.ring.best()
                 assert share is not None  # a party of nobody is not live
                 head = share.top()
                 if not admit(head, not rows):
-                    if level[0] and client.rows and self._bring_forward(level, client):
+                    if level[0] and tenant.rows and self._bring_forward(level, tenant):
                         continue
                     if not rows:
                         return self._settle(picked)
                     break
                 rows = max(1, rows)
-                self.virtual = max(self.virtual, client.served)
-                client.virtual = max(client.virtual, share.who.served)
+                self.virtual = max(self.virtual, tenant.served)
+                tenant.virtual = max(tenant.virtual, share.who.served)
                 batch = head.batch
                 while rows and share.live and (request := share.top()).batch == batch:
                     if not level[0] and left <= 0:
@@ -243,8 +243,8 @@ class WaitingQueue:
                         return self._settle(picked)
         return self._settle(picked)
 
-    def _bring_forward(self, level: Level, refused: Client) -> bool:
-        """Let the first client that runs nothing go before `refused`; whether there is one.
+    def _bring_forward(self, level: Level, refused: Tenant) -> bool:
+        """Let the first tenant that runs nothing go before `refused`; whether there is one.
 
         If there is none, all who wait here run something: there are no more of them than rows. If
         there is one, it goes first until it runs, so this is not asked again before.
@@ -257,29 +257,29 @@ class WaitingQueue:
         self._put_before(refused, party, level)
         return True
 
-    def _put_before(self, other: Client, party: Party, level: Level) -> None:
-        """Let the client of `party` go before `other`, which is the first one of `level`."""
-        client = party.who
-        assert isinstance(client, Client)
-        client.served = min(client.served, other.served)
+    def _put_before(self, other: Tenant, party: TenantQueue, level: Level) -> None:
+        """Let the tenant of `party` go before `other`, which is the first one of `level`."""
+        tenant = party.who
+        assert isinstance(tenant, Tenant)
+        tenant.served = min(tenant.served, other.served)
         party.posted = -1  # a note of the same service would do, but not be the first
         self._levels[level].post(party, first=True)
-        self._repost(client)
+        self._repost(tenant)
 
     @staticmethod
-    def _repost(client: Client) -> None:
-        """The client's service is less than it was."""
-        for (queue, level), party in client.shares.items():
-            assert isinstance(party, Party)
+    def _repost(tenant: Tenant) -> None:
+        """The tenant's service is less than it was."""
+        for (queue, level), party in tenant.shares.items():
+            assert isinstance(party, TenantQueue)
             assert isinstance(queue, WaitingQueue)
             queue._levels[level].post(party)
 
-    def _take(self, request: Request, share: Share) -> int:
+    def _take(self, request: Request, share: SessionQueue) -> int:
         """`request` has a row from here on. Returns how much of the room it takes."""
         heapq.heappop(share.heap)
         request.ticket = 0
         work = self.charge(request)
-        request.account.client.picked = True
+        request.account.tenant.picked = True
         self._left(share, request.level)
         return min(work, self._enough)
 
@@ -294,28 +294,28 @@ class WaitingQueue:
     @staticmethod
     def _settle(picked: list[Request]) -> list[Request]:
         for request in picked:
-            request.account.client.picked = False
+            request.account.tenant.picked = False
         return picked
 
-    def _share(self, account: Account, level: Level) -> Share:
-        """The session's place at `level`; it and its client come in at the virtual time."""
+    def _share(self, account: Account, level: Level) -> SessionQueue:
+        """The session's place at `level`; it and its tenant come in at the virtual time."""
         share = account.shares.get((self, level))
-        if isinstance(share, Share):
+        if isinstance(share, SessionQueue):
             return share
-        client = account.client
-        party = client.shares.get((self, level))
-        if not isinstance(party, Party):
+        tenant = account.tenant
+        party = tenant.shares.get((self, level))
+        if not isinstance(party, TenantQueue):
             if level not in self._levels:
-                self._levels[level] = Ring()
+                self._levels[level] = ServiceHeap()
                 self._order.append(level)
                 self._order.sort(reverse=True)
-            party = client.shares[self, level] = Party(client)
-            client.served = max(client.served, self.virtual)
-        share = account.shares[self, level] = Share(account, party)
-        account.served = max(account.served, client.virtual)
+            party = tenant.shares[self, level] = TenantQueue(tenant)
+            tenant.served = max(tenant.served, self.virtual)
+        share = account.shares[self, level] = SessionQueue(account, party)
+        account.served = max(account.served, tenant.virtual)
         return share
 
-    def _left(self, share: Share, level: Level) -> None:
+    def _left(self, share: SessionQueue, level: Level) -> None:
         party = share.party
         share.live -= 1
         party.live -= 1
@@ -326,5 +326,5 @@ class WaitingQueue:
             share.heap.clear()
             del account.shares[self, level]
             if not party.live:
-                del account.client.shares[self, level]
+                del account.tenant.shares[self, level]
                 party.ring.notes.clear()  # of shares, which know it: a ring for the collector

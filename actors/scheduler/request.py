@@ -1,6 +1,6 @@
 """What the scheduler knows of one request: data only, no policy.
 
-`Client` is who shares with others: a credential with all its sessions, or one session where there
+`Tenant` is who shares with others: a credential with all its sessions, or one session where there
 are no credentials. `Account` is a session as the scheduler sees it, `Request` lives from `Submit` to
 `Finished`, `Run` from one grant of pages to the final commit that gives them back (a retracted
 request runs several times). Results are bound to runs, so whatever is still in flight for a run that
@@ -24,7 +24,7 @@ from array import array
 from enum import Enum
 from typing import Literal
 
-from ramify.actors.scheduler.speculation import Record
+from ramify.actors.scheduler.speculation import DraftRecord
 from ramify.actors.scheduler.targets import Targets
 from ramify.protocol.errors import Code
 from ramify.protocol.messages import Commit, Finished, Progress, Submit
@@ -48,7 +48,7 @@ class RequestState(Enum):
     ENDED = "Finished was made"
 
 
-class Client:
+class Tenant:
     """Who shares the machine with others: a credential, or a session that came without one.
 
     `served` is its virtual time in tokens (start-time fair queueing, Goyal et al. 1996), `virtual`
@@ -91,14 +91,13 @@ class Client:
 class Account:
     """One session: its requests, the service it had, and the messages it is about to get.
 
-    `served` is its virtual time among the sessions of its client. `due` is the virtual time at which
+    `served` is its virtual time among the sessions of its tenant. `due` is the virtual time at which
     the prompts that it has brought so far have had their turn (see `prompts`).
     """
 
     __slots__ = (
         "active",
         "behind",
-        "client",
         "closed",
         "due",
         "finished",
@@ -115,11 +114,12 @@ class Account:
         "served",
         "session",
         "shares",
+        "tenant",
     )
 
-    def __init__(self, session: int, client: Client | None = None) -> None:
+    def __init__(self, session: int, tenant: Tenant | None = None) -> None:
         self.session = session
-        self.client = client or Client()
+        self.tenant = tenant or Tenant()
         self.served = 0
         self.rows = 0
         self.due = 0
@@ -141,12 +141,12 @@ class Account:
     def charge(self, tokens: int) -> None:
         """So many tokens of service were given; less than 0: they were not used."""
         self.served += tokens
-        self.client.served += tokens
+        self.tenant.served += tokens
 
     def hold(self, rows: int) -> None:
         """It got a row, or asks for pages to use one; or (-1) not any more."""
         self.rows += rows
-        self.client.rows += rows
+        self.tenant.rows += rows
 
 
 class Request:
@@ -167,10 +167,10 @@ class Request:
         "done",
         "ending",
         "first_token",
-        "forced",
         "forced_tokens",
         "foreseen",
-        "in_line",
+        "ignores_reserve",
+        "in_memory_queue",
         "lacking",
         "leave",
         "level",
@@ -178,7 +178,7 @@ class Request:
         "losses",
         "mark",
         "need",
-        "passes",
+        "overtakes",
         "promised",
         "reached",
         "record",
@@ -186,6 +186,7 @@ class Request:
         "resident",
         "run",
         "seq",
+        "single_answer",
         "stale",
         "started",
         "state",
@@ -193,7 +194,6 @@ class Request:
         "submit",
         "targets",
         "ticket",
-        "visits",
     )
 
     def __init__(
@@ -223,7 +223,7 @@ class Request:
         self.repeated = False  # it runs once more, because KV that it found was not finite
         self.done = 0
         self.accepted = 0  # of its output tokens, those that came as drafts
-        self.record: Record | None = None  # how its drafts did; see `speculation`
+        self.record: DraftRecord | None = None  # how its drafts did; see `speculation`
         self.ticket = 0  # its valid entry in the waiting queue
         self.charge = 0  # tokens charged to the account when it was picked
         self.cached = 0  # of the first grant, for usage
@@ -234,11 +234,11 @@ class Request:
         self.promised = False  # pages were made free for it
         self.foreseen = 0  # slots that it may still use, as `active` counts
         self.leave = 0  # pages that its Acquire leaves for others
-        self.in_line = False  # it waits for its session to begin; see `line`
-        self.came = -1  # the step when it first did
-        self.forced = False  # it is tried whatever room there is
-        self.visits = False  # so it is, and its session has not begun with it
-        self.passes = False  # it goes past who waits for pages
+        self.in_memory_queue = False  # it waits for its session to begin; see `memory_queue`
+        self.came = -1  # the step in which it first joined the memory queue
+        self.ignores_reserve = False  # it may take pages that are reserved for active sessions
+        self.single_answer = False  # granting it does not begin its session
+        self.overtakes = False  # it may go before requests that wait for more pages
         self.started = 0.0
         self.first_token = 0.0
         self.forced_tokens = 0  # of its output, those that its constraint left no choice for

@@ -57,7 +57,7 @@ _NEWEST = 9  # measurements of a kind whose lower quartile counts
 _FRESH = 1 / 6  # weight of a new measurement in other means
 
 
-class Record:
+class DraftRecord:
     """How the drafts of one row did, the older ones counting less.
 
     `length`: in tokens, when the rows changed; `known`: those that the drafter has computed; `rest`:
@@ -126,7 +126,9 @@ class Speculation:
         """Of the drafts that were reached lately, the part that was accepted."""
         return self._accepted / self._reached
 
-    def choose(self, records: Sequence[Record | None], room: int, *, changed: bool) -> list[int] | None:
+    def choose(
+        self, records: Sequence[DraftRecord | None], room: int, *, changed: bool
+    ) -> list[int] | None:
         """Drafts for each row of the next step, at most `room` in all; None: for no row.
 
         `records`: None for a row that cannot have any. `changed`: they are not the rows of the last
@@ -151,7 +153,7 @@ class Speculation:
             room -= drafts[i]
         return drafts
 
-    def landed(self, record: Record, asked: int, drafted: int, accepted: int) -> None:
+    def landed(self, record: DraftRecord, asked: int, drafted: int, accepted: int) -> None:
         """Of `asked` drafts of a row the drafter gave `drafted`, and so many were accepted."""
         self._asked = KEPT_ALL * self._asked + asked
         self._given = KEPT_ALL * self._given + drafted
@@ -246,7 +248,7 @@ class Speculation:
         mean.at = self._step
         return True
 
-    def _choose(self, records: Sequence[Record | None], room: int) -> list[int] | None:
+    def _choose(self, records: Sequence[DraftRecord | None], room: int) -> list[int] | None:
         rows = len(records)
         levels = [self._level(record) for record in records]
         counts = [0] * (_LEVELS + 1)
@@ -282,12 +284,12 @@ class Speculation:
             result.append(count)
         return result
 
-    def _cost(self, record: Record) -> float:
+    def _cost(self, record: DraftRecord) -> float:
         """Seconds to begin the row."""
         missing = record.length + self._step - self._changed_at - record.known
         return self._begin * missing if missing > EVERY else 0.0
 
-    def _repays(self, record: Record, saved: float) -> bool:
+    def _repays(self, record: DraftRecord, saved: float) -> bool:
         """Whether the row is likely to give so many tokens that drafts save more than its begin costs.
 
         `saved`: seconds for each token.
@@ -295,7 +297,7 @@ class Speculation:
         cost = self._cost(record)
         return not cost or min(record.rest, self._stays) * saved > cost
 
-    def _level(self, record: Record | None) -> int:
+    def _level(self, record: DraftRecord | None) -> int:
         if record is None:
             return 0
         idle = self._step - record.seen
@@ -306,7 +308,7 @@ class Speculation:
         return round(_LEVELS * (own * known + PRIOR * self.acceptance) / (known + PRIOR))
 
     def _probe(
-        self, records: Sequence[Record | None], drafts: list[int] | None, room: int
+        self, records: Sequence[DraftRecord | None], drafts: list[int] | None, room: int
     ) -> list[int] | None:
         """`drafts` with one more for some rows that would have none and were not tried for a while."""
         due = [

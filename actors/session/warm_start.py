@@ -44,7 +44,7 @@ from ramify.protocol.messages import (
 )
 from ramify.protocol.plan import pack
 from ramify.protocol.sampling import SamplingParams
-from ramify.protocol.saved import Kept
+from ramify.protocol.saved import StoredSession
 
 MOST_SESSIONS = 4096  # that are looked at
 log = get_log(__name__)
@@ -53,7 +53,7 @@ log = get_log(__name__)
 class SavedSessions(Protocol):
     """What it needs of a store (`actors.store.base.Store`). Calls block."""
 
-    def kept(self) -> Iterator[Kept]: ...
+    def kept(self) -> Iterator[StoredSession]: ...
     def read(self, session: str) -> Mapping[str, bytes]: ...
     def close(self) -> None: ...
 

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from ramify.protocol.saved import Changes, Kept
+from ramify.protocol.saved import Changes, StoredSession
 
 How = Literal["free", "ask", "force"]
 Refusal = Literal["moved", "lost"]
@@ -110,7 +110,7 @@ class Store(Protocol):
         """Forget them, whoever has them."""
         ...
 
-    def kept(self) -> Iterator[Kept]:
+    def kept(self) -> Iterator[StoredSession]:
         """The sessions, the last used first."""
         ...
 

@@ -34,7 +34,7 @@ from ramify.actors.store.base import (
 )
 from ramify.actors.store.shares import surplus
 from ramify.protocol.keyless import HOLD_KEYS, keyless
-from ramify.protocol.saved import HEAD, Changes, Kept, next_fence
+from ramify.protocol.saved import HEAD, Changes, StoredSession, next_fence
 from ramify.protocol.store_url import shown
 
 T = TypeVar("T")
@@ -174,7 +174,7 @@ class _Connection(psycopg.Connection[Any]):
             return result
 
 
-class _Row(msgspec.Struct):
+class _SessionBatch(msgspec.Struct):
     """What a batch does to one session."""
 
     number: int
@@ -338,7 +338,7 @@ class PostgresStore:
                 "ORDER BY number FOR UPDATE",
                 (names,),
             )
-            rows = {row[0]: _Row(*row[1:]) for row in found}
+            rows = {row[0]: _SessionBatch(*row[1:]) for row in found}
             gone = self._gone(db, [name for name in names if name not in rows])
             for place, changes in enumerate(batch):
                 row = rows.get(changes.session)
@@ -348,7 +348,7 @@ class PostgresStore:
                     refused[place] = why
                     continue
                 if row is None:
-                    row = rows[changes.session] = _Row(0, changes.fence, 0)
+                    row = rows[changes.session] = _SessionBatch(0, changes.fence, 0)
                 row.add(changes)
             self._write(db, {name: row for name, row in rows.items() if row.last is not None})
         return refused
@@ -383,7 +383,7 @@ class PostgresStore:
                 (ASIDE, session),
             )
 
-    def _write(self, db: psycopg.Connection[Any], rows: dict[str, _Row]) -> None:
+    def _write(self, db: psycopg.Connection[Any], rows: dict[str, _SessionBatch]) -> None:
         new = [(name, row.fence) for name, row in rows.items() if not row.number]
         if new:
             names, fences = zip(*new, strict=True)
@@ -484,14 +484,14 @@ class PostgresStore:
         with self._transaction() as db:
             db.execute(_DELETE.format(which="session = ANY(%s)"), (list(sessions),))
 
-    def kept(self) -> Iterator[Kept]:
+    def kept(self) -> Iterator[StoredSession]:
         with self._transaction() as db:
             rows = db.execute(
                 f"SELECT session, owner, used, expires, busy, size, {_ALIVE} FROM ramify_sessions AS s "
                 "ORDER BY used DESC"
             ).fetchall()
         for row in rows:
-            yield Kept(*row)
+            yield StoredSession(*row)
 
     def waiting(self) -> list[str]:
         with self._transaction() as db:

@@ -38,7 +38,7 @@ from ramify.actors.store.base import (
 )
 from ramify.actors.store.shares import surplus
 from ramify.protocol.keyless import HOLD_KEYS, keyless
-from ramify.protocol.saved import HEAD, Changes, Kept, next_fence
+from ramify.protocol.saved import HEAD, Changes, StoredSession, next_fence
 from ramify.protocol.store_url import shown
 
 LAYOUT = 2  # of the keys; 1 had no counts, and keys of sessions in clear
@@ -425,7 +425,7 @@ class RedisStore:
             part = list(sessions[at : at + CHUNK])
             self._call(partial(self._delete, args=[GONE_SECONDS, *part]))
 
-    def kept(self) -> Iterator[Kept]:
+    def kept(self) -> Iterator[StoredSession]:
         alive: dict[bytes, bool] = {}
         names = self._call(lambda: self._db.zrevrange("ramify:used", 0, -1))
         for at in range(0, len(names), CHUNK):
@@ -436,7 +436,7 @@ class RedisStore:
                     if holder not in alive:
                         key = b"ramify:alive:" + holder
                         alive[holder] = bool(holder) and bool(self._call(partial(self._db.exists, key)))
-                    yield Kept(
+                    yield StoredSession(
                         name,
                         owner.decode(),
                         float(used),

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.secret_file import read_secret_file
 from ramify.actors.store.base import How, Refusal, Store, StoreError, Taken
-from ramify.protocol.saved import HEAD, Changes, Kept
+from ramify.protocol.saved import HEAD, Changes, StoredSession
 
 SEALED = b"\xc1"
 KEY_BYTES = 32
@@ -113,7 +113,7 @@ def read_keys(path: Path) -> Keys:
     return Keys(keys)
 
 
-class Mark(msgspec.Struct, frozen=True):
+class SealHeader(msgspec.Struct, frozen=True):
     """What a sealed store says of itself. `check`: nothing, sealed. `plain`: some items may not be.
     `keys`: ids of those that may have sealed some, as one after another was put first in the key file.
     """
@@ -170,7 +170,7 @@ class SealedStore:
 
     def _mark(self, plain: bool) -> bytes:
         ids = self._ids or [self._keys.first]
-        return msgspec.msgpack.encode(Mark(self._keys.seal("", "check", b""), plain, ids))
+        return msgspec.msgpack.encode(SealHeader(self._keys.seal("", "check", b""), plain, ids))
 
     def rekey(self) -> tuple[int, int]:
         """Seal everything with the first key. Returns how many sessions that were, and how many were
@@ -279,7 +279,7 @@ class SealedStore:
     def delete(self, sessions: Sequence[str]) -> None:
         self._store.delete(sessions)
 
-    def kept(self) -> Iterator[Kept]:
+    def kept(self) -> Iterator[StoredSession]:
         return self._store.kept()
 
     def waiting(self) -> list[str]:
@@ -320,10 +320,10 @@ class SealedStore:
         self._store.close()
 
 
-def _read_mark(store: Store) -> Mark | None:
+def _read_mark(store: Store) -> SealHeader | None:
     mark = store.mark()
     try:
-        return None if mark is None else msgspec.msgpack.decode(mark, type=Mark)
+        return None if mark is None else msgspec.msgpack.decode(mark, type=SealHeader)
     except msgspec.MsgspecError as error:
         raise StoreError("what the store says of its encryption is damaged") from error
 

@@ -19,7 +19,7 @@ from ramify.actors.kit.log import get_log
 from ramify.actors.store.base import ASIDE, How, Refusal, StoreDamaged, StoreError, Taken, refusal
 from ramify.actors.store.shares import surplus
 from ramify.protocol.keyless import HOLD_KEYS, keyless
-from ramify.protocol.saved import HEAD, Changes, Kept, next_fence
+from ramify.protocol.saved import HEAD, Changes, StoredSession, next_fence
 
 LAYOUT = 3  # of the tables; 1 had no fences, 2 no counts, and keys of sessions in clear
 WAIT_SECONDS = 10.0  # for another process that writes
@@ -368,13 +368,13 @@ class SqliteStore:
                 "DELETE FROM sessions WHERE session = ?", [(each,) for each in sessions]
             )
 
-    def kept(self) -> Iterator[Kept]:
+    def kept(self) -> Iterator[StoredSession]:
         with self._errors():
             rows = self._db.execute(
                 "SELECT session, owner, used, expires, busy, size, live FROM sessions ORDER BY used DESC"
             ).fetchall()
         for session, owner, used, expires, busy, size, live in rows:
-            yield Kept(session, owner, used, expires, bool(busy), size, bool(live))
+            yield StoredSession(session, owner, used, expires, bool(busy), size, bool(live))
 
     def waiting(self) -> list[str]:
         with self._errors():

@@ -14,7 +14,7 @@ import msgspec
 from ramify.clients.agent.calls import Approve, Called, Returned, Runner
 from ramify.clients.agent.tools import Context, Tool, ToolCall
 from ramify.clients.agent.transcript import Did, Said, Told, Transcript, result_message
-from ramify.clients.connect import Connecting, Settings, connect
+from ramify.clients.connect import Connecting, ConnectSettings, connect
 from ramify.clients.generation import Result
 from ramify.clients.handles import Branch, GenerateOptions, Messages, chat_messages
 from ramify.clients.program.steps import Backend
@@ -86,9 +86,9 @@ class Agent:
         """For `connect(tools=...)`."""
         return [each.schema for each in self.tools.values()]
 
-    def connect(self, url: str, **settings: Unpack[Settings]) -> Connecting:
+    def connect(self, url: str, **settings: Unpack[ConnectSettings]) -> Connecting:
         """`connect` to a session that knows these tools, and tells answer, thoughts and calls apart."""
-        given: Settings = {"tools": self.schemas, "parts": True}
+        given: ConnectSettings = {"tools": self.schemas, "parts": True}
         given.update(settings)
         return connect(url, **given)
 
@@ -121,7 +121,7 @@ class Agent:
     ) -> Answer:
         """`run` on a branch of any backend."""
         self._check(ground)
-        run = _Run(self, ground, listener or _nobody)
+        run = _AgentRun(self, ground, listener or _nobody)
         messages = _messages(say)
         if messages:
             run.transcript.entries.append(Told(messages))
@@ -217,7 +217,7 @@ class Ground(NamedTuple):
     post: Callable[[list[Op]], Any]
 
 
-class _Run:
+class _AgentRun:
     """One run on one branch."""
 
     def __init__(self, agent: Agent, ground: Ground, listener: Listener) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Unpack, cast
 
 from ramify.clients.agent.agent import Agent, Answer, Event, Listener
 from ramify.clients.agent.tools import Tool
-from ramify.clients.connect import Settings
+from ramify.clients.connect import ConnectSettings
 from ramify.clients.handles import Messages
 from ramify.clients.sync import SyncBranch, SyncSession, connect_sync
 
@@ -29,9 +29,9 @@ class SyncAgent:
         """For `connect_sync(tools=...)`."""
         return self.agent.schemas
 
-    def connect(self, url: str, **settings: Unpack[Settings]) -> SyncSession:
+    def connect(self, url: str, **settings: Unpack[ConnectSettings]) -> SyncSession:
         """`connect_sync` to a session that knows these tools."""
-        given: Settings = {"tools": self.schemas, "parts": True}
+        given: ConnectSettings = {"tools": self.schemas, "parts": True}
         given.update(settings)
         return connect_sync(url, **given)
 

@@ -15,18 +15,18 @@ from types import TracebackType
 import msgspec
 
 from ramify.clients.bench.execute import execute
-from ramify.clients.bench.program import Outcome, Program, Target
+from ramify.clients.bench.program import LoadProgram, Outcome, Target
 from ramify.clients.bench.session import BenchFailed
 from ramify.protocol.errors import RamifyError
 
 DEAD = "a process of the load has died"
 
 
-class Share(msgspec.Struct, frozen=True, array_like=True):
+class CrowdShare(msgspec.Struct, frozen=True, array_like=True):
     """What one process gets to do."""
 
     target: Target
-    programs: list[Program]
+    programs: list[LoadProgram]
 
 
 class Fault(msgspec.Struct, frozen=True, tag=True):
@@ -37,12 +37,12 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """Connected; or, from the parent, the word to go."""
 
 
-class Finished(msgspec.Struct, frozen=True, tag=True):
+class LoadFinished(msgspec.Struct, frozen=True, tag=True):
     outcome: Outcome
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_answers = msgspec.msgpack.Decoder(Fault | Ready | Finished)
+_answers = msgspec.msgpack.Decoder(Fault | Ready | LoadFinished)
 
 
 class Crowd:
@@ -58,19 +58,21 @@ class Crowd:
             theirs.close()
             self._workers.append((worker, ours))
 
-    def run(self, target: Target, programs: Sequence[Program]) -> Outcome:
+    def run(self, target: Target, programs: Sequence[LoadProgram]) -> Outcome:
         """All programs at once. Raises BenchFailed, OSError."""
         if not self._workers:
             return asyncio.run(execute(target, programs))
         busy = self._workers[: len(programs)]
         for place, (_, pipe) in enumerate(busy):
-            _tell(pipe, Share(target, list(programs[place :: len(busy)])))
+            _tell(pipe, CrowdShare(target, list(programs[place :: len(busy)])))
         for _, pipe in busy:
             _expect(pipe)
         begin = time.perf_counter()
         for _, pipe in busy:
             _tell(pipe, Ready())
-        outcomes = [answer.outcome for _, pipe in busy if isinstance(answer := _expect(pipe), Finished)]
+        outcomes = [
+            answer.outcome for _, pipe in busy if isinstance(answer := _expect(pipe), LoadFinished)
+        ]
         traces = []
         for place, outcome in enumerate(outcomes):
             for trace in outcome.traces:
@@ -96,12 +98,12 @@ def work(pipe: Connection) -> None:
     """A process of the crowd: shares until the pipe closes."""
     while True:
         try:
-            share = msgspec.msgpack.decode(pipe.recv_bytes(), type=Share)
+            share = msgspec.msgpack.decode(pipe.recv_bytes(), type=CrowdShare)
         except (EOFError, OSError, KeyboardInterrupt):  # nobody has more work
             return
-        answer: Finished | Fault
+        answer: LoadFinished | Fault
         try:
-            answer = Finished(asyncio.run(execute(share.target, share.programs, lambda: _go(pipe))))
+            answer = LoadFinished(asyncio.run(execute(share.target, share.programs, lambda: _go(pipe))))
         except RamifyError as error:
             answer = Fault(error.message)
         except (OSError, EOFError, KeyboardInterrupt) as error:
@@ -117,16 +119,16 @@ async def _go(pipe: Connection) -> None:
     await asyncio.to_thread(pipe.recv_bytes)
 
 
-def _tell(pipe: Connection, what: Share | Ready) -> None:
+def _tell(pipe: Connection, what: CrowdShare | Ready) -> None:
     try:
         pipe.send_bytes(_encode(what))
     except OSError:
         raise BenchFailed(DEAD) from None
 
 
-def _expect(pipe: Connection) -> Ready | Finished:
+def _expect(pipe: Connection) -> Ready | LoadFinished:
     try:
-        answer: Fault | Ready | Finished = _answers.decode(pipe.recv_bytes())
+        answer: Fault | Ready | LoadFinished = _answers.decode(pipe.recv_bytes())
     except (EOFError, OSError):
         raise BenchFailed(DEAD) from None
     if isinstance(answer, Fault):

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from ramify.clients.bench.history import HistoryDriver
 from ramify.clients.bench.openai import OpenaiDialect
-from ramify.clients.bench.program import Job, Level, Outcome, Program, Target, Trace
+from ramify.clients.bench.program import GenerateJob, Level, LoadProgram, Outcome, Target, Trace
 from ramify.clients.bench.ramify import RamifyDriver
-from ramify.clients.bench.session import BenchFailed, Driver, Line, Session
+from ramify.clients.bench.session import BenchBranch, BenchFailed, BenchSession, Driver
 from ramify.clients.bench.sglang import SglangDialect
 
 CONNECT_AT_ONCE = 64  # a listener's backlog may be short
@@ -33,7 +33,7 @@ async def at_once() -> None:
 
 async def execute(
     target: Target,
-    programs: Sequence[Program],
+    programs: Sequence[LoadProgram],
     go: Callable[[], Awaitable[None]] = at_once,
 ) -> Outcome:
     """Run `programs`, each in a session of its own. `go`: awaited when all are connected.
@@ -41,7 +41,7 @@ async def execute(
     Raises BenchFailed if anything came out otherwise than asked for, OSError without a server.
     """
     driver = make_driver(target)
-    sessions: list[Session] = []
+    sessions: list[BenchSession] = []
     try:
         for first in range(0, len(programs), CONNECT_AT_ONCE):
             some = programs[first : first + CONNECT_AT_ONCE]
@@ -68,10 +68,10 @@ async def execute(
 
 
 async def perform(
-    number: int, program: Program, session: Session, barrier: asyncio.Barrier
+    number: int, program: LoadProgram, session: BenchSession, barrier: asyncio.Barrier
 ) -> list[Trace]:
     """One program to its end."""
-    lines: list[Line] = [session.root]
+    lines: list[BenchBranch] = [session.root]
     found: list[Trace] = []
     for place, level in enumerate(program.levels):
         if level.together:
@@ -90,14 +90,14 @@ async def perform(
     return found
 
 
-async def _continue(lines: list[Line], level: Level, *, more: bool) -> list[Trace]:
+async def _continue(lines: list[BenchBranch], level: Level, *, more: bool) -> list[Trace]:
     """Job i on line i."""
     jobs = level.jobs
     if level.ahead_s:
         for line, job in zip(lines, jobs, strict=True):
             await line.append(job.tokens)
         await asyncio.sleep(level.ahead_s)
-        jobs = [Job([], job.output, job.seed) for job in jobs]
+        jobs = [GenerateJob([], job.output, job.seed) for job in jobs]
     if len(lines) == 1:
         return [await lines[0].say(jobs[0], more=more)]
     pairs = zip(lines, jobs, strict=True)

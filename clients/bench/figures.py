@@ -19,7 +19,7 @@ wall_over_device `seconds` over the time that the device spent in steps (of ever
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ramify.clients.bench.program import Outcome, Program, Trace
+from ramify.clients.bench.program import LoadProgram, Outcome, Trace
 from ramify.clients.bench.session import BenchFailed
 from ramify.clients.bench.stats import mean, percentile, quantiles
 from ramify.clients.bench.workloads import Case, optimum
@@ -28,7 +28,7 @@ STEADY_SHARE = 0.5  # of a decode batch's tokens at least
 LEAST_RATIO = 0.8  # below 1 by chance only: random prompts may begin with the same few tokens
 
 
-def figures(case: Case, programs: list[Program], outcome: Outcome) -> dict[str, float]:
+def figures(case: Case, programs: list[LoadProgram], outcome: Outcome) -> dict[str, float]:
     """Everything that can be said of one run. Raises BenchFailed where counts do not add up."""
     load = outcome.load
     wanted = sum(program.output for program in programs)
@@ -94,7 +94,7 @@ def _gaps(load: Sequence[Trace]) -> tuple[list[float], list[int]]:
     return gaps, weights
 
 
-def _prompts(programs: list[Program], outcome: Outcome) -> dict[str, float]:
+def _prompts(programs: list[LoadProgram], outcome: Outcome) -> dict[str, float]:
     """Prompt tokens by the server's account; nothing where it gives none.
 
     Raises BenchFailed if the prompts were in the server's cache before this run.

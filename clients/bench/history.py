@@ -1,6 +1,6 @@
 """The driver of a stateless server: a line is a history that the client keeps and sends again.
 
-What differs between servers is a `Dialect`. It does not know workloads.
+What differs between servers is a `ServerApi`. It does not know workloads.
 """
 
 import asyncio
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ramify.clients.bench.http import HttpConnection
-from ramify.clients.bench.program import Job, Target, Trace
-from ramify.clients.bench.session import BenchFailed, Line, check_output
+from ramify.clients.bench.program import GenerateJob, Target, Trace
+from ramify.clients.bench.session import BenchBranch, BenchFailed, check_output
 
 
-class Answer(Protocol):
+class AnswerReader(Protocol):
     """Reads the events of one generation."""
 
     prompt: int | None  # prompt tokens, by the server's account
@@ -26,22 +26,22 @@ class Answer(Protocol):
         ...
 
 
-class Dialect(Protocol):
+class ServerApi(Protocol):
     """How one kind of server is asked, and how it answers."""
 
     path: str
 
-    def body(self, prompt: Sequence[int], job: Job, *, ids: bool) -> bytes:
+    def body(self, prompt: Sequence[int], job: GenerateJob, *, ids: bool) -> bytes:
         """The request. `ids`: the output's token ids will be needed."""
         ...
 
-    def answer(self, *, ids: bool) -> Answer: ...
+    def answer(self, *, ids: bool) -> AnswerReader: ...
 
 
 class HistoryDriver:
     """See `session.Driver`."""
 
-    def __init__(self, target: Target, dialect: Dialect) -> None:
+    def __init__(self, target: Target, dialect: ServerApi) -> None:
         self._target = target
         self._dialect = dialect
 
@@ -54,10 +54,10 @@ class HistoryDriver:
 class HistorySession:
     """A pool of kept connections, one for each generation at once."""
 
-    def __init__(self, target: Target, dialect: Dialect) -> None:
+    def __init__(self, target: Target, dialect: ServerApi) -> None:
         self.extras: list[Trace] = []
         self.warm = target.warm_prefix
-        self.root: Line = HistoryLine(self, [])
+        self.root: BenchBranch = HistoryLine(self, [])
         self._target = target
         self._dialect = dialect
         self._connections: list[HttpConnection] = []
@@ -74,7 +74,9 @@ class HistorySession:
         for connection in self._connections:
             connection.close()
 
-    async def generate(self, prompt: list[int], job: Job, *, ids: bool) -> tuple[Trace, list[int]]:
+    async def generate(
+        self, prompt: list[int], job: GenerateJob, *, ids: bool
+    ) -> tuple[Trace, list[int]]:
         """One request: its trace, and its output if `ids`. Raises BenchFailed."""
         connection = self._idle.pop()
         body = self._dialect.body(prompt, job, ids=ids)
@@ -108,18 +110,18 @@ class HistoryLine:
     async def append(self, tokens: Sequence[int]) -> None:
         raise BenchFailed("a stateless server takes input only with its generation")
 
-    async def say(self, job: Job, *, more: bool) -> Trace:
+    async def say(self, job: GenerateJob, *, more: bool) -> Trace:
         prompt = self._tokens + job.tokens
         trace, output = await self._session.generate(prompt, job, ids=more)
         self._tokens = prompt + output
         return trace
 
     async def spread(
-        self, prefix: Sequence[int], jobs: Sequence[Job], *, more: bool
-    ) -> list[tuple[Line, Trace]]:
+        self, prefix: Sequence[int], jobs: Sequence[GenerateJob], *, more: bool
+    ) -> list[tuple[BenchBranch, Trace]]:
         self._tokens = [*self._tokens, *prefix]
         if self._session.warm and self._tokens:
-            warm, _ = await self._session.generate(self._tokens, Job([], 1), ids=False)
+            warm, _ = await self._session.generate(self._tokens, GenerateJob([], 1), ids=False)
             warm.extra = True
             self._session.extras.append(warm)
         lines = [HistoryLine(self._session, self._tokens) for _ in jobs]

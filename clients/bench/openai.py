@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ramify.clients.bench.program import Job, Target
+from ramify.clients.bench.program import GenerateJob, Target
 from ramify.clients.bench.session import BenchFailed, seen
 
 
@@ -52,7 +52,7 @@ class OpenaiDialect:
         self._model = target.model
         self._temperature = target.temperature
 
-    def body(self, prompt: Sequence[int], job: Job, *, ids: bool) -> bytes:
+    def body(self, prompt: Sequence[int], job: GenerateJob, *, ids: bool) -> bytes:
         request: dict[str, Any] = {
             "model": self._model,
             "prompt": prompt,

@@ -1,4 +1,4 @@
-"""What a load asks and what it sees: `Program` in, `Trace` out. Plain data that crosses processes.
+"""What a load asks and what it sees: `LoadProgram` in, `Trace` out. Plain data that crosses processes.
 
 A program is what one session does. It holds *lines* (branches; for a stateless server, histories),
 starts with one empty line, and works through levels. Chat is one job a level on the same line; a
@@ -8,7 +8,7 @@ flat load is one level of many jobs; a tree of thought forks one line of the lev
 import msgspec
 
 
-class Job(msgspec.Struct, frozen=True, array_like=True):
+class GenerateJob(msgspec.Struct, frozen=True, array_like=True):
     """Append `tokens` to a line, then generate exactly `output` tokens (end tokens ignored)."""
 
     tokens: list[int]
@@ -25,14 +25,14 @@ class Level(msgspec.Struct, frozen=True, array_like=True):
     `together`: wait until every program of the load has come this far.
     """
 
-    jobs: list[Job]
+    jobs: list[GenerateJob]
     parent: int | None = None
     prefix: list[int] = []
     ahead_s: float = 0.0
     together: bool = False
 
 
-class Program(msgspec.Struct, frozen=True, array_like=True):
+class LoadProgram(msgspec.Struct, frozen=True, array_like=True):
     """The levels of one session."""
 
     levels: list[Level]

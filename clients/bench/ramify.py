@@ -9,9 +9,9 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from ramify.clients.bench.program import Job, Target, Trace
-from ramify.clients.bench.session import BenchFailed, Line, check_output
-from ramify.clients.bench.websocket import WebSocket
+from ramify.clients.bench.program import GenerateJob, Target, Trace
+from ramify.clients.bench.session import BenchBranch, BenchFailed, check_output
+from ramify.clients.bench.websocket import ClientWebSocket
 from ramify.protocol.codec import Codec
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import (
@@ -50,19 +50,19 @@ class RamifySession:
         self.extras: list[Trace] = []
         self._temperature = target.temperature
         self._codec = codec
-        self._socket: WebSocket
+        self._socket: ClientWebSocket
         self._ids = 0
         self._lines: dict[str, RamifyLine] = {}
         self._due: dict[int, asyncio.Future[None] | None] = {}
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.fault: RamifyError | None = None
-        self.root: Line = self.line("main", 0)
+        self.root: BenchBranch = self.line("main", 0)
 
     @classmethod
     async def connect(cls, target: Target, codec: Codec) -> "RamifySession":
         """Raises BenchFailed if the server refuses, OSError if there is none."""
         self = cls(target, codec)
-        self._socket = await WebSocket.connect(
+        self._socket = await ClientWebSocket.connect(
             target.url,
             subprotocol=SUBPROTOCOL,
             token=target.token,
@@ -93,7 +93,7 @@ class RamifySession:
             raise self.fault
         self._write(ops)
 
-    def generate(self, line: "RamifyLine", job: Job) -> Generate:
+    def generate(self, line: "RamifyLine", job: GenerateJob) -> Generate:
         return Generate(
             id=self.op(),
             branch=line.name,
@@ -163,20 +163,20 @@ class RamifyLine:
         self._session = session
         self._position = position
         self._trace = Trace()
-        self._job = Job([], 0)
+        self._job = GenerateJob([], 0)
 
     async def append(self, tokens: Sequence[int]) -> None:
         self._session.send([self._appending(tokens)])
 
-    async def say(self, job: Job, *, more: bool) -> Trace:
+    async def say(self, job: GenerateJob, *, more: bool) -> Trace:
         frame: list[ClientMessage] = []
         waiter = self._ask(job, frame)
         self._session.send(frame)
         return await waiter
 
     async def spread(
-        self, prefix: Sequence[int], jobs: Sequence[Job], *, more: bool
-    ) -> list[tuple[Line, Trace]]:
+        self, prefix: Sequence[int], jobs: Sequence[GenerateJob], *, more: bool
+    ) -> list[tuple[BenchBranch, Trace]]:
         session = self._session
         frame: list[ClientMessage] = [self._appending(prefix)] if prefix else []
         children = [session.line(position=self._position) for _ in jobs]
@@ -191,7 +191,7 @@ class RamifyLine:
         self._position += len(tokens)
         return Append(id=self._session.op(), branch=self.name, tokens=list(tokens))
 
-    def _ask(self, job: Job, frame: list[ClientMessage]) -> "asyncio.Future[Trace]":
+    def _ask(self, job: GenerateJob, frame: list[ClientMessage]) -> "asyncio.Future[Trace]":
         """Put the job's ops on `frame`, which the caller sends at once."""
         if job.tokens:
             frame.append(self._appending(job.tokens))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ramify.clients.bench.program import Job, Trace
+from ramify.clients.bench.program import GenerateJob, Trace
 from ramify.protocol.errors import RamifyError
 
 
@@ -11,14 +11,14 @@ class BenchFailed(RamifyError):
     """The server did not do what was asked: nothing that was measured may be trusted."""
 
 
-class Line(Protocol):
+class BenchBranch(Protocol):
     """A sequence of tokens that grows at its end."""
 
     async def append(self, tokens: Sequence[int]) -> None:
         """Add input ahead of a generation. Raises BenchFailed where a server cannot."""
         ...
 
-    async def say(self, job: Job, *, more: bool) -> Trace:
+    async def say(self, job: GenerateJob, *, more: bool) -> Trace:
         """Append and generate. `more`: another job follows on this line.
 
         Raises BenchFailed unless exactly `job.output` tokens came and one end.
@@ -26,16 +26,16 @@ class Line(Protocol):
         ...
 
     async def spread(
-        self, prefix: Sequence[int], jobs: Sequence[Job], *, more: bool
-    ) -> "list[tuple[Line, Trace]]":
+        self, prefix: Sequence[int], jobs: Sequence[GenerateJob], *, more: bool
+    ) -> "list[tuple[BenchBranch, Trace]]":
         """Append `prefix`, fork a line for each job, and run all jobs at once."""
         ...
 
 
-class Session(Protocol):
+class BenchSession(Protocol):
     """One user of the server. `extras`: traces of requests that the load did not ask for."""
 
-    root: Line
+    root: BenchBranch
     extras: list[Trace]
 
     async def close(self) -> None:
@@ -46,12 +46,12 @@ class Session(Protocol):
 class Driver(Protocol):
     """Knows how to talk to one server."""
 
-    async def session(self, width: int) -> Session:
+    async def session(self, width: int) -> BenchSession:
         """Connect everything that `width` generations at once need."""
         ...
 
 
-def check_output(trace: Trace, job: Job, where: str) -> None:
+def check_output(trace: Trace, job: GenerateJob, where: str) -> None:
     """Raises BenchFailed unless all tokens of `job` came."""
     if trace.output != job.output:
         raise BenchFailed(f"{where}: {trace.output} tokens came of {job.output} that were asked for")

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ramify.clients.bench.program import Job, Target
+from ramify.clients.bench.program import GenerateJob, Target
 from ramify.clients.bench.session import BenchFailed, seen
 
 
@@ -28,13 +28,13 @@ class Meta(msgspec.Struct):
     finish_reason: Finish | None = None
 
 
-class Event(msgspec.Struct):
+class StreamEvent(msgspec.Struct):
     meta_info: Meta | None = None
     output_ids: msgspec.Raw = msgspec.Raw(b"[]")  # decoded only where needed: it may be long
     error: Any = None
 
 
-_event = msgspec.json.Decoder(Event).decode
+_event = msgspec.json.Decoder(StreamEvent).decode
 _ids = msgspec.json.Decoder(list[int]).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -47,7 +47,7 @@ class SglangDialect:
     def __init__(self, target: Target) -> None:
         self._temperature = target.temperature
 
-    def body(self, prompt: Sequence[int], job: Job, *, ids: bool) -> bytes:
+    def body(self, prompt: Sequence[int], job: GenerateJob, *, ids: bool) -> bytes:
         sampling = {
             "max_new_tokens": job.output,
             "temperature": self._temperature,

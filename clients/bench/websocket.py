@@ -66,7 +66,7 @@ class FrameReader:
         return (self._opcode, b"".join(self._parts)) if first & _FIN else None
 
 
-class WebSocket(asyncio.Protocol):
+class ClientWebSocket(asyncio.Protocol):
     """One connection. `receive(now, payload)` gets each message; `lost(reason)` the end."""
 
     def __init__(self, receive: Callable[[float, bytes], None], lost: Callable[[str], None]) -> None:
@@ -88,7 +88,7 @@ class WebSocket(asyncio.Protocol):
         token: str | None,
         receive: Callable[[float, bytes], None],
         lost: Callable[[str], None],
-    ) -> "WebSocket":
+    ) -> "ClientWebSocket":
         """Connect and upgrade. Raises ConnectionError, with what the server answered instead."""
         parts = urlsplit(url)
         secure = parts.scheme == "wss"

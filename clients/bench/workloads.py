@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from ramify.clients.bench.program import Job, Level, Program
+from ramify.clients.bench.program import GenerateJob, Level, LoadProgram
 
-Build = Callable[[Random, int], list[Program]]
+Build = Callable[[Random, int], list[LoadProgram]]
 LATENCY = ("ttft_mean_ms", "ttft_p50_ms", "ttft_p99_ms", "itl_mean_ms", "itl_p50_ms", "itl_p99_ms")
 
 
@@ -31,12 +31,12 @@ def throughput(
 ) -> Case:
     """So many requests at once, lengths uniform in [shortest, longest]; `branches` to a session."""
 
-    def build(dice: Random, top: int) -> list[Program]:
+    def build(dice: Random, top: int) -> list[LoadProgram]:
         sizes = [
             (dice.randint(shortest, longest), dice.randint(out_shortest, out_longest))
             for _ in range(requests)
         ]
-        jobs = [Job(_ids(dice, top, i), o, place) for place, (i, o) in enumerate(sizes)]
+        jobs = [GenerateJob(_ids(dice, top, i), o, place) for place, (i, o) in enumerate(sizes)]
         return _dealt(jobs, branches)
 
     name = f"{requests} x ({shortest}-{longest} in, {out_shortest}-{out_longest} out)"
@@ -50,12 +50,12 @@ def decode(batch: int, context: int, steps: int, branches: int) -> Case:
     """
     start = max(1, context - steps // 2)
 
-    def build(dice: Random, top: int) -> list[Program]:
-        firsts = _dealt([Job(_ids(dice, top, start), 1, i) for i in range(batch)], branches)
+    def build(dice: Random, top: int) -> list[LoadProgram]:
+        firsts = _dealt([GenerateJob(_ids(dice, top, start), 1, i) for i in range(batch)], branches)
         programs = []
         for program in firsts:
-            again = [Job([], steps, job.seed) for job in program.levels[0].jobs]
-            programs.append(Program([*program.levels, Level(again, together=True)]))
+            again = [GenerateJob([], steps, job.seed) for job in program.levels[0].jobs]
+            programs.append(LoadProgram([*program.levels, Level(again, together=True)]))
         return programs
 
     return Case(
@@ -66,8 +66,8 @@ def decode(batch: int, context: int, steps: int, branches: int) -> Case:
 def prefill(prompts: int, length: int) -> Case:
     """`prompts` prompts at once, one token of output each."""
 
-    def build(dice: Random, top: int) -> list[Program]:
-        jobs = [Job(_ids(dice, top, length), 1, i) for i in range(prompts)]
+    def build(dice: Random, top: int) -> list[LoadProgram]:
+        jobs = [GenerateJob(_ids(dice, top, length), 1, i) for i in range(prompts)]
         return _dealt(jobs, prompts)
 
     return Case(f"prefill {prompts} x {length}", build, ("prefill_tok_s", "ttft_mean_ms"))
@@ -76,11 +76,11 @@ def prefill(prompts: int, length: int) -> Case:
 def chat(sessions: int, turns: int, given: int, answered: int, ahead_ms: float) -> Case:
     """`sessions` conversations at once, each turn as soon as the one before has ended."""
 
-    def build(dice: Random, top: int) -> list[Program]:
+    def build(dice: Random, top: int) -> list[LoadProgram]:
         return [
-            Program(
+            LoadProgram(
                 [
-                    Level([Job(_ids(dice, top, given), answered, turn)], ahead_s=ahead_ms / 1e3)
+                    Level([GenerateJob(_ids(dice, top, given), answered, turn)], ahead_s=ahead_ms / 1e3)
                     for turn in range(turns)
                 ]
             )
@@ -99,16 +99,16 @@ def tree(questions: int, prefix: int, branches: int, first: int, then: int) -> C
     The second level starts when all thoughts of that question have ended, as where they are judged.
     """
 
-    def build(dice: Random, top: int) -> list[Program]:
+    def build(dice: Random, top: int) -> list[LoadProgram]:
         programs = []
         for _ in range(questions):
-            thoughts = [Job([], first, i) for i in range(branches)]
-            more = [Job([], then, branches + i) for i in range(branches)]
+            thoughts = [GenerateJob([], first, i) for i in range(branches)]
+            more = [GenerateJob([], then, branches + i) for i in range(branches)]
             levels = [
                 Level(thoughts, parent=0, prefix=_ids(dice, top, prefix)),
                 Level(more, parent=dice.randrange(branches)),
             ]
-            programs.append(Program(levels))
+            programs.append(LoadProgram(levels))
         return programs
 
     name = f"{questions} trees, prefix {prefix}, {branches} x {first}, {branches} x {then}"
@@ -119,10 +119,11 @@ def tree(questions: int, prefix: int, branches: int, first: int, then: int) -> C
 def shared_prefix(sessions: int, prefix: int, own: int, output: int) -> Case:
     """`sessions` at once whose prompts begin with the same `prefix` tokens."""
 
-    def build(dice: Random, top: int) -> list[Program]:
+    def build(dice: Random, top: int) -> list[LoadProgram]:
         common = _ids(dice, top, prefix)
         return [
-            Program([Level([Job(common + _ids(dice, top, own), output, i)])]) for i in range(sessions)
+            LoadProgram([Level([GenerateJob(common + _ids(dice, top, own), output, i)])])
+            for i in range(sessions)
         ]
 
     return Case(f"{sessions} prompts, shared {prefix}, own {own}", build, PREFIX)
@@ -134,14 +135,14 @@ PREFIX = ("computed_ratio", "hit_rate", "prompt_computed", "prompt_optimum", "se
 def overhead(batch: int, given: int, output: int, branches: int) -> Case:
     """One large batch from prefill to its end, against the device's own time."""
 
-    def build(dice: Random, top: int) -> list[Program]:
-        return _dealt([Job(_ids(dice, top, given), output, i) for i in range(batch)], branches)
+    def build(dice: Random, top: int) -> list[LoadProgram]:
+        return _dealt([GenerateJob(_ids(dice, top, given), output, i) for i in range(batch)], branches)
 
     name = f"{batch} x ({given} in, {output} out)"
     return Case(name, build, ("wall_over_device", "seconds", "device_s", "steps"), device_time=True)
 
 
-def optimum(programs: list[Program]) -> int:
+def optimum(programs: list[LoadProgram]) -> int:
     """The fewest prompt tokens that can be computed: each shared prefix once.
 
     A request must run at least its last token, whose logits nobody has kept; going on after an
@@ -176,10 +177,10 @@ def _common(one: list[int], other: list[int]) -> int:
     return min(len(one), len(other))
 
 
-def _dealt(jobs: list[Job], branches: int) -> list[Program]:
+def _dealt(jobs: list[GenerateJob], branches: int) -> list[LoadProgram]:
     """Sessions of at most `branches` lines, jobs dealt out in turn."""
     count = -(-len(jobs) // branches)
-    return [Program([Level(jobs[place::count], parent=0)]) for place in range(count)]
+    return [LoadProgram([Level(jobs[place::count], parent=0)]) for place in range(count)]
 
 
 def _ids(dice: Random, top: int, count: int) -> list[int]:

@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Iterator
 
 from ramify.clients.commands import engine
-from ramify.clients.commands.conversation import Conversation, ReadLine
+from ramify.clients.commands.conversation import ChatSession, ReadLine
 from ramify.clients.commands.flags import with_settings
 from ramify.clients.commands.invocation import command
 from ramify.clients.commands.options import set_option
 from ramify.clients.commands.screen import Screen
 from ramify.clients.commands.settings import DEFAULT_MODEL_NOTE, add_model_flags, model_config
-from ramify.clients.connect import Settings
+from ramify.clients.connect import ConnectSettings
 from ramify.clients.errors import ConnectionLost, SessionLost
 from ramify.clients.handles import GenerateOptions
 from ramify.clients.link import Connection
@@ -125,7 +125,7 @@ def _talk(args: argparse.Namespace, options: GenerateOptions) -> int:
         session = connect_sync(url, **settings)
         with _reader(lambda: talk, terminal) as read:
             older = args.session is not None
-            talk = Conversation(session, read, screen, options, renew, imports, older=older)
+            talk = ChatSession(session, read, screen, options, renew, imports, older=older)
             try:
                 if older:
                     talk.learn()
@@ -143,10 +143,10 @@ def _talk(args: argparse.Namespace, options: GenerateOptions) -> int:
     return 1 if talk.failed and args.script else 0
 
 
-def _settings(args: argparse.Namespace, screen: Screen, *, keep: bool) -> Settings:
+def _settings(args: argparse.Namespace, screen: Screen, *, keep: bool) -> ConnectSettings:
     """Of the connection. A lost one is tried again, on a terminal for as long as the user waits."""
     waits = sys.stdin.isatty() and args.question is None
-    return Settings(
+    return ConnectSettings(
         token=args.token or os.environ.get("RAMIFY_TOKEN"),
         session=args.session,
         key=args.key,
@@ -167,7 +167,7 @@ def tell(screen: Screen, change: Connection) -> None:
         screen.note(f"the server is gone ({change.error.message}); trying again")
 
 
-def _attach(url: str, settings: Settings, screen: Screen) -> SyncSession:
+def _attach(url: str, settings: ConnectSettings, screen: Screen) -> SyncSession:
     """A new session; waits for a server that is away. Raises ConnectionLost when it gives up."""
     told, until = False, time.monotonic() + settings.get("give_up_s", GIVE_UP_S)
     while True:
@@ -217,7 +217,7 @@ def _screen(args: argparse.Namespace, terminal: bool, *, notes_to_stderr: bool) 
 
 
 @contextlib.contextmanager
-def _reader(talk: Callable[[], Conversation], terminal: bool) -> Iterator[ReadLine]:
+def _reader(talk: Callable[[], ChatSession], terminal: bool) -> Iterator[ReadLine]:
     """A function that reads a line (None at the end): with editing and history on a terminal."""
     if not terminal:
         yield lambda _: line.rstrip("\n") if (line := sys.stdin.readline()) else None

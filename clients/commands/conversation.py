@@ -16,7 +16,7 @@ from ramify.clients.commands import transcript
 from ramify.clients.commands.describe import describe, draw_tree
 from ramify.clients.commands.options import set_option
 from ramify.clients.commands.screen import Screen
-from ramify.clients.commands.transcript import Transcript
+from ramify.clients.commands.transcript import BranchTranscript
 from ramify.clients.errors import Cancelled, SessionLost
 from ramify.clients.generation import Result
 from ramify.clients.handles import GenerateOptions
@@ -48,7 +48,7 @@ HELP = """\
 A message of several lines: paste it, put it between lines of \"\"\", or end lines with \\"""
 
 
-class Conversation:
+class ChatSession:
     """A chat with one session. `options`: the generation options of every turn.
 
     `renew` makes a new session when the old one is lost; without it that is the end. `imports` makes one
@@ -75,7 +75,7 @@ class Conversation:
         self._renew = renew
         self._imports = imports
         self._branch: SyncBranch = session.main
-        self._said: dict[str, Transcript] = {"main": Transcript()}
+        self._said: dict[str, BranchTranscript] = {"main": BranchTranscript()}
         self._stale: set[str] = set()  # branches whose transcript the server knows better
         self._commands: dict[str, Callable[[str], None]] = {
             "help": lambda _: screen.note(HELP),
@@ -101,7 +101,7 @@ class Conversation:
 
     def learn(self) -> None:
         """The session is an older one: ask the server what was said in it."""
-        self._said = {name: Transcript() for name in self.branches}
+        self._said = {name: BranchTranscript() for name in self.branches}
         self._stale = set(self._said)
         self._refresh()
 
@@ -233,8 +233,8 @@ class Conversation:
         return result
 
     @property
-    def _transcript(self) -> Transcript:
-        return self._said.setdefault(self._branch.name, Transcript())
+    def _transcript(self) -> BranchTranscript:
+        return self._said.setdefault(self._branch.name, BranchTranscript())
 
     def _refresh(self) -> None:
         """Bring stale transcripts up to date, if there is a connection."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ramify.protocol.settings import NOTHING, Declared, Settings, declared
+from ramify.protocol.settings import NOTHING, DeclaredSetting, Settings, declared
 
 GROUPS = {
     "model": None,
@@ -57,7 +57,7 @@ def add_flags(
             _add(group, each, brief=not every, hidden=not (every or each.setting.first))
 
 
-def members_of(group: str, kinds: Sequence[type[Settings]]) -> list[Declared]:
+def members_of(group: str, kinds: Sequence[type[Settings]]) -> list[DeclaredSetting]:
     """The settings of a group that have a flag."""
     every = [each for kind in kinds for each in declared(kind)]
     return [each for each in every if each.flag is not None and each.group == group]
@@ -79,7 +79,7 @@ def given(kind: type[Settings], args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def or_variable(each: Declared, value: Any) -> Any:
+def or_variable(each: DeclaredSetting, value: Any) -> Any:
     """What the setting's variable holds, where its flag says nothing; else `value`."""
     known = each.setting
     text = os.environ.get(known.environment)
@@ -89,7 +89,7 @@ def or_variable(each: Declared, value: Any) -> Any:
     return known.words.get(text, text)
 
 
-def help_of(each: Declared, *, brief: bool = False) -> str:
+def help_of(each: DeclaredSetting, *, brief: bool = False) -> str:
     """One setting's help: what it is, and its default."""
     known = each.setting
     text = known.help.partition(";")[0] if brief else known.help
@@ -100,7 +100,7 @@ def help_of(each: Declared, *, brief: bool = False) -> str:
     return f"{text} (default: {default})" if default else text
 
 
-def default_of(each: Declared) -> str:
+def default_of(each: DeclaredSetting) -> str:
     """The default as a user would type it, or what happens without the flag; "" for nothing."""
     default = each.default
     if each.setting.default:
@@ -110,7 +110,7 @@ def default_of(each: Declared) -> str:
     return f"{default:.10g}" if isinstance(default, float) else str(default)
 
 
-def _add(group: Any, each: Declared, *, brief: bool, hidden: bool) -> None:
+def _add(group: Any, each: DeclaredSetting, *, brief: bool, hidden: bool) -> None:
     known, flag = each.setting, each.flag
     text = argparse.SUPPRESS if hidden else help_of(each, brief=brief).replace("%", "%%")
     if each.kind is bool:

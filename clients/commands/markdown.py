@@ -16,7 +16,7 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.text import Text
 
-from ramify.clients.commands.screen import Answer, Screen, shown
+from ramify.clients.commands.screen import PendingAnswer, Screen, shown
 
 _PARSER = MarkdownIt().enable("table")
 
@@ -33,7 +33,7 @@ class MarkdownScreen(Screen):
         self._notes_console = notes or console
 
     @contextmanager
-    def answer(self) -> Iterator[Answer]:
+    def answer(self) -> Iterator[PendingAnswer]:
         live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stdout=False)
         shower = Blocks(self._console, live)
         try:

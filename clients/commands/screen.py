@@ -17,7 +17,7 @@ _BIDI = 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)
 _PICTURES |= dict.fromkeys(_BIDI, 0xFFFD)
 
 
-class Answer(Protocol):
+class PendingAnswer(Protocol):
     """An answer on its way."""
 
     def add(self, text: str, cut: int = 0) -> None:
@@ -46,7 +46,7 @@ class Screen:
     def notes(self) -> TextIO:
         return self._notes or sys.stdout
 
-    def answer(self) -> AbstractContextManager[Answer]:
+    def answer(self) -> AbstractContextManager[PendingAnswer]:
         """For the time of an answer."""
         return nullcontext(self)
 

@@ -5,7 +5,7 @@
 
 from ramify.clients.commands.flags import GROUPS, default_of, members_of
 from ramify.clients.commands.settings import SERVER
-from ramify.protocol.settings import Declared, declared
+from ramify.protocol.settings import DeclaredSetting, declared
 
 HEAD = """# Settings of a server
 
@@ -34,7 +34,7 @@ def page() -> str:
     return "".join(parts)
 
 
-def _row(each: Declared) -> str:
+def _row(each: DeclaredSetting) -> str:
     flag = f"`{each.flag}`"
     if each.setting.first:
         flag = f"**{flag}**"

@@ -31,7 +31,7 @@ class Terminal:
     def __init__(self, words: WordsOf, history: Path | None = None) -> None:
         self._session: PromptSession[str] = PromptSession(
             history=open_history(history or history_file()),
-            completer=Words(words),
+            completer=CommandCompleter(words),
             complete_while_typing=False,
             enable_history_search=True,
         )
@@ -62,7 +62,7 @@ class Terminal:
         sys.stdout.flush()
 
 
-class Words(Completer):
+class CommandCompleter(Completer):
     """Commands, what may follow them, and files."""
 
     def __init__(self, words: WordsOf) -> None:

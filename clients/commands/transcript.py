@@ -21,7 +21,7 @@ class Entry(NamedTuple):
     start: int
 
 
-class Transcript:
+class BranchTranscript:
     """The messages of a branch. `raw`: some of its text is no message, such as raw input."""
 
     def __init__(self, entries: Iterable[Entry] = (), *, raw: bool = False) -> None:
@@ -39,13 +39,13 @@ class Transcript:
         """The branch was moved back to position `to`."""
         self.entries = [entry for entry in self.entries if entry.start < to]
 
-    def copy(self) -> "Transcript":
-        return Transcript(self.entries, raw=self.raw)
+    def copy(self) -> "BranchTranscript":
+        return BranchTranscript(self.entries, raw=self.raw)
 
 
-def of_turns(turns: Sequence[SegmentState]) -> Transcript:
+def of_turns(turns: Sequence[SegmentState]) -> BranchTranscript:
     """The messages that `tree` with text shows."""
-    found = Transcript()
+    found = BranchTranscript()
     for i, turn in enumerate(turns):
         if turn.messages:
             found.entries += [Entry(message, turn.start) for message in turn.messages]

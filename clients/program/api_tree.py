@@ -12,7 +12,7 @@ from ramify.protocol.ranking import best_first, number_in, vote_of, votes
 from ramify.protocol.wire import Join, Prune
 
 
-class Kept(Protocol):
+class KnownBranch(Protocol):
     """A branch as far as these ops know it. `ended`: when its last generation ended, as a number."""
 
     answer: str | None
@@ -20,10 +20,10 @@ class Kept(Protocol):
 
     @property
     def position(self) -> int: ...
-    def moved(self, name: str, /) -> "Kept": ...
+    def moved(self, name: str, /) -> "KnownBranch": ...
 
 
-K = TypeVar("K", bound=Kept)
+K = TypeVar("K", bound=KnownBranch)
 
 
 def joined(op: Join, branches: MutableMapping[str, K]) -> str:
@@ -56,7 +56,7 @@ def pruned(op: Prune, branches: MutableMapping[str, Any]) -> dict[str, Any]:
     return result if op.by == "first" else result | {"scores": dict(zip(op.from_, scores, strict=True))}
 
 
-def _ranked(op: Prune, judges: Sequence[Kept]) -> tuple[list[int], Sequence[float | None]]:
+def _ranked(op: Prune, judges: Sequence[KnownBranch]) -> tuple[list[int], Sequence[float | None]]:
     texts = [judge.answer or "" for judge in judges]
     scores: Sequence[float | None]
     said: list[str] = []

@@ -56,7 +56,7 @@ class Failed(msgspec.Struct, frozen=True):
     error: Exception
 
 
-class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
+class _BatchLine(msgspec.Struct, frozen=True, omit_defaults=True):
     item: int
     digest: str
     run: msgspec.Raw = msgspec.Raw()
@@ -151,7 +151,7 @@ class Batch(Generic[T]):
         for line in map(str.strip, whole.decode().splitlines()):
             if not line:
                 continue
-            entry = msgspec.json.decode(line, type=_Line)
+            entry = msgspec.json.decode(line, type=_BatchLine)
             if not entry.item < len(digests) or entry.digest != digests[entry.item]:
                 raise ValueError(
                     f"{path} holds results of other items (item {entry.item} differs): name another file"
@@ -163,9 +163,9 @@ class Batch(Generic[T]):
         if self._path is None:
             return
         if isinstance(result, Failed):
-            line = _Line(number, digest, error=f"{type(result.error).__name__}: {result.error}")
+            line = _BatchLine(number, digest, error=f"{type(result.error).__name__}: {result.error}")
         else:
-            line = _Line(number, digest, run=msgspec.Raw(msgspec.json.encode(result)))
+            line = _BatchLine(number, digest, run=msgspec.Raw(msgspec.json.encode(result)))
         with self._path.open("ab") as file:
             file.write(msgspec.json.encode(line) + b"\n")
 

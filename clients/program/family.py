@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ramify.clients.program.state import AsyncState
 
 
-class Family:
+class RunStates:
     """The states of one run. `tracing`: there is no model, and texts are holes."""
 
     def __init__(self, sender: Sender, listener: Listener | None, *, tracing: bool = False) -> None:

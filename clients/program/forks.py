@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from ramify.clients.handles import JoinOptions, PruneBy
 from ramify.clients.program.steps import Step, all_of, wait
-from ramify.clients.program.telling import Part
+from ramify.clients.program.telling import TurnPart
 from ramify.clients.program.value import Value
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.joining import join_texts
@@ -46,7 +46,7 @@ class Forks(list["AsyncState"]):
         parent.settle()
         _settled(self)
         op = Join(id=0, from_=[child.branch for child in self], branch=parent.branch, **options)
-        item = Joined(op, self)
+        item = JoinedText(op, self)
         parent.writer.insert(op.role, item)
         parent.filled.append(item)
         step = Step(lambda: [op], all_of, writes=[parent], reads=self)
@@ -146,7 +146,7 @@ class Forks(list["AsyncState"]):
         winners[0].add(step)
 
 
-class Joined:
+class JoinedText:
     """What a join appended, for those who read the text here."""
 
     def __init__(self, op: Join, sources: "Sequence[AsyncState]") -> None:
@@ -208,7 +208,7 @@ class Past:
         """The winner's gap."""
         return (await self._winner())[name]
 
-    async def told(self) -> AsyncIterator[Part]:
+    async def told(self) -> AsyncIterator[TurnPart]:
         """The winner's text. Its last turn has the number that goes on."""
         winner = await self._winner()
         shift = self._turn - winner.writer.turn

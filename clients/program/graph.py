@@ -116,7 +116,7 @@ class _Paper:
         raise BadRequest("a trace knows no positions")
 
 
-class Recorder(Sender):
+class StepRecorder(Sender):
     """Keeps the steps of a traced program."""
 
     def __init__(self, name: str) -> None:

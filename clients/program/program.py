@@ -24,8 +24,8 @@ import msgspec
 from ramify.clients.connect import connect
 from ramify.clients.handles import GenerateOptions
 from ramify.clients.program.batch import Batch, Failed, Item, Run
-from ramify.clients.program.family import Family
-from ramify.clients.program.graph import Graph, Recorder
+from ramify.clients.program.family import RunStates
+from ramify.clients.program.graph import Graph, StepRecorder
 from ramify.clients.program.places import SOMEWHERE
 from ramify.clients.program.reorder import Reordering, mark, reordering
 from ramify.clients.program.state import AsyncState
@@ -44,7 +44,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class ProgramSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where and how a program runs. `options`: for every gap that does not say otherwise."""
 
     url: str | None = None
@@ -61,7 +61,7 @@ class Program(Generic[P, T]):
     def __init__(
         self,
         function: Callable[..., Any],
-        settings: Settings = Settings(),  # noqa: B008
+        settings: ProgramSettings = ProgramSettings(),  # noqa: B008
     ) -> None:
         self.function = function
         self.settings = settings
@@ -107,7 +107,7 @@ class Program(Generic[P, T]):
         now = self.settings
         return Program(
             self.function,
-            Settings(
+            ProgramSettings(
                 url=url or now.url,
                 session=session or now.session,
                 connect={**now.connect, **(connect or {})},
@@ -204,7 +204,7 @@ class Program(Generic[P, T]):
         sender = Sender(
             session, self.settings.compiled, yields=inspect.iscoroutinefunction(self.function)
         )
-        family = Family(sender, listener)
+        family = RunStates(sender, listener)
         edit = (await self._reordering(*args, **kwargs)).text if self.settings.reorder else None
         state = self._root(family, edit)
         try:
@@ -217,7 +217,7 @@ class Program(Generic[P, T]):
         finally:
             await _end(family, state.branch)
 
-    def _root(self, family: Family, edit: Callable[[str], str] | None = None) -> AsyncState:
+    def _root(self, family: RunStates, edit: Callable[[str], str] | None = None) -> AsyncState:
         """A state on a new branch without a parent."""
         (name,) = family.sender.session.fresh_names("program", 1)
         state = AsyncState(family, Writer(name, cast(GenerateOptions, self.settings.options), edit))
@@ -257,8 +257,8 @@ class Program(Generic[P, T]):
     async def _traced(
         self, edit: Callable[[str], str] | None, *args: P.args, **kwargs: P.kwargs
     ) -> Graph:
-        recorder = Recorder(self.__name__)
-        family = Family(recorder, None, tracing=True)
+        recorder = StepRecorder(self.__name__)
+        family = RunStates(recorder, None, tracing=True)
         state = self._root(family, edit)
         why: str | None = None
         try:
@@ -295,7 +295,7 @@ def program(function: Callable[..., Any], /) -> Program[..., Any]:
     return Program(function)
 
 
-async def _end(family: Family, root: str) -> None:
+async def _end(family: RunStates, root: str) -> None:
     """Stop what still runs, and drop every branch. A compiled run that went well does not wait."""
     sender = family.sender
     stopped = await sender.stop(root)

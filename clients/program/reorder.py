@@ -110,7 +110,7 @@ def mark(value: Any, argument: str) -> Any:
             return value
 
 
-class Moved(NamedTuple):
+class ReorderedText(NamedTuple):
     """A text that was reordered. `lines`: those that came to the front; `arguments`: what varies."""
 
     branch: str
@@ -129,7 +129,7 @@ class Reordering(NamedTuple):
     """What becomes of which text, and what was moved."""
 
     texts: dict[str, str]
-    moved: list[Moved]
+    moved: list[ReorderedText]
 
     def text(self, text: str) -> str:
         """What is sent for `text`, a whole turn or all that stands between turns."""
@@ -194,7 +194,7 @@ def _reorder(made: Reordering, told: Set[str], branch: str, role: str, text: str
         whole = "".join(map("".join, zip(order, breaks, strict=True)))
         made.texts[unmarked(text)] = unmarked(whole)
         names = dict.fromkeys(name for name in _MARKS.findall(text) if name)
-        made.moved.append(Moved(branch, role, [line.strip() for line in moved], list(names)))
+        made.moved.append(ReorderedText(branch, role, [line.strip() for line in moved], list(names)))
     return True
 
 

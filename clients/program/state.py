@@ -15,10 +15,10 @@ import msgspec
 from ramify.clients.generation import Result
 from ramify.clients.handles import GenerateOptions
 from ramify.clients.program.expressions import Expression, flatten
-from ramify.clients.program.family import Family, Mark
-from ramify.clients.program.forks import Forks, Joined, Past
-from ramify.clients.program.steps import Place, Step, all_of, wait
-from ramify.clients.program.telling import Part, as_messages, as_text
+from ramify.clients.program.family import Mark, RunStates
+from ramify.clients.program.forks import Forks, JoinedText, Past
+from ramify.clients.program.steps import BackendBranch, Step, all_of, wait
+from ramify.clients.program.telling import TurnPart, as_messages, as_text
 from ramify.clients.program.tracing import Hole, NeedsText
 from ramify.clients.program.value import Inherited, Value, named
 from ramify.clients.program.writer import Writer
@@ -36,10 +36,10 @@ class AsyncState:
 
     def __init__(
         self,
-        family: Family,
+        family: RunStates,
         writer: Writer,
         *,
-        gaps: Sequence[Value | Joined] = (),
+        gaps: Sequence[Value | JoinedText] = (),
         past: Past | None = None,
         forked: bool = False,
     ) -> None:
@@ -210,7 +210,7 @@ class AsyncState:
             return cast(list[ChatMessage], Hole("messages()"))
         return await as_messages(self.told())
 
-    async def told(self) -> AsyncIterator[Part]:
+    async def told(self) -> AsyncIterator[TurnPart]:
         """The parts of the text, each with the turn it is in."""
         values = iter([gap for gap in self.filled if not (isinstance(gap, Value) and gap.noted)])
         record = list(self.writer.record)
@@ -219,11 +219,13 @@ class AsyncState:
                 yield part
         for turn, role, item in record:
             if isinstance(item, str | ChatMessage):
-                yield Part(turn, role, item)
+                yield TurnPart(turn, role, item)
             else:
                 value = next(values)
-                text = await value.text() if isinstance(value, Joined) else (await value.result()).text
-                yield Part(turn, role, text)
+                text = (
+                    await value.text() if isinstance(value, JoinedText) else (await value.result()).text
+                )
+                yield TurnPart(turn, role, text)
 
     def note(self, messages: Sequence[ChatMessage], results: Sequence[Result], name: str | None) -> None:
         """Something else (an agent) has put `messages` onto the branch, which is where it left it.
@@ -313,7 +315,7 @@ class AsyncState:
         self.error = self.error or error
 
     @property
-    def place(self) -> Place:
+    def place(self) -> BackendBranch:
         """Its branch in the session, for what the language has no word for."""
         if self.family.tracing:
             raise NeedsText("what it does with its branch is not traced")

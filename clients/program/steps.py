@@ -17,7 +17,7 @@ from ramify.protocol.wire import Cancel, Op
 Compiled: TypeAlias = Literal["auto"] | bool
 
 
-class Place(Protocol):
+class BackendBranch(Protocol):
     """A branch of a backend."""
 
     @property
@@ -37,7 +37,7 @@ class Backend(Protocol):
         """Send ops in one frame. For each, something to await; for a gap a `Running`."""
         ...
 
-    def branch(self, name: str, /) -> Place: ...
+    def branch(self, name: str, /) -> BackendBranch: ...
 
 
 class NotCompiled(BadRequest):

@@ -7,7 +7,7 @@ from ramify.clients.program.expressions import TurnRole
 from ramify.protocol.wire import ChatMessage
 
 
-class Part(NamedTuple):
+class TurnPart(NamedTuple):
     """Text in a turn (`role` None: outside of turns); or a whole turn, as an agent leaves them.
 
     `turn`: its number, so that two turns of one role stay apart.
@@ -18,14 +18,14 @@ class Part(NamedTuple):
     said: str | ChatMessage
 
 
-async def as_text(parts: AsyncIterator[Part]) -> str:
+async def as_text(parts: AsyncIterator[TurnPart]) -> str:
     """All of it, without marks of turns."""
     return "".join(
         [p.said if isinstance(p.said, str) else p.said.content async for p in parts],
     )
 
 
-async def as_messages(parts: AsyncIterator[Part]) -> list[ChatMessage]:
+async def as_messages(parts: AsyncIterator[TurnPart]) -> list[ChatMessage]:
     """Chat turns; text outside of turns counts as a user's."""
     turns: list[tuple[tuple[int, TurnRole | None], ChatMessage]] = []
     async for turn, role, said in parts:

@@ -73,7 +73,7 @@ class FlashInferPaged:
         self._extends = _Extends(pages, table.page_size, shape, extend, scratch)
         self._decodes = None
         if decode == "flashinfer":
-            self._decodes = _Decodes(pages, table.page_size, shape, scratch)
+            self._decodes = _DecodeWrappers(pages, table.page_size, shape, scratch)
         one = np.ones(1, dtype=np.int64)
         self._extends.plan(one * (len(pages) - 1), one - 1, one)  # loads the kernels
 
@@ -224,7 +224,7 @@ class _Extends:
         return indptr, indices
 
 
-class _Decodes:
+class _DecodeWrappers:
     """Steps of decodes alone, one wrapper for each size of a CUDA graph.
 
     A graph holds the addresses that its wrapper was made with; a plan rewrites what lies there.

@@ -25,7 +25,7 @@ _STEP = 64  # a stretch of keys is a multiple of this
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GroupLimits:
     """What pays, in tokens, and how a pass is cut. Measured: see docs/log/gpu.md.
 
     `least_depth`: shorter prefixes are left to the plain pass. `least_saved`: reads that the whole
@@ -54,7 +54,7 @@ class Groups:
 
 
 @dataclass(slots=True)
-class Arrays:
+class GroupArrays:
     """A step's groups as the kernels read them.
 
     items: the row whose pages are read, first and last (excluded) token, index of the item's first
@@ -70,7 +70,7 @@ class Arrays:
         """As the fields of a step."""
         return {"shared_items": self.items, "members": self.members, "own": self.own}
 
-    def of_runs(self, firsts: Ints, counts: Ints, lines: int, size: int) -> "Arrays":
+    def of_runs(self, firsts: Ints, counts: Ints, lines: int, size: int) -> "GroupArrays":
         """The groups of a step's `size` lines, where these are of runs: lines that one program takes.
 
         Run i is the next counts[i], at most `lines`, from line firsts[i] on. A run fills the places of
@@ -83,7 +83,7 @@ class Arrays:
         own = np.zeros((size, OWN_FIELDS), dtype=np.int32)
         own[firsts] = self.own[: len(firsts)]
         own[:, 3] *= lines
-        return Arrays(items, members.reshape(-1).astype(np.int32), own)
+        return GroupArrays(items, members.reshape(-1).astype(np.int32), own)
 
 
 def is_grouped(plan: Plan) -> bool:
@@ -94,14 +94,14 @@ def is_grouped(plan: Plan) -> bool:
 class Grouper:
     """Keeps the groups of the last set of rows."""
 
-    def __init__(self, table: RowTable, limits: Limits) -> None:
+    def __init__(self, table: RowTable, limits: GroupLimits) -> None:
         self._table = table
         self.limits = limits
         self._key: bytes = b""
         self._groups: Groups | None = None
-        self._arrays: Arrays | None = None
+        self._arrays: GroupArrays | None = None
 
-    def arrays(self, rows: Ints, starts: Ints, size: int) -> Arrays | None:
+    def arrays(self, rows: Ints, starts: Ints, size: int) -> GroupArrays | None:
         """The groups of lines that decode at positions `starts` of `rows`, padded to `size` lines.
 
         None if groups would not pay. The same arrays come back as long as nothing changes.
@@ -130,9 +130,9 @@ class Grouper:
         return groups if len(groups.counts) and saved >= limits.least_saved else None
 
 
-def no_groups(size: int, limits: Limits) -> Arrays:
+def no_groups(size: int, limits: GroupLimits) -> GroupArrays:
     """A step in which every line reads all of its keys itself."""
-    return Arrays(
+    return GroupArrays(
         items=np.zeros((limits.capacity(size), ITEM_FIELDS), dtype=np.int32),
         members=np.zeros(size, dtype=np.int32),
         own=np.zeros((size, OWN_FIELDS), dtype=np.int32),
@@ -254,7 +254,7 @@ def _choose(levels: list[_Level]) -> list[npt.NDArray[np.bool_]]:
     return taken
 
 
-def arrange(groups: Groups, rows: Ints, page_size: int, size: int, limits: Limits) -> Arrays:
+def arrange(groups: Groups, rows: Ints, page_size: int, size: int, limits: GroupLimits) -> GroupArrays:
     """Cut groups into items of about equal work: tiles of lines times stretches of keys."""
     arrays = no_groups(size, limits)
     tiles = -(-groups.counts // limits.tile_lines)  # of each group

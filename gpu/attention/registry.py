@@ -1,7 +1,7 @@
 """The attention back ends, and which of them serves a model on this machine.
 
-A `Choice` says why it was made. If what was asked for cannot be had, an error says what to do. This file
-does not know how the kernels work.
+A `KernelChoice` says why it was made. If what was asked for cannot be had, an error says what to do.
+This file does not know how the kernels work.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ _HOPPER = (9, 0)  # FA3 is written for its matrix instructions and runs nowhere 
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class KernelChoice:
     """Which kernels serve. `extend`: "torch", "triton", "fa2" or "fa3"; the last two are FlashInfer's.
 
     `decode`: "torch", "triton" or "flashinfer".
@@ -69,11 +69,15 @@ class Choice:
         return "flashinfer" if self.extend in ("fa2", "fa3") else self.extend
 
 
-Maker = Callable[[Choice, RowTable, AttentionShape, torch.device, Tensor | None], AttentionBackend]
+Maker = Callable[[KernelChoice, RowTable, AttentionShape, torch.device, Tensor | None], AttentionBackend]
 
 
 def _torch(
-    choice: Choice, table: RowTable, shape: AttentionShape, device: torch.device, pages: Tensor | None
+    choice: KernelChoice,
+    table: RowTable,
+    shape: AttentionShape,
+    device: torch.device,
+    pages: Tensor | None,
 ) -> AttentionBackend:
     from ramify.gpu.attention.torch_attention import TorchAttention
 
@@ -81,7 +85,11 @@ def _torch(
 
 
 def _triton(
-    choice: Choice, table: RowTable, shape: AttentionShape, device: torch.device, pages: Tensor | None
+    choice: KernelChoice,
+    table: RowTable,
+    shape: AttentionShape,
+    device: torch.device,
+    pages: Tensor | None,
 ) -> AttentionBackend:
     from ramify.gpu.attention.triton_paged import TritonPaged
 
@@ -89,7 +97,11 @@ def _triton(
 
 
 def _invariant(
-    choice: Choice, table: RowTable, shape: AttentionShape, device: torch.device, pages: Tensor | None
+    choice: KernelChoice,
+    table: RowTable,
+    shape: AttentionShape,
+    device: torch.device,
+    pages: Tensor | None,
 ) -> AttentionBackend:
     from ramify.gpu.attention.triton_invariant import InvariantPaged
 
@@ -97,7 +109,11 @@ def _invariant(
 
 
 def _flashinfer(
-    choice: Choice, table: RowTable, shape: AttentionShape, device: torch.device, pages: Tensor | None
+    choice: KernelChoice,
+    table: RowTable,
+    shape: AttentionShape,
+    device: torch.device,
+    pages: Tensor | None,
 ) -> AttentionBackend:
     from ramify.gpu.attention.flashinfer_paged import FlashInferPaged
 
@@ -125,7 +141,7 @@ def choose(
     shape: AttentionShape,
     device: torch.device,
     deterministic: bool = False,
-) -> Choice:
+) -> KernelChoice:
     """`asked` as of `--attention`. Raises ModelError if it cannot be had.
 
     "auto" on CUDA is Triton, and FA3 for extends where FlashInfer's kernels are at hand on a
@@ -134,16 +150,16 @@ def choose(
     if deterministic:
         return _deterministic(asked, shape, device)
     if asked == "torch":
-        return Choice("torch", "torch", "as asked")
+        return KernelChoice("torch", "torch", "as asked")
     if asked == "auto" and device.type != "cuda":
-        return Choice("torch", "torch", "the device is a CPU")
+        return KernelChoice("torch", "torch", "the device is a CPU")
     obstacle = triton_obstacle(shape, device)
     if obstacle is not None:
         if asked == "auto":
-            return Choice("torch", "torch", obstacle)
+            return KernelChoice("torch", "torch", obstacle)
         raise ModelError(f"--attention {asked}: {obstacle}; give --attention torch")
     if asked == "triton":
-        return Choice("triton", "triton", "as asked")
+        return KernelChoice("triton", "triton", "as asked")
     obstacle = _flashinfer_obstacle(shape, device)
     if asked == "auto":
         return _automatic(obstacle, shape, device)
@@ -155,7 +171,7 @@ def choose(
         built = all(map(_is_built, kernels))
         obstacle = _load_fault(kernels) if built else None
         if obstacle is None and (built or _can_build()):
-            return Choice(extend, "flashinfer", "as asked", compiles=not built)
+            return KernelChoice(extend, "flashinfer", "as asked", compiles=not built)
         obstacle = obstacle or (
             f"its kernels for {_kind(shape)} are not compiled, and there is no nvcc with ninja: "
             "install flashinfer-jit-cache of the same version, or a CUDA toolkit and ninja"
@@ -163,7 +179,7 @@ def choose(
     raise ModelError(f"--attention flashinfer: {obstacle}; or give --attention triton")
 
 
-def _deterministic(asked: str, shape: AttentionShape, device: torch.device) -> Choice:
+def _deterministic(asked: str, shape: AttentionShape, device: torch.device) -> KernelChoice:
     """Only Triton's kernels: results of torch's products and of FlashInfer depend on the batch."""
     if asked not in ("auto", "triton"):
         raise ModelError(f"--deterministic runs on Triton kernels: leave --attention {asked} out")
@@ -171,10 +187,10 @@ def _deterministic(asked: str, shape: AttentionShape, device: torch.device) -> C
     if obstacle is not None:
         raise ModelError(f"--deterministic runs on Triton kernels: {obstacle}; serve on a CUDA device, "
                          "or leave --deterministic out")  # fmt: skip
-    return Choice("triton", "triton", "--deterministic", deterministic=True)
+    return KernelChoice("triton", "triton", "--deterministic", deterministic=True)
 
 
-def _automatic(obstacle: str | None, shape: AttentionShape, device: torch.device) -> Choice:
+def _automatic(obstacle: str | None, shape: AttentionShape, device: torch.device) -> KernelChoice:
     """FlashInfer only if its kernels are built: a server does not compile for minutes unasked."""
     if obstacle is None and not _is_hopper(device):
         obstacle = "its FA2 is no faster, and the GPU is not a Hopper, which FA3 needs"
@@ -191,8 +207,8 @@ def _automatic(obstacle: str | None, shape: AttentionShape, device: torch.device
     if fault is not None:
         _LOG.warning("FlashInfer is installed and cannot be used, Triton's kernels serve: %s", fault)
     if obstacle is not None or fault is not None:
-        return Choice("triton", "triton", f"FlashInfer is not used: {obstacle or fault}")
-    return Choice("fa3", "triton", "a Hopper GPU and FlashInfer's FA3 kernels are here")
+        return KernelChoice("triton", "triton", f"FlashInfer is not used: {obstacle or fault}")
+    return KernelChoice("fa3", "triton", "a Hopper GPU and FlashInfer's FA3 kernels are here")
 
 
 def triton_obstacle(shape: AttentionShape, device: torch.device) -> str | None:

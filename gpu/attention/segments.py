@@ -19,7 +19,7 @@ SHORTEST_RUN = 48  # tokens below which a call of its own costs more than gather
 
 
 @dataclass(slots=True)
-class Run:
+class SlotRun:
     """Slots [start, stop), read by the sequences `readers` (indices into the decodes)."""
 
     start: int
@@ -31,7 +31,7 @@ class Run:
 class Segments:
     """All keys of all decodes: each is in exactly one run of its sequence or in its rest."""
 
-    runs: list[Run]
+    runs: list[SlotRun]
     readers: Slots  # [R] sequences that have a rest
     rest: Slots  # [R, longest rest] slots, padded
     rest_lens: Slots  # [R]
@@ -65,15 +65,15 @@ def _runs(slots: Slots) -> list[tuple[int, int]]:
     return list(pairwise(bounds))
 
 
-def _share(start: int, members: list[tuple[int, int]]) -> list[Run]:
+def _share(start: int, members: list[tuple[int, int]]) -> list[SlotRun]:
     """Runs that begin at one slot, cut where some of their readers end."""
     if len(members) == 1:
         length, sequence = members[0]
-        return [Run(start, start + length, [sequence])]
+        return [SlotRun(start, start + length, [sequence])]
     runs = []
     begin = 0
     for length in sorted({length for length, _ in members}):
         readers = [sequence for reach, sequence in members if reach >= length]
-        runs.append(Run(start + begin, start + length, readers))
+        runs.append(SlotRun(start + begin, start + length, readers))
         begin = length
     return runs

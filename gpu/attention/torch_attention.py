@@ -35,7 +35,7 @@ class _Extend:
 
 
 @dataclass(slots=True)
-class _Part:
+class _SharedRead:
     """One call: sequences `readers` over a run of slots. None: over their padded rest."""
 
     keys: "slice | Tensor"
@@ -48,7 +48,7 @@ class _Part:
 class _Decodes:
     """How the decodes attend in layers of one window size."""
 
-    parts: list[_Part]
+    parts: list[_SharedRead]
     owners: Tensor | None  # sequence of each part's output, None if nothing is to be merged
 
 
@@ -168,7 +168,9 @@ class TorchAttention:
         padding = self._padding_slot
         segments = cut(slots, padding) if self._in_place else cut(slots, padding, longest + 1)
         parts = [
-            _Part(slice(run.start, run.stop), self._readers(run.readers, len(slots)), len(run.readers))
+            _SharedRead(
+                slice(run.start, run.stop), self._readers(run.readers, len(slots)), len(run.readers)
+            )
             for run in segments.runs
         ]
         owners = [reader for run in segments.runs for reader in run.readers]
@@ -182,7 +184,7 @@ class TorchAttention:
     def _readers(self, readers: list[int], decodes: int) -> Tensor | None:
         return None if len(readers) == decodes else torch.tensor(readers, device=self._device)
 
-    def _rest(self, segments: Segments, decodes: int) -> _Part:
+    def _rest(self, segments: Segments, decodes: int) -> _SharedRead:
         lens, width = segments.rest_lens, segments.rest.shape[1]
         mask = None
         if (lens != width).any():
@@ -190,7 +192,7 @@ class TorchAttention:
             mask = torch.zeros(allowed.shape, dtype=self._shape.dtype, device=self._device)
             mask = mask.masked_fill_(~allowed, -torch.inf)[:, None, None, :]
         keys = torch.from_numpy(segments.rest.reshape(-1)).to(self._device)
-        return _Part(keys, self._readers(segments.readers.tolist(), decodes), len(lens), mask)
+        return _SharedRead(keys, self._readers(segments.readers.tolist(), decodes), len(lens), mask)
 
     def _decode(self, decodes: _Decodes, kv: LayerKV, q: Tensor, spec: AttentionSpec) -> Tensor:
         """q [N, heads, D] -> [N, heads * D]."""
@@ -203,7 +205,9 @@ class TorchAttention:
             output = _merge(outputs, sums, decodes.owners, len(q), spec)
         return output.reshape(-1, self._heads * self._dim)
 
-    def _part(self, part: _Part, kv: LayerKV, q: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+    def _part(
+        self, part: _SharedRead, kv: LayerKV, q: Tensor, spec: AttentionSpec
+    ) -> tuple[Tensor, Tensor]:
         """Outputs [readers, heads, D] and log-sum-exps [readers, heads] of one part."""
         if part.readers is not None:
             q = q[part.readers]

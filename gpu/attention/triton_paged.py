@@ -13,7 +13,7 @@ from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
 from ramify.gpu.attention.triton_balanced import balanced_attention, block_for, shares_for
 from ramify.gpu.attention.triton_decode import decode_attention, splits_for, variant_for
 from ramify.gpu.attention.triton_extend import extend_attention, extend_items, extend_room
-from ramify.gpu.attention.triton_shared import Shared, grouper_for, shared_attention
+from ramify.gpu.attention.triton_shared import SharedGroups, grouper_for, shared_attention
 from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.step.buckets import Bucket
 from ramify.gpu.step.inputs import Plan, StepInputs
@@ -147,7 +147,7 @@ class TritonPaged:
         first, parts = step.extended, None
         # a window has moved past most of what lines share
         if step.bucket.grouped and spec.window is None:
-            groups = Shared(step.plan["shared_items"], step.plan["members"], step.plan["own"])
+            groups = SharedGroups(step.plan["shared_items"], step.plan["members"], step.plan["own"])
             parts = shared_attention(q, kv, groups, self._pages, spec)
         rows, positions = step.rows[first:], step.positions[first:]
         runs = step.plan.get("runs")

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.gpu.attention.groups import Grouper, Limits
+from ramify.gpu.attention.groups import Grouper, GroupLimits
 from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
 from ramify.gpu.attention.triton_tile import paged, score_scale, take_keys
 from ramify.gpu.kv.layout import LayerKV
@@ -30,7 +30,7 @@ _LEAST_SAVED = 80 << 20  # bytes a layer that must not be read twice, else the p
 
 
 @dataclass(slots=True)
-class Shared:
+class SharedGroups:
     """A decode step's groups on the device, arrays as of `groups.Arrays`."""
 
     items: Tensor  # int32[capacity, 5]
@@ -57,7 +57,7 @@ def grouper_for(table: RowTable, shape: AttentionShape, lines: int = 1) -> Group
     tile_lines = TILE * shape.kv_heads // (shape.heads * lines)
     if tile_lines < _LEAST_MEMBERS:
         return None
-    limits = Limits(
+    limits = GroupLimits(
         least_depth=128,
         least_saved=_LEAST_SAVED // (2 * shape.kv_heads * shape.head_dim * shape.dtype.itemsize),
         least_members=_LEAST_MEMBERS,
@@ -68,7 +68,7 @@ def grouper_for(table: RowTable, shape: AttentionShape, lines: int = 1) -> Group
 
 
 def shared_attention(
-    q: Tensor, kv: LayerKV, shared: Shared, pages: Tensor, spec: AttentionSpec
+    q: Tensor, kv: LayerKV, shared: SharedGroups, pages: Tensor, spec: AttentionSpec
 ) -> Parts:
     """q [B, heads, D] over the stretches that `shared` names; pages int32[rows, columns].
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class _Part:
+class _ArenaPart:
     start: int
     size: int
     users: int = 0
@@ -18,7 +18,7 @@ class Arena:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._parts: dict[int, _Part] = {}  # the longest unused first
+        self._parts: dict[int, _ArenaPart] = {}  # the longest unused first
 
     @property
     def used(self) -> int:
@@ -38,7 +38,7 @@ class Arena:
         while True:
             start = _gap([(part.start, part.size) for part in self._parts.values()], size, self.size)
             if start is not None:
-                self._parts[key] = _Part(start, size)
+                self._parts[key] = _ArenaPart(start, size)
                 return start
             del self._parts[next(key for key, part in self._parts.items() if not part.users)]
 

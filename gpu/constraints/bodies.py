@@ -9,7 +9,7 @@ from ramify.gpu.constraints.byte_automaton import read_words
 from ramify.gpu.constraints.checked import CheckedAutomaton
 from ramify.gpu.constraints.grammar import Grammar, GrammarVocabulary
 from ramify.gpu.constraints.masks import MaskStore
-from ramify.gpu.constraints.matcher import Automaton, Constraint
+from ramify.gpu.constraints.matcher import AutomatonConstraint, OutputConstraint
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.constraints import AutomatonBody, GrammarBody, decode_body
@@ -20,7 +20,7 @@ def constraint_of(
     vocabulary: Vocabulary,
     grammars: Callable[[], GrammarVocabulary],
     store: MaskStore | None = None,
-) -> Constraint:
+) -> OutputConstraint:
     """The constraint of a body. `grammars`: what makes, or has, llguidance's form of the vocabulary.
     `store`: where masks are kept.
 
@@ -32,6 +32,6 @@ def constraint_of(
             flat = np.frombuffer(zlib.decompress(words) if packed else words, "<i4")
             automaton = read_words(flat.astype(np.int32, copy=False), forced)
             machine = TokenAutomaton(vocabulary, automaton, store, likely)
-            return CheckedAutomaton(machine, checked) if checked.places else Automaton(machine)
+            return CheckedAutomaton(machine, checked) if checked.places else AutomatonConstraint(machine)
         case GrammarBody(text):
             return Grammar(grammars(), text)

@@ -20,8 +20,8 @@ from ramify.gpu.constraints.byte_automaton import ENTERS
 from ramify.gpu.constraints.matcher import StatesConstraint, StatesMatcher
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
-from ramify.gpu.constraints.written import OPENINGS, Cursor, Seen, Written
-from ramify.protocol.constraints import NO_STEP, Checked
+from ramify.gpu.constraints.written import OPENINGS, Cursor, Seen, WrittenOutput
+from ramify.protocol.constraints import NO_STEP, JsonChecks
 from ramify.protocol.errors import ConstraintError
 
 MOST_LOOKED_AT = 2_000  # bytes that are tried to see whether an item can still differ
@@ -31,11 +31,11 @@ _SEPARATORS = frozenset(b",]}")
 
 
 class CheckedAutomaton(StatesConstraint):
-    """The constraint of an automaton beside checks. `begins`: see `protocol.constraints.Checked`;
+    """The constraint of an automaton beside checks. `begins`: see `protocol.constraints.JsonChecks`;
     `doubling`: of states outside of values, the tokens that double something.
     """
 
-    def __init__(self, machine: TokenAutomaton, checked: Checked) -> None:
+    def __init__(self, machine: TokenAutomaton, checked: JsonChecks) -> None:
         """Raises ConstraintError if what stands there already doubles something."""
         super().__init__(machine)
         self._checked = checked
@@ -50,9 +50,9 @@ class CheckedAutomaton(StatesConstraint):
     def matcher(self) -> "CheckedMatcher":
         return CheckedMatcher(self)
 
-    def written(self) -> tuple[Written, Cursor]:
+    def written(self) -> tuple[WrittenOutput, Cursor]:
         """Of a new output. Raises ConstraintError."""
-        found = Written(self._checked.places)
+        found = WrittenOutput(self._checked.places)
         place, text = self._checked.begun
         cursor = found.walk(found.start(), text, place)
         if cursor is None:
@@ -105,7 +105,7 @@ class CheckedAutomaton(StatesConstraint):
         return self._accepted[self.machine.automaton.row_of(state)]
 
 
-class Suspects:
+class ItemEndMasks:
     """Masks of the tokens that may end an item: `inside` a string, `outside` one, and from `before` the
     first array or object that is checked, which then begins after at most `ahead` bytes of the token.
     """
@@ -129,9 +129,9 @@ class Suspects:
 
 
 @lru_cache(maxsize=2)
-def _suspects(vocabulary: Vocabulary) -> Suspects:
+def _suspects(vocabulary: Vocabulary) -> ItemEndMasks:
     """Once for a model."""
-    return Suspects(vocabulary)
+    return ItemEndMasks(vocabulary)
 
 
 class CheckedMatcher(StatesMatcher):

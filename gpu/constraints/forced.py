@@ -40,7 +40,7 @@ class Plan(NamedTuple):
 NOTHING = Plan((), ())
 
 
-class Texts:
+class ForcedTextTable:
     """What a compile worker found of texts that must follow: see `protocol.constraints.ForcedTexts`."""
 
     def __init__(self, forced: ForcedTexts, size: int) -> None:
@@ -110,7 +110,7 @@ class ForcedText:
     def __init__(self, vocabulary: Vocabulary, automaton: ByteAutomaton) -> None:
         self._vocabulary = vocabulary
         self._automaton = automaton
-        self._texts = Texts(automaton.forced, automaton.states)
+        self._texts = ForcedTextTable(automaton.forced, automaton.states)
         self._takes: dict[int, bytes] = {}  # by row
         self._first: dict[int, tuple[int, int] | None] = {}
         self._plans: dict[int, Plan] = {}

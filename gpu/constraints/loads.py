@@ -19,7 +19,7 @@ from ramify.gpu.constraints.bodies import constraint_of
 from ramify.gpu.constraints.byte_automaton import anything
 from ramify.gpu.constraints.grammar import GrammarVocabulary
 from ramify.gpu.constraints.masks import MaskStore
-from ramify.gpu.constraints.matcher import Automaton, Constraint, StatesConstraint
+from ramify.gpu.constraints.matcher import AutomatonConstraint, OutputConstraint, StatesConstraint
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.constraints import VocabularyBody
@@ -29,8 +29,8 @@ THREADS = 2  # so that one large constraint holds up no other
 
 log = logging.getLogger(__name__)
 
-Prepare = Callable[[int, Constraint], None]
-Loaded = Constraint | ConstraintError  # or why it cannot be followed, for the client
+Prepare = Callable[[int, OutputConstraint], None]
+Loaded = OutputConstraint | ConstraintError  # or why it cannot be followed, for the client
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class Loads:
 
     def _warm_up(self, vocabulary: Vocabulary) -> None:
         """Make, and drop, an automaton of one state that takes everything, as number 0."""
-        first = Automaton(TokenAutomaton(vocabulary, anything(), self._store))
+        first = AutomatonConstraint(TokenAutomaton(vocabulary, anything(), self._store))
         first.look_around()
         if self._prepare is not None:
             self._prepare(0, first)

@@ -1,8 +1,8 @@
 """A constraint, and the way of one output through it.
 
-A `Constraint` is shared by all outputs that it holds for. A `Matcher` is where one of them stands. Two
-kinds of constraints are behind it: byte automata (`token_automaton`), alone or beside what an output has
-written (`checked`), and grammars (`grammar`).
+All outputs under one constraint share an `OutputConstraint`. A `Matcher` is where one of them stands.
+Two kinds of constraints are behind it: byte automata (`token_automaton`), alone or beside what an output
+has written (`checked`), and grammars (`grammar`).
 """
 
 from typing import Protocol
@@ -69,7 +69,7 @@ class Matcher(Protocol):
         ...
 
 
-class Constraint(Protocol):
+class OutputConstraint(Protocol):
     """What outputs are held to."""
 
     def matcher(self) -> Matcher:
@@ -95,7 +95,7 @@ class StatesConstraint:
         self.machine.close()
 
 
-class Automaton(StatesConstraint):
+class AutomatonConstraint(StatesConstraint):
     """The constraint of such an automaton alone."""
 
     def matcher(self) -> "AutomatonMatcher":

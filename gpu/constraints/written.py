@@ -71,8 +71,8 @@ def canonical(text: bytes) -> bytes:
     return json.dumps(json.loads(text), sort_keys=True).encode()
 
 
-class Frame:
-    """An open array or object; never changed but by `Written.commit`.
+class OpenValue:
+    """An open array or object; never changed but by `WrittenOutput.commit`.
 
     `place`: its number. `begin`: where in the output the item or name under way begins, -1 for none;
     `reading`: an item or name is under way, or due. `near`: what is there of it, if an earlier one
@@ -86,7 +86,7 @@ class Frame:
         *("reading", "seen", "watched"),
     )
 
-    def __init__(self, parent: "Frame | None", place: int, is_array: bool, checked: bool) -> None:
+    def __init__(self, parent: "OpenValue | None", place: int, is_array: bool, checked: bool) -> None:
         self.parent = parent
         self.place = place
         self.is_array = is_array
@@ -99,9 +99,9 @@ class Frame:
         self.live: bool = parent is not None and parent.live
         self.watched: bool = checked or (parent is not None and parent.watched)
 
-    def copy(self) -> "Frame":
-        found = Frame.__new__(Frame)
-        for name in Frame.__slots__:
+    def copy(self) -> "OpenValue":
+        found = OpenValue.__new__(OpenValue)
+        for name in OpenValue.__slots__:
             setattr(found, name, getattr(self, name))
         return found
 
@@ -127,7 +127,7 @@ class Cursor:
 
     __slots__ = ("mode", "size", "skip", "tail", "top")
 
-    def __init__(self, top: Frame | None, mode: int, skip: int, size: int, tail: bytes) -> None:
+    def __init__(self, top: OpenValue | None, mode: int, skip: int, size: int, tail: bytes) -> None:
         self.top = top
         self.mode = mode
         self.skip = skip
@@ -162,7 +162,7 @@ class Cursor:
         return count
 
 
-class Written:
+class WrittenOutput:
     """The output of one row, and its names and items."""
 
     def __init__(self, places: Sequence[CheckedPlace]) -> None:
@@ -193,7 +193,7 @@ class Written:
         if top is None and (root < 0 or byte not in OPENINGS):
             return at
         tail = at.tail + bytes((byte,))
-        ends: Frame | None = top
+        ends: OpenValue | None = top
         if mode != _PLAIN:
             ends = _grown(top, byte)
             if mode == _ESCAPE:
@@ -223,7 +223,7 @@ class Written:
                 skip = 1
             else:
                 one, is_array = self._places[place], byte == OPENINGS[0]
-                ends = Frame(ends, place, is_array, one.unique if is_array else one.distinct)
+                ends = OpenValue(ends, place, is_array, one.unique if is_array else one.distinct)
         elif byte in _CLOSED or byte == _COMMA:
             assert top is not None
             if top.is_array and top.begin >= 0:
@@ -280,7 +280,7 @@ class Written:
             seen.discard(text)
             self._bytes -= len(text)
 
-    def _string_ended(self, frame: Frame, size: int, tail: bytes) -> Frame | None:
+    def _string_ended(self, frame: OpenValue, size: int, tail: bytes) -> OpenValue | None:
         if frame.is_array or not frame.reading:
             return self._value_ended(frame, size, tail)
         text = self._between(frame.begin, size, tail)
@@ -295,7 +295,7 @@ class Written:
         _read(found)
         return found
 
-    def _value_ended(self, frame: Frame, size: int, tail: bytes) -> Frame | None:
+    def _value_ended(self, frame: OpenValue, size: int, tail: bytes) -> OpenValue | None:
         """An item or a member's value has ended, in `size` bytes of the output."""
         if not frame.is_array or frame.seen is None:
             if not frame.is_array or frame.begin < 0:
@@ -311,7 +311,7 @@ class Written:
         _read(found)
         return found
 
-    def _place_in(self, frame: Frame) -> int:
+    def _place_in(self, frame: OpenValue) -> int:
         """The place of the value under way in `frame`."""
         if not frame.is_array:
             return frame.child
@@ -324,18 +324,18 @@ class Written:
         return bytes(self._text[begin:end]) + tail[: max(0, end - len(self._text))]
 
 
-def _look(frame: Frame) -> None:
+def _look(frame: OpenValue) -> None:
     """Set what follows from `near` and the frames around it."""
     frame.live = frame.near is not None or (frame.parent is not None and frame.parent.live)
 
 
-def _read(frame: Frame) -> None:
+def _read(frame: OpenValue) -> None:
     """The item or name under way has ended."""
     frame.begin, frame.reading, frame.near = -1, False, None
     _look(frame)
 
 
-def _begun(frame: Frame | None, size: int) -> Frame | None:
+def _begun(frame: OpenValue | None, size: int) -> OpenValue | None:
     """An item or a name begins at byte `size`, if one is due."""
     if frame is None or not frame.reading or frame.begin >= 0:
         return frame
@@ -344,7 +344,7 @@ def _begun(frame: Frame | None, size: int) -> Frame | None:
     return found
 
 
-def _grown(frame: Frame | None, byte: int) -> Frame | None:
+def _grown(frame: OpenValue | None, byte: int) -> OpenValue | None:
     """What is under way has one byte more."""
     if frame is None or not frame.live:
         return frame
@@ -357,7 +357,7 @@ def _grown(frame: Frame | None, byte: int) -> Frame | None:
     return found
 
 
-def _following(frame: Frame, comma: int) -> Frame:
+def _following(frame: OpenValue, comma: int) -> OpenValue:
     """Behind the comma between two items or members."""
     found = frame.copy()
     found.parent = _grown(frame.parent, comma)

@@ -11,7 +11,7 @@ from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.native.attention import COUNT, FIRST, PAGES, POSITION, TILE_WORDS
 from ramify.gpu.native.threads import Crew, Instruction, Recording, aligned
 from ramify.gpu.ops.cpu_inputs import CpuInputs
-from ramify.gpu.ops.cpu_ops import CpuOps, CpuStep, Draws, no_step
+from ramify.gpu.ops.cpu_ops import CpuOps, CpuStep, DrawArrays, no_step
 from ramify.gpu.step.rows import RowTable
 from ramify.gpu.step.step_rows import Ints, StepRows
 
@@ -81,7 +81,7 @@ class CpuRunner:
                 self._recordings.append(Recording(ops.instructions))
             model.logits(stream, None, ops, logits)
             # garbage, not NO_TOKEN, where logits are not finite: the next walk looks it up
-            choose = ops.choose(logits, Draws(greedy, unused, self._chain.ids[walk]), bad=0)
+            choose = ops.choose(logits, DrawArrays(greedy, unused, self._chain.ids[walk]), bad=0)
             walks += [*ops.instructions, choose]
             self._recordings.append(Recording(walks))
         self._last: Ints = np.zeros(max_rows, dtype=np.int64)  # never read: all is given

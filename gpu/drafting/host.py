@@ -11,7 +11,7 @@ import numpy as np
 
 from ramify.gpu.constraints.rows import ConstrainedRows
 from ramify.gpu.drafting.base import Drafter, Guesses, no_guesses
-from ramify.gpu.sampling.acceptance import Accepted, accept
+from ramify.gpu.sampling.acceptance import AcceptedTokens, accept
 from ramify.gpu.step.rows import RowTable
 from ramify.gpu.step.step_rows import Flags, Ints, StepRows
 from ramify.protocol.plan import STUCK, StepPlan
@@ -107,7 +107,7 @@ class HostDrafts:
         self._table.sat_out(rows[absent], np.ones(int(gone.sum()), dtype=np.int64))
         return step.without(absent)
 
-    def end(self, step: StepRows, tokens: Ints, inputs: Ints | None = None) -> Accepted:
+    def end(self, step: StepRows, tokens: Ints, inputs: Ints | None = None) -> AcceptedTokens:
         """Settle what the step sampled: `tokens` [S], NO_TOKEN where logits were not finite.
 
         Where a constraint allowed nothing, they say STUCK afterwards. `inputs`: see `accept`.
@@ -136,7 +136,7 @@ class HostDrafts:
         return accepted
 
     def _count_guesses(self, rows: Ints, counts: Ints) -> Ints:
-        """See `Accepted.guessed`."""
+        """See `AcceptedTokens.guessed`."""
         found = np.zeros((len(rows), 2), dtype=np.int64)
         for at, (row, count) in enumerate(zip(rows.tolist(), counts.tolist(), strict=True)):
             own = self._guessed.get(row)
@@ -144,7 +144,7 @@ class HostDrafts:
                 found[at] = sum(own), sum(own[: max(0, count - 1)])
         return found
 
-    def _leave_out(self, step: StepRows, accepted: Accepted) -> None:
+    def _leave_out(self, step: StepRows, accepted: AcceptedTokens) -> None:
         """Rows whose masks were not there in time sat the step out, whatever their lines sampled."""
         rows, lines = step.sampled_rows, step.lines
         late = np.isin(rows, list(self._constraints.late))

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import torch
 
-from ramify.gpu.constraints.matcher import Automaton, AutomatonMatcher, Constraint
+from ramify.gpu.constraints.matcher import AutomatonConstraint, AutomatonMatcher, OutputConstraint
 from ramify.gpu.constraints.rows import ALONE, PATIENCE, ConstrainedRows
 from ramify.gpu.sampling.acceptance import inputs_of
 from ramify.gpu.sampling.automata import ARENA_BYTES, Constrained, DeviceAutomata, lines_without
@@ -59,9 +59,9 @@ class CudaConstraints:
     def _forget(self, ident: int, _: object) -> None:
         self.automata.forget(ident)
 
-    def _prepare(self, ident: int, constraint: Constraint) -> None:
+    def _prepare(self, ident: int, constraint: OutputConstraint) -> None:
         """In the thread that made the constraint."""
-        if isinstance(constraint, Automaton):
+        if isinstance(constraint, AutomatonConstraint):
             constraint.machine.elsewhere = self.automata.put(ident, constraint.machine)
 
     # --- ahead of a step ---

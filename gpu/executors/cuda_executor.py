@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.attention.groups import is_grouped
-from ramify.gpu.attention.registry import Choice
+from ramify.gpu.attention.registry import KernelChoice
 from ramify.gpu.drafting.device import DeviceDrafter
 from ramify.gpu.executors.base import Counters
 from ramify.gpu.executors.cuda_constraints import CudaConstraints
-from ramify.gpu.executors.launched_step import Drafted, LaunchedStep, Obeyed
+from ramify.gpu.executors.launched_step import DraftedLines, LaunchedStep, Obeyed
 from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.gluon_check import gluon_works
@@ -56,7 +56,7 @@ class CudaExecutor:
         pool: KVPool,
         table: RowTable,
         info: ExecutorInfo,
-        attention: Choice,
+        attention: KernelChoice,
         drafter: DeviceDrafter | None = None,
     ) -> None:
         self.info = info
@@ -401,7 +401,7 @@ class CudaExecutor:
         self._verifier.accept(frame.device, len(step.sampling), self._tokens, self._kept)
         self._sampler.record(self._verifier, self._tokens, self._kept)
 
-    def _drafted(self, step: StepRows, kept: Int32s) -> Drafted:
+    def _drafted(self, step: StepRows, kept: Int32s) -> DraftedLines:
         """What settles the step's drafts once it is over."""
         assert step.lines is not None
         rows, drafts = step.sampled_rows, step.lines - 1
@@ -414,7 +414,7 @@ class CudaExecutor:
             same = self.rows.openings[rows] == openings
             self._verifier.known(rows[same], refused[same])
 
-        return Drafted(step.lines, kept, settled)
+        return DraftedLines(step.lines, kept, settled)
 
     def _warm_sampler(self) -> None:
         """Launch what no bucket does: what some rows ask for, and what steps with drafts need."""

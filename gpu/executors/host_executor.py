@@ -16,7 +16,7 @@ from ramify.gpu.constraints.rows import ConstrainedRows, Masks
 from ramify.gpu.drafting.base import Drafter
 from ramify.gpu.drafting.host import HostDrafts
 from ramify.gpu.executors.base import BadLogits, Counters, bad_logits
-from ramify.gpu.sampling.acceptance import Accepted, inputs_of, packed_rows
+from ramify.gpu.sampling.acceptance import AcceptedTokens, inputs_of, packed_rows
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.torch_sampler import Sampler
 from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
@@ -139,10 +139,10 @@ class HostExecutor(ABC, Generic[Output]):
             self._set_last(extended, tokens.astype(np.int64))
         return step
 
-    def _sampled(self, step: StepRows, output: Output) -> tuple[Accepted, Ints, Logprobs, bytes]:
+    def _sampled(self, step: StepRows, output: Output) -> tuple[AcceptedTokens, Ints, Logprobs, bytes]:
         """What the rows get, the tokens, what was asked about them, and which were forced."""
         if not len(step.sampling):
-            return Accepted(step.sampling > 0, step.sampling), step.sampling, [], b""
+            return AcceptedTokens(step.sampling > 0, step.sampling), step.sampling, [], b""
         rows = step.rows[step.sampling]
         drafts = None if step.lines is None else inputs_of(step)
         masks = self.constraints.masks(rows, drafts)

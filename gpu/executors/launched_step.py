@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ramify.gpu.executors.base import bad_logits
-from ramify.gpu.sampling.acceptance import Accepted, packed_rows
+from ramify.gpu.sampling.acceptance import AcceptedTokens, packed_rows
 from ramify.gpu.sampling.cuda_sampler import token_logprobs
 from ramify.gpu.sampling.triton_logprobs import WORDS
 from ramify.gpu.step.rows import Ints, StepRows
@@ -19,7 +19,7 @@ from ramify.protocol.plan import STUCK, StepResult
 
 
 @dataclass(slots=True)
-class Drafted:
+class DraftedLines:
     """Which of a step's S lines belong to which of the R rows that sample.
 
     The lines of a row follow each other; `kept` of them are output, the first ones.
@@ -66,7 +66,7 @@ class LaunchedStep:
     # both of the ring entry: good once the step is over
     tokens: Int32s  # [>= S]
     more: Int32s | None  # lines of `logprobs_into`, of the rows that asked; then float32[K] scores
-    drafted: Drafted | None = None
+    drafted: DraftedLines | None = None
     constrained: "Obeyed | None" = None
     _elapsed_us: int | None = None
     _late_us: int = 0
@@ -126,7 +126,7 @@ class LaunchedStep:
             scores=scores.tobytes(),
             forced=forced.tobytes() if forced.any() else b"",
             reasons=self._reasons(),
-            **packed_rows(self.step, Accepted(kept, each)),
+            **packed_rows(self.step, AcceptedTokens(kept, each)),
         )
         bad = bad_logits(self.step, self.requests, result)
         if bad is not None:

@@ -17,13 +17,13 @@ from ramify.gpu.executors.host_executor import DoneStep, HostExecutor, Logprobs
 from ramify.gpu.executors.threads import ThreadChoice
 from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.decoder import Decoder
-from ramify.gpu.ops.base import Ops, Stream
+from ramify.gpu.ops.base import Ops, ResidualStream
 from ramify.gpu.ops.torch_ops import TorchOps, torch_inputs
 from ramify.gpu.step.rows import Ints, RowTable, StepRows
 from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan
 
-MakeOps = Callable[[KVPool, Tensor, AttentionBackend], Ops[Stream]]
-_Output = tuple[Stream, Tensor | None]  # and the lines of it that sample; None: all
+MakeOps = Callable[[KVPool, Tensor, AttentionBackend], Ops[ResidualStream]]
+_Output = tuple[ResidualStream, Tensor | None]  # and the lines of it that sample; None: all
 
 
 class TorchExecutor(HostExecutor[_Output]):
@@ -69,7 +69,7 @@ class TorchExecutor(HostExecutor[_Output]):
     def _compute(self, step: StepRows) -> _Output:
         if not len(step.rows):
             nothing = self._model.embedding[:0]
-            return Stream(nothing, nothing), None
+            return ResidualStream(nothing, nothing), None
         inputs = torch_inputs(step, self._attention, self._device)
         return self._model.forward(inputs, self._ops), inputs.sampled_lines
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ramify.gpu.native.ir import F32, I32, I64, LANES, PTR, Function, Module, Value, vector
+from ramify.gpu.native.ir import F32, I32, I64, LANES, PTR, Function, IrValue, Module, vector
 from ramify.gpu.native.math import exp, tanh
 
 _V = vector(F32)
@@ -30,18 +30,18 @@ TILE_WORDS = 4
 class _Tile:
     """What the rows of a tile share."""
 
-    args: Value
-    kv_head: Value
-    group: Value  # query heads of a KV head
-    first: Value  # token
-    position: Value  # of the first token
-    window: Value
-    offsets: Value  # int64[16]: where the keys of this block lie in the pool
-    keys: Value  # float32[16][dim]: the keys of this block, if several rows read them
-    values: Value  # float32[16][dim]
-    tops: Value  # float32[MOST_ROWS]: the largest score so far
-    masses: Value  # float32[MOST_ROWS][16]: sums of exp(score - top), lane by lane
-    mixed: Value  # float32[MOST_ROWS][dim]: sums of exp(score - top) * value
+    args: IrValue
+    kv_head: IrValue
+    group: IrValue  # query heads of a KV head
+    first: IrValue  # token
+    position: IrValue  # of the first token
+    window: IrValue
+    offsets: IrValue  # int64[16]: where the keys of this block lie in the pool
+    keys: IrValue  # float32[16][dim]: the keys of this block, if several rows read them
+    values: IrValue  # float32[16][dim]
+    tops: IrValue  # float32[MOST_ROWS]: the largest score so far
+    masses: IrValue  # float32[MOST_ROWS][16]: sums of exp(score - top), lane by lane
+    mixed: IrValue  # float32[MOST_ROWS][dim]: sums of exp(score - top) * value
 
 
 def emit_attention(module: Module, dim: int, kind: Any) -> str:
@@ -67,7 +67,7 @@ def emit_attention(module: Module, dim: int, kind: Any) -> str:
             _find_keys(f, tile, f.pointer(words, PAGES), base, last, kv_heads * dim, dim)
             alone = (count * group).equals(1)
             with f.when(alone):
-                only = _Row(f.i64(0), tile.first, tile.position, tile.kv_head)
+                only = _QueryRow(f.i64(0), tile.first, tile.position, tile.kv_head)
                 _attend(f, tile, _Block(f, tile, dim, kind), only, base, dim)
             with f.when(alone.opposite()):
                 block = _copied(f, tile, dim, kind)
@@ -82,24 +82,24 @@ def emit_attention(module: Module, dim: int, kind: Any) -> str:
 
 
 @dataclass(slots=True)
-class _Row:
+class _QueryRow:
     """A query of the tile, for one query head."""
 
-    index: Value
-    token: Value
-    position: Value
-    head: Value
+    index: IrValue
+    token: IrValue
+    position: IrValue
+    head: IrValue
 
 
 @contextmanager
-def _rows(f: Function, tile: _Tile, count: Value) -> Iterator[_Row]:
+def _rows(f: Function, tile: _Tile, count: IrValue) -> Iterator[_QueryRow]:
     """For each row of the tile."""
     with f.loop(0, count) as query, f.loop(0, tile.group) as member:
         head = tile.kv_head * tile.group + member
-        yield _Row(query * tile.group + member, tile.first + query, tile.position + query, head)
+        yield _QueryRow(query * tile.group + member, tile.first + query, tile.position + query, head)
 
 
-def _begin(f: Function, tile: _Tile, row: _Row, dim: int) -> None:
+def _begin(f: Function, tile: _Tile, row: _QueryRow, dim: int) -> None:
     """No key yet; a sink (Xiao et al. 2023) is a score without a value."""
     top, mass = f.var(f.constant(F32, _NONE)), f.var(f.constant(F32, 0.0))
     with f.when(f.word(tile.args, SINKS).differs(0)):
@@ -114,7 +114,7 @@ def _begin(f: Function, tile: _Tile, row: _Row, dim: int) -> None:
 
 
 def _find_keys(
-    f: Function, tile: _Tile, pages: Value, base: Value, last: Value, width: Value, dim: int
+    f: Function, tile: _Tile, pages: IrValue, base: IrValue, last: IrValue, width: IrValue, dim: int
 ) -> None:
     """Where the KV of positions base.. lies; the last position again for those behind it."""
     shift = f.word(tile.args, PAGE_SHIFT)
@@ -133,14 +133,14 @@ class _Block:
         self._f, self._offsets, self._kind, self._count = f, tile.offsets, kind, dim // LANES
         self._pools = [f.pointer(tile.args, which) for which in (KEYS, VALUES)]
 
-    def key(self, lane: int) -> list[Value]:
+    def key(self, lane: int) -> list[IrValue]:
         """One key as vectors of float32."""
         return self._read(self._pools[0], lane)
 
-    def value(self, lane: int) -> list[Value]:
+    def value(self, lane: int) -> list[IrValue]:
         return self._read(self._pools[1], lane)
 
-    def _read(self, pool: Value, lane: int) -> list[Value]:
+    def _read(self, pool: IrValue, lane: int) -> list[IrValue]:
         f, kind = self._f, self._kind
         line = f.at(pool, f.word(self._offsets, lane), kind)
         parts = [f.load(f.at(line, n * LANES, kind), vector(kind)) for n in range(self._count)]
@@ -154,7 +154,7 @@ class _CopiedBlock(_Block):
         super().__init__(f, tile, dim, F32)
         self._pools = [tile.keys, tile.values]
 
-    def _read(self, pool: Value, lane: int) -> list[Value]:
+    def _read(self, pool: IrValue, lane: int) -> list[IrValue]:
         f, dim = self._f, self._count * LANES
         return [f.load(f.at(pool, lane * dim + n * LANES, F32), _V) for n in range(self._count)]
 
@@ -168,7 +168,7 @@ def _copied(f: Function, tile: _Tile, dim: int, kind: Any) -> _Block:
     return _CopiedBlock(f, tile, dim)
 
 
-def _attend(f: Function, tile: _Tile, block: _Block, row: _Row, base: Value, dim: int) -> None:
+def _attend(f: Function, tile: _Tile, block: _Block, row: _QueryRow, base: IrValue, dim: int) -> None:
     """16 keys for one row: scores, their exponentials, and the values weighted with them."""
     scores, seen = _scores(f, tile, block, row, base, dim)
     place = f.at(tile.tops, row.index, F32)
@@ -190,8 +190,8 @@ def _attend(f: Function, tile: _Tile, block: _Block, row: _Row, base: Value, dim
 
 
 def _scores(
-    f: Function, tile: _Tile, block: _Block, row: _Row, base: Value, dim: int
-) -> tuple[Value, Value]:
+    f: Function, tile: _Tile, block: _Block, row: _QueryRow, base: IrValue, dim: int
+) -> tuple[IrValue, IrValue]:
     """q k * scale of 16 keys, and which of them the row may see."""
     args = tile.args
     q = f.at(f.pointer(args, Q), row.token * f.word(args, Q_STRIDE), F32)
@@ -213,7 +213,7 @@ def _scores(
     return f.select(seen, scores.get(), f.constant(_V, _NONE)), seen
 
 
-def _sums(f: Function, vectors: list[Value]) -> Value:
+def _sums(f: Function, vectors: list[IrValue]) -> IrValue:
     """Lane i: the sum of the lanes of vectors[i], of 16."""
     width = LANES
     while width > 1:
@@ -228,7 +228,7 @@ def _sums(f: Function, vectors: list[Value]) -> Value:
     return vectors[0]
 
 
-def _finish(f: Function, tile: _Tile, row: _Row, dim: int) -> None:
+def _finish(f: Function, tile: _Tile, row: _QueryRow, dim: int) -> None:
     args = tile.args
     mass = f.reduce(f.load(f.at(tile.masses, row.index * LANES, F32), _V), lambda a, b: a + b)
     share = f.constant(F32, 1.0) / mass

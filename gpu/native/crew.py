@@ -9,7 +9,7 @@ All memory that the threads share is arrays of int64 that Python allocates; see 
 """
 
 from ramify.gpu.native.host import Isa
-from ramify.gpu.native.ir import CACHE_LINE, I32, I64, PTR, Function, Module, Value
+from ramify.gpu.native.ir import CACHE_LINE, I32, I64, PTR, Function, IrValue, Module
 
 # words of an instruction: its kernel; the address of a number of rows; rows to a block; items to a block
 KERNEL, ROWS, BLOCK, ITEMS = range(4)
@@ -44,7 +44,7 @@ def emit_crew(module: Module, isa: Isa) -> None:
     _emit_stop(module)
 
 
-def _pause(f: Function, isa: Isa, spins: Value) -> None:
+def _pause(f: Function, isa: Isa, spins: IrValue) -> None:
     """Wait a few cycles; now and then let somebody else have the processor."""
     if isa.pause:
         f.effect(isa.pause, *([] if "x86" in isa.pause else [f.constant(I32, 1)]))
@@ -52,7 +52,7 @@ def _pause(f: Function, isa: Isa, spins: Value) -> None:
         f.call("sched_yield", I32)
 
 
-def _board(f: Function, state: Value, run: Value) -> Value:
+def _board(f: Function, state: IrValue, run: IrValue) -> IrValue:
     size = f.word(state, BOARD_WORDS)
     return f.at(f.pointer(state, BOARDS), (run % KEPT_BOARDS) * size, I64)
 
@@ -123,7 +123,7 @@ def _emit_run(module: Module, walk: Function, wait: Function) -> None:
     f.done()
 
 
-def _wake(f: Function, state: Value) -> None:
+def _wake(f: Function, state: IrValue) -> None:
     with f.when(f.load_shared(f.at(state, SLEEPERS, I64)) > 0):
         f.call("pthread_mutex_lock", I32, f.at(state, MUTEX, I64))
         f.call("pthread_cond_broadcast", I32, f.at(state, CONDITION, I64))
@@ -148,7 +148,7 @@ def _emit_work(module: Module, isa: Isa, walk: Function) -> None:
     f.done()
 
 
-def _await_run(f: Function, isa: Isa, state: Value, seen: Value) -> None:
+def _await_run(f: Function, isa: Isa, state: IrValue, seen: IrValue) -> None:
     place = f.at(state, RUN, I64)
     spins = f.var(f.i64(0))
     with f.repeat() as leave:

@@ -6,10 +6,10 @@ sum of the weights off again.
 """
 
 from ramify.gpu.native.host import Isa
-from ramify.gpu.native.ir import I8, I16, I32, LANES, Function, Value, vector
+from ramify.gpu.native.ir import I8, I16, I32, LANES, Function, IrValue, vector
 
 
-def dot(f: Function, isa: Isa, sums: Value, four: Value, weights: Value) -> Value:
+def dot(f: Function, isa: Isa, sums: IrValue, four: IrValue, weights: IrValue) -> IrValue:
     """Add to each output's sum the dot product of four activations and its four weights.
 
     `sums`: int32[sums_lanes], zero at first; see `total`. `four`: int32, four bytes, each with
@@ -37,7 +37,7 @@ def sums_lanes(isa: Isa) -> int:
     return 2 * LANES if isa.dot == "madd256" else LANES
 
 
-def total(f: Function, sums: Value) -> Value:
+def total(f: Function, sums: IrValue) -> IrValue:
     """int32[16] of what `dot` left."""
     lanes = sums.kind.count
     if lanes == LANES:
@@ -45,7 +45,7 @@ def total(f: Function, sums: Value) -> Value:
     return f.shuffle(sums, sums, range(0, lanes, 2)) + f.shuffle(sums, sums, range(1, lanes, 2))
 
 
-def _joined(f: Function, parts: list[Value]) -> Value:
+def _joined(f: Function, parts: list[IrValue]) -> IrValue:
     """Vectors one behind the other."""
     while len(parts) > 1:
         width = 2 * parts[0].kind.count
@@ -53,13 +53,13 @@ def _joined(f: Function, parts: list[Value]) -> Value:
     return parts[0]
 
 
-def _vnni256(f: Function, sums: Value, fours: Value, weights: Value) -> Value:
+def _vnni256(f: Function, sums: IrValue, fours: IrValue, weights: IrValue) -> IrValue:
     """vpdpbusd of 256 bits (AVX VNNI)."""
     name = "llvm.x86.avx512.vpdpbusd.256"
     return f.call(name, sums.kind, sums, fours, weights.bits_as(fours.kind))
 
 
-def _madd256(f: Function, sums: Value, four: Value, weights: Value) -> Value:
+def _madd256(f: Function, sums: IrValue, four: IrValue, weights: IrValue) -> IrValue:
     """AVX2: as 16-bit integers, products of neighbours added by vpmaddwd, two sums for each output.
 
     vpmaddubsw would take bytes as they are, but it saturates.
@@ -74,13 +74,13 @@ def _madd256(f: Function, sums: Value, four: Value, weights: Value) -> Value:
     return _joined(f, done)
 
 
-def _sdot(f: Function, sums: Value, fours: Value, weights: Value) -> Value:
+def _sdot(f: Function, sums: IrValue, fours: IrValue, weights: IrValue) -> IrValue:
     """ARM's dot product of signed bytes."""
     name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
     return f.call(name, sums.kind, sums, fours.bits_as(vector(I8, 16)), weights)
 
 
-def _plain(f: Function, sums: Value, fours: Value, weights: Value) -> Value:
+def _plain(f: Function, sums: IrValue, fours: IrValue, weights: IrValue) -> IrValue:
     """No instruction of its own: what the compiler makes of it."""
     activations = f.convert(fours.bits_as(vector(I8, 64)), vector(I32, 64))
     products = activations * f.convert(weights, vector(I32, 64))

@@ -16,7 +16,7 @@ import llvmlite
 from llvmlite import binding
 
 from ramify.gpu.native.ir import Module
-from ramify.gpu.native.kept import Kept
+from ramify.gpu.native.kept import CachedCode
 
 _OPTIMISATION = 3
 _AT_HWCAP, _HWCAP_ASIMDDP = 16, 1 << 20  # of Linux on aarch64; LLVM does not report dot products there
@@ -62,7 +62,7 @@ def isa_of(architecture: str, features: set[str]) -> Isa | None:
     return None
 
 
-class Compiled:
+class MachineCode:
     """Machine code of kernels. `address` finds one of them; keep this object while one runs."""
 
     def __init__(self, name: str, write: Callable[[Module], object], place: Path | None) -> None:
@@ -79,7 +79,9 @@ class Compiled:
         )
         llvm = ".".join(map(str, binding.llvm_version_info))
         triple, cpu = binding.get_default_triple(), binding.get_host_cpu_name()
-        kept = Kept((name, llvmlite.__version__, llvm, triple, cpu, features, str(_OPTIMISATION)), place)
+        kept = CachedCode(
+            (name, llvmlite.__version__, llvm, triple, cpu, features, str(_OPTIMISATION)), place
+        )
         code = kept.read()
         text = ""
         if code is None:

@@ -30,7 +30,7 @@ def _is_float(kind: Any) -> bool:
     return isinstance(element, (ir.FloatType, ir.HalfType, ir.DoubleType))
 
 
-class Value:
+class IrValue:
     """A value of a function that is being written. Python numbers become constants of its type."""
 
     __slots__ = ("f", "raw")
@@ -43,99 +43,99 @@ class Value:
     def kind(self) -> Any:
         return self.raw.type
 
-    def __add__(self, other: "Value | float") -> "Value":
+    def __add__(self, other: "IrValue | float") -> "IrValue":
         return self._binary("fadd", "add", other)
 
-    def __sub__(self, other: "Value | float") -> "Value":
+    def __sub__(self, other: "IrValue | float") -> "IrValue":
         return self._binary("fsub", "sub", other)
 
-    def __mul__(self, other: "Value | float") -> "Value":
+    def __mul__(self, other: "IrValue | float") -> "IrValue":
         return self._binary("fmul", "mul", other)
 
-    def __truediv__(self, other: "Value | float") -> "Value":
+    def __truediv__(self, other: "IrValue | float") -> "IrValue":
         return self._binary("fdiv", "sdiv", other)
 
-    def __floordiv__(self, other: "Value | int") -> "Value":
+    def __floordiv__(self, other: "IrValue | int") -> "IrValue":
         return self._binary("", "sdiv", other)
 
-    def __mod__(self, other: "Value | int") -> "Value":
+    def __mod__(self, other: "IrValue | int") -> "IrValue":
         return self._binary("", "srem", other)
 
-    def __and__(self, other: "Value | int") -> "Value":
+    def __and__(self, other: "IrValue | int") -> "IrValue":
         return self._binary("", "and_", other)
 
-    def __lshift__(self, other: int) -> "Value":
+    def __lshift__(self, other: int) -> "IrValue":
         return self._binary("", "shl", other)
 
-    def __lt__(self, other: "Value | float") -> "Value":
+    def __lt__(self, other: "IrValue | float") -> "IrValue":
         return self._compare("<", other)
 
-    def __le__(self, other: "Value | float") -> "Value":
+    def __le__(self, other: "IrValue | float") -> "IrValue":
         return self._compare("<=", other)
 
-    def __gt__(self, other: "Value | float") -> "Value":
+    def __gt__(self, other: "IrValue | float") -> "IrValue":
         return self._compare(">", other)
 
-    def __ge__(self, other: "Value | float") -> "Value":
+    def __ge__(self, other: "IrValue | float") -> "IrValue":
         return self._compare(">=", other)
 
-    def equals(self, other: "Value | float") -> "Value":
+    def equals(self, other: "IrValue | float") -> "IrValue":
         return self._compare("==", other)
 
-    def differs(self, other: "Value | float") -> "Value":
+    def differs(self, other: "IrValue | float") -> "IrValue":
         return self._compare("!=", other)
 
-    def both(self, other: "Value") -> "Value":
+    def both(self, other: "IrValue") -> "IrValue":
         """Where two conditions hold."""
-        return Value(self.f, self.f.builder.and_(self.raw, other.raw))
+        return IrValue(self.f, self.f.builder.and_(self.raw, other.raw))
 
-    def either(self, other: "Value") -> "Value":
+    def either(self, other: "IrValue") -> "IrValue":
         """Where one of two conditions holds."""
-        return Value(self.f, self.f.builder.or_(self.raw, other.raw))
+        return IrValue(self.f, self.f.builder.or_(self.raw, other.raw))
 
-    def opposite(self) -> "Value":
+    def opposite(self) -> "IrValue":
         """Where a condition does not hold."""
-        return Value(self.f, self.f.builder.not_(self.raw))
+        return IrValue(self.f, self.f.builder.not_(self.raw))
 
-    def as_pointer(self) -> "Value":
+    def as_pointer(self) -> "IrValue":
         """An int64 as an address."""
-        return Value(self.f, self.f.builder.inttoptr(self.raw, PTR))
+        return IrValue(self.f, self.f.builder.inttoptr(self.raw, PTR))
 
-    def as_number(self) -> "Value":
+    def as_number(self) -> "IrValue":
         """An address as int64."""
-        return Value(self.f, self.f.builder.ptrtoint(self.raw, I64))
+        return IrValue(self.f, self.f.builder.ptrtoint(self.raw, I64))
 
-    def lane(self, index: int) -> "Value":
+    def lane(self, index: int) -> "IrValue":
         """One element of a vector."""
-        return Value(self.f, self.f.builder.extract_element(self.raw, ir.Constant(I32, index)))
+        return IrValue(self.f, self.f.builder.extract_element(self.raw, ir.Constant(I32, index)))
 
-    def bits_as(self, kind: Any) -> "Value":
+    def bits_as(self, kind: Any) -> "IrValue":
         """The same bits, read as another type."""
-        return Value(self.f, self.f.builder.bitcast(self.raw, kind))
+        return IrValue(self.f, self.f.builder.bitcast(self.raw, kind))
 
-    def _binary(self, floating: str, integer: str, other: "Value | float") -> "Value":
+    def _binary(self, floating: str, integer: str, other: "IrValue | float") -> "IrValue":
         name = floating if _is_float(self.kind) else integer
-        return Value(self.f, getattr(self.f.builder, name)(self.raw, self.f.like(other, self).raw))
+        return IrValue(self.f, getattr(self.f.builder, name)(self.raw, self.f.like(other, self).raw))
 
-    def _compare(self, sign: str, other: "Value | float") -> "Value":
+    def _compare(self, sign: str, other: "IrValue | float") -> "IrValue":
         compare = self.f.builder.fcmp_ordered if _is_float(self.kind) else self.f.builder.icmp_signed
-        return Value(self.f, compare(sign, self.raw, self.f.like(other, self).raw))
+        return IrValue(self.f, compare(sign, self.raw, self.f.like(other, self).raw))
 
 
 class Variable:
     """A value that changes in loops. LLVM keeps it in a register."""
 
-    def __init__(self, f: "Function", initial: Value) -> None:
+    def __init__(self, f: "Function", initial: IrValue) -> None:
         self._f = f
         with f.builder.goto_entry_block():
             self._place = f.builder.alloca(initial.kind)
         self._kind = initial.kind
         self.set(initial)
 
-    def get(self) -> Value:
-        return Value(self._f, self._f.builder.load(self._place, typ=self._kind))
+    def get(self) -> IrValue:
+        return IrValue(self._f, self._f.builder.load(self._place, typ=self._kind))
 
-    def set(self, value: Value) -> None:
+    def set(self, value: IrValue) -> None:
         self._f.builder.store(value.raw, self._place)
 
 
@@ -164,7 +164,7 @@ class Function:
         if private:
             self.raw.linkage = "internal"
         self.builder = ir.IRBuilder(self.raw.append_basic_block("entry"))
-        self.args = [Value(self, arg) for arg in self.raw.args]
+        self.args = [IrValue(self, arg) for arg in self.raw.args]
 
     @property
     def name(self) -> str:
@@ -172,85 +172,85 @@ class Function:
 
     # --- values ---
 
-    def constant(self, kind: Any, number: float) -> Value:
+    def constant(self, kind: Any, number: float) -> IrValue:
         if isinstance(kind, ir.VectorType):
-            return Value(self, ir.Constant(kind, [number] * kind.count))
-        return Value(self, ir.Constant(kind, number))
+            return IrValue(self, ir.Constant(kind, [number] * kind.count))
+        return IrValue(self, ir.Constant(kind, number))
 
-    def i64(self, number: int) -> Value:
+    def i64(self, number: int) -> IrValue:
         return self.constant(I64, number)
 
-    def like(self, value: "Value | float", other: Value) -> Value:
+    def like(self, value: "IrValue | float", other: IrValue) -> IrValue:
         """`value` in the type of `other`: a number or a scalar becomes a vector if need be."""
-        if not isinstance(value, Value):
+        if not isinstance(value, IrValue):
             return self.constant(other.kind, value)
         if isinstance(other.kind, ir.VectorType) and not isinstance(value.kind, ir.VectorType):
             return self.splat(value, other.kind.count)
         return value
 
-    def splat(self, scalar: Value, lanes: int = LANES) -> Value:
+    def splat(self, scalar: IrValue, lanes: int = LANES) -> IrValue:
         kind = vector(scalar.kind, lanes)
         one = self.builder.insert_element(
             ir.Constant(kind, ir.Undefined), scalar.raw, ir.Constant(I32, 0)
         )
         zeros = ir.Constant(vector(I32, lanes), [0] * lanes)
-        return Value(self, self.builder.shuffle_vector(one, one, zeros))
+        return IrValue(self, self.builder.shuffle_vector(one, one, zeros))
 
-    def shuffle(self, a: Value, b: Value, order: Sequence[int]) -> Value:
+    def shuffle(self, a: IrValue, b: IrValue, order: Sequence[int]) -> IrValue:
         """The lanes `order` of a and b, one behind the other."""
         mask = ir.Constant(vector(I32, len(order)), list(order))
-        return Value(self, self.builder.shuffle_vector(a.raw, b.raw, mask))
+        return IrValue(self, self.builder.shuffle_vector(a.raw, b.raw, mask))
 
-    def numbers(self, kind: Any, values: Sequence[int]) -> Value:
-        return Value(self, ir.Constant(vector(kind, len(values)), list(values)))
+    def numbers(self, kind: Any, values: Sequence[int]) -> IrValue:
+        return IrValue(self, ir.Constant(vector(kind, len(values)), list(values)))
 
-    def call(self, name: str, result: Any, *args: Value) -> Value:
+    def call(self, name: str, result: Any, *args: IrValue) -> IrValue:
         """Call an intrinsic or an external function."""
         target = self.module.external(name, result, [arg.kind for arg in args])
-        return Value(self, self.builder.call(target, [arg.raw for arg in args]))
+        return IrValue(self, self.builder.call(target, [arg.raw for arg in args]))
 
-    def effect(self, name: str, *args: Value) -> None:
+    def effect(self, name: str, *args: IrValue) -> None:
         """Call an intrinsic that returns nothing."""
         self.call(name, VOID, *args)
 
-    def invoke(self, function: "Function", *args: Value) -> Value:
+    def invoke(self, function: "Function", *args: IrValue) -> IrValue:
         """Call another function of the module."""
-        return Value(self, self.builder.call(function.raw, [arg.raw for arg in args]))
+        return IrValue(self, self.builder.call(function.raw, [arg.raw for arg in args]))
 
-    def jump(self, address: Value, params: Sequence[Any], *args: Value) -> None:
+    def jump(self, address: IrValue, params: Sequence[Any], *args: IrValue) -> None:
         """Call the function at an address."""
         kind = ir.FunctionType(VOID, params).as_pointer()
         self.builder.call(self.builder.inttoptr(address.raw, kind), [arg.raw for arg in args])
 
-    def fma(self, a: Value, b: Value, c: Value) -> Value:
+    def fma(self, a: IrValue, b: IrValue, c: IrValue) -> IrValue:
         """a * b + c, rounded once."""
         a, b = self.like(a, c), self.like(b, c)
         return self.call(f"llvm.fma.{_suffix(c.kind)}", c.kind, a, b, c)
 
-    def select(self, condition: Value, yes: Value, no: Value) -> Value:
-        return Value(self, self.builder.select(condition.raw, yes.raw, no.raw))
+    def select(self, condition: IrValue, yes: IrValue, no: IrValue) -> IrValue:
+        return IrValue(self, self.builder.select(condition.raw, yes.raw, no.raw))
 
-    def shifted(self, value: Value, count: Value) -> Value:
+    def shifted(self, value: IrValue, count: IrValue) -> IrValue:
         """value << count."""
-        return Value(self, self.builder.shl(value.raw, count.raw))
+        return IrValue(self, self.builder.shl(value.raw, count.raw))
 
-    def unshifted(self, value: Value, count: Value) -> Value:
+    def unshifted(self, value: IrValue, count: IrValue) -> IrValue:
         """value >> count, value not negative."""
-        return Value(self, self.builder.lshr(value.raw, count.raw))
+        return IrValue(self, self.builder.lshr(value.raw, count.raw))
 
-    def unordered(self, value: Value) -> Value:
+    def unordered(self, value: IrValue) -> IrValue:
         """Where `value` is not a number."""
-        return Value(self, self.builder.fcmp_unordered("uno", value.raw, value.raw))
+        return IrValue(self, self.builder.fcmp_unordered("uno", value.raw, value.raw))
 
-    def larger(self, a: Value, b: Value) -> Value:
+    def larger(self, a: IrValue, b: IrValue) -> IrValue:
         """The larger one; b if either is not a number."""
         return self.select(a > b, a, b)
 
-    def smaller(self, a: Value, b: Value) -> Value:
+    def smaller(self, a: IrValue, b: IrValue) -> IrValue:
         """The smaller one; b if either is not a number."""
         return self.select(a < b, a, b)
 
-    def reduce(self, value: Value, combine: Any) -> Value:
+    def reduce(self, value: IrValue, combine: Any) -> IrValue:
         """All lanes combined to a scalar, halves with halves."""
         lanes = value.kind.count
         while lanes > 1:
@@ -259,78 +259,78 @@ class Function:
             value = combine(low, self.shuffle(value, value, range(lanes, 2 * lanes)))
         return value.lane(0)
 
-    def convert(self, value: Value, kind: Any) -> Value:
+    def convert(self, value: IrValue, kind: Any) -> IrValue:
         """To another float type or a wider or narrower integer."""
         own, builder = value.kind, self.builder
         if str(own) == str(kind):
             return value
         if _is_float(own) and _is_float(kind):
             grows = _width(kind) > _width(own)
-            return Value(self, (builder.fpext if grows else builder.fptrunc)(value.raw, kind))
+            return IrValue(self, (builder.fpext if grows else builder.fptrunc)(value.raw, kind))
         if _is_float(kind):
-            return Value(self, builder.sitofp(value.raw, kind))
+            return IrValue(self, builder.sitofp(value.raw, kind))
         grows = _width(kind) > _width(own)
-        return Value(self, (builder.sext if grows else builder.trunc)(value.raw, kind))
+        return IrValue(self, (builder.sext if grows else builder.trunc)(value.raw, kind))
 
-    def unsigned(self, value: Value, kind: Any) -> Value:
+    def unsigned(self, value: IrValue, kind: Any) -> IrValue:
         """An unsigned integer, widened."""
-        return Value(self, self.builder.zext(value.raw, kind))
+        return IrValue(self, self.builder.zext(value.raw, kind))
 
     # --- memory ---
 
-    def at(self, base: Value, index: "Value | int", kind: Any) -> Value:
+    def at(self, base: IrValue, index: "IrValue | int", kind: Any) -> IrValue:
         """The address of element `index` of an array of `kind`."""
         offset = self.like(index, self.i64(0))
-        return Value(self, self.builder.gep(base.raw, [offset.raw], source_etype=kind))
+        return IrValue(self, self.builder.gep(base.raw, [offset.raw], source_etype=kind))
 
-    def load(self, place: Value, kind: Any, align: int | None = None) -> Value:
+    def load(self, place: IrValue, kind: Any, align: int | None = None) -> IrValue:
         if align is None:
             align = _width(kind) // 8 if not isinstance(kind, ir.VectorType) else 1
-        return Value(self, self.builder.load(place.raw, typ=kind, align=align))
+        return IrValue(self, self.builder.load(place.raw, typ=kind, align=align))
 
-    def store(self, value: Value, place: Value) -> None:
+    def store(self, value: IrValue, place: IrValue) -> None:
         kind = value.kind
         align = 1 if isinstance(kind, ir.VectorType) else _width(kind) // 8
         self.builder.store(value.raw, place.raw, align=align)
 
-    def pointer(self, base: Value, index: int) -> Value:
+    def pointer(self, base: IrValue, index: int) -> IrValue:
         """Element `index` of an array of addresses."""
-        return Value(self, self.builder.inttoptr(self.word(base, index).raw, PTR))
+        return IrValue(self, self.builder.inttoptr(self.word(base, index).raw, PTR))
 
-    def swap(self, kind: str, place: Value, value: Value) -> Value:
+    def swap(self, kind: str, place: IrValue, value: IrValue) -> IrValue:
         """An atomic "add" or "xchg" of int64: what was there before."""
-        return Value(self, self.builder.atomic_rmw(kind, place.raw, value.raw, "seq_cst"))
+        return IrValue(self, self.builder.atomic_rmw(kind, place.raw, value.raw, "seq_cst"))
 
-    def load_shared(self, place: Value) -> Value:
+    def load_shared(self, place: IrValue) -> IrValue:
         """int64 that other threads write."""
-        return Value(self, self.builder.load_atomic(place.raw, "seq_cst", 8, typ=I64))
+        return IrValue(self, self.builder.load_atomic(place.raw, "seq_cst", 8, typ=I64))
 
-    def store_shared(self, value: Value, place: Value) -> None:
+    def store_shared(self, value: IrValue, place: IrValue) -> None:
         """int64 that other threads read."""
         self.swap("xchg", place, value)  # llvmlite stores atomically to typed pointers only
 
-    def word(self, base: Value, index: "Value | int") -> Value:
+    def word(self, base: IrValue, index: "IrValue | int") -> IrValue:
         """Element `index` of an array of int64."""
         return self.load(self.at(base, index, I64), I64)
 
-    def scratch(self, kind: Any, count: int) -> Value:
+    def scratch(self, kind: Any, count: int) -> IrValue:
         """Memory of the running call: `count` of `kind`."""
         with self.builder.goto_entry_block():
             place: Any = self.builder.alloca(kind, size=ir.Constant(I64, count))
             place.align = CACHE_LINE
             # llvmlite would remember the type of what the pointer points to
             number = self.builder.ptrtoint(place, I64)
-            return Value(self, self.builder.inttoptr(number, PTR))
+            return IrValue(self, self.builder.inttoptr(number, PTR))
 
-    def var(self, initial: Value) -> Variable:
+    def var(self, initial: IrValue) -> Variable:
         return Variable(self, initial)
 
     # --- control ---
 
     @contextmanager
     def loop(
-        self, start: "Value | int", stop: "Value | int", step: "Value | int" = 1
-    ) -> Iterator[Value]:
+        self, start: "IrValue | int", stop: "IrValue | int", step: "IrValue | int" = 1
+    ) -> Iterator[IrValue]:
         """for index in range(start, stop, step), all int64."""
         builder = self.builder
         begin, end, stride = (self.like(n, self.i64(0)) for n in (start, stop, step))
@@ -353,7 +353,7 @@ class Function:
         builder.branch(body)
         builder.position_at_end(body)
 
-        def leave(condition: Value) -> None:
+        def leave(condition: IrValue) -> None:
             on = self.raw.append_basic_block("on")
             builder.cbranch(condition.raw, after, on)
             builder.position_at_end(on)
@@ -363,11 +363,11 @@ class Function:
         builder.position_at_end(after)
 
     @contextmanager
-    def when(self, condition: Value) -> Iterator[None]:
+    def when(self, condition: IrValue) -> Iterator[None]:
         with self.builder.if_then(condition.raw):
             yield
 
-    def done(self, value: Value | None = None) -> None:
+    def done(self, value: IrValue | None = None) -> None:
         """Return."""
         if value is None:
             self.builder.ret_void()

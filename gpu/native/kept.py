@@ -34,7 +34,7 @@ def folder() -> Path | None:
         return None
 
 
-class Kept:
+class CachedCode:
     """One entry: the code that `depends_on` decides."""
 
     def __init__(self, depends_on: Sequence[str], place: Path | None) -> None:

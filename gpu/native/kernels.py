@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ramify.gpu.native import attention, linear, rotary, rows, sampling
 from ramify.gpu.native.crew import emit_crew
-from ramify.gpu.native.host import Compiled, Isa
+from ramify.gpu.native.host import Isa, MachineCode
 from ramify.gpu.native.ir import F16, F32, Module
 from ramify.gpu.native.kept import folder
 from ramify.gpu.native.linear import PackedWeight
@@ -62,7 +62,7 @@ class Kernels:
             attention.emit_attention(module, dim, kind)
             emit_crew(module, isa)
 
-        self.compiled = Compiled(f"kernels {isa} {dim} {dtype} {endings}", write, folder())
+        self.compiled = MachineCode(f"kernels {isa} {dim} {dtype} {endings}", write, folder())
         self._dim = dim
 
     def embed(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ramify.gpu.native.dot import dot, sums_lanes, total
 from ramify.gpu.native.host import Isa
-from ramify.gpu.native.ir import F32, I8, I32, I64, LANES, PTR, Function, Module, Value, vector
+from ramify.gpu.native.ir import F32, I8, I32, I64, LANES, PTR, Function, IrValue, Module, vector
 from ramify.gpu.native.math import gelu_tanh, silu, tanh
 
 PANEL = 64  # outputs
@@ -134,9 +134,9 @@ def _emit_tile(module: Module, isa: Isa, epilogue: str, rows: int, quads: int) -
 
 
 def _products(
-    f: Function, isa: Isa, args: Value, panel: Value, lines: list[Value], weight: Value, steps: Value,
-    group: list[int],
-) -> list[list[Value]]:  # fmt: skip
+    f: Function, isa: Isa, args: IrValue, panel: IrValue, lines: list[IrValue], weight: IrValue,
+    steps: IrValue, group: list[int],
+) -> list[list[IrValue]]:  # fmt: skip
     """Integer sums [row][vector] over all inputs, the offset's share taken off."""
     base = f.pointer(args, SUMS)
     zeros = f.constant(vector(I32, sums_lanes(isa)), 0)
@@ -155,8 +155,8 @@ def _products(
 
 
 def _finish(
-    f: Function, args: Value, epilogue: str, panel: Value, row: Value, group: list[int],
-    sums: list[Value],
+    f: Function, args: IrValue, epilogue: str, panel: IrValue, row: IrValue, group: list[int],
+    sums: list[IrValue],
 ) -> None:  # fmt: skip
     """Scale a row's sums, and store them as the epilogue says."""
     scale = f.load(f.at(f.pointer(args, SCALES), row, F32), F32)
@@ -180,7 +180,7 @@ def _finish(
         f.store(value, place)
 
 
-def _scaled(f: Function, args: Value, column: Value, scale: Value, sums: Value) -> Value:
+def _scaled(f: Function, args: IrValue, column: IrValue, scale: IrValue, sums: IrValue) -> IrValue:
     factors = f.load(f.at(f.pointer(args, WEIGHT_SCALES), column, F32), _VF32)
     values = f.convert(sums, _VF32) * (factors * scale)
     bias = f.var(values)

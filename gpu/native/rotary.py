@@ -5,7 +5,7 @@ q stays where it is; k and v go to their slot of the KV pool, in the pool's type
 
 from typing import Any
 
-from ramify.gpu.native.ir import F16, F32, I64, LANES, PTR, Function, Module, Value, vector
+from ramify.gpu.native.ir import F16, F32, I64, LANES, PTR, Function, IrValue, Module, vector
 
 _V = vector(F32)
 _MOST_F16 = 65504.0
@@ -46,8 +46,8 @@ def emit_rotary(module: Module, dim: int, kind: Any) -> str:
 
 
 def _rotated(
-    f: Function, args: Value, x: Value, dim: int, cos: Value, sin: Value, norm: int
-) -> list[Value]:
+    f: Function, args: IrValue, x: IrValue, dim: int, cos: IrValue, sin: IrValue, norm: int
+) -> list[IrValue]:
     """One head, as vectors."""
     count = dim // LANES
     parts = [f.var(f.load(f.at(x, at * LANES, F32), _V)) for at in range(count)]
@@ -70,7 +70,7 @@ def _rotated(
     return low + high
 
 
-def _stored(f: Function, value: Value, kind: Any) -> Value:
+def _stored(f: Function, value: IrValue, kind: Any) -> IrValue:
     """In the pool's type; what float16 cannot hold becomes its largest number, not infinity."""
     if kind is not F16:
         return value

@@ -4,7 +4,7 @@ Each row is computed alone, in one order, so it does not depend on its neighbour
 """
 
 from ramify.gpu.native.host import Isa
-from ramify.gpu.native.ir import F32, I8, I64, LANES, PTR, Function, Module, Value, Variable, vector
+from ramify.gpu.native.ir import F32, I8, I64, LANES, PTR, Function, IrValue, Module, Variable, vector
 from ramify.gpu.native.math import rounded
 
 _V = vector(F32)
@@ -63,19 +63,19 @@ def emit_norm_add(module: Module) -> str:
     return f.name
 
 
-def _line(f: Function, args: Value, item: Value) -> Value:
+def _line(f: Function, args: IrValue, item: IrValue) -> IrValue:
     line = f.var(item)
     with f.when(f.word(args, LINES).differs(0)):
         line.set(f.word(f.pointer(args, LINES), item))
     return line.get()
 
 
-def _float(f: Function, args: Value, index: int) -> Value:
+def _float(f: Function, args: IrValue, index: int) -> IrValue:
     """A float32 in the lower half of a word."""
     return f.load(f.at(args, index, I64), F32)
 
 
-def _root(f: Function, source: Value, size: Value, eps: Value) -> Value:
+def _root(f: Function, source: IrValue, size: IrValue, eps: IrValue) -> IrValue:
     """1 / sqrt(mean(x^2) + eps) of a row."""
     squares = f.var(f.constant(_V, 0.0))
     with f.loop(0, size, LANES) as at:
@@ -87,11 +87,12 @@ def _root(f: Function, source: Value, size: Value, eps: Value) -> Value:
 
 
 def _quantise_row(
-    f: Function, isa: Isa, args: Value, item: Value, source: Value, size: Value, factor: Value | None
+    f: Function, isa: Isa, args: IrValue, item: IrValue, source: IrValue, size: IrValue,
+    factor: IrValue | None,
 ) -> None:  # fmt: skip
     weight = f.pointer(args, NORM)
 
-    def read(at: Value) -> Value:
+    def read(at: IrValue) -> IrValue:
         x = f.load(f.at(source, at, F32), _V)
         return x if factor is None else x * factor * f.load(f.at(weight, at, F32), _V)
 
@@ -110,5 +111,5 @@ def _quantise_row(
         f.store(f.convert(numbers, vector(I8)), f.at(target, at, I8))
 
 
-def _sum(f: Function, lanes: Variable) -> Value:
+def _sum(f: Function, lanes: Variable) -> IrValue:
     return f.reduce(lanes.get(), lambda a, b: a + b)

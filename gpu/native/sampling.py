@@ -4,7 +4,7 @@ A row whose logits hold what is not a number, or whose best one is infinite, get
 the cumulative distribution at a number in [0, 1), summed in one order: the same token on every machine.
 """
 
-from ramify.gpu.native.ir import F32, F64, I32, I64, LANES, PTR, Function, Module, Value, vector
+from ramify.gpu.native.ir import F32, F64, I32, I64, LANES, PTR, Function, IrValue, Module, vector
 from ramify.gpu.native.math import exp
 
 _V = vector(F32)
@@ -32,7 +32,7 @@ def emit_choose(module: Module) -> str:
     return f.name
 
 
-def _best(f: Function, line: Value, size: Value) -> tuple[Value, Value, Value]:
+def _best(f: Function, line: IrValue, size: IrValue) -> tuple[IrValue, IrValue, IrValue]:
     """The largest logit, the first place where it stands, and whether all are numbers."""
     most = f.var(f.constant(_V, -_INFINITE))
     place = f.var(f.constant(vector(I32), 0))
@@ -52,18 +52,19 @@ def _best(f: Function, line: Value, size: Value) -> tuple[Value, Value, Value]:
 
 
 def _drawn(
-    f: Function, line: Value, size: Value, best: Value, temperature: Value, uniform: Value, index: Value
-) -> Value:  # fmt: skip
+    f: Function, line: IrValue, size: IrValue, best: IrValue, temperature: IrValue, uniform: IrValue,
+    index: IrValue,
+) -> IrValue:  # fmt: skip
     """The first token at which the sum of the masses passes `uniform` of the whole."""
 
-    def mass(at: Value) -> Value:
+    def mass(at: IrValue) -> IrValue:
         # relative to the best logit, so that a tiny temperature cannot overflow
         logit = f.load(f.at(line, at, F32), _V)
         there = logit > -_INFINITE
         value = exp(f, (logit - best) / temperature)
         return f.select(there, value, f.constant(_V, 0.0))
 
-    def sum_of(values: Value) -> Value:
+    def sum_of(values: IrValue) -> IrValue:
         return f.convert(f.reduce(values, lambda a, b: a + b), F64)
 
     whole = f.var(f.constant(F64, 0.0))

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.gpu.native import crew as words
-from ramify.gpu.native.host import Compiled
+from ramify.gpu.native.host import MachineCode
 from ramify.gpu.native.ir import CACHE_LINE
 
 _SPINS = 2_000  # pauses of a helper before it sleeps: some 40 us
@@ -64,7 +64,7 @@ class Recording:
 class Crew:
     """`threads` of them, the caller's included. `close` ends the helpers."""
 
-    def __init__(self, compiled: Compiled, threads: int) -> None:
+    def __init__(self, compiled: MachineCode, threads: int) -> None:
         if not 1 <= threads <= words.MOST_THREADS:
             raise ValueError(f"{threads} threads: 1 to {words.MOST_THREADS} are possible")
         self._compiled = compiled  # the code that the helpers are in

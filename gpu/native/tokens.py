@@ -10,8 +10,8 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
-from ramify.gpu.native.host import Compiled
-from ramify.gpu.native.ir import I8, I16, I32, I64, PTR, Function, Module, Value
+from ramify.gpu.native.host import MachineCode
+from ramify.gpu.native.ir import I8, I16, I32, I64, PTR, Function, IrValue, Module
 
 MOST_DEPTH = 1024  # of the tree: bytes of a token
 
@@ -40,11 +40,11 @@ def emit_walk(module: Module) -> None:
     wanted = targets.as_number().differs(0)
     node, behind = f.var(f.i64(1)), f.var(f.i64(-1))
 
-    def inner(stack: Value, number: Value, place: Value) -> Value:
+    def inner(stack: IrValue, number: IrValue, place: IrValue) -> IrValue:
         """An inner state by its number."""
         return f.shifted(f.shifted(stack, bits) + number, half) + first + place * width
 
-    def follow_code(context: Value, code: Value) -> None:
+    def follow_code(context: IrValue, code: IrValue) -> None:
         stack, number = f.unshifted(context, bits), context & numbers
         begun = f.i64(-2) - code
         pushed = stack * 2 + (begun & 1)
@@ -91,7 +91,7 @@ class TokenKernels:
     """
 
     def __init__(self) -> None:
-        self._compiled = Compiled("walk", emit_walk, None)
+        self._compiled = MachineCode("walk", emit_walk, None)
         kind = ctypes.CFUNCTYPE(
             None, ctypes.c_int64, *[ctypes.c_void_p] * 6, ctypes.c_int64, *[ctypes.c_void_p] * 3
         )

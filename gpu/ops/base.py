@@ -23,7 +23,7 @@ Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(slots=True)
-class Stream:
+class ResidualStream:
     """The residual stream, and what the next product reads of it. Both [T, hidden]."""
 
     residual: Tensor
@@ -56,7 +56,7 @@ class Projection:
     linear: Linear | None
 
 
-AnyStream = TypeVar("AnyStream", bound=Stream)
+AnyStream = TypeVar("AnyStream", bound=ResidualStream)
 
 
 class Ops(Protocol[AnyStream]):

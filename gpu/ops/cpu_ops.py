@@ -23,7 +23,7 @@ from ramify.gpu.native.attention import MOST_ROWS, TILE_WORDS
 from ramify.gpu.native.kernels import Kernels, Quantised, empty_quantised
 from ramify.gpu.native.linear import GATED, PANEL, PackedWeight
 from ramify.gpu.native.threads import Instruction, Words, aligned
-from ramify.gpu.ops.base import Activation, LayerAttention, Projection, Stream
+from ramify.gpu.ops.base import Activation, LayerAttention, Projection, ResidualStream
 from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.linear.int8 import int8_weight
 from ramify.gpu.ops.rmsnorm import RMSNorm
@@ -63,7 +63,7 @@ def no_step() -> StepInputs[Tensor]:
 
 
 @dataclass(slots=True)
-class Draws:
+class DrawArrays:
     """How each line samples: a temperature and a number in [0, 1); what came out, or -1."""
 
     temperatures: npt.NDArray[np.float32]
@@ -71,12 +71,12 @@ class Draws:
     tokens: Words
 
 
-def empty_draws(rows: int) -> Draws:
-    return Draws(np.zeros(rows, dtype=np.float32), np.zeros(rows), np.zeros(rows, dtype=np.int64))
+def empty_draws(rows: int) -> DrawArrays:
+    return DrawArrays(np.zeros(rows, dtype=np.float32), np.zeros(rows), np.zeros(rows, dtype=np.int64))
 
 
 @dataclass(slots=True)
-class CpuStream(Stream):
+class CpuStream(ResidualStream):
     """The residual; its norm is applied by what reads it."""
 
     norm: RMSNorm
@@ -237,7 +237,7 @@ class CpuOps:
         """Room for the logits of so many lines."""
         return torch.empty((lines, -(-vocabulary // PANEL) * PANEL))
 
-    def choose(self, logits: Tensor, draws: Draws, bad: int = NO_TOKEN) -> Instruction:
+    def choose(self, logits: Tensor, draws: DrawArrays, bad: int = NO_TOKEN) -> Instruction:
         """Sample a token from each line of logits; `bad` where they are not finite."""
         return self._kernels.choose(
             self.step.lines_count, logits, draws.temperatures, draws.uniforms, draws.tokens, bad

@@ -17,7 +17,7 @@ from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.tilings import AnyTiling
 from ramify.gpu.ops.triton_layer import add_norm, gate_mul
-from ramify.gpu.ops.triton_linear import Products, Rows
+from ramify.gpu.ops.triton_linear import Products, UnscaledRows
 
 # Tiles of (rows, outputs, inputs, warps, stages), as measured on an H200: up to so many rows, for
 # matrices of few and of many outputs.
@@ -35,7 +35,7 @@ class InvariantProducts(Products):
 
     follows_tilings = False
 
-    def plain(self, x: Rows, linear: Linear, eps: float, tiling: AnyTiling | None) -> Tensor:
+    def plain(self, x: UnscaledRows, linear: Linear, eps: float, tiling: AnyTiling | None) -> Tensor:
         return invariant_product(linear, x.values)
 
     def library(self, x: Tensor, linear: Linear) -> Tensor:
@@ -43,7 +43,7 @@ class InvariantProducts(Products):
 
     def gated(
         self,
-        x: Rows,
+        x: UnscaledRows,
         linear: Linear,
         eps: float,
         tiling: AnyTiling | None,
@@ -53,8 +53,8 @@ class InvariantProducts(Products):
 
     def add(
         self, x: Tensor, linear: Linear, residual: Tensor, norm: RMSNorm, tiling: AnyTiling | None
-    ) -> Rows:
-        return Rows(add_norm(invariant_product(linear, x), residual, norm.weight, norm.eps))
+    ) -> UnscaledRows:
+        return UnscaledRows(add_norm(invariant_product(linear, x), residual, norm.weight, norm.eps))
 
     def head(self, x: Tensor, linear: Linear, output: Tensor) -> None:
         output.copy_(invariant_product(linear, x))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ramify.gpu.attention.base import AttentionBackend
 from ramify.gpu.kv.layout import KVPool
-from ramify.gpu.ops.base import Activation, LayerAttention, Projection, Stream
+from ramify.gpu.ops.base import Activation, LayerAttention, Projection, ResidualStream
 from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
@@ -41,13 +41,15 @@ class TorchOps:
     def begin(self, step: StepInputs[Tensor]) -> None:
         self._angles.clear()
 
-    def embed(self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm) -> Stream:
+    def embed(
+        self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm
+    ) -> ResidualStream:
         residual = F.embedding(tokens_of(step.input_ids, self._last), table)
         if scale != 1.0:
             residual = residual * scale
-        return Stream(residual, norm(residual))
+        return ResidualStream(residual, norm(residual))
 
-    def linear(self, x: Stream, linear: Linear) -> Tensor:
+    def linear(self, x: ResidualStream, linear: Linear) -> Tensor:
         return linear(x.normed)
 
     def attend(self, qkv: Tensor, layer: LayerAttention, step: StepInputs[Tensor]) -> Tensor:
@@ -71,20 +73,20 @@ class TorchOps:
         return projection
 
     def add_norm(
-        self, x: Stream, projection: Projection, norm: RMSNorm, post: RMSNorm | None = None
-    ) -> Stream:
+        self, x: ResidualStream, projection: Projection, norm: RMSNorm, post: RMSNorm | None = None
+    ) -> ResidualStream:
         added = projection.rows
         residual = x.residual.add_(added if post is None else post(added))
-        return Stream(residual, norm(residual))
+        return ResidualStream(residual, norm(residual))
 
-    def gated(self, x: Stream, linear: Linear, activation: Activation) -> Tensor:
+    def gated(self, x: ResidualStream, linear: Linear, activation: Activation) -> Tensor:
         gate, up = linear(x.normed).chunk(2, -1)
         opened = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
         return opened.mul_(up)
 
     def head(
         self,
-        x: Stream,
+        x: ResidualStream,
         lines: Tensor | None,
         linear: Linear,
         softcap: float | None,

@@ -37,7 +37,7 @@ MOST_TILES = 8192  # of one launch that splits its inputs
 
 
 @dataclass(slots=True)
-class Rows:
+class UnscaledRows:
     """Rows [T, hidden] that are still to be divided by their root mean square.
 
     squares float32[T, parts]: sums of squares whose total over a row is that of the row before
@@ -63,7 +63,7 @@ class Products:
         self._overlap = overlaps(device)
         self._options = launch_options(device)
 
-    def plain(self, x: Rows, linear: Linear, eps: float, tiling: AnyTiling | None) -> Tensor:
+    def plain(self, x: UnscaledRows, linear: Linear, eps: float, tiling: AnyTiling | None) -> Tensor:
         """[T, inputs] -> [T, outputs]."""
         if isinstance(tiling, GluonTiling) and linear.bias is None:
             return gluon_product(x.values, x.squares, linear.tensor, False, eps, tiling)
@@ -79,7 +79,7 @@ class Products:
 
     def gated(
         self,
-        x: Rows,
+        x: UnscaledRows,
         linear: Linear,
         eps: float,
         tiling: AnyTiling | None,
@@ -96,18 +96,20 @@ class Products:
 
     def add(
         self, x: Tensor, linear: Linear, residual: Tensor, norm: RMSNorm, tiling: Tiling | None
-    ) -> Rows:
+    ) -> UnscaledRows:
         """residual [T, outputs] += the product, in place; returns its rows for `norm`."""
         if tiling is None and linear.bias is None and isinstance(linear.weight, PlainWeight):
             torch.addmm(residual, x, linear.tensor.t(), out=residual)
-            return Rows(add_norm(None, residual, norm.weight, norm.eps))
+            return UnscaledRows(add_norm(None, residual, norm.weight, norm.eps))
         if tiling is None:
-            return Rows(add_norm(linear(x), residual, norm.weight, norm.eps))
+            return UnscaledRows(add_norm(linear(x), residual, norm.weight, norm.eps))
         tokens, outputs = residual.shape
         parts = triton.cdiv(outputs, tiling.outputs)
         squares = torch.empty((tokens, parts), dtype=torch.float32, device=x.device)
-        rows = Rows(torch.empty_like(residual), squares)
-        self._launch(_ADD, Rows(x), linear, rows.values, tiling, 0.0, residual, norm.weight, squares)
+        rows = UnscaledRows(torch.empty_like(residual), squares)
+        self._launch(
+            _ADD, UnscaledRows(x), linear, rows.values, tiling, 0.0, residual, norm.weight, squares
+        )
         return rows
 
     def head(self, x: Tensor, linear: Linear, output: Tensor) -> None:
@@ -117,7 +119,7 @@ class Products:
     def _launch(
         self,
         epilogue: Any,
-        x: Rows,
+        x: UnscaledRows,
         linear: Linear,
         output: Tensor,
         tiling: Tiling,
@@ -161,7 +163,7 @@ class Products:
         )  # fmt: skip
 
 
-def _divided(x: Rows, eps: float) -> Tensor:
+def _divided(x: UnscaledRows, eps: float) -> Tensor:
     return x.values if x.squares is None else divide_rows(x.values, x.squares, None, eps)
 
 

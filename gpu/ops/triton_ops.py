@@ -13,18 +13,18 @@ from torch import Tensor
 
 from ramify.gpu.attention.base import AttentionBackend
 from ramify.gpu.kv.layout import KVPool
-from ramify.gpu.ops.base import Activation, LayerAttention, Projection, Stream
+from ramify.gpu.ops.base import Activation, LayerAttention, Projection, ResidualStream
 from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
 from ramify.gpu.ops.tilings import LayerSizes, OpTilings, tilings_for
 from ramify.gpu.ops.triton_layer import add_norm, divide_rows, embed_norm, rope_store
-from ramify.gpu.ops.triton_linear import Products, Rows
+from ramify.gpu.ops.triton_linear import Products, UnscaledRows
 from ramify.gpu.step.inputs import StepInputs
 
 
 @dataclass(slots=True)
-class LazyStream(Stream):
+class LazyStream(ResidualStream):
     """`normed` is the residual times the norm's weight where `squares` float32[T, parts] is given.
 
     Then its rows are still to be divided by their root mean square: `squares` adds up to the sum of
@@ -36,9 +36,9 @@ class LazyStream(Stream):
     tilings: OpTilings  # of the step's products
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> UnscaledRows:
         """What a product reads."""
-        return Rows(self.normed, self.squares)
+        return UnscaledRows(self.normed, self.squares)
 
 
 class TritonOps:
@@ -111,7 +111,7 @@ class TritonOps:
             added = y if linear is None else self._products.library(y, linear)
             if post is not None:
                 added = add_norm(None, added, post.weight, post.eps)
-            rows = Rows(add_norm(added, x.residual, norm.weight, norm.eps))
+            rows = UnscaledRows(add_norm(added, x.residual, norm.weight, norm.eps))
         return LazyStream(x.residual, rows.values, rows.squares, norm.eps, x.tilings)
 
     def gated(self, x: LazyStream, linear: Linear, activation: Activation) -> Tensor:

@@ -20,7 +20,7 @@ _FEW = 48  # lines
 
 
 @dataclass(slots=True)
-class Accepted:
+class AcceptedTokens:
     """What a step's R rows have sampled, of S lines."""
 
     kept: npt.NDArray[np.bool_]  # [S] lines whose token is output
@@ -44,14 +44,14 @@ def inputs_of(step: StepRows) -> Ints:
     return inputs
 
 
-def accept(step: StepRows, tokens: Ints, inputs: Ints | None = None) -> Accepted:
+def accept(step: StepRows, tokens: Ints, inputs: Ints | None = None) -> AcceptedTokens:
     """`tokens` [S]: what each line sampled, NO_TOKEN where its logits were not finite.
 
     `inputs`: `inputs_of(step)`, if that is known.
     """
     lines = step.lines
     if lines is None or not len(lines):
-        return Accepted(np.ones(len(tokens), dtype=np.bool_), np.ones(len(tokens), dtype=np.int64))
+        return AcceptedTokens(np.ones(len(tokens), dtype=np.bool_), np.ones(len(tokens), dtype=np.int64))
     if inputs is None:
         inputs = inputs_of(step)
     if len(tokens) <= _FEW:
@@ -62,10 +62,10 @@ def accept(step: StepRows, tokens: Ints, inputs: Ints | None = None) -> Accepted
     firsts = np.cumsum(lines) - lines
     missed = np.cumsum(wrong)
     kept = missed == np.repeat(missed[firsts], lines)
-    return Accepted(kept, np.add.reduceat(kept, firsts, dtype=np.int64))
+    return AcceptedTokens(kept, np.add.reduceat(kept, firsts, dtype=np.int64))
 
 
-def _accept_few(inputs: list[int], tokens: list[int]) -> Accepted:
+def _accept_few(inputs: list[int], tokens: list[int]) -> AcceptedTokens:
     """The same without arrays, whose operations cost more than some lines."""
     kept, counts, good = list[bool](), list[int](), True
     for line, draft in enumerate(inputs):
@@ -76,10 +76,10 @@ def _accept_few(inputs: list[int], tokens: list[int]) -> Accepted:
             good = good and draft == tokens[line - 1]
         kept.append(good)
         counts[-1] += good
-    return Accepted(np.array(kept), np.array(counts, dtype=np.int64))
+    return AcceptedTokens(np.array(kept), np.array(counts, dtype=np.int64))
 
 
-def packed_rows(step: StepRows, accepted: Accepted) -> dict[str, Any]:
+def packed_rows(step: StepRows, accepted: AcceptedTokens) -> dict[str, Any]:
     """`StepResult.rows`, and `counts`, `drafted` and `guessed` where a row got no token, or may get
     several.
 

@@ -24,7 +24,7 @@ from ramify.gpu.constraints.byte_tables import (
 )
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
-from ramify.gpu.sampling.triton_automata import Masks, Tokens, advance, masks_into
+from ramify.gpu.sampling.triton_automata import DeviceTokenBytes, TokenMasks, advance, masks_into
 from ramify.gpu.step.staging import Upload
 
 ARENA_BYTES = 256 << 20  # of the device, for the tables of all constraints
@@ -148,9 +148,9 @@ class DeviceAutomata:
         self._states.index_copy_(0, sent["rows"], sent["states"])
         self._fresh.clear()
 
-    def masks(self, followed: Followed, words: Tensor) -> Masks:
+    def masks(self, followed: Followed, words: Tensor) -> TokenMasks:
         """The masks of the asks; `words` int32 [K, W]: those of the host. Counts become their sizes."""
-        masks = Masks(self._words[: len(followed.asks)], self._tokens.places)
+        masks = TokenMasks(self._words[: len(followed.asks)], self._tokens.places)
         masks_into(
             followed.asks, self._tokens, self._arena, self._tables, self._states, followed.states, words,
             masks.words, followed.counts, self._follows_nested,
@@ -168,11 +168,11 @@ class DeviceAutomata:
     def _follows_nested(self) -> bool:
         return self.always_nested or bool(self._nested)
 
-    def _on_device(self, tables: TokenBytes) -> Tokens:
+    def _on_device(self, tables: TokenBytes) -> DeviceTokenBytes:
         def moved(array: npt.NDArray[Any]) -> Tensor:
             return torch.from_numpy(array.copy()).to(self._device)
 
-        return Tokens(
+        return DeviceTokenBytes(
             moved(tables.ids), moved(tables.places), moved(tables.first), moved(tables.base),
             moved(tables.bytes), tables.stops,
         )  # fmt: skip

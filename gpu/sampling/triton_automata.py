@@ -23,7 +23,7 @@ FREE, AUTOMATON = -1, 0  # kinds of a line, in its ask; n > 0: the host gave mas
 
 
 @dataclass(slots=True)
-class Tokens:
+class DeviceTokenBytes:
     """`constraints.byte_tables.TokenBytes` on the device."""
 
     ids: Tensor
@@ -35,7 +35,7 @@ class Tokens:
 
 
 @dataclass(slots=True)
-class Masks:
+class TokenMasks:
     """Of N asks: `words` int32 [N, words], bit p % 32 of word p // 32 says whether the token at place p
     is legal. `places` int32 [V]: of each token.
     """
@@ -49,7 +49,7 @@ class Masks:
 
 
 def masks_into(
-    asks: Tensor, tokens: Tokens, arena: Tensor, tables: Tensor, states: Tensor,
+    asks: Tensor, tokens: DeviceTokenBytes, arena: Tensor, tables: Tensor, states: Tensor,
     given: Tensor, host: Tensor, words: Tensor, counts: Tensor, nested: bool,
 ) -> None:  # fmt: skip
     """Write the masks of asks int32 [N, 16] to words int32 [N, W]; add their sizes to counts int32 [N].
@@ -69,7 +69,7 @@ def masks_into(
 
 
 def advance(
-    asks: Tensor, tokens: Tokens, arena: Tensor, tables: Tensor, states: Tensor, given: Tensor,
+    asks: Tensor, tokens: DeviceTokenBytes, arena: Tensor, tables: Tensor, states: Tensor, given: Tensor,
     counts: Tensor, sampled: Tensor, kept: Tensor | None, forced: Tensor, nested: bool,
 ) -> None:  # fmt: skip
     """Move states int32 [rows] on by what the asks' lines sampled, and tell which had no choice.

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.gpu.sampling.triton_automata import Masks
+from ramify.gpu.sampling.triton_automata import TokenMasks
 from ramify.gpu.sampling.triton_bisection import bisect, mass_below, range_of, weights_of
 
 _BLOCK = 4096  # logits of one program
@@ -62,7 +62,7 @@ def resample_into(
     last: Tensor,
     tokens: Tensor,
     before: Before | None = None,
-    masks: Masks | None = None,
+    masks: TokenMasks | None = None,
 ) -> None:
     """Write the lines' tokens to tokens int32[S] and to last[rows], and count them.
 

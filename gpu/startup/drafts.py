@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from ramify.gpu.attention.registry import Choice
+from ramify.gpu.attention.registry import KernelChoice
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 
@@ -33,7 +33,7 @@ def bundled(name: str) -> Path:
     return Path(str(files("ramify.gpu") / name))
 
 
-def choose_draft(config: ModelConfig, attention: Choice | None = None) -> DraftChoice:
+def choose_draft(config: ModelConfig, attention: KernelChoice | None = None) -> DraftChoice:
     """`attention`: what serves the model, None: kernels that run all drafts.
 
     Raises ModelError if what is asked for cannot be had, or if the draft model has other tokens.
@@ -60,7 +60,7 @@ def choose_draft(config: ModelConfig, attention: Choice | None = None) -> DraftC
     return DraftChoice("model", "as asked", folder)
 
 
-def _obstacle(attention: Choice) -> str | None:
+def _obstacle(attention: KernelChoice) -> str | None:
     """Why these kernels cannot serve drafts, and what to do."""
     if attention.extend == "torch":
         return None

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from ramify.gpu.attention.base import AttentionBackend
-from ramify.gpu.attention.registry import Choice, choose, triton_obstacle
+from ramify.gpu.attention.registry import KernelChoice, choose, triton_obstacle
 from ramify.gpu.devices import loading_threads
 from ramify.gpu.drafting.base import Drafter
 from ramify.gpu.drafting.model import CATCH_UP, DraftRunner, ModelDrafter
@@ -146,7 +146,7 @@ def _torch(
     config: ModelConfig,
     model: Decoder,
     info: ExecutorInfo,
-    attention: Choice,
+    attention: KernelChoice,
     draft: DraftChoice,
     progress: Progress,
 ) -> Executor:
@@ -236,7 +236,7 @@ def _cuda(
     config: ModelConfig,
     model: Decoder,
     info: ExecutorInfo,
-    attention: Choice,
+    attention: KernelChoice,
     draft: DraftChoice,
     progress: Progress,
 ) -> Executor:
@@ -391,7 +391,7 @@ def _info(
     context: int,
     dtype: torch.dtype,
     device: torch.device,
-    attention: Choice,
+    attention: KernelChoice,
 ) -> ExecutorInfo:
     """What is known before the KV pool is sized: `pages` is 0, `context` what was asked for."""
     return ExecutorInfo(

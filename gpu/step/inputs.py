@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ramify.gpu.step.buckets import Bucket
 from ramify.gpu.step.rows import StepRows
-from ramify.gpu.step.staging import Array, Frame
+from ramify.gpu.step.staging import Array, StagedArrays
 
 Plan = dict[str, Array]
 """What an attention back end adds to a step: arrays by the names under which it reads them."""
@@ -189,7 +189,7 @@ def _lay_extends(inputs: StepInputs[Array], step: StepRows) -> None:
 class StepFrame:
     """A step in a pinned buffer: filled as `host`, sent, and read as `device`."""
 
-    def __init__(self, bucket: Bucket, frame: Frame) -> None:
+    def __init__(self, bucket: Bucket, frame: StagedArrays) -> None:
         self.host: StepInputs[Array] = StepInputs.from_parts(bucket, frame.arrays)
         self.device: StepInputs[Tensor] = StepInputs.from_parts(bucket, frame.views)
         self.send = frame.send

@@ -23,7 +23,7 @@ Int32s = npt.NDArray[np.int32]
 Layout = Mapping[str, tuple[str, tuple[int, ...]]]  # name -> dtype, shape
 
 
-class Frame:
+class StagedArrays:
     """Named arrays, one after another in a pinned buffer, and the views as which they arrive."""
 
     def __init__(self, layout: Layout, host: Tensor, device: Tensor) -> None:
@@ -57,7 +57,7 @@ class Upload:
         self._hosts = [self._host(size) for _ in range(RING)]
         self._device = torch.zeros(size, dtype=torch.uint8, device=device)
 
-    def frame(self, entry: int, layout: Layout) -> Frame:
+    def frame(self, entry: int, layout: Layout) -> StagedArrays:
         """A frame in ring entry `entry`, whose earlier copy must be over."""
         size = frame_bytes(layout)
         if size > len(self._device) and self._fixed:
@@ -66,7 +66,7 @@ class Upload:
             self._device = self._device.new_zeros(2 * size)
         if size > len(self._hosts[entry]):
             self._hosts[entry] = self._host(2 * size)
-        return Frame(layout, self._hosts[entry], self._device)
+        return StagedArrays(layout, self._hosts[entry], self._device)
 
     def send(self, entry: int, **arrays: Array) -> dict[str, Tensor]:
         """Copy `arrays` through ring entry `entry`. Returns where each arrives, by its name."""

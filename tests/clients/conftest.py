@@ -16,7 +16,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.typing import Subprotocol
 
 from ramify.clients.handles import Session
-from ramify.clients.session import SessionCore
+from ramify.clients.session import ClientCore
 from ramify.clients.stream import Ticket
 from ramify.protocol.codec import Codec
 from ramify.protocol.config import Limits
@@ -461,7 +461,7 @@ class FakeLink:
     notes_key = "notes"
 
     def __init__(self, *answers: ServerMessage) -> None:
-        self.core = SessionCore(Open(client="client-7b"))
+        self.core = ClientCore(Open(client="client-7b"))
         self.core.connected()
         state = State(session="s", op=0, revision=1, branches=[BranchState(branch="main", position=9)])
         self.core.receive(state)

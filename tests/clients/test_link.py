@@ -13,8 +13,8 @@ from websockets.http11 import Response
 
 import ramify.clients.link as link_module
 from ramify.clients.errors import ConnectionLost, Internal, SessionLost
-from ramify.clients.link import Connection, Link
-from ramify.clients.session import SessionCore
+from ramify.clients.link import Connection, SessionLink
+from ramify.clients.session import ClientCore
 from ramify.protocol.codec import Codec
 from ramify.protocol.errors import BadRequest, Forbidden, Overloaded, RamifyError, Unauthorized
 from ramify.protocol.wire import (
@@ -105,7 +105,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
         yield Network(patch)
 
 
-def linked(network: Network, *results: Socket | Exception, **settings: Any) -> Link:
+def linked(network: Network, *results: Socket | Exception, **settings: Any) -> SessionLink:
     network.results[:] = results
     given: dict[str, Any] = {
         "codec": "json",
@@ -115,10 +115,10 @@ def linked(network: Network, *results: Socket | Exception, **settings: Any) -> L
         "open_timeout_s": 5.0,
         "jitter": lambda: 1.0,
     }
-    return Link("ws://h:1", SessionCore(Open(client="c")), **(given | settings))
+    return SessionLink("ws://h:1", ClientCore(Open(client="c")), **(given | settings))
 
 
-async def over(link: Link) -> RamifyError:
+async def over(link: SessionLink) -> RamifyError:
     """Until the session is over: why."""
     while link.core.error is None:
         await link.changed(link)

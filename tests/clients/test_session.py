@@ -9,7 +9,7 @@ from msgspec import structs
 
 from ramify.clients.errors import ConnectionLost, Internal, SessionLost, Skipped
 from ramify.clients.events import Ended, Foreign, Noted, Opened, Refused
-from ramify.clients.session import Phase, SessionCore
+from ramify.clients.session import ClientCore, SessionPhase
 from ramify.clients.stream import Ticket
 from ramify.protocol.codec import Codec
 from ramify.protocol.config import Limits
@@ -56,7 +56,7 @@ class Wire:
     def __init__(self, server: Any, drops: frozenset[int] = frozenset(), away: int = 0) -> None:
         self.away = away
         self.server = server
-        self.core = SessionCore(Open(client="c"))
+        self.core = ClientCore(Open(client="c"))
         self.drops = drops
         self.transfers = 0
         self.shown: dict[int, str] = {}  # by id() of a stream: the text as a consumer read it
@@ -277,7 +277,7 @@ def opened(server: Any) -> Wire:
     for frame in (server.out.popleft() for _ in range(len(server.out))):
         for message in frame:
             wire.core.receive(message)
-    assert wire.core.phase is Phase.OPEN
+    assert wire.core.phase is SessionPhase.OPEN
     return wire
 
 
@@ -463,7 +463,7 @@ def test_a_lost_session_fails_everything(server: Any, server_type: Any) -> None:
 
 
 def test_refused_opens() -> None:
-    core = SessionCore(Open(client="c", session="s_x", key="k"))
+    core = ClientCore(Open(client="c", session="s_x", key="k"))
     core.connected()
     (event,) = core.receive(Error(code="no_session", message="unknown"))
     assert isinstance(event, Refused)
@@ -475,7 +475,7 @@ def test_refused_opens() -> None:
 
 
 def test_an_unknown_answer_breaks_the_protocol(server: Any) -> None:
-    core = SessionCore(Open(client="c"))
+    core = ClientCore(Open(client="c"))
     core.connected()
     with pytest.raises(Internal, match="before `state`"):
         core.receive(Delta(branch="main", position=1, text="x"))
@@ -596,7 +596,7 @@ def test_credit_is_sent_once_and_again_after_a_resume(server: Any) -> None:
 
 
 def test_a_resume_keeps_what_it_does_not_say_again(server: Any) -> None:
-    core = SessionCore(Open(client="c"))
+    core = ClientCore(Open(client="c"))
     core.connected()
     info = ServerInfo(version=1, epoch="e", model="m")
     core.receive(
@@ -635,7 +635,7 @@ def test_nothing_is_sent_between_two_connections(server: Any) -> None:
 
 
 def test_a_server_without_limits_gets_256_ops_at_once() -> None:
-    core = SessionCore(Open(client="c"))
+    core = ClientCore(Open(client="c"))
     core.connected()
     core.receive(State(session="s", op=0, revision=1, branches=[]))
     for _ in range(300):

@@ -76,7 +76,7 @@ CASES: list[tuple[Any, list[Any]]] = [
         [
             messages.Submit(1, 2, 3, 4, SamplingParams(), [5]),
             messages.Submit(1, 2, 3, 0, SamplingParams(), places=pack([2]), targets=pack([5])),
-            messages.Cancel(1, keep=2, reason="stop"),
+            messages.CancelRequest(1, keep=2, reason="stop"),
             messages.CancelSession(1),
             messages.Settled(
                 [messages.Granted(1, 2, b"", b""), messages.Denied(1, "shared", on=2)],

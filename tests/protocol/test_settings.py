@@ -9,7 +9,7 @@ from ramify.protocol.config import EngineConfig, ModelConfig
 from ramify.protocol.credentials import CredentialLimits
 from ramify.protocol.errors import ConfigError
 from ramify.protocol.limits import Limits
-from ramify.protocol.settings import Declared, Setting, Settings, declared, is_loopback
+from ramify.protocol.settings import DeclaredSetting, Setting, Settings, declared, is_loopback
 
 
 class Kitchen(Settings, frozen=True, kw_only=True):
@@ -29,7 +29,7 @@ class Kitchen(Settings, frozen=True, kw_only=True):
     notes: str = ""
 
 
-KNOWN: dict[str, Declared] = {each.field: each for each in declared(Kitchen)}
+KNOWN: dict[str, DeclaredSetting] = {each.field: each for each in declared(Kitchen)}
 
 
 def test_what_a_field_says() -> None:

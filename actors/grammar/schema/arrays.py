@@ -17,7 +17,7 @@ from ramify.actors.grammar.expression import (
 )
 from ramify.actors.grammar.schema.assembly import Assembly
 from ramify.actors.grammar.schema.checks import Checks
-from ramify.actors.grammar.schema.errors import TooLarge, Unchecked, Unsupported
+from ramify.actors.grammar.schema.errors import TooLarge, Unchecked, UnsupportedSchema
 from ramify.actors.grammar.schema.limits import MAX_COUNT
 from ramify.actors.grammar.schema.shapes import Array, Claims, joined
 from ramify.actors.grammar.schema.unique import apart, different, how_many, longest
@@ -41,7 +41,7 @@ class Arrays:
         self._comma = comma
 
     def spell(self, shape: Array) -> Automaton | None:
-        """The arrays of `shape` as JSON. None if there are none. Raises `Unsupported`."""
+        """The arrays of `shape` as JSON. None if there are none. Raises `UnsupportedSchema`."""
         for bound in (shape.least, shape.most or 0):
             if bound > MAX_COUNT:
                 raise TooLarge("", f"a count of {bound}: at most {MAX_COUNT} items are counted")
@@ -75,9 +75,9 @@ class Arrays:
         """Arrays that must hold a certain item: it is first, second, ... of all."""
         wanted = shape.contains[0]
         if len(shape.contains) > 1 or wanted.most is not None or wanted.least > 1:
-            raise Unsupported(wanted.pointer, "only one contains of one item is supported")
+            raise UnsupportedSchema(wanted.pointer, "only one contains of one item is supported")
         if any(items.first for items in shape.items):
-            raise Unsupported(wanted.pointer, "contains is not supported beside prefixItems")
+            raise UnsupportedSchema(wanted.pointer, "contains is not supported beside prefixItems")
         rest = _claims(shape, 0)
         found, other = self._spell(joined(rest, wanted.claims)), self._spell(rest)
         if found is None or other is None or shape.most == 0:
@@ -152,11 +152,11 @@ class Arrays:
         """Arrays of different items: exact where few values are possible, else short."""
         pointer = shape.unique or ""
         if shape.contains:
-            raise Unsupported(pointer, "uniqueItems is not supported beside contains")
+            raise UnsupportedSchema(pointer, "uniqueItems is not supported beside contains")
         first = max((len(items.first) for items in shape.items), default=0)
         texts = None if first else self._finite(_claims(shape, 0))
         if first:
-            raise Unsupported(pointer, "uniqueItems is not supported beside prefixItems")
+            raise UnsupportedSchema(pointer, "uniqueItems is not supported beside prefixItems")
         if texts is None:
             return self._apart(shape, pointer)
         most = len(texts) if shape.most is None else min(shape.most, len(texts))
@@ -180,7 +180,7 @@ class Arrays:
             return None if shape.least else Concat(())
         found, most = apart(item, max(shape.least, 1), shape.most, self._comma)
         if shape.least > most:
-            raise Unsupported(
+            raise UnsupportedSchema(
                 pointer,
                 f"of items that are not listed at most {most} can be kept different: give an enum",
             )

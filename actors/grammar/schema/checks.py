@@ -9,7 +9,7 @@ to go on; else the automaton has to do it alone (`clashes`).
 from collections.abc import Callable
 
 from ramify.actors.grammar.automaton import Automaton
-from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
+from ramify.actors.grammar.schema.errors import TooLarge, UnsupportedSchema
 from ramify.actors.grammar.schema.expand import Expander
 from ramify.actors.grammar.schema.limits import MAX_PLACES
 from ramify.actors.grammar.schema.shapes import UNIVERSE, Array, Claims, Object, Shape, joined
@@ -114,7 +114,7 @@ class _Places:
         first = max((len(items.first) for items in shape.items), default=0)
         try:
             counts = [self._count(self._expander.item(shape, i), within) for i in range(first + 1)]
-        except Unsupported:
+        except UnsupportedSchema:
             return False
         if first == 0 and counts[0] is not None and counts[0] < shape.least:
             return False

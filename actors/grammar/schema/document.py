@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from ramify.actors.grammar.limits import MAX_BYTES
-from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
+from ramify.actors.grammar.schema.errors import TooLarge, UnsupportedSchema
 from ramify.actors.grammar.schema.limits import MAX_DEPTH, MAX_NOTES
 
 Schema = dict[str, Any] | bool
@@ -37,16 +37,18 @@ _NO_SCHEMAS = frozenset({"enum", "const", "default", "example", "examples"})  # 
 
 
 class Document:
-    """One schema and all that is inside it. Raises `Unsupported` if it is too large, or no schema."""
+    """One schema and its subschemas. Raises `UnsupportedSchema` if it is too large, or no schema."""
 
     def __init__(self, schema: Schema) -> None:
         if not isinstance(schema, dict | bool):
-            raise Unsupported("", f"a schema is an object or a boolean, not {type(schema).__name__}")
+            raise UnsupportedSchema(
+                "", f"a schema is an object or a boolean, not {type(schema).__name__}"
+            )
         _check_depth(schema)
         try:
             size = len(json.dumps(schema, ensure_ascii=False, allow_nan=False).encode())
         except (TypeError, ValueError) as error:
-            raise Unsupported("", f"the schema is not JSON: {error}") from None
+            raise UnsupportedSchema("", f"the schema is not JSON: {error}") from None
         if size > MAX_BYTES:
             raise TooLarge("", f"the schema has {size} bytes: at most {MAX_BYTES}")
         self.root = schema
@@ -68,7 +70,7 @@ class Document:
         for name, draft in _DRAFTS.items():
             if name in uri:
                 if draft == 3:
-                    raise Unsupported("/$schema", "draft 3 is not supported: use draft 4 or later")
+                    raise UnsupportedSchema("/$schema", "draft 3 is not supported: use draft 4 or later")
                 return draft
         return 2020
 
@@ -98,22 +100,24 @@ class Document:
                 self._index(inner, child(pointer, key), base)
 
     def at(self, pointer: str) -> Schema:
-        """The subschema at `pointer`. Raises `Unsupported` if there is none."""
+        """The subschema at `pointer`. Raises `UnsupportedSchema` if there is none."""
         value: Any = self.root
         for part in pointer.split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
             try:
                 value = value[int(key)] if isinstance(value, list) else value[key]
             except (KeyError, IndexError, ValueError, TypeError):
-                raise Unsupported(pointer, "there is nothing at the end of this reference") from None
+                raise UnsupportedSchema(
+                    pointer, "there is nothing at the end of this reference"
+                ) from None
         if not isinstance(value, dict | bool):
-            raise Unsupported(pointer, "a schema must stand here: an object or a boolean")
+            raise UnsupportedSchema(pointer, "a schema must stand here: an object or a boolean")
         return value
 
     def resolve(self, pointer: str, reference: object) -> str:
         """The pointer of what `reference`, in the subschema at `pointer`, leads to."""
         if not isinstance(reference, str):
-            raise Unsupported(f"{pointer}/$ref", "a reference is a string")
+            raise UnsupportedSchema(f"{pointer}/$ref", "a reference is a string")
         base, at = "", pointer
         while True:
             if at in self._bases:
@@ -131,7 +135,7 @@ class Document:
         elif (found := self._targets.get(f"{uri}#{fragment}")) is not None:
             target = found
         else:
-            raise Unsupported(
+            raise UnsupportedSchema(
                 f"{pointer}/$ref", f"{reference!r} is not in the schema: references are local"
             )
         self.at(target)
@@ -166,11 +170,13 @@ class Document:
             if first or isinstance(items, list):
                 rest = "additionalItems"
         if not isinstance(first, list):
-            raise Unsupported(f"{pointer}/{word}", "a list of schemas must stand here")
+            raise UnsupportedSchema(f"{pointer}/{word}", "a list of schemas must stand here")
         if rest not in schema:
             rest = None
         elif isinstance(schema[rest], list):
-            raise Unsupported(f"{pointer}/{rest}", "a list here is draft 4 to 2019-09: use prefixItems")
+            raise UnsupportedSchema(
+                f"{pointer}/{rest}", "a list here is draft 4 to 2019-09: use prefixItems"
+            )
         prefix = [f"{pointer}/{word}/{i}" for i in range(len(first))]
         return prefix, None if rest is None else f"{pointer}/{rest}"
 

@@ -1,7 +1,7 @@
 """What the lowering of a schema raises."""
 
 
-class Unsupported(Exception):
+class UnsupportedSchema(Exception):
     """A schema, or a part of one, that the lowering cannot express.
 
     `pointer`: a JSON pointer into the schema (RFC 6901). `reason`: what is not possible there, and what
@@ -16,13 +16,13 @@ class Unsupported(Exception):
         self.recursive = recursive
 
 
-class Circular(Unsupported):
+class Circular(UnsupportedSchema):
     """A schema that is itself, without a value in between: it says nothing, to no back end."""
 
 
-class Unchecked(Unsupported):
+class Unchecked(UnsupportedSchema):
     """Values in which a check of what was written before could leave no way to go on."""
 
 
-class TooLarge(Unsupported):
+class TooLarge(UnsupportedSchema):
     """The schema is within its limits as text, but its language is not."""

@@ -27,7 +27,7 @@ from ramify.actors.grammar.schema.cases import (
     others_of,
 )
 from ramify.actors.grammar.schema.document import Document, child
-from ramify.actors.grammar.schema.errors import Circular, TooLarge, Unsupported
+from ramify.actors.grammar.schema.errors import Circular, TooLarge, UnsupportedSchema
 from ramify.actors.grammar.schema.keywords import count, lists_of_names, names, schema_map
 from ramify.actors.grammar.schema.limits import MAX_CASES, MAX_CLAIMS, MAX_VALUES
 from ramify.actors.grammar.schema.shapes import (
@@ -272,7 +272,7 @@ class Expander:
         done: set[str] = set()
         for key in keywords:
             if key in _REFUSED:
-                raise Unsupported(child(pointer, key), _REFUSED[key])
+                raise UnsupportedSchema(child(pointer, key), _REFUSED[key])
             group = _GROUPS.get(key)
             if group == "object" and key != "properties" and "properties" in keywords:
                 continue  # members come where `properties` stands
@@ -320,7 +320,7 @@ class Expander:
         done: set[str] = set()
         for key in keywords:
             if key in _REFUSED:
-                raise Unsupported(child(pointer, key), _REFUSED[key])
+                raise UnsupportedSchema(child(pointer, key), _REFUSED[key])
             group = _GROUPS.get(key)
             if group is not None and group not in done:
                 done.add(group)
@@ -362,7 +362,7 @@ class Expander:
     def _listed(pointer: str, key: str, keywords: dict[str, Any]) -> list[Any]:
         values = [keywords[key]] if key == "const" else keywords[key]
         if not isinstance(values, list):
-            raise Unsupported(f"{pointer}/{key}", "a list of values must stand here")
+            raise UnsupportedSchema(f"{pointer}/{key}", "a list of values must stand here")
         if len(values) > MAX_VALUES:
             raise TooLarge(f"{pointer}/{key}", f"{len(values)} values: at most {MAX_VALUES}")
         return values
@@ -461,7 +461,7 @@ class Expander:
     def _parts(self, pointer: str, keywords: dict[str, Any], key: str) -> list[str]:
         parts = keywords[key]
         if not isinstance(parts, list) or not parts:
-            raise Unsupported(f"{pointer}/{key}", "a list of schemas must stand here")
+            raise UnsupportedSchema(f"{pointer}/{key}", "a list of schemas must stand here")
         return [f"{pointer}/{key}/{i}" for i in range(len(parts))]
 
     def _all(self, pointer: str, keywords: dict[str, Any]) -> Cases:

@@ -3,7 +3,7 @@
 The language is never more than the schema allows. It is less in what every text shares: one spelling of
 each value (no escapes but those that JSON needs, integers without a fraction), one order of members (as
 listed, then all others), no white space but the one that `Spacing` asks for. Whatever else it leaves out
-is in `Lowered.notes`. What cannot be expressed raises `Unsupported` with a JSON pointer.
+is in `Lowered.notes`. What cannot be expressed raises `UnsupportedSchema` with a JSON pointer.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ from ramify.actors.grammar.schema.assembly import one_of, reduced, words
 from ramify.actors.grammar.schema.cases import Loss
 from ramify.actors.grammar.schema.checks import Checks, checked_places
 from ramify.actors.grammar.schema.document import Document, Schema
-from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
+from ramify.actors.grammar.schema.errors import TooLarge, UnsupportedSchema
 from ramify.actors.grammar.schema.expand import Expander
 from ramify.actors.grammar.schema.limits import ANY_DEPTHS, MAX_EXPRESSIONS, MAX_NESTING, MAX_SECONDS
 from ramify.actors.grammar.schema.members import Others, Separators, objects
@@ -77,9 +77,9 @@ def lower(
     `unroll`: how often a subschema may be inside itself; 0 refuses recursion. `checked`: outputs can be
     checked while they are written, so names and items may be kept different by `Lowered.places`.
     `letters`: the automaton may be `Nested`, for values that no schema describes; else these are written
-    out, to a small depth. Raises `Unsupported`.
+    out, to a small depth. Raises `UnsupportedSchema`.
     """
-    settings = _Settings(spacing, unroll, process_time() + MAX_SECONDS, letters)
+    settings = _LowerSettings(spacing, unroll, process_time() + MAX_SECONDS, letters)
     alone: set[Array] = set()  # arrays that the automaton must keep different by itself
     for _ in range(_MOST_CLASHES if checked else 0):
         clashes: set[Array] = set()
@@ -90,7 +90,7 @@ def lower(
     return _lowered(schema, settings, None, set())
 
 
-class _Settings(NamedTuple):
+class _LowerSettings(NamedTuple):
     """Of `lower`. `until`: of the processor's time."""
 
     spacing: Spacing
@@ -100,7 +100,7 @@ class _Settings(NamedTuple):
 
 
 def _lowered(
-    schema: Schema, settings: _Settings, alone: frozenset[Array] | None, clashes: set[Array]
+    schema: Schema, settings: _LowerSettings, alone: frozenset[Array] | None, clashes: set[Array]
 ) -> Lowered:
     """`alone`: None if outputs cannot be checked. `clashes`: gets arrays that must be added to it."""
     refused = None
@@ -131,7 +131,7 @@ def _lowered(
         else:
             if automaton.is_empty():
                 pointer, reason = speller.lost or ("", "the schema allows none")
-                raise Unsupported(pointer, f"no value can be written: {reason}")
+                raise UnsupportedSchema(pointer, f"no value can be written: {reason}")
             return Lowered(automaton, tuple(document.notes), places)
         free, denies_names = speller.free or unsettled, speller.denies_names
         if process_time() > settings.until:
@@ -146,7 +146,7 @@ class _Speller:
     def __init__(
         self,
         document: Document,
-        settings: _Settings,
+        settings: _LowerSettings,
         depth: int,
         by_name: bool,
         letters: bool,
@@ -187,7 +187,7 @@ class _Speller:
         )
 
     def value(self, claims: Claims) -> Automaton | None:
-        """The values of which `claims` hold, as JSON. None if there are none. Raises `Unsupported`."""
+        """The values for which `claims` hold, as JSON; None if none do. Raises UnsupportedSchema."""
         if not claims and self._letters and not self._checks.within:
             return free_value()
         if not claims:
@@ -200,7 +200,7 @@ class _Speller:
             level += 1
         if level > self._unroll:
             if not self._unroll:
-                raise Unsupported(
+                raise UnsupportedSchema(
                     claims[0].at, "recursion is not expressed by an automaton", recursive=True
                 )
             self._document.note(f"recursion is written at most {self._unroll + 1} deep")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.schema.assembly import words
-from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
+from ramify.actors.grammar.schema.errors import TooLarge, UnsupportedSchema
 from ramify.actors.grammar.schema.limits import MAX_MULTIPLE
 from ramify.actors.grammar.schema.shapes import Number
 from ramify.actors.grammar.schema.strings import from_table
@@ -37,7 +37,7 @@ class Numbers:
         self._spelled: dict[Number, Automaton] = {}
 
     def spell(self, shape: Number, *, once: bool = False) -> Automaton | None:
-        """The numbers of `shape` as JSON. None if there are none. Raises `Unsupported`.
+        """The numbers of `shape` as JSON. None if there are none. Raises `UnsupportedSchema`.
 
         `once`: each in one spelling, without an exponent, with few digits around a point.
         """
@@ -89,7 +89,7 @@ def number_text(value: Fraction) -> str:
     while (value * 10**digits).denominator != 1:
         digits += 1
         if digits > 400:
-            raise Unsupported("", f"{short} is no decimal")
+            raise UnsupportedSchema("", f"{short} is no decimal")
     text = str(abs(int(value * 10**digits))).rjust(digits + 1, "0")
     return f"{'-' if value < 0 else ''}{text[:-digits]}.{text[-digits:]}"
 

@@ -11,7 +11,7 @@ from math import inf
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.schema.assembly import without
 from ramify.actors.grammar.schema.checks import Checks
-from ramify.actors.grammar.schema.errors import TooLarge, Unchecked, Unsupported
+from ramify.actors.grammar.schema.errors import TooLarge, Unchecked, UnsupportedSchema
 from ramify.actors.grammar.schema.expand import Expander
 from ramify.actors.grammar.schema.members import Listed, Others, Separators, objects
 from ramify.actors.grammar.schema.order import merged
@@ -42,7 +42,7 @@ class Objects:
         self._separators = separators
 
     def spell(self, shape: Object, outermost: bool = False) -> Automaton | None:
-        """The objects of `shape` as JSON. None if there are none. Raises `Unsupported`.
+        """The objects of `shape` as JSON. None if there are none. Raises `UnsupportedSchema`.
 
         `outermost`: they are the whole value, in which other members may come first: `$schema` does.
         """
@@ -79,7 +79,7 @@ class Objects:
             found = objects(listed, others, least, most, self._separators, different, outermost)
         if found is None or found.is_empty():
             if free and different is None:
-                raise Unsupported(
+                raise UnsupportedSchema(
                     shape.pointer,
                     "minProperties is not supported here where two names or more are free: list them",
                 )

@@ -26,7 +26,7 @@ from ramify.actors.grammar.expression import (
 )
 from ramify.actors.grammar.outlines import search_automaton
 from ramify.actors.grammar.schema.assembly import words
-from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
+from ramify.actors.grammar.schema.errors import TooLarge, UnsupportedSchema
 from ramify.actors.grammar.schema.formats import FORMATS
 from ramify.actors.grammar.schema.limits import MAX_COUNT
 from ramify.actors.grammar.schema.patterns import from_ecma
@@ -86,12 +86,12 @@ class Strings:
                 else:
                     found = search_automaton(from_ecma(test.text))
             except ConstraintError as error:
-                raise Unsupported(test.pointer, error.message) from None
+                raise UnsupportedSchema(test.pointer, error.message) from None
             self._tests[key] = found
         return found
 
     def language(self, shape: String) -> Automaton:
-        """The texts that strings of `shape` mean. Raises `Unsupported`."""
+        """The texts that strings of `shape` mean. Raises `UnsupportedSchema`."""
         found = self._languages.get(shape)
         if found is None:
             found = self._languages[shape] = self._language(shape)
@@ -214,11 +214,11 @@ def _utf8(value: str) -> bytes:
 
 
 def json_text(value: object) -> Literal:
-    """`value` as canonical JSON, without white space. Raises `Unsupported`."""
+    """`value` as canonical JSON, without white space. Raises `UnsupportedSchema`."""
     try:
         return Literal(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
     except UnicodeEncodeError:
-        raise Unsupported("", "a string with half a surrogate pair has no UTF-8") from None
+        raise UnsupportedSchema("", "a string with half a surrogate pair has no UTF-8") from None
 
 
 _SHORT = {8: b"b", 9: b"t", 10: b"n", 12: b"f", 13: b"r", 34: b'"', 92: b"\\"}

@@ -10,7 +10,7 @@ from typing import Any
 
 from ramify.actors.grammar.schema.cases import UNDENIED, Cases, Loss, claim_at, others_of
 from ramify.actors.grammar.schema.document import Document
-from ramify.actors.grammar.schema.errors import Unsupported
+from ramify.actors.grammar.schema.errors import UnsupportedSchema
 from ramify.actors.grammar.schema.formats import FORMATS
 from ramify.actors.grammar.schema.keywords import count, fraction
 from ramify.actors.grammar.schema.limits import MAX_NUMBER_DIGITS
@@ -64,7 +64,7 @@ def _types(pointer: str, keywords: dict[str, Any]) -> list[str]:
     types = types if isinstance(types, list) else [types]
     for name in types:
         if not isinstance(name, str) or name not in _TYPES:
-            raise Unsupported(f"{pointer}/type", f"{name!r} is no type: {', '.join(_TYPES)} are")
+            raise UnsupportedSchema(f"{pointer}/type", f"{name!r} is no type: {', '.join(_TYPES)} are")
     return [t for t in types if t != "integer" or "number" not in types]
 
 
@@ -90,7 +90,7 @@ def _tests(pointer: str, keywords: dict[str, Any]) -> Iterator[Check]:
     if "pattern" in keywords:
         pattern = keywords["pattern"]
         if not isinstance(pattern, str):
-            raise Unsupported(f"{pointer}/pattern", "a pattern is a string")
+            raise UnsupportedSchema(f"{pointer}/pattern", "a pattern is a string")
         yield Check("pattern", pattern, f"{pointer}/pattern")
 
 
@@ -134,7 +134,7 @@ def _no_numbers(document: Document, pointer: str, keywords: dict[str, Any]) -> C
 def _step(pointer: str, keywords: dict[str, Any]) -> Fraction:
     step = fraction(pointer, keywords, "multipleOf")
     if step <= 0:
-        raise Unsupported(f"{pointer}/multipleOf", "a number over 0 must stand here")
+        raise UnsupportedSchema(f"{pointer}/multipleOf", "a number over 0 must stand here")
     return step
 
 
@@ -157,7 +157,7 @@ def _arrays(document: Document, pointer: str, keywords: dict[str, Any]) -> Cases
             contains = (wanted,)
     unique = f"{pointer}/uniqueItems" if keywords.get("uniqueItems") is True else None
     if "unevaluatedItems" in keywords:
-        raise Unsupported(f"{pointer}/unevaluatedItems", "not supported: use items")
+        raise UnsupportedSchema(f"{pointer}/unevaluatedItems", "not supported: use items")
     if most is not None and least > most:
         return Cases(others_of(Array()))
     shape = Array((items,) if items != Items() else (), least, most, contains, unique)

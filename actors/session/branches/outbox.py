@@ -13,7 +13,7 @@ from ramify.actors.session.branches.choices import Choices
 from ramify.actors.session.branches.pending_appends import Prepared
 from ramify.protocol.messages import (
     Abandon,
-    Cancel,
+    CancelRequest,
     Compile,
     DropBranches,
     ExtendBranch,
@@ -38,7 +38,7 @@ ToCache = (
     | Reopen
     | Inspect
 )
-ToScheduler = Submit | Cancel
+ToScheduler = Submit | CancelRequest
 ToGrammar = Compile | Abandon
 
 

@@ -19,7 +19,7 @@ from ramify.protocol.structure import (
     Part,
     RegexPart,
     SequencePart,
-    Tag,
+    StructureTag,
     TagsPart,
     TextPart,
     ThoughtPart,
@@ -114,7 +114,9 @@ def _tagged(asked: Asked) -> Calls:
     blank = _blank_behind(opening, forms.TOOL_CALL)
     end = _kept(forms.TOOL_CALL_END, asked.ends_output)
     tags = [
-        Tag(f"{opening}{_json_name(tool)}{argument}", _object(tool, asked.demanded), f"}}{blank}{end}")
+        StructureTag(
+            f"{opening}{_json_name(tool)}{argument}", _object(tool, asked.demanded), f"}}{blank}{end}"
+        )
         for tool in asked.tools
     ]
     return Calls(_free(tags, [forms.TOOL_CALL], asked.parallel), _forced(tags, blank, asked.parallel))
@@ -128,8 +130,10 @@ def _xml(asked: Asked) -> Calls:
     tags, bare = [], []
     for tool in asked.tools:
         content = _parameters(tool, asked.demanded)
-        tags.append(Tag(f"{opening}{tool.name}{argument}", content, f"{forms.FUNCTION_END}{blank}{end}"))
-        bare.append(Tag(f"{forms.FUNCTION}{tool.name}{argument}", content, forms.FUNCTION_END))
+        tags.append(
+            StructureTag(f"{opening}{tool.name}{argument}", content, f"{forms.FUNCTION_END}{blank}{end}")
+        )
+        bare.append(StructureTag(f"{forms.FUNCTION}{tool.name}{argument}", content, forms.FUNCTION_END))
     free = _free([*tags, *bare], [forms.TOOL_CALL, forms.FUNCTION], asked.parallel)
     return Calls(free, _forced(tags, blank, asked.parallel))
 
@@ -139,11 +143,11 @@ def _llama3(asked: Asked) -> Calls:
     opening, argument = asked.written
     opening = opening.removeprefix(forms.PYTHON_TAG)
     tags = [
-        Tag(f"{opening}{_json_name(tool)}{argument}", _object(tool, asked.demanded), "}")
+        StructureTag(f"{opening}{_json_name(tool)}{argument}", _object(tool, asked.demanded), "}")
         for tool in asked.tools
     ]
     forced = _forced(tags, "; ", asked.parallel)
-    marked = [Tag(f"{forms.PYTHON_TAG}{tag.begin}", tag.content, tag.end) for tag in tags]
+    marked = [StructureTag(f"{forms.PYTHON_TAG}{tag.begin}", tag.content, tag.end) for tag in tags]
     free = TagsPart(marked, [forms.PYTHON_TAG + "{"], stop_after_first=True)
     begun = [
         f"{opening.replace(': ', space)}{_json_name(tool)}"
@@ -159,16 +163,16 @@ def _mistral(asked: Asked) -> Calls:
     opening, argument = asked.written
     list_begin, bracket, head = opening.partition("[{")
     if bracket:
-        ident = UnionPart([TextPart(""), _sequence(Tag(', "id": "', RegexPart(_ID), '"'))])
+        ident = UnionPart([TextPart(""), _sequence(StructureTag(', "id": "', RegexPart(_ID), '"'))])
         each = [
-            Tag(
+            StructureTag(
                 "{" + head + _json_name(tool) + argument,
                 SequencePart([_object(tool, asked.demanded), ident]),
                 "}",
             )
             for tool in asked.tools
         ]
-        whole = Tag(f"{list_begin}[", _forced(each, ", ", asked.parallel), "]")
+        whole = StructureTag(f"{list_begin}[", _forced(each, ", ", asked.parallel), "]")
         return Calls(_free([whole], [forms.TOOL_CALLS], False), _sequence(whole))
     before, marked, behind = argument.partition(CALL_ID)
     tags = []
@@ -176,7 +180,7 @@ def _mistral(asked: Asked) -> Calls:
         content: Part = _object(tool, asked.demanded)
         if marked:
             content = SequencePart([RegexPart(_ID), TextPart(behind), content])
-        tags.append(Tag(f"{opening}{tool.name}{before}", content, ""))
+        tags.append(StructureTag(f"{opening}{tool.name}{before}", content, ""))
     return Calls(_free(tags, [forms.TOOL_CALLS], asked.parallel), _forced(tags, "", asked.parallel))
 
 
@@ -187,12 +191,14 @@ def _deepseek(asked: Asked) -> Calls:
     fenced = "```" in argument
     end = ("\n```" if fenced else "") + forms.CALL_END
     each = [
-        Tag(f"{opening}{tool.name}{argument}", _object(tool, asked.demanded), end)
+        StructureTag(f"{opening}{tool.name}{argument}", _object(tool, asked.demanded), end)
         for tool in asked.tools
     ]
     several = _forced(each, "\n" if fenced else "", asked.parallel)
     ended = UnionPart([TextPart(""), TextPart(_kept(forms.CALLS_END, asked.ends_output))])
-    whole = Tag(forms.CALLS_BEGIN, SequencePart([several, ended]), "")  # some templates leave it out
+    whole = StructureTag(
+        forms.CALLS_BEGIN, SequencePart([several, ended]), ""
+    )  # some templates leave it out
     return Calls(_free([whole], [forms.CALLS_BEGIN], False), _sequence(whole))
 
 
@@ -207,12 +213,12 @@ def _harmony(asked: Asked) -> Calls:
     begins = (forms.COMMENTARY, f"{_STARTED} {forms.RECIPIENT}")
     contents = {tool.name: _object(tool, asked.demanded) for tool in asked.tools}
     tags = [
-        Tag(f"{begin}{tool.name}", SequencePart([headers, contents[tool.name]]), end)
+        StructureTag(f"{begin}{tool.name}", SequencePart([headers, contents[tool.name]]), end)
         for begin in begins
         for tool in asked.tools
     ]
     first = [
-        Tag(f"{forms.RECIPIENT}{tool.name}", SequencePart([headers, contents[tool.name]]), end)
+        StructureTag(f"{forms.RECIPIENT}{tool.name}", SequencePart([headers, contents[tool.name]]), end)
         for tool in asked.tools
     ]
     free = UnionPart(
@@ -221,7 +227,9 @@ def _harmony(asked: Asked) -> Calls:
             UnlessPart(TagsPart(tags, list(begins), stop_after_first=True), [forms.RECIPIENT]),
         ]
     )
-    forced = [Tag(f"{opening}{tool.name}{argument}", contents[tool.name], end) for tool in asked.tools]
+    forced = [
+        StructureTag(f"{opening}{tool.name}{argument}", contents[tool.name], end) for tool in asked.tools
+    ]
     return Calls(free, _forced(forced, "", False))
 
 
@@ -271,14 +279,14 @@ def _kept(mark: str, ends_output: Callable[[str], bool]) -> str:
     return "" if ends_output(mark) else mark
 
 
-def _sequence(tag: Tag) -> SequencePart:
+def _sequence(tag: StructureTag) -> SequencePart:
     return SequencePart([TextPart(tag.begin), tag.content, TextPart(tag.end)])
 
 
-def _forced(tags: Sequence[Tag], separator: str, parallel: bool) -> Part:
+def _forced(tags: Sequence[StructureTag], separator: str, parallel: bool) -> Part:
     calls = UnionPart([_sequence(tag) for tag in tags])
     return ListPart(calls, separator) if parallel else calls
 
 
-def _free(tags: list[Tag], triggers: list[str], parallel: bool) -> TagsPart:
+def _free(tags: list[StructureTag], triggers: list[str], parallel: bool) -> TagsPart:
     return TagsPart(tags, triggers, stop_after_first=not parallel)

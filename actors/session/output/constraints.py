@@ -26,7 +26,7 @@ from ramify.protocol.structure import (
     UnionPart,
     encode_structure,
 )
-from ramify.protocol.structure import Tag as TagOfPart
+from ramify.protocol.structure import StructureTag as TagOfPart
 from ramify.protocol.wire import Constraint, Generate, StructuralTag, Tag
 
 

@@ -38,7 +38,7 @@ from ramify.protocol.errors import (
 )
 from ramify.protocol.messages import (
     Abandon,
-    Cancel,
+    CancelRequest,
     Compile,
     Compiled,
     Finished,
@@ -351,7 +351,7 @@ class Generations:
     def cancel_prefill(self, branch: Branch) -> None:
         """Stop computing ahead: the branch is about to change under it."""
         if branch.prefill is not None:
-            self._state.out.scheduler.append(Cancel(branch.prefill))
+            self._state.out.scheduler.append(CancelRequest(branch.prefill))
             branch.prefill = None
 
     # --- while it runs ---------------------------------------------------------------------
@@ -369,10 +369,12 @@ class Generations:
         if generation.push(unpack(item.tokens), item.logprobs):
             assert generation.text.stopped is not None
             keep = generation.text.stopped.keep_tokens - generation.before
-            self._state.out.scheduler.append(Cancel(item.request, keep=max(0, keep), reason="stop"))
+            self._state.out.scheduler.append(
+                CancelRequest(item.request, keep=max(0, keep), reason="stop")
+            )
         elif self._state.meter.full and not generation.ending:
             generation.exhausted = True
-            self._state.out.scheduler.append(Cancel(item.request))
+            self._state.out.scheduler.append(CancelRequest(item.request))
         return generation.branch
 
     def cancel(self, task: Task, now: float) -> bool:
@@ -383,7 +385,7 @@ class Generations:
         generation.cancelled = True
         self._take_from_grammar(generation)
         if generation.request in self._by_request:
-            self._state.out.scheduler.append(Cancel(generation.request))
+            self._state.out.scheduler.append(CancelRequest(generation.request))
         else:
             self._end_waiting(generation, task, _ended_here(generation, now))
         return True
@@ -414,7 +416,7 @@ class Generations:
                 away[id(task)] = generation, task
             elif not generation.decided and not generation.cancelled:
                 generation.pausing = True
-                self._state.out.scheduler.append(Cancel(generation.request))
+                self._state.out.scheduler.append(CancelRequest(generation.request))
         for key in [key for key, (_, task) in self._ready.items() if task.frame.client == client]:
             away[key] = self._ready.pop(key)
 

@@ -29,7 +29,7 @@ from ramify.actors.session.sockets.replies import Cancelled, DeadlinePassed, bar
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.errors import BadRequest, LimitExceeded, RamifyError, TooLong, brief
 from ramify.protocol.messages import (
-    Cancel,
+    CancelRequest,
     DropBranches,
     ExtendBranch,
     Finished,
@@ -243,7 +243,7 @@ class Selects:
         out, pending = self._state.out, selection.pending
         for request in pending:
             del self._by_request[request]
-            out.scheduler.append(Cancel(request))
+            out.scheduler.append(CancelRequest(request))
         if pending:
             out.cache.append(DropBranches([selection.handles.pop(request) for request in pending]))
         selection.again()

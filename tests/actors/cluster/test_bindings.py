@@ -214,7 +214,7 @@ def test_a_session_of_a_busy_replica_is_placed_anew_when_nothing_runs() -> None:
     wires.bindings.tell(submit(1, 4))
     assert wires.answers == [(1, m.ChangeCore())]
     assert wires.told[0][-1] == m.DropSessions([1])
-    wires.bindings.tell(m.Cancel(handle(1, 4)))  # said before it heard so
+    wires.bindings.tell(m.CancelRequest(handle(1, 4)))  # said before it heard so
     wires.bindings.tell(m.Reopen(1))
     assert wires.told[1] == begin(wires, 1)
 
@@ -263,7 +263,7 @@ def test_every_message_has_its_session() -> None:
         m.Inspect(7, of, []),
         m.Reopen(7),
         submit(7, 2),
-        m.Cancel(of),
+        m.CancelRequest(of),
         m.CancelSession(7),
         m.Compile(of, None),  # type: ignore[arg-type]
         m.Abandon(of),

@@ -71,7 +71,7 @@ async def test_what_finds_no_room_waits_in_order_and_holds_the_credits_back() ->
     rig = Rig()
     extends = [m.ExtendBranch(HANDLE, bytes([i])) for i in range(5)]
     rig.take(m.OpenBranch(HANDLE), *extends, submit())
-    rig.take(m.Cancel(REQUEST))
+    rig.take(m.CancelRequest(REQUEST))
     assert rig.done == 0
     assert len(rig.cache) == 2
     assert len(rig.scheduler) == 0  # a request must not overtake its branch
@@ -83,7 +83,7 @@ async def test_what_finds_no_room_waits_in_order_and_holds_the_credits_back() ->
 
     await until(emptied)
     assert told == [m.OpenBranch(HANDLE), *extends]
-    assert rig.scheduler.drain_nowait() == [submit(), m.Cancel(REQUEST)]
+    assert rig.scheduler.drain_nowait() == [submit(), m.CancelRequest(REQUEST)]
     assert rig.done == 2
     assert rig.sessions.live == {SESSION}
     assert rig.sessions.heard == 1
@@ -92,9 +92,9 @@ async def test_what_finds_no_room_waits_in_order_and_holds_the_credits_back() ->
 async def test_each_message_reaches_its_actor_and_what_is_left_is_given_back() -> None:
     rig = Rig(room=10)
     opened = [m.OpenBranch(session << 32 | 1) for session in (1, 2, 3, 4)]
-    rig.take(*opened, m.Cancel(1), m.Abandon(1), m.DropSessions([2]), m.Reopen(4))
+    rig.take(*opened, m.CancelRequest(1), m.Abandon(1), m.DropSessions([2]), m.Reopen(4))
     assert rig.cache.drain_nowait() == [*opened, m.DropSessions([2]), m.Reopen(4)]
-    assert rig.scheduler.drain_nowait() == [m.Cancel(1)]
+    assert rig.scheduler.drain_nowait() == [m.CancelRequest(1)]
     assert rig.grammar.drain_nowait() == [m.Abandon(1)]
     rig.sessions.release(rig.core, UnlistenKv(1))
     assert rig.scheduler.drain_nowait() == [m.CancelSession(1), m.CancelSession(3)]

@@ -14,7 +14,7 @@ from ramify.protocol.structure import (
     RegexPart,
     SequencePart,
     Structure,
-    Tag,
+    StructureTag,
     TagsPart,
     TextPart,
     ThoughtPart,
@@ -61,7 +61,7 @@ def test_equal_texts_of_other_places_stay_apart() -> None:
     ("root", "good", "bad"),
     [
         (
-            TagsPart([Tag("<n>", JsonPart(DIFFERENT), "</n>")]),
+            TagsPart([StructureTag("<n>", JsonPart(DIFFERENT), "</n>")]),
             [b"", b"a\xfcb<n>[1]</n>\xfc0\xfc", b"\xf5<n>[2, 1]</n>"],
             [b"<n>\xfc0\xfc[1]</n>", b"<n>[1]", b"<n>\xfc"],
         ),
@@ -86,20 +86,24 @@ def test_texts_know_nothing_of_begins(root: Any, good: list[bytes], bad: list[by
 
 def test_what_cannot_be_told_apart_is_not_checked() -> None:
     one, other = JsonPart(DIFFERENT), JsonPart({"type": "array", "items": {"type": "string"}})
-    checked = built(TagsPart([Tag("<n>", one, "</n>"), Tag("<m>", one, "</m>")]))
+    checked = built(TagsPart([StructureTag("<n>", one, "</n>"), StructureTag("<m>", one, "</m>")]))
     assert [place for _, place in checked.checked.begins] == [0, 0]
-    unsure = built(TagsPart([Tag("<n>", one, "</n>"), Tag("<n>", other, "</n>")]))
+    unsure = built(TagsPart([StructureTag("<n>", one, "</n>"), StructureTag("<n>", other, "</n>")]))
     assert unsure.checked.places == unsure.checked.begins == ()
     assert unsure.automaton.accepts(b'<n>[1]</n> <n>["a", "a"]</n>')
     assert not unsure.automaton.accepts(b"<n>[1, 2]</n>")  # as the automaton holds it alone
-    regex = built(TagsPart([Tag("<n>", one, "</n>"), Tag("<n>", RegexPart(r"\[x\]"), "</n>")]))
+    regex = built(
+        TagsPart([StructureTag("<n>", one, "</n>"), StructureTag("<n>", RegexPart(r"\[x\]"), "</n>")])
+    )
     assert regex.checked.places == ()
-    number = built(TagsPart([Tag("<n>", one, "</n>"), Tag("<n>", RegexPart("[a-z]"), "</n>")]))
+    number = built(
+        TagsPart([StructureTag("<n>", one, "</n>"), StructureTag("<n>", RegexPart("[a-z]"), "</n>")])
+    )
     assert number.checked.places
 
 
 def test_behind_what_stands_there_already() -> None:
-    tags = TagsPart([Tag("<n>", JsonPart(DIFFERENT), "</n>")])
+    tags = TagsPart([StructureTag("<n>", JsonPart(DIFFERENT), "</n>")])
     assert places_in(built(tags, after="so <n>"), "[1, 2]</n> <n>[1]</n>") == [0, 0]
     inside = built(tags, after="so <n>[1]</n> <n>[1, ")
     assert inside.checked.begun == (0, b"[1, ")

@@ -18,7 +18,7 @@ from ramify.actors.grammar.schema.lower import containers, free_value
 from ramify.actors.grammar.schema.strings import any_string
 from ramify.gpu.constraints.bodies import constraint_of
 from ramify.gpu.constraints.grammar import GrammarVocabulary
-from ramify.gpu.constraints.matcher import Constraint
+from ramify.gpu.constraints.matcher import OutputConstraint
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.constraints import AutomatonBody, ConstraintSpec, GrammarBody, Kind, decode_body
 from ramify.protocol.errors import ConstraintError
@@ -26,12 +26,12 @@ from ramify.protocol.errors import ConstraintError
 BYTES = Vocabulary([*(bytes([b]) for b in range(256)), b""], [256], lambda text: list(text.encode()))
 
 
-def built(kind: Kind, text: str, *, spaced: bool = False) -> Constraint:
+def built(kind: Kind, text: str, *, spaced: bool = False) -> OutputConstraint:
     compiled = compile_constraint(ConstraintSpec(kind, text, spaced))
     return constraint_of(compiled.body, BYTES, lambda: GrammarVocabulary(BYTES))
 
 
-def accepts(constraint: Constraint, text: str) -> bool:
+def accepts(constraint: OutputConstraint, text: str) -> bool:
     matcher = constraint.matcher()
     return all(matcher.advance(byte) for byte in text.encode()) and matcher.advance(256)
 

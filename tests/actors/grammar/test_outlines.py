@@ -23,14 +23,14 @@ from ramify.actors.grammar.outlines import (
     search_automaton,
 )
 from ramify.actors.grammar.regex import UnknownSyntax
-from ramify.actors.grammar.schema.errors import Unsupported
+from ramify.actors.grammar.schema.errors import UnsupportedSchema
 from ramify.actors.grammar.schema.lower import lower
 from ramify.actors.grammar.values import json_value, xml_parameters
 from ramify.gpu.constraints.bodies import constraint_of
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.constraints import ConstraintSpec, GrammarBackend
 from ramify.protocol.errors import ConstraintError
-from ramify.protocol.structure import RegexPart, Structure, Tag, TagsPart, encode_structure
+from ramify.protocol.structure import RegexPart, Structure, StructureTag, TagsPart, encode_structure
 from tests.amount import examples
 
 UNREAD = UnknownSyntax("not read", position=0)
@@ -235,7 +235,7 @@ def test_names_and_tools_parameters_by_such_patterns(pattern: str, good: str, ba
 
 def test_an_anchor_inside_a_tools_pattern_is_refused_by_pointer() -> None:
     closed = {"type": "object", "patternProperties": {r"^a|\p{L}$": {"const": 1}}}
-    with pytest.raises(Unsupported) as told:
+    with pytest.raises(UnsupportedSchema) as told:
         json_value({"type": "object", "properties": {"b": closed | {"additionalProperties": False}}})
     assert told.value.pointer.startswith("/properties/b/patternProperties/")
 
@@ -313,7 +313,9 @@ def test_what_it_cannot_compile_is_refused(pattern: str, says: str, position: in
 
 def test_it_compiles_regexes_in_tags_too() -> None:
     def compiled(pattern: str, backend: GrammarBackend) -> tuple[str, ...]:
-        tags = TagsPart([Tag("<n>", RegexPart(pattern, "tags[0]"), "</n>")], stop_after_first=True)
+        tags = TagsPart(
+            [StructureTag("<n>", RegexPart(pattern, "tags[0]"), "</n>")], stop_after_first=True
+        )
         text = encode_structure(Structure(tags))
         return compile_constraint(ConstraintSpec("structure", text), backend).notes
 

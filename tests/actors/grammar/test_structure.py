@@ -15,7 +15,7 @@ from ramify.protocol.structure import (
     RegexPart,
     SequencePart,
     Structure,
-    Tag,
+    StructureTag,
     TagsPart,
     TextPart,
     ThoughtPart,
@@ -60,7 +60,7 @@ def reads(part: TagsPart, text: str) -> bool:
 
 
 TAGS = st.builds(
-    lambda begin, regex, end: Tag("<" + begin, RegexPart(regex), end),
+    lambda begin, regex, end: StructureTag("<" + begin, RegexPart(regex), end),
     st.text("ab<", max_size=2),
     st.sampled_from(CONTENTS),
     st.sampled_from(["", ">", "b>"]),
@@ -75,7 +75,7 @@ TAGS = st.builds(
     st.booleans(),
     st.lists(st.text("ab<>n", max_size=10), max_size=20),
 )
-def test_tags(tags: list[Tag], short: bool, least: bool, first: bool, texts: list[str]) -> None:
+def test_tags(tags: list[StructureTag], short: bool, least: bool, first: bool, texts: list[str]) -> None:
     part = TagsPart(tags, ["<"] if short else [], least, first)
     if not short and len({tag.begin for tag in tags}) < len(tags):
         part = TagsPart(tags, list({tag.begin: None for tag in tags}), least, first)
@@ -117,7 +117,7 @@ def test_a_thought_before_the_answer_is_free() -> None:
 
 
 def test_what_stands_there_already_is_gone_on_with() -> None:
-    tags = TagsPart([Tag("<f>", RegexPart("[0-9]{3}"), "</f>")])
+    tags = TagsPart([StructureTag("<f>", RegexPart("[0-9]{3}"), "</f>")])
     made = texts_of(tags, marks=["<f>", "</f>"], after="well <f>1")
     assert made.accepts(b"23\xff</f>\xfe and more")
     assert not made.accepts(b"2")
@@ -133,7 +133,11 @@ UNIQUE = JsonPart({"type": "array", "items": {"type": "integer"}, "uniqueItems":
 def test_values_that_no_schema_describes() -> None:
     """At any depth: in calls, in lists, behind thoughts, beside values that are checked."""
     calls = TagsPart(
-        [Tag("<f>", FREE, "</f>"), Tag("<g>", JsonPart({}), "</g>"), Tag("<h>", UNIQUE, "</h>")]
+        [
+            StructureTag("<f>", FREE, "</f>"),
+            StructureTag("<g>", JsonPart({}), "</g>"),
+            StructureTag("<h>", UNIQUE, "</h>"),
+        ]
     )
     built = structure_automaton(Structure(calls))
     assert built.notes == ()
@@ -184,7 +188,7 @@ def test_schemas_that_cannot_be_kept() -> None:
 
 
 def test_triggers_and_tags_go_together() -> None:
-    tag = Tag("<f>", RegexPart("a"), "")
+    tag = StructureTag("<f>", RegexPart("a"), "")
     with pytest.raises(ConstraintError, match="none of the triggers"):
         structure_automaton(Structure(TagsPart([tag], ["<g"])))
     with pytest.raises(ConstraintError, match="no tag begins"):
@@ -192,6 +196,6 @@ def test_triggers_and_tags_go_together() -> None:
 
 
 def test_as_json() -> None:
-    tags = TagsPart([Tag("a", ListPart(XmlPart({"x": [1]}), ","), "b")], ["a"], True)
+    tags = TagsPart([StructureTag("a", ListPart(XmlPart({"x": [1]}), ","), "b")], ["a"], True)
     structure = Structure(ThoughtPart("<", ">", tags), ["<"], "after")
     assert decode_structure(encode_structure(structure)) == structure

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ramify.actors.grammar.schema.errors import Unsupported
+from ramify.actors.grammar.schema.errors import UnsupportedSchema
 from ramify.actors.grammar.values import any_parameters, json_value, until, xml_parameters
 from ramify.protocol.errors import ConstraintError
 from tests.actors.grammar.samples import sample
@@ -95,7 +95,7 @@ def test_a_schema_may_be_text() -> None:
     for wrong in ("{", "[]"):
         with pytest.raises(ConstraintError):
             json_value(wrong)
-    with pytest.raises(Unsupported):
+    with pytest.raises(UnsupportedSchema):
         json_value(False)
 
 

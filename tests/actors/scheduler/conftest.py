@@ -529,14 +529,14 @@ class World:
         assert (len(prompts), prompts.order) == (0, [])
         assert all(not line.weight for line in prompts._lines.values())
         for account in self.core._accounts.values():
-            client = account.client
+            tenant = account.tenant
             assert (account.rows, account.prefilling, account.shares) == (0, 0, {})
-            assert (client.rows, client.prefilling, client.slots, client.shares) == (0, 0, 0, {})
+            assert (tenant.rows, tenant.prefilling, tenant.slots, tenant.shares) == (0, 0, 0, {})
             assert (account.held, account.foreseen) == (0, 0)
-            assert (client.requests, client.lacking) == (0, 0)
+            assert (tenant.requests, tenant.lacking) == (0, 0)
         admission = self.core._admission
         admission.active.expire(1 << 40)
-        assert (admission.active.reserved, len(admission._line)) == (0, 0)
+        assert (admission.active.reserved, len(admission._memory_queue)) == (0, 0)
         assert not admission.active._rows
         self.cache.check_idle()
 

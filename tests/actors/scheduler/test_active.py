@@ -5,7 +5,7 @@ import random
 import pytest
 
 from ramify.actors.scheduler.active import BETWEEN, FORESEEN, SHARE, ActiveSessions
-from ramify.actors.scheduler.request import Account, Client, Request
+from ramify.actors.scheduler.request import Account, Request, Tenant
 from ramify.protocol.messages import Submit
 from ramify.protocol.sampling import SamplingParams
 
@@ -79,13 +79,13 @@ def test_what_is_announced_shrinks_as_it_comes(active):
     assert active.reserved == 5
 
 
-def test_a_client_reserves_a_part_of_the_pool_at_most(active):
-    client = Client()
+def test_a_tenant_reserves_a_part_of_the_pool_at_most(active):
+    tenant = Tenant()
     for session in (1, 2, 3):
-        account = Account(session, client)
+        account = Account(session, tenant)
         active.begin(account)
         active.announce(account, 1500)
-    assert (client.reserved, active.reserved) == (4500, 8000 // SHARE)
+    assert (tenant.reserved, active.reserved) == (4500, 8000 // SHARE)
     active.announce(account, 10**9)
     assert active.needs(account) == 8000 // SHARE
     other = Account(4)
@@ -165,8 +165,8 @@ def test_a_higher_priority_than_all_that_run(active, ask):
 
 def test_the_counters_are_the_sums(active, ask):
     dice = random.Random(1)
-    clients = [Client(), Client()]
-    accounts = [Account(n, dice.choice([None, *clients])) for n in range(12)]
+    tenants = [Tenant(), Tenant()]
+    accounts = [Account(n, dice.choice([None, *tenants])) for n in range(12)]
     requests = [ask(account) for account in accounts]
     step = 0
     for _ in range(3000):
@@ -195,7 +195,7 @@ def test_the_counters_are_the_sums(active, ask):
         for each in accounts:
             own = active.needs(each) + (0 if each.rows else each.kept) if each.active else 0
             assert each.reserved == own
-            sums[each.client] = sums.get(each.client, 0) + own
+            sums[each.tenant] = sums.get(each.tenant, 0) + own
         assert active.reserved == sum(min(8000 // SHARE, tokens) for tokens in sums.values())
 
 
@@ -221,20 +221,20 @@ def test_an_output_counts_until_it_is_as_long_as_they_usually_are(active, ask):
         request = ask(account)
         request.done = done
         active.learn(request)
-    assert account.client.output == 290  # the first, and a sixteenth of the difference
+    assert account.tenant.output == 290  # the first, and a sixteenth of the difference
     request = ask(account, limit=1000)
     for slots, counted in ((1000, 290), (900, 190), (750, FORESEEN), (20, 20), (0, 0)):
         active.foresee(request, slots)
         assert account.foreseen == counted
 
 
-def test_all_that_a_client_reserves_is_kept_from_its_own_new_sessions(active):
-    client, other = Client(), Client()
+def test_all_that_a_tenant_reserves_is_kept_from_its_own_new_sessions(active):
+    tenant, other = Tenant(), Tenant()
     for session in (1, 2, 3):
-        account = Account(session, client)
+        account = Account(session, tenant)
         active.begin(account)
         active.announce(account, 1500)
-    assert (active.reserved_from(client), active.reserved_from(other)) == (4500, 8000 // SHARE)
+    assert (active.reserved_from(tenant), active.reserved_from(other)) == (4500, 8000 // SHARE)
 
 
 def test_who_has_not_begun_does_not_rest(active):

@@ -3,7 +3,7 @@
 import pytest
 
 from ramify.actors.scheduler.pace import FIRST_ON_CPU
-from ramify.protocol.messages import SPARE, Cancel
+from ramify.protocol.messages import SPARE, CancelRequest
 from ramify.protocol.sampling import SamplingParams
 
 
@@ -159,7 +159,7 @@ def test_parked_requests_come_back_when_the_owner_is_cancelled(world, expected):
     prompt = list(range(80))
     w.turn(w.submit(1, prompt), w.submit(2, prompt, seed=3))
     w.settled()
-    w.turn(Cancel(ident(1)))
+    w.turn(CancelRequest(ident(1)))
     w.run()
     assert w.output[ident(2)] == expected(prompt, 3, 4)
     w.check_idle()
@@ -170,7 +170,7 @@ def test_parked_requests_can_be_cancelled(world):
     prompt = list(range(80))
     w.turn(w.submit(1, prompt), w.submit(2, prompt))
     w.settled()
-    w.turn(Cancel(ident(2)))
+    w.turn(CancelRequest(ident(2)))
     assert w.finished[ident(2)].reason == "cancelled"
     w.run()
     w.check_idle()
@@ -246,7 +246,7 @@ def test_cancel_after_a_retraction_counts_what_was_committed(world, expected):
     assert w.core.waiting == 1
     done = len(w.output[ident(2)])
     assert done > 0
-    w.turn(Cancel(ident(2), keep=1))
+    w.turn(CancelRequest(ident(2), keep=1))
     assert w.finished[ident(2)].output == done  # committed already: the session moves its branch
     w.run()
     w.check_idle()
@@ -304,7 +304,7 @@ def test_ends_wait_for_their_settle_when_the_cache_lags(world):
     w.result()
     w.cache_settles()
     for i in range(1, 9):
-        w.turn(Cancel(ident(i, i)))
+        w.turn(CancelRequest(ident(i, i)))
     assert len(w.replies) == 4  # no more Settles than that are outstanding
     assert len(w.finished) == 4
     w.cache_settles()
@@ -350,7 +350,7 @@ def test_who_finds_no_memory_though_nobody_holds_any_is_ended(world, done):
         while not w.core.retractions:
             w.turn(w.replies.popleft() if w.replies else w.executor.run())
     w.cache._take = lambda count: None
-    w.run(Cancel(ident(1)) if done else second)
+    w.run(CancelRequest(ident(1)) if done else second)
     finished = w.finished[ident(2)]
     if done:
         assert (finished.reason, finished.error) == ("length", None)
@@ -367,7 +367,7 @@ def test_what_a_run_did_not_use_moves_its_session_forward(world):
     w.turn(w.submit(1, max_tokens=40))  # is charged 3 + 30
     w.cache_settles()
     w.turn(w.submit(2, [4, 5], max_tokens=1), w.submit(2, [6, 7], session=2, max_tokens=1))
-    w.run(Cancel(ident(1)))
+    w.run(CancelRequest(ident(1)))
     assert w.order[-2:] == [ident(2), ident(2, 2)]
 
 

@@ -1,12 +1,12 @@
 """Which constraints requests may name, and when the executor gets and forgets them."""
 
-from ramify.actors.scheduler.constraints import Constraints
+from ramify.actors.scheduler.constraints import ConstraintTable
 from ramify.protocol.messages import Constrain, Unconstrain
 from ramify.protocol.plan import LoadConstraint, unpack
 
 
-def known(*idents: int) -> Constraints:
-    constraints = Constraints()
+def known(*idents: int) -> ConstraintTable:
+    constraints = ConstraintTable()
     for ident in (0, *idents):
         constraints.add(Constrain(ident, b"%d" % ident))
     return constraints
@@ -17,7 +17,7 @@ def test_what_is_not_there_cannot_be_taken() -> None:
     assert not constraints.take(2)
     assert constraints.take(1)
     assert len(constraints) == 1
-    without = Constraints()
+    without = ConstraintTable()
     without.add(Constrain(1, b"1"))
     assert not without.take(1)  # there is no vocabulary
 

@@ -9,7 +9,7 @@ from ramify.actors.scheduler.core import _note_forced
 from ramify.actors.scheduler.request import SchedulerError
 from ramify.actors.scheduler.suspects import MOST
 from ramify.protocol.cluster import LOT
-from ramify.protocol.messages import Cancel, CancelSession, Submit
+from ramify.protocol.messages import CancelRequest, CancelSession, Submit
 from ramify.protocol.plan import NO_TOKEN, STUCK, StepResult, pack, unpack
 from ramify.protocol.sampling import SamplingParams
 
@@ -248,7 +248,7 @@ def test_cancel_waiting(world):
     w = world(rows=1)
     w.turn(w.submit(1, [1], max_tokens=9), w.submit(2, [2]))
     w.settled()
-    w.turn(Cancel(ident(2)))
+    w.turn(CancelRequest(ident(2)))
     assert w.finished[ident(2)].reason == "cancelled"
     assert w.finished[ident(2)].output == 0
     w.run()
@@ -258,7 +258,7 @@ def test_cancel_waiting(world):
 
 def test_cancel_before_anything_was_done(world):
     w = world()
-    w.turn(w.submit(1), Cancel(R1))
+    w.turn(w.submit(1), CancelRequest(R1))
     assert w.finished[R1].reason == "cancelled"
     assert not w.settles
     w.check_idle()
@@ -267,8 +267,8 @@ def test_cancel_before_anything_was_done(world):
 def test_cancel_while_acquiring_gives_the_pages_back(world):
     w = world()
     w.turn(w.submit(1))
-    w.turn(Cancel(R1))
-    w.turn(Cancel(R1, reason="stop"))
+    w.turn(CancelRequest(R1))
+    w.turn(CancelRequest(R1, reason="stop"))
     assert R1 not in w.finished
     w.run()
     assert w.finished[R1].reason == "cancelled"
@@ -282,7 +282,7 @@ def test_cancel_while_prefilling_keeps_what_was_computed(world):
     w.settled()
     w.result()
     w.cache_settles()
-    w.turn(Cancel(R1))
+    w.turn(CancelRequest(R1))
     assert w.finished[R1].output == 0
     assert len(w.cache.resident) == 16
     w.run()
@@ -298,7 +298,7 @@ def test_cancel_while_decoding_cuts(world, expected, keep, kept):
     for _ in range(3):
         w.result()
         w.cache_settles()
-    w.turn(Cancel(R1, keep=keep, reason="stop"))
+    w.turn(CancelRequest(R1, keep=keep, reason="stop"))
     assert w.finished[R1].output == kept
     assert w.finished[R1].reason == "stop"
     sent = len(w.sent)
@@ -314,7 +314,7 @@ def test_cancel_with_the_last_token_in_flight(world):
     w.turn(w.submit(1, max_tokens=2))
     w.cache_settles()
     assert len(w.executor.plans) == 2
-    w.turn(Cancel(R1))
+    w.turn(CancelRequest(R1))
     assert w.finished[R1].output == 0
     w.run()
     w.check_idle()
@@ -323,7 +323,7 @@ def test_cancel_with_the_last_token_in_flight(world):
 def test_cancel_of_the_finished_and_the_unknown_is_nothing(world):
     w = world()
     w.run(w.submit(1))
-    w.run(Cancel(R1, keep=1), Cancel(99))
+    w.run(CancelRequest(R1, keep=1), CancelRequest(99))
     assert w.finished[R1].output == 4
 
 
@@ -332,7 +332,7 @@ def test_a_branch_can_go_on_right_after_a_cancel(world, expected):
     w.turn(w.submit(1, max_tokens=20))
     w.cache_settles()
     w.result()
-    w.turn(Cancel(R1))
+    w.turn(CancelRequest(R1))
     head = list(w.cache.branches[R1])
     assert len(head) == 4
     w.run(w.submit(2, None, branch=R1, max_tokens=3))
@@ -397,8 +397,8 @@ def test_overloaded(world):
     w.check_idle()
 
 
-def test_a_client_that_fills_the_queue_leaves_places_for_others(world):
-    """Its sessions are one client; who has few requests finds room as long as anybody does."""
+def test_a_tenant_that_fills_the_queue_leaves_places_for_others(world):
+    """Its sessions are one tenant; who has few requests finds room as long as anybody does."""
     w = world(rows=1, max_waiting=90)
     flood = [w.submit(i, [i], session=1 + i % 5, owner="flood") for i in range(1, 101)]
     w.turn(*flood)
@@ -434,7 +434,7 @@ def test_what_ran_goes_on_with_another_executor(world, expected):
     assert w.replies
     w.die()
     assert w.core.down == "it died"
-    w.turn(w.submit(4, [4]), w.submit(5, [5]), Cancel(R1 + 4))
+    w.turn(w.submit(4, [4]), w.submit(5, [5]), CancelRequest(R1 + 4))
     w.cache_settles()
     assert not w.executor.plans
     assert not w.cache.runs
@@ -557,7 +557,7 @@ def test_a_request_that_never_ran_started_when_it_ended(world):
     w.cache_settles()
     w.turn(w.submit(2))
     w.now = 7.5
-    w.turn(Cancel(ident(2)))
+    w.turn(CancelRequest(ident(2)))
     w.run()
     assert (w.finished[ident(2)].started, w.finished[ident(2)].first_token) == (7.5, 0.0)
 
@@ -565,7 +565,7 @@ def test_a_request_that_never_ran_started_when_it_ended(world):
 def test_deadlines_of_requests_that_ended_do_not_pile_up(world):
     w = world()
     for number in range(1, 67):
-        w.run(w.submit(number, [number], deadline=1e9), Cancel(ident(number)))
+        w.run(w.submit(number, [number], deadline=1e9), CancelRequest(ident(number)))
     assert len(w.core._deadlines) == 66
     w.turn(w.submit(67, [67], deadline=1e9))
     assert [number for _, number in w.core._deadlines] == [ident(67)]
@@ -587,7 +587,7 @@ def test_what_lacks_for_first_tokens(world):
 
 
 def test_which_idle_sessions_are_forgotten(world):
-    """Those that would start at the current virtual time anyway, and clients without a session."""
+    """Those that would start at the current virtual time anyway, and tenants without a session."""
     w = world()
     w.run(w.submit(1, [1], session=1, owner="one", max_tokens=1))
     w.run(w.submit(1, [2], session=2, owner="two", max_tokens=1))
@@ -596,18 +596,18 @@ def test_which_idle_sessions_are_forgotten(world):
     virtual = core._admission.queue.virtual
     for session, served, own in ((1, virtual, 0), (2, virtual + 1, 0)):
         account = core._accounts[session]
-        account.client.served, account.client.virtual, account.served = served, 5, 5 + own
+        account.tenant.served, account.tenant.virtual, account.served = served, 5, 5 + own
     core._sweep()
     assert sorted(core._accounts) == [2, 3]
-    assert sorted(core._clients) == ["three", "two"]
+    assert sorted(core._tenants) == ["three", "two"]
     assert core._sweep_at == 1024
-    core._accounts[2].client.served = virtual
+    core._accounts[2].tenant.served = virtual
     core._accounts[2].served = 6
     core._sweep()
-    assert sorted(core._accounts) == [2, 3]  # its client's other sessions have had less
+    assert sorted(core._accounts) == [2, 3]  # its tenant's other sessions have had less
     core._accounts[2].served = 5
     core._sweep()
-    assert (sorted(core._accounts), sorted(core._clients)) == ([3], ["three"])
+    assert (sorted(core._accounts), sorted(core._tenants)) == ([3], ["three"])
     w.run()
     w.check_idle()
 

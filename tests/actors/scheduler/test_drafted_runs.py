@@ -5,7 +5,7 @@ Every policy here drafts by chance, and nine of ten drafts are right, so steps g
 
 import pytest
 
-from ramify.protocol.messages import Cancel
+from ramify.protocol.messages import CancelRequest
 from ramify.protocol.plan import unpack
 from ramify.protocol.sampling import SamplingParams
 
@@ -64,7 +64,7 @@ def test_a_cancel_keeps_what_it_says_and_ends_within_its_step(drafting, expected
         w.cache_settles()
     had = len(w.output[R1])
     steps = len(w.executor.plans)
-    w.turn(Cancel(R1, keep=keep))
+    w.turn(CancelRequest(R1, keep=keep))
     assert len(w.executor.plans) <= steps + 1  # the one that closes its row
     w.run()
     kept = min(keep, had)

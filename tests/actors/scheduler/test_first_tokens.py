@@ -113,7 +113,7 @@ def serve(server, sessions, seconds, shorts):
         if short in server.first:
             waits.append(server.first[short] - begun)
             short, next_short = None, server.now + dice.uniform(0.0, 0.3)
-        # The next event: a step's end, or a client that comes in the middle of one.
+        # The next event: a step's end, or a tenant that comes in the middle of one.
         when = server.ends
         if shorts and short is None and server.now < next_short:
             when = min(when, next_short)

@@ -70,8 +70,8 @@ class Gate:
         """A run of somebody else that has so many slots."""
         number = 1000 + len(self.runs)
         account = Account(number)
-        account.rows = account.client.rows = 1
-        account.client.slots = slots
+        account.rows = account.tenant.rows = 1
+        account.tenant.slots = slots
         self.runs[number] = SimpleNamespace(
             level=(True, priority),
             complete=False,
@@ -125,7 +125,7 @@ def test_after_a_grant_all_are_tried(gate):
     (tried,) = gate.gate.pick()
     run = SimpleNamespace(held=14, cap=14, slots=14, account=tried.account)
     gate.gate.granted(tried, run)
-    assert (tried.need, tried.charge, tried.account.client.slots) == (0, 0, 14)
+    assert (tried.need, tried.charge, tried.account.tenant.slots) == (0, 0, 14)
     assert tried.account.served == 14
     assert set(gate.gate.pick()) == {first, second, third} - {tried}
 
@@ -137,18 +137,18 @@ def test_one_at_a_time_costs_nobody_a_row_while_others_are_free(gate):
     gate.deny(denied, 5)
     gate.gate.unblock()
     gate.ask()
-    for _ in range(2):  # of a client with two rows, for long enough
+    for _ in range(2):  # of a tenant with two rows, for long enough
         run = gate.held(4, priority=0)
-        run.account.rows = run.account.client.rows = 2
+        run.account.rows = run.account.tenant.rows = 2
     assert len(gate.gate.pick()) == 1
     assert (gate.retracted, gate.planner.free_rows) == ([], 4)
 
 
 def newcomer(gate, prompt=10):
-    """A request that went past the line, as `Line` says."""
+    """A request that overtook the memory queue, as `MemoryQueue` says."""
     request = gate.ask(begun=False, prompt=prompt)
     gate.gate.queue.discard(request)
-    request.forced = request.visits = request.passes = True
+    request.ignores_reserve = request.single_answer = request.overtakes = True
     gate.gate.queue.push_before_all(request)
     return request
 
@@ -168,7 +168,7 @@ def test_who_has_come_alone_goes_past_who_waits_for_more_pages_than_there_are(ga
         assert gate.gate.pick() == [new]
         granted(gate, new)
         assert gate.gate.pick() == []  # the other one still waits, and one at a time is tried
-        assert not new.passes
+        assert not new.overtakes
     last = newcomer(gate)
     assert gate.gate.pick() == []  # so many between two others
     gate.settlements.available = 55
@@ -291,7 +291,7 @@ def test_pages_of_equals(gate):
     request = gate.ask()
     gate.gate.pick()
     run = gate.held(40, priority=0)
-    run.account.client.slots = 60
+    run.account.tenant.slots = 60
     gate.deny(request, 3)
     assert gate.retracted == [(run, "fairness")]
 
@@ -399,12 +399,12 @@ def test_how_much_room_a_newcomer_waits_for(gate):
     assert gate.gate.pick() == [request]
     assert request.leave == 9
     gate.gate.denied(request, Denied(1, "memory", resident=3, short=2), None)
-    assert (request.state, request.in_line) == (RequestState.WAITING, True)
-    line = gate.gate._line
-    assert line._need == 45  # two more than there are beside the reserve
+    assert (request.state, request.in_memory_queue) == (RequestState.WAITING, True)
+    memory_queue = gate.gate._memory_queue
+    assert memory_queue._need == 45  # two more than there are beside the reserve
     assert gate.gate._room == 50 - 7
     gate.gate.discard(request)
-    assert len(line) == 0
+    assert len(memory_queue) == 0
 
 
 def test_a_session_that_has_begun_since_leaves_nothing(gate):
@@ -415,7 +415,7 @@ def test_a_session_that_has_begun_since_leaves_nothing(gate):
     gate.gate.pick()
     gate.gate.active.begin(request.account)
     gate.deny(request, 2)
-    assert (request.in_line, request.need) == (False, 0)
+    assert (request.in_memory_queue, request.need) == (False, 0)
     assert gate.gate.pick() == [request]
     assert request.leave == 0
 
@@ -426,12 +426,12 @@ def test_what_a_run_holds_and_leaves(gate):
     gate.gate.pick()
     run = SimpleNamespace(held=10, cached=4, cap=39, slots=14, account=account, request=request)
     gate.gate.granted(request, run)
-    assert (account.client.slots, account.held, request.foreseen) == (10, 10, 25)
+    assert (account.tenant.slots, account.held, request.foreseen) == (10, 10, 25)
     run.held, run.slots = 14, 18
     gate.gate.grown(run, 4)
-    assert (account.client.slots, account.held, request.foreseen) == (14, 14, 21)
+    assert (account.tenant.slots, account.held, request.foreseen) == (14, 14, 21)
     gate.gate.stopped(run, 16)
-    assert (account.client.slots, account.held, account.kept, request.foreseen) == (0, 0, 12, 30)
+    assert (account.tenant.slots, account.held, account.kept, request.foreseen) == (0, 0, 12, 30)
     gate.gate.ended(request)
     assert (request.foreseen, account.rested) == (0, 0)
     account.requests.clear()

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ramify.protocol.messages import Cancel, CancelSession
+from ramify.protocol.messages import CancelRequest, CancelSession
 from ramify.protocol.plan import unpack
 
 
@@ -101,7 +101,7 @@ def test_nobody_waits_for_more_than_his_turn(world):
 
 
 def test_a_crowd_in_an_overfull_pool_computes_little_twice(world):
-    """Thirty sessions of one client, of 68 to 204 tokens as they grow: 400 hold two to five of them."""
+    """Thirty sessions of one tenant, of 68 to 204 tokens as they grow: 400 hold two to five of them."""
     w = world(pages=400, rows=32, budget=200, quantum_steps=8)
     ask = w.submit
     w.submit = lambda *args, **more: ask(*args, owner="crowd", **more)
@@ -111,8 +111,8 @@ def test_a_crowd_in_an_overfull_pool_computes_little_twice(world):
     w.check_idle()
 
 
-def test_where_each_session_is_a_client_a_newcomer_waits_for_no_crowd(world):
-    """The retracted were taken for newcomers: those waited in the line until the crowd had ended."""
+def test_where_each_session_is_a_tenant_a_newcomer_waits_for_no_crowd(world):
+    """The retracted were taken for newcomers: those waited in the queue until the crowd had ended."""
     w = world(pages=400, rows=32, budget=200, quantum_steps=8)
     programs = Programs(w, 30, turns=2, prompt=8, output=60, expects=False)
     programs.run(every=40)
@@ -122,7 +122,7 @@ def test_where_each_session_is_a_client_a_newcomer_waits_for_no_crowd(world):
 
 
 def full(world, count=3, pages=100):
-    """A world whose pool is used up by sessions with long answers; others wait in the line."""
+    """A world whose pool is used up by sessions with long answers; others wait in the memory queue."""
     w = world(pages=pages, rows=16, budget=64, quantum_steps=16)
     w.turn(*(w.submit(1, [s] * 10, session=s, max_tokens=40, expects=40) for s in range(1, count + 1)))
     for _ in range(20):
@@ -149,15 +149,15 @@ def test_a_higher_priority_waits_for_no_room(world):
 
 
 @pytest.mark.parametrize("close", [False, True])
-def test_what_is_cancelled_leaves_the_line(world, close):
+def test_what_is_cancelled_leaves_the_memory_queue(world, close):
     w = full(world)
     w.turn(*(w.submit(1, [s] * 8, session=s, max_tokens=40, expects=40) for s in range(10, 20)))
     w.cache_settles()
-    waiting = [s for s in range(10, 20) if w.core._requests[ident(s)].in_line]
+    waiting = [s for s in range(10, 20) if w.core._requests[ident(s)].in_memory_queue]
     assert len(waiting) >= 5
     for session in waiting:
-        w.turn(CancelSession(session) if close else Cancel(ident(session)))
-    assert not len(w.core._admission._line)
+        w.turn(CancelSession(session) if close else CancelRequest(ident(session)))
+    assert not len(w.core._admission._memory_queue)
     w.run()
     assert all((ident(s) in w.finished) != close for s in waiting)
     w.check_idle()

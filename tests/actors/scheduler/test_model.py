@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
-from ramify.protocol.messages import Cancel, CancelSession, ExtendBranch, OpenBranch
+from ramify.protocol.messages import CancelRequest, CancelSession, ExtendBranch, OpenBranch
 from ramify.protocol.plan import pack, unpack, unpack_floats
 from tests.amount import examples
 
@@ -169,7 +169,7 @@ def execute(w, program, expected, expected_scores, deaths=()):
             w.turn(*events)
         elif kind == "cancel" and submitted:
             which, keep = arguments
-            w.turn(Cancel(list(submitted)[which % len(submitted)], keep))
+            w.turn(CancelRequest(list(submitted)[which % len(submitted)], keep))
         elif kind == "close":
             session = arguments[0] + 10 * sum(1 for c in closed if c % 10 == arguments[0])
             closed.add(session)
@@ -367,7 +367,7 @@ def under_pressure(world, expected, page_size, options, crowd, choices):
         turn += 1
         assert turn < 5000
         w.now += 1.0
-        w.turn(*(Cancel(s.request) for s, c in zip(submits, crowd, strict=True) if c[5] == turn))
+        w.turn(*(CancelRequest(s.request) for s, c in zip(submits, crowd, strict=True) if c[5] == turn))
         if w.executor.plans and (not w.replies or (choices and choices[turn % len(choices)])):
             w.result()
         elif w.replies:

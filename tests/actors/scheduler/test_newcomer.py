@@ -1,4 +1,4 @@
-"""One client fills the pool and has had little service so far; another one comes, with nothing."""
+"""One tenant fills the pool and has had little service so far; another one comes, with nothing."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_who_runs_nothing_does_not_wait_behind_a_crowd_that_cannot_be_served(wor
     w.turn(*(w.submit(1, [s] * 10, session=s, owner="crowd", max_tokens=1000) for s in range(1, 61)))
     while w.core._planner.step < when:
         w.turn(w.replies.popleft() if w.replies else w.executor.run())
-    crowd = w.core._clients["crowd"]
+    crowd = w.core._tenants["crowd"]
     w.core._admission.queue.virtual = crowd.served + 4000  # as others leave it that were served more
     w.turn(w.submit(1, [1, 2, 3] * 4, session=1000, owner="newcomer", max_tokens=5))
     assert steps_until_token(w, ident(1000), 900) <= 32 + 8  # it was 495 (rows) and more than 900

@@ -4,7 +4,7 @@ import pytest
 
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
-from ramify.protocol.messages import Cancel, ExtendBranch, OpenBranch
+from ramify.protocol.messages import CancelRequest, ExtendBranch, OpenBranch
 from ramify.protocol.plan import pack, unpack
 
 PREFIX = list(range(20))
@@ -89,7 +89,7 @@ def test_nothing_is_said_where_nobody_waits(world):
 def test_the_first_one_is_cancelled_while_its_step_is_under_way(w, expected, granted):
     if granted:
         w.settled()
-    w.turn(Cancel(ident(1), 0))
+    w.turn(CancelRequest(ident(1), 0))
     w.run()
     assert w.finished[ident(1)].output == 0
     right(w, expected, (2, 3))

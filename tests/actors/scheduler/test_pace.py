@@ -161,7 +161,7 @@ def submitted(account, prompt, number):
     return Request(submit, account, number, number, 0, 5)
 
 
-def test_a_burst_of_many_clients_is_computed_in_larger_steps():
+def test_a_burst_of_many_tenants_is_computed_in_larger_steps():
     pace = make()
     serve(pace, Device(), 200)
     usual = pace.beside(64)
@@ -195,7 +195,7 @@ CORE = {"base": 0.033, "decode": 2e-3, "prompt": 1.6e-3}  # one core of a CPU, a
 
 @pytest.mark.parametrize("slower", [1, 3, 10])
 def test_however_slow_the_machine_no_step_takes_all_that_waits(slower):
-    """On a CPU. Four clients bring more than it computes in `DRAIN` seconds: no reason for one step
+    """On a CPU. Four tenants bring more than it computes in `DRAIN` seconds: no reason for one step
     with all of it."""
     device = Device(**{part: slower * seconds for part, seconds in CORE.items()})
     pace = make(step=2048, device="cpu")
@@ -366,10 +366,10 @@ def test_how_much_of_what_is_lacking_counts():
 
     first = ask(one, 1)
     pace.lacks(first, 5000)
-    assert (pace._waiting, one.client.lacking) == (1024, 1024)
+    assert (pace._waiting, one.tenant.lacking) == (1024, 1024)
     for number in range(2, 6):
         pace.lacks(ask(one, number), 1023)
-    assert (pace._waiting, one.client.lacking) == (4096, 1024 + 4 * 1023)
+    assert (pace._waiting, one.tenant.lacking) == (4096, 1024 + 4 * 1023)
     pace.lacks(ask(other, 9), 10)
     assert pace._waiting == 4106
     pace.lacks(first, 0)

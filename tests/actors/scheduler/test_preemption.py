@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from ramify.actors.scheduler.preemption import SOON, TURN, for_growth, for_row, for_slots
-from ramify.actors.scheduler.request import Client
-from ramify.protocol.messages import Cancel, CancelSession
+from ramify.actors.scheduler.request import Tenant
+from ramify.protocol.messages import CancelRequest, CancelSession
 
 
 def ident(request, session=1):
@@ -40,11 +40,11 @@ def steps_to_first_token(w, submit, most=200):
     raise AssertionError("no token")
 
 
-def crowded(world, *, rows=8, clients=2, **more):
+def crowded(world, *, rows=8, tenants=2, **more):
     """All rows are held by sessions with more generations than they have rows."""
     more.setdefault("quantum_steps", 4)
     w = world(rows=rows, pages=4000, budget=64, **more)
-    for session in range(1, clients + 1):
+    for session in range(1, tenants + 1):
         w.turn(*fill(w, session, rows))
     steps(w, 20)
     assert w.core.running == rows
@@ -91,7 +91,7 @@ def test_priority_needs_no_quantum_and_nothing_swings(world, expected):
 
 
 def test_equal_and_lower_priorities_take_nothing(world, expected):
-    w = crowded(world, clients=1)
+    w = crowded(world, tenants=1)
     w.turn(*fill(w, 1, 3, first=50, max_tokens=5, priority=-1))
     steps(w, 30)
     assert not w.core.retractions
@@ -164,7 +164,7 @@ def test_who_is_denied_does_not_hold_a_higher_priority_up(world):
 
 @pytest.mark.parametrize("owner", ["", "newcomer"])
 def test_a_newcomer_has_its_first_token_in_three_steps(world, expected, owner):
-    w = crowded(world, clients=5, rows=10)
+    w = crowded(world, tenants=5, rows=10)
     before = w.core.retractions["fairness"]
     new = w.submit(1, [9, 1], session=9, seed=1, max_tokens=5, owner=owner)
     assert steps_to_first_token(w, new) <= 3
@@ -173,7 +173,7 @@ def test_a_newcomer_has_its_first_token_in_three_steps(world, expected, owner):
 
 
 def test_a_newcomer_does_not_wait_for_a_quantum(world, expected):
-    """Five clients have just taken all rows; it takes one, and no second one within the quantum."""
+    """Five tenants have just taken all rows; it takes one, and no second one within the quantum."""
     w = world(rows=10, pages=4000, budget=64, quantum_steps=32)
     for session in range(1, 6):
         w.turn(*fill(w, session, 10))
@@ -188,7 +188,7 @@ def test_a_newcomer_does_not_wait_for_a_quantum(world, expected):
     run_out(w, expected)
 
 
-def test_five_sessions_of_one_credential_are_one_client(world, expected):
+def test_five_sessions_of_one_credential_are_one_tenant(world, expected):
     """A newcomer with many generations gets half of the rows, and no more."""
     w = world(rows=10, pages=4000, budget=64, quantum_steps=3)
     for session in range(1, 6):
@@ -196,7 +196,7 @@ def test_five_sessions_of_one_credential_are_one_client(world, expected):
     steps(w, 15)
     w.turn(*fill(w, 9, 12, owner="new"))
     steps(w, 12)
-    rows = {owner: client.rows for owner, client in w.core._clients.items()}
+    rows = {owner: tenant.rows for owner, tenant in w.core._tenants.items()}
     assert rows == {"crowd": 5, "new": 5}
     crowd = [a.rows for s, a in w.core._accounts.items() if s < 6]
     assert crowd == [1] * 5  # and its own sessions share what is left
@@ -214,9 +214,9 @@ def test_sessions_of_one_credential_share_its_rows(world, expected):
 
 
 def test_rows_come_to_rest(world, expected):
-    """Each swap makes two clients more equal. Only an end, whose row goes to who had the least
+    """Each swap makes two tenants more equal. Only an end, whose row goes to who had the least
     service so far, can make another one worth it."""
-    w = crowded(world, rows=12, clients=3, quantum_steps=2)
+    w = crowded(world, rows=12, tenants=3, quantum_steps=2)
     steps(w, 10)
     before = w.core.retractions["fairness"]
     rows = [account.rows for account in w.core._accounts.values()]
@@ -238,7 +238,7 @@ def test_nobody_loses_a_row_within_its_quantum(world):
     assert 20 <= waited <= 35
 
 
-def test_more_clients_than_rows_take_turns(world, expected):
+def test_more_tenants_than_rows_take_turns(world, expected):
     """Nobody waits for the end of the long ones, and a turn is long enough to be worth it."""
     w = world(rows=3, pages=4000, quantum_steps=2, budget=64)
     for session in range(1, 8):
@@ -252,7 +252,7 @@ def test_more_clients_than_rows_take_turns(world, expected):
 
 
 def test_pages_are_shared_too(world, expected):
-    """The generations of one client fill the pool; another one's prompt is let in."""
+    """The generations of one tenant fill the pool; another one's prompt is let in."""
     w = world(rows=16, pages=120, lookahead=4, quantum_steps=4)
     w.turn(*fill(w, 1, 12, max_tokens=60))
     steps(w, 12)
@@ -281,7 +281,7 @@ def test_who_holds_no_less_takes_no_pages(world):
 
 def test_what_is_computed_twice_is_counted(world, expected):
     """The executor ran so many tokens more than without a retraction, and no page was lost."""
-    w = crowded(world, rows=8, clients=2)
+    w = crowded(world, rows=8, tenants=2)
     for number in range(1, 6):
         w.turn(w.submit(number, [9, number], session=9, seed=number, max_tokens=6))
         steps(w, 10)
@@ -323,19 +323,19 @@ def test_service_that_was_not_used_is_given_back(world):
     w = world(rows=4, pages=200, lookahead=8)
     w.turn(w.submit(1, [1, 2, 3], max_tokens=30))
     steps(w, 2)
-    w.run(Cancel(ident(1)))
+    w.run(CancelRequest(ident(1)))
     account = w.core._accounts[1]
-    assert account.served == account.client.served == 3 + 2 - 1
+    assert account.served == account.tenant.served == 3 + 2 - 1
 
 
 def test_cancelled_and_closed_while_retracted(world, expected):
-    w = crowded(world, rows=4, clients=1)
+    w = crowded(world, rows=4, tenants=1)
     w.turn(*fill(w, 9, 2, max_tokens=20))
     steps(w, 3)
     retracted = [r for r in w.core._requests.values() if r.done]
     first, second, *_ = retracted
     done = first.done
-    w.turn(Cancel(first.submit.request, keep=0))
+    w.turn(CancelRequest(first.submit.request, keep=0))
     assert w.finished[first.submit.request].output == done
     w.turn(CancelSession(1))
     run_out(w, expected)
@@ -346,8 +346,8 @@ def test_cancelled_and_closed_while_retracted(world, expected):
 @pytest.mark.parametrize("priority", [0, 1])
 def test_no_more_runs_give_pages_than_are_needed(priority):
     """The youngest has exactly what is asked for."""
-    account, taker = SimpleNamespace(client=Client()), SimpleNamespace(client=Client())
-    account.client.slots = 40
+    account, taker = SimpleNamespace(tenant=Tenant()), SimpleNamespace(tenant=Tenant())
+    account.tenant.slots = 40
     runs = [
         SimpleNamespace(
             level=(True, 0),
@@ -372,7 +372,7 @@ def test_what_was_cached_is_not_held_by_the_one_who_found_it(world):
     w.run(w.submit(1, range(30), max_tokens=1))
     w.turn(w.submit(2, [*range(30), 50, 51], max_tokens=20))
     w.cache_settles()
-    assert w.core._accounts[1].client.slots == 2 + 4
+    assert w.core._accounts[1].tenant.slots == 2 + 4
     w.run()
     w.check_idle()
 
@@ -388,12 +388,12 @@ def on(account, seq, *, since=0, level=(True, 0), complete=False, held=8):
     )
 
 
-def session(rows=0, client=None, slots=0):
-    """A session whose client has its rows, and more if it has others."""
-    client = client or Client()
-    client.rows += rows
-    client.slots += slots
-    return SimpleNamespace(client=client, rows=rows)
+def session(rows=0, tenant=None, slots=0):
+    """A session whose tenant has its rows, and more if it has others."""
+    tenant = tenant or Tenant()
+    tenant.rows += rows
+    tenant.slots += slots
+    return SimpleNamespace(tenant=tenant, rows=rows)
 
 
 def asking(account, level=(True, 0)):
@@ -427,14 +427,14 @@ def test_the_youngest_of_the_lowest_level_gives_its_row():
         (2, 0, 10, 4),  # who has nothing waits for some steps only
         (2, 0, 3, 3),
         (9, 0, 10, 4),
-        (1, 0, 10, 80),  # one row for each client: they take turns
+        (1, 0, 10, 80),  # one row for each tenant: they take turns
         (0, 0, 10, None),
     ],
 )
 def test_how_long_a_run_keeps_its_row(theirs, mine, quantum, wait):
-    for client in (None, Client()):  # of another client, or another session of the same one
-        run = on(session(theirs, client), 1, since=50)
-        request = asking(session(mine, client))
+    for tenant in (None, Tenant()):  # of another tenant, or another session of the same one
+        run = on(session(theirs, tenant), 1, since=50)
+        request = asking(session(mine, tenant))
         if wait is None:
             assert for_row(request, [run], 10_000, quantum) is None
         else:
@@ -443,8 +443,8 @@ def test_how_long_a_run_keeps_its_row(theirs, mine, quantum, wait):
 
 
 def test_who_gives_a_row_among_equals():
-    """The client with the most rows, of it the session with the most, of that the youngest run."""
-    team = Client()
+    """The tenant with the most rows, of it the session with the most, of that the youngest run."""
+    team = Tenant()
     large, small, alone = session(3, team), session(2, team), session(4)
     runs = [on(small, 9), on(large, 3), on(large, 5), on(large, 4), on(alone, 8)]
     mine = session()
@@ -484,7 +484,7 @@ def test_who_has_no_pages_waits_for_a_few_steps_only():
     assert for_slots(asking(mine), 8, [run], 50 + SOON - 1, 100) == ([], False)
     assert for_slots(asking(mine), 8, [run], 50 + SOON, 100) == ([run], False)
     assert for_slots(asking(mine), 8, [run], 52, 2) == ([run], False)  # a quantum may be less
-    mine.client.slots = 1
+    mine.tenant.slots = 1
     assert for_slots(asking(mine), 8, [run], 149, 100) == ([], False)
     assert for_slots(asking(mine), 8, [run], 150, 100) == ([run], False)
 
@@ -496,14 +496,14 @@ def test_an_only_run_gives_its_pages_to_who_has_none_when_it_had_its_turn():
     assert for_slots(asking(mine), 8, [run], turn - 1, 10) == ([], False)
     assert for_slots(asking(mine), 8, [run], turn, 10) == ([run], False)
     assert for_slots(asking(mine), 9, [run], turn, 10) == ([], False)  # more than the other has
-    mine.client.slots = 1
+    mine.tenant.slots = 1
     assert for_slots(asking(mine), 7, [run], turn, 10) == ([], False)  # it has some
     two = [on(session(slots=8), 1), on(session(slots=8), 2)]
-    mine.client.slots = 0
+    mine.tenant.slots = 0
     assert for_slots(asking(mine), 8, two, turn, 10) == ([two[1]], False)
 
 
-def test_each_run_that_gives_pages_leaves_its_client_less():
+def test_each_run_that_gives_pages_leaves_its_tenant_less():
     other, mine = session(slots=40), session()
     runs = [on(other, seq) for seq in range(5)]
     assert for_slots(asking(mine), 16, runs, 30, 4) == ([runs[4], runs[3]], False)
@@ -514,7 +514,7 @@ def test_each_run_that_gives_pages_leaves_its_client_less():
     assert for_slots(asking(mine), 8, [on(mine, 7), on(other, 1, held=0)], 30, 4) == ([], False)
 
 
-def test_the_client_with_the_most_slots_gives_its_youngest_pages():
+def test_the_tenant_with_the_most_slots_gives_its_youngest_pages():
     rich, richer, mine = session(slots=50), session(slots=60), session()
     runs = [on(rich, 9), on(richer, 1), on(richer, 2), on(richer, 8, complete=True)]
     runs.append(on(richer, 7, level=(True, 1)))

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ramify.actors.scheduler.prompts import LOT, Prompts
-from ramify.actors.scheduler.request import Account, Client
+from ramify.actors.scheduler.prompts import LOT, PromptQueue
+from ramify.actors.scheduler.request import Account, Tenant
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.messages import SPARE
 
@@ -29,7 +29,7 @@ class Fixed:
 
 def make(step=100, mixed=60, ahead=20):
     config = ScheduleConfig(ahead_tokens=ahead)
-    return Prompts(SimpleNamespace(step_tokens=step, device="cuda"), config, Fixed(step, mixed))
+    return PromptQueue(SimpleNamespace(step_tokens=step, device="cuda"), config, Fixed(step, mixed))
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_of_one_session_too():
 
 
 def test_a_long_prompt_gets_its_part_under_a_stream_of_short_ones():
-    """Two clients that always have work share the steps; without its lots the long one would wait
+    """Two tenants that always have work share the steps; without its lots the long one would wait
     for ever, and no short one waits for more than a lot of it."""
     prompts = make(step=512, mixed=512)
     long, stream = run(60_000), Account(2)
@@ -137,9 +137,9 @@ def test_a_long_prompt_gets_its_part_under_a_stream_of_short_ones():
     assert worst <= LOT // 512 + 2
 
 
-def test_a_flood_of_one_client_does_not_hold_another_up():
+def test_a_flood_of_one_tenant_does_not_hold_another_up():
     """64 prompts of five sessions with one credential came first: a newcomer's goes before them."""
-    prompts, crowd = make(step=512, mixed=512), Client()
+    prompts, crowd = make(step=512, mixed=512), Tenant()
     sessions = [Account(i, crowd) for i in range(5)]
     add(prompts, *(run(400, sessions[i % 5]) for i in range(64)))
     prompts.take(1)
@@ -147,10 +147,10 @@ def test_a_flood_of_one_client_does_not_hold_another_up():
     assert (new, 400) in taken(prompts, 1)
 
 
-def test_five_sessions_of_one_client_get_what_one_gets():
-    prompts, many = make(step=256, mixed=256), Client()
-    clients = [many] * 5 + [Client()]
-    accounts = [Account(i, client) for i, client in enumerate(clients)]
+def test_five_sessions_of_one_tenant_get_what_one_gets():
+    prompts, many = make(step=256, mixed=256), Tenant()
+    tenants = [many] * 5 + [Tenant()]
+    accounts = [Account(i, tenant) for i, tenant in enumerate(tenants)]
     got = [0] * 6
     for account in accounts:
         add(prompts, run(1 << 20, account))
@@ -224,7 +224,7 @@ def test_who_takes_its_prompts_back_is_not_set_back(prompts):
 
 
 def test_nobody_starves_whatever_comes():
-    """Random prompts of random clients, always more than there is room for."""
+    """Random prompts of random tenants, always more than there is room for."""
     dice = random.Random(4)
     prompts = make(step=256, mixed=256)
     accounts = [Account(i) for i in range(8)]
@@ -251,7 +251,7 @@ def test_how_much_of_a_prompt_counts_as_one():
 def test_on_a_cpu_a_quarter_of_the_largest_step_lacks_in_any_case():
     for device, lacking in (("cuda", 3 * 10), ("cpu", 3 * 100)):
         info = SimpleNamespace(step_tokens=400, device=device)
-        prompts = Prompts(info, ScheduleConfig(ahead_tokens=20), Fixed(400, 10))
+        prompts = PromptQueue(info, ScheduleConfig(ahead_tokens=20), Fixed(400, 10))
         assert prompts.lacking(GENERATION, 4) == lacking
         assert prompts.lacking(AHEAD, 4) == 3 * 20
 
@@ -273,14 +273,14 @@ def test_which_prompts_take_several_steps(prompts, prompt, filled, first):
 
 
 def test_whose_prompts_are_computed(prompts):
-    client = Client()
-    one, two = Account(1, client), Account(2, client)
+    tenant = Tenant()
+    one, two = Account(1, tenant), Account(2, tenant)
     first, second, third = add(prompts, run(10, one), run(10, one), run(10, two))
-    assert (one.prefilling, two.prefilling, client.prefilling) == (2, 1, 2)
+    assert (one.prefilling, two.prefilling, tenant.prefilling) == (2, 1, 2)
     prompts.forget(first)
-    assert (one.prefilling, two.prefilling, client.prefilling) == (1, 1, 2)
+    assert (one.prefilling, two.prefilling, tenant.prefilling) == (1, 1, 2)
     assert taken(prompts) == [(second, 10), (third, 10)]
-    assert (one.prefilling, two.prefilling, client.prefilling) == (0, 0, 0)
+    assert (one.prefilling, two.prefilling, tenant.prefilling) == (0, 0, 0)
 
 
 def test_virtual_time_is_when_the_lot_in_work_was_begun():
@@ -337,9 +337,9 @@ def test_no_room_is_no_room_on_a_gpu(prompts):
 
 @pytest.mark.parametrize("sessions", [1, 3])
 def test_what_a_prompt_did_not_use_of_its_turn_goes_back_to_its_session(sessions):
-    """Each session of a client is charged as many times what it gets as there are of them."""
-    prompts, client = make(), Client()
-    accounts = [Account(i, client) for i in range(sessions)]
+    """Each session of a tenant is charged as many times what it gets as there are of them."""
+    prompts, tenant = make(), Tenant()
+    accounts = [Account(i, tenant) for i in range(sessions)]
     runs = add(prompts, *(run(90, account) for account in accounts))
     last = accounts[-1]
     assert last.due == sessions * 90

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from ramify.actors.scheduler.queue import Member, Ring, WaitingQueue
-from ramify.actors.scheduler.request import Account, Client, Request
+from ramify.actors.scheduler.queue import QueueMember, ServiceHeap, WaitingQueue
+from ramify.actors.scheduler.request import Account, Request, Tenant
 from ramify.protocol.messages import Submit
 from ramify.protocol.sampling import SamplingParams
 
@@ -92,7 +92,7 @@ def test_a_newcomer_starts_at_the_virtual_time(make):
     assert [r.submit.request for r in pick(queue, 1)] == [1]
     late = Account(2)
     queue.push(make(late))
-    assert late.client.served == 1000  # nothing was saved up while it was away
+    assert late.tenant.served == 1000  # nothing was saved up while it was away
     assert drain(queue) == [3, 2]
 
 
@@ -112,7 +112,7 @@ def test_rows_and_tokens_bound_a_pick(make):
         queue.push(make(account, prompt=10))
     assert len(pick(queue, 2)) == 2
     assert len(pick(queue, tokens=15)) == 2
-    account.client.prefilling = 1
+    account.tenant.prefilling = 1
     assert len(pick(queue, tokens=0)) == 0
     assert len(queue) == 2
 
@@ -148,14 +148,14 @@ def test_refund_restores_the_place(make):
     (first,) = pick(queue, 1)
     queue.refund(one, first.charge)
     queue.push(first)
-    assert one.served == one.client.served == 0
+    assert one.served == one.tenant.served == 0
     assert drain(queue) == [1, 3, 2]
 
 
 def test_a_refund_moves_who_waits_forward(make):
-    """The queue has noted what the session and its client were charged before."""
-    queue, client = queue_of(), Client()
-    one, two, other = Account(1, client), Account(2, client), Account(3)
+    """The queue has noted what the session and its tenant were charged before."""
+    queue, tenant = queue_of(), Tenant()
+    one, two, other = Account(1, tenant), Account(2, tenant), Account(3)
     for account in (one, other):
         account.charge(500)
     two.served = 100
@@ -165,9 +165,9 @@ def test_a_refund_moves_who_waits_forward(make):
     assert drain(queue) == [2, 4, 1, 3]
 
 
-def test_sessions_of_one_client_share_its_turn(make):
-    """Five sessions of one credential are one client."""
-    queue, crowd = queue_of(), Client()
+def test_sessions_of_one_tenant_share_its_turn(make):
+    """Five sessions of one credential are one tenant."""
+    queue, crowd = queue_of(), Tenant()
     sessions = [Account(i, crowd) for i in range(5)]
     for account in sessions * 2:
         queue.push(make(account))
@@ -180,9 +180,9 @@ def test_sessions_of_one_client_share_its_turn(make):
     assert sorted(crowd_order[:5]) == sorted(crowd_order[5:]) == [0, 1, 2, 3, 4]
 
 
-def test_a_new_session_of_a_busy_client_starts_at_its_sessions_time(make):
-    queue, client = queue_of(), Client()
-    old, new = Account(1, client), Account(2, client)
+def test_a_new_session_of_a_busy_tenant_starts_at_its_sessions_time(make):
+    queue, tenant = queue_of(), Tenant()
+    old, new = Account(1, tenant), Account(2, tenant)
     old.served = 1000
     for _ in range(2):
         queue.push(make(old))
@@ -193,9 +193,9 @@ def test_a_new_session_of_a_busy_client_starts_at_its_sessions_time(make):
 
 
 def test_who_has_no_prompt_in_work_gets_one_in_whatever_the_room_is(make):
-    """The long prompts of one client fill all steps: they do not keep another one out."""
+    """The long prompts of one tenant fill all steps: they do not keep another one out."""
     queue, busy, new = queue_of(), Account(1), Account(2)
-    busy.client.prefilling = 1
+    busy.tenant.prefilling = 1
     new.charge(50)
     for account in (new, new, busy):
         queue.push(make(account))
@@ -229,14 +229,14 @@ def test_a_level_that_is_short_of_pages_holds_up_itself_and_no_other(make):
 
 
 def test_who_is_picked_holds_a_row(make):
-    queue, client = queue_of(), Client()
-    one, two = Account(1, client), Account(2, client)
+    queue, tenant = queue_of(), Tenant()
+    one, two = Account(1, tenant), Account(2, tenant)
     for account in (one, one, two):
         queue.push(make(account))
     pick(queue)
-    assert (one.rows, two.rows, client.rows) == (2, 1, 3)
-    assert not client.picked
-    assert client.shares == one.shares == {}
+    assert (one.rows, two.rows, tenant.rows) == (2, 1, 3)
+    assert not tenant.picked
+    assert tenant.shares == one.shares == {}
 
 
 def test_discarded_requests_do_not_come_up_and_do_not_pile_up(make):
@@ -295,7 +295,7 @@ def test_against_a_naive_model(make):
             served[got.account.session] += max(1, got.prompt - got.resident)
             waiting.remove(got)
         assert len(queue) == len(waiting)
-        assert {a.session: a.client.served for a in accounts} == served
+        assert {a.session: a.tenant.served for a in accounts} == served
 
 
 def test_one_token_of_room_is_room(make):
@@ -304,7 +304,7 @@ def test_one_token_of_room_is_room(make):
         queue.push(make(Account(1), max_tokens=0))
     assert len(pick(queue, ahead=1)) == 1
     queue, account = queue_of(), Account(2)
-    account.client.prefilling = 1
+    account.tenant.prefilling = 1
     for _ in range(2):
         queue.push(make(account))
     assert len(pick(queue, tokens=1)) == 1
@@ -317,20 +317,20 @@ def test_what_a_pick_charges(make):
     request = make(account, prompt=10, resident=3, max_tokens=9)
     queue.push(request)
     assert pick(queue) == [request]
-    assert (request.charge, account.served, account.client.served) == (11, 11, 11)
+    assert (request.charge, account.served, account.tenant.served) == (11, 11, 11)
     assert (request.ticket, account.rows) == (0, 1)
 
 
 def member(served, live=1):
-    who = Client()
+    who = Tenant()
     who.served = served
-    made = Member(who)
+    made = QueueMember(who)
     made.live = live
     return made
 
 
 def test_a_ring_goes_by_service_and_then_by_who_came_first():
-    ring = Ring()
+    ring = ServiceHeap()
     late, early, second = member(5), member(3), member(3)
     for each in (late, early, second):
         ring.post(each)
@@ -350,7 +350,7 @@ def test_a_ring_goes_by_service_and_then_by_who_came_first():
 
 
 def test_a_member_has_one_valid_note():
-    ring = Ring()
+    ring = ServiceHeap()
     one = member(5)
     ring.post(one)
     ring.post(one)
@@ -365,7 +365,7 @@ def test_a_member_has_one_valid_note():
 
 
 def test_who_had_more_service_meanwhile_goes_behind_its_equals():
-    ring = Ring()
+    ring = ServiceHeap()
     one, other = member(1), member(4)
     ring.post(one)
     ring.post(other)
@@ -378,7 +378,7 @@ def test_who_had_more_service_meanwhile_goes_behind_its_equals():
 
 
 def test_a_ring_forgets_who_is_gone():
-    ring = Ring()
+    ring = ServiceHeap()
     for number in range(64):
         ring.post(member(100 - number, live=number % 8 == 0))
     assert len(ring.notes) == 64
@@ -432,7 +432,7 @@ def test_who_goes_first_of_all(make):
     assert (queue.first(), queue.pushes, len(queue)) == (high, 2, 2)
     queue.discard(high)
     assert (queue.first(), queue.pushes, len(queue)) == (low, 2, 1)
-    assert high.account.shares == high.account.client.shares == {}
+    assert high.account.shares == high.account.tenant.shares == {}
 
 
 def test_before_its_equals(make):
@@ -454,7 +454,7 @@ def test_before_all_others(make):
     low, new = make(Account(3), priority=-1), make(Account(4))
     queue.push_before_all(low)
     queue.push_before_all(new)
-    assert new.account.client.served == early.client.served == 40
+    assert new.account.tenant.served == early.tenant.served == 40
     assert drain(queue) == [4, 1, 2, 3]
 
 
@@ -465,14 +465,14 @@ def test_of_each_prompt_a_part_counts_in_the_room(make):
     for _ in range(4):
         queue.push(make(account, prompt=1000))
     assert len(pick(queue, tokens=128)) == 2
-    account.client.prefilling = 1
+    account.tenant.prefilling = 1
     assert len(pick(queue, tokens=65)) == 2
 
 
 def test_room_that_was_spent_at_a_higher_level_is_gone(make):
     queue = queue_of()
     for account in (Account(1), Account(2)):
-        account.client.prefilling = 1
+        account.tenant.prefilling = 1
         queue.push(make(account, prompt=30, priority=account.session))
     ahead = make(Account(3), prompt=30, max_tokens=0)
     queue.push(ahead)
@@ -482,18 +482,18 @@ def test_room_that_was_spent_at_a_higher_level_is_gone(make):
 
 def test_a_prompt_that_is_resident_takes_a_token_of_room(make):
     queue, account = queue_of(), Account(1)
-    account.client.prefilling = 1
+    account.tenant.prefilling = 1
     for _ in range(5):
         queue.push(make(account, prompt=10, resident=10))
     assert len(pick(queue, tokens=3)) == 3
     assert account.served == 3
 
 
-def test_who_runs_nothing_is_tried_before_a_refused_client_that_runs_something(make):
+def test_who_runs_nothing_is_tried_before_a_refused_tenant_that_runs_something(make):
     queue, accounts = queue_of(), [Account(i) for i in range(4)]
     for account, served, rows in zip(accounts, (10, 20, 900, 800), (2, 1, 0, 0), strict=True):
         queue.push(make(account))
-        account.client.served = served
+        account.tenant.served = served
         account.hold(rows)
     tried = []
 

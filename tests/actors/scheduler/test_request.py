@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ramify.actors.scheduler.request import Account, Client, Request, Run, output_limit
+from ramify.actors.scheduler.request import Account, Request, Run, Tenant, output_limit
 from ramify.actors.scheduler.targets import Targets
 from ramify.protocol.messages import Commit, Submit
 from ramify.protocol.plan import pack
@@ -22,16 +22,16 @@ def run_of(request, *, cached=0, pages=3, size=4, since=0):
     return Run(request, 2, cached, b"tt", bytes(4 * pages), b"hh", True, size, since)
 
 
-def test_a_new_client_and_account():
-    client = Client()
-    assert (client.served, client.virtual, client.requests, client.rows, client.slots) == (0, 0, 0, 0, 0)
-    assert (client.reserved, client.prefilling, client.lacking, client.picked) == (0, 0, 0, False)
-    account = Account(5, client)
-    assert (account.session, account.client, account.requests) == (5, client, {})
+def test_a_new_tenant_and_account():
+    tenant = Tenant()
+    assert (tenant.served, tenant.virtual, tenant.requests, tenant.rows, tenant.slots) == (0, 0, 0, 0, 0)
+    assert (tenant.reserved, tenant.prefilling, tenant.lacking, tenant.picked) == (0, 0, 0, False)
+    account = Account(5, tenant)
+    assert (account.session, account.tenant, account.requests) == (5, tenant, {})
     assert (account.served, account.rows, account.due, account.prefilling) == (0, 0, 0, 0)
     assert (account.kept, account.held, account.foreseen, account.goal, account.reserved) == (0,) * 5
     assert (account.active, account.behind, account.closed, account.rested) == (False, False, False, 0)
-    assert Account(5).client is not client
+    assert Account(5).tenant is not tenant
 
 
 def test_service_and_rows_count_for_both():
@@ -41,20 +41,21 @@ def test_service_and_rows_count_for_both():
     account.hold(1)
     account.hold(1)
     account.hold(-1)
-    assert (account.served, account.client.served) == (7, 7)
-    assert (account.rows, account.client.rows) == (1, 1)
-    account.client.requests = 4
-    assert account.client.waiting == 3
+    assert (account.served, account.tenant.served) == (7, 7)
+    assert (account.rows, account.tenant.rows) == (1, 1)
+    account.tenant.requests = 4
+    assert account.tenant.waiting == 3
 
 
 def test_a_new_request():
     request = request_of(stop_token_ids=[5, 6])
     assert (request.seq, request.batch, request.mark, request.limit) == (3, 4, 100, 5)
-    assert (request.stops, request.came, request.in_line) == ({5, 6}, -1, False)
+    assert (request.stops, request.came, request.in_memory_queue) == ({5, 6}, -1, False)
     assert (request.resident, request.done, request.ticket, request.charge) == (0, 0, 0, 0)
     assert (request.cached, request.computed, request.reached, request.lacking) == (0, 0, 0, 0)
     assert (request.need, request.foreseen, request.leave) == (0, 0, 0)
-    assert (request.promised, request.forced, request.visits, request.repeated) == (False,) * 4
+    assert (request.promised, request.repeated) == (False, False)
+    assert (request.ignores_reserve, request.single_answer) == (False, False)
     assert (request.started, request.first_token) == (0.0, 0.0)
 
 

@@ -5,7 +5,7 @@ from collections import deque
 
 import pytest
 
-from ramify.actors.scheduler.speculation import FLOOR, Record, Speculation
+from ramify.actors.scheduler.speculation import FLOOR, DraftRecord, Speculation
 
 MOST = 8
 BEGINNING = 50
@@ -46,7 +46,7 @@ def simulate(machine, rows, acceptance, steps, fixed=None, generous=1.0):
     `fixed`: drafts of each row in each step.
     """
     dice = random.Random(1)
-    policy, records = Speculation(MOST), [Record() for _ in range(rows)]
+    policy, records = Speculation(MOST), [DraftRecord() for _ in range(rows)]
     tokens, seconds = 0, 0.0
     on_the_way = deque()  # results of two steps: what is planned does not know them
     for step in range(steps + BEGINNING):
@@ -95,7 +95,7 @@ def test_never_slower_than_without_and_near_the_best(machine, rows, acceptance):
 
 def test_no_room_no_drafts():
     policy = Speculation(MOST)
-    assert all(policy.choose([Record()] * 4, 0, changed=False) is None for _ in range(50))
+    assert all(policy.choose([DraftRecord()] * 4, 0, changed=False) is None for _ in range(50))
 
 
 def test_a_drafter_that_gives_little_costs_little():
@@ -105,7 +105,7 @@ def test_a_drafter_that_gives_little_costs_little():
 
 
 def test_rows_that_are_guessed_well_get_the_drafts():
-    policy, good, bad = Speculation(MOST), Record(), Record()
+    policy, good, bad = Speculation(MOST), DraftRecord(), DraftRecord()
     drafts = [0, 0]
     for _ in range(300):
         wanted = policy.choose([good, bad], 100, changed=False)
@@ -123,7 +123,7 @@ def test_rows_that_are_guessed_well_get_the_drafts():
 
 
 def test_a_step_that_was_slow_for_once_changes_little():
-    policy, record = Speculation(MOST), Record()
+    policy, record = Speculation(MOST), DraftRecord()
     drafts = []
     for step in range(400):
         wanted = policy.choose([record], 100, changed=False) or [0]
@@ -136,7 +136,7 @@ def test_a_step_that_was_slow_for_once_changes_little():
 
 
 def test_acceptance_is_that_of_late():
-    policy, record = Speculation(MOST), Record()
+    policy, record = Speculation(MOST), DraftRecord()
     for accepted in [2] * 300 + [0] * 300:
         policy.landed(record, 2, 2, accepted)
         if accepted:
@@ -164,7 +164,7 @@ def drive(policy, record, steps, *, alone=1.0, line=0.2, right=True, late=0.0, s
 
 def test_the_prompt_of_a_draft_model_is_no_part_of_what_steps_cost():
     """A row that is begun at the cost of twenty steps goes on being drafted."""
-    policy, record = Speculation(MOST), Record()
+    policy, record = Speculation(MOST), DraftRecord()
     record.length = 400
     asked = drive(policy, record, 60, late=0.05)
     assert sum(asked[10:]) > 0.8 * 50 * MOST
@@ -173,11 +173,11 @@ def test_the_prompt_of_a_draft_model_is_no_part_of_what_steps_cost():
 def test_rows_that_would_not_repay_their_begin_are_not_begun():
     policy = Speculation(MOST)
     for _ in range(6):  # rows pay well, and what a begin costs is known
-        record = Record()
+        record = DraftRecord()
         record.length = 400
         drive(policy, record, 60, late=0.05)
         policy.ended(200)
-    short, long = Record(), Record()
+    short, long = DraftRecord(), DraftRecord()
     short.length = long.length = 400
     short.rest, long.rest = 5, 500
     wanted = policy.choose([short, long], 100, changed=True)
@@ -191,13 +191,13 @@ def test_rows_that_would_not_repay_their_begin_are_not_begun():
 
 def test_slow_steps_of_a_busy_machine_do_not_stop_drafts():
     """Every third step lasts ten times as long, the first ones with drafts among them."""
-    policy, record = Speculation(MOST), Record()
+    policy, record = Speculation(MOST), DraftRecord()
     asked = drive(policy, record, 300, slow=lambda step: 10.0 if step % 3 == 0 else 1.0)
     assert sum(asked[50:]) > 0.8 * 250 * MOST
 
 
 def test_rows_that_cannot_be_drafted_get_none():
-    policy, record = Speculation(MOST), Record()
+    policy, record = Speculation(MOST), DraftRecord()
     for step in range(100):
         wanted = policy.choose([None, record, None], 100, changed=not step) or [0, 0, 0]
         assert wanted[0] == wanted[2] == 0
@@ -209,7 +209,7 @@ def test_rows_that_cannot_be_drafted_get_none():
 
 def test_steps_with_prompts_count_by_what_such_steps_usually_cost():
     """They say nothing of time, but what their drafts lose is lost."""
-    policy, record = Speculation(MOST), Record()
+    policy, record = Speculation(MOST), DraftRecord()
     drive(policy, record, 40)
     high = policy._bank
     policy.took(1, MOST, MOST, 1, None)
@@ -219,7 +219,7 @@ def test_steps_with_prompts_count_by_what_such_steps_usually_cost():
 
 
 def test_the_bank_owes_no_more_than_its_floor():
-    policy, record = Speculation(MOST), Record()
+    policy, record = Speculation(MOST), DraftRecord()
     drive(policy, record, 20)
     for _ in range(50):
         policy.took(1, MOST, MOST, 1, 9.0)

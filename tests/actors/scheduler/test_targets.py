@@ -5,7 +5,7 @@ import math
 import pytest
 
 from ramify.actors.scheduler.targets import Targets, targets_of
-from ramify.protocol.messages import Cancel
+from ramify.protocol.messages import CancelRequest
 from ramify.protocol.plan import pack, pack_floats, unpack, unpack_floats
 
 PROMPT = list(range(40))
@@ -128,7 +128,7 @@ def test_cancelled_in_the_middle(world):
     w.turn(event)
     w.settled()
     w.result()
-    w.turn(Cancel(event.request))
+    w.turn(CancelRequest(event.request))
     w.run()
     finished = w.finished[event.request]
     assert (finished.reason, finished.output) == ("cancelled", 0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ramify.clients.session import Phase, SessionCore
+from ramify.clients.session import ClientCore, SessionPhase
 from ramify.clients.stream import Ticket
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
@@ -26,7 +26,7 @@ class Half:
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
-        self.core = SessionCore(w.Open(client="half", session="s_1", key="key"))
+        self.core = ClientCore(w.Open(client="half", session="s_1", key="key"))
         self.socket = 0
         self.frames = 0
         self.read: dict[int, str] = {}  # what a reader has of each stream, by id()
@@ -47,7 +47,7 @@ class Half:
         self.frames += 1
         for message in messages:
             self.core.receive(message)
-        while self.core.phase is Phase.OPEN and (frame := self.core.next_frame()):
+        while self.core.phase is SessionPhase.OPEN and (frame := self.core.next_frame()):
             self.engine.post_session(1, m.Frame(self.socket, list(frame)))
 
     def look(self, tickets: Sequence[Ticket]) -> None:

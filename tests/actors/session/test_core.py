@@ -684,7 +684,7 @@ def test_a_prefill_is_cancelled_where_its_text_goes(sim: Callable[..., Any]) -> 
         if ended:
             engine.pump()
         core.frame(client.socket, [w.Rollback(id=2, to=2)], engine.now)
-        cancelled = [each for each in told_scheduler(engine) if isinstance(each, m.Cancel)]
+        cancelled = [each for each in told_scheduler(engine) if isinstance(each, m.CancelRequest)]
         assert [each.request for each in cancelled] == ([] if ended else [submit.request])
 
 
@@ -777,7 +777,7 @@ def test_cancelling_all_below_a_branch_stops_what_is_computed_ahead(sim: Callabl
     core.frame(client.socket, [w.Append(id=1, text="hello world, one two three")], engine.now)
     (submit,) = [each for each in told_scheduler(engine) if isinstance(each, m.Submit)]
     core.frame(client.socket, [w.Cancel(id=2, branch="main", subtree=True)], engine.now)
-    assert m.Cancel(submit.request) in told_scheduler(engine)
+    assert m.CancelRequest(submit.request) in told_scheduler(engine)
     engine.pump()
 
 

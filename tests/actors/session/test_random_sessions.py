@@ -21,7 +21,7 @@ from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
-from ramify.protocol.structure import JsonPart, Structure, Tag, TagsPart
+from ramify.protocol.structure import JsonPart, Structure, StructureTag, TagsPart
 from tests.amount import examples, stride
 
 NAMES = ["main", "a", "b", "c"]
@@ -34,7 +34,7 @@ CALLS = structure_automaton(
     Structure(
         TagsPart(
             [
-                Tag(
+                StructureTag(
                     '<tool_call>\n{"name": "f", "arguments": ',
                     JsonPart({"type": "object", **ARGUMENTS}),
                     "}\n</tool_call>",

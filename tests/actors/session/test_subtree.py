@@ -60,7 +60,7 @@ def test_a_program_of_40_branches_stops_at_once(sim: Sim) -> None:
     handle = engine.scheduler.handle
 
     def noting(event: Any, now: float) -> None:
-        if isinstance(event, m.Cancel):
+        if isinstance(event, m.CancelRequest):
             told.append(engine.executor.counters.steps)
         handle(event, now)
 

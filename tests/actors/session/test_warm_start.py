@@ -17,7 +17,7 @@ from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.plan import unpack
-from ramify.protocol.saved import Kept
+from ramify.protocol.saved import StoredSession
 
 MODEL = "fake"
 
@@ -28,9 +28,9 @@ class Memory:
     def __init__(self, sessions: Mapping[str, Mapping[str, bytes]], busy: str = "") -> None:
         self.sessions, self.busy, self.closed = sessions, busy, threading.Event()
 
-    def kept(self) -> Iterator[Kept]:
+    def kept(self) -> Iterator[StoredSession]:
         for session in self.sessions:
-            yield Kept(session, "", 0.0, None, session == self.busy, 0)
+            yield StoredSession(session, "", 0.0, None, session == self.busy, 0)
 
     def read(self, session: str) -> Mapping[str, bytes]:
         return self.sessions[session]

@@ -28,7 +28,7 @@ from ramify.protocol.messages import (
     Waiting,
     Wanted,
 )
-from ramify.protocol.saved import Changes, Kept
+from ramify.protocol.saved import Changes, StoredSession
 
 
 class Memory:
@@ -89,7 +89,7 @@ class Memory:
         for each in sessions:
             self.items.pop(each, None)
 
-    def kept(self) -> Iterator[Kept]:
+    def kept(self) -> Iterator[StoredSession]:
         return iter(())
 
     def sweep(self, *, older_than: float, most: int, now: float) -> int:

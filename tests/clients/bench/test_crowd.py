@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from ramify.clients.bench.crowd import Crowd
-from ramify.clients.bench.program import Job, Level, Outcome, Program, Target
+from ramify.clients.bench.program import GenerateJob, Level, LoadProgram, Outcome, Target
 from ramify.clients.bench.session import BenchFailed
 
-PROGRAMS = [Program([Level([Job([n], 3 + n)]), Level([Job([], 2)])]) for n in range(5)]
+PROGRAMS = [
+    LoadProgram([Level([GenerateJob([n], 3 + n)]), Level([GenerateJob([], 2)])]) for n in range(5)
+]
 
 
 def twice(target: Target) -> tuple[Outcome, Outcome]:

@@ -8,7 +8,7 @@ import pytest
 
 from ramify.clients.bench import execute as module
 from ramify.clients.bench.execute import execute
-from ramify.clients.bench.program import Job, Level, Program, Target, Trace
+from ramify.clients.bench.program import GenerateJob, Level, LoadProgram, Target, Trace
 from ramify.clients.bench.session import BenchFailed
 
 TARGET = Target("notes", "")
@@ -44,7 +44,7 @@ class NoteLine:
     async def append(self, tokens: Sequence[int]) -> None:
         self.session.notes.log.append(("append", list(tokens)))
 
-    async def say(self, job: Job, *, more: bool) -> Trace:
+    async def say(self, job: GenerateJob, *, more: bool) -> Trace:
         self.session.notes.log.append((self.name, job.tokens, more))
         for _ in range(job.output):
             await asyncio.sleep(0)
@@ -53,7 +53,7 @@ class NoteLine:
         return Trace(output=job.output)
 
     async def spread(
-        self, prefix: Sequence[int], jobs: Sequence[Job], *, more: bool
+        self, prefix: Sequence[int], jobs: Sequence[GenerateJob], *, more: bool
     ) -> list[tuple["NoteLine", Trace]]:
         self.session.notes.log.append(("spread", self.name, list(prefix), more))
         lines = [NoteLine(self.session, f"{self.name}.{i}") for i in range(len(jobs))]
@@ -69,12 +69,12 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
 
 
 async def test_levels_go_on_with_lines_or_fork_one(notes: Notes) -> None:
-    program = Program(
+    program = LoadProgram(
         [
-            Level([Job([1], 1), Job([2], 1)], parent=0, prefix=[9]),
-            Level([Job([3], 1), Job([4], 1)]),
-            Level([Job([], 1)], parent=1),
-            Level([Job([5], 1)]),
+            Level([GenerateJob([1], 1), GenerateJob([2], 1)], parent=0, prefix=[9]),
+            Level([GenerateJob([3], 1), GenerateJob([4], 1)]),
+            Level([GenerateJob([], 1)], parent=1),
+            Level([GenerateJob([5], 1)]),
         ]
     )
     outcome = await execute(TARGET, [program])
@@ -95,11 +95,11 @@ async def test_levels_go_on_with_lines_or_fork_one(notes: Notes) -> None:
 
 
 async def test_together_waits_for_the_slowest(notes: Notes) -> None:
-    quick = Program([Level([Job([1], 1)]), Level([Job([2], 1)], together=True)])
-    slow = Program([Level([Job([3], 20)]), Level([Job([4], 1)], together=True)])
+    quick = LoadProgram([Level([GenerateJob([1], 1)]), Level([GenerateJob([2], 1)], together=True)])
+    slow = LoadProgram([Level([GenerateJob([3], 20)]), Level([GenerateJob([4], 1)], together=True)])
     await execute(TARGET, [quick, slow])
     assert [tokens for _, tokens, _ in notes.log][:2] == [[1], [3]]
-    apart = Program([Level([Job([1], 1)]), Level([Job([2], 1)])])
+    apart = LoadProgram([Level([GenerateJob([1], 1)]), Level([GenerateJob([2], 1)])])
     notes.log.clear()
     seen: list[int] = []
     await execute(TARGET, [apart, apart], go=lambda: asyncio.sleep(0, seen.append(notes.closed)))
@@ -107,13 +107,13 @@ async def test_together_waits_for_the_slowest(notes: Notes) -> None:
 
 
 async def test_input_ahead(notes: Notes) -> None:
-    await execute(TARGET, [Program([Level([Job([1, 2], 1)], ahead_s=0.001)])])
+    await execute(TARGET, [LoadProgram([Level([GenerateJob([1, 2], 1)], ahead_s=0.001)])])
     assert notes.log == [("append", [1, 2]), ("root", [], False)]
 
 
 async def test_the_first_fault_ends_all(notes: Notes) -> None:
-    bad = Program([Level([Job([1], 2, 13)])])
-    good = Program([Level([Job([2], 10_000)])])
+    bad = LoadProgram([Level([GenerateJob([1], 2, 13)])])
+    good = LoadProgram([Level([GenerateJob([2], 10_000)])])
     with pytest.raises(BenchFailed, match="unlucky"):
         await execute(TARGET, [good, bad])
     assert notes.closed == 2

@@ -3,7 +3,7 @@
 import pytest
 
 from ramify.clients.bench.figures import figures, itl_quantiles
-from ramify.clients.bench.program import Job, Level, Outcome, Program, Trace
+from ramify.clients.bench.program import GenerateJob, Level, LoadProgram, Outcome, Trace
 from ramify.clients.bench.session import BenchFailed
 from ramify.clients.bench.workloads import Case
 
@@ -19,8 +19,8 @@ def trace(
     return made
 
 
-def program(*outputs: int) -> Program:
-    return Program([Level([Job(list(range(10)), count) for count in outputs], parent=0)])
+def program(*outputs: int) -> LoadProgram:
+    return LoadProgram([Level([GenerateJob(list(range(10)), count) for count in outputs], parent=0)])
 
 
 def case(together: bool = False) -> Case:
@@ -64,7 +64,7 @@ def test_missing_tokens_are_a_fault() -> None:
 def test_levels() -> None:
     first = [trace(0.0, (1.0, 1)), trace(0.5, (2.0, 1))]
     second = [trace(2.5, (3.0, 1), level=1)]
-    load = Program([*program(1, 1).levels, Level([Job([], 1)], parent=0)])
+    load = LoadProgram([*program(1, 1).levels, Level([GenerateJob([], 1)], parent=0)])
     found = figures(case(), [load], Outcome(0.0, [*first, *second]))
     assert (found["level_1_s"], found["level_2_s"]) == (2.0, 0.5)
 
@@ -73,7 +73,9 @@ def test_a_step_is_timed_while_all_decode() -> None:
     first = [trace(0.0, (0.1, 1)), trace(0.0, (0.2, 1))]
     early = trace(0.2, *[(1 + i / 100, 1) for i in range(50)], level=1)
     late = trace(0.2, *[(1.1 + i / 100, 1) for i in range(50)], level=1)
-    load = Program([*program(1, 1).levels, Level([Job([], 50), Job([], 50)], together=True)])
+    load = LoadProgram(
+        [*program(1, 1).levels, Level([GenerateJob([], 50), GenerateJob([], 50)], together=True)]
+    )
     found = figures(case(together=True), [load], Outcome(0.0, [*first, early, late]))
     assert found["step_ms"] == pytest.approx(10)
     assert found["steady_share"] == pytest.approx(0.78, abs=0.02)
@@ -111,5 +113,5 @@ def test_prefill_is_measured_without_decoding() -> None:
 
 
 def test_input_ahead_is_in_no_account() -> None:
-    ahead = Program([Level([Job([1, 2], 1)], ahead_s=0.3)])
+    ahead = LoadProgram([Level([GenerateJob([1, 2], 1)], ahead_s=0.3)])
     assert "computed_ratio" not in figures(case(), [ahead], Outcome(0.0, [trace(0.0, (1.0, 1))]))

@@ -5,20 +5,22 @@ from typing import Any
 import pytest
 
 from ramify.clients.bench.execute import execute
-from ramify.clients.bench.program import Job, Level, Outcome, Program, Target
+from ramify.clients.bench.program import GenerateJob, Level, LoadProgram, Outcome, Target
 from ramify.clients.bench.session import BenchFailed
 
 KINDS = ("sglang", "openai")
-CHAT = Program([Level([Job([1, 2, 3], 4)]), Level([Job([5], 3)]), Level([Job([], 2)])])
-TREE = Program(
+CHAT = LoadProgram(
+    [Level([GenerateJob([1, 2, 3], 4)]), Level([GenerateJob([5], 3)]), Level([GenerateJob([], 2)])]
+)
+TREE = LoadProgram(
     [
-        Level([Job([], 2, 0), Job([9], 3, 1)], parent=0, prefix=[1, 2, 3]),
-        Level([Job([], 2, 2), Job([], 2, 3)], parent=1),
+        Level([GenerateJob([], 2, 0), GenerateJob([9], 3, 1)], parent=0, prefix=[1, 2, 3]),
+        Level([GenerateJob([], 2, 2), GenerateJob([], 2, 3)], parent=1),
     ]
 )
 
 
-async def run(server: Any, kind: str, *programs: Program, **changes: Any) -> Outcome:
+async def run(server: Any, kind: str, *programs: LoadProgram, **changes: Any) -> Outcome:
     target = Target(kind, server.url, model="tiny", **changes)
     return await execute(target, programs)
 
@@ -83,7 +85,7 @@ async def test_what_a_request_says(http_serving: Any) -> None:
 
 
 async def test_an_openai_server_that_does_not_count_chunks(http_serving: Any) -> None:
-    last = Program([Level([Job([1], 6)])])
+    last = LoadProgram([Level([GenerateJob([1], 6)])])
     async with http_serving(counts=False) as server:
         outcome = await run(server, "openai", last)
         assert outcome.traces[0].output == 6
@@ -116,7 +118,7 @@ async def test_ids_that_do_not_come(http_serving: Any) -> None:
 
 
 async def test_what_a_stateless_server_cannot(http_serving: Any) -> None:
-    ahead = Program([Level([Job([1], 1)], ahead_s=0.01)])
+    ahead = LoadProgram([Level([GenerateJob([1], 1)], ahead_s=0.01)])
     async with http_serving() as server:
         with pytest.raises(BenchFailed, match="only with its generation"):
             await run(server, "sglang", ahead)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ramify.clients.bench.program import Job, Target, Trace
+from ramify.clients.bench.program import GenerateJob, Target, Trace
 from ramify.clients.bench.ramify import RamifySession
 from ramify.clients.bench.session import BenchFailed
 from ramify.protocol.codec import Codec
@@ -60,7 +60,7 @@ def done(id: int, branch: str, position: int, output: int, **changes: Any) -> Do
 
 async def asked(wire: Wire) -> "asyncio.Task[Trace]":
     """A line that has asked for 3 tokens after [7, 8]."""
-    task = asyncio.create_task(wire.session.root.say(Job([7, 8], 3, 11), more=False))
+    task = asyncio.create_task(wire.session.root.say(GenerateJob([7, 8], 3, 11), more=False))
     await asyncio.sleep(0)
     return task
 
@@ -89,7 +89,7 @@ async def test_the_last_tokens_may_have_no_text() -> None:
 
 async def test_a_spread_is_one_frame() -> None:
     wire = Wire()
-    jobs = [Job([], 2, 5), Job([9], 1, 6)]
+    jobs = [GenerateJob([], 2, 5), GenerateJob([9], 1, 6)]
     task = asyncio.create_task(wire.session.root.spread([1, 2, 3], jobs, more=True))
     await asyncio.sleep(0)
     (frame,) = wire.frames
@@ -104,7 +104,7 @@ async def test_a_spread_is_one_frame() -> None:
     wire.hear(done(5, "b2", 5, 1), Delta(branch="b1", position=5, text=""), done(3, "b1", 5, 2))
     (one, first), (_, second) = await task
     assert (first.prompt, first.output, second.prompt, second.output) == (3, 2, 4, 1)
-    again = asyncio.create_task(one.spread([], [Job([], 1)], more=False))
+    again = asyncio.create_task(one.spread([], [GenerateJob([], 1)], more=False))
     await asyncio.sleep(0)
     assert wire.frames[1][0] == Fork(id=6, branch="b1", as_=["b3"])
     wire.hear(Ok(id=6), done(7, "b3", 6, 1))
@@ -136,7 +136,7 @@ async def test_faults_end_everything(fault: Fault, text: str) -> None:
     with pytest.raises(BenchFailed, match=text):
         await task
     with pytest.raises(BenchFailed, match=text):
-        await wire.session.root.say(Job([], 1), more=False)
+        await wire.session.root.say(GenerateJob([], 1), more=False)
     await wire.session.close()  # says nothing more: the fault is known
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.typing import Subprotocol
 
-from ramify.clients.bench.websocket import BINARY, PING, TEXT, FrameReader, WebSocket
+from ramify.clients.bench.websocket import BINARY, PING, TEXT, ClientWebSocket, FrameReader
 
 SIZES = (0, 1, 125, 126, 127, 65535, 65536, 70000)
 
@@ -68,9 +68,9 @@ class Client:
         self.got: asyncio.Queue[bytes] = asyncio.Queue()
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def connect(self, port: int, **changes: Any) -> WebSocket:
+    async def connect(self, port: int, **changes: Any) -> ClientWebSocket:
         settings: dict[str, Any] = {"subprotocol": "x+msgpack", "token": None} | changes
-        return await WebSocket.connect(
+        return await ClientWebSocket.connect(
             f"ws://127.0.0.1:{port}/here",
             receive=lambda _, payload: self.got.put_nowait(payload),
             lost=self.lost.set_result,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.clients.bench import workloads
-from ramify.clients.bench.program import Job, Level, Program
+from ramify.clients.bench.program import GenerateJob, Level, LoadProgram
 
 TOP = 10_000
 
@@ -65,27 +65,27 @@ JOBS = st.lists(TOKENS, min_size=1, max_size=3)
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> list[Program]:
+def programs(draw: st.DrawFn) -> list[LoadProgram]:
     """Later levels get tokens that nothing else has, as random prompts do."""
     fresh = iter(range(100, 10_000))
     made = []
     for _ in range(draw(st.integers(1, 3))):
         root = draw(st.lists(st.integers(0, 2), min_size=1, max_size=4))
-        jobs = [Job(tokens, 2) for tokens in draw(JOBS)]
+        jobs = [GenerateJob(tokens, 2) for tokens in draw(JOBS)]
         levels = [Level(jobs, parent=0, prefix=root)]
         for _ in range(draw(st.integers(0, 2))):
             fork = draw(st.booleans())
             count = draw(st.integers(1, 3)) if fork else len(levels[-1].jobs)
             sizes = [draw(st.integers(0, 2)) for _ in range(count)]
-            later = [Job([next(fresh) for _ in range(size)], 2) for size in sizes]
+            later = [GenerateJob([next(fresh) for _ in range(size)], 2) for size in sizes]
             prefix = [next(fresh) for _ in range(draw(st.integers(0, 2)))] if fork else []
             levels.append(Level(later, parent=0 if fork else None, prefix=prefix))
-        made.append(Program(levels))
+        made.append(LoadProgram(levels))
     return made
 
 
 @given(programs())
-def test_the_optimum_is_what_a_perfect_cache_computes(load: list[Program]) -> None:
+def test_the_optimum_is_what_a_perfect_cache_computes(load: list[LoadProgram]) -> None:
     known: set[tuple[int, ...]] = set()
     outputs = iter(range(20_000, 100_000))
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from ramify.clients.commands.conversation import RENEWALS, Conversation, before_answer
+from ramify.clients.commands.conversation import RENEWALS, ChatSession, before_answer
 from ramify.clients.commands.describe import decode_rate, describe, draw_tree
 from ramify.clients.commands.options import set_option
 from ramify.clients.commands.screen import Screen
@@ -181,7 +181,7 @@ def talk(
     out, notes = io.StringIO(), io.StringIO()
     first: Any = session
     screen = Screen(out, notes, colour=colour)
-    Conversation(first, read, screen, GenerateOptions(), renew, imports, older=older).run()
+    ChatSession(first, read, screen, GenerateOptions(), renew, imports, older=older).run()
     return out.getvalue(), notes.getvalue(), prompts
 
 
@@ -475,7 +475,7 @@ def test_ctrl_c_without_a_connection_returns_to_the_prompt() -> None:
     renewed: Any = new
     notes = io.StringIO()
     screen = Screen(io.StringIO(), notes, colour=False)
-    Conversation(first, read, screen, GenerateOptions(), lambda: renewed).run()
+    ChatSession(first, read, screen, GenerateOptions(), lambda: renewed).run()
     assert "Ctrl-C returns to the prompt" in notes.getvalue()
     assert "stopped" in notes.getvalue()
     assert new.calls == [
@@ -489,7 +489,7 @@ def test_an_older_session_is_asked_what_was_said() -> None:
     first, renewed = cast(Any, session), cast(Any, new)
     script = ["more"]
     screen = Screen(io.StringIO(), io.StringIO(), colour=False)
-    talk = Conversation(
+    talk = ChatSession(
         first, lambda _: script.pop() if script else None, screen, GenerateOptions(), lambda: renewed
     )
     talk.learn()

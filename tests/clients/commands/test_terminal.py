@@ -17,7 +17,7 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from ramify.clients.commands import terminal
-from ramify.clients.commands.terminal import Terminal, Words, open_history
+from ramify.clients.commands.terminal import CommandCompleter, Terminal, open_history
 
 
 def words(name: str) -> Sequence[str]:
@@ -58,7 +58,7 @@ def test_ctrl_c_is_raised(tmp_path: Path) -> None:
 def test_completion(typed: str, offered: list[str], tmp_path: Path) -> None:
     (tmp_path / "talk.json").write_text("")
     text = typed.replace("FOLDER", str(tmp_path))
-    found = Words(words).get_completions(Document(text, len(text)), CompleteEvent())
+    found = CommandCompleter(words).get_completions(Document(text, len(text)), CompleteEvent())
     assert [completion.text for completion in found] == offered
 
 

@@ -8,13 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.gpu.attention.groups import Arrays, Grouper, Limits, arrange, find_groups, no_groups
+from ramify.gpu.attention.groups import (
+    GroupArrays,
+    Grouper,
+    GroupLimits,
+    arrange,
+    find_groups,
+    no_groups,
+)
 from ramify.gpu.step.rows import Ints, PageTable, RowTable
 from ramify.protocol.plan import ExecutorInfo, ExtendRow, GrowRow, OpenRow, StepPlan, pack
 from ramify.protocol.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
-LIMITS = Limits(least_depth=1, least_saved=1, least_members=2, tile_lines=3, items=4)
+LIMITS = GroupLimits(least_depth=1, least_saved=1, least_members=2, tile_lines=3, items=4)
 
 
 @st.composite
@@ -79,7 +86,7 @@ def test_every_shared_key_is_in_one_item(
     owners = np.arange(len(rows))
     groups = find_groups(pages, owners, reach, 1)
     size = len(rows) + 3
-    limits = Limits(1, 1, 2, tile_lines, items)
+    limits = GroupLimits(1, 1, 2, tile_lines, items)
     arrays = arrange(groups, owners, page_size, size, limits)
     read: dict[int, set[tuple[int, int]]] = defaultdict(set)  # line -> (page, token) it gets
     for line in range(size):
@@ -100,7 +107,7 @@ def test_every_shared_key_is_in_one_item(
         assert (array.shape, array.dtype) == (empty.shape, empty.dtype)
 
 
-def _all(arrays: Arrays) -> list[np.ndarray]:
+def _all(arrays: GroupArrays) -> list[np.ndarray]:
     return [arrays.items, arrays.members, arrays.own]
 
 
@@ -177,12 +184,12 @@ def test_a_page_that_is_not_full_is_not_shared(table: RowTable) -> None:
 @pytest.mark.parametrize(
     ("limits", "grouped"),
     [
-        (Limits(8, 8, 2, 3, 4), True),
-        (Limits(9, 8, 2, 3, 4), False),
-        (Limits(8, 9, 2, 3, 4), False),
-        (Limits(8, 8, 3, 3, 4), False),
+        (GroupLimits(8, 8, 2, 3, 4), True),
+        (GroupLimits(9, 8, 2, 3, 4), False),
+        (GroupLimits(8, 9, 2, 3, 4), False),
+        (GroupLimits(8, 8, 3, 3, 4), False),
     ],
 )
-def test_groups_only_where_they_pay(table: RowTable, limits: Limits, grouped: bool) -> None:
+def test_groups_only_where_they_pay(table: RowTable, limits: GroupLimits, grouped: bool) -> None:
     start(table, {0: [5, 6, 7], 1: [5, 6, 8]})
     assert (shared(Grouper(table, limits), table, [0, 1]) is not None) == grouped

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.gpu.attention.registry import Choice
+from ramify.gpu.attention.registry import KernelChoice
 from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
 from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.step.buckets import Bucket, tailored
@@ -137,11 +137,11 @@ class StandIn:
 
 
 @pytest.fixture(params=list(BACK_ENDS))
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Choice:
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> KernelChoice:
     """On a CPU FlashInfer is the stand-in."""
     name = str(request.param)
     if name == "deterministic":
-        return Choice("triton", "triton", "a test", deterministic=True)
+        return KernelChoice("triton", "triton", "a test", deterministic=True)
     if name == "triton, balanced":
         from ramify.gpu.attention.triton_paged import TritonPaged
 
@@ -157,7 +157,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
             pytest.skip("flashinfer is not installed")
         elif name.startswith("fa3") and torch.cuda.get_device_capability() != (9, 0):
             pytest.skip("FA3 needs a Hopper GPU")
-    return Choice(*BACK_ENDS[name], reason="a test")
+    return KernelChoice(*BACK_ENDS[name], reason="a test")
 
 
 class Sequences:
@@ -196,7 +196,9 @@ def check(ours: torch.Tensor, wanted: torch.Tensor) -> None:
     assert (ours.double() - wanted).norm() <= limit * wanted.norm()
 
 
-def make(kernels: Choice, sequences: Any, heads: int, spec: AttentionSpec, max_drafts: int = 0) -> Any:
+def make(
+    kernels: KernelChoice, sequences: Any, heads: int, spec: AttentionSpec, max_drafts: int = 0
+) -> Any:
     _, kv_heads, dim = sequences.k.shape
     shape = AttentionShape(heads, kv_heads, dim, sequences.k.dtype, (spec,))
     if CUDA and spec.window is not None and kernels.kind == "flashinfer" and not WINDOWED:
@@ -270,7 +272,9 @@ DTYPE = torch.bfloat16 if CUDA else torch.float32
 GROUPS = [(1, None), (2, None), (4, None), (8, None), (4, 50), (1, 1000)]
 
 
-def run_kinds(kernels: Choice, page_size: int, heads: int, kv_heads: int, spec: AttentionSpec) -> None:
+def run_kinds(
+    kernels: KernelChoice, page_size: int, heads: int, kv_heads: int, spec: AttentionSpec
+) -> None:
     """Extends over prefixes, extends among decodes, decodes alone: one back end, step after step."""
     largest = [cached + new for cached, new in EXTENDS + DECODES]
     sequences = Sequences(largest, page_size, kv_heads, DIM, DTYPE)
@@ -289,7 +293,9 @@ def run_kinds(kernels: Choice, page_size: int, heads: int, kv_heads: int, spec: 
 
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize(("group", "window"), GROUPS if CUDA else [(1, None), (4, None), (2, 9)])
-def test_a_step_of_each_kind(kernels: Choice, page_size: int, group: int, window: int | None) -> None:
+def test_a_step_of_each_kind(
+    kernels: KernelChoice, page_size: int, group: int, window: int | None
+) -> None:
     torch.manual_seed(11)
     kv_heads = 2 if CUDA else 1
     run_kinds(kernels, page_size, group * kv_heads, kv_heads, AttentionSpec(DIM**-0.5, window=window))
@@ -305,7 +311,7 @@ SPECS = {
 
 @pytest.mark.parametrize("kind", SPECS)
 @pytest.mark.parametrize("kernels", ["triton", "triton, balanced", "deterministic"], indirect=True)
-def test_soft_caps_windows_and_sinks(kernels: Choice, kind: str) -> None:
+def test_soft_caps_windows_and_sinks(kernels: KernelChoice, kind: str) -> None:
     torch.manual_seed(13)
     kv_heads, heads = (2, 8) if CUDA else (2, 4)
     fields: dict[str, Any] = {"scale": DIM**-0.5} | SPECS[kind]
@@ -324,7 +330,7 @@ DRAFTS = [(0, 3), (70, 1), (15, 4), (63, 9), (5, 2), (40, 1), (1, 5)]
 @pytest.mark.parametrize("extends", [[], [(9, 8)]])
 @pytest.mark.parametrize("kernels", ["triton", "triton, balanced", "deterministic"], indirect=True)
 def test_lines_of_one_row(
-    kernels: Choice, group: int, kind: str, extends: list[tuple[int, int]]
+    kernels: KernelChoice, group: int, kind: str, extends: list[tuple[int, int]]
 ) -> None:
     """Drafts are decodes of their row at the positions that follow; each sees what is before it."""
     torch.manual_seed(17)
@@ -367,11 +373,11 @@ def test_lines_of_one_row(
 def test_lines_of_rows_that_share_keys(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows with drafts beside ones without, on the pages of one prefix, which are read together."""
     from ramify.gpu.attention import triton_paged
-    from ramify.gpu.attention.groups import Grouper, Limits, is_grouped
+    from ramify.gpu.attention.groups import Grouper, GroupLimits, is_grouped
     from ramify.gpu.attention.triton_shared import TILE
 
     def grouper(table: Any, shape: Any, lines: int = 1) -> Grouper:
-        return Grouper(table, Limits(16, 16, 2, TILE // (group * lines), 3))
+        return Grouper(table, GroupLimits(16, 16, 2, TILE // (group * lines), 3))
 
     monkeypatch.setattr(triton_paged, "grouper_for", grouper)
     torch.manual_seed(19)
@@ -382,7 +388,7 @@ def test_lines_of_rows_that_share_keys(group: int, monkeypatch: pytest.MonkeyPat
     for row in range(1, 5):  # the first 32 tokens are those of row 0
         sequences.pages[row, :2] = sequences.pages[0, :2]
         sequences.slots[row][:32] = sequences.slots[0][:32]
-    back_end = make(Choice("triton", "triton", "a test"), sequences, heads, spec, max_drafts=8)
+    back_end = make(KernelChoice("triton", "triton", "a test"), sequences, heads, spec, max_drafts=8)
     each = np.array([new for _, new in runs])
     rows, positions = lines(runs)
     index = np.arange(len(rows))
@@ -424,7 +430,7 @@ def test_small_steps_are_left_to_triton(monkeypatch: pytest.MonkeyPatch) -> None
     runs = [(3, 5000), (0, 700), (20, 1)] if CUDA else [(3, 40), (0, 90), (20, 1)]
     sequences = Sequences([cached + new for cached, new in runs], 16, 2, DIM, DTYPE)
     spec = AttentionSpec(DIM**-0.5)
-    back_end = make(Choice("fa3", "triton", "a test"), sequences, 16 if CUDA else 2, spec)
+    back_end = make(KernelChoice("fa3", "triton", "a test"), sequences, 16 if CUDA else 2, spec)
     served = []
     for part in (runs, runs[1:2], runs[2:]):
         first = runs.index(part[0])
@@ -439,7 +445,7 @@ def test_small_steps_are_left_to_triton(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.skipif(CUDA, reason="FlashInfer itself serves no model this small")
 @pytest.mark.parametrize("captured", [True, False])
 def test_the_executor_runs_each_back_end(
-    kernels: Choice, captured: bool, tmp_path: Path, tiny_config: dict[str, Any], drive: Any,
+    kernels: KernelChoice, captured: bool, tmp_path: Path, tiny_config: dict[str, Any], drive: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Padded steps, steps that no graph holds, decodes alone: the tokens are those of torch."""
@@ -448,7 +454,7 @@ def test_the_executor_runs_each_back_end(
         monkeypatch.setattr("ramify.gpu.step.graphs.StepGraphs.find", lambda *rest: None)
     texts = [[3 * i % 120 + 3 for i in range(n)] for n in (40, 3)]
     results = []
-    for choice in (Choice("torch", "torch", "a test"), kernels):
+    for choice in (KernelChoice("torch", "torch", "a test"), kernels):
         monkeypatch.setattr("ramify.gpu.startup.load.choose", lambda *rest, choice=choice: choice)
         d = drive(tmp_path, device="cpu", load_format="dummy", max_rows=3, step_tokens=64)
         assert (d.executor.info.attention, d.executor.info.attention_reason) == (choice.name, "a test")
@@ -467,7 +473,7 @@ def test_the_executor_runs_each_back_end(
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (8, 8)])
 def test_a_graph_of_decodes_is_replayed_at_other_lengths(
-    kernels: Choice, page_size: int, heads: int, kv_heads: int
+    kernels: KernelChoice, page_size: int, heads: int, kv_heads: int
 ) -> None:
     torch.manual_seed(12)
     lengths = [1, 77, 3000, 9000, 640, 31, 2, 20000]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ramify.gpu.attention import registry
-from ramify.gpu.attention.registry import Choice, choose
+from ramify.gpu.attention.registry import KernelChoice, choose
 from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
 from ramify.protocol.errors import ModelError
 
@@ -20,7 +20,7 @@ def test_a_choice_says_why() -> None:
     choice = choose("auto", SHAPE, CPU)
     assert (choice.name, choice.reason) == ("torch", "the device is a CPU")
     assert choose("torch", SHAPE, CPU).name == "torch"
-    assert Choice("fa3", "triton", "").name == "flashinfer prefill fa3 + triton decode"
+    assert KernelChoice("fa3", "triton", "").name == "flashinfer prefill fa3 + triton decode"
 
 
 def test_what_cannot_be_had_is_an_error_that_names_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ class Machine:
 
     get_batch_decode_module = get_batch_prefill_module
 
-    def choose(self, asked: str, spec: dict[str, Any] | None = None, **sizes: Any) -> Choice:
+    def choose(self, asked: str, spec: dict[str, Any] | None = None, **sizes: Any) -> KernelChoice:
         shape = dataclasses.replace(SHAPE, **sizes)
         specs = (AttentionSpec(**({"scale": shape.head_dim**-0.5} | (spec or {}))),)
         return choose(asked, dataclasses.replace(shape, specs=specs), torch.device("cuda"))

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ramify.gpu.attention.groups import Grouper, Limits, arrange, find_groups
+from ramify.gpu.attention.groups import Grouper, GroupLimits, arrange, find_groups
 from ramify.gpu.attention.spec import AttentionSpec
 from ramify.gpu.kv.layout import LayerKV
 from ramify.protocol.plan import ExtendRow, StepPlan, pack, unpack
@@ -66,7 +66,7 @@ def test_shared_attention(
     dtype: torch.dtype, page_size: int, heads: int, kv_heads: int, dim: int
 ) -> None:
     from ramify.gpu.attention.triton_decode import decode_attention
-    from ramify.gpu.attention.triton_shared import TILE, Shared, shared_attention
+    from ramify.gpu.attention.triton_shared import TILE, SharedGroups, shared_attention
 
     torch.manual_seed(11)
     own, lengths, used = tables(LARGE if CUDA else SMALL, page_size)
@@ -96,10 +96,10 @@ def test_shared_attention(
     positions = torch.from_numpy(starts).int().to(DEVICE)
     kv, spec = LayerKV(k, v, page_size), AttentionSpec(dim**-0.5)
     for members, items in ((2, 33), (4, 1), (len(own) + 1, 7)):
-        limits = Limits(1, 1, members, max(1, TILE * kv_heads // heads), items)
+        limits = GroupLimits(1, 1, members, max(1, TILE * kv_heads // heads), items)
         groups = find_groups(host, rows, starts // page_size, 1, members)
         arrays = arrange(groups, rows, page_size, size, limits)
-        shared = Shared(
+        shared = SharedGroups(
             *(torch.from_numpy(a).to(DEVICE) for a in (arrays.items, arrays.members, arrays.own))
         )
         for splits in (1, 8) if CUDA else (1, 2):
@@ -130,7 +130,9 @@ def test_the_executor_equals_the_one_on_torch(
             return arrays
 
     monkeypatch.setattr(
-        triton_paged, "grouper_for", lambda table, shape, lines=1: Watched(table, Limits(8, 8, 2, 3, 4))
+        triton_paged,
+        "grouper_for",
+        lambda table, shape, lines=1: Watched(table, GroupLimits(8, 8, 2, 3, 4)),
     )
     (tmp_path / "config.json").write_text(
         json.dumps(tiny_config | {"head_dim": 16, "num_hidden_layers": 1})

@@ -24,7 +24,7 @@ from ramify.protocol.structure import (
     ListPart,
     SequencePart,
     Structure,
-    Tag,
+    StructureTag,
     TagsPart,
     TextPart,
     ThoughtPart,
@@ -245,8 +245,8 @@ LISTS = {
 }
 
 
-def call(name: str, schema: Any) -> Tag:
-    return Tag(f'<call>{{"name": "{name}", "arguments": ', JsonPart(schema, name), "}</call>")
+def call(name: str, schema: Any) -> StructureTag:
+    return StructureTag(f'<call>{{"name": "{name}", "arguments": ', JsonPart(schema, name), "}</call>")
 
 
 PARAMETERS = {"sets": TOOL, "lists": LISTS, "names": {**NAMES, "minProperties": 2}}
@@ -257,7 +257,8 @@ STRUCTURES: dict[str, Any] = {
         UnionPart([SequencePart([TextPart(c.begin), c.content, TextPart(c.end)]) for c in CALLS]), "\n"
     ),
     "tags": TagsPart(
-        [Tag("<n>", JsonPart(SETS), "</n>"), Tag("<n>!", JsonPart(NAMES), "</n>")], ["<n>"]
+        [StructureTag("<n>", JsonPart(SETS), "</n>"), StructureTag("<n>!", JsonPart(NAMES), "</n>")],
+        ["<n>"],
     ),
     "behind a thought": ThoughtPart("<n>", "</n>", JsonPart(TOOL)),
 }
@@ -432,7 +433,10 @@ def test_what_a_structure_had_said_already() -> None:
 
 
 def test_a_value_that_is_checked_behind_one_that_no_schema_describes() -> None:
-    tags = TagsPart([Tag("<n>", JsonPart(SETS), "</n>"), Tag("<n>!", JsonPart({}), "</n>")], ["<n>"])
+    tags = TagsPart(
+        [StructureTag("<n>", JsonPart(SETS), "</n>"), StructureTag("<n>!", JsonPart({}), "</n>")],
+        ["<n>"],
+    )
     constraint = structured(tags)
     automaton = constraint.machine.automaton
     assert automaton.nesting is not None

@@ -7,7 +7,7 @@ from typing import Any
 from ramify.actors.grammar.compile import compile_constraint
 from ramify.gpu.constraints.bodies import constraint_of
 from ramify.gpu.constraints.literals import LONGEST
-from ramify.gpu.constraints.matcher import Automaton
+from ramify.gpu.constraints.matcher import AutomatonConstraint
 from ramify.gpu.constraints.outputs import Output
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.constraints import ConstraintSpec
@@ -29,7 +29,7 @@ PET = {
 def machine_of(kind: Any, text: str) -> Any:
     body = compile_constraint(ConstraintSpec(kind, text)).body
     made = constraint_of(body, WORDS, lambda: None)  # type: ignore[arg-type,return-value]
-    assert isinstance(made, Automaton)
+    assert isinstance(made, AutomatonConstraint)
     return made
 
 

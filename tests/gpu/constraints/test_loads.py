@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models
 
 from ramify.actors.grammar.compile import compile_constraint
 from ramify.gpu.constraints.loads import Loads
-from ramify.gpu.constraints.matcher import Constraint
+from ramify.gpu.constraints.matcher import OutputConstraint
 from ramify.protocol.constraints import ConstraintSpec, VocabularyBody
 from ramify.protocol.errors import ConstraintError
 
@@ -40,7 +40,7 @@ def test_what_the_first_constraint_needs_is_made_with_the_vocabulary(
     speller = Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).to_str()
     asked: list[int] = []
 
-    def prepare(ident: int, constraint: Constraint) -> None:
+    def prepare(ident: int, constraint: OutputConstraint) -> None:
         asked.append(ident)
         if fails and not ident:
             raise RuntimeError("no memory")
@@ -57,7 +57,7 @@ def test_what_cannot_be_loaded_is_counted_and_told_nobody_else(caplog: pytest.Lo
     speller = Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).to_str()
     asked: list[int] = []
 
-    def prepare(ident: int, constraint: Constraint) -> None:
+    def prepare(ident: int, constraint: OutputConstraint) -> None:
         asked.append(ident)
         if ident == 3:
             raise ConstraintError("no room for it")

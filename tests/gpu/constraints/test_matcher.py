@@ -3,18 +3,18 @@
 import pytest
 
 from ramify.actors.grammar.automaton import Automaton as Bytes
-from ramify.gpu.constraints.matcher import Automaton, Constraint
+from ramify.gpu.constraints.matcher import AutomatonConstraint, OutputConstraint
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from tests.gpu.constraints.machines import machine_of
 
 
-def constraint(pattern: str, vocabulary: Vocabulary) -> Automaton:
+def constraint(pattern: str, vocabulary: Vocabulary) -> AutomatonConstraint:
     a = Bytes.from_regex(pattern)
-    return Automaton(machine_of(vocabulary, a))
+    return AutomatonConstraint(machine_of(vocabulary, a))
 
 
 def test_forward_and_back(vocabulary: Vocabulary) -> None:
-    shared: Constraint = constraint("name(?:s|[0-9]{3})", vocabulary)
+    shared: OutputConstraint = constraint("name(?:s|[0-9]{3})", vocabulary)
     one, other = shared.matcher(), shared.matcher()
     masks = []
     tokens = [*vocabulary.encode("name"), *(vocabulary.encode(digit)[0] for digit in "123")]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ramify.actors.grammar.automaton import Automaton as Machine
-from ramify.gpu.constraints.matcher import Automaton
+from ramify.gpu.constraints.matcher import AutomatonConstraint
 from ramify.gpu.constraints.outputs import FEW, LOST, NOTHING, Legal, Output
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.errors import ConstraintError
@@ -24,7 +24,7 @@ class Gate:
 
     def __init__(self, pattern: str, quick: bool) -> None:
         made = Machine.from_regex(pattern)
-        self.inner = Automaton(machine_of(WORDS, made))
+        self.inner = AutomatonConstraint(machine_of(WORDS, made))
         self.quick = quick
         self.open = Event()
         self.taken: list[int] = []
@@ -74,7 +74,7 @@ def now(seconds: float = 5.0) -> float:
 
 def test_a_quick_one_is_never_busy(threads: ThreadPoolExecutor) -> None:
     made = Machine.from_regex("abc[xy]")
-    rule = Automaton(machine_of(WORDS, made))
+    rule = AutomatonConstraint(machine_of(WORDS, made))
     output = Output(loaded(rule), b"a", lambda: threads)
     assert output.ready
     assert output.look().tokens == tuple(b"bc")
@@ -127,7 +127,7 @@ def test_nothing_is_made_ahead_where_a_device_follows(threads: ThreadPoolExecuto
         machine.elsewhere, machine._quick = elsewhere, quick
         coming = Future[Any]()
         output = Output(coming, list(b"ab"), lambda: threads)
-        coming.set_result(Automaton(machine))
+        coming.set_result(AutomatonConstraint(machine))
         assert output.wait(now())
         assert (output._ahead is None) == (elsewhere or quick)
         assert len(output.look().legal) == 1  # who asks gets it
@@ -197,7 +197,7 @@ def test_a_bug_ahead_of_the_first_token_leaves_no_row_waiting(
 
 def test_free_text_is_not_all_tokens(threads: ThreadPoolExecutor) -> None:
     made = Machine.from_regex("(?s:.*)")
-    rule = Automaton(machine_of(WORDS, made))
+    rule = AutomatonConstraint(machine_of(WORDS, made))
     output = Output(loaded(rule), [], lambda: threads)
     assert not output.look().legal[0].free  # bytes that are no text
     assert Legal(-1, WORDS.everything, True).has(0)

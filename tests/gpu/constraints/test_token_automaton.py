@@ -14,12 +14,12 @@ from ramify.actors.grammar.structure import structure_automaton
 from ramify.gpu.constraints.bodies import constraint_of
 from ramify.gpu.constraints.grammar import GrammarVocabulary
 from ramify.gpu.constraints.masks import MaskStore
-from ramify.gpu.constraints.matcher import Automaton as Rule
+from ramify.gpu.constraints.matcher import AutomatonConstraint as Rule
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import ConstraintError
-from ramify.protocol.structure import RegexPart, Structure, Tag, TagsPart, TextPart
+from ramify.protocol.structure import RegexPart, Structure, StructureTag, TagsPart, TextPart
 from tests.gpu.constraints.conftest import byte_level
 from tests.gpu.constraints.machines import machine_of
 
@@ -231,7 +231,7 @@ def test_free_text_needs_no_mask_and_marks_are_tokens() -> None:
     """Free text is every id; a trigger is a token or spelled; what closes a tag must be the token."""
     tokenizer = byte_level()
     vocabulary = Vocabulary(tokenizer.words[0], tokenizer.eos_ids, tokenizer.encode, size=450)
-    tags = TagsPart([Tag("<tool_call>", RegexPart('"(a|b)"'), "\n<tool_call>")])
+    tags = TagsPart([StructureTag("<tool_call>", RegexPart('"(a|b)"'), "\n<tool_call>")])
     automaton, *_ = structure_automaton(Structure(tags, ["<tool_call>"]))
     machine = machine_of(vocabulary, automaton)
     assert machine.mask(0) is vocabulary.everything

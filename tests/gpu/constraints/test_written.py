@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ramify.gpu.constraints.written import Cursor, Written
+from ramify.gpu.constraints.written import Cursor, WrittenOutput
 from ramify.protocol.constraints import CheckedPlace
 from ramify.protocol.errors import ConstraintError
 
@@ -81,7 +81,7 @@ def test_a_byte_that_doubles_is_not_taken() -> None:
     seen = {True: 0, False: 0}
     for _ in range(1500):
         text = object_of(rng, 3)
-        data, written = text.encode(), Written(PLACES)
+        data, written = text.encode(), WrittenOutput(PLACES)
         way: list[tuple[int, Cursor, list[Any]]] = [(0, written.start(), [])]
         taken = True
         while taken and way[-1][0] < len(data):
@@ -102,7 +102,7 @@ def test_a_byte_that_doubles_is_not_taken() -> None:
 
 
 def test_members_in_another_order_are_the_same() -> None:
-    written = Written((CheckedPlace(unique=True),))
+    written = WrittenOutput((CheckedPlace(unique=True),))
     first = b'[{"a": 1, "b": [2]}, {"b": [2], "a": 1'
     cursor = written.walk(written.start(), first)
     assert cursor is not None
@@ -111,7 +111,7 @@ def test_members_in_another_order_are_the_same() -> None:
 
 
 def test_near_is_only_the_beginning_of_an_earlier_one() -> None:
-    written = Written((CheckedPlace(unique=True),))
+    written = WrittenOutput((CheckedPlace(unique=True),))
     near = {b"[": False, b'["ab"': False, b'["ab", ': True, b'["ab", "a': True, b'["ab", "b': False}
     for data, expected in near.items():
         cursor = written.walk(written.start(), data)
@@ -122,7 +122,7 @@ def test_near_is_only_the_beginning_of_an_earlier_one() -> None:
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ramify.gpu.constraints.written.MOST_BYTES", 10)
-    written = Written((CheckedPlace(unique=True),))
+    written = WrittenOutput((CheckedPlace(unique=True),))
     cursor = written.walk(written.start(), b'["abcdefghij", ')
     assert cursor is not None
     with pytest.raises(ConstraintError, match="more than 10 bytes"):

@@ -257,9 +257,9 @@ def test_drafted_rows_read_a_shared_prefix_together(
 ) -> None:
     """In steps of captured sizes, with other numbers of drafts, and where one row has none."""
     from ramify.gpu.attention import triton_paged
-    from ramify.gpu.attention.groups import Grouper, Limits
+    from ramify.gpu.attention.groups import Grouper, GroupLimits
 
-    limits = Limits(4, 4, 2, 2, 3)
+    limits = GroupLimits(4, 4, 2, 2, 3)
     monkeypatch.setattr(
         triton_paged, "grouper_for", lambda table, shape, lines=1: Grouper(table, limits)
     )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ramify.actors.grammar.automaton import Automaton as Machine
-from ramify.gpu.constraints.matcher import Automaton
+from ramify.gpu.constraints.matcher import AutomatonConstraint
 from ramify.gpu.constraints.rows import ConstrainedRows
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.gpu.drafting.base import Guesses
@@ -135,7 +135,7 @@ def generate(
     words = vocabulary(executor.info.vocab_size)
     machine = Machine.from_regex(PATTERN)
     rules = ConstrainedRows(executor.info.max_rows, executor.info.vocab_size, jumps=jumps)
-    rule: Any = Automaton(machine_of(words, machine))
+    rule: Any = AutomatonConstraint(machine_of(words, machine))
     if slow in ("masks", "all"):
         rule = Slow(rule, quick=slow == "masks")
     rules.put(1, rule)

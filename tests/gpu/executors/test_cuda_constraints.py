@@ -20,7 +20,7 @@ from ramify.actors.grammar.nested import ARRAY, OBJECT, Containers, nested
 from ramify.actors.grammar.schema.arrays import listed_items
 from ramify.actors.grammar.schema.assembly import one_of, reduced, words
 from ramify.actors.grammar.schema.members import Others, Separators, objects
-from ramify.gpu.constraints.matcher import Automaton
+from ramify.gpu.constraints.matcher import AutomatonConstraint
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.errors import ConstraintError
 from ramify.protocol.plan import NO_TOKEN, STUCK, ExtendRow, OpenRow, StepPlan, pack, unpack
@@ -96,7 +96,7 @@ class Run:
         machine = Machine.from_regex(PATTERN) if machine is None else machine
         constraints = executor.constraints
         rows = getattr(constraints, "rows", constraints)
-        rows.put(1, Automaton(machine_of(words, machine)))
+        rows.put(1, AutomatonConstraint(machine_of(words, machine)))
         self.words, self.executor, self.drafts = words, executor, drafts
         self.outputs: dict[int, list[int]] = {row: [] for row in range(len(SETTINGS))}
         self.forced: dict[int, list[int]] = {row: [] for row in range(len(SETTINGS))}
@@ -243,7 +243,7 @@ def test_a_late_constraint_delays_its_rows_alone(make: Any, plain: Run) -> None:
         if launches == 4:
             words = vocabulary(executor.info.vocab_size)
             machine = Machine.from_regex(PATTERN)
-            loaded.set_result(Automaton(machine_of(words, machine)))
+            loaded.set_result(AutomatonConstraint(machine_of(words, machine)))
             for row in range(FREE):
                 assert rows.wait(row, monotonic() + 5)
         step = launch(plan)
@@ -268,7 +268,7 @@ def test_a_prompt_of_one_token_beside_forced_drafts(make: Any, monkeypatch: pyte
     executor = make()
     words = vocabulary(executor.info.vocab_size)
     machine = Machine.from_regex(r'\{"name": "pilot, pilot, pilot"\}')
-    made = Automaton(machine_of(words, machine))
+    made = AutomatonConstraint(machine_of(words, machine))
     executor.constraints.rows.put(1, made)
     sampling = SamplingParams(temperature=5.0, seed=1)
 
@@ -311,7 +311,7 @@ def test_forks_share_what_is_computed(make: Any) -> None:
     executor = make(deterministic=True)
     words = vocabulary(executor.info.vocab_size)
     machine = Machine.from_regex(PATTERN)
-    constraint = Automaton(machine_of(words, machine))
+    constraint = AutomatonConstraint(machine_of(words, machine))
     executor.constraints.rows.put(1, constraint)
     prompt = list(range(20, 20 + PAGE + 2))  # a page that all share, and more
 
@@ -372,7 +372,7 @@ class Crowd:
         self.step = self.placed = self.unplaced = 0
         for ident, pattern in enumerate(PATTERNS, 1):
             machine = Machine.from_regex(pattern)
-            made = Automaton(machine_of(self.words, machine))
+            made = AutomatonConstraint(machine_of(self.words, machine))
             executor.constraints._prepare(ident, made)
             executor.constraints.rows.put(ident, made)
 
@@ -460,7 +460,7 @@ def test_no_thread_moves_what_the_device_follows(make: Any, monkeypatch: pytest.
     constraints = executor.constraints
     words = vocabulary(executor.info.vocab_size)
     machine = Machine.from_regex("[a-z]{9}")
-    made = Automaton(machine_of(words, machine))
+    made = AutomatonConstraint(machine_of(words, machine))
     constraints._prepare(1, made)
     constraints.rows.put(1, made)
 

@@ -22,7 +22,7 @@ from ramify.actors.grammar.automaton import Automaton as Machine
 from ramify.actors.grammar.compile import compile_constraint
 from ramify.gpu.constraints.bodies import constraint_of
 from ramify.gpu.constraints.checked import CheckedAutomaton
-from ramify.gpu.constraints.matcher import Automaton
+from ramify.gpu.constraints.matcher import AutomatonConstraint
 from ramify.gpu.constraints.outputs import Output
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.gpu.step.rows import RowTable
@@ -113,8 +113,8 @@ class Crowd:
         for ident, pattern in enumerate(PATTERNS, 1):
             made = Machine.from_regex(pattern)
             machine = machine_of(words, made)
-            self.constraints._prepare(ident, Automaton(machine))
-            self.constraints.rows.put(ident, Automaton(machine))
+            self.constraints._prepare(ident, AutomatonConstraint(machine))
+            self.constraints.rows.put(ident, AutomatonConstraint(machine))
         checked = different(words)
         self.constraints._prepare(len(PATTERNS) + 1, checked)
         self.constraints.rows.put(len(PATTERNS) + 1, checked)
@@ -329,7 +329,7 @@ def test_what_is_forgotten_while_it_is_loaded_keeps_no_tables(monkeypatch: pytes
     crowd = Crowd(0, True, 3 * TABLE, monkeypatch)
     constraints, automata = crowd.constraints, crowd.automata
     machine = constraints.rows.loading(1).result()
-    assert isinstance(machine, Automaton)
+    assert isinstance(machine, AutomatonConstraint)
     loaded = Future[Any]()
     constraints.rows._known[9] = loaded
     constraints.begin(StepPlan(1, forgets=pack([1, 9])), crowd.table.apply(StepPlan(1)))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ramify.gpu.native import kept
-from ramify.gpu.native.host import Compiled
+from ramify.gpu.native.host import MachineCode
 from ramify.gpu.native.ir import I64, PTR, Function, Module
-from ramify.gpu.native.kept import MOST_FILES, Kept
+from ramify.gpu.native.kept import MOST_FILES, CachedCode
 
 
 def writer(value: int, calls: list[int]) -> "object":
@@ -22,7 +22,7 @@ def writer(value: int, calls: list[int]) -> "object":
     return write
 
 
-def run(compiled: Compiled) -> int:
+def run(compiled: MachineCode) -> int:
     found = ctypes.c_int64()
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address("give"))(ctypes.addressof(found))
     return found.value
@@ -32,8 +32,8 @@ def test_code_is_compiled_once(tmp_path: Path) -> None:
     calls: list[int] = []
     place = tmp_path / "a" / "kernels"
     for _ in range(3):
-        assert run(Compiled("seven", writer(7, calls), place)) == 7
-    assert run(Compiled("eight", writer(8, calls), place)) == 8
+        assert run(MachineCode("seven", writer(7, calls), place)) == 7
+    assert run(MachineCode("eight", writer(8, calls), place)) == 8
     assert calls == [7, 8]
     assert len(os.listdir(place)) == 2
     assert place.stat().st_mode & 0o777 == 0o700
@@ -43,41 +43,41 @@ def test_code_is_compiled_once(tmp_path: Path) -> None:
 def test_without_a_folder_nothing_is_kept() -> None:
     calls: list[int] = []
     for _ in range(2):
-        assert run(Compiled("seven", writer(7, calls), None)) == 7
+        assert run(MachineCode("seven", writer(7, calls), None)) == 7
     assert calls == [7, 7]
 
 
 class TestEntry:
     @pytest.fixture
-    def entry(self, tmp_path: Path) -> Kept:
-        found = Kept(("a", "b"), tmp_path / "kernels")
+    def entry(self, tmp_path: Path) -> CachedCode:
+        found = CachedCode(("a", "b"), tmp_path / "kernels")
         found.write(b"code")
         assert found.read() == b"code"
         return found
 
     @pytest.fixture
-    def file(self, entry: Kept, tmp_path: Path) -> Path:
+    def file(self, entry: CachedCode, tmp_path: Path) -> Path:
         (found,) = (tmp_path / "kernels").iterdir()
         return found
 
     def test_it_is_found_by_all_it_depends_on(
-        self, entry: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, entry: CachedCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        assert Kept(("a", "b"), tmp_path / "kernels").read() == b"code"
-        assert Kept(("ab", ""), tmp_path / "kernels").read() is None
+        assert CachedCode(("a", "b"), tmp_path / "kernels").read() == b"code"
+        assert CachedCode(("ab", ""), tmp_path / "kernels").read() is None
         monkeypatch.setattr(kept, "_sources", lambda: ["changed"])
-        assert Kept(("a", "b"), tmp_path / "kernels").read() is None
+        assert CachedCode(("a", "b"), tmp_path / "kernels").read() is None
 
     @pytest.mark.parametrize("size", [0, 10, 35])
-    def test_a_part_of_it_is_nothing(self, entry: Kept, file: Path, size: int) -> None:
+    def test_a_part_of_it_is_nothing(self, entry: CachedCode, file: Path, size: int) -> None:
         os.truncate(file, size)
         assert entry.read() is None
 
-    def test_other_bytes_are_nothing(self, entry: Kept, file: Path) -> None:
+    def test_other_bytes_are_nothing(self, entry: CachedCode, file: Path) -> None:
         file.write_bytes(file.read_bytes()[:-1] + b"x")
         assert entry.read() is None
 
-    def test_what_others_may_write_is_not_run(self, entry: Kept, file: Path) -> None:
+    def test_what_others_may_write_is_not_run(self, entry: CachedCode, file: Path) -> None:
         file.chmod(0o620)
         assert entry.read() is None
         file.chmod(0o600)
@@ -88,12 +88,12 @@ class TestEntry:
         assert entry.read() == b"code"
 
     def test_what_others_own_is_not_run(
-        self, entry: Kept, file: Path, monkeypatch: pytest.MonkeyPatch
+        self, entry: CachedCode, file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(os, "geteuid", lambda: file.stat().st_uid + 1)
         assert entry.read() is None
 
-    def test_links_are_not_followed(self, entry: Kept, file: Path, tmp_path: Path) -> None:
+    def test_links_are_not_followed(self, entry: CachedCode, file: Path, tmp_path: Path) -> None:
         file.rename(tmp_path / "elsewhere")
         file.symlink_to(tmp_path / "elsewhere")
         assert entry.read() is None
@@ -102,30 +102,30 @@ class TestEntry:
         assert entry.read() is None
 
     def test_what_is_too_large_is_not_kept(
-        self, entry: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, entry: CachedCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(kept, "MOST_BYTES", 35)
         assert entry.read() is None
-        other = Kept(("c",), tmp_path / "kernels")
+        other = CachedCode(("c",), tmp_path / "kernels")
         other.write(b"code")
         assert other.read() is None
 
-    def test_the_oldest_go(self, entry: Kept, tmp_path: Path) -> None:
+    def test_the_oldest_go(self, entry: CachedCode, tmp_path: Path) -> None:
         for n in range(MOST_FILES):
             os.utime(tmp_path / "kernels" / entry._name)
             for each in (tmp_path / "kernels").iterdir():  # a second ago: no two are of one time
                 found = each.stat()
                 os.utime(each, ns=(found.st_atime_ns, found.st_mtime_ns - 1_000_000_000))
             assert entry.read() == b"code"
-            Kept((str(n),), tmp_path / "kernels").write(b"other")
+            CachedCode((str(n),), tmp_path / "kernels").write(b"other")
         assert len(os.listdir(tmp_path / "kernels")) == MOST_FILES
         assert entry.read() == b"code"
-        assert Kept(("0",), tmp_path / "kernels").read() is None
+        assert CachedCode(("0",), tmp_path / "kernels").read() is None
 
 
 def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    entry = Kept(("a",), tmp_path / "file" / "kernels")
+    entry = CachedCode(("a",), tmp_path / "file" / "kernels")
     entry.write(b"code")
     assert entry.read() is None
 

@@ -24,7 +24,7 @@ from ramify.gpu.ops.gluon_check import gluon_works
 from ramify.gpu.ops.linear.base import Linear, plain
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.tilings import GluonTiling, LayerSizes, OpTilings, Tiling, tilings_for
-from ramify.gpu.ops.triton_linear import Products, Rows
+from ramify.gpu.ops.triton_linear import Products, UnscaledRows
 from ramify.gpu.ops.triton_ops import TritonOps
 from ramify.gpu.startup.weights import fill_random
 from ramify.gpu.step.buckets import Bucket
@@ -65,7 +65,7 @@ def check(got: Tensor, wanted: Tensor) -> None:
     assert error < (2e-5 if got.dtype == torch.float32 else 2**-7)
 
 
-def norm_of(rows: Rows, hidden: int) -> Tensor:
+def norm_of(rows: UnscaledRows, hidden: int) -> Tensor:
     """What a product of `rows` multiplies, once it has scaled its sums."""
     assert rows.squares is not None
     scale = torch.rsqrt(rows.squares.sum(1, keepdim=True) / hidden + EPS)
@@ -83,7 +83,7 @@ def test_products(tokens: int, outputs: int, inputs: int, tiling: Tiling) -> Non
     x = random(tokens, inputs)
     squares = random(tokens, 3, seed=3).abs().float() * inputs
     divided = x.float() * torch.rsqrt(squares.sum(1, keepdim=True) / inputs + EPS)
-    for rows, values, bias in ((Rows(x), x, True), (Rows(x, squares), divided, False)):
+    for rows, values, bias in ((UnscaledRows(x), x, True), (UnscaledRows(x, squares), divided, False)):
         own = linear(outputs, inputs, bias)
         check(products.plain(rows, own, EPS, tiling), product(values, own))
         gate, up = product(values, own).chunk(2, 1)
@@ -108,14 +108,16 @@ def test_sum_and_the_norm_after_it(tokens: int, outputs: int, inputs: int, tilin
 def test_a_launch_leaves_the_counters_as_they_were() -> None:
     products = Products(DEVICE)
     x, own = random(3, 128), linear(40, 128, False)
-    first = products.plain(Rows(x), own, EPS, Tiling(16, 16, 16, splits=4))
-    second = products.plain(Rows(x), own, EPS, Tiling(16, 16, 16, splits=4))
+    first = products.plain(UnscaledRows(x), own, EPS, Tiling(16, 16, 16, splits=4))
+    second = products.plain(UnscaledRows(x), own, EPS, Tiling(16, 16, 16, splits=4))
     assert torch.equal(first, second)
 
 
 def test_a_gated_product_cannot_be_split() -> None:
     with pytest.raises(ValueError, match="give one split"):
-        Products(DEVICE).gated(Rows(random(1, 64)), linear(32, 64, False), EPS, Tiling(16, 16, 16, 2))
+        Products(DEVICE).gated(
+            UnscaledRows(random(1, 64)), linear(32, 64, False), EPS, Tiling(16, 16, 16, 2)
+        )
 
 
 LLAMA = LayerSizes(4096, 4096, 6144, 14336, torch.bfloat16, overlaps=True)
@@ -164,7 +166,7 @@ def test_real_shapes(sizes: LayerSizes, tokens: int) -> None:
     x = random(tokens, sizes.hidden, dtype=half)
     squares = (x.float() ** 2).sum(1, keepdim=True)
     divided = x.float() * torch.rsqrt(squares / sizes.hidden + EPS)
-    rows = Rows(x, squares)
+    rows = UnscaledRows(x, squares)
     for bias in (False, True):
         qkv = linear(sizes.qkv, sizes.hidden, bias, half)
         check(products.plain(rows, qkv, EPS, tilings.linear), product(divided, qkv))

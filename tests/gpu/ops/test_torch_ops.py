@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ramify.gpu.attention.spec import AttentionSpec
 from ramify.gpu.kv.layout import KVPool, LayerKV, PairLayout
-from ramify.gpu.ops.base import LayerAttention, Stream
+from ramify.gpu.ops.base import LayerAttention, ResidualStream
 from ramify.gpu.ops.linear.base import plain
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
@@ -81,14 +81,14 @@ def test_add_sums_then_normalises(ops: TorchOps, post: bool) -> None:
     if post:
         added = F.rms_norm(added, (16,), own.weight, own.eps)
     wanted = residual + added
-    stream, projection = Stream(residual.clone(), residual), ops.project(y, linear)
+    stream, projection = ResidualStream(residual.clone(), residual), ops.project(y, linear)
     x = ops.add_norm(stream, projection, following, own if post else None)
     torch.testing.assert_close(x.residual, wanted)
     torch.testing.assert_close(x.normed, F.rms_norm(wanted, (16,), following.weight, following.eps))
 
 
 def test_linear_and_gated(ops: TorchOps) -> None:
-    x = Stream(torch.randn(3, 16), torch.randn(3, 16))
+    x = ResidualStream(torch.randn(3, 16), torch.randn(3, 16))
     linear = plain(torch.randn(20, 16), torch.randn(20))
     both = F.linear(x.normed, linear.tensor, linear.bias)
     torch.testing.assert_close(ops.linear(x, linear), both)
@@ -101,7 +101,7 @@ def test_linear_and_gated(ops: TorchOps) -> None:
 @pytest.mark.parametrize("lines", [None, [2, 0]])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 def test_head(ops: TorchOps, lines: list[int] | None, softcap: float | None) -> None:
-    x, linear = Stream(torch.randn(3, 16), torch.randn(3, 16)), plain(torch.randn(30, 16))
+    x, linear = ResidualStream(torch.randn(3, 16), torch.randn(3, 16)), plain(torch.randn(30, 16))
     wanted = x.normed[lines if lines is not None else slice(None)] @ linear.tensor.T
     if softcap is not None:
         wanted = softcap * torch.tanh(wanted / softcap)

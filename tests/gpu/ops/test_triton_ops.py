@@ -10,7 +10,7 @@ from torch import Tensor
 pytest.importorskip("triton", minversion=None if torch.cuda.is_available() else "3.7")
 
 from ramify.gpu.kv.layout import PairLayout
-from ramify.gpu.ops.base import Activation, Projection, Stream
+from ramify.gpu.ops.base import Activation, Projection, ResidualStream
 from ramify.gpu.ops.invariant_linear import InvariantProducts
 from ramify.gpu.ops.linear.base import plain
 from ramify.gpu.ops.rmsnorm import RMSNorm
@@ -81,7 +81,7 @@ def test_a_layer(both: Both, post: bool, activation: Activation) -> None:
     for ops in (both.torch, both.triton):
         any_ops: Any = ops
         any_ops.begin(step)
-        x: Stream = any_ops.embed(step, table, 2.5, norms[0])
+        x: ResidualStream = any_ops.embed(step, table, 2.5, norms[0])
         results = [any_ops.linear(x, qkv)]
         x = any_ops.add_norm(x, any_ops.project(mixed, output), norms[1], norms[3] if post else None)
         gated = any_ops.gated(x, up, activation)

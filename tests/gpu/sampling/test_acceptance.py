@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 
-from ramify.gpu.sampling.acceptance import Accepted, accept, inputs_of, packed_rows
+from ramify.gpu.sampling.acceptance import AcceptedTokens, accept, inputs_of, packed_rows
 from ramify.gpu.step.step_rows import StepRows
 from ramify.protocol.plan import NO_TOKEN, unpack
 
@@ -49,8 +49,8 @@ def test_a_line_that_is_not_finite_is_the_last_one() -> None:
     assert accepted.kept.tolist() == [True, True, False]
 
 
-def got(counts: list[int]) -> Accepted:
-    return Accepted(np.ones(4, dtype=np.bool_), np.array(counts))
+def got(counts: list[int]) -> AcceptedTokens:
+    return AcceptedTokens(np.ones(4, dtype=np.bool_), np.array(counts))
 
 
 def test_guesses_of_rows_that_sat_the_step_out() -> None:

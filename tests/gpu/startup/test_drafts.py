@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ramify.gpu.attention.registry import Choice
+from ramify.gpu.attention.registry import KernelChoice
 from ramify.gpu.startup.drafts import bundled, choose_draft, unlike_tokens
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ConfigError, ModelError
@@ -38,14 +38,14 @@ def test_nothing_is_guessed_unless_it_is_asked_for() -> None:
 def test_kernels_that_run_no_drafts() -> None:
     """FlashInfer's decode, whose lengths the host plans; automatic is none."""
     model = bundled("default_model")
-    triton, fa3 = Choice("triton", "triton", ""), Choice("fa3", "triton", "")
+    triton, fa3 = KernelChoice("triton", "triton", ""), KernelChoice("fa3", "triton", "")
     for kernels in (triton, fa3):
         assert choose_draft(ModelConfig(path=model, draft="ngram"), kernels).kind == "ngram"
         assert choose_draft(ModelConfig(path=model), kernels).kind == "none"
         assert choose_draft(ModelConfig(path=model, draft="model"), kernels).kind == "model"
     with pytest.raises(ModelError, match=r"on the host.*give --attention auto or triton"):
-        choose_draft(ModelConfig(path=model, draft="ngram"), Choice("fa3", "flashinfer", ""))
-    torchs = Choice("torch", "torch", "")
+        choose_draft(ModelConfig(path=model, draft="ngram"), KernelChoice("fa3", "flashinfer", ""))
+    torchs = KernelChoice("torch", "torch", "")
     assert choose_draft(ModelConfig(path=model, draft="model"), torchs).kind == "model"
 
 

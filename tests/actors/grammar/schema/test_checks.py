@@ -7,9 +7,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ramify.actors.grammar.schema.errors import Unsupported
+from ramify.actors.grammar.schema.errors import UnsupportedSchema
 from ramify.actors.grammar.schema.lower import Lowered, lower
-from ramify.gpu.constraints.written import Written
+from ramify.gpu.constraints.written import WrittenOutput
 
 INTEGERS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
 TWO_NAMES: dict[str, Any] = {
@@ -22,7 +22,7 @@ TWO_NAMES: dict[str, Any] = {
 def takes(lowered: Lowered, text: str) -> bool:
     """Whether the automaton takes `text`, and the check does."""
     data = text.encode()
-    written = Written(lowered.places)
+    written = WrittenOutput(lowered.places)
     return lowered.automaton.accepts(data) and (
         not lowered.places or written.walk(written.start(), data) is not None
     )
@@ -135,7 +135,7 @@ def test_more_than_there_are_is_refused(count: int) -> None:
     assert lower(items, checked=True)
     assert lower(names, checked=True)
     for schema, key in ((items, "minItems"), (names, "minProperties")):
-        with pytest.raises(Unsupported, match="no value"):
+        with pytest.raises(UnsupportedSchema, match="no value"):
             lower({**schema, key: 5}, checked=True)
 
 
@@ -160,7 +160,7 @@ def test_listed_members_are_not_passed_over_where_too_few_others_are_left() -> N
 
 def test_few_values_that_items_before_may_take() -> None:
     few = {"type": "array", "prefixItems": [{"type": "string"}, {"const": "a"}], "uniqueItems": True}
-    with pytest.raises(Unsupported, match="prefixItems"):
+    with pytest.raises(UnsupportedSchema, match="prefixItems"):
         lower({**few, "minItems": 2}, checked=True)
     apart = {**few, "prefixItems": [{"type": "string"}, {"const": 1}], "minItems": 2}
     assert takes(lower(apart, checked=True), '["a",1,"b"]')

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
+from ramify.actors.grammar.schema.errors import TooLarge, UnsupportedSchema
 from ramify.actors.grammar.schema.lower import lower
 from tests.actors.grammar.samples import sample
 from tests.amount import examples
@@ -405,7 +405,7 @@ NODE = {
 
 
 def test_recursion_is_refused_or_written_to_a_depth() -> None:
-    with pytest.raises(Unsupported, match="recursion") as caught:
+    with pytest.raises(UnsupportedSchema, match="recursion") as caught:
         lower(NODE)
     assert caught.value.recursive
     lowered = lower(NODE, unroll=1)
@@ -439,7 +439,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("schema", "pointer", "reason"), REFUSED)
 def test_refused_with_pointer_and_reason(schema: Any, pointer: str, reason: str) -> None:
-    with pytest.raises(Unsupported, match=reason) as caught:
+    with pytest.raises(UnsupportedSchema, match=reason) as caught:
         lower(schema)
     assert caught.value.pointer.endswith(pointer)
 
@@ -483,7 +483,7 @@ HOSTILE: list[Any] = [
 
 @pytest.mark.parametrize("schema", HOSTILE)
 def test_what_is_too_large_is_refused(schema: Any) -> None:
-    with pytest.raises(Unsupported):
+    with pytest.raises(UnsupportedSchema):
         lower(schema)
 
 
@@ -579,7 +579,7 @@ SCHEMAS = st.recursive(LEAVES, larger, max_leaves=6)
 def test_random_schemas_write_only_what_is_valid(walker: Any, schema: Any, rng: random.Random) -> None:
     try:
         automaton = lower(schema).automaton
-    except Unsupported:
+    except UnsupportedSchema:
         return
     walk = walker(automaton)
     for _ in range(8):
@@ -592,7 +592,7 @@ def test_random_schemas_write_only_what_is_valid(walker: Any, schema: Any, rng: 
 def test_random_schemas_refuse_what_is_invalid(schema: Any, values: list[Any]) -> None:
     try:
         automaton = lower(schema).automaton
-    except Unsupported:
+    except UnsupportedSchema:
         return
     for value in values:
         assert not automaton.accepts(canonical(value)) or valid(schema, value)
@@ -640,7 +640,7 @@ def test_unique_items_of_many_values_are_few_and_begin_differently(items: Any, m
     if most > 1:
         assert len(json.loads(sample(lower(two).automaton, rng, 0))) == 2
     else:
-        with pytest.raises(Unsupported, match="give an enum"):
+        with pytest.raises(UnsupportedSchema, match="give an enum"):
             lower({**two, "items": {"type": "number"}})
 
 
@@ -743,7 +743,7 @@ def test_a_required_part_that_becomes_empty_is_refused() -> None:
     moment = {"type": "string", "oneOf": [{"format": "date"}, {"format": "time"}]}
     whole = {"type": "object", "properties": {"a": moment}, "required": ["a"]}
     for schema in (whole, {"type": "array", "items": whole, "minItems": 1}):
-        with pytest.raises(Unsupported) as caught:
+        with pytest.raises(UnsupportedSchema) as caught:
             lower(schema)
         assert caught.value.pointer.endswith("/properties/a/oneOf/1/format")
     assert lower({"anyOf": [whole, {"type": "null"}]}).notes

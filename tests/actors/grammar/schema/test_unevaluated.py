@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.grammar.schema.errors import Unsupported
+from ramify.actors.grammar.schema.errors import UnsupportedSchema
 from ramify.actors.grammar.schema.lower import Lowered, lower
 from tests.amount import examples
 
@@ -52,7 +52,7 @@ REST = {"type": "object", "unevaluatedProperties": False}
 def test_members_that_a_branch_describes(schema: Any, valid: list[Any], invalid: list[Any]) -> None:
     try:
         lowered = lower(schema)
-    except Unsupported:
+    except UnsupportedSchema:
         assert not valid
         return
     for value in valid:
@@ -114,7 +114,7 @@ def test_nothing_invalid_is_accepted(schema: dict[str, Any], rest: Any) -> None:
     schema = {"type": "object", "unevaluatedProperties": rest, **schema}
     try:
         lowered = lower(schema)
-    except Unsupported:
+    except UnsupportedSchema:
         return
     validator = jsonschema.Draft202012Validator(schema)
     for value in OBJECTS:

@@ -2,7 +2,7 @@
 
 from ramify.actors.session.branches.outbox import EncodeText, Outbox
 from ramify.actors.session.branches.pending_appends import Prepared
-from ramify.protocol.messages import Cancel, DropBranches, RetainBranches
+from ramify.protocol.messages import CancelRequest, DropBranches, RetainBranches
 from ramify.protocol.wire import Pong
 
 
@@ -35,7 +35,7 @@ def test_without_cache_and_scheduler_only_replies_are_left() -> None:
     out = Outbox()
     out.cache.append(DropBranches([9]))
     out.retained[1] = 2.0
-    out.scheduler.append(Cancel(1))
+    out.scheduler.append(CancelRequest(1))
     out.encode.append(EncodeText(1, 10, nothing))
     out.notes.append((1, Pong(n=1, load={})))
     out.closes.append((1, 1000, "over"))

@@ -137,7 +137,7 @@ def test_input_that_nobody_waits_for_is_computed_ahead(alone: Callable[..., Alon
     assert PREFILL_PRIORITY == -8
     assert not session.core.generations.busy
     cancel, second = session.send(w.Append(id=2, tokens=[8]))
-    assert cancel == m.Cancel(first.request)
+    assert cancel == m.CancelRequest(first.request)
     assert second.prompt == 4
     session.over(first.request, 0, "cancelled")
     assert session.branch().prefill == second.request
@@ -169,7 +169,7 @@ def test_a_stop_string_cuts_the_request_before_it(
     submit = begin(session, stop=["cd"])
     assert session.said(submit.request, *letters(tokenizer, "abc")) == []
     assert session.said(submit.request, *letters(tokenizer, "de")) == [
-        m.Cancel(submit.request, keep=2, reason="stop")
+        m.CancelRequest(submit.request, keep=2, reason="stop")
     ]
     assert session.said(submit.request, *letters(tokenizer, "fg")) == []
     assert session.said(99, 5) == []  # nobody's
@@ -210,7 +210,7 @@ def test_a_cancel_is_asked_for_once(alone: Callable[..., Alone]) -> None:
     session = alone()
     submit = begin(session)
     session.said(submit.request, 10, 11)
-    assert session.send(w.Cancel(id=3)) == [m.Cancel(submit.request)]
+    assert session.send(w.Cancel(id=3)) == [m.CancelRequest(submit.request)]
     assert session.send(w.Cancel(id=4)) == []
     assert session.replies(2) == []
     session.over(submit.request, 2, "cancelled")
@@ -249,7 +249,7 @@ def test_a_full_session_ends_its_generations(alone: Callable[..., Alone]) -> Non
     submit = begin(session)
     session.said(submit.request, 10)
     session.state.meter.most = 0
-    assert session.said(submit.request, 11) == [m.Cancel(submit.request)]
+    assert session.said(submit.request, 11) == [m.CancelRequest(submit.request)]
     assert session.said(submit.request, 12) == []
     session.over(submit.request, 3, "cancelled")
     done = session.reply(2)
@@ -261,7 +261,7 @@ def test_who_cancels_a_full_session_has_cancelled_it(alone: Callable[..., Alone]
     submit = begin(session)
     session.state.meter.most = 0
     session.said(submit.request, 10)
-    assert session.send(w.Cancel(id=3)) == [m.Cancel(submit.request)]
+    assert session.send(w.Cancel(id=3)) == [m.CancelRequest(submit.request)]
     session.over(submit.request, 1, "cancelled")
     assert (session.reply(2).reason, session.reply(2).error) == ("cancelled", None)
 
@@ -325,7 +325,7 @@ def test_a_pause_goes_on_where_it_was(alone: Callable[..., Alone]) -> None:
     )
     session.said(first.request, 10, 11)
     session.detach()
-    assert session.asked() == [m.Cancel(first.request)]
+    assert session.asked() == [m.CancelRequest(first.request)]
     assert session.over(first.request, 2, "cancelled") == []  # the other one waits too
     assert not session.core.generations.busy
     session.now = 20.0
@@ -370,7 +370,7 @@ def test_a_pause_leaves_others_and_what_is_decided_alone(alone: Callable[..., Al
     assert session.asked() == []
     session.over(mine.request, 2, "stop")
     session.detach(other)
-    assert session.asked() == [m.Cancel(theirs.request)]
+    assert session.asked() == [m.CancelRequest(theirs.request)]
 
 
 def test_a_pause_at_the_last_token_ends_it(alone: Callable[..., Alone]) -> None:
@@ -455,7 +455,7 @@ def test_a_stop_string_after_a_pause_is_cut_in_the_new_request(
     assert second.sampled == 3
     session.said(second.request, *letters(tokenizer, "xd"))
     assert session.said(second.request, *letters(tokenizer, "ef")) == [
-        m.Cancel(second.request, keep=1, reason="stop")
+        m.CancelRequest(second.request, keep=1, reason="stop")
     ]
     session.over(second.request, 1, "stop")
     done = next(each for each in session.replies(2) if isinstance(each, w.Done))

@@ -655,7 +655,7 @@ def test_a_select_cancels_what_is_computed_ahead(sim: Callable[..., Any]) -> Non
     core.frame(client.socket, [w.Append(id=1, text="hello world, one two three")], engine.now)
     (submit,) = [each for each in core.state.out.scheduler if isinstance(each, m.Submit)]
     core.frame(client.socket, [w.Select(id=2, choices=["a", "b"])], engine.now)
-    assert m.Cancel(submit.request) in core.state.out.scheduler
+    assert m.CancelRequest(submit.request) in core.state.out.scheduler
     engine.pump()
     at_rest(engine)
 
@@ -822,7 +822,7 @@ def test_a_selection_is_put_aside_with_its_client_alone(
     )
     session.state.out.cache.clear()
     session.detach()
-    assert session.asked() == [m.Cancel(mine.request)]
+    assert session.asked() == [m.CancelRequest(mine.request)]
     assert session.state.out.cache == [m.DropBranches([mine.branch])]
     selects_ = session.core._runner.selects
     assert list(selects_._by_request) == [theirs.request]
@@ -843,7 +843,7 @@ def test_a_deadline_ends_a_selection_that_waits(
     session.now = 11.0
     session.core.tick(11.0)
     assert session.reply(2).code == "deadline"
-    assert session.asked() == [m.Cancel(first.request)]
+    assert session.asked() == [m.CancelRequest(first.request)]
     assert session.branch().position == 3
     assert not session.core._runner.selects.busy
     assert not session.core._runner.selects._by_task
@@ -857,7 +857,7 @@ def test_the_scheduler_may_end_a_selection(
         spelt(monkeypatch, [10, 11], [12, 13])
         first, second = begun(session)
         asked = session.over(first.request, 0, reason, error="overloaded", message="later")
-        assert asked == [m.Cancel(second.request)]
+        assert asked == [m.CancelRequest(second.request)]
         assert session.reply(2).code == code
         assert session.branch().position == 3
 

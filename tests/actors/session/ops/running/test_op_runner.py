@@ -117,7 +117,7 @@ def test_ops_are_cancelled_by_id_and_only_ones_own(alone: Callable[..., Alone]) 
     session.send(w.Append(id=3, tokens=[8]), w.Append(id=4, tokens=[9]))
     session.send(w.Append(id=1, tokens=[9]), w.Cancel(id=2, ops=[2, 3, 4]), socket=other)
     assert session.replies(3) == []
-    assert session.send(w.Cancel(id=5, ops=[2, 3, 77])) == [m.Cancel(submit.request)]
+    assert session.send(w.Cancel(id=5, ops=[2, 3, 77])) == [m.CancelRequest(submit.request)]
     assert session.reply(5).result == {"cancelled": [2, 3]}
     cancelled = session.reply(3)
     assert (cancelled.code, cancelled.branch) == ("cancelled", "main")
@@ -129,9 +129,9 @@ def test_generations_of_some_branches_are_cancelled(alone: Callable[..., Alone])
     session = alone()
     session.send(w.Append(id=1, tokens=[5]), w.Fork(id=2, as_=["a"]))
     main, a = session.send(w.Generate(id=3), w.Generate(id=4, branch="a"), w.Append(id=5, tokens=[6]))
-    assert session.send(w.Cancel(id=6, branch="a")) == [m.Cancel(a.request)]
+    assert session.send(w.Cancel(id=6, branch="a")) == [m.CancelRequest(a.request)]
     assert session.reply(6).result == {"cancelled": [4]}
-    assert session.send(w.Cancel(id=7)) == [m.Cancel(main.request)]
+    assert session.send(w.Cancel(id=7)) == [m.CancelRequest(main.request)]
     assert session.reply(7).result == {"cancelled": [3]}
     assert session.replies(5) == []
 
@@ -145,7 +145,7 @@ def test_a_spawn_that_waits_is_cancelled_with_its_generations(alone: Callable[..
     session.asked()
     session.send(w.Cancel(id=7, branch="z"))
     assert session.reply(7).result == {"cancelled": []}
-    assert session.send(w.Cancel(id=8, branch="main")) == [m.Cancel(submit.request)]
+    assert session.send(w.Cancel(id=8, branch="main")) == [m.CancelRequest(submit.request)]
     assert session.reply(8).result == {"cancelled": [2, 3]}
     assert ends(session, 3, 4) == ["cancelled", "cancelled", "waits"]
     assert {reply.branch for reply in session.replies(3)} == {"main.3.1", "main.3.2"}
@@ -166,7 +166,7 @@ def test_a_subtree_is_cancelled_with_all_that_waits_there(alone: Callable[..., A
     session.send(w.Fork(id=7, branch="c", as_=["d"]), w.Append(id=8, branch="d", tokens=[5]))
     session.send(w.Drop(id=9, branch="c"), w.Append(id=10, branch="b", tokens=[5]))
     asked = session.send(w.Cancel(id=11, branch="a", subtree=True))
-    assert asked == [m.Cancel(a.request), m.Cancel(c.request)]
+    assert asked == [m.CancelRequest(a.request), m.CancelRequest(c.request)]
     assert session.reply(11).result == {"cancelled": [4, 6, 7, 8]}
     assert ends(session, 7, 8, 9) == ["cancelled", "cancelled", "waits"]
     session.over(a.request, 0, "cancelled")
@@ -179,8 +179,8 @@ def test_a_subtree_that_is_cancelled_is_not_computed_ahead(alone: Callable[..., 
     session = alone()
     (main,) = session.send(w.Append(id=1, tokens=[5]))
     (a,) = session.send(w.Fork(id=2, branch=None, as_=["a"]), w.Append(id=3, branch="a", tokens=[5]))
-    assert session.send(w.Cancel(id=4, branch="a", subtree=True)) == [m.Cancel(a.request)]
-    assert session.send(w.Cancel(id=5, subtree=True)) == [m.Cancel(main.request)]
+    assert session.send(w.Cancel(id=4, branch="a", subtree=True)) == [m.CancelRequest(a.request)]
+    assert session.send(w.Cancel(id=5, subtree=True)) == [m.CancelRequest(main.request)]
 
 
 def test_who_goes_may_have_its_generations_cancelled(alone: Callable[..., Alone]) -> None:
@@ -195,11 +195,11 @@ def test_who_goes_may_have_its_generations_cancelled(alone: Callable[..., Alone]
         socket=other,
     )
     session.detach()
-    assert session.asked() == [m.Cancel(submit.request)]
+    assert session.asked() == [m.CancelRequest(submit.request)]
     session.over(submit.request, 0, "cancelled")
     assert session.branch().position == 4  # input that waited is appended
     session.detach(other)
-    assert session.asked()[-1] == m.Cancel(theirs.request)
+    assert session.asked()[-1] == m.CancelRequest(theirs.request)
 
 
 # --- deadlines ----------------------------------------------------------------------------------

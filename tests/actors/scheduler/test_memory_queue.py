@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from ramify.actors.scheduler.line import PAID, Line
+from ramify.actors.scheduler.memory_queue import PAID, MemoryQueue
 from ramify.actors.scheduler.queue import WaitingQueue
-from ramify.actors.scheduler.request import Account, Client, Request, RequestState
+from ramify.actors.scheduler.request import Account, Request, RequestState, Tenant
 from ramify.protocol.messages import Submit
 from ramify.protocol.sampling import SamplingParams
 
@@ -16,11 +16,11 @@ FULL = -1  # no page is to be had
 
 
 class Door:
-    """A line, and what becomes of those on trial: `settle` starts or refuses them."""
+    """A memory queue, and what becomes of those tried: `settle` starts or refuses them."""
 
     def __init__(self):
         self.waiting = WaitingQueue(1.0, 4, 64)
-        self.line = Line(self.waiting, WaitingQueue(1.0, 4, 64), QUANTUM)
+        self.queue = MemoryQueue(self.waiting, WaitingQueue(1.0, 4, 64), QUANTUM)
         self.step = START
         self.count = 0
         self.computed = 0
@@ -37,13 +37,13 @@ class Door:
 
     def come(self, *args, **more):
         request = self.ask(*args, **more)
-        self.line.add(request, self.step)
+        self.queue.add(request, self.step)
         return request
 
     def advance(self, room=FULL, idle=False):
-        """One step; the request that is on trial now."""
+        """One step; the request that is tried now."""
         self.step += 1
-        self.line.advance(self.step, self.computed, room, self.missing, idle=idle)
+        self.queue.advance(self.step, self.computed, room, self.missing, idle=idle)
         (request, *others) = self.waiting.pick(1, lambda level: 100, lambda r, rowless: not rowless) or [
             None
         ]
@@ -58,7 +58,7 @@ class Door:
         request.account.hold(-1)
         self.waiting.refund(request.account, request.charge)
         request.state = RequestState.WAITING
-        self.line.denied(request, need, self.step)
+        self.queue.denied(request, need, self.step)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def door():
 
 
 def aged(door, count):
-    """So many requests in the line that are not new any more."""
+    """So many requests in the queue that are not new any more."""
     requests = [door.come() for _ in range(count)]
     for request in requests:
         request.came = 0
@@ -76,13 +76,13 @@ def aged(door, count):
 
 def test_the_first_is_tried_after_a_quantum_at_most(door):
     requests = aged(door, 5)
-    while len(door.line):
+    while len(door.queue):
         door.advance()
     assert [door.tried[r] for r in requests] == [START + 1 + k * QUANTUM for k in range(5)]
-    assert all(r.forced and not r.visits for r in requests)
+    assert all(r.ignores_reserve and not r.single_answer for r in requests)
 
 
-def test_a_trial_without_room_is_paid_for(door):
+def test_a_candidate_without_room_is_paid_for(door):
     """What it takes from others is computed again: `PAID` times as much is computed between two."""
     door.missing = lambda request: 50
     door.computed = 1000
@@ -102,61 +102,61 @@ def test_room_lets_them_begin_one_by_one(door):
     door.refuse(requests[1], 70)
     assert door.advance(69) is None
     assert door.advance(70) is requests[1]
-    assert not requests[1].forced
+    assert not requests[1].ignores_reserve
     assert [door.advance(70), door.advance(71)] == requests[2:]
 
 
-def test_one_at_a_time_is_on_trial(door):
+def test_one_at_a_time_is_tried(door):
     first, second = aged(door, 2)
-    door.line.advance(101, door.computed, 100, door.missing, idle=False)
-    assert not first.in_line
-    door.line.advance(102, door.computed, 100, door.missing, idle=False)  # it has not been decided on
-    assert second.in_line
+    door.queue.advance(101, door.computed, 100, door.missing, idle=False)
+    assert not first.in_memory_queue
+    door.queue.advance(102, door.computed, 100, door.missing, idle=False)  # it has not been decided on
+    assert second.in_memory_queue
     first.state = RequestState.PARKED
-    door.line.advance(103, door.computed, 100, door.missing, idle=False)
-    assert not second.in_line
+    door.queue.advance(103, door.computed, 100, door.missing, idle=False)
+    assert not second.in_memory_queue
 
 
-def test_a_trial_that_lasts_does_not_hold_up_who_runs_nothing(door):
-    """A client cannot take pages from its own runs: its trial may last as long as they do."""
-    crowd = Client()
+def test_a_candidate_that_lasts_holds_up_nobody_who_runs_nothing(door):
+    """A tenant cannot take pages from its own runs: so it may stay a candidate as long as they do."""
+    crowd = Tenant()
     crowd.rows = 4
     one, two = (door.come(Account(100 + n, crowd)) for n in range(2))
-    door.line.advance(101, door.computed, FULL, door.missing, idle=False)
-    assert not one.in_line
+    door.queue.advance(101, door.computed, FULL, door.missing, idle=False)
+    assert not one.in_memory_queue
     one.account.charge(50)
     beside, later = aged(door, 2)
-    door.line.advance(101 + QUANTUM, door.computed, FULL, door.missing, idle=False)
-    assert (beside.in_line, beside.forced, two.in_line) == (False, True, True)
-    door.line.advance(101 + 2 * QUANTUM, door.computed, FULL, door.missing, idle=False)
-    assert (two.in_line, later.in_line) == (True, True)  # one beside it, not two
+    door.queue.advance(101 + QUANTUM, door.computed, FULL, door.missing, idle=False)
+    assert (beside.in_memory_queue, beside.ignores_reserve, two.in_memory_queue) == (False, True, True)
+    door.queue.advance(101 + 2 * QUANTUM, door.computed, FULL, door.missing, idle=False)
+    assert (two.in_memory_queue, later.in_memory_queue) == (True, True)  # one beside it, not two
     beside.state = RequestState.RUNNING
-    door.line.advance(102 + 2 * QUANTUM, door.computed, FULL, door.missing, idle=False)
-    assert (two.in_line, later.in_line) == (True, False)
+    door.queue.advance(102 + 2 * QUANTUM, door.computed, FULL, door.missing, idle=False)
+    assert (two.in_memory_queue, later.in_memory_queue) == (True, False)
 
 
-def test_no_trial_holds_up_who_is_new(door):
-    """Not even that of a client that runs nothing: it may wait for pages for as long as others run."""
+def test_no_candidate_holds_up_who_is_new(door):
+    """Not even that of a tenant that runs nothing: it may wait for pages for as long as others run."""
     (old,) = aged(door, 1)
-    door.line.advance(101, door.computed, FULL, door.missing, idle=False)
+    door.queue.advance(101, door.computed, FULL, door.missing, idle=False)
     new, later = door.come(), door.come()
-    door.line.advance(102, door.computed, FULL, door.missing, idle=False)
-    assert (old.in_line, new.in_line, new.passes) == (False, False, True)
-    door.line.advance(102 + QUANTUM // 2, door.computed, FULL, door.missing, idle=False)
-    assert later.in_line  # one at a time
+    door.queue.advance(102, door.computed, FULL, door.missing, idle=False)
+    assert (old.in_memory_queue, new.in_memory_queue, new.overtakes) == (False, False, True)
+    door.queue.advance(102 + QUANTUM // 2, door.computed, FULL, door.missing, idle=False)
+    assert later.in_memory_queue  # one at a time
     assert door.waiting.first() is new
-    new.state, new.passes = RequestState.RUNNING, False
-    door.line.advance(103 + QUANTUM // 2, door.computed, FULL, door.missing, idle=False)
-    assert not later.in_line
+    new.state, new.overtakes = RequestState.RUNNING, False
+    door.queue.advance(103 + QUANTUM // 2, door.computed, FULL, door.missing, idle=False)
+    assert not later.in_memory_queue
 
 
 def test_who_had_to_give_its_pages_back_is_not_new(door):
-    """It was: retracted requests went past the line, and newcomers waited in it for minutes."""
+    """It was: retracted requests went past the queue, and newcomers waited in it for minutes."""
     aged(door, 2)
     door.advance()
     back = door.ask()
     back.started = 5.0
-    door.line.add(back, door.step)
+    door.queue.add(back, door.step)
     assert door.advance() is None
     new = door.come()
     assert door.advance() is new
@@ -167,12 +167,12 @@ def test_where_nothing_runs_nobody_waits(door):
     assert [door.advance(idle=True) for _ in range(3)] == requests
 
 
-def test_who_is_new_goes_past_the_line(door):
+def test_who_is_new_goes_past_the_queue(door):
     old = aged(door, 20)
     assert door.advance() is old[0]
     new = door.come()
     assert door.advance() is new
-    assert (new.forced, new.visits) == (True, True)
+    assert (new.ignores_reserve, new.single_answer) == (True, True)
     later = door.come()
     found = [door.advance() for _ in range(QUANTUM // 2)]
     assert found == [None] * (QUANTUM // 2 - 1) + [later]
@@ -183,9 +183,9 @@ def test_a_session_with_several_requests_begins_when_it_passes(door):
     account = Account(1)
     new, sibling = door.come(account), door.come(account)
     assert door.advance() is new
-    assert (new.forced, new.visits) == (True, False)
-    door.line.begin(account)
-    assert not sibling.in_line
+    assert (new.ignores_reserve, new.single_answer) == (True, False)
+    door.queue.begin(account)
+    assert not sibling.in_memory_queue
 
 
 def test_nobody_is_new_for_longer_than_a_quantum(door):
@@ -195,15 +195,15 @@ def test_nobody_is_new_for_longer_than_a_quantum(door):
         door.come()
     tried = [door.advance() for _ in range(QUANTUM - 1)]
     assert [r is not None for r in tried] == [True, False, False, False, True, False, False]
-    assert door.advance().came == 0  # the line's first again
+    assert door.advance().came == 0  # the first of the queue again
 
 
-def test_a_client_that_runs_something_is_not_new(door):
+def test_a_tenant_that_runs_something_is_not_new(door):
     aged(door, 2)
     door.advance()
-    client = Client()
-    client.rows = 1
-    door.come(Account(77, client))
+    tenant = Tenant()
+    tenant.rows = 1
+    door.come(Account(77, tenant))
     assert door.advance() is None
 
 
@@ -213,7 +213,7 @@ def test_when_it_came_is_noted_once(door):
     door.step += 3
     door.refuse(request)
     assert request.came == START
-    assert list(door.line._new) == [request] or not door.line._new
+    assert list(door.queue._newcomers) == [request] or not door.queue._newcomers
 
 
 def test_who_came_first_does_not_wait_for_who_comes_later(door):
@@ -228,53 +228,53 @@ def test_who_came_first_does_not_wait_for_who_comes_later(door):
     new = door.come()
     new.came = 0
     assert old not in (back, new)
-    while len(door.line):
+    while len(door.queue):
         door.advance()
     assert door.tried[back] < door.tried[new]
 
 
-def test_priority_goes_first_in_the_line(door):
+def test_priority_goes_first_in_the_queue(door):
     low, high = aged(door, 1)[0], door.come(priority=1)
     high.came = 0
     assert door.advance() is high
-    assert low.in_line
+    assert low.in_memory_queue
 
 
-def test_what_ends_leaves_the_line(door):
+def test_what_ends_leaves_the_queue(door):
     first, second = aged(door, 2)
-    door.line.discard(first)
-    assert (first.in_line, len(door.line)) == (False, 1)
+    door.queue.discard(first)
+    assert (first.in_memory_queue, len(door.queue)) == (False, 1)
     assert door.advance() is second
     assert door.advance() is None
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_bounded_waits(seed):
-    """Whatever room there is: of clients with the same service, the k-th is tried within k quanta."""
+    """Whatever room there is: of tenants with the same service, the k-th is tried within k quanta."""
     dice, door = random.Random(seed), Door()
     due = {}
-    while door.step < 600 or len(door.line):
+    while door.step < 600 or len(door.queue):
         if door.step < 600 and dice.random() < 0.06:
             request = door.come()
-            due[request] = door.step + 1 + len(door.line) * QUANTUM
+            due[request] = door.step + 1 + len(door.queue) * QUANTUM
         tried = door.advance(dice.choice([FULL, FULL, FULL, 30]))
-        if tried is not None and not tried.forced and dice.random() < 0.5:
+        if tried is not None and not tried.ignores_reserve and dice.random() < 0.5:
             door.refuse(tried, 31)
     for request, step in door.tried.items():
         assert step <= due[request], request.submit.request
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_client_with_many_sessions_holds_nobody_up(seed):
-    """Another client waits two turns at most: until the crowd's turn is over, and its own."""
+def test_a_tenant_with_many_sessions_holds_nobody_up(seed):
+    """Another tenant waits two turns at most: until the crowd's turn is over, and its own."""
     dice, door = random.Random(seed), Door()
-    crowd = Client()
+    crowd = Tenant()
     crowd.rows = 1
     for number in range(40):
         door.come(Account(1000 + number, crowd))
     others = {}
-    while len(door.line):
-        if dice.random() < 0.05 and door.step < 400 and not any(r.in_line for r in others):
+    while len(door.queue):
+        if dice.random() < 0.05 and door.step < 400 and not any(r.in_memory_queue for r in others):
             others[door.come()] = door.step
         door.advance(FULL)
     for request, came in others.items():
@@ -282,13 +282,13 @@ def test_a_client_with_many_sessions_holds_nobody_up(seed):
 
 
 def test_input_ahead_waits_for_room(door):
-    door.line.advance(START, door.computed, 0, door.missing, idle=False)
+    door.queue.advance(START, door.computed, 0, door.missing, idle=False)
     ahead = door.come(limit=0)
     assert door.advance(0) is ahead
     door.refuse(ahead, 40)
     assert [door.advance(39) for _ in range(3 * QUANTUM)] == [None] * (3 * QUANTUM)
     assert door.advance(40) is ahead
-    assert not ahead.forced
+    assert not ahead.ignores_reserve
     last = door.come(limit=0)
     assert door.advance(0, idle=True) is last
 
@@ -300,12 +300,12 @@ def test_from_the_first_step_on_nobody_waits_for_a_quantum():
         (request,) = aged(door, 1)
         request.came = -QUANTUM
         assert door.advance(room) is request
-        assert request.forced
+        assert request.ignores_reserve
     door = Door()
     door.step = 0
     new = door.come()
-    door.line.advance(0, door.computed, FULL, door.missing, idle=False)
-    assert (new.in_line, new.visits) == (False, True)
+    door.queue.advance(0, door.computed, FULL, door.missing, idle=False)
+    assert (new.in_memory_queue, new.single_answer) == (False, True)
 
 
 def test_nothing_is_needed_before_somebody_was_refused():
@@ -313,7 +313,7 @@ def test_nothing_is_needed_before_somebody_was_refused():
     door.step = 0
     ahead = door.come(limit=0)
     assert door.advance(0) is ahead
-    assert not ahead.forced
+    assert not ahead.ignores_reserve
 
 
 def test_who_was_refused_is_not_tried_again_in_that_step(door):
@@ -321,8 +321,8 @@ def test_who_was_refused_is_not_tried_again_in_that_step(door):
     assert door.advance() is first
     assert door.advance(5) is second
     door.refuse(second, 5)
-    door.line.advance(door.step, door.computed, 5, door.missing, idle=False)
-    assert second.in_line
+    door.queue.advance(door.step, door.computed, 5, door.missing, idle=False)
+    assert second.in_memory_queue
     assert door.advance(5) is second
 
 
@@ -340,22 +340,22 @@ def test_a_refusal_does_not_start_the_quantum_anew(door):
     door.refuse(second, 50)
     tried = [door.advance() for _ in range(QUANTUM)]
     assert tried == [None] * (QUANTUM - 2) + [second, None]
-    assert second.forced
-    assert third.in_line
+    assert second.ignores_reserve
+    assert third.in_memory_queue
 
 
 def test_the_line_counts_who_waits_in_it(door):
     first, second = aged(door, 2)
-    assert (len(door.line), first.in_line) == (2, True)
-    door.line.discard(second)
-    assert (len(door.line), second.in_line) == (1, False)
-    door.line.begin(first.account)
-    assert (len(door.line), len(door.waiting), first.in_line) == (0, 1, False)
+    assert (len(door.queue), first.in_memory_queue) == (2, True)
+    door.queue.discard(second)
+    assert (len(door.queue), second.in_memory_queue) == (1, False)
+    door.queue.begin(first.account)
+    assert (len(door.queue), len(door.waiting), first.in_memory_queue) == (0, 1, False)
 
 
-def test_an_empty_line_forgets_who_was_new(door):
+def test_an_empty_queue_forgets_who_was_new(door):
     new = door.come()
-    assert list(door.line._new) == [new]
-    door.line.discard(new)
+    assert list(door.queue._newcomers) == [new]
+    door.queue.discard(new)
     door.advance()
-    assert not door.line._new
+    assert not door.queue._newcomers
