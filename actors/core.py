@@ -179,7 +179,7 @@ class CoreActors:
             ahead=ahead,
             unable=None if info.constrains else f"its executor on {info.device} cannot",
         )
-        metrics.watch_constraints(partial(counts_of, pool, grammar.shelf))
+        metrics.watch_constraints(partial(counts_of, pool, grammar.registry))
         await group.start(guard("cache", cache.run))
         await group.start(guard("scheduler", scheduler.run))
         await group.start(guard("compile pool", pool.run))

@@ -43,7 +43,7 @@ from ramify.actors.kit.metrics import Metrics
 from ramify.actors.layout import layout_of
 from ramify.actors.routing.session_router import SessionRouter
 from ramify.actors.store.base import StoreError
-from ramify.actors.store.places import claim_store, prepare
+from ramify.actors.store.opening import claim_store, prepare
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.errors import ConfigError, RamifyError
 from ramify.protocol.plan import ExecutorInfo

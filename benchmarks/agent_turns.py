@@ -34,10 +34,10 @@ from report import headline, machine, table, write_json
 
 from ramify.actors.engine import Engine, running_engine
 from ramify.actors.executor.spec import FactorySpec
-from ramify.actors.kit.log import LogConfig, configure
+from ramify.actors.kit.log import configure
 from ramify.clients.agent import Agent, Tool
 from ramify.clients.handles import Branch
-from ramify.protocol.config import EngineConfig, Limits, ModelConfig, ServerConfig
+from ramify.protocol.config import EngineConfig, Limits, LogConfig, ModelConfig, ServerConfig
 from ramify.protocol.errors import RamifyError
 
 MODEL = Path(str(files("ramify.gpu") / "default_model"))

@@ -28,9 +28,9 @@ import msgspec
 from ramify.actors.engine import Engine, running_engine
 from ramify.actors.executor.spec import FactorySpec
 from ramify.actors.kit.collector import Collector
-from ramify.actors.kit.log import LogConfig, configure
+from ramify.actors.kit.log import configure
 from ramify.gpu.executors.fake import FakeExecutor, FakeModel, FakePendingStep
-from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
+from ramify.protocol.config import EngineConfig, LogConfig, ModelConfig, ServerConfig
 from ramify.protocol.plan import StepPlan, StepResult
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

@@ -47,8 +47,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from ramify.actors.engine import running_engine
 from ramify.actors.executor.spec import FakeSpec
 from ramify.actors.kit.files import allow_files
-from ramify.actors.kit.log import LogConfig, configure
-from ramify.protocol.config import EngineConfig, ModelConfig, ReplicasConfig, ServerConfig
+from ramify.actors.kit.log import configure
+from ramify.protocol.config import EngineConfig, LogConfig, ModelConfig, ReplicasConfig, ServerConfig
 
 BUNDLED = Path(__file__).resolve().parents[1] / "gpu" / "default_model"
 RAY_PORT, PORT, JOIN_PORT, DATABASE_PORT = 6379, 8765, 7000, 5432

@@ -36,7 +36,7 @@ import numpy as np
 
 from ramify.actors.grammar.compile import compile_constraint
 from ramify.gpu.constraints.bodies import constraint_of
-from ramify.gpu.constraints.byte_automaton import ENTERS, POPS
+from ramify.gpu.constraints.byte_automaton import ENTER_CODE, POP_CODE
 from ramify.gpu.constraints.checked import CheckedAutomaton, CheckedMatcher
 from ramify.gpu.constraints.grammar import GrammarVocabulary
 from ramify.gpu.constraints.matcher import (
@@ -327,8 +327,8 @@ def distances(constraint: OutputConstraint) -> Distance | None:
     returns = np.zeros(0, np.int64) if automaton.nesting is None else automaton.nesting.returns
     inside = layout.states + 1  # of inner states, as if they were the only ones
     edges, costs = automaton.table.astype(np.int64), np.ones(automaton.table.shape, np.int64)
-    begun, entered = -2 - edges, ENTERS - edges
-    entering, popping = edges <= ENTERS, edges == POPS
+    begun, entered = -2 - edges, ENTER_CODE - edges
+    entering, popping = edges <= ENTER_CODE, edges == POP_CODE
     pushing = (edges < -1) & ~entering & ~popping
     size = layout.states + layout.inner
     if len(returns):

@@ -45,7 +45,7 @@ from report import headline, machine, percentile, table, write_json
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidHandshake, WebSocketException
 
-from ramify.actors.store.places import open_store
+from ramify.actors.store.opening import open_store
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.servers import Server, running_postgres, running_redis

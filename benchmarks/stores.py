@@ -37,7 +37,7 @@ from load import Recorder
 from overhead import PROMPT
 from report import headline, machine, table, write_json
 
-from ramify.actors.store.places import open_store
+from ramify.actors.store.opening import open_store
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `tests.servers`
 KINDS = ["none", "file", "encrypted", "postgres", "redis"]

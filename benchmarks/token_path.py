@@ -40,10 +40,10 @@ from load import Recorder
 
 from ramify.actors.engine import running_engine
 from ramify.actors.executor.spec import FakeSpec
-from ramify.actors.executor.thread import ThreadExecutor
+from ramify.actors.executor.thread_executor import ThreadExecutor
 from ramify.actors.gateway.connection import Connection
-from ramify.actors.kit.log import LogConfig, configure
-from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
+from ramify.actors.kit.log import configure
+from ramify.protocol.config import EngineConfig, LogConfig, ModelConfig, ServerConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = tuple(f"{folder}/" for folder in ("actors", "protocol"))  # the server's folders

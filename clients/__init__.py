@@ -7,7 +7,7 @@
             print(delta.text, end="", flush=True)
 
 `connect_sync` is the same without `await`. The layers, from the bottom: `session.py` is the pure
-state machine, `link.py` its asyncio shell, `handles.py` and `generation.py` what users hold,
+state machine, `session_link.py` its asyncio shell, `handles.py` and `generation.py` what users hold,
 `connect.py` puts them together, `sync.py` is the facade, `cli.py` the console script. None of them
 imports torch.
 """
@@ -16,7 +16,7 @@ from ramify.clients.connect import connect
 from ramify.clients.errors import ConnectionLost, SessionLost
 from ramify.clients.generation import Generation, Reply, Result
 from ramify.clients.handles import Branch, Session
-from ramify.clients.link import Connection
+from ramify.clients.session_link import Connection
 from ramify.clients.stream import TextDelta
 from ramify.clients.sync import connect_sync
 from ramify.protocol.errors import RamifyError

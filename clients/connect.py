@@ -6,7 +6,7 @@
 
     session = await connect("ws://127.0.0.1:8765")     # the same; ends with `await session.close()`
 
-The socket is `link.py`'s, the state `session.py`'s; this file only puts them together.
+The socket is `session_link.py`'s, the state `session.py`'s; this file only puts them together.
 """
 
 import base64
@@ -15,8 +15,8 @@ from collections.abc import Generator
 from typing import Any, Literal, TypedDict, Unpack
 
 from ramify.clients.handles import Session
-from ramify.clients.link import SessionLink, Token, Watch
 from ramify.clients.session import ClientCore
+from ramify.clients.session_link import SessionLink, Token, Watch
 from ramify.protocol.codec import Codec, CodecName
 from ramify.protocol.wire import ClientMessage, Open
 

@@ -2,8 +2,8 @@
 
     RamifyError (ramify.protocol.errors)
     |-- BadRequest, Unauthorized, Forbidden, NoBranch, Exists, Conflict, LimitExceeded, TooLong,
-    |   Unsupported, Overloaded          as the server sent them
-    |-- BadConstraint, DeadlineExceeded, Cancelled, Skipped, Internal    the codes servers only send
+    |   Unsupported, Overloaded, DeadlineExceeded, Cancelled, Skipped    as the server sent them
+    |-- BadConstraint, Internal          codes that only servers send
     |-- NoSession
     |   `-- SessionLost                  the session went away while this client was using it
     `-- ConnectionLost                   no way back to the server (also a ConnectionError)
@@ -14,8 +14,10 @@ This file does not know when an error is raised; `session.py` and `connect.py` d
 
 from ramify.protocol.errors import (
     BadRequest,
+    Cancelled,
     Code,
     Conflict,
+    DeadlineExceeded,
     Exists,
     Forbidden,
     LimitExceeded,
@@ -23,6 +25,7 @@ from ramify.protocol.errors import (
     NoSession,
     Overloaded,
     RamifyError,
+    Skipped,
     TooLong,
     Unauthorized,
     Unsupported,
@@ -34,24 +37,6 @@ class BadConstraint(RamifyError):
     """A constraint that does not compile or is over a limit."""
 
     code = "bad_constraint"
-
-
-class DeadlineExceeded(RamifyError):
-    """The op's deadline passed before it started."""
-
-    code = "deadline"
-
-
-class Cancelled(RamifyError):
-    """The op was cancelled before it started. (A generation that started ends with a result.)"""
-
-    code = "cancelled"
-
-
-class Skipped(RamifyError):
-    """An earlier op of the same frame failed on this branch; `__cause__` is that failure."""
-
-    code = "skipped"
 
 
 class Internal(RamifyError):

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 
 from ramify.clients.constraints import read
-from ramify.clients.errors import Cancelled, Skipped
 from ramify.clients.stream import UNSENT, Stream, TextDelta, Ticket
-from ramify.protocol.errors import BadRequest, RamifyError
+from ramify.protocol.errors import BadRequest, Cancelled, RamifyError, Skipped
 from ramify.protocol.wire import Cancel, Done, Ok, State, TokenLogprob, Usage
 
 if TYPE_CHECKING:
-    from ramify.clients.link import SessionLink
+    from ramify.clients.session_link import SessionLink
 
 T = TypeVar("T")
 

@@ -62,7 +62,7 @@ from ramify.protocol.wire import (
 )
 
 if TYPE_CHECKING:
-    from ramify.clients.link import SessionLink
+    from ramify.clients.session_link import SessionLink
 
 _CLOSE_S = 5.0  # how long `close` waits for the server's answer
 Messages = Sequence[ChatMessage | Mapping[str, Any]]

@@ -17,7 +17,7 @@ GrammarBackend = Literal[
 WORDS_HEADER = 8  # of `AutomatonBody.words`, ahead of the classes
 NO_STEP = -(1 << 31)  # a distance that ends below 0 from wherever it begins
 _STATES = 1 << 30  # all states are below: where `NO_STEP` leads is below 0
-POP = -9  # the step behind an array or object that no schema describes
+POP_STEP = -9  # the step behind an array or object that no schema describes
 
 
 class ConstraintSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -134,16 +134,23 @@ class Layout(NamedTuple):
 class AutomatonBody(msgspec.Struct, frozen=True, array_like=True, tag="automaton"):
     """A byte automaton, as the words that a device reads. All numbers are int32, little-endian.
 
-    `words`: its classes of bytes k, its states n and different rows r; the rest of its `Layout`; the
-    class of each of the 256 bytes; of each state, of the end behind them, and of each inner state, 1
-    where an output may end; of each of these where in the steps its row begins; then the steps, [r, k],
-    one over each class: 2 * d leads d states ahead (or back), 2 * s + 1 to state s, and `NO_STEP`
-    nowhere. So counted texts have a few different rows, however many states they have. Inner states have
-    two more: -1 - 2 * (bit + 2 * i), where an array or object begins, with inner state i, and the stack
-    gets the bit; and `POP`, where it ends, and inner state 2 + the last bit of the stack goes on, or
-    behind its last one the return. Behind all steps, the returns.
+    `words`, in this order:
+
+    - a header of `WORDS_HEADER` numbers: k classes of bytes, n states, r different rows, then the rest
+      of the `Layout`;
+    - the class of each of the 256 bytes;
+    - for each state, for the end behind them, and for each inner state: 1 where an output may end;
+    - for each of these: where its row of steps begins;
+    - the steps [r, k], one for each class: 2 * d leads d states ahead (or back), 2 * s + 1 leads to
+      state s, and `NO_STEP` leads nowhere. So counted texts have few rows but many states;
+    - the returns.
+
+    Inner states have two more kinds of steps. -1 - 2 * (bit + 2 * i) begins an array or object: the
+    stack gets the bit, and the inner state is i. `POP_STEP` ends one: the last bit of the stack is taken
+    off, and the inner state is 2 + that bit; behind the last bit, the state is the return.
+
     `packed`: `words` are compressed by zlib. `likely`: texts that are likely where there is a choice,
-    the likelier ones first, with what ends them. `checked`: how JSON in outputs is checked, too.
+    with what ends them, likelier ones first. `checked`: how JSON in outputs is checked besides.
     """
 
     words: bytes

@@ -15,6 +15,9 @@ Tree:
     |-- ConstraintError         bad_constraint: a regex, schema or grammar; details.pointer or .position
     |-- Unsupported             unsupported: typed in the protocol, not served by this server
     |-- Overloaded              overloaded: a queue is full; retry_ms
+    |-- DeadlineExceeded        deadline: the op's deadline passed before it started
+    |-- Cancelled               cancelled: before the op started
+    |-- Skipped                 skipped: an earlier op of the same frame failed
     |-- ModelError              bad_request: a model folder that cannot be served (start-up only)
     `-- ConfigError             bad_request: a setting that is out of range (start-up only)
 
@@ -133,6 +136,27 @@ class Unsupported(RamifyError):
 
 class Overloaded(RamifyError):
     code = "overloaded"
+
+
+class DeadlineExceeded(RamifyError):
+    """The op's deadline passed before it started."""
+
+    code = "deadline"
+
+
+class Cancelled(RamifyError):
+    """The op was cancelled before it started. (A generation that started ends with a result.)"""
+
+    code = "cancelled"
+
+
+class Skipped(RamifyError):
+    """An earlier op of the same frame failed on this branch, or refused the frame.
+
+    Clients set `__cause__` to that failure.
+    """
+
+    code = "skipped"
 
 
 class ModelError(RamifyError):

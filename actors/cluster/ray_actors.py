@@ -46,8 +46,8 @@ class ReplicaActor:
 
         from ramify.actors.cluster.joining import join
         from ramify.actors.kit.console import configure_process
-        from ramify.actors.kit.log import LogConfig
         from ramify.actors.links.tcp import client_context
+        from ramify.protocol.config import LogConfig
 
         log_as = msgspec.msgpack.decode(log_config, type=LogConfig | None)
         if log_as is not None:

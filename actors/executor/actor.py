@@ -6,9 +6,9 @@ It knows neither what an executor computes nor how the two placements work.
 from typing import Literal
 
 from ramify.actors.executor.handle import ExecutorHandle
-from ramify.actors.executor.process import ProcessExecutor
+from ramify.actors.executor.process_executor import ProcessExecutor
 from ramify.actors.executor.spec import ExecutorSpec, ProgressCallback
-from ramify.actors.executor.thread import ThreadExecutor
+from ramify.actors.executor.thread_executor import ThreadExecutor
 from ramify.actors.kit.mailbox import Address
 from ramify.protocol.messages import SchedulerEvent
 

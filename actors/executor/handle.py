@@ -1,6 +1,6 @@
 """What the engine holds of an executor, wherever it runs: an address, its info, and its end.
 
-The two placements (`thread.py`, `process.py` with `executor_program.py`) differ in how messages get
+`thread_executor.py` and `process_executor.py` (with `executor_program.py`) differ in how messages get
 there; everything that the rest of the engine sees of them is here.
 """
 

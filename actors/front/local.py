@@ -29,7 +29,7 @@ from ramify.actors.session.limits.meter import Holdings
 from ramify.actors.session.warm_start import WarmStart
 from ramify.actors.store.actor import StoreActor
 from ramify.actors.store.base import Store, StoreError
-from ramify.actors.store.places import open_store
+from ramify.actors.store.opening import open_store
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import DAY_S, EngineConfig
 from ramify.protocol.credentials import Credential

@@ -12,8 +12,8 @@ from typing import Protocol
 import anyio
 from anyio.abc import TaskStatus
 
+from ramify.actors.grammar.constraint_registry import ConstraintRegistry, RegisteredConstraint
 from ramify.actors.grammar.owners import Owner
-from ramify.actors.grammar.shelf import Shelf, Shelved
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed
@@ -70,7 +70,7 @@ class GrammarActor:
         self._sessions = sessions
         self._ahead = ahead and unable is None
         self._unable = unable
-        self.shelf = Shelf()
+        self.registry = ConstraintRegistry()
         self._waiting: dict[int, anyio.CancelScope] = {}  # by request
         self._reading = anyio.Lock()
         self._read = False  # the vocabulary
@@ -135,17 +135,19 @@ class GrammarActor:
             return NotCompiled(message.request, "unsupported", UNABLE.format(self._unable))
         await self._vocabulary_read()
         owner = Owner(message.owner, session_of(message.request))
-        found = self.shelf.find(message.spec, owner)
+        found = self.registry.find(message.spec, owner)
         if found is None:
             compiled = await self._compiler.compile(message.spec, owner)
-            found = self._shelved(message.spec, compiled, owner)
+            found = self._registered(message.spec, compiled, owner)
         return Compiled(message.request, found.number, list(found.notes))
 
-    def _shelved(self, spec: ConstraintSpec, compiled: CompiledConstraint, owner: Owner) -> Shelved:
-        """Its place on the shelf, of which the scheduler has heard."""
-        found = self.shelf.peek(spec, owner)
+    def _registered(
+        self, spec: ConstraintSpec, compiled: CompiledConstraint, owner: Owner
+    ) -> RegisteredConstraint:
+        """Register `compiled` if it is new, and tell the scheduler."""
+        found = self.registry.peek(spec, owner)
         if found is None:
-            found, retired = self.shelf.put(spec, compiled, owner)
+            found, retired = self.registry.put(spec, compiled, owner)
             self._scheduler.tell(Constrain(found.number, compiled.body))
             for each in retired:
                 self._scheduler.tell(Unconstrain(each))

@@ -11,16 +11,16 @@ import zlib
 import msgspec
 
 from ramify.actors.grammar.automaton import Automaton
+from ramify.actors.grammar.automaton_words import rows_of, words_of
 from ramify.actors.grammar.expression import literal, union
+from ramify.actors.grammar.forced_texts import forced_texts
 from ramify.actors.grammar.fragment import TooAmbiguous
 from ramify.actors.grammar.grammars import lark_grammar, regex_grammar
 from ramify.actors.grammar.likely import likely_words
 from ramify.actors.grammar.limits import MAX_BYTES, MAX_CELLS, MAX_CHOICES, MAX_STRUCTURE_BYTES
-from ramify.actors.grammar.must_follow import forced_texts
 from ramify.actors.grammar.outlines import choices_automaton, regex_automaton
 from ramify.actors.grammar.route import route
 from ramify.actors.grammar.structure import structure_automaton
-from ramify.actors.grammar.words import rows_of, words_of
 from ramify.protocol.constraints import (
     UNCHECKED,
     AutomatonBody,

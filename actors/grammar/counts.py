@@ -1,11 +1,11 @@
-"""What the pool and the shelf have counted, as metrics show it."""
+"""What the pool and the registry have counted, as metrics show it."""
 
+from ramify.actors.grammar.constraint_registry import ConstraintRegistry
 from ramify.actors.grammar.pool import CompilePool
-from ramify.actors.grammar.shelf import Shelf
 from ramify.actors.kit.metrics import ConstraintCounts
 
 
-def counts_of(pool: CompilePool, shelf: Shelf) -> ConstraintCounts:
+def counts_of(pool: CompilePool, registry: ConstraintRegistry) -> ConstraintCounts:
     """Since the start. "hit": it was known already, "joined": another request had just asked for it,
     "killed": its worker took too long or too much, "retired": it had to give way later.
     """
@@ -18,11 +18,11 @@ def counts_of(pool: CompilePool, shelf: Shelf) -> ConstraintCounts:
             "refused": counters.refused,
             "abandoned": counters.abandoned,
             "joined": counters.joined,
-            "hit": counters.hits + shelf.hits,
-            "retired": shelf.retired,
+            "hit": counters.hits + registry.hits,
+            "retired": registry.retired,
         },
         counters.seconds,
         pool.waiting,
-        len(shelf),
-        shelf.bytes,
+        len(registry),
+        registry.bytes,
     )

@@ -9,9 +9,9 @@ import re
 from functools import cache
 from typing import Any
 
-from ramify.actors.grammar.endless import endless_rules
 from ramify.actors.grammar.outlines import rewritten
 from ramify.actors.grammar.schema.limits import MAX_NOTES
+from ramify.actors.grammar.unproductive_rules import endless_rules
 from ramify.protocol.errors import ConstraintError, brief
 
 llguidance: Any

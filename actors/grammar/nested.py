@@ -24,7 +24,7 @@ from ramify.protocol.errors import ConstraintError
 
 OBJECT, ARRAY = 0xF8, 0xF9
 LEAST_DEPTH = 8
-POP = -6  # codes of `Inside.next`; from here up to -2 there are those of pushes
+POP_CODE = -6  # codes of `Inside.next`; from here up to -2 there are those of pushes
 BRACKETS = b"{["  # what the texts of the letters begin with
 _LETTERS = bytes((OBJECT, ARRAY))
 _NO_TEXT = 0xF5  # a byte that no text has, and no letter
@@ -41,7 +41,7 @@ class Unsettled(ConstraintError):
 class Inside(NamedTuple):
     """What follows the opening bracket of a letter's text, up to the closing one.
 
-    `next` int32 [states, classes]: the next state, -1 for none, or a code, `POP` behind the closing
+    `next` int32 [states, classes]: the next state, -1 for none, or a code, `POP_CODE` behind the closing
     bracket, or push(bit, kind). `classes` uint8 [256]. State 0 is behind `{`, 1 behind `[`, 2 behind a
     member, 3 behind an item.
     """
@@ -103,7 +103,7 @@ class Nested(Automaton):
             kind = BRACKETS.find(byte)
             if stack:
                 following = int(self.inside.next[state, self.inside.classes[byte]])
-                if following == POP:
+                if following == POP_CODE:
                     last = stack.pop()
                     state = 2 + last if stack else last
                 elif following < -1:
@@ -225,7 +225,7 @@ def _inside(parts: tuple[Automaton, Automaton]) -> Inside:
         ]
         ended = (table >= 0) & part.final[table]
         table[table >= 0] += base
-        table[ended] = POP
+        table[ended] = POP_CODE
         for kind in range(2):
             table[outer, opening[kind]] = push(bit, kind)
         table[:, classes[list(_LETTERS)]] = -1

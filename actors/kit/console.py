@@ -20,7 +20,8 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, TextIO
 
-from ramify.actors.kit.log import LogConfig, configure
+from ramify.actors.kit.log import configure
+from ramify.protocol.config import LogConfig
 
 MOST_BYTES = 1 << 20  # of a line; a longer one is cut into several
 PARTING_SECONDS = 2.0  # for what is still in the pipes at the end

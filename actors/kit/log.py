@@ -12,20 +12,13 @@ import logging
 import sys
 from collections.abc import MutableMapping
 from datetime import UTC, datetime
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
-import msgspec
+from ramify.protocol.config import LogConfig
 
 ROOT = "ramify"
 _FIELDS = "ramify_fields"  # the attribute of a LogRecord
 _PASS = ("exc_info", "stack_info", "stacklevel")  # keywords that belong to logging itself
-
-
-class LogConfig(msgspec.Struct, frozen=True):
-    """How to log; sent to the processes of the engine, so that all log alike."""
-
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["human", "json"] = "human"
 
 
 class Log(logging.LoggerAdapter[logging.Logger]):

@@ -24,8 +24,9 @@ from typing import Any, NoReturn
 import msgspec
 
 from ramify.actors.kit.console import configure_process
-from ramify.actors.kit.log import LogConfig, get_log
+from ramify.actors.kit.log import get_log
 from ramify.actors.links.frames import LinkClosed, LinkError
+from ramify.protocol.config import LogConfig
 
 FAILED, NOT_STARTED, GONE = 1, 2, 3  # exit codes
 HUNG_SECONDS = 5.0  # after the parent's end a process that is still there has hung

@@ -1,6 +1,6 @@
 """Which rows run in the next step, and what became of the steps that were sent.
 
-A plan is decodes first (they keep their inter-token latency), then prefill chunks as `prompts`
+A plan is decodes first (they keep their inter-token latency), then prefill chunks as `prompt_queue`
 hands them out. `max_rows` is at most the step's tokens, so decodes always leave room for a prompt.
 
 All decoding rows advance together, so their progress is one number, `tick`: the tokens planned
@@ -20,9 +20,9 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from ramify.actors.scheduler.constraints import ConstraintTable
+from ramify.actors.scheduler.constraint_table import ConstraintTable
 from ramify.actors.scheduler.pace import FIRST_ON_CPU, Pace
-from ramify.actors.scheduler.prompts import PromptQueue
+from ramify.actors.scheduler.prompt_queue import PromptQueue
 from ramify.actors.scheduler.request import Level, Run, SchedulerError
 from ramify.actors.scheduler.speculation import DraftRecord, Speculation
 from ramify.protocol.config import ScheduleConfig

@@ -92,7 +92,7 @@ class Account:
     """One session: its requests, the service it had, and the messages it is about to get.
 
     `served` is its virtual time among the sessions of its tenant. `due` is the virtual time at which
-    the prompts that it has brought so far have had their turn (see `prompts`).
+    the prompts that it has brought so far have had their turn (see `prompt_queue`).
     """
 
     __slots__ = (

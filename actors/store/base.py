@@ -122,7 +122,7 @@ class Store(Protocol):
 
     def sweep(self, *, older_than: float, most: int, now: float) -> int:
         """Forget what has expired or was last used before `older_than`; then, while all hold more than
-        `most` bytes, the oldest of the owner that holds most (`shares`). None that a server has in
+        `most` bytes, the oldest of the owner that holds most (`retention`). None that a server has in
         memory. Returns how many.
         """
         ...

@@ -32,7 +32,7 @@ from ramify.actors.store.base import (
     Taken,
     refusal,
 )
-from ramify.actors.store.shares import surplus
+from ramify.actors.store.retention import surplus
 from ramify.protocol.keyless import HOLD_KEYS, keyless
 from ramify.protocol.saved import HEAD, Changes, StoredSession, next_fence
 from ramify.protocol.store_url import shown

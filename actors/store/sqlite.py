@@ -17,7 +17,7 @@ from typing import IO
 
 from ramify.actors.kit.log import get_log
 from ramify.actors.store.base import ASIDE, How, Refusal, StoreDamaged, StoreError, Taken, refusal
-from ramify.actors.store.shares import surplus
+from ramify.actors.store.retention import surplus
 from ramify.protocol.keyless import HOLD_KEYS, keyless
 from ramify.protocol.saved import HEAD, Changes, StoredSession, next_fence
 

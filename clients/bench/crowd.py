@@ -15,7 +15,7 @@ from types import TracebackType
 import msgspec
 
 from ramify.clients.bench.execute import execute
-from ramify.clients.bench.program import LoadProgram, Outcome, Target
+from ramify.clients.bench.load_program import LoadProgram, Outcome, Target
 from ramify.clients.bench.session import BenchFailed
 from ramify.protocol.errors import RamifyError
 

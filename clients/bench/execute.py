@@ -6,8 +6,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from ramify.clients.bench.history import HistoryDriver
+from ramify.clients.bench.load_program import GenerateJob, Level, LoadProgram, Outcome, Target, Trace
 from ramify.clients.bench.openai import OpenaiDialect
-from ramify.clients.bench.program import GenerateJob, Level, LoadProgram, Outcome, Target, Trace
 from ramify.clients.bench.ramify import RamifyDriver
 from ramify.clients.bench.session import BenchBranch, BenchFailed, BenchSession, Driver
 from ramify.clients.bench.sglang import SglangDialect

@@ -19,7 +19,7 @@ wall_over_device `seconds` over the time that the device spent in steps (of ever
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ramify.clients.bench.program import LoadProgram, Outcome, Trace
+from ramify.clients.bench.load_program import LoadProgram, Outcome, Trace
 from ramify.clients.bench.session import BenchFailed
 from ramify.clients.bench.stats import mean, percentile, quantiles
 from ramify.clients.bench.workloads import Case, optimum

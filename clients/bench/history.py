@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ramify.clients.bench.http import HttpConnection
-from ramify.clients.bench.program import GenerateJob, Target, Trace
+from ramify.clients.bench.load_program import GenerateJob, Target, Trace
 from ramify.clients.bench.session import BenchBranch, BenchFailed, check_output
 
 

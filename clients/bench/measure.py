@@ -8,7 +8,7 @@ from typing import Any
 
 from ramify.clients.bench.crowd import Crowd
 from ramify.clients.bench.figures import figures, itl_quantiles
-from ramify.clients.bench.program import Outcome, Target
+from ramify.clients.bench.load_program import Outcome, Target
 from ramify.clients.bench.server import device_time, served
 from ramify.clients.bench.stats import spread
 from ramify.clients.bench.workloads import Case

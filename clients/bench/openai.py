@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ramify.clients.bench.program import GenerateJob, Target
+from ramify.clients.bench.load_program import GenerateJob, Target
 from ramify.clients.bench.session import BenchFailed, seen
 
 

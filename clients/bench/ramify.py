@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from ramify.clients.bench.program import GenerateJob, Target, Trace
+from ramify.clients.bench.load_program import GenerateJob, Target, Trace
 from ramify.clients.bench.session import BenchBranch, BenchFailed, check_output
 from ramify.clients.bench.websocket import ClientWebSocket
 from ramify.protocol.codec import Codec

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from ramify.clients.bench.program import Target
+from ramify.clients.bench.load_program import Target
 from ramify.clients.bench.session import BenchFailed, seen
 from ramify.clients.bench.shapes import write_model_folder
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ramify.clients.bench.program import GenerateJob, Trace
+from ramify.clients.bench.load_program import GenerateJob, Trace
 from ramify.protocol.errors import RamifyError
 
 

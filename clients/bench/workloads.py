@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from ramify.clients.bench.program import GenerateJob, Level, LoadProgram
+from ramify.clients.bench.load_program import GenerateJob, Level, LoadProgram
 
 Build = Callable[[Random, int], list[LoadProgram]]
 LATENCY = ("ttft_mean_ms", "ttft_p50_ms", "ttft_p99_ms", "itl_mean_ms", "itl_p50_ms", "itl_p99_ms")

@@ -14,11 +14,11 @@ from typing import Any
 
 from ramify.clients.bench import measure, plot, report, server, workloads
 from ramify.clients.bench.crowd import Crowd
-from ramify.clients.bench.program import Target
+from ramify.clients.bench.load_program import Target
 from ramify.clients.bench.shapes import SHAPES
 from ramify.clients.bench.workloads import Case
 from ramify.clients.commands.screen import shown
-from ramify.clients.link import websocket_url
+from ramify.clients.session_link import websocket_url
 from ramify.protocol.errors import BadRequest
 
 IDS = 10_000  # prompts are made of ids below this, or below the vocabulary's size

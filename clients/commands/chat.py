@@ -3,7 +3,7 @@
 On a terminal it is a conversation. `ramify chat "question"`, or text on standard input, is answered
 once: the answer goes to stdout, everything else to stderr. `--script` reads a conversation from
 standard input, a message or a command a line. This file knows flags and where text goes; the talk is
-`conversation.py`'s.
+`chat_session.py`'s.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from ramify.clients.commands import engine
-from ramify.clients.commands.conversation import ChatSession, ReadLine
+from ramify.clients.commands.chat_session import ChatSession, ReadLine
 from ramify.clients.commands.flags import with_settings
 from ramify.clients.commands.invocation import command
 from ramify.clients.commands.options import set_option
@@ -23,9 +23,9 @@ from ramify.clients.commands.settings import DEFAULT_MODEL_NOTE, add_model_flags
 from ramify.clients.connect import ConnectSettings
 from ramify.clients.errors import ConnectionLost, SessionLost
 from ramify.clients.handles import GenerateOptions
-from ramify.clients.link import Connection
+from ramify.clients.session_link import Connection
 from ramify.clients.sync import SyncSession, connect_sync
-from ramify.protocol.config import EngineConfig, ServerConfig
+from ramify.protocol.config import EngineConfig, LogConfig, ServerConfig
 from ramify.protocol.errors import BadRequest
 
 TICK_MS = 30  # on a terminal: fewer, larger pieces to draw
@@ -196,7 +196,7 @@ def _server(args: argparse.Namespace, screen: Screen) -> Iterator[str]:
     )
     if args.model is None:
         screen.note(f"{config.model.path.name}: {DEFAULT_MODEL_NOTE}")
-    engine.configure_log("warning", "human")
+    engine.configure_log(LogConfig(level="warning"))
     with engine.embedded(config, engine.show_progress(sys.stderr)) as url:
         yield url
 

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from ramify.protocol.config import EngineConfig
+from ramify.protocol.config import EngineConfig, LogConfig
 from ramify.protocol.errors import ConfigError, RamifyError
 
 Progress = Callable[[str, float], None]
@@ -25,11 +25,10 @@ class EngineStopped(RamifyError):
     """The engine ended by a fault of its own."""
 
 
-def configure_log(level: str, form: str) -> None:
+def configure_log(config: LogConfig) -> None:
     """Set up the engine's log (on stderr)."""
     log = import_module("ramify.actors.kit.log")
-    config = log.LogConfig(level=level, format=form)
-    if form == "json":  # whatever else this process or its children print is wrapped
+    if config.format == "json":  # whatever else this process or its children print is wrapped
         import_module("ramify.actors.kit.console").json_console(config)
     else:
         log.configure(config)
@@ -97,12 +96,12 @@ def store(
 
     `writes`: no server may run on a file meanwhile. `key_file`, `converts`: as of `open_store`.
     """
-    base, places = (import_module(f"ramify.actors.store.{name}") for name in ("base", "places"))
+    base, opening = (import_module(f"ramify.actors.store.{name}") for name in ("base", "opening"))
     try:
-        with (places.claim_store(place) if writes else None) or nullcontext():
+        with (opening.claim_store(place) if writes else None) or nullcontext():
             if writes:  # one that was killed may have left what it had taken
-                places.unclaimed(place)
-            opened = places.open_store(place, key_file, read_only=not writes, converts=converts)
+                opening.unclaimed(place)
+            opened = opening.open_store(place, key_file, read_only=not writes, converts=converts)
             try:
                 yield opened
             finally:
@@ -113,9 +112,9 @@ def store(
 
 def keys(key_file: Path) -> Any:
     """`actors.store.sealed.Keys`, to seal and unseal items elsewhere. Raises ConfigError."""
-    base, places = (import_module(f"ramify.actors.store.{name}") for name in ("base", "places"))
+    base, opening = (import_module(f"ramify.actors.store.{name}") for name in ("base", "opening"))
     try:
-        return places.sealing().read_keys(key_file)
+        return opening.sealing().read_keys(key_file)
     except base.StoreError as error:
         raise ConfigError(str(error)) from error
 

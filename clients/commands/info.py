@@ -16,7 +16,7 @@ from typing import Any
 from ramify.clients.commands.checkpoints import find_model
 from ramify.clients.commands.screen import shown
 from ramify.clients.errors import ConnectionLost
-from ramify.clients.link import websocket_url
+from ramify.clients.session_link import websocket_url
 from ramify.protocol.errors import ModelError
 
 MOST_BYTES = 1 << 20  # of a server's answer

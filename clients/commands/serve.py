@@ -12,6 +12,7 @@ from ramify.clients.commands.settings import (
     add_server_flags,
     engine_config,
 )
+from ramify.protocol.config import LogConfig
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -22,7 +23,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     """Serve. Raises ConfigError, ModelError, EngineStopped."""
-    engine.configure_log(args.log_level, args.log_format)  # first: errors are logged as the rest is
+    # first: errors are logged as the rest is
+    engine.configure_log(LogConfig(level=args.log_level, format=args.log_format))
     config = engine_config(args)
     note = f" ({DEFAULT_MODEL_NOTE})" if args.model is None else ""
     print(f"model: {config.model.name or config.model.path.name}{note}", flush=True)

@@ -24,10 +24,10 @@ import msgspec
 from ramify.clients.connect import connect
 from ramify.clients.handles import GenerateOptions
 from ramify.clients.program.batch import Batch, Failed, Item, Run
-from ramify.clients.program.family import RunStates
+from ramify.clients.program.call_sites import SOMEWHERE
 from ramify.clients.program.graph import Graph, StepRecorder
-from ramify.clients.program.places import SOMEWHERE
 from ramify.clients.program.reorder import Reordering, mark, reordering
+from ramify.clients.program.run_states import RunStates
 from ramify.clients.program.state import AsyncState
 from ramify.clients.program.steps import Backend, Compiled, Sender, Step, all_of
 from ramify.clients.program.sync import State, in_thread

@@ -15,8 +15,8 @@ import msgspec
 from ramify.clients.generation import Result
 from ramify.clients.handles import GenerateOptions
 from ramify.clients.program.expressions import Expression, flatten
-from ramify.clients.program.family import Mark, RunStates
 from ramify.clients.program.forks import Forks, JoinedText, Past
+from ramify.clients.program.run_states import Mark, RunStates
 from ramify.clients.program.steps import BackendBranch, Step, all_of, wait
 from ramify.clients.program.telling import TurnPart, as_messages, as_text
 from ramify.clients.program.tracing import Hole, NeedsText

@@ -10,8 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
-from ramify.clients.errors import Cancelled
-from ramify.protocol.errors import BadRequest, LimitExceeded, RamifyError
+from ramify.protocol.errors import BadRequest, Cancelled, LimitExceeded, RamifyError
 from ramify.protocol.wire import Cancel, Op
 
 Compiled: TypeAlias = Literal["auto"] | bool

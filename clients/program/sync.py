@@ -13,10 +13,10 @@ from typing import Any, TypeVar, Unpack, overload
 
 from ramify.clients.generation import Result
 from ramify.clients.handles import GenerateOptions, JoinOptions, PruneBy
+from ramify.clients.program.call_sites import place
 from ramify.clients.program.expressions import Expression
-from ramify.clients.program.family import Mark
 from ramify.clients.program.forks import Forks
-from ramify.clients.program.places import place
+from ramify.clients.program.run_states import Mark
 from ramify.clients.program.state import AsyncState
 from ramify.clients.program.value import Value
 from ramify.clients.sync import LoopThread

@@ -5,7 +5,7 @@ A hole may be passed on, kept and returned. Whatever needs its text ends the tra
 
 from typing import Any, NoReturn
 
-from ramify.clients.program.places import place
+from ramify.clients.program.call_sites import place
 
 
 class NeedsText(Exception):

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ramify.protocol.constraints import NO_STEP, POP, WORDS_HEADER, ForcedTexts, Layout
+from ramify.protocol.constraints import NO_STEP, POP_STEP, WORDS_HEADER, ForcedTexts, Layout
 
 Int32s = NDArray[np.int32]
 
-POPS, ENTERS = -6, -7  # codes in `NestedAutomaton.table`
+POP_CODE, ENTER_CODE = -6, -7  # codes in `NestedAutomaton.table`
 
 
 class Nesting(NamedTuple):
@@ -110,20 +110,20 @@ class NestedAutomaton(ByteAutomaton):
 
     @cached_property
     def next(self) -> Int32s:
-        """Besides states, or -1, there are codes: `ENTERS` - i - 2 * r where a value begins, with inner
-        state i, whose return is number r.
+        """States, -1, or codes: `ENTER_CODE` - i - 2 * r where a value begins, with inner state i and
+        return number r.
         """
         layout = self.layout
         found = super().next
         entries = found >= self._first
         inside = found[entries] - self._first
         numbers = (inside >> layout.bits) & (self._innermost >> layout.bits)
-        found[entries] = ENTERS - (inside & self._inner) - 2 * numbers
+        found[entries] = ENTER_CODE - (inside & self._inner) - 2 * numbers
         return found
 
     @cached_property
     def table(self) -> Int32s:
-        """And the rows of inner states, whose codes are -2 - bit - 2 * i and `POPS` (see
+        """And the rows of inner states, whose codes are -2 - bit - 2 * i and `POP_CODE` (see
         `AutomatonBody`).
         """
         begins = self.words[WORDS_HEADER + 256 + self._first + self.layout.inner :][self._first :]
@@ -161,7 +161,7 @@ class NestedAutomaton(ByteAutomaton):
         if not step & 1:
             return state + (step >> 1)
         stack, rest = inside >> self.layout.shift, inside & self._innermost & ~self._inner
-        if step == POP:
+        if step == POP_STEP:
             if stack == 1:
                 return int(self._returns[rest >> self.layout.bits])
             return first + (stack >> 1 << self.layout.shift) + rest + 2 + (stack & 1)

@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ramify.gpu.constraints.byte_automaton import ENTERS
+from ramify.gpu.constraints.byte_automaton import ENTER_CODE
 from ramify.gpu.constraints.matcher import StatesConstraint, StatesMatcher
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
@@ -76,8 +76,8 @@ class CheckedAutomaton(StatesConstraint):
         table = automaton.next
         if automaton.nesting is not None:  # where a value that no schema describes may be two brackets
             table = table.copy()
-            entered = table <= ENTERS
-            table[entered] = automaton.nesting.returns[(ENTERS - table[entered]) >> 1]
+            entered = table <= ENTER_CODE
+            table[entered] = automaton.nesting.returns[(ENTER_CODE - table[entered]) >> 1]
         found = np.zeros(len(table), np.bool_)
         found[list(self.begins)] = True
         sources, columns = np.nonzero(table >= 0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ramify.gpu.constraints.byte_automaton import ENTERS, POPS, Nesting
+from ramify.gpu.constraints.byte_automaton import ENTER_CODE, POP_CODE, Nesting
 from ramify.gpu.constraints.vocabulary import SHORT, Preorder, Vocabulary
 from ramify.protocol.constraints import Layout
 
@@ -280,13 +280,13 @@ class NestedNumpyWalker(NumpyWalker):
     def _nested_ways(self, context: NDArray[np.int64], code: NDArray[np.int64]) -> NDArray[np.int64]:
         packed = self._packed
         stack, number = context >> packed.bits, context & (1 << packed.bits) - 1
-        begun, entered = -2 - code, ENTERS - code
+        begun, entered = -2 - code, ENTER_CODE - code
         pushed = 2 * stack + (begun & 1)
         found = np.where(pushed >> packed.layout.depth > 0, -1, self._inner(pushed, number, begun >> 1))
         behind = self._inner(stack >> 1, number, 2 + (stack & 1))
-        found = np.where(code == POPS, np.where(stack > 1, behind, packed.returns[number]), found)
+        found = np.where(code == POP_CODE, np.where(stack > 1, behind, packed.returns[number]), found)
         return np.where(
-            code <= ENTERS, self._inner(np.ones_like(code), entered >> 1, entered & 1), found
+            code <= ENTER_CODE, self._inner(np.ones_like(code), entered >> 1, entered & 1), found
         )
 
     def _inner(

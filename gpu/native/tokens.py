@@ -15,7 +15,7 @@ from ramify.gpu.native.ir import I8, I16, I32, I64, PTR, Function, IrValue, Modu
 
 MOST_DEPTH = 1024  # of the tree: bytes of a token
 
-POPS, ENTERS = -6, -7  # codes of tables: see `constraints.byte_automaton`
+POP_CODE, ENTER_CODE = -6, -7  # codes of tables: see `constraints.byte_automaton`
 
 Walk = Callable[[int, int, int, int, int, int, int, int, int, int, int], None]
 
@@ -50,11 +50,11 @@ def emit_walk(module: Module) -> None:
         pushed = stack * 2 + (begun & 1)
         deeper = inner(pushed, number, f.unshifted(begun, one))
         behind.set(f.select(pushed < f.shifted(one, most), deeper, f.i64(-1)))
-        with f.when(code.equals(POPS)):
+        with f.when(code.equals(POP_CODE)):
             outer = inner(f.unshifted(stack, one), number, (stack & 1) + 2)
             behind.set(f.select(stack > 1, outer, f.word(nesting, number + 4)))
-        with f.when(code <= ENTERS):
-            entered = f.i64(ENTERS) - code
+        with f.when(code <= ENTER_CODE):
+            entered = f.i64(ENTER_CODE) - code
             behind.set(inner(one, f.unshifted(entered, one), entered & 1))
 
     with f.repeat() as leave:

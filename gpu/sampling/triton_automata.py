@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.protocol.constraints import POP, WORDS_HEADER
+from ramify.protocol.constraints import POP_STEP, WORDS_HEADER
 
 _BLOCK = 1024  # places of one program
 _ROWS = 16  # lines of one program that advances
-_POP = tl.constexpr(POP)
+_POP_STEP = tl.constexpr(POP_STEP)
 FREE, AUTOMATON = -1, 0  # kinds of a line, in its ask; n > 0: the host gave mask n - 1
 
 
@@ -123,11 +123,11 @@ def _nested(arena, state, step, behind, alive, end, bits, shift, depth, returns)
     deeper = tl.where(
         (stack >> (depth - 1)) > 0, -1, base + ((2 * stack + (begun & 1)) << shift) + (begun >> 1)
     )
-    ends = alive & (step == _POP)
+    ends = alive & (step == _POP_STEP)
     outside = tl.load(arena + returns + number, mask=ends & (stack == 1), other=-1)
     outer = base + ((stack >> 1) << shift) + 2 + (stack & 1)
     closed = tl.where(stack == 1, outside, outer)
-    moved = tl.where(step == _POP, closed, deeper)
+    moved = tl.where(step == _POP_STEP, closed, deeper)
     return tl.where(((step & 1) > 0) & (step < 0), moved, behind)
 
 

@@ -11,12 +11,12 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from ramify.clients.connect import connect
-from ramify.clients.errors import Cancelled, ConnectionLost, Replaced, SessionLost
+from ramify.clients.errors import ConnectionLost, Replaced, SessionLost
 from ramify.clients.generation import Generation, Reply
 from ramify.clients.handles import Session
-from ramify.clients.link import Connection, websocket_url
+from ramify.clients.session_link import Connection, websocket_url
 from ramify.protocol.codec import SUBPROTOCOLS, Codec
-from ramify.protocol.errors import BadRequest, NoBranch, NoSession, Unauthorized
+from ramify.protocol.errors import BadRequest, Cancelled, NoBranch, NoSession, Unauthorized
 from ramify.protocol.wire import Error, Event, ServerMessage
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from ramify.clients.errors import Cancelled, ConnectionLost, Internal
+from ramify.clients.errors import ConnectionLost, Internal
 from ramify.clients.stream import TextDelta
-from ramify.protocol.errors import Conflict
+from ramify.protocol.errors import Cancelled, Conflict
 from ramify.protocol.wire import (
     Append,
     Cancel,

@@ -11,7 +11,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.typing import Subprotocol
 
 import ramify
-from ramify.clients import link
+from ramify.clients import session_link
 from ramify.clients.errors import Internal
 from ramify.clients.trees import whole
 from ramify.protocol.errors import RamifyError
@@ -82,7 +82,7 @@ async def test_a_frame_that_makes_no_sense_ends_the_session(message: str) -> Non
 
 
 async def test_a_frame_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "MOST_BYTES", 1 << 16)
+    monkeypatch.setattr(session_link, "MOST_BYTES", 1 << 16)
 
     async def script(ws: ServerConnection) -> None:
         await attach(ws)
@@ -157,7 +157,7 @@ async def test_a_server_that_always_drops_the_connection_is_not_stormed(
         attempts.append(attempt)
         return 0.0
 
-    monkeypatch.setattr(link, "delay", counted)
+    monkeypatch.setattr(session_link, "delay", counted)
 
     async def script(ws: ServerConnection) -> None:
         await attach(ws)
@@ -183,7 +183,7 @@ async def test_a_refusal_with_an_absurd_wait(retry_ms: int, monkeypatch: pytest.
         floors.append(floor)
         return 0.0
 
-    monkeypatch.setattr(link, "delay", noted)
+    monkeypatch.setattr(session_link, "delay", noted)
 
     async def script(ws: ServerConnection) -> None:
         nonlocal connections

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from ramify.clients.errors import ConnectionLost, Internal, SessionLost, Skipped
+from ramify.clients.errors import ConnectionLost, Internal, SessionLost
 from ramify.clients.events import Ended, Foreign, Noted, Opened, Refused
 from ramify.clients.session import ClientCore, SessionPhase
 from ramify.clients.stream import Ticket
 from ramify.protocol.codec import Codec
 from ramify.protocol.config import Limits
-from ramify.protocol.errors import BadRequest, Conflict, Exists, LimitExceeded, NoSession
+from ramify.protocol.errors import BadRequest, Conflict, Exists, LimitExceeded, NoSession, Skipped
 from ramify.protocol.wire import (
     Append,
     BranchState,

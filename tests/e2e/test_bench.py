@@ -8,7 +8,7 @@ import pytest
 from ramify.clients.bench import workloads
 from ramify.clients.bench.execute import execute
 from ramify.clients.bench.figures import figures
-from ramify.clients.bench.program import Target
+from ramify.clients.bench.load_program import Target
 from ramify.clients.bench.session import BenchFailed
 from ramify.clients.bench.workloads import Case
 

@@ -10,7 +10,7 @@ import pytest
 
 from ramify.actors.store import actor as store_actor
 from ramify.actors.store.base import StoreError
-from ramify.actors.store.places import open_store
+from ramify.actors.store.opening import open_store
 from tests.e2e.test_store import login
 from tests.servers import Server
 

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from ramify.actors.store.places import open_store
+from ramify.actors.store.opening import open_store
 from ramify.protocol.stored_response import Stored, with_key
 from tests.servers import Server
 

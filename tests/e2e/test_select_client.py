@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from ramify.clients import connect, connect_sync
-from ramify.clients.errors import Cancelled
 from ramify.clients.program import State, assistant, gen, program, select, user
-from ramify.protocol.errors import BadRequest
+from ramify.protocol.errors import BadRequest, Cancelled
 
 CHOICES = ["Paris", "Madrid", "one two"]
 

@@ -9,7 +9,7 @@ from websockets.exceptions import ConnectionClosed
 
 from ramify.actors.session.saver import LAZY_SECONDS
 from ramify.actors.store import actor as store_actor
-from ramify.actors.store import places
+from ramify.actors.store import opening
 from ramify.protocol.errors import Close, ConfigError
 from tests.e2e.test_store import login, refused
 from tests.servers import Server
@@ -179,6 +179,6 @@ async def test_no_password_is_told(
         info = served.engine.status.info()
     assert "secret" not in repr(info)
     assert "secret" not in caplog.text
-    store = places.open_store(server.url)
+    store = opening.open_store(server.url)
     assert "secret" not in repr(store.warnings())
     store.close()

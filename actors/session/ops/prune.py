@@ -12,8 +12,7 @@ from ramify.actors.session.limits.work import Steps
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler, reading, said_on
 from ramify.actors.session.queues.race import Race
 from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
-from ramify.actors.session.sockets.replies import Skipped
-from ramify.protocol.errors import BadRequest
+from ramify.protocol.errors import BadRequest, Skipped
 from ramify.protocol.ranking import best_first, number_in, vote_of, votes
 from ramify.protocol.wire import Ok, Prune
 

@@ -25,9 +25,17 @@ from ramify.actors.session.queues.tasks import Task
 from ramify.actors.session.scoring.boundary import join_texts
 from ramify.actors.session.scoring.selection import Input, Measured, Scoring, Selection
 from ramify.actors.session.sockets.publisher import Publisher
-from ramify.actors.session.sockets.replies import Cancelled, DeadlinePassed, bare
+from ramify.actors.session.sockets.replies import bare
 from ramify.actors.tokenizer import Tokenizer
-from ramify.protocol.errors import BadRequest, LimitExceeded, RamifyError, TooLong, brief
+from ramify.protocol.errors import (
+    BadRequest,
+    Cancelled,
+    DeadlineExceeded,
+    LimitExceeded,
+    RamifyError,
+    TooLong,
+    brief,
+)
 from ramify.protocol.messages import (
     CancelRequest,
     DropBranches,
@@ -401,4 +409,4 @@ def _told_from(branch: Branch, at: int) -> int:
 
 
 def _late() -> RamifyError:
-    return DeadlinePassed("the deadline passed before the choices were scored")
+    return DeadlineExceeded("the deadline passed before the choices were scored")

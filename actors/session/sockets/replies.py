@@ -2,8 +2,10 @@
 
 from ramify.protocol.errors import (
     BadRequest,
+    Cancelled,
     Conflict,
     ConstraintError,
+    DeadlineExceeded,
     Exists,
     Forbidden,
     LimitExceeded,
@@ -11,31 +13,13 @@ from ramify.protocol.errors import (
     NoSession,
     Overloaded,
     RamifyError,
+    Skipped,
     TooLong,
     Unauthorized,
     Unsupported,
 )
 from ramify.protocol.saved import SavedError
 from ramify.protocol.wire import ClientMessage, Error, Op
-
-
-class Skipped(RamifyError):
-    """An earlier op of the same frame failed on the branch, or refused the frame."""
-
-    code = "skipped"
-
-
-class Cancelled(RamifyError):
-    """The op was cancelled before it ran."""
-
-    code = "cancelled"
-
-
-class DeadlinePassed(RamifyError):
-    """A generation's `deadline_ms` was over before it could begin."""
-
-    code = "deadline"
-
 
 _KINDS: dict[str, type[RamifyError]] = {
     kind.code: kind
@@ -44,7 +28,7 @@ _KINDS: dict[str, type[RamifyError]] = {
         Cancelled,
         Conflict,
         ConstraintError,
-        DeadlinePassed,
+        DeadlineExceeded,
         Exists,
         Forbidden,
         LimitExceeded,

@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 import pytest
 
-import ramify.actors.executor.thread as thread_module
+import ramify.actors.executor.thread_executor as thread_module
 from ramify.actors.executor.actor import start_executor
 from ramify.actors.executor.handle import ExecutorHandle
 from ramify.actors.executor.messages import StartExecutor, ToExecutor
-from ramify.actors.executor.process import ProcessExecutor
+from ramify.actors.executor.process_executor import ProcessExecutor
 from ramify.actors.executor.spec import (
     ExecutorSpec,
     FactorySpec,
@@ -374,7 +374,8 @@ def test_process_ends_with_its_parent(scripted: FactorySpec) -> None:
         "import asyncio, sys\n"
         "from ramify.actors.executor.actor import start_executor\n"
         "from ramify.actors.executor.spec import FactorySpec\n"
-        "from ramify.actors.kit.log import LogConfig, configure\n"
+        "from ramify.actors.kit.log import configure\n"
+        "from ramify.protocol.config import LogConfig\n"
         "configure(LogConfig(format='json'))  # the process logs like its parent\n"
         "async def main():\n"
         f"    spec = FactorySpec({scripted.factory!r}, {scripted.settings!r})\n"

@@ -12,7 +12,8 @@ from ramify.actors.kit.console import wrapped
 BEGIN = """
 import sys
 from ramify.actors.kit.console import json_console
-from ramify.actors.kit.log import LogConfig, get_log
+from ramify.actors.kit.log import get_log
+from ramify.protocol.config import LogConfig
 json_console(LogConfig(format="json"))
 """
 

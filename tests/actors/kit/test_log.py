@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.kit.log import LogConfig, configure, configured, get_log, unconfigure
+from ramify.actors.kit.log import configure, configured, get_log, unconfigure
+from ramify.protocol.config import LogConfig
 
 
 @pytest.fixture(autouse=True)
@@ -98,8 +99,8 @@ def test_configure_replaces_and_leaves_the_root_logger_alone() -> None:
     root = logging.getLogger().handlers[:]
     one, other = io.StringIO(), io.StringIO()
     configure(LogConfig(), one)
-    configure(LogConfig("debug"), other)
-    assert configured() == LogConfig("debug")
+    configure(LogConfig(level="debug"), other)
+    assert configured() == LogConfig(level="debug")
     get_log("ramify.x").info("once")
     assert one.getvalue() == ""
     assert other.getvalue().count("once") == 1

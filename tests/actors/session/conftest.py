@@ -23,7 +23,7 @@ from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.compile import compile_constraint
-from ramify.actors.grammar.shelf import Shelf
+from ramify.actors.grammar.constraint_registry import ConstraintRegistry
 from ramify.actors.grammar.vocabulary import packed
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.fanout import FanOut, Router
@@ -282,7 +282,7 @@ class SimEngine:
         self.scheduler = Scheduler(info, self._schedules)
         core = ("scheduler", "cache", "executor", "grammar")
         self._mail: dict[Any, deque[Any]] = {name: deque() for name in core}
-        self.shelf = Shelf(most=self._constraints)
+        self.registry = ConstraintRegistry(most=self._constraints)
         self._mail["scheduler"].append(m.Constrain(0, packed(self.tokenizer)))
         self._pending: deque[PendingStep] = deque()
 
@@ -446,9 +446,9 @@ class SimEngine:
         except ConstraintError as error:
             answer: Any = m.NotCompiled(message.request, error.code, error.message, error.details)
         else:
-            entry = self.shelf.find(message.spec)
+            entry = self.registry.find(message.spec)
             if entry is None:
-                entry, retired = self.shelf.put(message.spec, compiled)
+                entry, retired = self.registry.put(message.spec, compiled)
                 self._mail["scheduler"].append(m.Constrain(entry.number, compiled.body))
                 self._mail["scheduler"].extend(map(m.Unconstrain, retired))
             answer = m.Compiled(message.request, entry.number, list(compiled.notes))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ramify.actors.store.base import Store
-from ramify.actors.store.places import open_store
+from ramify.actors.store.opening import open_store
 from ramify.protocol.saved import Changes
 
 

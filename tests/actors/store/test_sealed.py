@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ramify.actors.store.base import StoreError
-from ramify.actors.store.places import open_store
+from ramify.actors.store.opening import open_store
 from ramify.actors.store.sealed import SEALED, Keys, Unsealable, read_keys
 from tests.actors.store.conftest import changes
 

@@ -8,7 +8,7 @@ import pytest
 
 from ramify.clients.bench import execute as module
 from ramify.clients.bench.execute import execute
-from ramify.clients.bench.program import GenerateJob, Level, LoadProgram, Target, Trace
+from ramify.clients.bench.load_program import GenerateJob, Level, LoadProgram, Target, Trace
 from ramify.clients.bench.session import BenchFailed
 
 TARGET = Target("notes", "")

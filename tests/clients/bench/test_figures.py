@@ -3,7 +3,7 @@
 import pytest
 
 from ramify.clients.bench.figures import figures, itl_quantiles
-from ramify.clients.bench.program import GenerateJob, Level, LoadProgram, Outcome, Trace
+from ramify.clients.bench.load_program import GenerateJob, Level, LoadProgram, Outcome, Trace
 from ramify.clients.bench.session import BenchFailed
 from ramify.clients.bench.workloads import Case
 

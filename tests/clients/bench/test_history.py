@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ramify.clients.bench.execute import execute
-from ramify.clients.bench.program import GenerateJob, Level, LoadProgram, Outcome, Target
+from ramify.clients.bench.load_program import GenerateJob, Level, LoadProgram, Outcome, Target
 from ramify.clients.bench.session import BenchFailed
 
 KINDS = ("sglang", "openai")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ramify.clients.bench.program import GenerateJob, Target, Trace
+from ramify.clients.bench.load_program import GenerateJob, Target, Trace
 from ramify.clients.bench.ramify import RamifySession
 from ramify.clients.bench.session import BenchFailed
 from ramify.protocol.codec import Codec

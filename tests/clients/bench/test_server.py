@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from ramify.clients.bench import server
-from ramify.clients.bench.program import Target
+from ramify.clients.bench.load_program import Target
 from ramify.clients.bench.session import BenchFailed
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.clients.bench import workloads
-from ramify.clients.bench.program import GenerateJob, Level, LoadProgram
+from ramify.clients.bench.load_program import GenerateJob, Level, LoadProgram
 
 TOP = 10_000
 

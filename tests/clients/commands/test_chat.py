@@ -17,7 +17,7 @@ from ramify.clients import cli
 from ramify.clients.commands import chat
 from ramify.clients.commands.screen import Screen
 from ramify.clients.errors import ConnectionLost, SessionLost
-from ramify.clients.link import Connection
+from ramify.clients.session_link import Connection
 from ramify.protocol.errors import BadRequest
 
 PATIENCE = 30.0  # seconds

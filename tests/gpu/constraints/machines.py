@@ -1,8 +1,8 @@
 """What the executor follows, of an automaton of the compiler."""
 
 from ramify.actors.grammar.automaton import Automaton
-from ramify.actors.grammar.must_follow import forced_texts
-from ramify.actors.grammar.words import rows_of, words_of
+from ramify.actors.grammar.automaton_words import rows_of, words_of
+from ramify.actors.grammar.forced_texts import forced_texts
 from ramify.gpu.constraints.byte_automaton import ByteAutomaton, read_words
 from ramify.gpu.constraints.masks import MaskStore
 from ramify.gpu.constraints.token_automaton import TokenAutomaton

@@ -27,7 +27,7 @@ from ramify.gpu.constraints.outputs import Output
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.gpu.step.rows import RowTable
 from ramify.gpu.step.step_rows import StepRows, within
-from ramify.protocol.constraints import POP, WORDS_HEADER, ConstraintSpec, Layout
+from ramify.protocol.constraints import POP_STEP, WORDS_HEADER, ConstraintSpec, Layout
 from ramify.protocol.plan import ExecutorInfo, ExtendRow, OpenRow, StepPlan, pack
 from ramify.protocol.sampling import SamplingParams
 from tests.gpu.constraints.machines import machine_of
@@ -268,7 +268,7 @@ class Crowd:
             inside = state - at.states - 1
             stack, number = inside >> at.shift, (inside & ((1 << at.shift) - 1)) >> at.bits
             base = at.states + 1 + (number << at.bits)
-            if step == POP:
+            if step == POP_STEP:
                 outer = base + (stack >> 1 << at.shift) + 2 + (stack & 1)
                 state = int(arena[steps + columns * kinds + number]) if stack == 1 else outer
             elif step < 0 and step & 1:

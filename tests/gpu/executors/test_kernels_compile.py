@@ -60,8 +60,8 @@ import ramify.gpu.programmatic_launch as programmatic_launch
 programmatic_launch.overlaps = lambda device: True  # before anybody imports it
 from ramify.gpu.attention.registry import Choice
 from ramify.actors.grammar.automaton import Automaton as Machine
-from ramify.actors.grammar.must_follow import forced_texts
-from ramify.actors.grammar.words import rows_of, words_of
+from ramify.actors.grammar.forced_texts import forced_texts
+from ramify.actors.grammar.automaton_words import rows_of, words_of
 from ramify.gpu.constraints.byte_automaton import ByteAutomaton
 from ramify.gpu.constraints.matcher import Automaton
 from ramify.gpu.constraints.token_automaton import TokenAutomaton

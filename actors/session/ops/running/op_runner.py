@@ -25,15 +25,9 @@ from ramify.actors.session.queues.races import Races
 from ramify.actors.session.queues.tasks import Task
 from ramify.actors.session.scoring.selects import Selects
 from ramify.actors.session.sockets.publisher import Publisher
-from ramify.actors.session.sockets.replies import (
-    Cancelled,
-    DeadlinePassed,
-    Skipped,
-    bare,
-    error_message,
-)
+from ramify.actors.session.sockets.replies import bare, error_message
 from ramify.actors.session.text.detokenizer import Detokenizer
-from ramify.protocol.errors import RamifyError
+from ramify.protocol.errors import Cancelled, DeadlineExceeded, RamifyError, Skipped
 from ramify.protocol.wire import Done, Generate, Ok, ServerMessage
 
 REFUSE, CANCEL = 25, 100  # what it costs to cancel an op that waits, or a generation (see `work`)
@@ -415,7 +409,9 @@ class OpRunner:
         for task in waiting:
             freed += self._finish(task)
             if not task.kind.silent:
-                self._fail(task, DeadlinePassed("the deadline passed before the generation could begin"))
+                self._fail(
+                    task, DeadlineExceeded("the deadline passed before the generation could begin")
+                )
         for task in running:  # now: what is not submitted ends at once, and what is behind it starts
             if not self.selects.expire(task):
                 self.generations.expire(task, now)

@@ -172,9 +172,9 @@ def test_free_text_is_what_it_was(sim: Callable[..., Any]) -> None:
     assert engine.cores[1].state.branches["main"].text() == free.cores[1].state.branches["main"].text()
     (done,), (same,) = ends(client), ends(other)
     assert (done.usage.forced, done.usage.output) == (0, same.usage.output)
-    assert engine.shelf.find  # it was compiled
-    assert len(engine.shelf) == 1
-    assert len(free.shelf) == 0
+    assert engine.registry.find  # it was compiled
+    assert len(engine.registry) == 1
+    assert len(free.registry) == 0
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,16 @@ from typing import get_args
 import msgspec
 import pytest
 
-from ramify.actors.session.sockets.replies import (
+from ramify.actors.session.sockets.replies import bare, error_message, error_of, refusals
+from ramify.protocol.errors import (
+    BadRequest,
     Cancelled,
-    DeadlinePassed,
+    Code,
+    DeadlineExceeded,
+    Overloaded,
+    RamifyError,
     Skipped,
-    bare,
-    error_message,
-    error_of,
-    refusals,
 )
-from ramify.protocol.errors import BadRequest, Code, Overloaded, RamifyError
 from ramify.protocol.saved import SavedError
 from ramify.protocol.wire import Append, Credit, Drop, Error
 
@@ -25,7 +25,7 @@ def test_an_error_is_told_with_all_that_it_knows() -> None:
     message = error_message(Overloaded("later", retry_ms=70, details={"max": 1}), ident=3, branch="a")
     assert (message.code, message.message, message.id, message.branch) == ("overloaded", "later", 3, "a")
     assert (message.retry_ms, message.details) == (70, {"max": 1})
-    assert [kind("").code for kind in (Skipped, Cancelled, DeadlinePassed)] == [
+    assert [kind("").code for kind in (Skipped, Cancelled, DeadlineExceeded)] == [
         "skipped",
         "cancelled",
         "deadline",

@@ -11,10 +11,10 @@ from websockets.exceptions import ConnectionClosedError, InvalidHandshake, Inval
 from websockets.frames import Close
 from websockets.http11 import Response
 
-import ramify.clients.link as link_module
+import ramify.clients.session_link as link_module
 from ramify.clients.errors import ConnectionLost, Internal, SessionLost
-from ramify.clients.link import Connection, SessionLink
 from ramify.clients.session import ClientCore
+from ramify.clients.session_link import Connection, SessionLink
 from ramify.protocol.codec import Codec
 from ramify.protocol.errors import BadRequest, Forbidden, Overloaded, RamifyError, Unauthorized
 from ramify.protocol.wire import (

@@ -18,7 +18,7 @@ NOBODY = Owner()
 
 
 @dataclass(slots=True)
-class Shelved:
+class RegisteredConstraint:
     """`number`: what requests name; `owner`: the session that it counts for, the last one to ask."""
 
     number: int
@@ -27,14 +27,14 @@ class Shelved:
     owner: Owner
 
 
-class Shelf:
+class ConstraintRegistry:
     """`hits`: asked for and there; `retired`: given up, since the start; `bytes`: now."""
 
     def __init__(self, most: int = MOST, most_bytes: int = MOST_BYTES) -> None:
         self._most = most
         self._most_bytes = most_bytes
-        self._known: OrderedDict[tuple[str, ConstraintSpec], Shelved] = OrderedDict()
-        # of each name, and of each session, in parts of the shelf
+        self._known: OrderedDict[tuple[str, ConstraintSpec], RegisteredConstraint] = OrderedDict()
+        # of each name, and of each session, in parts of the registry
         self._shares: dict[str, Counter[Owner]] = {}
         self._last = 0
         self.bytes = self.hits = self.retired = 0
@@ -42,7 +42,7 @@ class Shelf:
     def __len__(self) -> int:
         return len(self._known)
 
-    def find(self, spec: ConstraintSpec, owner: Owner = NOBODY) -> Shelved | None:
+    def find(self, spec: ConstraintSpec, owner: Owner = NOBODY) -> RegisteredConstraint | None:
         """A constraint that is here for the name that asks."""
         key = owner.name, spec
         found = self._known.get(key)
@@ -56,17 +56,17 @@ class Shelf:
             self._count(found, 1)
         return found
 
-    def peek(self, spec: ConstraintSpec, owner: Owner = NOBODY) -> Shelved | None:
+    def peek(self, spec: ConstraintSpec, owner: Owner = NOBODY) -> RegisteredConstraint | None:
         """The same, without a word."""
         return self._known.get((owner.name, spec))
 
     def put(
         self, spec: ConstraintSpec, compiled: CompiledConstraint, owner: Owner = NOBODY
-    ) -> tuple[Shelved, list[int]]:
+    ) -> tuple[RegisteredConstraint, list[int]]:
         """What is not here yet gets a number. Also the numbers that nobody may name from now on."""
         self._last += 1
         size = max(len(compiled.body), compiled.held)
-        new = Shelved(self._last, compiled.notes, size, owner)
+        new = RegisteredConstraint(self._last, compiled.notes, size, owner)
         self._known[owner.name, spec] = new
         self._count(new, 1)
         retired = []
@@ -75,7 +75,7 @@ class Shelf:
         self.retired += len(retired)
         return new, retired
 
-    def _give_up(self, but: Shelved) -> int:
+    def _give_up(self, but: RegisteredConstraint) -> int:
         """The number of one that goes: of the greatest share, the one that was named longest ago."""
         names = sorted(self._shares.values(), key=Counter.total, reverse=True)
         for owner in (each for sessions in names for each, _ in sessions.most_common()):
@@ -86,7 +86,7 @@ class Shelf:
                     return entry.number
         raise AssertionError("there is one beside the new one")
 
-    def _count(self, entry: Shelved, sign: int) -> None:
+    def _count(self, entry: RegisteredConstraint, sign: int) -> None:
         """An entry comes or goes, or changes its owner."""
         self.bytes += sign * entry.size
         sessions = self._shares.setdefault(entry.owner.name, Counter())

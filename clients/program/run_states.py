@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ramify.clients.program.places import place
+from ramify.clients.program.call_sites import place
 from ramify.clients.program.steps import Sender
 from ramify.clients.program.value import Listener
 

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import msgspec
 
-from ramify.clients.commands import transcript
+from ramify.clients.commands import branch_transcript
+from ramify.clients.commands.branch_transcript import BranchTranscript
 from ramify.clients.commands.describe import describe, draw_tree
 from ramify.clients.commands.options import set_option
 from ramify.clients.commands.screen import Screen
-from ramify.clients.commands.transcript import BranchTranscript
-from ramify.clients.errors import Cancelled, SessionLost
+from ramify.clients.errors import SessionLost
 from ramify.clients.generation import Result
 from ramify.clients.handles import GenerateOptions
 from ramify.clients.sync import SyncBranch, SyncGeneration, SyncReply, SyncSession
-from ramify.protocol.errors import BadRequest, RamifyError
+from ramify.protocol.errors import BadRequest, Cancelled, RamifyError
 from ramify.protocol.wire import Append, ChatMessage, Generate, Op, Rollback, SegmentState
 
 ReadLine = Callable[[str], str | None]
@@ -243,7 +243,7 @@ class ChatSession:
         for name in sorted(self._stale):
             try:
                 turns = self.session.branch(name).tree(text=True).turns or []
-                self._said[name] = transcript.of_turns(turns)
+                self._said[name] = branch_transcript.of_turns(turns)
             except RamifyError:
                 if self._lost:
                     raise
@@ -278,7 +278,9 @@ class ChatSession:
                 self._screen.note(f"{name}: text that is no message is left out")
 
     def _put(self, session: SyncSession, branch: str, messages: Sequence[ChatMessage]) -> None:
-        ops = [Append(id=0, branch=branch, messages=group) for group in transcript.groups(messages)]
+        ops = [
+            Append(id=0, branch=branch, messages=group) for group in branch_transcript.groups(messages)
+        ]
         for reply in [reply for op in ops for reply in session.send([op])]:
             assert isinstance(reply, SyncReply)
             reply.result()
@@ -347,10 +349,10 @@ class ChatSession:
         if path.suffix == WHOLE:
             self._save_whole(path)
             return
-        said = transcript.of_turns(self._branch.tree(text=True).turns or [])
+        said = branch_transcript.of_turns(self._branch.tree(text=True).turns or [])
         if said.raw:
             raise BadRequest("this branch holds text that is no message: it cannot be saved as messages")
-        transcript.write(path, self.session.model, self._branch.name, said.messages)
+        branch_transcript.write(path, self.session.model, self._branch.name, said.messages)
         self._screen.note(f"{len(said.messages)} messages in {path}")
 
     def _load(self, rest: str) -> None:
@@ -358,7 +360,7 @@ class ChatSession:
         if path.suffix == WHOLE:
             self._load_whole(path)
             return
-        messages = transcript.read(path)
+        messages = branch_transcript.read(path)
         self._start_over(messages)
         asks = "; /retry answers the last one" if messages[-1].role in ("user", "tool") else ""
         self._screen.note(f"{len(messages)} messages from {path}{asks}")
@@ -396,7 +398,7 @@ def before_answer(branch: str, turns: Sequence[SegmentState]) -> list[Op]:
     end = turns[-1].end if turns else 0
     for i in reversed(range(len(turns))):
         turn = turns[i]
-        if transcript.is_prompt(turns, i):
+        if branch_transcript.is_prompt(turns, i):
             return [Rollback(id=0, branch=branch, to=turn.end)] if turn.end < end else []
         if turn.messages:  # answers that were appended, not generated
             kept = list(turn.messages)

@@ -3,7 +3,7 @@
 import pytest
 
 from ramify.actors.grammar.compile import compile_constraint
-from ramify.actors.grammar.endless import endless_rules
+from ramify.actors.grammar.unproductive_rules import endless_rules
 from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import ConstraintError
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from ramify.clients.commands.conversation import RENEWALS, ChatSession, before_answer
+from ramify.clients.commands.chat_session import RENEWALS, ChatSession, before_answer
 from ramify.clients.commands.describe import decode_rate, describe, draw_tree
 from ramify.clients.commands.options import set_option
 from ramify.clients.commands.screen import Screen

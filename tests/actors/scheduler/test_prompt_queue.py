@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ramify.actors.scheduler.prompts import LOT, PromptQueue
+from ramify.actors.scheduler.prompt_queue import LOT, PromptQueue
 from ramify.actors.scheduler.request import Account, Tenant
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.messages import SPARE

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ramify.clients.commands import transcript
+from ramify.clients.commands import branch_transcript
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import ChatMessage, SegmentState
 
@@ -16,7 +16,7 @@ def turn(kind: Any, start: int, op: int, *said: tuple[Any, str], **fields: Any) 
 
 
 def said(*turns: SegmentState) -> list[tuple[str, str, int]]:
-    found = transcript.of_turns(turns)
+    found = branch_transcript.of_turns(turns)
     return [(entry.message.role, entry.message.content, entry.start) for entry in found.entries]
 
 
@@ -55,14 +55,14 @@ def test_appended_answers_keep_their_own() -> None:
 
 def test_raw_text_is_no_message() -> None:
     raw = turn("input", 0, 1, text="Once")
-    found = transcript.of_turns([raw, turn("output", 2, 2, text=" upon")])
+    found = branch_transcript.of_turns([raw, turn("output", 2, 2, text=" upon")])
     assert found.raw
     assert found.entries == []
     assert found.copy().raw
 
 
 def test_cut() -> None:
-    found = transcript.of_turns([USER, PROMPT, ANSWER])
+    found = branch_transcript.of_turns([USER, PROMPT, ANSWER])
     copy = found.copy()
     found.cut(4)
     assert [message.content for message in found.messages] == ["hi"]
@@ -72,7 +72,7 @@ def test_cut() -> None:
 
 def test_groups_are_turns_that_undo_takes_back() -> None:
     roles: list[Any] = ["system", "user", "assistant", "user", "tool", "assistant", "assistant", "user"]
-    made = transcript.groups([ChatMessage(role=role, content="") for role in roles])
+    made = branch_transcript.groups([ChatMessage(role=role, content="") for role in roles])
     assert [[message.role for message in group] for group in made] == [
         ["system"],
         ["user", "assistant"],
@@ -87,10 +87,10 @@ def test_a_file_comes_back(tmp_path: Path) -> None:
         ChatMessage(role="user", content="né\n"),
         ChatMessage(role="assistant", tool_calls=[{"name": "f", "arguments": {}}]),
     ]
-    transcript.write(tmp_path / "a.json", "m", "main", messages)
-    assert transcript.read(tmp_path / "a.json") == messages
+    branch_transcript.write(tmp_path / "a.json", "m", "main", messages)
+    assert branch_transcript.read(tmp_path / "a.json") == messages
     (tmp_path / "b.json").write_text('[{"role": "user", "content": "x"}]')
-    assert transcript.read(tmp_path / "b.json") == [ChatMessage(role="user", content="x")]
+    assert branch_transcript.read(tmp_path / "b.json") == [ChatMessage(role="user", content="x")]
 
 
 @pytest.mark.parametrize(
@@ -107,4 +107,4 @@ def test_a_file_comes_back(tmp_path: Path) -> None:
 def test_files_that_hold_no_messages(text: str, fault: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(BadRequest, match=fault):
-        transcript.read(tmp_path / "a.json")
+        branch_transcript.read(tmp_path / "a.json")

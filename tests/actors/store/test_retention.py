@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.store.shares import surplus
+from ramify.actors.store.retention import surplus
 from tests.amount import examples
 
 SESSIONS = st.dictionaries(

@@ -1,6 +1,6 @@
 """Which constraints requests may name, and when the executor gets and forgets them."""
 
-from ramify.actors.scheduler.constraints import ConstraintTable
+from ramify.actors.scheduler.constraint_table import ConstraintTable
 from ramify.protocol.messages import Constrain, Unconstrain
 from ramify.protocol.plan import LoadConstraint, unpack
 

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from ramify.actors.grammar import must_follow, words
+from ramify.actors.grammar import automaton_words as words
+from ramify.actors.grammar import forced_texts as texts_module
 from ramify.actors.grammar.automaton import Automaton
-from ramify.actors.grammar.must_follow import forced_texts
-from ramify.actors.grammar.words import rows_of, words_of
+from ramify.actors.grammar.automaton_words import rows_of, words_of
+from ramify.actors.grammar.forced_texts import forced_texts
 from ramify.protocol.constraints import NO_STEP, WORDS_HEADER
 
 PATTERNS = [
@@ -42,7 +43,7 @@ def test_every_step(pattern: str) -> None:
 
 def test_equal_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words, "hashes", lambda rows: np.zeros(len(rows), np.uint64))
-    monkeypatch.setattr(must_follow, "_FACTOR", np.uint64(0))
+    monkeypatch.setattr(texts_module, "_FACTOR", np.uint64(0))
     for pattern in PATTERNS:
         made = Automaton.from_regex(pattern)
         assert (followed(made) == made.next).all()

@@ -1,6 +1,7 @@
 """The executor in a thread of the engine's process: `--executor thread`.
 
-A step that hangs here ends the engine, because a thread cannot be ended. `process.py` is the default.
+A step that hangs here ends the engine, because a thread cannot be ended: the default is the process
+of `process_executor.py`.
 
 The model is loaded and run by the same thread, because torch keeps settings per thread. Torch
 releases the interpreter lock in its kernels, so sockets are served meanwhile.

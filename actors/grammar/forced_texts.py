@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramify.actors.grammar.automaton import Automaton
-from ramify.actors.grammar.words import RowTable
+from ramify.actors.grammar.automaton_words import RowTable
 from ramify.protocol.constraints import NO_STEP, ForcedTexts
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.store import places
+from ramify.actors.store import opening
 from ramify.actors.store.base import StoreError, StoreStarting
-from ramify.actors.store.places import claim_store, open_store, prepare
+from ramify.actors.store.opening import claim_store, open_store, prepare
 from ramify.actors.store.sqlite import SqliteStore
 from tests.actors.store.conftest import changes
 
@@ -63,14 +63,14 @@ def test_a_database_that_is_starting_is_waited_for(
             raise error
         return SqliteStore(Path(place))
 
-    monkeypatch.setattr(places, "open_store", starting)
-    monkeypatch.setattr(places, "AGAIN_SECONDS", 0.001)
-    assert places.prepare(tmp_path / "s.db") == []
+    monkeypatch.setattr(opening, "open_store", starting)
+    monkeypatch.setattr(opening, "AGAIN_SECONDS", 0.001)
+    assert opening.prepare(tmp_path / "s.db") == []
     assert next(tries, None) is None
     tries = iter([StoreStarting("the database system is starting up")])
-    monkeypatch.setattr(places, "STARTING_SECONDS", -1.0)
+    monkeypatch.setattr(opening, "STARTING_SECONDS", -1.0)
     with pytest.raises(StoreStarting):
-        places.prepare(tmp_path / "s.db")
+        opening.prepare(tmp_path / "s.db")
 
 
 def test_what_a_killed_command_had_taken_is_free(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_what_a_killed_command_had_taken_is_free(tmp_path: Path) -> None:
     store.write([changes()])
     assert store.take("s_1", "free") is not None
     store.close()
-    places.unclaimed(path)
+    opening.unclaimed(path)
     store = SqliteStore(path)
     assert [kept.live for kept in store.kept()] == [False]
     store.close()
