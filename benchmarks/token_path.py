@@ -41,7 +41,7 @@ from load import Recorder
 from ramify.actors.engine import running_engine
 from ramify.actors.executor.spec import FakeSpec
 from ramify.actors.executor.thread_executor import ThreadExecutor
-from ramify.actors.gateway.connection import Connection
+from ramify.actors.gateway.port.connection import Connection
 from ramify.actors.kit.log import configure
 from ramify.protocol.config import EngineConfig, LogConfig, ModelConfig, ServerConfig
 

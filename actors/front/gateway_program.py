@@ -36,8 +36,8 @@ from ramify.actors.front.interface import Core, unguarded
 from ramify.actors.front.local import LocalFront
 from ramify.actors.front.peer_router import PeerRouter
 from ramify.actors.front.remote import RemoteMetrics, RemoteStatus
-from ramify.actors.gateway.auth import MINTED_MAX
-from ramify.actors.gateway.minted import SharedMinted
+from ramify.actors.gateway.port.access.auth import MINTED_MAX
+from ramify.actors.gateway.port.access.minted import SharedMinted
 from ramify.actors.kit.clock import MonotonicClock
 from ramify.actors.kit.collector import Collector
 from ramify.actors.kit.lag import watch_loop

@@ -16,8 +16,8 @@ from anyio.abc import TaskGroup
 
 from ramify.actors.front.interface import Core, Guard
 from ramify.actors.gateway.actor import GatewayActor
-from ramify.actors.gateway.interfaces import Metrics, Status
-from ramify.actors.gateway.minted import Minted
+from ramify.actors.gateway.port.access.minted import Minted
+from ramify.actors.gateway.port.interfaces import Metrics, Status
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import FanOut, Router, Spread
 from ramify.actors.kit.health import StoreHealth

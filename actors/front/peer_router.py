@@ -23,7 +23,7 @@ from typing import Generic, TypeVar, cast
 
 from ramify.actors.front.gateway_messages import PeerMessage, PeerMessages, ToSession, home, worker_of
 from ramify.actors.front.local import OPENS, Mailboxes
-from ramify.actors.gateway.intake import refuse
+from ramify.actors.gateway.port.intake import refuse
 from ramify.actors.kit.fanout import FanOut, Router
 from ramify.actors.kit.mailbox import Address, MailboxFull, tell_each
 from ramify.actors.kit.relay import Relay

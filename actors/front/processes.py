@@ -45,10 +45,10 @@ from ramify.actors.front.gateway_messages import (
 from ramify.actors.front.interface import Core, Guard
 from ramify.actors.front.process import GatewayProcess
 from ramify.actors.front.worker import Worker
-from ramify.actors.gateway.auth import MINTED_MAX
-from ramify.actors.gateway.interfaces import Status as EngineStatus
-from ramify.actors.gateway.minted import table_bytes
-from ramify.actors.gateway.server import bind_shared
+from ramify.actors.gateway.port.access.auth import MINTED_MAX
+from ramify.actors.gateway.port.access.minted import table_bytes
+from ramify.actors.gateway.port.interfaces import Status as EngineStatus
+from ramify.actors.gateway.port.server import bind_shared
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.health import StoreHealth

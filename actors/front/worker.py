@@ -13,7 +13,7 @@ from anyio.abc import TaskStatus
 
 from ramify.actors.front.gateway_messages import count_of
 from ramify.actors.front.process import GatewayProcess
-from ramify.actors.gateway.server import BACKLOG
+from ramify.actors.gateway.port.server import BACKLOG
 from ramify.protocol.wire import ServerInfo
 
 START_SECONDS = 30.0  # from its start until a process listens, and from `Serve` until it serves

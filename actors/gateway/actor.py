@@ -20,16 +20,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import anyio
 from anyio.abc import TaskStatus
 
-from ramify.actors.gateway.auth import AccessTokens, HostPolicy
-from ramify.actors.gateway.connection import CLOSE_TIMEOUT_S, Connection
-from ramify.actors.gateway.hub import Hub, Socket
-from ramify.actors.gateway.interfaces import Metrics, Status
-from ramify.actors.gateway.minted import Minted
-from ramify.actors.gateway.notices import Notices
-from ramify.actors.gateway.routes import Routes
-from ramify.actors.gateway.server import bind_shared, listen, port_of
-from ramify.actors.gateway.static import StaticFiles, browser_files
-from ramify.actors.gateway.strangers import Strangers
+from ramify.actors.gateway.port.access.auth import AccessTokens, HostPolicy
+from ramify.actors.gateway.port.access.minted import Minted
+from ramify.actors.gateway.port.access.strangers import Strangers
+from ramify.actors.gateway.port.connection import CLOSE_TIMEOUT_S, Connection
+from ramify.actors.gateway.port.hub import Hub, Socket
+from ramify.actors.gateway.port.interfaces import Metrics, Status
+from ramify.actors.gateway.port.notices import Notices
+from ramify.actors.gateway.port.routes import Routes
+from ramify.actors.gateway.port.server import bind_shared, listen, port_of
+from ramify.actors.gateway.port.static import StaticFiles, browser_files
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed

@@ -1,7 +1,7 @@
 /**
  * Between the AI SDK's UI messages and chat turns: messages to turns, deltas to UI message chunks. Pure.
  *
- * The gateway does the same for /v1/ai (`actors/gateway/ai/`).
+ * The gateway does the same for /v1/ai (`actors/gateway/apis/ai/`).
  */
 
 import { BadRequest } from "./errors.js";

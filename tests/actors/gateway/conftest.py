@@ -11,7 +11,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from ramify.actors.credentials import read_credentials
 from ramify.actors.gateway.actor import GatewayActor
-from ramify.actors.gateway.static import StaticFiles
+from ramify.actors.gateway.port.static import StaticFiles
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.health import StoreHealth

@@ -1,0 +1,203 @@
+"""From what a session says to the AI SDK's UI message chunks: one answer, `start` to `finish`. Pure."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ramify.actors.gateway.apis.ai.requests import NO_LIMIT, SendRequest, answers_to, chat_messages
+from ramify.actors.gateway.port.http import Response
+from ramify.protocol.errors import RamifyError
+from ramify.protocol.wire import (
+    Append,
+    ClientMessage,
+    Delta,
+    Done,
+    Error,
+    Generate,
+    JsonObject,
+    Open,
+    Part,
+    ServerMessage,
+)
+
+BRANCH = "main"
+FINISH = {"stop": "stop", "length": "length", "tool": "tool-calls", "deadline": "length"}
+
+
+class ChatDialogue:
+    """See `Dialogue`. What it has to say is taken with `take`; `error`: why it failed, once it has.
+
+    `message_id`: what a client is to call the answer. Raises RamifyError for what cannot be asked.
+    """
+
+    streams = True
+    keeps = False
+    saves = False
+    outlives = True
+
+    def __init__(self, request: SendRequest, message_id: str) -> None:
+        settings = request.body
+        self.error: str | None = None
+        self.over = False
+        self.ops: list[ClientMessage] = [
+            Open(detach="cancel", ttl_s=0.0, tools=settings.functions, parts=True),
+            Append(id=1, messages=chat_messages(request.messages, settings)),
+            Generate(
+                id=2,
+                max_tokens=settings.max_output_tokens or NO_LIMIT,
+                tool_choice=settings.choice_of_tool,
+                constraint=settings.constraint,
+                **settings.sampling(),
+            ),
+        ]
+        self._message_id = answers_to(request.messages) or message_id
+        self._fresh: list[JsonObject] = []
+        self._began = False
+        self._open: tuple[str, str] | None = None  # kind and id of the text that is being said
+        self._blocks = 0
+        self._blank = ""  # white space that may turn out to stand between calls
+        self._calls: dict[int, tuple[str, str, list[str]]] = {}  # number -> id, name, arguments
+
+    def take(self) -> list[JsonObject]:
+        """The chunks that were made since the last time."""
+        fresh, self._fresh = self._fresh, []
+        return fresh
+
+    # --- see `Dialogue` -----------------------------------------------------------------------
+
+    def receive(self, messages: Sequence[ServerMessage]) -> bytes | Response | None:
+        for message in messages:
+            if self.over:
+                break
+            match message:
+                case Delta(branch="main"):
+                    self._said(message)
+                case Done(reason="error"):
+                    self._failed(message.message or "the generation failed")
+                case Done():
+                    self._done(message)
+                case Error() if message.code != "skipped":
+                    self._failed(message.message)
+        return None
+
+    def take_ops(self) -> list[ClientMessage]:
+        return []
+
+    def abandon(self) -> list[ClientMessage]:
+        return []
+
+    def fail(self, error: RamifyError) -> bytes | Response | None:
+        if not self.over:
+            self._failed(error.message)
+        return None
+
+    # ---
+
+    def _failed(self, text: str) -> None:
+        self.error, self.over = text, True
+
+    def _begin(self) -> None:
+        if not self._began:
+            self._began = True
+            self._fresh += [{"type": "start", "messageId": self._message_id}, {"type": "start-step"}]
+
+    def _said(self, delta: Delta) -> None:
+        self._begin()
+        parts = delta.parts if delta.parts is not None else [Part(kind="text", text=delta.text)]
+        for part in parts:
+            match part.kind:
+                case "text" | "reasoning":
+                    self._text(part.kind, part.text)
+                case "call":
+                    self._call(part)
+
+    def _text(self, kind: str, text: str) -> None:
+        if self._open is None or self._open[0] != kind:
+            text = self._blank + text
+            if not text.strip():
+                self._blank = text
+                return
+            self._close()
+            self._open = (kind, f"{kind}-{self._blocks}")
+            self._blocks += 1
+            self._fresh.append({"type": f"{kind}-start", "id": self._open[1]})
+        self._blank = ""
+        self._fresh.append({"type": f"{kind}-delta", "id": self._open[1], "delta": text})
+
+    def _close(self) -> None:
+        self._blank = ""
+        if self._open is not None:
+            self._fresh.append({"type": f"{self._open[0]}-end", "id": self._open[1]})
+            self._open = None
+
+    def _call(self, part: Part) -> None:
+        self._close()
+        number = part.call or 0
+        if part.name is not None:
+            self._calls[number] = (part.id or f"call-{number}", part.name, [])
+            self._start_call(self._calls[number][0], part.name)
+        call = self._calls.get(number)
+        if call is not None and part.arguments:
+            call[2].append(part.arguments)
+            piece = {"toolCallId": call[0], "inputTextDelta": part.arguments}
+            self._fresh.append({"type": "tool-input-delta", **piece})
+
+    def _start_call(self, ident: str, name: str) -> None:
+        self._fresh.append({"type": "tool-input-start", "toolCallId": ident, "toolName": name})
+
+    def _done(self, done: Done) -> None:
+        self._begin()
+        self._close()
+        told = {ident for ident, _, _ in self._calls.values()}
+        whole: set[str] = set()
+        for call in done.tool_calls or ():
+            ident, function = call["id"], call["function"]
+            whole.add(ident)
+            if ident not in told:  # its opening was put into the model's mouth
+                self._start_call(ident, function["name"])
+            given = msgspec.json.decode(function["arguments"])
+            names = {"toolCallId": ident, "toolName": function["name"]}
+            self._fresh.append({"type": "tool-input-available", **names, "input": given})
+        for ident, name, pieces in self._calls.values():
+            if ident not in whole:
+                names = {"toolCallId": ident, "toolName": name}
+                text = "the call was cut, or is broken"
+                said = {"input": "".join(pieces), "errorText": text}
+                self._fresh.append({"type": "tool-input-error", **names, **said})
+        self._fresh.append({"type": "finish-step"})
+        if done.reason == "cancelled":
+            self._fresh.append({"type": "abort"})
+        usage = done.usage
+        counted = {
+            "inputTokens": usage.prompt,
+            "cachedInputTokens": usage.cached,
+            "outputTokens": usage.output,
+            "totalTokens": usage.prompt + usage.output,
+        }
+        reason = FINISH.get(done.reason, "other")
+        ending = {"finishReason": reason, "messageMetadata": {"usage": counted}}
+        self._fresh.append({"type": "finish", **ending})
+        self.over = True
+
+
+class Transcript:
+    """Chunks that were said, for who comes later: pieces of one text are one chunk again."""
+
+    def __init__(self) -> None:
+        self._chunks: list[tuple[JsonObject, str, list[str]]] = []
+        self.size = 0  # characters, about
+
+    def add(self, chunk: JsonObject) -> None:
+        """Keep a chunk."""
+        key = next((name for name in ("delta", "inputTextDelta") if name in chunk), "")
+        rest = {name: value for name, value in chunk.items() if name != key}
+        pieces = [chunk[key]] if key else []
+        self.size += len(pieces[0]) if pieces else len(msgspec.json.encode(rest))
+        if key and self._chunks and self._chunks[-1][0] == rest:
+            self._chunks[-1][2].extend(pieces)
+        else:
+            self._chunks.append((rest, key, pieces))
+
+    def chunks(self) -> list[JsonObject]:
+        """All of them, in order."""
+        return [{**rest, key: "".join(pieces)} if key else rest for rest, key, pieces in self._chunks]

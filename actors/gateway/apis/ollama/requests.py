@@ -1,0 +1,175 @@
+"""What requests hold: shapes and ranges, checked before any work is done. Unknown fields are refused.
+
+Settings of Ollama's own engine (threads, memory, context size) are accepted and change nothing.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from ramify.actors.gateway.apis.openai.requests import Struct, seed_of
+from ramify.protocol.errors import InvalidField
+from ramify.protocol.json_value import check_json
+from ramify.protocol.sampling import MinP, TopK, check_temperature
+from ramify.protocol.wire import ChatMessage, Constraint, JsonObject, ShortText, Text, Tools
+
+NO_LIMIT = 2**31 - 1  # tokens: what the context has room for
+_Stop = Annotated[str, Meta(min_length=1, max_length=256)]
+_Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+_Nothing = Annotated[list[Any], Meta(max_length=0)] | None
+
+
+class Message(Struct, frozen=True, kw_only=True):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: Text | None = None
+    thinking: Text | None = None
+    images: _Nothing = None
+    tool_name: ShortText | None = None
+    name: ShortText | None = None
+    tool_calls: Tools | None = None
+    tool_call_id: ShortText | None = None
+
+    def chat(self) -> ChatMessage:
+        """The same as the session's templates know it. Raises InvalidField for bad `tool_calls`."""
+        return ChatMessage(
+            role=self.role,
+            content=self.content or "",
+            name=self.tool_name or self.name,
+            tool_call_id=self.tool_call_id,
+            tool_calls=self.tool_calls or None,
+            reasoning=self.thinking,
+        )
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """How to sample; the others are of Ollama's engine, and change nothing here."""
+
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    num_predict: Annotated[int, Meta(ge=-2, le=2**31 - 1)] | None = None  # -1: no limit
+    top_k: TopK | None = None
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    min_p: MinP | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    repeat_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    stop: _Stop | Annotated[list[_Stop], Meta(max_length=16)] | None = None
+    mirostat: Annotated[int, Meta(ge=0, le=0)] | None = None
+    tfs_z: Annotated[float, Meta(ge=1.0, le=1.0)] | None = None
+    typical_p: Annotated[float, Meta(ge=1.0, le=1.0)] | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    repeat_last_n: int | None = None
+    penalize_newline: bool | None = None
+    num_keep: int | None = None
+    numa: bool | None = None
+    num_ctx: int | None = None
+    num_batch: int | None = None
+    num_gpu: int | None = None
+    main_gpu: int | None = None
+    num_thread: int | None = None
+    low_vram: bool | None = None
+    f16_kv: bool | None = None
+    logits_all: bool | None = None
+    vocab_only: bool | None = None
+    use_mmap: bool | None = None
+    use_mlock: bool | None = None
+    embedding_only: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
+
+    @property
+    def limit(self) -> int:
+        """Most tokens of the answer."""
+        return self.num_predict if self.num_predict and self.num_predict > 0 else NO_LIMIT
+
+    def sampling(self) -> dict[str, Any]:
+        """The fields of `generate` that are set."""
+        given = {
+            "temperature": self.temperature,
+            "top_p": max(self.top_p, 1e-20) if self.top_p is not None else None,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repeat_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "seed": seed_of(self.seed),
+            "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class _Asked(Struct, frozen=True, kw_only=True):
+    """What both ways to ask for text have."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=4096)]
+    stream: bool | None = None
+    format: JsonObject | Literal["", "json"] | None = None
+    options: Options | None = None
+    keep_alive: float | ShortText | None = None  # the model stays
+    think: bool | ShortText | None = None  # models that think do
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.format, dict):
+            check_json(self.format, "format")
+
+    @property
+    def settings(self) -> Options:
+        return self.options or Options()
+
+    @property
+    def ranks(self) -> int:
+        """`generate.logprobs`."""
+        return max(1, self.top_logprobs or 0) if self.logprobs else 0
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What `format` asks for."""
+        if isinstance(self.format, dict):
+            return Constraint(json_schema=self.format)
+        return Constraint(json_schema={"type": "object"}) if self.format else None
+
+
+class ChatRequest(_Asked, frozen=True, kw_only=True):
+    """POST /api/chat. No messages: only to see that the model is there."""
+
+    messages: Annotated[list[Message], Meta(max_length=1 << 14)] | None = None
+    tools: Tools | None = None
+
+    def __post_init__(self) -> None:
+        _Asked.__post_init__(self)
+        if self.tools is not None:
+            check_json(self.tools, "tools")
+
+
+class GenerateRequest(_Asked, frozen=True, kw_only=True):
+    """POST /api/generate. The prompt is a turn of a chat, or with `raw` text that goes on."""
+
+    prompt: Text | None = None
+    system: Text | None = None
+    raw: bool | None = None
+    suffix: Annotated[str, Meta(max_length=0)] | None = None
+    template: Annotated[str, Meta(max_length=0)] | None = None
+    context: _Nothing = None  # answers carry none: send messages to /api/chat
+    images: _Nothing = None
+
+    def __post_init__(self) -> None:
+        _Asked.__post_init__(self)
+        if self.raw and self.system:
+            raise InvalidField("`system` does not go with `raw`: put it into the prompt")
+
+    def messages(self) -> list[ChatMessage]:
+        """The chat that it is."""
+        system = [ChatMessage(role="system", content=self.system)] if self.system else []
+        return [*system, ChatMessage(role="user", content=self.prompt or "")]
+
+
+class ShowRequest(Struct, frozen=True, kw_only=True):
+    """POST /api/show."""
+
+    model: Annotated[str, Meta(max_length=4096)] | None = None
+    name: Annotated[str, Meta(max_length=4096)] | None = None  # as older clients have it
+    verbose: bool | None = None

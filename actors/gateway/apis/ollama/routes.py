@@ -1,0 +1,157 @@
+"""Which paths speak Ollama's API, and what becomes of a request there."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from ramify.actors.gateway.apis.ollama.answers import OllamaAnswers, loaded, of_error
+from ramify.actors.gateway.apis.ollama.requests import ChatRequest, GenerateRequest, ShowRequest
+from ramify.actors.gateway.apis.openai.errors import unknown_model
+from ramify.actors.gateway.apis.openai.requests import decode
+from ramify.actors.gateway.port.dialogues.accepted import Accepted, accept, credential_of, may_ask
+from ramify.actors.gateway.port.http import HttpRequest, Response, error_in, json_response
+from ramify.actors.gateway.port.hub import Hub
+from ramify.protocol.errors import RamifyError
+
+NDJSON = "application/x-ndjson"
+_METHODS = {
+    "/api/chat": "POST",
+    "/api/generate": "POST",
+    "/api/tags": "GET",
+    "/api/ps": "GET",
+    "/api/show": "POST",
+    "/api/version": "GET",
+}
+
+
+def spoken_at(path: str) -> bool:
+    """Whether requests to `path` are for `respond`. All of /api/: what is missing is said in shape."""
+    return path.startswith("/api/")
+
+
+def refuse(request: HttpRequest, hub: Hub) -> Response | None:
+    """What is wrong with the head of a request whose path is `spoken_at`; None: its body is wanted."""
+    refusal = hub.routes.refuse(request)
+    if refusal is not None:
+        return reshaped(refusal)
+    method = _METHODS.get(request.path)
+    if method is None:
+        return _error(404, f"{request.path[:256]} is not served: there is one model, and no embeddings")
+    if request.method != method and not (method == "GET" and request.method == "HEAD"):
+        return _error(405, f"{request.path} answers {method}, not {request.method}")
+    if hub.draining or not hub.status.ready:
+        return _error(503, f"not ready: {'draining' if hub.draining else hub.status.phase}")
+    return None if may_ask(request, hub) else _unauthorized()
+
+
+def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
+    """Answer, or accept a whole request that was not refused."""
+    now = hub.clock.now()
+    reads = request.method != "POST"
+    credential = credential_of(request, hub, now, spends=not reads)
+    if credential is None:
+        return _unauthorized()
+    info = hub.status.info()
+    if reads:
+        return json_response(200, _seen(request.path, info))
+    served = info["model"]["model"]
+    try:
+        if request.path == "/api/show":
+            asked = decode(request.body, ShowRequest)
+            _check(asked.model or asked.name or served, served)
+            return json_response(200, _shown(info))
+        wanted: ChatRequest | GenerateRequest
+        if request.path == "/api/chat":
+            wanted = decode(request.body, ChatRequest)
+        else:
+            wanted = decode(request.body, GenerateRequest)
+        _check(wanted.model, served)
+        if not (wanted.messages if isinstance(wanted, ChatRequest) else wanted.prompt):
+            return loaded(wanted, served)
+        dialogue = OllamaAnswers(wanted, wanted.model, hub.vocabulary)
+        return accept(hub, dialogue, credential, request, now, media=NDJSON)
+    except RamifyError as error:
+        return of_error(error)
+
+
+def reshaped(response: Response) -> Response:
+    """An error of the gateway itself, in this API's shape."""
+    error = error_in(response)
+    if error is None:
+        return response
+    body = msgspec.json.encode({"error": error.message})
+    return msgspec.structs.replace(response, body=body)
+
+
+def _check(asked: str, served: str) -> None:
+    """Raises Refused. Ollama's clients may add a tag."""
+    if asked not in (served, f"{served}:latest"):
+        raise unknown_model(asked, served)
+
+
+def _unauthorized() -> Response:
+    return _error(401, "the token is missing or wrong: send it as `Authorization: Bearer`")
+
+
+def _error(status: int, message: str) -> Response:
+    return json_response(status, {"error": message})
+
+
+def _details(model: dict[str, Any]) -> dict[str, Any]:
+    family = str(model["architecture"])
+    weights = model["quantization"] if model["quantization"] != "none" else model["dtype"]
+    return {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": family,
+        "families": [family],
+        "parameter_size": _size(int(model["parameters"])),
+        "quantization_level": weights,
+    }
+
+
+def _size(parameters: int) -> str:
+    for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if parameters >= unit:
+            return f"{parameters / unit:.1f}{letter}"
+    return str(parameters)
+
+
+def _seen(path: str, info: dict[str, Any]) -> dict[str, Any]:
+    if path == "/api/version":
+        return {"version": info["version"]}
+    model = info["model"]
+    entry = {
+        "name": model["model"],
+        "model": model["model"],
+        "modified_at": _date(info["started"]),
+        "size": 0,  # of a file: there is none of Ollama's
+        "digest": "",
+        "details": _details(model),
+    }
+    if path == "/api/ps":
+        entry |= {"size_vram": 0, "context_length": model["context"]}
+    return {"models": [entry]}
+
+
+def _shown(info: dict[str, Any]) -> dict[str, Any]:
+    model = info["model"]
+    family = str(model["architecture"])
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": "",
+        "details": _details(model),
+        "model_info": {
+            "general.architecture": family,
+            "general.parameter_count": model["parameters"],
+            f"{family}.context_length": model["context"],
+        },
+        "capabilities": ["completion", "tools"],
+        "modified_at": _date(info["started"]),
+    }
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

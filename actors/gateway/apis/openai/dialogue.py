@@ -1,0 +1,191 @@
+"""Completions of either kind: what follows the answers of a session, choice by choice."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ramify.actors.gateway.apis.openai.errors import event_of_error, of_error
+from ramify.actors.gateway.port.http import Response
+from ramify.protocol.errors import RamifyError
+from ramify.protocol.wire import (
+    ClientMessage,
+    Delta,
+    Done,
+    Error,
+    Ok,
+    Part,
+    ServerMessage,
+    TokenLogprob,
+    Usage,
+)
+
+DONE = b"data: [DONE]\n\n"
+
+Vocabulary = Sequence[bytes]  # what each token id stands for
+
+
+def event(value: object) -> bytes:
+    """A server-sent event without a name."""
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+class Answers(ABC):
+    """Follows the answers of one request, choice by choice; subclasses write them down.
+
+    `branches`: the branch of each choice, in order.
+    """
+
+    keeps = False
+    saves = False
+    outlives = False
+
+    def __init__(self, ops: list[ClientMessage], branches: Sequence[str], *, streams: bool) -> None:
+        self.ops = ops
+        self.streams = streams
+        self._number = {name: i for i, name in enumerate(branches)}
+        self._done: list[Done | None] = [None] * len(branches)
+        self._began = False
+        self._over = False
+
+    @property
+    def over(self) -> bool:
+        return self._over
+
+    @property
+    def done(self) -> list[Done]:
+        """Of the choices that have ended, in order."""
+        return [done for done in self._done if done is not None]
+
+    def receive(self, messages: Sequence[ServerMessage]) -> bytes | Response | None:
+        """See `Dialogue`."""
+        out: list[bytes] = []
+        for message in messages:
+            if self._over:
+                break
+            match message:
+                case Delta() if message.branch in self._number:
+                    out.append(self.said(self._number[message.branch], message))
+                case Done(reason="error"):
+                    return self._ends(out, _failure(message))
+                case Done() if message.branch in self._number:
+                    out.append(self.end(self._number[message.branch], message))
+                case Ok():
+                    out.append(self.added(message))
+                case Error() if message.code != "skipped":
+                    return self._ends(out, message)
+            if all(self._done):
+                self._over = True
+                if not self.streams:
+                    return self.whole()
+                out.append(self.last())
+        return self._pieces(out)
+
+    def take_ops(self) -> list[ClientMessage]:
+        """See `Dialogue`."""
+        return []
+
+    def abandon(self) -> list[ClientMessage]:
+        """See `Dialogue`."""
+        return []  # the session ends with its only socket
+
+    def fail(self, error: RamifyError) -> bytes | Response:
+        """See `Dialogue`."""
+        return self._ends([], error)
+
+    def end(self, index: int, done: Done) -> bytes:
+        """A choice has ended: see `ended`."""
+        self._done[index] = done
+        return self.ended(index, done)
+
+    # --- what subclasses say ---
+
+    def added(self, ok: Ok) -> bytes:
+        """An op is done that generates nothing."""
+        return b""
+
+    @abstractmethod
+    def said(self, index: int, delta: Delta) -> bytes:
+        """More text of a choice: the events for it, or b"" while it is only collected."""
+
+    @abstractmethod
+    def ended(self, index: int, done: Done) -> bytes:
+        """A choice has ended."""
+
+    @abstractmethod
+    def last(self) -> bytes:
+        """The end of the stream."""
+
+    @abstractmethod
+    def whole(self) -> Response:
+        """The response that is no stream."""
+
+    def refusal(self, error: Error | RamifyError) -> Response:
+        """An error before anything was said."""
+        return of_error(error)
+
+    def broken(self, error: Error | RamifyError) -> bytes:
+        """An error in a stream that has begun."""
+        return event(event_of_error(error))
+
+    # ---
+
+    def _pieces(self, out: list[bytes]) -> bytes | None:
+        data = b"".join(out)
+        self._began = self._began or bool(data)
+        return data or None
+
+    def _ends(self, out: list[bytes], error: Error | RamifyError) -> bytes | Response:
+        """An error: a response of its own as long as nothing was sent, else an event."""
+        self._over = True
+        if self.streams and (self._pieces(out) is not None or self._began):
+            return b"".join(out) + self.broken(error)
+        return self.refusal(error)
+
+
+def _failure(done: Done) -> Error:
+    return Error(code=done.error or "internal", message=done.message or "the generation failed")
+
+
+def text_parts(delta: Delta) -> list[Part]:
+    """The parts of a delta; all of it is text where the model's format has no parts."""
+    if delta.parts is not None:
+        return delta.parts
+    return [Part(kind="text", text=delta.text)] if delta.text else []
+
+
+def counted(done: Sequence[Done]) -> dict[str, Any]:
+    """Tokens of all choices, as both APIs of completions say them. A prompt counts once."""
+    usages = [each.usage for each in done]
+    prompt = usages[0].prompt if usages else 0
+    return count_tokens(prompt, min((u.cached for u in usages), default=0), usages)
+
+
+def count_tokens(prompt: int, cached: int, usages: Sequence[Usage]) -> dict[str, Any]:
+    """`usage` for so many prompt tokens and what was generated."""
+    output = sum(usage.output for usage in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def noted(done: Sequence[Done]) -> dict[str, Any]:
+    """What a constraint was read as, where that needs a word: `notes`, a field of ours."""
+    notes = list(dict.fromkeys(note for each in done for note in each.notes or ()))
+    return {"notes": notes} if notes else {}
+
+
+def spelled(vocabulary: Vocabulary, token: int) -> dict[str, Any]:
+    """A token as `logprobs` name it: text, and the bytes where a token is only part of a character."""
+    data = vocabulary[token] if token < len(vocabulary) else b""
+    return {"token": data.decode(errors="replace"), "bytes": list(data)}
+
+
+def ranked(vocabulary: Vocabulary, entry: TokenLogprob, most: int) -> dict[str, Any]:
+    """One token's log-probability with its alternatives, as chats have it."""
+    top = [{**spelled(vocabulary, token), "logprob": logprob} for token, logprob in entry.top[:most]]
+    return {**spelled(vocabulary, entry.token), "logprob": entry.logprob, "top_logprobs": top}

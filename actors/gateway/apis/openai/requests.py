@@ -1,0 +1,315 @@
+"""What requests hold: shapes and ranges, checked before any work is done. Unknown fields are refused.
+
+Fields that OpenAI's API has and a text model cannot serve are declared here with the only value that
+changes nothing, so that clients that send it always work, and others are told by name. Fields that are
+not OpenAI's are those of `generate`, with the same names.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from ramify.actors.gateway.apis.openai.structural_tags import structural_constraint
+from ramify.protocol.errors import BadRequest, InvalidField
+from ramify.protocol.json_value import check_json
+from ramify.protocol.sampling import MinP, RepetitionPenalty, Seed, TopK, check_temperature
+from ramify.protocol.wire import (
+    MOST_PRIORITY,
+    ChatMessage,
+    Constraint,
+    Count,
+    JsonObject,
+    LongText,
+    ShortText,
+    Text,
+    TokenId,
+    Tools,
+)
+
+MOST_CHOICES = 64  # `n`, and the prompts of one request times `n`
+_Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+_Stop = Annotated[str, Meta(min_length=1, max_length=256)]
+_Stops = _Stop | Annotated[list[_Stop], Meta(max_length=16)] | None
+_Prompt = Annotated[list[TokenId], Meta(min_length=1, max_length=1 << 24)]
+Choices = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
+
+R = TypeVar("R")
+
+
+class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of what clients send. `MENDS`: what to do instead, by a field that is not served."""
+
+    MENDS: ClassVar[dict[str, str]] = {}
+
+
+class TextPart(Struct, kw_only=True, frozen=True, tag_field="type", tag="text"):
+    """A part of a message's content. Only text can be served."""
+
+    text: Text
+
+
+class RefusalPart(Struct, kw_only=True, frozen=True, tag_field="type", tag="refusal"):
+    """A refusal that a client sends back as it got it."""
+
+    refusal: Text
+
+
+Content = Text | Annotated[list[TextPart | RefusalPart], Meta(max_length=1024)]
+
+
+class Message(Struct, kw_only=True, frozen=True):
+    """A message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    name: ShortText | None = None
+    tool_calls: Tools | None = None
+    tool_call_id: ShortText | None = None
+    refusal: Text | None = None
+    reasoning_content: Text | None = None
+    reasoning: Text | None = None
+    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
+    parsed: Any = None  # what a client made of the content: it sends it back with the message
+
+    def chat(self) -> ChatMessage:
+        """The same as the session's templates know it. Raises InvalidField for bad `tool_calls`."""
+        return ChatMessage(
+            role="system" if self.role == "developer" else self.role,
+            content=content_text(self.content) or self.refusal or "",
+            name=self.name,
+            tool_call_id=self.tool_call_id,
+            tool_calls=self.tool_calls or None,
+            reasoning=self.reasoning_content or self.reasoning,
+        )
+
+
+class StreamOptions(Struct, kw_only=True, frozen=True):
+    include_usage: bool = False
+    include_obfuscation: bool = False  # accepted: nothing is padded
+
+
+class JsonSchemaFormat(Struct, kw_only=True, frozen=True):
+    name: ShortText
+    schema: JsonObject | None = None
+    description: LongText | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, kw_only=True, frozen=True):
+    """`type`, and with "json_schema" the schema. "structural_tag": see `structural_tags`."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+    structures: Annotated[list[Any], Meta(max_length=1024)] | None = None
+    triggers: Annotated[list[ShortText], Meta(max_length=1024)] | None = None
+    format: JsonObject | None = None
+
+    def constraint(self) -> Constraint | None:
+        """What it asks of a generation. Raises InvalidField."""
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return Constraint(json_schema={"type": "object"}, after_thought=True)
+        if self.type == "structural_tag":
+            return structural_constraint(self.structures, self.triggers, self.format)
+        if self.json_schema is None:
+            raise InvalidField("`response_format.json_schema` is missing: give a name and a schema")
+        return Constraint(json_schema=self.json_schema.schema or {}, after_thought=True)
+
+
+class NamedFunction(Struct, kw_only=True, frozen=True):
+    name: ShortText
+
+
+class NamedTool(Struct, kw_only=True, frozen=True):
+    """A tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class _Settings(Struct, kw_only=True, frozen=True):
+    """What every way to ask for text has."""
+
+    model: Annotated[str, Meta(max_length=4096)]
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    n: Choices | None = None
+    stop: _Stops = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Annotated[str, Meta(max_length=4096)] | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=1 << 16)] | None = None  # empty
+    # not OpenAI's
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
+    ignore_eos: bool = False
+    priority: Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
+    deadline_ms: Count | None = None
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
+        if self.logit_bias:
+            raise InvalidField("`logit_bias` is not served: leave it out")
+        if self.stream_options is not None and not self.stream:
+            raise InvalidField("`stream_options` goes with `stream`: set it, or leave them out")
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    def sampling(self) -> dict[str, Any]:
+        """The fields of `generate` that are set."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        given = {
+            "temperature": self.temperature,
+            "top_p": max(self.top_p, 1e-20) if self.top_p is not None else None,  # 0: the likeliest
+            "stop": stop,
+            "seed": seed_of(self.seed),
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "stop_token_ids": self.stop_token_ids,
+            "deadline_ms": self.deadline_ms,
+        }
+        set_ones = {name: value for name, value in given.items() if value is not None}
+        return {**set_ones, "ignore_eos": self.ignore_eos, "priority": self.priority}
+
+
+class ChatRequest(_Settings, kw_only=True, frozen=True):
+    """POST /v1/chat/completions."""
+
+    MENDS: ClassVar[dict[str, str]] = {
+        "functions": "use `tools`",
+        "function_call": "use `tool_choice`",
+        "input": "use `messages`, or POST /v1/responses",
+        "prompt": "use `messages`, or POST /v1/completions",
+        "max_output_tokens": "use `max_completion_tokens`",
+    }
+
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=1 << 14)]
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    tools: Tools | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    metadata: JsonObject | None = None
+    store: bool | None = None  # nothing is stored: see /v1/responses
+    service_tier: Literal["auto", "default"] | None = None
+    reasoning_effort: ShortText | None = None  # templates of models that have it decide themselves
+    verbosity: Literal["medium"] | None = None
+    modalities: Annotated[list[Literal["text"]], Meta(max_length=1)] | None = None
+    prompt_cache_key: ShortText | None = None  # the radix tree needs no key
+    safety_identifier: ShortText | None = None
+
+    def __post_init__(self) -> None:
+        _Settings.__post_init__(self)
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidField("`top_logprobs` goes with `logprobs`: set it to true")
+        if self.tools is not None:
+            check_json(self.tools, "tools")
+        if self.metadata is not None:
+            check_json(self.metadata, "metadata")
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of each answer, as far as it is given."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def choice_of_tool(self) -> str:
+        """As `generate.tool_choice`."""
+        if isinstance(self.tool_choice, NamedTool):
+            return self.tool_choice.function.name
+        return self.tool_choice or "auto"
+
+
+class CompletionRequest(_Settings, kw_only=True, frozen=True):
+    """POST /v1/completions."""
+
+    prompt: Text | Annotated[list[TokenId | Text | _Prompt], Meta(min_length=1, max_length=1 << 24)]
+    max_tokens: Annotated[int, Meta(ge=0, le=1 << 24)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    best_of: Choices | None = None
+    echo: bool | None = None
+    suffix: None = None
+
+    def __post_init__(self) -> None:
+        _Settings.__post_init__(self)
+        if self.best_of is not None and self.best_of != self.choices:
+            raise InvalidField("`best_of` must equal `n`: ask for all of them and choose yourself")
+        if len(self.prompts) * self.choices > MOST_CHOICES:
+            raise InvalidField(f"`prompt` times `n` is over {MOST_CHOICES} choices: ask for fewer")
+
+    @property
+    def prompts(self) -> "list[str | list[int]]":
+        """One or more, as text or as tokens. Raises InvalidField."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        tokens = [item for item in prompt if isinstance(item, int)]
+        others = [item for item in prompt if not isinstance(item, int)]
+        if tokens and others:
+            raise InvalidField("`prompt` mixes token ids and texts: give a list of one kind")
+        return others or [tokens]
+
+
+def content_text(content: Content | None) -> str:
+    """The text of a message's content."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
+
+
+def seed_of(seed: int | None) -> Seed | None:
+    """Our seeds are not negative."""
+    return None if seed is None else seed % 2**63
+
+
+def decode(body: bytes, kind: type[R]) -> R:
+    """The request in `body`. Raises BadRequest that names the field in `details["field"]`."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _bad(str(error), getattr(kind, "MENDS", {})) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is no JSON object: {error}") from None
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply") from None
+
+
+def _bad(message: str, mends: dict[str, str]) -> BadRequest:
+    """msgspec says: what is wrong - at `$.path`; the field stands in the text where it is unknown."""
+    told, field = _told(message)
+    mend = mends.get(field or "")
+    return BadRequest(f"{told}: {mend}" if mend else told, details={"field": field})
+
+
+def _told(message: str) -> tuple[str, str | None]:
+    """What to say, and the field."""
+    what, _, where = message.partition(" - at `$")
+    path = where.removesuffix("`").removeprefix(".")
+    if what.startswith("Object contains unknown field `"):
+        name = what.removeprefix("Object contains unknown field `").removesuffix("`")
+        path = f"{path}.{name}" if path else name
+        return f"unknown parameter: `{path}`", path
+    if what.startswith("Object missing required field `"):
+        name = what.removeprefix("Object missing required field `").removesuffix("`")
+        path = f"{path}.{name}" if path else name
+        return f"missing parameter: `{path}`", path
+    if not path and what.startswith("`"):
+        path = what[1:].partition("`")[0]
+    return f"{what} - at `{path}`" if path else what, path or None

@@ -1,0 +1,433 @@
+"""POST /v1/responses: a response is a branch of a session, which the next one forks.
+
+The id of a response says where it is kept (`Stored`), so nothing else has to remember it, and any of
+several gateway processes can find it. `previous_response_id` opens the session again and forks the
+branch: only what is new is sent, tokenized and computed. The finished object is kept as the branch's
+`meta`, for who fetches it later.
+"""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ramify.actors.gateway.apis.openai.chat import NO_LIMIT
+from ramify.actors.gateway.apis.openai.dialogue import Vocabulary, noted, ranked, text_parts
+from ramify.actors.gateway.apis.openai.errors import Refused, error_body, of_error
+from ramify.actors.gateway.apis.openai.response_output import (
+    CallOutput,
+    Events,
+    MessageOutput,
+    OutputItem,
+    ThoughtOutput,
+)
+from ramify.actors.gateway.apis.openai.response_requests import ResponseRequest, checksum
+from ramify.actors.gateway.port.http import Response, json_response
+from ramify.protocol.config import Limits
+from ramify.protocol.errors import BadRequest, RamifyError
+from ramify.protocol.stored_response import Stored, with_key
+from ramify.protocol.wire import (
+    Append,
+    ClientMessage,
+    CloseSession,
+    Delta,
+    Done,
+    Drop,
+    Error,
+    Fork,
+    Generate,
+    JsonObject,
+    Ok,
+    Open,
+    Part,
+    ServerMessage,
+    Set,
+    State,
+)
+
+# ids of the ops, which increase
+FORK, HIDE, APPEND, BEGIN, WARM, GENERATE, COOL, KEEP, KEEP_LESS, FORGET = range(1, 11)
+IDS = ("id", "previous_response_id")  # of a response that hold a key
+META = "response"  # the key under which a branch's `meta` holds the object
+INPUT = "input"  # and the items that it answered, if both have room
+KEPT = Limits().meta_bytes
+_INCOMPLETE = {"length": "max_output_tokens", "deadline": "max_output_tokens"}
+
+
+class ResponseDialogue:
+    """See `Dialogue`. `created`: seconds since 1970.
+
+    `events`: where the answer is written to if not to an HTTP stream: on a WebSocket. There a response
+    that is not stored can be continued until its socket sends what `forget` says.
+    """
+
+    def __init__(
+        self,
+        request: ResponseRequest,
+        model: str,
+        created: int,
+        vocabulary: Vocabulary = (),
+        events: Events | None = None,
+    ) -> None:
+        """Raises BadRequest."""
+        if request.input is None and request.generates:
+            raise BadRequest("missing parameter: `input`", details={"field": "input"})
+        self.streams = bool(request.stream) or events is not None
+        self.outlives = bool(request.background)
+        self._transient = events is not None and not request.stores
+        self.over = False
+        self._request = request
+        self._model = model
+        self._vocabulary = vocabulary
+        self._created = created
+        self._unique = secrets.token_hex(6)
+        self._branch = f"r{self._unique}"
+        # Where nothing is to be said, one hidden token on a branch beside it computes the prompt.
+        self._says = self._branch if request.generates else f"{self._branch}.warm"
+        previous = self._previous()
+        self.keeps = request.stores or previous is not None or self._transient
+        self.saves = request.stores
+        opening, *rest = self._all_ops(previous)
+        # In the background the object is kept before the generation begins: only `State` says where.
+        self.ops = [opening] if self.outlives else [opening, *rest]
+        self._rest = rest
+        self._more: list[ClientMessage] = []
+        self._stored: Stored | None = None
+        self._events = events if events is not None else Events()
+        self._began = False
+        self._answered = False
+        self._items: list[OutputItem] = []
+        self._open: OutputItem | None = None
+        self._done: Done | None = None
+        self._lost = False  # the finished object could not be kept
+        self._kept: tuple[str, JsonObject | None] = ("", None)  # its status and error, when it was
+        self._kept_input = False
+
+    @property
+    def ident(self) -> str | None:
+        """The response's id, once its session is known."""
+        return self._stored.ident if self._stored is not None else None
+
+    @property
+    def branch(self) -> str:
+        """The branch that the response is."""
+        return self._branch
+
+    @property
+    def stores(self) -> bool:
+        """Whether it can be continued when its socket has gone."""
+        return self._request.stores
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether there is a response that can be continued."""
+        return self.over and self._done is not None and self._done is not _FAILED
+
+    def forget(self) -> list[ClientMessage]:
+        """Nobody continues it any more: its branch goes."""
+        return [Drop(id=FORGET, branch=self._branch)]
+
+    def abandon(self) -> list[ClientMessage]:
+        """See `Dialogue`."""
+        if self._request.previous_response_id is None:
+            return [CloseSession(id=FORGET)]  # nobody else has anything in it
+        return self.forget()
+
+    def take_ops(self) -> list[ClientMessage]:
+        """See `Dialogue`."""
+        more, self._more = self._more, []
+        return more
+
+    def receive(self, messages: Sequence[ServerMessage]) -> bytes | Response | None:
+        """See `Dialogue`."""
+        out: list[bytes] = []
+        for message in messages:
+            if self.over:
+                break
+            match message:
+                case State() if self._stored is None:
+                    self._attached(message)
+                    if self.outlives:
+                        self._answered = True
+                        return json_response(200, self._object("queued"))
+                case Delta() if message.branch == self._branch:
+                    out.append(self._said(message))
+                case Done(reason="error"):
+                    failure = Error(code=message.error or "internal", message=message.message or "")
+                    return self._fails(out, failure)
+                case Done() if message.branch == self._says:
+                    out.append(self._ended(message))
+                case Error(id=8, code="limit") if self._kept_input:  # KEEP: no room for both
+                    self._more.append(self._keep(KEEP_LESS, *self._kept, with_input=False))
+                case Ok(id=4 | 8 | 9) | Error(id=4 | 8 | 9):  # BEGIN, KEEP, KEEP_LESS
+                    self._lost = self._lost or isinstance(message, Error)
+                    if message.id != BEGIN:
+                        return self._complete(out)
+                case Error() if message.code != "skipped":
+                    return self._fails(out, message)
+            if self._done is not None and not self._request.stores:
+                return self._complete(out)
+        return self._pieces(out)
+
+    def fail(self, error: RamifyError) -> bytes | Response | None:
+        """See `Dialogue`."""
+        return self._fails([], error)
+
+    # --- what is asked ---
+
+    def _previous(self) -> Stored | None:
+        ident = self._request.previous_response_id
+        if ident is None:
+            return None
+        previous = Stored.of(ident)
+        if previous is None:
+            raise previous_not_found(ident)
+        asked = checksum(self._request.instructions)
+        if asked and asked != previous.instructions:
+            raise BadRequest(
+                "`instructions` differ from those that the conversation began with: repeat them, "
+                "leave them out, or send the conversation as `input`",
+                details={"field": "instructions"},
+            )
+        return previous
+
+    def _all_ops(self, previous: Stored | None) -> list[ClientMessage]:
+        request, branch = self._request, self._branch
+        detach = "run" if self.outlives else "cancel"
+        tools = [tool.declared() for tool in request.tools or ()] or None
+        opened = Open(
+            session=previous.session if previous else None,
+            key=previous.key if previous else None,
+            detach=detach,  # type: ignore[arg-type]  # a literal
+            ttl_s=0.0 if self._ephemeral(previous) else None,
+            tools=tools,
+            parts=True,
+        )
+        from_ = previous.branch if previous else None
+        instructed = previous is not None and bool(previous.instructions)
+        given: dict[str, Any] = {"temperature": request.temperature}
+        if request.top_p is not None:
+            given["top_p"] = max(request.top_p, 1e-20)
+        self._instructions = previous.instructions if previous else checksum(request.instructions)
+        ops: list[ClientMessage] = [opened, Fork(id=FORK, branch=from_, as_=[branch])]
+        if previous is not None and not request.stores:  # its session may be one that is saved
+            ops.append(Set(id=HIDE, branch=branch, persist="none"))
+        if messages := request.messages(instructed=instructed):
+            ops.append(Append(id=APPEND, branch=branch, messages=messages))
+        if not request.generates:
+            warmed = Generate(id=GENERATE, branch=self._says, max_tokens=1, hidden=True)
+            return [*ops, Fork(id=WARM, branch=branch, as_=[self._says]), warmed]
+        return [
+            *ops,
+            Generate(
+                id=GENERATE,
+                branch=branch,
+                max_tokens=request.max_output_tokens or NO_LIMIT,
+                logprobs=request.ranks,
+                tool_choice=request.choice_of_tool,
+                parallel_tool_calls=request.parallel_tool_calls is not False,
+                constraint=request.constraint,
+                priority=request.priority,
+                **{name: value for name, value in given.items() if value is not None},
+            ),
+        ]
+
+    def _ephemeral(self, previous: Stored | None) -> bool:
+        """Whether the session ends with its last socket: nothing in it is stored."""
+        if self._request.stores:
+            return False
+        return previous is None or previous.transient
+
+    def _attached(self, state: State) -> None:
+        key = state.key or (self.ops[0].key if isinstance(self.ops[0], Open) else None) or ""
+        self._stored = Stored(state.session, key, self._branch, self._instructions, self._transient)
+        if self.outlives:
+            *before, generate = self._rest
+            self._more += [*before, self._keep(BEGIN, "in_progress"), generate]
+
+    def _keep(
+        self, ident: int, status: str, error: JsonObject | None = None, *, with_input: bool = True
+    ) -> Set:
+        kept = {META: keyed(self._object(status, error), "")}
+        whole = {**kept, INPUT: self._request.items(self._unique)}
+        self._kept = (status, error)
+        self._kept_input = with_input and len(msgspec.json.encode(whole)) <= KEPT
+        return Set(id=ident, branch=self._branch, meta=whole if self._kept_input else kept)
+
+    # --- what is said ---
+
+    def _begin(self) -> bytes:
+        if self._began or not self.streams:
+            return b""
+        self._began = True
+        return self._events.of(
+            "response.created", response=self._object("in_progress")
+        ) + self._events.of("response.in_progress", response=self._object("in_progress"))
+
+    def _said(self, delta: Delta) -> bytes:
+        out = self._begin()
+        most = self._request.top_logprobs or 0
+        unsaid = [ranked(self._vocabulary, each, most) for each in delta.logprobs or ()]
+        for part in text_parts(delta):
+            if part.kind == "call" and part.name is not None:
+                out += self._switch(self._new_call(part))
+            elif part.kind == "text" and not isinstance(self._open, MessageOutput):
+                if isinstance(self._open, CallOutput) and not part.text.strip():
+                    continue  # blanks between calls
+                out += self._switch(MessageOutput(len(self._items), f"msg_{self._name()}"))
+            elif part.kind == "reasoning" and not isinstance(self._open, ThoughtOutput):
+                out += self._switch(ThoughtOutput(len(self._items), f"rs_{self._name()}"))
+            text = part.arguments if part.kind == "call" else part.text
+            if part.kind != "markup" and text and self._open is not None:
+                self._open.pieces.append(text)
+                logprobs: list[JsonObject] = []
+                if isinstance(self._open, MessageOutput):
+                    logprobs, unsaid = unsaid, []
+                    self._open.logprobs += logprobs
+                if self.streams:
+                    out += self._open.says(self._events, text, logprobs)
+        return out
+
+    def _name(self) -> str:
+        return f"{self._unique}{len(self._items)}"
+
+    def _new_call(self, part: Part) -> CallOutput:
+        return CallOutput(len(self._items), f"fc_{self._name()}", part.id or "", part.name or "")
+
+    def _switch(self, item: OutputItem | None, status: str = "completed") -> bytes:
+        """Close the item that is open, and open another one."""
+        out = b""
+        if self._open is not None and self.streams:
+            out += self._open.closed(self._events, status)
+        self._open = item
+        if item is not None:
+            self._items.append(item)
+            if self.streams:
+                out += item.opened(self._events)
+        return out
+
+    def _ended(self, done: Done) -> bytes:
+        out = self._begin()
+        self._done = done
+        if not self._request.generates:
+            self._more.append(Drop(id=COOL, branch=self._says))
+        elif not self._items:  # nothing was said: an answer is a message all the same
+            out += self._switch(MessageOutput(0, f"msg_{self._name()}"))
+        out += self._switch(None, "completed" if done.reason in ("stop", "tool") else "incomplete")
+        if self._request.stores:
+            self._more.append(self._keep(KEEP, self._status(done)))
+        elif not self._transient and self.keeps:
+            self._more += self.forget()
+        return out
+
+    def _status(self, done: Done) -> str:
+        if not self._request.generates:
+            return "completed"
+        if done.reason == "cancelled":
+            return "cancelled"
+        return "incomplete" if done.reason in _INCOMPLETE else "completed"
+
+    def _complete(self, out: list[bytes]) -> bytes | Response | None:
+        assert self._done is not None
+        self.over = True
+        if self._done is _FAILED:  # in the background: that is kept, and was answered long ago
+            return None
+        status = self._status(self._done)
+        if not self.streams:
+            return None if self._answered else json_response(200, self._object(status))
+        kind = "response.completed" if status == "completed" else "response.incomplete"
+        return b"".join(out) + self._events.of(kind, response=self._object(status))
+
+    def _fails(self, out: list[bytes], error: Error | RamifyError) -> bytes | Response | None:
+        """A response of its own as long as nothing was sent, else an event."""
+        if self._request.previous_response_id is not None and error.code in ("no_session", "no_branch"):
+            error = previous_not_found(self._request.previous_response_id)
+        shown = error_body(500, error.message, code="server_error")["error"]
+        fault = {"code": shown["code"], "message": error.message}
+        if self._answered:  # it goes on in the background: who fetches it is told
+            if self._done is None and self._stored is not None:
+                self._more.append(self._keep(KEEP, "failed", fault))
+                self._done = _FAILED
+            else:
+                self.over = True
+            return None
+        self.over = True
+        if not self.streams or (self._pieces(out) is None and not self._began):
+            return of_error(error)
+        failed = self._object("failed", fault)
+        return b"".join(out) + self._events.of("response.failed", response=failed)
+
+    def _pieces(self, out: list[bytes]) -> bytes | None:
+        return b"".join(out) or None if self.streams else None
+
+    def _object(self, status: str, error: JsonObject | None = None) -> JsonObject:
+        request, done = self._request, self._done
+        ended = status not in ("queued", "in_progress")
+        reason = _INCOMPLETE.get(done.reason) if done is not None and status == "incomplete" else None
+        item = "completed" if status == "completed" else "incomplete"
+        choice = request.tool_choice
+        named = {"type": "function", "name": request.choice_of_tool}
+        form = request.text.format if request.text is not None else None
+        return {
+            "id": self._stored.ident if self._stored is not None else "",
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "background": self.outlives,
+            "error": error,
+            "incomplete_details": {"reason": reason} if reason is not None else None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "model": self._model,
+            "output": [each.shown(item) for each in self._items] if ended else [],
+            "max_tool_calls": request.max_tool_calls,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": request.previous_response_id,
+            "prompt_cache_key": request.prompt_cache_key,
+            "reasoning": {"effort": None, "summary": None},
+            "safety_identifier": request.safety_identifier,
+            "service_tier": "default",
+            "store": request.stores and not self._lost,
+            "temperature": request.temperature,
+            "text": {"format": msgspec.to_builtins(form) if form is not None else {"type": "text"}},
+            "tool_choice": choice if isinstance(choice, str) else named if choice else "auto",
+            "tools": [tool.shown() for tool in request.tools or ()],
+            "top_logprobs": request.top_logprobs or 0,
+            "top_p": request.top_p,
+            "truncation": "disabled",
+            "usage": _usage(done) if done is not None and done is not _FAILED else None,
+            "user": request.user,
+            "metadata": request.metadata or {},
+            **(noted([done]) if done is not None and done is not _FAILED else {}),
+        }
+
+
+def keyed(response: JsonObject, key: str) -> JsonObject:
+    """The same object, whose ids have this key of its session. What is kept has none ("")."""
+    ids = {name: response.get(name) for name in IDS}
+    return {**response, **{n: with_key(i, key) for n, i in ids.items() if isinstance(i, str)}}
+
+
+def previous_not_found(ident: str) -> Refused:
+    """As OpenAI says it."""
+    message = (
+        f"the previous response with id {ident[:64]!r} is not kept here: it had `store: false`, was "
+        "deleted, or its session has ended; send the conversation as `input`"
+    )
+    name = "previous_response_not_found"
+    return Refused(400, message, param="previous_response_id", named=name)
+
+
+def _usage(done: Done) -> JsonObject:
+    usage = done.usage
+    return {
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+        "output_tokens": usage.output,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt + usage.output,
+    }
+
+
+_FAILED: Any = object()

@@ -1,0 +1,147 @@
+"""Which paths speak OpenAI's API, and what becomes of a request there: a response, or a dialogue."""
+
+import secrets
+import time
+from typing import Any
+from urllib.parse import unquote
+
+from ramify.actors.gateway.apis.openai.chat import ChatAnswers, Heading
+from ramify.actors.gateway.apis.openai.completions import CompletionAnswers
+from ramify.actors.gateway.apis.openai.dialogue import Vocabulary
+from ramify.actors.gateway.apis.openai.errors import error_answer, of_error, reshaped, unknown_model
+from ramify.actors.gateway.apis.openai.requests import ChatRequest, CompletionRequest, decode
+from ramify.actors.gateway.apis.openai.response_requests import ResponseRequest
+from ramify.actors.gateway.apis.openai.responses import ResponseDialogue
+from ramify.actors.gateway.apis.openai.stored_responses import ItemPage, StoredDialogue, not_found
+from ramify.actors.gateway.port.dialogues.accepted import Accepted, accept, credential_of, may_ask
+from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
+from ramify.actors.gateway.port.http import HttpRequest, Response, json_response
+from ramify.actors.gateway.port.hub import Hub
+from ramify.protocol.errors import RamifyError
+from ramify.protocol.stored_response import Stored
+from ramify.protocol.wire import Cancel, Drop
+
+MODELS = "/v1/models"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RESPONSES, CANCEL, ITEMS = "/v1/responses", "/cancel", "/input_items"
+# OpenAI's, and not served: said in its shape
+_OTHERS = (
+    "/v1/assistants",
+    "/v1/audio",
+    "/v1/batches",
+    "/v1/conversations",
+    "/v1/embeddings",
+    "/v1/files",
+    "/v1/fine_tuning",
+    "/v1/images",
+    "/v1/moderations",
+    "/v1/realtime",
+    "/v1/threads",
+    "/v1/uploads",
+    "/v1/vector_stores",
+)
+_METHODS = {CHAT: "POST", COMPLETIONS: "POST", MODELS: "GET", RESPONSES: "POST"}
+
+
+def spoken_at(path: str) -> bool:
+    """Whether requests to `path` are for `respond`."""
+    return path in _METHODS or path.startswith((f"{MODELS}/", f"{RESPONSES}/", *_OTHERS))
+
+
+def refuse(request: HttpRequest, hub: Hub) -> Response | None:
+    """What is wrong with the head of a request whose path is `spoken_at`; None: its body is wanted."""
+    refusal = hub.routes.refuse(request)
+    if refusal is not None:
+        return reshaped(refusal)
+    if request.path.startswith(_OTHERS):
+        return error_answer(404, f"{request.path[:256]} is not served", code="unknown_url")
+    wanted = _methods(request.path)
+    if request.method not in wanted:
+        message = f"{request.path[:256]} answers {' and '.join(wanted)}, not {request.method}"
+        return error_answer(405, message, code="method_not_allowed")
+    if hub.draining or not hub.status.ready:
+        phase = "draining" if hub.draining else hub.status.phase
+        return error_answer(503, f"not ready: {phase}", code="overloaded", retry_ms=1000)
+    return None if may_ask(request, hub) else _unauthorized()
+
+
+def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
+    """Answer, or accept a whole request that was not refused."""
+    now = hub.clock.now()
+    credential = credential_of(request, hub, now, spends=not request.path.startswith(MODELS))
+    if credential is None:
+        return _unauthorized()
+    info = hub.status.info()
+    model = info["model"]
+    if request.path.startswith(MODELS):
+        return _models(request.path, model, info["started"])
+    try:
+        dialogue = _dialogue(request, model["model"], hub.vocabulary)
+        return accept(hub, dialogue, credential, request, now)
+    except RamifyError as error:
+        return of_error(error)
+
+
+def _unauthorized() -> Response:
+    return error_answer(401, "the API key is missing or wrong", code="invalid_api_key")
+
+
+def _methods(path: str) -> tuple[str, ...]:
+    if path.startswith(f"{RESPONSES}/"):
+        if path.endswith(ITEMS):
+            return ("GET",)
+        return ("POST",) if path.endswith(CANCEL) else ("GET", "DELETE")
+    return (_METHODS.get(path, "GET"),)
+
+
+def _models(path: str, model: dict[str, Any], started: float) -> Response:
+    entry = {
+        "id": model["model"],
+        "object": "model",
+        "created": int(started),
+        "owned_by": "ramify",
+        "max_model_len": model["context"],
+    }
+    if path == MODELS:
+        return json_response(200, {"object": "list", "data": [entry]})
+    name = unquote(path.removeprefix(f"{MODELS}/"))  # a name may hold a slash
+    return (
+        json_response(200, entry) if name == entry["id"] else of_error(unknown_model(name, entry["id"]))
+    )
+
+
+def _dialogue(request: HttpRequest, served: str, vocabulary: Vocabulary) -> Dialogue:
+    """Raises RamifyError."""
+    if request.path == CHAT:
+        chat = decode(request.body, ChatRequest)
+        return ChatAnswers(chat, _heading("chatcmpl", chat.model, served), vocabulary)
+    if request.path == RESPONSES:
+        asked = decode(request.body, ResponseRequest)
+        _heading("", asked.model or served, served)
+        return ResponseDialogue(asked, served, int(time.time()), vocabulary)
+    if request.path.startswith(f"{RESPONSES}/"):
+        return _stored(request)
+    completion = decode(request.body, CompletionRequest)
+    return CompletionAnswers(completion, _heading("cmpl", completion.model, served), vocabulary)
+
+
+def _stored(request: HttpRequest) -> Dialogue:
+    """Raises Refused."""
+    ident = request.path.removeprefix(f"{RESPONSES}/").removesuffix(CANCEL).removesuffix(ITEMS)
+    stored = Stored.of(ident)
+    if stored is None:
+        raise not_found(ident)
+    ask: Cancel | Drop | None = None
+    if request.path.endswith(CANCEL):
+        ask = Cancel(id=1, branch=stored.branch)
+    elif request.method == "DELETE":
+        ask = Drop(id=1, branch=stored.branch)
+    page = ItemPage.of(request.query) if request.path.endswith(ITEMS) else None
+    return StoredDialogue(stored, ident, ask, page)
+
+
+def _heading(prefix: str, asked: str, served: str) -> Heading:
+    """Raises Refused."""
+    if asked != served:
+        raise unknown_model(asked, served)
+    return Heading(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), served)

@@ -1,0 +1,50 @@
+"""One request's conversation with its session: what it asks, and what becomes of the answers.
+
+A `Dialogue` is pure. A `DialogueRun` sends its `ops`, hands it what the session says, and writes what
+it returns: to a connection of its own (`exchange.py`), or to a socket that others share (`channel.py`).
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ramify.actors.gateway.port.http import Response
+from ramify.protocol.errors import RamifyError
+from ramify.protocol.wire import ClientMessage, ServerMessage
+
+
+class Dialogue(Protocol):
+    """`ops`: the frame to send. `streams`: whether the answer goes out piece by piece.
+
+    `keeps`: its session goes on without it; `saves`: and may be on a disk, if it is a new one.
+    `outlives`: it goes on when the client has gone.
+    """
+
+    ops: list[ClientMessage]
+    streams: bool
+    keeps: bool
+    saves: bool
+    outlives: bool
+
+    @property
+    def over(self) -> bool:
+        """Nothing more is to be said."""
+        ...
+
+    def receive(self, messages: Sequence[ServerMessage]) -> bytes | Response | None:
+        """Bytes of the stream, as they are written; or the whole response; None: nothing yet."""
+        ...
+
+    def take_ops(self) -> list[ClientMessage]:
+        """A frame that follows from what was received; empty: none."""
+        ...
+
+    def abandon(self) -> list[ClientMessage]:
+        """What the session is told if the client goes before the dialogue is over; empty: nothing.
+
+        What runs for this client alone is cancelled anyway.
+        """
+        ...
+
+    def fail(self, error: RamifyError) -> bytes | Response | None:
+        """The server ends the dialogue."""
+        ...

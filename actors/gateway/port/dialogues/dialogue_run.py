@@ -1,0 +1,148 @@
+"""A dialogue and the session that answers it, from the first op to the last byte.
+
+It is a `Socket` of the hub with a number of its own. Subclasses know where the answer goes.
+"""
+
+from abc import ABC, abstractmethod
+
+from ramify.actors.gateway.port.binding import SessionBinding, Stage
+from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
+from ramify.actors.gateway.port.http import Response
+from ramify.actors.gateway.port.hub import Hub
+from ramify.actors.kit.log import get_log
+from ramify.protocol.credentials import Credential
+from ramify.protocol.errors import Close, NoSession, Overloaded, RamifyError
+from ramify.protocol.wire import Bye, CloseSession, Error, ServerMessage
+
+_LOG = get_log("ramify.gateway")
+
+CLOSING_ID = 2000  # of the op that ends the session
+
+
+class DialogueRun(ABC):
+    """See the module docstring. `number`: the socket's. `size`: of the request, in bytes."""
+
+    def __init__(
+        self, hub: Hub, number: int, dialogue: Dialogue, credential: Credential, size: int
+    ) -> None:
+        self.id = number
+        self._hub = hub
+        self._dialogue = dialogue
+        self._credential = credential
+        self._over = False  # the dialogue
+        self._binding = SessionBinding(hub, number)
+        self._binding.credential = credential
+        self._binding.displaceable = dialogue.keeps  # nobody closes it
+        self._binding.saves = dialogue.saves
+        self._size = size
+
+    def start(self) -> None:
+        """Send the ops."""
+        self._hub.connections[self.id] = self
+        self._hub.timers.forget(self.id)
+        self._reply(self._binding.route(self._dialogue.ops, self._size))
+        self.flush()
+
+    # --- from the actor -----------------------------------------------------------------------
+
+    @property
+    def websocket(self) -> bool:
+        return False
+
+    @property
+    def attached(self) -> bool:
+        """True while a session is to answer."""
+        return self._binding.stage in (Stage.OPENING, Stage.ATTACHED)
+
+    def opened(self, session: int) -> None:
+        """The directory's answer."""
+        self._reply(self._binding.opened(session))
+
+    def refused(self, error: Error) -> None:
+        """The directory's other answer, or the session's."""
+        if self._binding.stage is Stage.ATTACHED:
+            self._binding.failed(error)
+        self._reply([error])
+
+    def retry(self) -> None:
+        """The session may have room again for the ops that wait."""
+        self._reply(self._binding.retry())
+        self.flush()
+
+    @abstractmethod
+    def deliver(self, messages: list[ServerMessage]) -> bool:
+        """Queue what the dialogue makes of `messages`. True if something is to be flushed."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Write what was queued."""
+
+    def abort(self) -> None:
+        """End it now; nothing more is sent."""
+        self._over = True
+        self._leave()
+
+    def on_timer(self, now: float) -> None:
+        """A deadline may have come."""
+        open_by = self._binding.open_by
+        if open_by is not None and now >= open_by and not self._over:
+            self._end(Overloaded("the server did not open a session in time"))
+            self.flush()
+
+    def close(self, code: int, reason: str) -> None:
+        """The server ends it: the session is gone, or the server stops."""
+        if not self._over:
+            self._end(NoSession(reason) if code == Close.DONE else Overloaded(reason))
+        self.flush()
+
+    def recheck(self) -> None:
+        """The accepted tokens have changed: this request's may not be among them any more."""
+        tokens = self._hub.tokens
+        if tokens.required and tokens.current(self._credential) is None:
+            self.close(Close.UNAUTHORIZED, "the token was withdrawn")
+
+    # --- for subclasses -----------------------------------------------------------------------
+
+    @abstractmethod
+    def _queue(self, made: bytes | Response | None) -> None:
+        """What the dialogue made goes to the client with the next `flush`."""
+
+    @abstractmethod
+    def _ended(self) -> None:
+        """The dialogue is over, and all that it says is queued. Called once."""
+
+    def _leave(self) -> None:
+        """Give back what it holds of the gateway. May be called again."""
+        self._binding.end()
+        self._hub.timers.forget(self.id)
+        self._hub.connections.pop(self.id, None)
+
+    def _reply(self, messages: list[ServerMessage]) -> None:
+        told = [message for message in messages if not isinstance(message, Bye)]
+        if self._over or not told:
+            return
+        try:
+            made = self._dialogue.receive(told)
+        except Exception:
+            _LOG.exception("request %d: a bug in the gateway", self.id)
+            self._end(RamifyError("internal error"))
+            return
+        self._queue(made)
+        more = self._dialogue.take_ops()
+        if more:
+            self._reply(self._binding.route(more, 0))
+        if self._dialogue.over:
+            self._ends()
+
+    def _end(self, error: RamifyError) -> None:
+        self._queue(self._dialogue.fail(error))
+        self._ends()
+
+    def _ends(self) -> None:
+        """The dialogue is over: so is the session if nobody comes back to it."""
+        if self._over:
+            return
+        self._over = True
+        self._ended()
+        if self._binding.stage is Stage.ATTACHED and not self._dialogue.keeps:
+            self._binding.route([CloseSession(id=CLOSING_ID)], 0)

@@ -1,0 +1,224 @@
+"""An HTTP request that a session answers: one dialogue, then the connection closes.
+
+It takes the transport over from `Connection` once the request has been read. The answer is one
+response, or server-sent events in chunks (RFC 9112, section 7.1), so that a client can tell a whole
+stream from one that broke off. A client that goes away cancels its request, unless the dialogue
+outlives it: then this goes on without a connection until the dialogue is over.
+
+The end of what a client sends is no sign that it has gone: it may have closed its half, and read on.
+What is written to one that has gone comes back as a reset, so something is written until there is an
+answer: interim responses (RFC 9110, section 15.2), which clients pass over, or comments in a stream.
+
+Flow control is that of a WebSocket: while the write buffer is full the session holds its text back. Who
+reads nothing for `STALLED_S` is cut off.
+"""
+
+import asyncio
+import contextlib
+
+from ramify.actors.gateway.port.access.shares import Share
+from ramify.actors.gateway.port.binding import Stage
+from ramify.actors.gateway.port.dialogues.accepted import EVENTS
+from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
+from ramify.actors.gateway.port.dialogues.dialogue_run import DialogueRun
+from ramify.actors.gateway.port.http import CONTINUE, Response, stream_head
+from ramify.actors.gateway.port.hub import Hub
+from ramify.actors.gateway.port.inflow import Inflow
+from ramify.actors.kit.clock import Timer
+from ramify.actors.kit.log import get_log
+from ramify.protocol.credentials import Credential
+from ramify.protocol.wire import ServerMessage
+
+_LOG = get_log("ramify.gateway")
+
+STALLED_S = 60.0  # that a client may read nothing while there is something to read
+CLOSE_TIMEOUT_S = 5.0  # from the end of the response to that of the connection
+PROBES_S = (0.0, 0.05, 0.2)  # after the end of what a client sends; then each
+PROBE_S = 1.0  # ... until it has an answer
+COMMENT = b"3\r\n:\n\n\r\n"  # a chunk: nothing, for who reads server-sent events
+SURPLUS = 64 << 10  # bytes that a client may send behind its request
+
+
+class Exchange(DialogueRun, asyncio.Protocol):
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        number: int,
+        transport: asyncio.Transport,
+        inflow: Inflow,
+        dialogue: Dialogue,
+        credential: Credential,
+        share: Share,
+        size: int,
+        media: str = EVENTS,
+    ) -> None:
+        super().__init__(hub, number, dialogue, credential, size)
+        self._transport = transport
+        self._inflow = inflow
+        self._share = share
+        self._streaming = False
+        self._media = media
+        self._out: list[bytes] = []
+        self._answered = False  # the last byte of the response is written or queued
+        self._half_closed = False
+        self._gone = False  # the connection
+        self._deadline = 0.0  # 0: none
+        self._surplus = 0
+        self._probing: Timer | None = None
+        self._heard_all = False  # the client sends nothing more
+
+    def start(self) -> None:
+        """Take the transport over and send the ops."""
+        self._transport.set_protocol(self)
+        self._inflow.parse = self._pass_over
+        super().start()
+
+    # --- asyncio.Protocol ---------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._inflow.receive(data)
+
+    def eof_received(self) -> bool | None:
+        if self._answered:
+            return None  # asyncio closes the transport once its buffer is empty
+        self._heard_all = True
+        self._probe(0)
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gone = True
+        self._inflow.end()
+        self._stop_probing()
+        self._out.clear()
+        if not (self._over or (self._answered and self._dialogue.outlives)):
+            self._over = True
+            if self._binding.stage is Stage.ATTACHED and (ops := self._dialogue.abandon()):
+                self._binding.route(ops, 0)
+        if self._over:
+            self._leave()
+
+    def pause_writing(self) -> None:
+        self._set_deadline(self._hub.clock.now() + STALLED_S)
+        self._binding.throttle(True)
+
+    def resume_writing(self) -> None:
+        self._deadline = 0.0
+        if self._half_closed:
+            self._set_deadline(self._hub.clock.now() + CLOSE_TIMEOUT_S)
+        self._binding.throttle(False)
+
+    # --- from the actor -----------------------------------------------------------------------
+
+    def deliver(self, messages: list[ServerMessage]) -> bool:
+        """Queue what the dialogue makes of `messages`. True if that is the first that is queued."""
+        idle = not self._out
+        self._reply(messages)
+        return idle and bool(self._out)
+
+    def flush(self) -> None:
+        """Write what was queued."""
+        if self._out and not self._transport.is_closing():
+            self._transport.write(b"".join(self._out))
+        self._out.clear()
+        if self._answered:
+            self._half_close()
+        if self._over:
+            self._binding.end()
+            if self._gone:
+                self._leave()
+
+    def abort(self) -> None:
+        """End the connection now; nothing more is sent."""
+        self._over = True
+        self._stop_probing()
+        self._transport.abort()
+        if self._gone:
+            self._leave()
+
+    def on_timer(self, now: float) -> None:
+        """A deadline may have come."""
+        open_by = self._binding.open_by
+        if self._deadline and now >= self._deadline:
+            if not self._answered:
+                _LOG.warning("a client reads nothing and is cut off", socket=self.id)
+            self._deadline = 0.0
+            self._transport.abort()
+        elif self._deadline:
+            self._set_deadline(self._deadline)
+        elif open_by is not None and now >= open_by and not self._over:
+            self.abort()
+
+    # ---
+
+    def _pass_over(self, data: bytes) -> int:
+        """Bytes behind the request."""
+        self._inflow.count(len(data))
+        self._surplus += len(data)
+        if self._surplus > SURPLUS:
+            self.abort()
+        return len(data)
+
+    def _probe(self, count: int) -> None:
+        """See whether a client that sends nothing more is still there."""
+        self._probing = None
+        if self._answered or self._transport.is_closing():
+            return
+        if not self._streaming:
+            self._transport.write(CONTINUE)
+        elif (
+            self._media == EVENTS and not self._deadline
+        ):  # else enough is written that it does not read
+            self._transport.write(COMMENT)
+        pause = PROBES_S[count + 1] - PROBES_S[count] if count + 1 < len(PROBES_S) else PROBE_S
+        clock = self._hub.clock
+        self._probing = clock.call_at(clock.now() + pause, lambda: self._probe(count + 1))
+
+    def _stop_probing(self) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
+            self._probing = None
+
+    def _ended(self) -> None:
+        self._answered = True
+        self._stop_probing()
+
+    def _queue(self, made: bytes | Response | None) -> None:
+        if made is None or self._answered:
+            return
+        if isinstance(made, Response):
+            self._answered = True
+            self._out.append(made.render())
+            return
+        if not self._streaming:
+            self._streaming = True
+            self._out.append(stream_head(self._media))
+        self._out.append(b"%x\r\n%b\r\n" % (len(made), made))
+
+    def _half_close(self) -> None:
+        """The last byte of the answer is written: wait for the client to close."""
+        if self._transport.is_closing() or self._half_closed:
+            return
+        self._half_closed = True
+        self._stop_probing()
+        if self._streaming:
+            self._transport.write(b"0\r\n\r\n")
+        if self._heard_all:
+            self._transport.close()
+            return
+        with contextlib.suppress(OSError):  # the client has gone already
+            self._transport.write_eof()
+        if not self._deadline:  # else it has not read all yet: see `resume_writing`
+            self._set_deadline(self._hub.clock.now() + CLOSE_TIMEOUT_S)
+
+    def _leave(self) -> None:
+        """Connection and dialogue are over."""
+        self._binding.end()
+        if self._hub.connections.pop(self.id, None) is not None:
+            self._hub.timers.forget(self.id)
+            self._share.leave(self._hub.clock.now())
+
+    def _set_deadline(self, when: float) -> None:
+        self._deadline = when
+        self._hub.timers.schedule(self.id, when)

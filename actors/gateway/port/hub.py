@@ -1,0 +1,107 @@
+"""What all connections of one gateway share: settings, tables, and the actors they talk to."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ramify.actors.gateway.apis.ai.chats import Chats
+from ramify.actors.gateway.port.access.auth import AccessTokens
+from ramify.actors.gateway.port.access.shares import Shares
+from ramify.actors.gateway.port.access.strangers import Strangers
+from ramify.actors.gateway.port.interfaces import Metrics, Status
+from ramify.actors.gateway.port.notices import Notices
+from ramify.actors.gateway.port.pump import Pump
+from ramify.actors.gateway.port.routes import Routes
+from ramify.actors.gateway.port.timers import Timers
+from ramify.actors.kit.clock import Clock
+from ramify.actors.kit.fanout import Router
+from ramify.actors.kit.log import get_log
+from ramify.actors.kit.mailbox import Address
+from ramify.protocol.codec import Codec, CodecName
+from ramify.protocol.config import Limits, ServerConfig
+from ramify.protocol.messages import DirectoryMessage, SessionMessage
+from ramify.protocol.wire import Error, ServerMessage
+
+_LOG = get_log("ramify.gateway")
+
+SPARE = 1000  # connections over `max_sockets` that may still ask something by HTTP
+ABUSE_LOG_S = 10.0  # between two lines of the log about abuse
+
+
+class Socket(Protocol):
+    """What the actor does with a connection; `connection.Connection` is the only one."""
+
+    @property
+    def websocket(self) -> bool: ...
+    @property
+    def attached(self) -> bool: ...
+    def opened(self, session: int) -> None: ...
+    def refused(self, error: Error) -> None: ...
+    def retry(self) -> None:
+        """The session may have room again for what waits."""
+        ...
+
+    def deliver(self, messages: list[ServerMessage]) -> bool: ...
+    def flush(self) -> None: ...
+    def close(self, code: int, reason: str) -> None: ...
+    def abort(self) -> None: ...
+    def on_timer(self, now: float) -> None: ...
+    def recheck(self) -> None: ...
+
+
+def _codecs() -> dict[CodecName, Codec]:
+    return {"json": Codec("json"), "msgpack": Codec("msgpack")}
+
+
+@dataclass(slots=True)
+class Hub:
+    """One a gateway. `connections` holds every TCP connection, by its number."""
+
+    config: ServerConfig
+    limits: Limits
+    clock: Clock
+    tokens: AccessTokens
+    routes: Routes
+    status: Status
+    metrics: Metrics
+    directory: Address[DirectoryMessage]
+    sessions: Router[SessionMessage]
+    notices: Notices
+    ids: Iterator[int]
+    strangers: Strangers
+    shares: Shares = field(default_factory=Shares)
+    pump: Pump = field(default_factory=Pump)
+    timers: Timers = field(default_factory=Timers)
+    chats: Chats = field(default_factory=Chats)
+    connections: dict[int, Socket] = field(default_factory=dict)
+    blocked: set[int] = field(default_factory=set)  # sockets with frames for which sessions have no room
+    codecs: dict[CodecName, Codec] = field(default_factory=_codecs)
+    vocabulary: Sequence[bytes] = ()  # what each token id stands for, once the model is loaded
+    draining: bool = False
+    failed: bool = False  # the engine is gone: sessions end, and sockets are about to be closed
+    abuse_logged: float = -math.inf  # engine seconds
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for another connection."""
+        return len(self.connections) >= self.config.max_sockets + SPARE
+
+    def admits(self, address: str) -> bool:
+        """Whether a connection from `address` is to be looked at at all."""
+        if self.full:
+            return False
+        guarded = self.tokens.required and not self.strangers.stands_for_many(address)
+        if guarded and self.strangers.refuses(address, self.clock.now()):
+            self.log_abuse(
+                "an address without a token has too many sockets, or costs too much", address=address
+            )
+            return False
+        return True
+
+    def log_abuse(self, reason: str, **fields: Any) -> None:
+        """Say it, but not each time: metrics count, the log need not."""
+        now = self.clock.now()
+        if now - self.abuse_logged >= ABUSE_LOG_S:
+            self.abuse_logged = now
+            _LOG.warning("a socket is closed for abuse", **fields, reason=reason)

@@ -1,0 +1,168 @@
+"""What each URL answers. A function of the request, the status and the time; no I/O.
+
+| route | needs a token, if the server has any |
+|---|---|
+| /healthz, /readyz | no, and any Host: probes call by address |
+| /metrics | with --metrics-auth |
+| / and the browser client's files | no |
+| /v1/info | yes |
+| POST /v1/tokens | yes, one that the server was started with |
+| /v1/ws | at the upgrade or in `open.token`: see connection.py |
+"""
+
+from collections.abc import Callable
+
+from ramify.actors.gateway.port.access.auth import AccessTokens, HostPolicy, bearer_header
+from ramify.actors.gateway.port.http import HttpRequest, Response, error_response, json_response
+from ramify.actors.gateway.port.interfaces import Metrics, Status
+from ramify.actors.gateway.port.static import StaticFiles
+from ramify.protocol.codec import SUBPROTOCOLS
+from ramify.protocol.credentials import Credential
+from ramify.protocol.errors import Overloaded
+
+WEBSOCKET_PATH = "/v1/ws"
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_METHODS = {"/v1/tokens": ("POST",)}  # all others: GET, HEAD
+
+
+class Routes:
+    """Answers every request that is not an accepted WebSocket handshake."""
+
+    def __init__(
+        self,
+        tokens: AccessTokens,
+        hosts: HostPolicy,
+        status: Status,
+        metrics: Metrics,
+        static: StaticFiles,
+        *,
+        metrics_auth: bool = False,
+    ) -> None:
+        self._tokens = tokens
+        self._hosts = hosts
+        self._status = status
+        self._metrics = metrics
+        self._static = static
+        self._metrics_auth = metrics_auth
+
+    def respond(self, request: HttpRequest, now: float, send: Callable[[Response], object]) -> None:
+        """Give `send` the response to a request that asks for no upgrade, now or later."""
+        if request.path == "/metrics" and request.method in ("GET", "HEAD"):
+            refusal = self.refuse(request)
+            if refusal is None and self._metrics_auth and self._holder(request) is None:
+                refusal = self.unauthorized()
+            if refusal is not None:
+                send(refusal)
+            else:
+                self._metrics.scrape(lambda text: send(Response(200, text, METRICS_TYPE)))
+            return
+        send(self.answer(request, now))
+
+    def answer(self, request: HttpRequest, now: float) -> Response:
+        """The response to all that can be answered from here and now."""
+        allowed = _METHODS.get(request.path, ("GET", "HEAD"))
+        if request.method not in allowed:
+            return error_response(
+                405,
+                "bad_request",
+                f"{request.path} answers {' and '.join(allowed)}, not {request.method}",
+                Allow=", ".join(allowed),
+            )
+        match request.path:
+            case "/healthz":
+                return json_response(200, {"ok": True})
+            case "/readyz":
+                return self._ready()
+        refusal = self.refuse(request)
+        if refusal is not None:
+            return refusal
+        match request.path:
+            case "/v1/info":
+                return self._info(request)
+            case "/v1/tokens":
+                return self._mint(request, now)
+            case path if path == WEBSOCKET_PATH:
+                return error_response(
+                    426,
+                    "bad_request",
+                    f"{WEBSOCKET_PATH} speaks WebSocket; subprotocols: {', '.join(SUBPROTOCOLS)}",
+                    Upgrade="websocket",
+                )
+        found = self._static.get(request.path, request.headers.get("if-none-match"))
+        return found or error_response(404, "bad_request", f"nothing is served at {request.path[:200]}")
+
+    def refuse(self, request: HttpRequest) -> Response | None:
+        """403 if the Host or the Origin is not allowed; holds for upgrades too."""
+        host, origin = request.headers.get("host"), request.headers.get("origin")
+        if not self._hosts.host_allowed(host):
+            return _forbidden("Host", host)
+        if not self._hosts.origin_allowed(origin, host):
+            return error_response(
+                403,
+                "forbidden",
+                f"Origin {origin!r} is not on the allow-list: start with --allowed-origin",
+            )
+        return None
+
+    def upgrade(self, request: HttpRequest) -> Response | None:
+        """Why a WebSocket may not be opened here and now; None if it may."""
+        refusal = self.refuse(request)
+        if refusal is None and not self._status.ready:
+            return self.unavailable()
+        return refusal
+
+    def unavailable(self) -> Response:
+        """503 with what the engine is doing."""
+        message = f"not ready: {self._status.phase}"
+        return error_response(503, "overloaded", message, Retry_After="1")
+
+    def unauthorized(self) -> Response:
+        """401: a token was offered and is wrong, or none was and one is needed."""
+        return error_response(
+            401,
+            "unauthorized",
+            "the bearer token is missing, wrong, expired or used up",
+            WWW_Authenticate="Bearer",
+        )
+
+    def _ready(self) -> Response:
+        status, store = self._status, self._status.store
+        fault = status.fault
+        if fault is None and store.error is not None:  # who comes is refused, who is there is served
+            fault = f"sessions cannot be saved: {store.error}"
+        told: dict[str, object] = {"ready": status.ready and fault is None, "phase": status.phase}
+        if fault is not None:
+            told["fault"] = fault
+        if store.damaged:
+            told["damaged_sessions"] = store.damaged
+        return json_response(200, told) if told["ready"] else json_response(503, told, Retry_After="1")
+
+    def _holder(self, request: HttpRequest) -> Credential | None:
+        """Who asks, with a token that the server was configured with."""
+        token = bearer_header(request.headers.get("authorization"))
+        return self._tokens.configured(token) if token else None
+
+    def _info(self, request: HttpRequest) -> Response:
+        if self._tokens.required and self._holder(request) is None:
+            return self.unauthorized()
+        return json_response(200, self._status.info())
+
+    def _mint(self, request: HttpRequest, now: float) -> Response:
+        if not self._tokens.required:
+            message = "this server was started without tokens: connect without one"
+            return error_response(404, "unsupported", message)
+        holder = self._holder(request)
+        if holder is None:
+            return self.unauthorized()
+        try:
+            minted = self._tokens.mint(holder, now)
+        except Overloaded as error:
+            return error_response(503, "overloaded", error.message, Retry_After="5")
+        return json_response(201, {"token": minted, "expires_s": self._tokens.ttl_s})
+
+
+def _forbidden(header: str, value: str | None) -> Response:
+    flag = f"--allowed-{header.lower()}"
+    return error_response(
+        403, "forbidden", f"{header} {value!r} is not on the allow-list: {flag} adds it"
+    )

@@ -1,0 +1,137 @@
+"""What requests may hold, and what is said of those that hold something else."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from ramify.actors.gateway.apis.openai.requests import ChatRequest, CompletionRequest, decode
+from ramify.actors.gateway.apis.openai.response_requests import LaneRequest, ResponseRequest
+from ramify.protocol.errors import BadRequest
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return decode(json.dumps(CHAT | fields).encode(), ChatRequest)
+
+
+def test_messages_become_those_of_templates() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    request = chat(
+        messages=[
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "why"},
+            {"role": "tool", "tool_call_id": "c1", "content": "42"},
+            {"role": "assistant", "refusal": "no"},
+        ]
+    )
+    messages = [message.chat() for message in request.messages]
+    assert [message.role for message in messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert [message.content for message in messages] == ["Be brief.", "ab", "", "42", "no"]
+    assert (messages[2].tool_calls, messages[2].reasoning) == ([call], "why")
+    assert messages[3].tool_call_id == "c1"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"nothing_like_it": 1}, "nothing_like_it"),
+        ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}] * 2}, None),
+        ({"logit_bias": {"5": 1.0}}, "logit_bias"),
+        ({"temperature": 1e-40}, "temperature"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"n": 65}, "n"),
+        ({"seed": 2**70}, "seed"),
+        ({"max_tokens": 2**40}, "max_tokens"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"metadata": {"a": 2**90}}, None),
+    ],
+)
+def test_what_is_refused_is_named(fields: dict[str, Any], field: str | None) -> None:
+    with pytest.raises(BadRequest) as raised:
+        for message in chat(**fields).messages:
+            message.chat()
+    if field is not None:
+        assert raised.value.details == {"field": field}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        (
+            ResponseRequest,
+            {"conversation": "c"},
+            r"unknown parameter: `conversation`: use `previous_response_id`",
+        ),
+        (ResponseRequest, {"truncation": "auto"}, r"at `truncation`: only `disabled` is served"),
+        (ResponseRequest, {"max_tokens": 5}, r"`max_tokens`: use `max_output_tokens`"),
+        (
+            LaneRequest,
+            {"type": "response.create", "prompt": {"id": "p"}},
+            r"`prompt`: no prompts are stored",
+        ),
+        (ChatRequest, {"input": "x"}, r"`input`: use `messages`, or POST /v1/responses"),
+        (CompletionRequest, {"nothing_like_it": 1}, r"unknown parameter: `nothing_like_it`$"),
+    ],
+)
+def test_what_to_do_instead_is_said(kind: type[Any], fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        decode(msgspec.json.encode(fields), kind)
+
+
+def test_a_bias_of_logits_is_refused_in_words() -> None:
+    with pytest.raises(BadRequest, match="`logit_bias` is not served: leave it out"):
+        chat(logit_bias={"5": 1.0})
+    assert chat(logit_bias={}).logit_bias == {}
+
+
+def test_a_schema_is_asked_for() -> None:
+    form = chat(response_format={"type": "json_object"}).response_format
+    assert form is not None
+    constraint = form.constraint()
+    assert constraint is not None
+    assert constraint.json_schema == {"type": "object"}
+    form = chat(response_format={"type": "json_schema"}).response_format
+    assert form is not None
+    with pytest.raises(BadRequest, match="json_schema"):
+        form.constraint()
+
+
+def test_settings_that_are_not_given_are_left_to_the_model() -> None:
+    assert chat().sampling() == {"ignore_eos": False, "priority": 0}
+    given = chat(temperature=0, top_p=0, stop="x", seed=-1).sampling()
+    assert given["top_p"] > 0
+    assert (given["temperature"], given["stop"], given["seed"]) == (0, ["x"], 2**63 - 1)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("a", ["a"]), ([1, 2], [[1, 2]]), (["a", "b"], ["a", "b"]), ([[1], [2, 3]], [[1], [2, 3]])],
+)
+def test_prompts(prompt: Any, prompts: list[Any]) -> None:
+    body = json.dumps({"model": "m", "prompt": prompt}).encode()
+    assert decode(body, CompletionRequest).prompts == prompts
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": []},
+        {"prompt": ["a", 1]},
+        {"prompt": ["a"] * 33, "n": 2},
+        {"prompt": "a", "best_of": 3},
+        {"prompt": "a", "echo": 1},
+        {"prompt": "a", "max_tokens": -1},
+    ],
+)
+def test_prompts_that_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest):
+        decode(json.dumps({"model": "m", **fields}).encode(), CompletionRequest)

@@ -1,0 +1,133 @@
+"""The end of an HTTP answer: that its last byte goes out, however slowly the client reads."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ramify.actors.gateway.port.access.shares import Share
+from ramify.actors.gateway.port.dialogues.exchange import CLOSE_TIMEOUT_S, STALLED_S, Exchange
+from ramify.actors.gateway.port.http import Response
+from ramify.protocol.credentials import NOBODY
+from ramify.protocol.errors import RamifyError
+from ramify.protocol.wire import ClientMessage, Ok, ServerMessage
+
+HIGH_WATER = 1000
+
+
+class Dialogue:
+    """Says what each `Ok` names, and ends with an `Ok` without a branch."""
+
+    ops: list[ClientMessage] = []
+    streams, keeps, saves, outlives = True, True, False, False
+    over = False
+
+    def receive(self, messages: list[ServerMessage]) -> bytes | Response | None:
+        self.over = any(cast(Ok, message).branch is None for message in messages)
+        return "".join(cast(Ok, message).branch or "" for message in messages).encode() or b"end"
+
+    def take_ops(self) -> list[ClientMessage]:
+        return []
+
+    def fail(self, error: RamifyError) -> bytes:
+        return error.message.encode()
+
+
+class Transport:
+    """Has asyncio's flow control; `read` is the client reading."""
+
+    def __init__(self) -> None:
+        self.buffer = self.got = b""
+        self.ended = self.aborted = False
+        self.protocol: Any = None
+
+    def write(self, data: bytes) -> None:
+        assert not self.ended
+        short = len(self.buffer) <= HIGH_WATER
+        self.buffer += data
+        if short and len(self.buffer) > HIGH_WATER:
+            self.protocol.pause_writing()
+
+    def read(self) -> None:
+        paused = len(self.buffer) > HIGH_WATER
+        self.got, self.buffer = self.got + self.buffer, b""
+        if paused:
+            self.protocol.resume_writing()
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Timers:
+    """The deadline of the only connection."""
+
+    at = 0.0
+
+    def schedule(self, number: int, when: float) -> None:
+        self.at = when
+
+    def forget(self, number: int) -> None:
+        self.at = 0.0
+
+
+@pytest.fixture
+def exchange() -> tuple[Exchange, Transport, Any]:
+    """An exchange that has no session yet, its transport, and its hub."""
+    hub: Any = SimpleNamespace(
+        clock=SimpleNamespace(now=lambda: 10.0),
+        timers=Timers(),
+        connections={},
+        limits=SimpleNamespace(open_timeout_s=5.0),
+    )
+    transport = Transport()
+    inflow = SimpleNamespace(parse=None)
+    made = Exchange(
+        hub,
+        1,
+        cast(Any, transport),
+        cast(Any, inflow),
+        cast(Any, Dialogue()),
+        NOBODY,
+        cast(Share, None),
+        size=0,
+    )
+    transport.protocol = made
+    return made, transport, hub
+
+
+def said(text: str | None) -> ServerMessage:
+    return Ok(id=1, branch=text)
+
+
+@pytest.mark.parametrize("full", ["before", "by the end"])
+def test_a_stream_is_whole_where_the_buffer_is_full_at_its_end(exchange: Any, full: str) -> None:
+    it, transport, hub = exchange
+    if full == "before":
+        it.deliver([said("x" * 2000)])
+        it.flush()
+        it.deliver([said(None)])
+    else:
+        it.deliver([said("x" * 2000), said(None)])
+    it.flush()
+    assert hub.timers.at == 10 + STALLED_S  # there is something to read yet
+    transport.read()
+    assert transport.got.endswith(b"\r\n0\r\n\r\n")
+    assert transport.ended
+    assert hub.timers.at == 10 + CLOSE_TIMEOUT_S
+
+
+def test_who_reads_all_at_once_has_the_usual_time_to_close(exchange: Any) -> None:
+    it, transport, hub = exchange
+    it.deliver([said("hello"), said(None)])
+    it.flush()
+    it.flush()  # a second one adds nothing
+    transport.read()
+    assert transport.got.count(b"0\r\n\r\n") == 1
+    assert transport.ended
+    assert hub.timers.at == 10 + CLOSE_TIMEOUT_S
