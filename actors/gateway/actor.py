@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import anyio
 from anyio.abc import TaskStatus
 
+from ramify.actors.gateway.apis.registry import apis
 from ramify.actors.gateway.port.access.auth import AccessTokens, HostPolicy
 from ramify.actors.gateway.port.access.minted import Minted
 from ramify.actors.gateway.port.access.strangers import Strangers
@@ -87,6 +88,7 @@ class GatewayActor:
         self._servers: list[asyncio.Server] = []
         self._failure: Exception | None = None
         tokens = AccessTokens(credentials, config.token_ttl_s, minted)
+        self._apis = apis()
         self._hub = Hub(
             config=config,
             limits=limits,
@@ -156,9 +158,9 @@ class GatewayActor:
         Raises ConfigError if the address cannot be bound. At the end, for whatever reason, the
         port is closed and every connection is cut; call `drain` before for a polite stop.
         """
-        hub = self._hub
+        hub, others = self._hub, self._apis
         listeners = self._listeners or bind_shared(hub.config, 1)[0]
-        self._servers = await listen(lambda: Connection(hub), listeners, hub.admits)
+        self._servers = await listen(lambda: Connection(hub, others), listeners, hub.admits)
         try:
             port = port_of(self._servers[0])
             hub.routes = self._routes(hub.config, port, hub.tokens, hub.status, hub.metrics)

@@ -19,11 +19,11 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 from websockets.typing import BytesLike
 
-from ramify.actors.gateway.apis.apis import Api, api_at
 from ramify.actors.gateway.port.access.limits import SocketLimits
 from ramify.actors.gateway.port.access.shares import Share
 from ramify.actors.gateway.port.binding import SessionBinding, Stage
 from ramify.actors.gateway.port.dialogues.accepted import may_ask
+from ramify.actors.gateway.port.dialogues.api import Api, Apis
 from ramify.actors.gateway.port.dialogues.door import Door
 from ramify.actors.gateway.port.dialogues.exchange import Exchange
 from ramify.actors.gateway.port.http import (
@@ -66,6 +66,7 @@ class Connection(asyncio.Protocol):
     """A socket of the gateway. `id` is its number in mailbox messages."""
 
     __slots__ = (
+        "_apis",
         "_binding",
         "_bye",
         "_codec",
@@ -89,9 +90,10 @@ class Connection(asyncio.Protocol):
         "id",
     )
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, apis: Apis) -> None:
         self.id = next(hub.ids)
         self._hub = hub
+        self._apis = apis
         self._transport = cast(asyncio.Transport, None)  # set by connection_made
         self._phase = Phase.HEAD
         self._deadline = 0.0  # of the phase; LIVE: the next ping
@@ -301,22 +303,21 @@ class Connection(asyncio.Protocol):
         elif request is None:
             return
         elif request.websocket and request.method == "GET":
-            answer = upgrade(request, parser, self._hub)
+            answer = upgrade(request, parser, self._hub, self._apis)
             if isinstance(answer, Response):
                 self._respond(answer)
             else:
                 self._go_live(answer)
-        elif (api := api_at(request.path)) is not None:
+        elif (api := self._apis.at(request.path)) is not None:
             self._exchange(request, api)
         else:
             self._inflow.deaf = True
             send = partial(self._respond, head_only=request.method == "HEAD")
             self._hub.routes.respond(request, self._hub.clock.now(), send)
 
-    @staticmethod
-    def _shaped(fault: Response, parser: RequestParser | None) -> Response:
+    def _shaped(self, fault: Response, parser: RequestParser | None) -> Response:
         """An error as the API has it that is asked for."""
-        api = api_at(parser.path) if parser is not None else None
+        api = self._apis.at(parser.path) if parser is not None else None
         return api.reshaped(fault) if api is not None else fault
 
     def _respond(self, response: Response, *, head_only: bool = False) -> None:
@@ -330,7 +331,7 @@ class Connection(asyncio.Protocol):
         """See `RequestParser`. Only the APIs take bodies: as long as a frame may be."""
         if may_ask(head, self._hub):
             self._guard.known(self._hub.clock.now())
-        api = api_at(head.path)
+        api = self._apis.at(head.path)
         if api is None:
             return None
         refusal = api.refuse(head, self._hub)

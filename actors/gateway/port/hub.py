@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ramify.actors.gateway.apis.ai.chats import Chats
 from ramify.actors.gateway.port.access.auth import AccessTokens
 from ramify.actors.gateway.port.access.shares import Shares
 from ramify.actors.gateway.port.access.strangers import Strangers
@@ -73,7 +72,6 @@ class Hub:
     shares: Shares = field(default_factory=Shares)
     pump: Pump = field(default_factory=Pump)
     timers: Timers = field(default_factory=Timers)
-    chats: Chats = field(default_factory=Chats)
     connections: dict[int, Socket] = field(default_factory=dict)
     blocked: set[int] = field(default_factory=set)  # sockets with frames for which sessions have no room
     codecs: dict[CodecName, Codec] = field(default_factory=_codecs)

@@ -3,10 +3,9 @@
 import msgspec
 from websockets.http11 import Request as Handshake
 
-from ramify.actors.gateway.apis.apis import api_at
-from ramify.actors.gateway.apis.doors import DOORS
 from ramify.actors.gateway.port.access.auth import bearer_header, bearer_subprotocol
 from ramify.actors.gateway.port.access.shares import Share
+from ramify.actors.gateway.port.dialogues.api import Apis
 from ramify.actors.gateway.port.dialogues.door import DoorKind
 from ramify.actors.gateway.port.http import HttpRequest, RequestParser, Response, error_response
 from ramify.actors.gateway.port.hub import Hub
@@ -35,15 +34,16 @@ class Upgrade(msgspec.Struct, frozen=True):
     door: DoorKind | None = None
 
 
-def upgrade(request: HttpRequest, parser: RequestParser, hub: Hub) -> Upgrade | Response:
+def upgrade(request: HttpRequest, parser: RequestParser, hub: Hub, apis: Apis) -> Upgrade | Response:
     """Accept or refuse a handshake."""
-    answer = _upgrade(request, parser, hub)
-    api = api_at(request.path) if isinstance(answer, Response) else None
+    answer = _upgrade(request, parser, hub, apis.doors.get(request.path))
+    api = apis.at(request.path) if isinstance(answer, Response) else None
     return api.reshaped(answer) if api is not None and isinstance(answer, Response) else answer
 
 
-def _upgrade(request: HttpRequest, parser: RequestParser, hub: Hub) -> Upgrade | Response:
-    door = DOORS.get(request.path)
+def _upgrade(
+    request: HttpRequest, parser: RequestParser, hub: Hub, door: DoorKind | None
+) -> Upgrade | Response:
     if door is None and request.path != WEBSOCKET_PATH:
         return error_response(404, "bad_request", f"the WebSocket is at {WEBSOCKET_PATH}")
     refusal = hub.routes.unavailable() if hub.draining else hub.routes.upgrade(request)

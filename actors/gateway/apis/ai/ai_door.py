@@ -8,6 +8,7 @@ it.
 import secrets
 
 from ramify.actors.gateway.apis.ai.chat_run import MOST_LISTENERS, ChatRun, Listener
+from ramify.actors.gateway.apis.ai.chats import Chats
 from ramify.actors.gateway.apis.ai.chunks import ChatDialogue
 from ramify.actors.gateway.apis.ai.requests import Envelope, ResumeRequest, SendRequest
 from ramify.actors.gateway.apis.openai.requests import decode
@@ -23,7 +24,8 @@ MOST_REQUESTS = 64  # of a socket, at once
 class AiDoor:
     """See `Door`."""
 
-    def __init__(self, hub: Hub, line: Line) -> None:
+    def __init__(self, chats: Chats[ChatRun], hub: Hub, line: Line) -> None:
+        self._chats = chats
         self._hub = hub
         self._line = line
         self._requests: dict[str, tuple[Listener, ChatRun]] = {}
@@ -90,13 +92,13 @@ class AiDoor:
                 f"the model {request.body.model[:256]!r} is not served here: this server has {served!r}"
             )
         chat = (credential.name, request.id)
-        before = self._hub.chats.running(chat)
+        before = self._chats.running(chat)
         if before is not None and before.wanted:
             raise LimitExceeded("an answer is under way in this chat: stop it, or wait for its end")
         dialogue = ChatDialogue(request, f"msg-{secrets.token_hex(12)}")
         if self._line.share is not None:
             self._line.share.admit(len(dialogue.ops), self._hub.clock.now())
-        run = ChatRun(self._hub, chat, dialogue, credential, size)
+        run = ChatRun(self._hub, self._chats, chat, dialogue, credential, size)
         if before is not None:
             before.cancel()  # nobody who comes back can find it any more
         listener = self._listener(request.request_id, run)
@@ -111,10 +113,10 @@ class AiDoor:
             return
         self._check(request.request_id)
         chat = (credential.name, request.id)
-        run = self._hub.chats.running(chat)
+        run = self._chats.running(chat)
         if run is None:
             answer = self._answer(request.request_id)
-            transcript = self._hub.chats.ended(chat, self._hub.clock.now())
+            transcript = self._chats.ended(chat, self._hub.clock.now())
             if transcript is None:
                 answer.tell("no-active")
             else:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ramify.actors.gateway.apis.ai.chats import Chat
+from ramify.actors.gateway.apis.ai.chats import Chat, Chats
 from ramify.actors.gateway.apis.ai.chunks import BRANCH, ChatDialogue, Transcript
 from ramify.actors.gateway.port.dialogues.dialogue_run import DialogueRun
 from ramify.actors.gateway.port.dialogues.door import Line
@@ -61,9 +61,16 @@ class ChatRun(DialogueRun):
     """See the module docstring. Flow control is that of the slowest listener."""
 
     def __init__(
-        self, hub: Hub, chat: Chat, dialogue: ChatDialogue, credential: Credential, size: int
+        self,
+        hub: Hub,
+        chats: "Chats[ChatRun]",
+        chat: Chat,
+        dialogue: ChatDialogue,
+        credential: Credential,
+        size: int,
     ) -> None:
         super().__init__(hub, next(hub.ids), dialogue, credential, size)
+        self._chats = chats
         self._chat = chat
         self._said = dialogue
         self._transcript = Transcript()
@@ -85,7 +92,7 @@ class ChatRun(DialogueRun):
     def begin(self, listener: Listener) -> None:
         """Ask the session; `listener` hears all of it."""
         self._listeners.append(listener)
-        self._hub.chats.begin(self._chat, self)
+        self._chats.begin(self._chat, self)
         self.start()
 
     def join(self, listener: Listener) -> None:
@@ -147,7 +154,7 @@ class ChatRun(DialogueRun):
             listener.end(self._said.error)
         self._lines += [listener.line for listener in listeners]
         kept = self._transcript if self._said.error is None else None
-        self._hub.chats.end(self._chat, self, kept, self._hub.clock.now())
+        self._chats.end(self._chat, self, kept, self._hub.clock.now())
 
     def _ends(self) -> None:
         super()._ends()
@@ -155,7 +162,7 @@ class ChatRun(DialogueRun):
 
     def _leave(self) -> None:
         super()._leave()
-        self._hub.chats.end(self._chat, self, None, self._hub.clock.now())
+        self._chats.end(self._chat, self, None, self._hub.clock.now())
 
     # ---
 

@@ -4,11 +4,11 @@ Where there is no room for another ended answer, the name that keeps most of wha
 oldest: many answers of one name take no other's away.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-if TYPE_CHECKING:
-    from ramify.actors.gateway.apis.ai.chat_run import ChatRun
-    from ramify.actors.gateway.apis.ai.chunks import Transcript
+from ramify.actors.gateway.apis.ai.chunks import Transcript
+
+RunT = TypeVar("RunT")  # an answer under way
 
 KEPT_S = 60.0  # an answer that ended
 KEPT_ANSWERS = 1024  # of all names of a gateway
@@ -19,7 +19,7 @@ Chat = tuple[str, str]  # the credential's name, and what the client calls the c
 
 
 class _Ended(NamedTuple):
-    transcript: "Transcript"
+    transcript: Transcript
     until: float
 
 
@@ -31,20 +31,20 @@ class _Kept:
         self.size = 0
 
 
-class Chats:
+class Chats(Generic[RunT]):
     """One a gateway. A process knows its own answers only."""
 
     def __init__(self) -> None:
-        self._running: dict[Chat, ChatRun] = {}
+        self._running: dict[Chat, RunT] = {}
         self._kept: dict[str, _Kept] = {}
         self._answers = 0
         self._size = 0
 
-    def running(self, chat: Chat) -> "ChatRun | None":
+    def running(self, chat: Chat) -> RunT | None:
         """The answer that is under way."""
         return self._running.get(chat)
 
-    def ended(self, chat: Chat, now: float) -> "Transcript | None":
+    def ended(self, chat: Chat, now: float) -> Transcript | None:
         """The whole answer that ended not long ago."""
         name, title = chat
         self._expire(name, now)
@@ -52,12 +52,12 @@ class Chats:
         found = kept.answers.get(title) if kept is not None else None
         return found.transcript if found is not None else None
 
-    def begin(self, chat: Chat, run: "ChatRun") -> None:
+    def begin(self, chat: Chat, run: RunT) -> None:
         """A new answer: the one before is forgotten."""
         self._drop(*chat)
         self._running[chat] = run
 
-    def end(self, chat: Chat, run: "ChatRun", transcript: "Transcript | None", now: float) -> None:
+    def end(self, chat: Chat, run: RunT, transcript: Transcript | None, now: float) -> None:
         """An answer is over. `transcript`: None if it failed, and is not kept."""
         if self._running.get(chat) is not run:  # another one began
             return
@@ -101,5 +101,5 @@ class Chats:
             del self._kept[name]
 
 
-def _size(transcript: "Transcript") -> int:
+def _size(transcript: Transcript) -> int:
     return transcript.size + ANSWER_COST
