@@ -28,6 +28,7 @@ const page = {
   chunkNames: "[name]-[hash]",
   charset: "utf8",
   legalComments: "none",
+  preserveSymlinks: true, // where packages really lie must not show in the names of chunks
   write: false,
   logLevel: "warning",
 };
