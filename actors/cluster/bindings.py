@@ -8,8 +8,7 @@ goes, the session is *lost*: what it says is meant for a cache that is not there
 
 from collections.abc import Callable
 
-from ramify.actors.cluster.replica_messages import ForCore
-from ramify.actors.front.gateway_messages import FromEngine
+from ramify.actors.front.core_messages import ForCore, FromCore
 from ramify.actors.kit.mailbox import MailboxFull
 from ramify.actors.routing.session_router import SessionRouter
 from ramify.protocol.cluster import ListenKv, UnlistenKv
@@ -67,7 +66,7 @@ class Bindings:
         routing: SessionRouter,
         send: Callable[[int, ForCore], None],
         must: Callable[[int, ForCore], None],
-        answer: Callable[[int, FromEngine], None],
+        answer: Callable[[int, FromCore], None],
     ) -> None:
         self._routing = routing
         self._send = send

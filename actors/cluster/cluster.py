@@ -10,6 +10,7 @@ This file does not know how replicas are started, nor what sessions say.
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,17 +18,13 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from ramify.actors.cluster.bindings import Bindings
 from ramify.actors.cluster.local import threads
-from ramify.actors.cluster.member import ReplicaMember
-from ramify.actors.cluster.membership import Membership
+from ramify.actors.cluster.membership import Membership, ReplicaMember
 from ramify.actors.cluster.metrics import ClusterMetrics, ReplicaGauges
 from ramify.actors.cluster.replica_messages import (
     LISTENER,
     Dismiss,
     Draining,
-    ForCore,
-    News,
     Relayed,
-    Report,
     StartReplica,
     ToFront,
     ToGateways,
@@ -37,19 +34,20 @@ from ramify.actors.cluster.shift import machine
 from ramify.actors.cluster.starting import Ends, JoinedReplicas, LocalReplicas
 from ramify.actors.core import PROTOCOL_VERSION, Progress
 from ramify.actors.executor.spec import ExecutorSpec
-from ramify.actors.front.gateway_messages import FromEngine, ToSessions
+from ramify.actors.front.core_messages import ForCore, FromCore, News, ToSessions
 from ramify.actors.front.interface import Core, Guard
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.log import get_log
+from ramify.actors.kit.report import Report
 from ramify.actors.processes.messages import (
-    AskMetrics,
     Loading,
     MetricsText,
     NotStarted,
     StartFailed,
     decoder,
 )
+from ramify.actors.processes.peer import Scrapes
 from ramify.actors.processes.silence import Silence
 from ramify.actors.processes.supervisor import Deaths
 from ramify.actors.routing.scaling import Scaling
@@ -113,8 +111,7 @@ class Cluster:
         self._fault: str | None = None
         self._without = 0.0  # seconds with no replica
         self._deaths: dict[int, Deaths] = {}  # session -> when replicas died under it
-        self._asked: dict[int, Callable[[int, bytes], None]] = {}
-        self._scrapes = 0
+        self._scrapes = Scrapes()
         decoding = decoder(ToGateways if config.gateways else ToFront)
         ends = Ends(self._begin, decoding, self._receive, self._gone, self.drain, self._up, self._stop)
         starter = LocalReplicas if settings.on == "processes" else JoinedReplicas
@@ -226,9 +223,7 @@ class Cluster:
             case Draining():
                 self.drain(member.number)
             case MetricsText(ident, text):
-                told = self._asked.get(ident)
-                if told is not None:
-                    told(member.number, text)
+                self._scrapes.answered(ident, text)
         member.consumed()
 
     def _told(self, member: ReplicaMember, messages: Sequence[tuple[int, bool, Any]]) -> None:
@@ -406,7 +401,7 @@ class Cluster:
         if member is not None:
             member.must(message)
 
-    def _answer(self, session: int, message: FromEngine) -> None:
+    def _answer(self, session: int, message: FromCore) -> None:
         if self._spread is not None:
             self._spread.put(session, message)
             self._spread.start()
@@ -422,11 +417,8 @@ class Cluster:
 
     def _ask(self, told: Callable[[int, bytes], None]) -> int:
         ready = [member for member in self._members if member.info is not None]
-        self._scrapes += 1
-        self._asked = {ident: who for ident, who in self._asked.items() if ident > self._scrapes - 16}
-        self._asked[self._scrapes] = told
         for member in ready:
-            member.tell(AskMetrics(self._scrapes))
+            self._scrapes.ask(member.tell, partial(told, member.number))
         return len(ready)
 
 

@@ -8,19 +8,29 @@ A replica that drains gets no new sessions, and its sessions move as soon as not
 last one that is ready serves until another one is, where one is to come. One whose executor makes no
 progress has stalled: its sessions leave it, and it gets none until it goes on.
 
-This file does not know links, processes, or how replicas are started. Times are seconds, and arguments.
+This file does not know processes, or how replicas are started. Times are seconds, and arguments.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Literal
+from typing import Any, Literal
 
 from ramify.actors.cluster.bindings import Bindings
-from ramify.actors.cluster.member import ReplicaMember, State
+from ramify.actors.cluster.replica_messages import StartReplica
+from ramify.actors.front.core_messages import ForCore, ToCore
 from ramify.actors.kit.log import get_log
+from ramify.actors.kit.mailbox import MailboxFull
+from ramify.actors.kit.report import Report
+from ramify.actors.links.bundle import MOST, Bundle, CannotEncode
+from ramify.actors.links.link import Link
+from ramify.actors.processes.peer import Peer
 from ramify.actors.routing.session_router import SessionRouter
+from ramify.protocol.plan import ExecutorInfo
 
+SESSIONS = MOST // 4  # messages that wait for a replica, where what clients cause has to wait
+
+State = Literal["starting", "ready", "stalled", "draining", "gone"]
 Event = Literal["up", "stalls", "goes on", "drains", "ends"]
 TRANSITIONS: dict[State, dict[Event, State]] = {
     "starting": {"up": "ready", "ends": "gone"},
@@ -32,6 +42,60 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
 HURRY_SECONDS = 5.0  # between two looks at sessions that should have left
 
 log = get_log("ramify.actors.cluster")
+
+
+class ReplicaMember(Peer):
+    """A replica, as its front sees it."""
+
+    def __init__(self, number: int, ends: Callable[[], None] = lambda: None) -> None:
+        super().__init__(ends)
+        self.number = number
+        self.state: State = "starting"
+        self.info: ExecutorInfo | None = None
+        self.report = Report()
+        self.fault_since: float | None = None  # since when it reports a fault
+        self.pid = 0
+        self.host = ""
+        self.leaves = False  # it was told to
+        self.until: float | None = None  # then: to when it serves on, or generations may run
+        self.drained = False  # it leaves in order
+        self.asked = True  # for all that its cache has
+        self._core: Bundle[ForCore] | None = None  # until its process runs
+
+    def begin(self, link: Link[Any, Any], begin: StartReplica) -> None:
+        """It has a link."""
+        self.attach(link)
+        self._core = self.bundle(ToCore)
+        self.tell(begin)
+
+    def send(self, message: ForCore) -> None:
+        """What clients cause. Raises MailboxFull, and then nothing has happened. Raises CannotEncode."""
+        assert self._core is not None, "it is ready"
+        if len(self._core) >= SESSIONS:
+            raise MailboxFull(f"{SESSIONS} messages wait for replica {self.number}")
+        self._core.tell(message)
+
+    def must(self, message: ForCore) -> None:
+        """What has to arrive, if the replica lives."""
+        if self._core is None:
+            return
+        try:
+            self._core.tell(message)
+        except MailboxFull as error:
+            self.hung(str(error))
+        except CannotEncode:
+            log.exception("a message is lost", replica=self.number)
+
+    def hears(self, report: Report, now: float) -> None:
+        """How it is."""
+        if report.fault is None:
+            if self.fault_since is not None:
+                log.info("a replica makes progress again", replica=self.number)
+            self.fault_since = None
+        elif self.fault_since is None:
+            self.fault_since = now
+            log.warning("a replica makes no progress", replica=self.number, fault=report.fault)
+        self.report = report
 
 
 class Membership:

@@ -12,10 +12,10 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from ramify.actors.cluster.member import State
-from ramify.actors.cluster.replica_messages import Report
+from ramify.actors.cluster.membership import State
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.metrics import Metrics
+from ramify.actors.kit.report import Report
 
 PATIENCE_SECONDS = 1.0  # for the replicas' texts
 OF_FRONT = (

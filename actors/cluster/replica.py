@@ -14,26 +14,24 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
 
 from ramify.actors.cluster.replica_messages import (
     LISTENER,
-    MAX_FRAME,
     Dismiss,
     Draining,
     FromFront,
-    News,
-    Report,
     StartReplica,
-    ToCore,
     ToFront,
     Up,
 )
 from ramify.actors.cluster.shift import Shift, machine
 from ramify.actors.core import CoreActors
 from ramify.actors.executor.spec import ModelSpec
+from ramify.actors.front.core_messages import MAX_FRAME, News, ToCore
 from ramify.actors.front.interface import Core, unguarded
 from ramify.actors.front.remote_sessions import RemoteSessions
 from ramify.actors.kit.clock import Clock, MonotonicClock
@@ -43,7 +41,6 @@ from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.layout import layout_of
-from ramify.actors.links.bundle import Bundle
 from ramify.actors.links.link import Link, open_link
 from ramify.actors.processes.main import GONE, NOT_STARTED, run
 from ramify.actors.processes.messages import (
@@ -119,16 +116,14 @@ class Replica:
             return front.dismissed
         finally:
             self._front = None
-            await front.close()
+            await front.leave()
 
     def drain(self) -> bool:
         """The process was told to end: ask the front to take its sessions. False: none is there."""
         if self._front is None or self._addresses is None:
             return False
-        with contextlib.suppress(MailboxClosed):
-            self._front.tell(Draining())
-            return True
-        return False
+        self._front.tell(Draining())
+        return self._front.there
 
     async def close(self) -> None:
         """Leave nothing behind."""
@@ -161,23 +156,10 @@ class Replica:
     async def _report(self, front: "_FrontLink") -> None:
         """Until the front has gone."""
         assert self._core is not None
-        metrics = self.metrics
         with anyio.CancelScope() as scope:
             front.on_end(scope.cancel)
             while True:
-                free, evictable, referenced = metrics.kv_slots
-                front.tell(
-                    Report(
-                        running=metrics.running,
-                        waiting=metrics.waiting,
-                        free=free,
-                        evictable=evictable,
-                        referenced=referenced,
-                        lag=metrics.lag,
-                        fault=self._fault,
-                        load=self._core.load_now(front.heard),
-                    )
-                )
+                front.tell(self.metrics.report(self._fault, self._core.load_now(front.heard)))
                 await self._clock.sleep_until(self._clock.now() + REPORT_SECONDS)
 
     # --- Spread ----------------------------------------------------------------------------------
@@ -201,95 +183,69 @@ class Replica:
             self._front.news(message)
 
 
-class _FrontLink:
-    """The link to one front, and what its sessions hold here."""
-
-    _link: Link[ToFront, FromFront]
-    _events: Bundle[KvEvents]
+class _FrontLink(RemoteSessions):
+    """One front, its sessions, and what they hold here."""
 
     def __init__(self) -> None:
+        super().__init__(self._inward)
         self.begin: asyncio.Future[StartReplica] = asyncio.get_running_loop().create_future()
         self.dismissed = False
-        self._sessions: RemoteSessions | None = None  # and this, once the core serves
-        self._core: Core | None = None
+        self._core: Core | None = None  # these once the core serves
         self._shift = Shift(0.0)
         self._metrics: Metrics | None = None
         self._ended: Callable[[], None] = lambda: None
-        self._open = False
 
     async def open(self, open_link: OpenLink) -> None:
-        self._codec = encoder()
-        self._link = await open_link(
+        link = await open_link(
             decoder(FromFront),
-            self._codec,
+            encoder(),
             on_message=self._receive,
             on_end=self._end,
             max_frame=MAX_FRAME,
         )
-        self._events = Bundle(self._link, News, self._codec, MOST_NEWS)
-        self._open = True
+        self.attach(link)
+        self._events = self.bundle(News, MOST_NEWS)
 
     def serve(self, core: Core, shift: Shift, metrics: Metrics) -> None:
         self._core, self._shift, self._metrics = core, shift, metrics
-        self._sessions = RemoteSessions(
-            self._link, self._codec, lambda said: core.tell(shift.inward(said)), self._hung
-        )
 
     def on_end(self, ended: Callable[[], None]) -> None:
         """`ended` is called when the link has ended, or the replica is dismissed."""
         self._ended = ended
-        if self._link.closed or self.dismissed:
+        if not self.there or self.dismissed:
             ended()
 
     def loading(self, what: str, done: float) -> None:
         """A front that goes meanwhile changes nothing: the next one finds the model loaded."""
-        with contextlib.suppress(MailboxClosed):
-            self.tell(Loading(what, done))
-
-    def tell(self, message: ToFront) -> None:
-        """Raises MailboxClosed."""
-        try:
-            self._link.tell(message)
-        except MailboxFull as error:
-            self._hung(str(error))
-
-    def _hung(self, why: str) -> None:
-        log.warning("the front takes nothing", reason=why)
-        self._link.abort()
+        self.tell(Loading(what, done))
 
     def put(self, session: int, message: SessionMessage) -> None:
-        if self._sessions is not None:
-            self._sessions.put(session, self._shift.outward(message))
-
-    def flush(self) -> None:
-        if self._sessions is not None:
-            self._sessions.flush()
+        super().put(session, self._shift.outward(message))
 
     def news(self, events: KvEvents) -> None:
         with contextlib.suppress(MailboxFull):  # a gap is noticed, and a snapshot asked for
             self._events.tell(events)
 
-    @property
-    def heard(self) -> int:
-        """Requests of the front that the core has taken."""
-        return self._sessions.heard if self._sessions is not None else 0
-
-    async def close(self) -> None:
+    async def leave(self) -> None:
         """End the link; its sessions are forgotten."""
-        if self._sessions is not None:
-            self._sessions.release(self._core, UnlistenKv(LISTENER))
-            self._sessions = None
-        if self._open:
-            self._events.close()
-            self._link.close()
+        self.release(self._core, UnlistenKv(LISTENER))
+        if self._link is not None:
             with anyio.move_on_after(1.0, shield=True):
                 await self._link.wait_closed()
+
+    def hung(self, why: str) -> None:
+        log.warning("the front takes nothing", reason=why)
+        super().hung(why)
+
+    def _inward(self, said: Any) -> None:
+        assert self._core is not None
+        self._core.tell(self._shift.inward(said))
 
     def _receive(self, message: FromFront) -> None:
         match message:
             case ToCore(messages):
-                if self._sessions is not None:
-                    self._sessions.take(messages, self._consumed)
+                if self._core is not None:
+                    self.take(messages)
                     return
             case AskMetrics(ident):
                 if self._metrics is not None:
@@ -300,11 +256,7 @@ class _FrontLink:
             case Dismiss():
                 self.dismissed = True
                 self._ended()
-        self._consumed()
-
-    def _consumed(self) -> None:
-        if not self._link.closed:
-            self._link.consumed()
+        self.consumed()
 
     def _end(self, error: Exception | None) -> None:
         if error is not None:

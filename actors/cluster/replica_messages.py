@@ -4,9 +4,8 @@
     StartReplica      ------->  loads the model
                       <-------  Loading ... Loading
                       <-------  Up, or StartFailed and the end
-    ToCore            ------->  what sessions want of it in one turn of the front's loop: one frame
-                      <-------  ToSessions: a step's tokens for all its sessions: one frame
-                      <-------  Report, ten times a second; News of its cache
+    ToCore            ------->  see `front.core_messages`
+                      <-------  ToSessions, News; Report, ten times a second
     AskMetrics        ------->
                       <-------  MetricsText
     Dismiss           ------->  ends
@@ -20,7 +19,8 @@ This file does not know sockets or processes.
 import msgspec
 
 from ramify.actors.executor.spec import ExecutorSpec
-from ramify.actors.front.gateway_messages import ToSessions
+from ramify.actors.front.core_messages import News, ToCore, ToSessions
+from ramify.actors.kit.report import Report
 from ramify.actors.processes.messages import (
     AskMetrics,
     Loading,
@@ -28,17 +28,10 @@ from ramify.actors.processes.messages import (
     ProcessMessage,
     StartFailed,
 )
-from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.config import EngineConfig
-from ramify.protocol.messages import CacheMessage, GrammarMessage, RequestMessage
 from ramify.protocol.plan import ExecutorInfo
 
-MAX_FRAME = 1 << 29  # bytes: one message of the largest size, and what a bundle had collected before it
-
 LISTENER = 1  # the front, to the replica's cache
-
-ForCore = CacheMessage | RequestMessage | GrammarMessage
-
 
 # --- from the front -----------------------------------------------------------------------------
 
@@ -58,12 +51,6 @@ class StartReplica(ProcessMessage, frozen=True):
     check_idle: bool = False
 
 
-class ToCore(ProcessMessage, frozen=True):
-    """In order: a session tells the cache before it tells the scheduler."""
-
-    messages: list[ForCore]
-
-
 class Dismiss(ProcessMessage, frozen=True):
     """Nothing more is wanted: end."""
 
@@ -80,29 +67,6 @@ class Up(ProcessMessage, frozen=True):
     pid: int
     host: str
     name: str = ""
-
-
-class Report(ProcessMessage, frozen=True):
-    """How it is. `free`, `evictable`, `referenced`: token slots of the KV pool.
-
-    `fault`: why it makes no progress, if it does not. `lag`: of its event loop, in seconds. `load`: for
-    routing.
-    """
-
-    running: int = 0
-    waiting: int = 0
-    free: int = 0
-    evictable: int = 0
-    referenced: int = 0
-    lag: float = 0.0
-    fault: str | None = None
-    load: ReplicaLoad | None = None
-
-
-class News(ProcessMessage, frozen=True):
-    """What its cache has, and has no more, in order. What a front takes too slowly is left out."""
-
-    events: list[KvEvents]
 
 
 class Draining(ProcessMessage, frozen=True):

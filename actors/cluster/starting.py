@@ -16,10 +16,10 @@ from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskGroup, TaskStatus
 
 from ramify.actors.cluster.local import environment, gpus, room_beside
-from ramify.actors.cluster.member import ReplicaMember
-from ramify.actors.cluster.membership import Membership
+from ramify.actors.cluster.membership import Membership, ReplicaMember
 from ramify.actors.cluster.ray_replicas import RayReplicas
-from ramify.actors.cluster.replica_messages import MAX_FRAME, Dismiss, FromFront, StartReplica
+from ramify.actors.cluster.replica_messages import Dismiss, FromFront, StartReplica
+from ramify.actors.front.core_messages import MAX_FRAME
 from ramify.actors.front.interface import Guard
 from ramify.actors.kit.log import get_log
 from ramify.actors.links.link import Link
@@ -141,9 +141,9 @@ class LocalReplicas:
             environment=environment(member.number, self._config),
             on_end=partial(self._ends.gone, member),  # at once, not when the process has ended
         )
-        member.kills = child.kill
+        member.ends = child.kill
         member.pid = child.pid
-        member.attach(child.link, self._ends.begin(member.number))
+        member.begin(child.link, self._ends.begin(member.number))
         code = await child.ended()
         return member.why or child.explain(code)
 
@@ -202,7 +202,7 @@ class JoinedReplicas:
         for member in self._members:
             if self._ray is not None:  # if Ray is gone, nobody else tells it
                 member.tell(Dismiss())
-            member.part()
+            member.close()
         if self._port is not None:
             self._port.close()
 
@@ -223,7 +223,7 @@ class JoinedReplicas:
             max_frame=MAX_FRAME,
         )
         self._members.add(member)
-        member.attach(link, self._ends.begin(number))
+        member.begin(link, self._ends.begin(number))
         log.info("a replica joins", replica=number, host=peer)
 
     def _link_ended(self, member: ReplicaMember, error: Exception | None) -> None:

@@ -1,12 +1,12 @@
-"""The messages between the core and a gateway process, and between gateway processes.
+"""The messages between the engine and a gateway process, and between gateway processes.
 
-    core                        gateway process
+    engine                      gateway process
     StartGateway      ------->  listens, reads the tokenizer
                       <-------  Listening, or StartFailed and the end
     Serve             ------->  opens sessions from now on
                       <-------  Serving
-    ToSessions        ------->  a step's tokens, for all sessions there: one frame
-                      <-------  FromSessions: what its sessions want of the core: one frame
+    ToSessions        ------->  see `core_messages`
+                      <-------  ToCore
     Forwarded         ------->  from other gateway processes
     EngineState       ------->
                       <-------  Announced, once the engine is
@@ -25,39 +25,29 @@ from itertools import count
 from typing import Any
 from zlib import crc32
 
+from ramify.actors.front.core_messages import ToCore, ToSessions
 from ramify.actors.front.local import Naming
 from ramify.actors.kit.health import StoreHealth
-from ramify.actors.kit.usage import CredentialUsage
-from ramify.actors.processes.messages import AskMetrics, MetricsText, ProcessMessage, StartFailed
+from ramify.actors.processes.messages import MetricsText, ProcessMessage, StartFailed
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.credentials import Credential
 from ramify.protocol.messages import (
-    CacheMessage,
-    ChangeCore,
     CloseSocket,
-    Compiled,
     Deliver,
     Detached,
     Drained,
     Frame,
-    GrammarMessage,
-    Inspected,
-    Lost,
-    NotCompiled,
     Opened,
     OpenRefused,
     OpenSession,
-    RequestMessage,
     Throttled,
-    Tokens,
 )
 from ramify.protocol.wire import ServerInfo
 
 MAX_WORKERS = 64  # most gateway processes
-MAX_FRAME = 1 << 30  # bytes: what all sockets of a process may have sent in one turn of its loop
 
 
-# --- from the core ------------------------------------------------------------------------------
+# --- from the engine ------------------------------------------------------------------------------
 
 
 class StartGateway(ProcessMessage, frozen=True):
@@ -92,15 +82,6 @@ class Serve(ProcessMessage, frozen=True):
     server: ServerInfo
     context: int
     vocab: int
-
-
-FromEngine = Tokens | Inspected | Compiled | NotCompiled | ChangeCore | Lost
-
-
-class ToSessions(ProcessMessage, frozen=True):
-    """What sessions are told, in order, by number. True: it tells the ends of requests."""
-
-    messages: list[tuple[int, bool, FromEngine]]
 
 
 class Forwarded(ProcessMessage, frozen=True):
@@ -152,7 +133,7 @@ class EndGateway(ProcessMessage, frozen=True):
     failed: bool
 
 
-FromCore = (
+FromEngine = (
     StartGateway
     | Serve
     | ToSessions
@@ -167,34 +148,7 @@ FromCore = (
     | EndGateway
 )
 
-# --- to the core --------------------------------------------------------------------------------
-
-
-class Forward(ProcessMessage, frozen=True):
-    """Hand `body` to the process of gateway worker `worker`, if it serves."""
-
-    worker: int
-    body: bytes
-
-
-class Gauges(ProcessMessage, frozen=True):
-    """What this process has now. `usage`: of the credentials for which it has changed."""
-
-    sockets: int
-    sessions: int
-    lag: float
-    session_bytes: int = 0
-    usage: dict[str, CredentialUsage] = {}
-    store: StoreHealth = StoreHealth()
-
-
-CoreMessage = CacheMessage | RequestMessage | GrammarMessage | Forward | Gauges | AskMetrics
-
-
-class FromSessions(ProcessMessage, frozen=True):
-    """One turn's messages, in order: a session tells the cache before it tells the scheduler."""
-
-    messages: list[CoreMessage]
+# --- to the engine ------------------------------------------------------------------------------
 
 
 class Listening(ProcessMessage, frozen=True):
@@ -209,7 +163,7 @@ class Announced(ProcessMessage, frozen=True):
     """The process knows that the engine is ready, and answers `/readyz` so."""
 
 
-ToCore = FromSessions | Listening | Serving | Announced | StartFailed
+ToEngine = ToCore | Listening | Serving | Announced | StartFailed
 
 # --- between gateway processes ------------------------------------------------------------------
 

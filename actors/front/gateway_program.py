@@ -9,27 +9,23 @@ from typing import Any
 
 import anyio
 
+from ramify.actors.front.core_messages import MAX_FRAME, Forward, Said, ToCore, ToSessions
 from ramify.actors.front.gateway_messages import (
-    MAX_FRAME,
     Accept,
     Announced,
     Bar,
-    CoreMessage,
     Drain,
     EndGateway,
     EngineState,
-    Forward,
     Forwarded,
-    FromCore,
-    FromSessions,
+    FromEngine,
     Listening,
     Load,
     Peers,
     Serve,
     Serving,
     StartGateway,
-    ToCore,
-    ToSessions,
+    ToEngine,
     naming,
 )
 from ramify.actors.front.interface import Core, unguarded
@@ -62,7 +58,7 @@ class GatewayProgram:
     def __init__(self) -> None:
         self._control: Mailbox[Serve | Drain | EndGateway] = Mailbox("control", 16)
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._link: Link[ToCore, FromCore] | None = None
+        self._link: Link[ToEngine, FromEngine] | None = None
         self._encoder = encoder()
         self._batches = 0  # of ToSessions that the sessions have not all taken
 
@@ -71,7 +67,7 @@ class GatewayProgram:
         self._link = link = await open_link(
             "core",
             sock,
-            decoder(FromCore),
+            decoder(FromEngine),
             self._encoder,
             on_message=self._receive,
             on_end=self._ended,
@@ -91,8 +87,8 @@ class GatewayProgram:
 
     def _build(self, start: StartGateway) -> None:
         assert self._link is not None
-        self._core: Bundle[CoreMessage] = Bundle(self._link, FromSessions, self._encoder)
-        self._sessions: LimitedAddress[CoreMessage] = LimitedAddress(self._core, SESSIONS)
+        self._core: Bundle[Said] = Bundle(self._link, ToCore, self._encoder)
+        self._sessions: LimitedAddress[Said] = LimitedAddress(self._core, SESSIONS)
         self._clock = MonotonicClock()
         self._collector = Collector(self._clock)
         self._status = RemoteStatus()
@@ -120,7 +116,7 @@ class GatewayProgram:
         for session in start.barred:
             self._front.bar(session)
 
-    async def _serve(self, link: Link[ToCore, FromCore]) -> int:
+    async def _serve(self, link: Link[ToEngine, FromEngine]) -> int:
         async with anyio.create_task_group() as group:
             await self._front.listen(group, unguarded)
             group.start_soon(watch_loop, self._clock, self._metrics)
@@ -152,7 +148,7 @@ class GatewayProgram:
 
     # --- from the core ---------------------------------------------------------------------------
 
-    def _receive(self, message: FromCore) -> None:
+    def _receive(self, message: FromEngine) -> None:
         assert self._link is not None
         match message:
             case ToSessions(batch):
@@ -179,7 +175,7 @@ class GatewayProgram:
             case Peers(workers):
                 self._router.peers(set(workers))
             case MetricsText(ident, text):
-                self._metrics.answered(ident, text)
+                self._metrics.scrapes.answered(ident, text)
             case StartGateway():
                 self._build(message)
                 self._started.set_result(None)

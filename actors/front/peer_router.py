@@ -19,13 +19,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, TypeVar, cast
+from typing import cast
 
 from ramify.actors.front.gateway_messages import PeerMessage, PeerMessages, ToSession, home, worker_of
 from ramify.actors.front.local import OPENS, Mailboxes
 from ramify.actors.gateway.port.intake import refuse
 from ramify.actors.kit.fanout import FanOut, Router
-from ramify.actors.kit.mailbox import Address, MailboxFull, tell_each
+from ramify.actors.kit.mailbox import Address, FunctionAddress, MailboxFull, tell_each
 from ramify.actors.kit.relay import Relay
 from ramify.actors.links.bundle import FRAME_BYTES, LARGEST, EncodedBatch
 from ramify.actors.processes.messages import decoder, encoder
@@ -45,8 +45,6 @@ from ramify.protocol.messages import (
     Throttled,
 )
 from ramify.protocol.wire import Error
-
-T = TypeVar("T")
 
 RETRY_MS = 100
 BUSY = Overloaded("the server is behind: send the frame again later", retry_ms=RETRY_MS)
@@ -75,8 +73,8 @@ class PeerRouter(Mailboxes):
         self.worker = worker
         self.sessions = _SessionRouter(self)
         self.fan_out: FanOut[SessionMessage] = FanOut(self.sessions, emptied=told)
-        self._gateway = _FunctionAddress(self._to_gateway)
-        self._directory = _FunctionAddress(self._to_directory)
+        self._gateway = FunctionAddress(self._to_gateway)
+        self._directory = FunctionAddress(self._to_directory)
         self._forward = forward
         self._behind = behind
         self._most = most
@@ -271,10 +269,3 @@ class _SessionRouter(Router[SessionMessage]):
             super().tell_all(key, messages)
         else:
             tell_each(partial(self._router.to_session, key), messages)
-
-
-class _FunctionAddress(Generic[T]):
-    """An address that is a function."""
-
-    def __init__(self, tell: Callable[[T], None]) -> None:
-        self.tell = tell

@@ -20,40 +20,35 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
+from ramify.actors.front.core_messages import Forward, FromCore, Said, ToCore
 from ramify.actors.front.gateway_messages import (
     Accept,
     Announced,
     Bar,
-    CoreMessage,
     Drain,
     EndGateway,
     EngineState,
-    Forward,
-    FromCore,
     FromEngine,
-    FromSessions,
-    Gauges,
     Listening,
     Load,
     Peers,
     Serve,
     Serving,
     StartGateway,
-    ToCore,
+    ToEngine,
     worker_of,
 )
 from ramify.actors.front.interface import Core, Guard
-from ramify.actors.front.process import GatewayProcess
-from ramify.actors.front.worker import Worker
+from ramify.actors.front.worker import GatewayProcess, Worker
 from ramify.actors.gateway.port.access.auth import MINTED_MAX
 from ramify.actors.gateway.port.access.minted import table_bytes
 from ramify.actors.gateway.port.interfaces import Status as EngineStatus
 from ramify.actors.gateway.port.server import bind_shared
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Spread
-from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.metrics import Metrics
+from ramify.actors.kit.report import Report
 from ramify.actors.kit.working import Working, working_file
 from ramify.actors.processes.messages import AskMetrics, MetricsText, NotStarted, StartFailed
 from ramify.actors.processes.silence import Silence
@@ -184,11 +179,11 @@ class ProcessFront:
     def put(self, key: int, message: SessionMessage) -> None:
         process = self._up.get(worker_of(key))
         if process is not None:
-            process.sessions.put(key, cast(FromEngine, message))  # all that the core tells them
+            process.put(key, cast(FromCore, message))  # all that the core tells them
 
     def start(self) -> None:
         for process in self._up.values():
-            process.sessions.flush()
+            process.flush()
 
     def flush(self) -> None:
         self.start()
@@ -258,18 +253,16 @@ class ProcessFront:
         if worker.shut and not self._stop.is_set():
             worker.accept_again()
         self._up.pop(worker.number, None)
-        self._metrics.gateway(worker.number, 0, 0, 0.0)
-        self._metrics.usage_ended(worker.number)
-        self._metrics.store_is(StoreHealth(), worker.number)
-        process.sessions.release(self._core)
+        self._metrics.gateway_ended(worker.number)
+        process.release(self._core)
         if self._stop.is_set():
             return
         if worker.failure is None:
-            sessions = len(process.sessions.live)
+            sessions = len(process.live)
             log.error("a gateway process failed", gateway=worker.number, reason=why, sessions=sessions)
         else:
             raise worker.failure
-        if process.child.has_hung and self._bar(worker.number):
+        if process.why and self._bar(worker.number):
             self._tell_all(Peers(sorted(self._up)))
             return
         if worker.begun and self._deaths.too_many(self._clock.now()):
@@ -295,14 +288,14 @@ class ProcessFront:
 
     # --- messages --------------------------------------------------------------------------------
 
-    def _receive(self, worker: Worker, process: GatewayProcess, message: ToCore) -> None:
+    def _receive(self, worker: Worker, process: GatewayProcess, message: ToEngine) -> None:
         process.silence.heard()
         if worker.shut:  # it has come back, and listens again
             worker.shut = False
             log.info("a gateway process goes on", gateway=worker.number)
         match message:
-            case FromSessions(messages):
-                process.sessions.take(messages, process.child.link.consumed)
+            case ToCore(messages):
+                process.take(messages)
                 return
             case Listening():
                 worker.listening.set()
@@ -312,19 +305,17 @@ class ProcessFront:
                 worker.ready.set()
             case StartFailed():
                 worker.failure = message.exception(f"gateway {worker.number}")
-        process.child.link.consumed()
+        process.consumed()
 
-    def _take(self, process: GatewayProcess, message: CoreMessage) -> None:
+    def _take(self, process: GatewayProcess, message: Said) -> None:
         """What a process says for others. Raises MailboxFull, and then nothing has happened."""
         match message:
             case Forward(worker, body):
                 peer = self._up.get(worker)
                 if peer is not None:
                     peer.forward(body)
-            case Gauges(sockets, sessions, lag, held, usage, store):
-                self._metrics.gateway(process.worker, sockets, sessions, lag, held)
-                self._metrics.usage(process.worker, usage)
-                self._metrics.store_is(store, process.worker)
+            case Report():
+                self._metrics.gateway(process.worker, message)
             case AskMetrics(ident):
                 self._metrics.scrape(lambda text: process.tell(MetricsText(ident, text)))
             case _:
@@ -344,7 +335,7 @@ class ProcessFront:
                     continue
                 silent = process.silence.tick(now)
                 if silent > HUNG_SECONDS:
-                    process.child.hung("it was silent for too long")
+                    process.hung("it was silent for too long")
                 elif silent > DEAF_SECONDS and not worker.shut:
                     worker.stop_accepting()
                     log.warning("a gateway process is silent: no new connections", gateway=worker.number)
@@ -365,7 +356,7 @@ class ProcessFront:
         status = self._status
         return EngineState(status.ready, status.phase, status.info(), status.fault, status.store)
 
-    def _tell_all(self, message: FromCore) -> None:
+    def _tell_all(self, message: FromEngine) -> None:
         for worker in self._workers:
             if worker.process is not None:
                 worker.process.tell(message)

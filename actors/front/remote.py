@@ -9,11 +9,13 @@ from collections.abc import Callable
 from copy import copy
 from typing import Any
 
-from ramify.actors.front.gateway_messages import CoreMessage, EngineState, Gauges
+from ramify.actors.front.core_messages import Said
+from ramify.actors.front.gateway_messages import EngineState
 from ramify.actors.kit.health import StoreHealth
+from ramify.actors.kit.report import Report
 from ramify.actors.kit.usage import CredentialUsage
 from ramify.actors.links.bundle import Bundle
-from ramify.actors.processes.messages import AskMetrics
+from ramify.actors.processes.peer import Scrapes
 
 
 class RemoteStatus:
@@ -45,7 +47,7 @@ class RemoteMetrics:
     See `gateway.interfaces.Metrics` and `kit.metrics`.
     """
 
-    def __init__(self, core: Bundle[CoreMessage]) -> None:
+    def __init__(self, core: Bundle[Said]) -> None:
         self._core = core
         self._sockets = self._sessions = 0
         self._lag = 0.0
@@ -53,8 +55,7 @@ class RemoteMetrics:
         self._store = StoreHealth()
         self._loop = asyncio.get_running_loop()
         self._due = False
-        self._asked: dict[int, Callable[[bytes], object]] = {}
-        self._count = 0
+        self.scrapes = Scrapes()
         self._usage: Callable[[], dict[str, CredentialUsage]] = dict
         self._told: dict[str, CredentialUsage] = {}
 
@@ -83,13 +84,7 @@ class RemoteMetrics:
 
     def scrape(self, done: Callable[[bytes], object], /) -> None:
         self._report(self._news())  # first what happened here
-        self._count += 1
-        self._asked[self._count] = done
-        self._core.tell(AskMetrics(self._count))
-
-    def answered(self, ident: int, text: bytes) -> None:
-        """The core's reply to `AskMetrics`."""
-        self._asked.pop(ident)(text)
+        self.scrapes.ask(self._core.tell, done)
 
     def _changed(self) -> None:
         if not self._due:
@@ -106,5 +101,13 @@ class RemoteMetrics:
 
     def _report(self, usage: dict[str, CredentialUsage] | None = None) -> None:
         self._due = False
-        held = self._held()
-        self._core.tell(Gauges(self._sockets, self._sessions, self._lag, held, usage or {}, self._store))
+        self._core.tell(
+            Report(
+                lag=self._lag,
+                sockets=self._sockets,
+                sessions=self._sessions,
+                session_bytes=self._held(),
+                usage=usage or {},
+                store=self._store,
+            )
+        )

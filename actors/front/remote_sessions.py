@@ -11,13 +11,13 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
-from ramify.actors.front.gateway_messages import FromEngine, ToSessions
+from ramify.actors.front.core_messages import FromCore, Said, ToSessions
 from ramify.actors.kit.log import get_log
-from ramify.actors.kit.mailbox import Address, MailboxClosed, MailboxFull
+from ramify.actors.kit.mailbox import Address, FunctionAddress, MailboxClosed, MailboxFull
 from ramify.actors.kit.relay import Relay
-from ramify.actors.links.bundle import Bundle, CannotEncode, Frames
+from ramify.actors.links.bundle import CannotEncode
+from ramify.actors.links.link import Link
+from ramify.actors.processes.peer import Peer
 from ramify.protocol.messages import (
     AbandonSession,
     CancelSession,
@@ -33,33 +33,29 @@ from ramify.protocol.messages import (
 log = get_log(__name__)
 
 
-class RemoteSessions:
-    """Those at the other end of `link`.
+class RemoteSessions(Peer):
+    """A front in another process. `take_one` brings a message to its actor, or raises MailboxFull.
 
-    `tell` brings a message of theirs to its actor; MailboxFull: nothing has happened. `hung(why)` is
-    called when the process takes nothing any more. `live`: the sessions that the cache has heard of;
-    `last`: the highest number of any; `heard`: requests that the scheduler has taken.
+    `live`: the sessions that the cache has heard of; `last`: the highest number of any; `heard`:
+    requests that the scheduler has taken.
     """
 
-    def __init__(
-        self,
-        link: Frames,
-        encoder: msgspec.msgpack.Encoder,
-        tell: Callable[[Any], None],
-        hung: Callable[[str], None],
-    ) -> None:
+    def __init__(self, take_one: Callable[[Any], None]) -> None:
+        super().__init__()
         self.live: set[int] = set()
         self.last = 0
         self.heard = 0
-        self._tell = tell
-        self._hung = hung
-        self._told: Bundle[tuple[int, bool, FromEngine]] = Bundle(link, ToSessions, encoder)
+        self._take_one = take_one
         self._said: Relay[Any] = Relay()
-        self._said.connect(self)
+        self._said.connect(FunctionAddress(self._deliver))
+
+    def attach(self, link: Link[Any, Any]) -> None:
+        super().attach(link)
+        self._told = self.bundle(ToSessions)
 
     # --- what they are told ----------------------------------------------------------------------
 
-    def put(self, session: int, message: FromEngine) -> None:
+    def put(self, session: int, message: FromCore) -> None:
         """Add what a session is told to the next frame; `flush` sends it.
 
         What cannot be encoded ends its session, and nobody else notices.
@@ -72,7 +68,7 @@ class RemoteSessions:
                 log.exception("a session's message is lost", session=session)
                 self._told.put((session, False, Lost(str(error))))
         except MailboxFull as error:
-            self._hung(str(error))
+            self.hung(str(error))
 
     def flush(self) -> None:
         """Send the frame."""
@@ -80,19 +76,18 @@ class RemoteSessions:
 
     # --- what they say ---------------------------------------------------------------------------
 
-    def take(self, messages: list[Any], done: Callable[[], None]) -> None:
-        """One frame. `done` is called when the actors have all of it: its credit goes back then."""
+    def take(self, messages: list[Said]) -> None:
+        """One frame. Its credit goes back when the actors have all of it."""
         for message in messages:
             self._said.tell(message)
-        self._said.tell(done)
+        self._said.tell(None)
 
-    def tell(self, message: Any, /) -> None:
-        """For the relay. Raises MailboxFull, and then nothing has happened."""
-        if callable(message):
-            message()
+    def _deliver(self, message: Any) -> None:
+        if message is None:
+            self.consumed()
             return
         with contextlib.suppress(MailboxClosed):  # the core is going down
-            self._tell(message)
+            self._take_one(message)
         match message:
             case OpenBranch(branch):
                 session = session_of(branch)
@@ -106,8 +101,7 @@ class RemoteSessions:
                 self.heard += 1
 
     def close(self) -> None:
-        """Forget what waits, in both directions."""
-        self._told.close()
+        super().close()
         self._said.close()
 
     def release(self, core: Address[Any] | None, *last: Any) -> None:

@@ -1,22 +1,95 @@
-"""A gateway worker: one process after the other runs it. How long a start may take.
+"""A gateway worker, and the process that runs it: its start, its link, its end; another one follows.
 
-This file does not know who starts processes, nor what they are told.
+A process inherits the sockets to accept on and the table of minted tokens. This file does not know when
+processes are started, nor what the messages do.
 """
 
 import asyncio
 import contextlib
 import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import anyio
 import msgspec
 from anyio.abc import TaskStatus
 
-from ramify.actors.front.gateway_messages import count_of
-from ramify.actors.front.process import GatewayProcess
+from ramify.actors.front.core_messages import MAX_FRAME, Said
+from ramify.actors.front.gateway_messages import (
+    Forwarded,
+    FromEngine,
+    StartGateway,
+    ToEngine,
+    count_of,
+)
+from ramify.actors.front.remote_sessions import RemoteSessions
 from ramify.actors.gateway.port.server import BACKLOG
+from ramify.actors.kit.mailbox import MailboxFull
+from ramify.actors.links.link import Link
+from ramify.actors.processes.child_process import ChildProcess
+from ramify.actors.processes.messages import decoder, encoder
 from ramify.protocol.wire import ServerInfo
 
+PROGRAM = "ramify.actors.front.gateway_program"
+
 START_SECONDS = 30.0  # from its start until a process listens, and from `Serve` until it serves
+
+
+class GatewayProcess(RemoteSessions):
+    """A started process, and the sessions that live there."""
+
+    child: ChildProcess[FromEngine, ToEngine]  # from `start` on
+
+    def __init__(self, worker: int, tell: Callable[["GatewayProcess", Said], None]) -> None:
+        super().__init__(partial(tell, self))
+        self.worker = worker
+
+    @classmethod
+    async def start(
+        cls,
+        start: StartGateway,
+        receive: Callable[["GatewayProcess", ToEngine], None],
+        tell: Callable[["GatewayProcess", Said], None],
+    ) -> "GatewayProcess":
+        """Start a process and tell it `start`. Its messages go to `receive`, one call each.
+
+        `tell`: where those of its sessions go. See `RemoteSessions`.
+        """
+        self = cls(start.worker, tell)
+        inherited = (*start.listeners, start.minted, start.working)
+        self.child = await ChildProcess.start(
+            f"gateway {start.worker}",
+            PROGRAM,
+            decoder(ToEngine),
+            encoder(),
+            partial(receive, self),
+            inherit=[fd for fd in inherited if fd is not None],
+            max_frame=MAX_FRAME,
+        )
+        self.ends = self.child.kill
+        self.attach(self.child.link)
+        self.tell(start)
+        return self
+
+    def attach(self, link: Link[Any, Any]) -> None:
+        super().attach(link)
+        self._forwarded = self.bundle(Forwarded)
+
+    def forward(self, body: bytes) -> None:
+        """Hand on what another process tells this one. May wait, as what sessions are told may."""
+        try:
+            self._forwarded.tell(body)
+        except MailboxFull as error:
+            self.hung(str(error))
+
+    async def ended(self) -> str:
+        """Wait until the process has ended and all that it sent has been received: says why."""
+        try:
+            code = await self.child.ended()
+            return self.why or self.child.explain(code)
+        finally:
+            self.close()
 
 
 class Worker:
@@ -77,13 +150,13 @@ class Worker:
         with anyio.move_on_after(START_SECONDS):
             await event.wait()
         if not event.is_set():
-            process.child.hung(f"it did not {what} within {START_SECONDS:g} s")
+            process.hung(f"it did not {what} within {START_SECONDS:g} s")
         return event.is_set()
 
     def left(self, process: GatewayProcess) -> None:
         """The process has ended."""
         self.process = None
-        self.first = max(self.first, count_of(process.sessions.last) + 1)
+        self.first = max(self.first, count_of(process.last) + 1)
         self.begun = self.begun or self.listening.is_set()
 
     def server(self, server: ServerInfo) -> ServerInfo:

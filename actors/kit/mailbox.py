@@ -153,3 +153,10 @@ class LimitedAddress(Generic[T]):
         if len(self._queue) >= self._most:
             raise MailboxFull(f"{self._most} messages wait")
         self._queue.tell(message)
+
+
+class FunctionAddress(Generic[T]):
+    """An address that is a function."""
+
+    def __init__(self, tell: Callable[[T], None]) -> None:
+        self.tell = tell

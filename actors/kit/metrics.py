@@ -21,7 +21,9 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 
 from ramify.actors.kit.health import StoreHealth, joined
+from ramify.actors.kit.report import Report
 from ramify.actors.kit.usage import CredentialUsage
+from ramify.protocol.cluster import ReplicaLoad
 from ramify.protocol.messages import Finished
 from ramify.protocol.plan import StepResult, unpack
 
@@ -212,22 +214,20 @@ class Metrics:
             self._stores[number] = health
             self._store_changed()
 
-    def gateway(
-        self, number: int, sockets: int, sessions: int, lag: float, session_bytes: int = 0
-    ) -> None:
+    def gateway(self, number: int, report: Report) -> None:
         """What a gateway in a process of its own has now; it adds to what is here."""
-        self._gateways[number] = (sockets, sessions, lag, session_bytes)
+        self._gateways[number] = (report.sockets, report.sessions, report.lag, report.session_bytes)
+        self._usage.setdefault(number, {}).update(report.usage)
+        self.store_is(report.store, number)
 
     def usage_from(self, source: Callable[[], dict[str, CredentialUsage]], /) -> None:
         """Where to look what each credential has in this process."""
         self._usage_here = source
 
-    def usage(self, number: int, changed: dict[str, CredentialUsage]) -> None:
-        """What some credentials have in a gateway process."""
-        self._usage.setdefault(number, {}).update(changed)
-
-    def usage_ended(self, number: int) -> None:
+    def gateway_ended(self, number: int) -> None:
         """A gateway process has ended: what it counted stays, its sockets do not."""
+        self._gateways[number] = (0, 0, 0.0, 0)
+        self.store_is(StoreHealth(), number)
         past = self._usage.setdefault(PAST, {})
         for name, usage in self._usage.pop(number, {}).items():
             usage.sockets = 0
@@ -292,6 +292,20 @@ class Metrics:
         """Share of the prompt tokens of all finished requests that were in the cache; 0.0 if none."""
         prompt = self._cached + self._computed
         return self._cached / prompt if prompt else 0.0
+
+    def report(self, fault: str | None, load: ReplicaLoad) -> Report:
+        """How the core of this process is."""
+        free, evictable, referenced = self._kv
+        return Report(
+            lag=self._lag,
+            running=self._running,
+            waiting=self._waiting,
+            free=free,
+            evictable=evictable,
+            referenced=referenced,
+            fault=fault,
+            load=load,
+        )
 
     def render(self) -> bytes:
         """The text exposition format, version 0.0.4 (`CONTENT_TYPE`)."""

@@ -35,7 +35,6 @@ class ChildProcess(Generic[Out, In]):
     def __init__(self, process: asyncio.subprocess.Process, lifeline: BinaryIO) -> None:
         self._process = process
         self._lifeline = lifeline
-        self._hung = ""  # why it was ended, if it hung
         self._loop = asyncio.get_running_loop()
         self._broken: Exception | None = None  # why the link ended
         self._on_end: Callable[[], None] = lambda: None
@@ -120,16 +119,6 @@ class ChildProcess(Generic[Out, In]):
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
-    def hung(self, why: str) -> None:
-        """It does not read or does not speak: end it. The first reason counts."""
-        self._hung = self._hung or why
-        self.kill()
-
-    @property
-    def has_hung(self) -> bool:
-        """Whether it was ended for that."""
-        return bool(self._hung)
-
     async def ended(self) -> int:
         """Wait until the process has ended and all that it sent has been received: its exit code.
 
@@ -150,8 +139,6 @@ class ChildProcess(Generic[Out, In]):
 
     def explain(self, code: int) -> str:
         """How it ended, in words."""
-        if self._hung:
-            return f"its process {self.pid} hung and was killed: {self._hung}"
         if code < 0:
             with contextlib.suppress(ValueError):
                 return f"its process {self.pid} was killed by {signal.Signals(-code).name}"

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from ramify.actors.cluster.metrics import ClusterMetrics, ReplicaGauges, joined
-from ramify.actors.cluster.replica_messages import Report
 from ramify.actors.kit.metrics import Metrics
+from ramify.actors.kit.report import Report
 from ramify.clients.cli import build_parser
 
 DEPLOY = Path(__file__).parents[2] / "examples" / "deploy"

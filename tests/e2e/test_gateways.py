@@ -20,8 +20,8 @@ import websockets
 
 from ramify.actors.cache.integrity import check
 from ramify.actors.engine import EngineFailed
-from ramify.actors.front.process import GatewayProcess
 from ramify.actors.front.processes import DEATHS
+from ramify.actors.front.worker import GatewayProcess
 from ramify.actors.kit.working import Working, cell_of
 from ramify.actors.processes.messages import NotStarted
 
@@ -399,7 +399,7 @@ async def test_a_first_process_that_hangs_at_its_start_ends_the_start(
     serving: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ramify.actors.front.worker.START_SECONDS", 0.0)
-    with pytest.raises(NotStarted, match=r"gateway 0 did not start: its process .* did not listen"):
+    with pytest.raises(NotStarted, match=r"gateway 0 did not start: it hung: it did not listen"):
         async with serving(gateways=1):
             pass
 

@@ -17,10 +17,11 @@ from ramify.actors.cluster.cluster import (
     WITHOUT_SECONDS,
     Cluster,
 )
-from ramify.actors.cluster.member import ReplicaMember
+from ramify.actors.cluster.membership import ReplicaMember
 from ramify.actors.cluster.metrics import ClusterMetrics
-from ramify.actors.cluster.replica_messages import Report, Up
+from ramify.actors.cluster.replica_messages import Up
 from ramify.actors.kit.clock import ManualClock
+from ramify.actors.kit.report import Report
 from ramify.actors.processes.messages import NotStarted
 from ramify.protocol import messages as m
 from ramify.protocol.cluster import ReplicaLoad

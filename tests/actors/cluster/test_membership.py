@@ -5,9 +5,8 @@ from typing import Any, get_args
 import pytest
 
 from ramify.actors.cluster.bindings import Bindings
-from ramify.actors.cluster.member import ReplicaMember, State
-from ramify.actors.cluster.membership import TRANSITIONS, Event, Membership
-from ramify.actors.cluster.replica_messages import Report
+from ramify.actors.cluster.membership import TRANSITIONS, Event, Membership, ReplicaMember, State
+from ramify.actors.kit.report import Report
 from ramify.actors.routing.session_router import SessionRouter
 
 

@@ -5,8 +5,8 @@ import asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from ramify.actors.cluster.metrics import ClusterMetrics, ReplicaGauges, joined
-from ramify.actors.cluster.replica_messages import Report
 from ramify.actors.kit.metrics import Metrics
+from ramify.actors.kit.report import Report
 from ramify.protocol.messages import Finished
 
 

@@ -11,17 +11,15 @@ import pytest
 
 from ramify.actors.cluster.replica import OtherModel, Replica
 from ramify.actors.cluster.replica_messages import (
-    MAX_FRAME,
     Dismiss,
     Draining,
-    Report,
     StartReplica,
-    ToCore,
     ToFront,
     Up,
 )
 from ramify.actors.executor.spec import FakeSpec
-from ramify.actors.front.gateway_messages import ToSessions
+from ramify.actors.front.core_messages import MAX_FRAME, ToCore, ToSessions
+from ramify.actors.kit.report import Report
 from ramify.actors.links.link import open_link
 from ramify.actors.processes.messages import Loading, StartFailed, decoder, encoder
 from ramify.protocol import messages as m

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from ramify.actors.front import core_messages as c
 from ramify.actors.front import gateway_messages as w
+from ramify.actors.kit.report import Report
 from ramify.actors.kit.usage import CredentialUsage
-from ramify.actors.processes.messages import decoder, encoder
+from ramify.actors.processes.messages import AskMetrics, MetricsText, StartFailed, decoder, encoder
 from ramify.protocol import messages as m
 from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
 from ramify.protocol.credentials import Credential, CredentialLimits
@@ -56,7 +58,7 @@ def test_a_public_id_names_its_owner(session: str, worker: int | None) -> None:
         w.StartGateway(CONFIG, 1, 2, 3, [4], None, [], 7, ["s_1"]),
         w.Bar("s_1"),
         w.Serve(ServerInfo(version=1, epoch="e", model="m", context=9), 9, 384),
-        w.ToSessions(
+        c.ToSessions(
             [(65, False, m.Tokens([m.Progress(1, b"1234")], [])), (66, False, m.Inspected(1, [2]))]
         ),
         w.Forwarded([b"x", b"y"]),
@@ -66,31 +68,31 @@ def test_a_public_id_names_its_owner(session: str, worker: int | None) -> None:
         w.EngineState(True, "ready", {}, "the executor says nothing for 5 s"),
         w.Accept([Credential(name="alice", digest=b"\0" * 32, limits=CredentialLimits(sockets=1))]),
         w.Peers([0, 1]),
-        w.MetricsText(1, b"text"),
+        MetricsText(1, b"text"),
         w.Drain("why", 1.0),
         w.EndGateway(1.0, True),
     ],
 )
-def test_what_the_core_says(message: w.FromCore) -> None:
-    assert decoder(w.FromCore).decode(encoder().encode(message)) == message
+def test_what_the_core_says(message: w.FromEngine) -> None:
+    assert decoder(w.FromEngine).decode(encoder().encode(message)) == message
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        w.FromSessions(
-            [m.OpenBranch(1 << 32), m.CancelSession(1), w.Forward(1, b"x"), w.Gauges(1, 2, 0.5)]
+        c.ToCore(
+            [m.OpenBranch(1 << 32), m.CancelSession(1), c.Forward(1, b"x"), Report(sockets=1, lag=0.5)]
         ),
-        w.FromSessions([w.Gauges(1, 2, 0.5, 9, {"alice": CredentialUsage(1, 2, 3, 4, 5)})]),
-        w.FromSessions([m.DropBranches([(1 << 32) - 1 << 32 | 1]), w.AskMetrics(1)]),
+        c.ToCore([Report(session_bytes=9, usage={"alice": CredentialUsage(1, 2, 3, 4, 5)})]),
+        c.ToCore([m.DropBranches([(1 << 32) - 1 << 32 | 1]), AskMetrics(1)]),
         w.Listening(),
         w.Serving(),
         w.Announced(),
-        w.StartFailed("ModelError", "no"),
+        StartFailed("ModelError", "no"),
     ],
 )
-def test_what_a_process_says(message: w.ToCore) -> None:
-    assert decoder(w.ToCore).decode(encoder().encode(message)) == message
+def test_what_a_process_says(message: w.ToEngine) -> None:
+    assert decoder(w.ToEngine).decode(encoder().encode(message)) == message
 
 
 def test_what_neighbours_say() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from ramify.actors.front.gateway_messages import FromCore, FromEngine, ToSessions
+from ramify.actors.front.core_messages import FromCore, ToSessions
+from ramify.actors.front.gateway_messages import FromEngine
 from ramify.actors.front.interface import Core
 from ramify.actors.front.remote_sessions import RemoteSessions
 from ramify.actors.kit.mailbox import LimitedAddress, Mailbox
@@ -24,12 +25,20 @@ class StubLink:
 
     def __init__(self) -> None:
         self.credits = 10
-        self.told: list[tuple[int, bool, FromEngine]] = []
+        self.closed = False
+        self.done = 0
+        self.told: list[tuple[int, bool, FromCore]] = []
 
     def tell(self, message: Any, /) -> None:
-        frame = decoder(FromCore).decode(encoder().encode(message))
+        frame = decoder(FromEngine).decode(encoder().encode(message))
         assert isinstance(frame, ToSessions)
         self.told += frame.messages
+
+    def consumed(self, count: int) -> None:
+        self.done += count
+
+    def close(self) -> None:
+        self.closed = True
 
 
 class Rig:
@@ -46,15 +55,11 @@ class Rig:
             384,
         )
         self.link = StubLink()
-        self.hung: list[str] = []
-        self.sessions = RemoteSessions(self.link, encoder(), self.core.tell, self.hung.append)
-        self.done = 0
+        self.sessions = RemoteSessions(self.core.tell)
+        self.sessions.attach(self.link)  # type: ignore[arg-type]
 
     def take(self, *messages: Any) -> None:
-        def done() -> None:
-            self.done += 1
-
-        self.sessions.take(list(messages), done)
+        self.sessions.take(list(messages))
 
 
 def submit() -> m.Submit:
@@ -72,7 +77,7 @@ async def test_what_finds_no_room_waits_in_order_and_holds_the_credits_back() ->
     extends = [m.ExtendBranch(HANDLE, bytes([i])) for i in range(5)]
     rig.take(m.OpenBranch(HANDLE), *extends, submit())
     rig.take(m.CancelRequest(REQUEST))
-    assert rig.done == 0
+    assert rig.link.done == 0
     assert len(rig.cache) == 2
     assert len(rig.scheduler) == 0  # a request must not overtake its branch
     told: list[Any] = []
@@ -84,7 +89,7 @@ async def test_what_finds_no_room_waits_in_order_and_holds_the_credits_back() ->
     await until(emptied)
     assert told == [m.OpenBranch(HANDLE), *extends]
     assert rig.scheduler.drain_nowait() == [submit(), m.CancelRequest(REQUEST)]
-    assert rig.done == 2
+    assert rig.link.done == 2
     assert rig.sessions.live == {SESSION}
     assert rig.sessions.heard == 1
 
@@ -131,7 +136,7 @@ async def test_before_there_is_a_core_nothing_is_left() -> None:
     rig = Rig()
     rig.sessions.release(None)
     rig.take(m.OpenBranch(HANDLE))
-    assert len(rig.cache) == rig.done == 0
+    assert len(rig.cache) == rig.link.done == 0
 
 
 async def test_a_session_whose_message_cannot_be_encoded_ends_alone() -> None:

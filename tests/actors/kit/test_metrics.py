@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.metrics import Histogram, Metrics
+from ramify.actors.kit.report import Report
 from ramify.actors.kit.usage import CredentialUsage
 from ramify.protocol.messages import Finished
 from ramify.protocol.plan import StepResult, pack
@@ -202,9 +203,9 @@ def test_gateway_processes_add_up_and_show_alone() -> None:
     metrics = Metrics()
     assert "ramify_gateway_sockets{0}" not in samples(metrics)
     metrics.sockets(1)
-    metrics.gateway(0, 3, 2, 0.5)
-    metrics.gateway(1, 5, 4, 0.25)
-    metrics.gateway(0, 1, 2, 0.5)
+    metrics.gateway(0, Report(sockets=3, sessions=2, lag=0.5))
+    metrics.gateway(1, Report(sockets=5, sessions=4, lag=0.25))
+    metrics.gateway(0, Report(sockets=1, sessions=2, lag=0.5))
     values = samples(metrics)
     assert values["ramify_sockets"] == metrics.open_sockets == 7
     assert values["ramify_sessions"] == metrics.live_sessions == 6
@@ -223,18 +224,19 @@ def test_what_credentials_have_adds_up_over_processes() -> None:
     """Counters outlive the process that counted; sockets do not."""
     metrics = Metrics()
     metrics.usage_from(lambda: {"alice": CredentialUsage(1, 10, 2)})
-    metrics.usage(0, {"alice": CredentialUsage(2, 100, 20, 3), "bob": CredentialUsage(1)})
-    metrics.usage(1, {"alice": CredentialUsage(4, 1000, 200, 0, 1)})
-    metrics.usage(1, {"alice": CredentialUsage(5, 2000, 200, 0, 1)})
+    zero = {"alice": CredentialUsage(2, 100, 20, 3), "bob": CredentialUsage(1)}
+    metrics.gateway(0, Report(usage=zero))
+    metrics.gateway(1, Report(usage={"alice": CredentialUsage(4, 1000, 200, 0, 1)}))
+    metrics.gateway(1, Report(usage={"alice": CredentialUsage(5, 2000, 200, 0, 1)}))
     assert metrics.sockets_elsewhere(1) == {"alice": 2, "bob": 1}
     assert metrics.sockets_elsewhere(0) == {"alice": 5}
     values = samples(metrics)
     assert values["ramify_owner_sockets{alice}"] == 8
     assert values["ramify_owner_received_bytes_total{alice}"] == 2110
-    metrics.usage_ended(1)
-    metrics.usage_ended(1)
+    metrics.gateway_ended(1)
+    metrics.gateway_ended(1)
     assert metrics.sockets_elsewhere(0) == {}
-    metrics.usage(1, {"alice": CredentialUsage(1, 5)})  # the process that took its place
+    metrics.gateway(1, Report(usage={"alice": CredentialUsage(1, 5)}))  # the process that took its place
     values = samples(metrics)
     assert values["ramify_owner_sockets{alice}"] == 4
     assert values["ramify_owner_received_bytes_total{alice}"] == 2115
