@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
-import { URL_OF_SERVER, again, answers, last, scene, send, settled, streaming, visit } from "./harness.mjs";
+import { URL_OF_SERVER, again, answers, last, scene, send, settled, soon, streaming, visit } from "./harness.mjs";
 
 const arrows = (page) => page.locator(".arrows > span").allTextContents();
 
@@ -19,21 +19,21 @@ scene("edit and retry make versions, and what followed stays behind the arrows",
   await page.getByLabel("Edit your message").fill("uno");
   await page.getByLabel("Edit your message").press("Enter");
   await settled(page);
-  assert.equal((await answers(page)).length, 1);
-  assert.deepEqual(await arrows(page), ["2/2"]);
+  await soon(async () => assert.equal((await answers(page)).length, 1));
+  await soon(async () => assert.deepEqual(await arrows(page), ["2/2"]));
 
   await page.getByRole("button", { name: "Earlier version" }).click();
-  assert.deepEqual(await answers(page), before);
-  assert.deepEqual(await page.locator(".bubble").allTextContents(), ["one", "two"]);
+  await soon(async () => assert.deepEqual(await answers(page), before));
+  await soon(async () => assert.deepEqual(await page.locator(".bubble").allTextContents(), ["one", "two"]));
 
   await again(page);
-  assert.deepEqual(await arrows(page), ["1/2", "2/2"]);
-  assert.equal(await last(page), before[1]);
+  await soon(async () => assert.deepEqual(await arrows(page), ["1/2", "2/2"]));
+  await soon(async () => assert.equal(await last(page), before[1]));
   await page.reload();
   await settled(page);
-  assert.deepEqual(await arrows(page), ["1/2", "2/2"]);
+  await soon(async () => assert.deepEqual(await arrows(page), ["1/2", "2/2"]));
   await page.getByRole("button", { name: "Later version" }).first().click();
-  assert.deepEqual(await page.locator(".bubble").allTextContents(), ["uno"]);
+  await soon(async () => assert.deepEqual(await page.locator(".bubble").allTextContents(), ["uno"]));
 });
 
 scene("a refresh in mid-stream loses nothing", async (page) => {
@@ -43,8 +43,8 @@ scene("a refresh in mid-stream loses nothing", async (page) => {
   await settled(page);
   const [text] = await answers(page);
   await again(page);
-  assert.equal(await last(page), text);
-  assert.match(await page.locator(".stats").last().textContent(), /400 tokens/);
+  await soon(async () => assert.equal(await last(page), text));
+  await soon(async () => assert.match(await page.locator(".stats").last().textContent(), /400 tokens/));
 }, { settings: { max_tokens: 400 } });
 
 scene("ten seconds without network in mid-stream lose nothing, and it goes on at once", async (page) => {
@@ -57,7 +57,7 @@ scene("ten seconds without network in mid-stream lose nothing, and it goes on at
   const before = (await last(page)).length;
   await page.clock.fastForward(10_000); // by the page's clock
   await page.waitForTimeout(300);
-  assert.equal((await last(page)).length, before);
+  await soon(async () => assert.equal((await last(page)).length, before));
   const began = Date.now();
   await page.context().setOffline(false);
   await page.locator(".server[data-status=open]").waitFor();
@@ -66,7 +66,7 @@ scene("ten seconds without network in mid-stream lose nothing, and it goes on at
   await settled(page);
   const [text] = await answers(page);
   await again(page);
-  assert.equal(await last(page), text);
+  await soon(async () => assert.equal(await last(page), text));
 }, { settings: { max_tokens: 300 } });
 
 scene("stop keeps what was written, and it can go on", async (page) => {
@@ -75,12 +75,12 @@ scene("stop keeps what was written, and it can go on", async (page) => {
   await page.locator("#input").press("Escape");
   await settled(page);
   const [short] = await answers(page);
-  assert.match(await page.locator(".stats").textContent(), /stopped/);
+  await soon(async () => assert.match(await page.locator(".stats").textContent(), /stopped/));
   await page.getByRole("button", { name: "Go on writing" }).click();
   await page.waitForFunction((length) => document.querySelector(".answer .text").textContent.length > length + 20, short.length);
   await page.locator("#input").press("Escape");
   await settled(page);
-  assert.ok((await last(page)).startsWith(short.slice(0, 20)));
+  await soon(async () => assert.ok((await last(page)).startsWith(short.slice(0, 20))));
 }, { settings: { max_tokens: 2000 } });
 
 scene("a session that the server has lost is built again from the text", async (page) => {
@@ -95,14 +95,14 @@ scene("a session that the server has lost is built again from the text", async (
   await other.context().close();
   await page.context().setOffline(false);
   await page.getByText(/no longer had this chat/).waitFor();
-  assert.deepEqual(await answers(page), [first]);
+  await soon(async () => assert.deepEqual(await answers(page), [first]));
   await send(page, "two");
   await settled(page);
-  assert.equal((await answers(page)).length, 2);
+  await soon(async () => assert.equal((await answers(page)).length, 2));
   await again(page);
   const both = await answers(page);
   await page.getByRole("button", { name: "Earlier version" }).click();
-  assert.deepEqual(await answers(page), both); // the same context gives the same answer
+  await soon(async () => assert.deepEqual(await answers(page), both)); // the same context gives the same answer
 });
 
 /** The sessions that this browser has kept. */
@@ -145,7 +145,7 @@ scene("a chat that is deleted while the server is away is ended when it is back"
   await page.reload();
   await page.waitForFunction(`(${keptSessions})().then((kept) => !kept.length)`, null, { polling: 100 });
   await page.waitForFunction(`(${answerToOpen})(${JSON.stringify(login)}).then((said) => said === "no_session")`, null, { polling: 100 });
-  assert.equal(await page.locator(".sidebar .pick").count(), 0);
+  await soon(async () => assert.equal(await page.locator(".sidebar .pick").count(), 0));
 });
 
 /** What the server says to one who comes back to a session: "state", or an error's code. */
@@ -179,7 +179,7 @@ scene("chats are a list: search, rename, delete, undo, and another tab has them 
   await settled(page);
   const list = page.locator(".sidebar .pick");
   await page.waitForFunction(() => document.querySelectorAll(".sidebar .pick").length === 2);
-  assert.deepEqual(await list.allTextContents(), ["about dogs", "about cats"]);
+  await soon(async () => assert.deepEqual(await list.allTextContents(), ["about dogs", "about cats"]));
 
   await page.getByRole("searchbox").fill("CATS");
   await page.waitForFunction(() => document.querySelectorAll(".sidebar .pick").length === 1);
@@ -230,11 +230,11 @@ scene("a chat goes into a file and back", async (page) => {
   const file = (text) => ({ name: "chat.json", mimeType: "application/json", buffer: Buffer.from(text) });
   await page.getByLabel("File to import").setInputFiles(file(json));
   await page.getByText(/was imported/).waitFor();
-  assert.deepEqual(await answers(page), before);
-  assert.deepEqual(await arrows(page), ["2/2"]);
+  await soon(async () => assert.deepEqual(await answers(page), before));
+  await soon(async () => assert.deepEqual(await arrows(page), ["2/2"]));
   await send(page, "and more");
   await settled(page);
-  assert.equal((await answers(page)).length, 2);
+  await soon(async () => assert.equal((await answers(page)).length, 2));
   await page.getByLabel("File to import").setInputFiles(file('{"format": "ramify chats 1", "chats": [{"messages": [{"role": "user"}]}]}'));
   await page.getByText(/message 1 has no text/).waitFor();
 });

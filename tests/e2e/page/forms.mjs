@@ -1,7 +1,7 @@
 /** Answers in a format: the schema, the form that an answer fills in, its check, and corrections. */
 
 import assert from "node:assert/strict";
-import { findings, scene, send, settled } from "./harness.mjs";
+import { findings, scene, send, settled, soon } from "./harness.mjs";
 
 /** Choose the format of answers. */
 async function format(page, schema) {
@@ -21,9 +21,9 @@ scene("answers in a format, with a file attached", async (page) => {
   await page.getByText(/is no text file/).waitFor();
   await send(page, "How many?");
   await settled(page);
-  assert.ok([1, 2].includes((await shown(page)).n));
+  await soon(async () => assert.ok([1, 2].includes((await shown(page)).n)));
   await page.getByText(/^Valid:/).waitFor();
-  assert.equal(await page.locator(".file summary").textContent(), "notes.txt 15 characters");
+  await soon(async () => assert.equal(await page.locator(".file summary").textContent(), "notes.txt 15 characters"));
 });
 
 /** The value that is shown as JSON. */
@@ -71,16 +71,16 @@ scene("an answer is a form, which is checked, and a correction is a version that
   const written = await shown(page);
   await page.getByRole("button", { name: "Form", exact: true }).click();
   const field = (name) => page.getByLabel(name, { exact: true });
-  assert.equal(await field("title").inputValue(), written.title);
-  assert.equal(await field("stars").inputValue(), String(written.stars));
-  assert.equal(await field("seen").isChecked(), written.seen);
-  assert.equal(await field("name").inputValue(), written.author.name);
-  assert.equal(await page.getByRole("group", { name: "tags" }).getByRole("textbox").count(), written.tags.length);
+  await soon(async () => assert.equal(await field("title").inputValue(), written.title));
+  await soon(async () => assert.equal(await field("stars").inputValue(), String(written.stars)));
+  await soon(async () => assert.equal(await field("seen").isChecked(), written.seen));
+  await soon(async () => assert.equal(await field("name").inputValue(), written.author.name));
+  await soon(async () => assert.equal(await page.getByRole("group", { name: "tags" }).getByRole("textbox").count(), written.tags.length));
   assert.deepEqual(await findings(page), []);
 
   await field("stars").fill("9");
   await page.getByText(/9 is greater than 5/).first().waitFor();
-  assert.equal(await field("stars").getAttribute("aria-invalid"), "true");
+  await soon(async () => assert.equal(await field("stars").getAttribute("aria-invalid"), "true"));
   await field("stars").fill("");
   await page.getByText(/is missing/).first().waitFor();
   assert.deepEqual(await findings(page), []);
@@ -102,18 +102,18 @@ scene("an answer is a form, which is checked, and a correction is a version that
   const corrected = { ...written, stars: 4, kind: "film", tags: ["one", "two"], note: "hi" };
 
   await page.waitForFunction(() => document.querySelector(".arrows > span")?.textContent === "2/2");
-  assert.match(await page.locator(".stats").textContent(), /corrected by you/);
+  await soon(async () => assert.match(await page.locator(".stats").textContent(), /corrected by you/));
   await page.getByRole("button", { name: "JSON", exact: true }).click();
-  assert.deepEqual(await shown(page), corrected);
+  await soon(async () => assert.deepEqual(await shown(page), corrected));
   await send(page, "And now?");
   await settled(page);
   const said = `${JSON.stringify(corrected, null, 1).replace(/\n */g, " ").replace(/([{[]) /g, "$1").replace(/ ([}\]])/g, "$1")}`;
   assert.ok((await page.evaluate(told)).includes(JSON.stringify(said).slice(1, -1)), said);
   await page.getByRole("button", { name: "Earlier version" }).click();
-  assert.deepEqual(await shown(page), written);
+  await soon(async () => assert.deepEqual(await shown(page), written));
   await page.reload();
   await page.getByRole("button", { name: "Later version" }).click();
-  assert.deepEqual(await shown(page), corrected);
+  await soon(async () => assert.deepEqual(await shown(page), corrected));
 }, { settings: { max_tokens: 400 } });
 
 scene("a pattern that would take for ever is given up, and the page stays quick", async (page) => {
@@ -134,7 +134,15 @@ scene("a pattern that would take for ever is given up, and the page stays quick"
   await page.reload();
   await page.getByRole("button", { name: "Slow", exact: true }).click();
   await page.getByText("Checking", { exact: true }).waitFor();
-  const late = await page.evaluate(() => { const began = performance.now(); return new Promise((resolve) => { setTimeout(() => resolve(performance.now() - began), 50); }); });
-  assert.ok(late < 1_000, `the page answered after ${late} ms`);
+  const turns = await page.evaluate(() => new Promise((resolve) => {
+    let count = 0;
+    const turn = () => {
+      count += 1;
+      if (document.body.textContent.includes("Checking it took too long.")) resolve(count);
+      else setTimeout(turn, 10);
+    };
+    turn();
+  }));
+  assert.ok(turns > 3, `the page had ${turns} turns while the check went on`);
   await page.getByText("Checking it took too long.").waitFor();
 });

@@ -1,17 +1,7 @@
 /** Answers as they are drawn: Markdown, formulas, code; hostile text; and never a long pause of the page. */
 
 import assert from "node:assert/strict";
-import { longestTask, scene } from "./harness.mjs";
-
-const LONG_TASK_MS = 50;
-const TRIES = 3;
-
-/** Assert that no task is long. What the page itself needs long for is long in each try; what the machine is busy with is not. */
-async function withoutLongTasks(page, action) {
-  let longest = Infinity;
-  for (let i = 0; i < TRIES && longest > LONG_TASK_MS; i += 1) longest = Math.min(longest, await longestTask(page, action));
-  assert.ok(longest <= LONG_TASK_MS, `a task of ${longest} ms in each of ${TRIES} tries`);
-}
+import { scene, soon, withoutLongTasks } from "./harness.mjs";
 
 /** Draw a text at once, or in pieces of `piece` characters as it would stream; what it became. */
 async function drawn(page, text, { piece = 0, every = 0 } = {}) {
@@ -74,8 +64,8 @@ scene("all of Markdown, formulas and code", async (page) => {
   }
   await page.waitForFunction(() => document.querySelectorAll("#drawn math").length === 2);
   await page.waitForFunction(() => document.querySelector("#drawn li .hljs-keyword") && document.querySelector("#drawn > .code .hljs-keyword"));
-  assert.equal(await page.locator("#drawn .code").count(), 2);
-  assert.equal(await page.locator("#drawn a").first().getAttribute("rel"), "noopener noreferrer nofollow");
+  await soon(async () => assert.equal(await page.locator("#drawn .code").count(), 2));
+  await soon(async () => assert.equal(await page.locator("#drawn a").first().getAttribute("rel"), "noopener noreferrer nofollow"));
   await page.context().grantPermissions(["clipboard-read", "clipboard-write"]);
   await page.locator("#drawn .code button").last().click();
   assert.equal(await page.evaluate(() => navigator.clipboard.readText()), "const answer = 42; // a block");
@@ -169,7 +159,7 @@ scene("huge texts are drawn in parts", async (page) => {
   assert.match(table.text, /After it\.$/);
   const rows = await page.locator("#drawn tbody tr").count();
   await page.getByRole("button", { name: /more rows/ }).click();
-  assert.ok(await page.locator("#drawn tbody tr").count() >= rows + 200);
+  await soon(async () => assert.ok(await page.locator("#drawn tbody tr").count() >= rows + 200));
   const code = await drawn(page, `\`\`\`py\n${"x = 1\n".repeat(50_000)}\`\`\`\n`);
   assert.equal(code.text.length, 300_000 + "pyCopy".length - 1);
 });

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { createInterface } from "node:readline";
-import { again, answers, last, scene, send, settled, streaming } from "./harness.mjs";
+import { again, answers, last, scene, send, settled, soon, streaming } from "./harness.mjs";
 
 const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
 
@@ -19,25 +19,25 @@ scene("an answer goes on over a restart, and what a restart has lost is told aga
   await restart("restart");
   await settled(page);
   const [text] = await answers(page);
-  assert.match(await page.locator(".stats").textContent(), /^300 tokens · went on after a restart of the server · first after \d{1,4} ms/);
+  await soon(async () => assert.match(await page.locator(".stats").textContent(), /^300 tokens · went on after a restart of the server · first after \d{1,4} ms/));
   await again(page);
-  assert.equal(await last(page), text);
-  assert.match(await page.locator(".stats").textContent(), /^300 tokens · \d+ tok.s · first after/);
+  await soon(async () => assert.equal(await last(page), text));
+  await soon(async () => assert.match(await page.locator(".stats").textContent(), /^300 tokens · \d+ tok.s · first after/));
   await page.getByRole("button", { name: "Earlier version" }).click();
   await send(page, "two");
   await settled(page);
   const before = await answers(page);
   await restart("forget"); // the retry and the second turn are not on the server now
   await page.locator(".server[data-status=open]").waitFor();
-  assert.deepEqual(await answers(page), before);
+  await soon(async () => assert.deepEqual(await answers(page), before));
   await again(page);
   const told = await answers(page); // what was forgotten is on the server again: as text, and these bytes are none that a text has
   assert.deepEqual([told.length, told[0], told[1].length > 100], [2, before[0], true]);
   await again(page);
-  assert.deepEqual(await answers(page), told); // the same context
+  await soon(async () => assert.deepEqual(await answers(page), told)); // the same context
   await send(page, "three");
   await settled(page);
-  assert.equal((await answers(page)).length, 3);
-  assert.equal(await page.locator(".failed, .notice:not(.mild)").count(), 0);
+  await soon(async () => assert.equal((await answers(page)).length, 3));
+  await soon(async () => assert.equal(await page.locator(".failed, .notice:not(.mild)").count(), 0));
 }, { settings: { max_tokens: 300 } });
 process.stdin.unref?.();

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
-import { again, answers, last, scene, send, settled, streaming, visit } from "./harness.mjs";
+import { again, answers, last, scene, send, settled, soon, streaming, visit } from "./harness.mjs";
 
 const arrows = (page) => page.locator(".arrows > span").allTextContents();
 
@@ -43,20 +43,20 @@ scene("a session goes into a file, and another one is made of it", async (page) 
   await other.getByText(/cannot be imported/).waitFor();
   await open(buffer);
   await other.getByText("goes on here").waitFor();
-  assert.deepEqual(await answers(other), before);
-  assert.deepEqual(await other.locator(".bubble").allTextContents(), ["one", "two"]);
-  assert.deepEqual(await arrows(other), versions);
+  await soon(async () => assert.deepEqual(await answers(other), before));
+  await soon(async () => assert.deepEqual(await other.locator(".bubble").allTextContents(), ["one", "two"]));
+  await soon(async () => assert.deepEqual(await arrows(other), versions));
   await other.reload();
   await settled(other);
-  assert.deepEqual(await answers(other), before);
+  await soon(async () => assert.deepEqual(await answers(other), before));
   for (const each of [other, page]) {
     await send(each, "three");
     await streaming(each);
     await settled(each);
   }
-  assert.deepEqual(await answers(other), await answers(page)); // from the same context
+  await soon(async () => assert.deepEqual(await answers(other), await answers(page))); // from the same context
   await again(other);
-  assert.equal(await last(other), await last(page));
+  await soon(async () => assert.equal(await last(other), await last(page)));
   assert.deepEqual(other.context().problems, []);
   await other.context().close();
 }, { settings: { max_tokens: 200 } });

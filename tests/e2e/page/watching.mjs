@@ -1,7 +1,7 @@
 /** A second person with the link watches live, and can change nothing. */
 
 import assert from "node:assert/strict";
-import { answers, last, scene, send, settled, streaming, visit } from "./harness.mjs";
+import { answers, last, scene, send, settled, soon, streaming, visit } from "./harness.mjs";
 
 scene("who has the link sees answers as they are written", async (page) => {
   await page.context().grantPermissions(["clipboard-read", "clipboard-write"]);
@@ -16,19 +16,19 @@ scene("who has the link sees answers as they are written", async (page) => {
 
   const other = await visit({ path: link });
   await other.waitForFunction(() => document.querySelectorAll(".answer").length === 1);
-  assert.deepEqual(await answers(other), await answers(page));
+  await soon(async () => assert.deepEqual(await answers(other), await answers(page)));
   await send(page, "two");
   await streaming(other, 30);
   await settled(page);
   await settled(other);
-  assert.deepEqual(await answers(other), await answers(page));
-  assert.deepEqual(await other.locator(".bubble").allTextContents(), ["one", "two"]);
+  await soon(async () => assert.deepEqual(await answers(other), await answers(page)));
+  await soon(async () => assert.deepEqual(await other.locator(".bubble").allTextContents(), ["one", "two"]));
 
   await page.getByRole("button", { name: /^Retry/ }).last().click();
   await streaming(other, 30);
   await settled(page);
   await settled(other);
-  assert.deepEqual(await other.locator(".arrows > span").allTextContents(), ["2/2"]);
+  await soon(async () => assert.deepEqual(await other.locator(".arrows > span").allTextContents(), ["2/2"]));
   await same(other, page);
 
   await send(page, "three");
@@ -37,8 +37,8 @@ scene("who has the link sees answers as they are written", async (page) => {
   await settled(page);
   await settled(other);
   await same(other, page);
-  assert.equal(await other.locator("#input").count(), 0);
-  assert.equal(await other.getByRole("button", { name: /^(Edit|Retry)/ }).count(), 0);
+  await soon(async () => assert.equal(await other.locator("#input").count(), 0));
+  await soon(async () => assert.equal(await other.getByRole("button", { name: /^(Edit|Retry)/ }).count(), 0));
   assert.deepEqual(other.context().problems, []);
   await other.context().close();
 }, { settings: { max_tokens: 150 } });
@@ -48,5 +48,5 @@ async function same(other, page) {
   for (let tries = 0; tries < 100 && (await last(other)) !== (await last(page)); tries++) {
     await page.waitForTimeout(100);
   }
-  assert.equal(await last(other), await last(page));
+  await soon(async () => assert.equal(await last(other), await last(page)));
 }
