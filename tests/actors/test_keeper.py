@@ -93,7 +93,7 @@ async def test_another_executor_takes_the_place_of_one_that_died() -> None:
     second, third = Executor(pages=7), Executor()
     kept = Kept(second, NotStarted("no memory"), third)
     kept.first.failure = "killed"
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(kept.keeper.run)
             while kept.faults[-1:] != [None]:

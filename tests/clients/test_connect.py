@@ -160,7 +160,7 @@ async def test_children_are_read_side_by_side(server: Any) -> None:
     async with serving(server) as served, connect(served.url) as session:
         await session.main.append("abc")
         children = session.main.generate(n=5, max_tokens=20, seed=1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             texts = await asyncio.gather(*map(read, children))
         assert texts == ["".join(f"<{i}:1>" for i in range(3, 23))] * 5
 
@@ -427,14 +427,14 @@ async def leave_by_aclose(session: Session) -> None:
 @pytest.mark.parametrize("leave", [leave_by_break, leave_by_return, leave_by_error, leave_by_aclose])
 async def test_leaving_early_cancels(server: Any, leave: Any) -> None:
     """The next turn waits behind what runs on the branch: a million tokens, but for the cancel."""
-    async with serving(server) as served, connect(served.url) as session, asyncio.timeout(20):
+    async with serving(server) as served, connect(served.url) as session, asyncio.timeout(60):
         await leave(session)
         assert (await session.main.chat("d", max_tokens=1)).reason == "length"
         assert server.branches["main"].position < 10**5
 
 
 async def test_what_is_left_tells_so_and_keeps_its_text(server: Any) -> None:
-    async with serving(server) as served, connect(served.url) as session, asyncio.timeout(20):
+    async with serving(server) as served, connect(served.url) as session, asyncio.timeout(60):
         generation = session.main.chat("abc", max_tokens=10**6)
         async for _ in generation:
             break
@@ -444,7 +444,7 @@ async def test_what_is_left_tells_so_and_keeps_its_text(server: Any) -> None:
 
 
 async def test_a_part_may_be_read_and_the_rest_awaited(server: Any) -> None:
-    async with serving(server) as served, connect(served.url) as session, asyncio.timeout(20):
+    async with serving(server) as served, connect(served.url) as session, asyncio.timeout(60):
         generation = session.main.chat("abc", max_tokens=5)
         first = await anext(generation)
         assert (await generation).text.startswith(first.text)
@@ -454,7 +454,7 @@ async def test_a_part_may_be_read_and_the_rest_awaited(server: Any) -> None:
 
 
 async def test_tasks_of_a_generation(server: Any) -> None:
-    async with serving(server) as served, connect(served.url) as session, asyncio.timeout(20):
+    async with serving(server) as served, connect(served.url) as session, asyncio.timeout(60):
         generation = session.main.chat("abc", max_tokens=3, seed=1)
         tasks = [asyncio.create_task(generation) for _ in range(2)]
         async with asyncio.TaskGroup() as group:
@@ -471,7 +471,7 @@ async def test_tasks_of_a_generation(server: Any) -> None:
 @pytest.mark.parametrize("steps", [0, 2])
 async def test_a_cancelled_task_of_a_generation_cancels_it(server: Any, steps: int) -> None:
     """Also before its first step."""
-    async with serving(server) as served, connect(served.url) as session, asyncio.timeout(20):
+    async with serving(server) as served, connect(served.url) as session, asyncio.timeout(60):
         generation = session.main.chat("abc", max_tokens=10**6)
         await anext(generation)
         task = asyncio.create_task(generation)

@@ -41,7 +41,7 @@ from ramify.protocol.config import (
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.sampling import SamplingParams
 
-PATIENCE = 30.0  # seconds; the machine may be busy
+PATIENCE = 60.0  # seconds; the machine may be busy
 EOS = 2
 VOCAB = 384
 FIRST = 3  # the fake model samples no special token but EOS

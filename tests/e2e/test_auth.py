@@ -246,10 +246,18 @@ async def test_sockets_of_a_name_are_counted_in_all_processes(
         async with AsyncExitStack() as stack:
             for count in range(1, 4):
                 await stack.enter_async_context(served.connect(**bearer("a")))
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     while await counted() < count:
                         await asyncio.sleep(0.01)
-            await asyncio.sleep(0.5 if gateways else 0)  # until the other process has been told
+            refused = 0
+            async with asyncio.timeout(60):  # until each process has been told
+                while gateways and refused < 10:
+                    try:
+                        async with served.connect(**bearer("a")):
+                            refused = 0
+                    except websockets.InvalidStatus:
+                        refused += 1
+                    await asyncio.sleep(0.02)
             assert await status_of(served, **bearer("a")) == 429
             async with served.connect() as late:
                 await late.send({"type": "open", "client": "late", "token": "a"})

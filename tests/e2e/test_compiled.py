@@ -341,7 +341,7 @@ async def test_an_async_program_that_waits_has_sent_what_it_added(
     @program
     async def waits(s: AsyncState) -> str:
         s += user("Q") + assistant(gen("a", max_tokens=3))
-        await asyncio.wait_for(seen.wait(), 30)
+        await asyncio.wait_for(seen.wait(), 60)
         return await s["a"]
 
     async with serving() as served, connect(at(served)) as session:

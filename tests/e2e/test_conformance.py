@@ -162,7 +162,7 @@ class Play:
             case "event" | "foreign":
                 return await self.heard(session, what, given)
             case "over":
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     async for _ in session.events():
                         pass
                 return {"kind": type(session.error).__name__}
@@ -241,7 +241,7 @@ class Play:
 
     async def heard(self, session: Session, what: str, given: dict[str, Any]) -> Any:
         text = ""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             async for note in session.events():
                 if isinstance(note, Delta):
                     text += note.text

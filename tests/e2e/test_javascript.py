@@ -52,7 +52,7 @@ async def test_a_printed_program_runs(
         process = await asyncio.create_subprocess_exec(
             *command, cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
-        output, _ = await asyncio.wait_for(process.communicate(), 30)
+        output, _ = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0, output.decode()
     assert output.strip()
 

@@ -68,7 +68,7 @@ async def _each_ends(served: Any, gateways: int, replicas: int, again: Any = Non
     async with _streams(served, gateways):
         pass
     there = cluster.describe()
-    async with asyncio.timeout(20):  # whichever process answers
+    async with asyncio.timeout(60):  # whichever process answers
         for _ in range(2 * gateways):
             while await _told(served) != {each["pid"] for each in there}:
                 await asyncio.sleep(0.1)

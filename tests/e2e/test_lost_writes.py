@@ -35,7 +35,7 @@ async def saved(url: str, sessions: set[str]) -> None:
         finally:
             store.close()
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not sessions <= await asyncio.to_thread(look):
             await asyncio.sleep(0.1)
 

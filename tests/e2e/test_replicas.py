@@ -73,7 +73,7 @@ async def test_gateway_processes_before_replicas(serving: Any) -> None:
             assert each.tokens["main"] == served.oracle.output(served.oracle.turn("far"), 300)
         await until(lambda: len(cluster.pids) == 2, "another one in its place")
         there = sorted(cluster.pids.values())
-        async with asyncio.timeout(20):  # what an operator reads from a gateway process is what is
+        async with asyncio.timeout(60):  # what an operator reads from a gateway process is what is
             while sorted(each["pid"] for each in await _replicas(served)) != there:
                 await asyncio.sleep(0.1)
 

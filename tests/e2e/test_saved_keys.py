@@ -55,7 +55,7 @@ async def test_no_file_of_a_store_has_a_key(
             await again.send(again.user(4, "waits"), {"type": "set", "id": 5, "meta": {"a": 1}})
             await again.next("delta")
             store = open_store(place, read_only=True)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not any(key[0] == "f" for key in store.read(state["session"])):
                     await asyncio.sleep(0.05)
             store.close()

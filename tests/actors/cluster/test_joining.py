@@ -23,7 +23,7 @@ async def told(port: int, secret: bytes, monkeypatch: pytest.MonkeyPatch) -> str
     monkeypatch.setattr(joining.log, "warning", warned)
     task = asyncio.create_task(joining.join("127.0.0.1", port, secret, signals=False))
     try:
-        return await asyncio.wait_for(reasons.get(), 10)
+        return await asyncio.wait_for(reasons.get(), 60)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -56,7 +56,7 @@ async def test_a_replica_of_ray_does_not_wait_for_ever(monkeypatch: pytest.Monke
     with socket.create_server(("127.0.0.1", 0)) as free:
         number = free.getsockname()[1]
     secret = b"sixteen bytes or more"
-    await asyncio.wait_for(joining.join("127.0.0.1", number, secret, signals=False, patience=0.0), 10)
+    await asyncio.wait_for(joining.join("127.0.0.1", number, secret, signals=False, patience=0.0), 60)
 
 
 async def test_pauses_of_its_garbage_collector_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ class Front:
         )
 
     async def until(self, kind: type) -> Any:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 for each in self.heard:
                     if isinstance(each, kind):

@@ -55,7 +55,7 @@ def fds() -> int:
 async def collect(mailbox: Mailbox[SchedulerEvent], count: int) -> list[Any]:
     events: list[Any] = []
     while len(events) < count:
-        events += await asyncio.wait_for(mailbox.drain(), 10)
+        events += await asyncio.wait_for(mailbox.drain(), 60)
     return events
 
 

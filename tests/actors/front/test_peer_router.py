@@ -200,7 +200,7 @@ async def test_what_cannot_be_forwarded_now_goes_later() -> None:
     await turn()
     router.sessions.tell(SESSION, Detached(SOCKET))
     full = False
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not bodies:
             await asyncio.sleep(0.001)
     peer = PeerRouter(THERE, lambda worker, body: None, 256)

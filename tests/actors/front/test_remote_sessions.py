@@ -67,7 +67,7 @@ def submit() -> m.Submit:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -162,7 +162,7 @@ def serve() -> Serve:
         *, limits: Limits | None = None, static: StaticFiles | None = None, **config: Any
     ) -> AsyncIterator[Harness]:
         harness = Harness(ServerConfig(port=0, **config), limits or Limits(), static)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 harness.port = await tasks.start(harness.actor.run)
                 yield harness

@@ -41,6 +41,6 @@ async def test_what_could_not_be_read_ahead_is_tried_again(tmp_path: Path) -> No
 
 
 async def test_who_stops_waits_for_no_process() -> None:
-    with anyio.fail_after(5), anyio.move_on_after(0.05) as scope:
+    with anyio.fail_after(60), anyio.move_on_after(0.05) as scope:
         await read_elsewhere(FOLDER)
     assert scope.cancelled_caught

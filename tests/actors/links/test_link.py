@@ -51,7 +51,7 @@ class End:
     async def until(self, count: int) -> None:
         while len(self.messages) < count:
             self.changed.clear()
-            await asyncio.wait_for(self.changed.wait(), 5)
+            await asyncio.wait_for(self.changed.wait(), 60)
 
     async def granted(self) -> None:
         for _ in range(1000):
@@ -61,7 +61,7 @@ class End:
         raise AssertionError("the peer granted nothing")
 
     async def ended(self) -> Exception | None:
-        await asyncio.wait_for(self.link.wait_closed(), 5)
+        await asyncio.wait_for(self.link.wait_closed(), 60)
         assert len(self.ends) == 1
         return self.ends[0]
 

@@ -65,7 +65,7 @@ async def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def test_what_it_sent_before_its_end_is_received(started: Started) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         started.process.link.tell(2)
         started.process.link.tell(0)
         code = await started.process.ended()
@@ -77,7 +77,7 @@ async def test_what_it_sent_before_its_end_is_received(started: Started) -> None
 
 
 async def test_one_that_hangs_is_killed(started: Started) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         started.process.link.tell(-1)
         started.process.kill()
         code = await started.process.ended()
@@ -86,7 +86,7 @@ async def test_one_that_hangs_is_killed(started: Started) -> None:
 
 
 async def test_one_that_nobody_waits_for_is_killed(started: Started) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         started.process.link.tell(1)
         await started.news.wait()
         with anyio.move_on_after(0):
@@ -96,7 +96,7 @@ async def test_one_that_nobody_waits_for_is_killed(started: Started) -> None:
 
 
 async def test_a_module_that_does_not_exist_ends_at_once(tmp_path: Path) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         process: ChildProcess[int, int] = await ChildProcess.start(
             "nobody",
             "ramify_no_such_module",

@@ -92,7 +92,7 @@ async def test_a_request_from_submit_to_finished(world, expected):
     async with anyio.create_task_group() as tasks:
         await tasks.start(stage.actor.run)
         stage.mailbox.tell(stage.w.submit(max_tokens=6))
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await stage.done.wait()
         stage.mailbox.close()
     told = [m for m in stage.log if isinstance(m, Tokens)]
@@ -159,7 +159,7 @@ async def test_another_executor_takes_over(world, expected):
         assert stage.log == []
         log = []
         stage.actor.resume(Listener(log, stage._plan), stage.w.info)
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await stage.done.wait()
         stage.mailbox.close()
     assert stage.log[0] == RenewPool(64)
@@ -183,7 +183,7 @@ async def test_an_executor_that_is_dead_takes_no_plan(world):
         await anyio.wait_all_tasks_blocked()
         stage.actor.tell(ExecutorDown("killed"))
         stage.actor.resume(Listener([], stage._plan), stage.w.info)
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await stage.done.wait()
         stage.mailbox.close()
     assert [f.reason for f in stage.metrics.ended] == ["length"]
@@ -199,7 +199,7 @@ async def test_an_unknown_step_raises(world):
 async def test_a_closed_mailbox_stops_it(world):
     stage = Stage(world)
     stage.mailbox.close()
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         await stage.actor.run()
 
 
@@ -209,7 +209,7 @@ async def test_tokens_for_a_session_that_is_gone_are_dropped(world):
         await tasks.start(stage.actor.run)
         stage.mailbox.tell(stage.w.submit(1, session=5))
         stage.mailbox.tell(stage.w.submit(1, max_tokens=9))
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await stage.done.wait()
         stage.mailbox.close()
     stage.w.cache.check_idle()
@@ -238,7 +238,7 @@ async def test_what_fails_at_once_is_raised_by_run(world):
         await anyio.wait_all_tasks_blocked()
         stage.actor.tell(StepResult(3, b"", b"", 0, 0))
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(report)
             with pytest.raises(SchedulerError, match="step 3"):

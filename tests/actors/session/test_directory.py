@@ -317,7 +317,7 @@ async def test_a_session_that_cannot_begin_leaves_nothing(
         assert where == "metrics.sessions" or sum(counted) == 0
         holdings = each.directory._holdings
         assert holdings.held == 0
-        await asyncio.wait_for(each.directory.fail(), 5)
+        await asyncio.wait_for(each.directory.fail(), 60)
     async with doors() as each:
         number_of(await each.open(1), 1)
 

@@ -65,7 +65,7 @@ class Engine:
         )
 
     async def run(self) -> list[list[int]]:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as group:
                 group.start_soon(self._answer)
                 await self.warm_start.run()

@@ -20,7 +20,7 @@ from ramify.clients.errors import ConnectionLost, SessionLost
 from ramify.clients.session_link import Connection
 from ramify.protocol.errors import BadRequest
 
-PATIENCE = 30.0  # seconds
+PATIENCE = 60.0  # seconds
 
 
 class Terminal(io.StringIO):

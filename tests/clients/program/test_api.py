@@ -233,7 +233,7 @@ async def test_leaving_a_program_early_stops_its_calls() -> None:
         task = asyncio.create_task(merged.using(session=ApiSession(client, "m")).arun("vote"))
         await going.wait()
         task.cancel()
-        await asyncio.wait_for(closed.wait(), 30)
+        await asyncio.wait_for(closed.wait(), 60)
         await asyncio.gather(task, return_exceptions=True)
 
 
