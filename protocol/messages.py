@@ -212,11 +212,12 @@ CacheMessage = (
 
 
 class Granted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
-    """`request` may run. Positions [0, cached) are resident; `tokens` are [cached, prompt).
+    """`request` may run. Positions [0, cached) have KV; `tokens` are [cached, prompt).
 
     `pages`: the page table (int32) for [0, prompt + extra), rounded up to pages. The pages of
-    [cached, ...) belong to the request until it commits them. `cached <= prompt - 1`, and at most
-    what `Acquire.rerun` says.
+    [cached, ...) belong to the request until it commits them; if `cached` is inside of a page, the
+    positions before it are copied there (`Settled.copies`). `cached <= prompt - 1`, and at most what
+    `Acquire.rerun` says.
     `history`: all tokens [0, prompt) if asked for. `proven`: see `Commit.finite`; False: some of the
     cached KV was only computed, nothing has been sampled over it yet.
     """
@@ -255,7 +256,8 @@ class Grown(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Settled(Base, frozen=True):
     """The answer to one `Settle`: verdicts in the order of its acquires, grown in its grows'.
 
-    Page counts after it: `free`, `evictable`, `referenced` add up to the pool.
+    Page counts after it: `free`, `evictable`, `referenced` add up to the pool. `copies`: see `StepPlan`;
+    they belong into the next plan, before a page of this answer is used.
     """
 
     verdicts: list[Granted | Denied]
@@ -263,6 +265,7 @@ class Settled(Base, frozen=True):
     free: int
     evictable: int
     referenced: int
+    copies: bytes = b""
 
 
 class Submit(Base, frozen=True):

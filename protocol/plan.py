@@ -6,7 +6,8 @@ int32 in `bytes` (see `pack` and `unpack`), so that no Python list of ints is bu
 The executor keeps one *row* per running request (page table, length, last sampled token,
 sampling state). A plan is a diff against those rows, applied in this order:
 
-    closes -> forgets -> constraints -> opens -> grows -> [extends and decodes as one batch] -> sample
+    copies -> closes -> forgets -> constraints -> opens -> grows -> [extends and decodes as one batch]
+    -> sample
 
 Overlap: the scheduler may send plan N+1 before it has seen result N. A decode therefore names
 only a row: its input is the row's last sampled token, which the executor holds. Plans run
@@ -149,6 +150,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True)
     drafts the drafter may guess, where the executor does that (`ExecutorInfo.guesses_constrained`).
     `constraints`: to be loaded, before any row is opened under them; `forgets`: int32, constraints that
     are dropped once rows were closed; no row has them.
+    `copies`: int32 pairs, a page and the page that its KV is copied to. All are read before one is
+    written, so a page may be read that this plan hands to a row; none is written twice.
     A plan may have no extends and no decodes (it only closes rows): it still gets a result.
     """
 
@@ -162,6 +165,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True)
     constraints: list[LoadConstraint] = []
     forgets: bytes = b""
     guesses: bytes = b""
+    copies: bytes = b""
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):

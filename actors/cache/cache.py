@@ -3,12 +3,15 @@
 Puts together the tree (tokens), residency (pages), branches (handles) and runs (requests):
 
     OpenBranch .. DropBranches   move handles; never allocate
-    acquire                      find the resident prefix, lock it, take private pages for the rest
+    acquire                      find the resident prefix, lock it, take private pages for the rest; a
+                                 page that the prefix ends in is copied to the first of them
     commit                       private pages of computed cold nodes become the tree's
     final commit                 append the output, move the handle, give everything else back
 
 Does not know time (`now` is an argument), sockets, policy, or what a page holds.
 """
+
+from itertools import islice
 
 import numpy as np
 
@@ -22,7 +25,9 @@ from ramify.actors.cache.states import DEVICE, SUSPECT
 from ramify.actors.cache.tree import RadixTree
 from ramify.protocol import messages as m
 from ramify.protocol.cluster import BLOCK, MOST_LISTENERS, KvEvents, ListenKv, UnlistenKv
+from ramify.protocol.plan import pack
 
+_LOOKED_AT = 16  # nodes that are searched for the rest of a page
 GONE = -1  # the handle of a run whose session has dropped all of its own
 
 
@@ -43,6 +48,7 @@ class RadixCache:
         self.branches = Branches(self.tree, self.residency.victims.reconsider)
         self.runs: dict[int, PageLease] = {}
         self._listeners: set[int] = set()
+        self._copies: list[int] = []  # see `take_copies`
 
     @property
     def allocator(self) -> PageAllocator:
@@ -148,7 +154,18 @@ class RadixCache:
             self.commit(commit)
         grown = [self.grow(grow, now) for grow in message.grows]
         verdicts = [self.acquire(acquire, now) for acquire in message.acquires]
-        return m.Settled(verdicts, grown, self.free, self.evictable, self.referenced)
+        counts = self.free, self.evictable, self.referenced
+        return m.Settled(verdicts, grown, *counts, copies=self.take_copies())
+
+    def take_copies(self) -> bytes:
+        """What was granted since the last call relies on these copies of pages: see `StepPlan.copies`.
+
+        They are to be made before any page is written that was granted since then.
+        """
+        if not self._copies:
+            return b""
+        copies, self._copies = self._copies, []
+        return pack(copies)
 
     def acquire(self, message: m.Acquire, now: float = 0.0) -> m.Granted | m.Denied:
         """All or nothing: a denied request holds nothing.
@@ -176,7 +193,9 @@ class RadixCache:
         resident = self._whole(node.end)
         if on:
             return m.Denied(request, "shared", resident=resident, on=on)
-        cached = self._whole(min(resident, last))
+        reach = min(node.end, last)
+        cached = self._whole(reach)
+        source = self._cut_page(node, reach) if reach > cached else None
         anchor = self._anchor(node, cached)
         self.residency.lock(anchor)
         first = cached // self.page_size
@@ -191,6 +210,9 @@ class RadixCache:
             tip.refs -= 1
             self.residency.unlock(anchor)
             return m.Denied(request, "memory", resident=resident, short=short)
+        if source is not None:  # it stays as it is until the plan runs, even if it was evicted just now
+            self._copies += source, int(pages[0])
+            cached = reach
         self.residency.touch(node)
         self.runs[request] = PageLease(
             request, message.branch, tip, anchor, first, pages, self.residency.rank
@@ -253,6 +275,26 @@ class RadixCache:
 
     def _whole(self, position: int) -> int:
         return position - position % self.page_size
+
+    def _cut_page(self, node: Node, position: int) -> int | None:
+        """The page that `position` is inside of, on the path to `node` or beyond; None: it is not there.
+
+        `node` is on the device and holds `position` or ends there. KV that is not proven is not
+        copied: what is wrong with it could not be traced to where it came from.
+        """
+        size = self.page_size
+        index = position // size
+        while node.start // size > index and node.parent is not None:
+            node = node.parent
+        nodes = [node]
+        for each in nodes:  # grows meanwhile
+            if each.state is not DEVICE or not each.proven:
+                continue
+            if each.end // size > index:
+                return int(each.pages[index - each.start // size])
+            if each.resident_children and len(nodes) < _LOOKED_AT:
+                nodes += islice(each.children.values(), _LOOKED_AT - len(nodes))
+        return None
 
     def _resident(self, node: Node, found: dict[Node, int]) -> int:
         """How many tokens of the path to `node` are resident. `found`: what is known of cold nodes."""

@@ -470,6 +470,8 @@ class Scheduler:
 
     def _settled(self, message: Settled, now: float) -> None:
         acquires, grows = self._settlements.settled(message)
+        if message.copies and self.down is None:
+            self._planner.copy(message.copies)
         starved: Request | None = None
         waited_for = False
         for request, verdict in zip(acquires, message.verdicts, strict=True):

@@ -109,6 +109,7 @@ class Planner:
         self._step = 0
         self._closes: list[int] = []
         self._grows: list[GrowRow] = []
+        self._copies: dict[int, int] = {}  # page by the page that it is copied to
         self.in_flight: deque[SentStep] = deque()
         self.wanted: list[Run] = []  # runs that need a Grow; the caller takes them away
         self.awaited: list[Run] = []  # of the last step, those that requests wait for; the same
@@ -179,6 +180,7 @@ class Planner:
         self.in_flight.clear()
         self._closes.clear()
         self._grows.clear()
+        self._copies.clear()
         self.wanted.clear()
         self.awaited.clear()
         self.constraints.reload()
@@ -195,6 +197,11 @@ class Planner:
         if run.decoding:
             run.planned = self._tick + run.offset
         self._schedule(run)
+
+    def copy(self, copies: bytes) -> None:
+        """The next plan copies these pages: see `StepPlan`. A page is written as was said last."""
+        pages = unpack(copies)
+        self._copies.update(zip(pages[1::2], pages[::2], strict=True))
 
     def plan(self) -> StepPlan | None:
         """The next step, or None if there is nothing to do or enough is in flight."""
@@ -262,9 +269,14 @@ class Planner:
                     self._schedule(run)
         loads = self.constraints.loads() if self.constraints.due else []
         forgets = self.constraints.forgets() if self.constraints.dropped else b""
+        copies = b""
+        if self._copies:
+            copies = pack(page for pair in self._copies.items() for page in reversed(pair))
+            self._copies.clear()
         plan = StepPlan(
-            self._step, closes, opens, grows, extends, self._decode_rows, drafts, loads, forgets, guesses
-        )
+            self._step, closes, opens, grows, extends, self._decode_rows, drafts, loads, forgets,
+            guesses, copies,
+        )  # fmt: skip
         for run in firsts:
             run.planned = 1
             self._schedule(run)

@@ -57,6 +57,9 @@ class DraftKeys:
         """Rows began, and rows got pages: `table.updates`."""
         table, size = self._table, self._table.page_size
         for opened in opens:
+            whole = opened.cached - opened.cached % size
+            copied = table.slots(opened.row, whole, opened.cached)
+            self._fresh[copied] = False  # the model's keys only: see `StepPlan.copies`
             fresh = self._fresh[table.slots(opened.row, 0, opened.cached)]
             known = _leading(fresh)
             self._marked[opened.row] = known

@@ -60,6 +60,8 @@ class ModelDrafter:
         row, table = opened.row, self._table
         self._histories.open(row, opened.history)
         known = min(opened.cached, int(self._histories.lengths[row]))
+        copied = table.slots(row, opened.cached - opened.cached % table.page_size, opened.cached)
+        self._fresh[copied] = False  # the model's keys only: see `StepPlan.copies`
         fresh = self._fresh[table.slots(row, 0, known)]
         self._ready[row] = known if fresh.all() else int(np.argmin(fresh))
         self._ran[row] = 0

@@ -33,7 +33,7 @@ class CpuExecutor(HostExecutor[None]):
         info: ExecutorInfo,
         drafter: Drafter | None = None,
     ) -> None:
-        super().__init__(table, info, drafter, model.device)
+        super().__init__(table, info, drafter, ops.pool, model.device)
         self._slice = min(self._slice, info.max_rows)
         self._ops, self._step, self._crew = ops, ops.step, crew
         self._last = np.zeros(info.max_rows, dtype=np.int64)

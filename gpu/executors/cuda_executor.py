@@ -20,7 +20,7 @@ from ramify.gpu.drafting.device import DeviceDrafter
 from ramify.gpu.executors.base import Counters
 from ramify.gpu.executors.cuda_constraints import CudaConstraints
 from ramify.gpu.executors.launched_step import DraftedLines, LaunchedStep, Obeyed
-from ramify.gpu.kv.layout import KVPool
+from ramify.gpu.kv.layout import KVPool, copy_pages
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.gluon_check import gluon_works
 from ramify.gpu.ops.invariant_linear import InvariantProducts
@@ -63,6 +63,7 @@ class CudaExecutor:
         self.counters = Counters()
         self.rows = table
         self._device = model.device
+        self._pool = pool
         # one row more than there are: padding runs in it, at position 0 of the padding slot's page
         self._spare = info.max_rows
         columns = -(-table.max_length // info.page_size)
@@ -106,6 +107,7 @@ class CudaExecutor:
         self._frames: dict[tuple[int, Bucket], StepFrame] = {}  # by ring entry, into `_steps`
         self._extras = Upload(self._device)
         self._page_uploads = Upload(self._device)
+        self._copies = Upload(self._device)
         self._unsampled = Upload(self._device)
         self._targets = Upload(self._device)
         self._slice = min(info.max_rows, slice_lines(info.vocab_size))
@@ -158,6 +160,7 @@ class CudaExecutor:
         scored = step.rows[:0] if step.scored is None else step.scored.owners
         more = obeyed = None
         clock.start()
+        self._copy_pages(entry)
         self._upload_pages(entry)
         if len(step.rows):
             late = self._is_late()
@@ -200,6 +203,7 @@ class CudaExecutor:
         entry = self._take_entry()
         self._ring[entry] = None
         step = self._apply(entry, plan)
+        self._copy_pages(entry)
         self._upload_pages(entry)
         if len(step.rows):
             late = self._is_late()
@@ -266,7 +270,7 @@ class CudaExecutor:
             self.constraints.close()
         if self._device.type == "cuda":
             torch.cuda.synchronize()
-        del self._graphs, self._model, self._ops, self._attention, self._pages, self._logits
+        del self._graphs, self._model, self._ops, self._attention, self._pages, self._logits, self._pool
         self._drafter = None
 
     # --- the host's part of a step ---
@@ -303,6 +307,17 @@ class CudaExecutor:
         if len(rows):
             sent = self._unsampled.send(entry, rows=rows, tokens=tokens)
             self._last.index_copy_(0, sent["rows"], sent["tokens"])
+
+    def _copy_pages(self, entry: int) -> None:
+        """Copy the pages that the plan says, ahead of all that writes any."""
+        if self.rows.copies is None:
+            return
+        sources, targets = self.rows.copies
+        sent = self._copies.send(entry, sources=sources, targets=targets)
+        pages = sent["sources"], sent["targets"]
+        self._pool.copy(*pages)
+        if self._verifier.tokens is not None:
+            copy_pages(self._verifier.tokens, self._pool.page_size, *pages)
 
     def _upload_pages(self, entry: int) -> None:
         """Write what the plan added to the page tables into the one on the device."""

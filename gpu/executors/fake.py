@@ -304,6 +304,8 @@ class FakeExecutor:
         """Run the plan. Raises PlanError if it contradicts the rows."""
         begin = time.perf_counter()
         step = self.drafts.begin(plan)
+        if self.rows.copies is not None:
+            self._copy(*self.rows.copies)
         for opened in plan.opens:
             self._seeds[opened.row] = opened.sampling.seed
             self._greedy[opened.row] = opened.sampling.greedy
@@ -314,6 +316,11 @@ class FakeExecutor:
         self.counters.count(step.computed)
         self._done_at = max(begin, self._done_at) + seconds
         return FakePendingStep(result, self._done_at, bad_logits(step, self.rows.requests, result))
+
+    def _copy(self, sources: Ints, targets: Ints) -> None:
+        for slots in (self._chain, self._tokens, self._spoiled):
+            pages = slots.reshape(-1, self.rows.page_size)
+            pages[targets] = pages[sources]
 
     def seconds(self, step: StepRows) -> float:
         """What a step takes."""

@@ -16,6 +16,7 @@ from ramify.gpu.constraints.rows import ConstrainedRows, Masks
 from ramify.gpu.drafting.base import Drafter
 from ramify.gpu.drafting.host import HostDrafts
 from ramify.gpu.executors.base import BadLogits, Counters, bad_logits
+from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.sampling.acceptance import AcceptedTokens, inputs_of, packed_rows
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.torch_sampler import Sampler
@@ -44,10 +45,15 @@ class DoneStep:
 
 
 class HostExecutor(ABC, Generic[Output]):
-    """Runs plans over `table`, a step at a time. `device`: the model's."""
+    """Runs plans over the pages of `pool` in `table`, a step at a time. `device`: the model's."""
 
     def __init__(
-        self, table: RowTable, info: ExecutorInfo, drafter: Drafter | None, device: torch.device
+        self,
+        table: RowTable,
+        info: ExecutorInfo,
+        drafter: Drafter | None,
+        pool: KVPool,
+        device: torch.device,
     ) -> None:
         self.info = info
         self.counters = Counters()
@@ -55,6 +61,7 @@ class HostExecutor(ABC, Generic[Output]):
         self.constraints = ConstrainedRows(info.max_rows, info.vocab_size)
         self.drafts = HostDrafts(table, drafter, self.constraints)
         self._device = device
+        self._pool = pool
         self._sampler = Sampler(info.max_rows, info.vocab_size, device)
         self._slice = slice_lines(info.vocab_size)  # lines that are scored at a time
 
@@ -92,6 +99,7 @@ class HostExecutor(ABC, Generic[Output]):
     def close(self) -> None:
         """Release what the executor holds. Nothing may be called afterwards."""
         self.constraints.close()
+        del self._pool
 
     # --- what an executor does in its own way ---
 
@@ -129,6 +137,8 @@ class HostExecutor(ABC, Generic[Output]):
     def _begin(self, plan: StepPlan) -> StepRows:
         """Apply the plan: what it runs."""
         step = self.drafts.begin(plan)
+        if self.rows.copies is not None:
+            self._pool.copy(*(torch.from_numpy(pages).to(self._device) for pages in self.rows.copies))
         for row in np.frombuffer(plan.closes, dtype=np.int32).tolist():
             self._sampler.close(row)
         for opened in plan.opens:

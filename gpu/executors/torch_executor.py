@@ -42,7 +42,7 @@ class TorchExecutor(HostExecutor[_Output]):
         make_ops: MakeOps = TorchOps,
         drafter: Drafter | None = None,
     ) -> None:
-        super().__init__(table, info, drafter, model.device)
+        super().__init__(table, info, drafter, pool, model.device)
         self._model = model
         self._attention = attention
         self._last = torch.zeros(info.max_rows, dtype=torch.int64, device=model.device)

@@ -37,15 +37,32 @@ class LayerKV:
 
 @dataclass(slots=True)
 class KVPool:
-    """The memory of all layers. The last slot is the padding's."""
+    """The memory of all layers. The last slot is the padding's.
+
+    `memory`: tensors of [layers, slots, ...] that together hold everything which belongs to slots.
+    """
 
     pages: int
     page_size: int
     layers: list[LayerKV]
+    memory: list[Tensor]
 
     @property
     def padding_slot(self) -> int:
         return self.pages * self.page_size
+
+    def copy(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy pages `sources` int64[n] to `targets` int64[n]. All are read before one is written."""
+        for tensor in self.memory:
+            copy_pages(tensor, self.page_size, sources, targets, dim=1)
+
+
+def copy_pages(slots: Tensor, page_size: int, sources: Tensor, targets: Tensor, dim: int = 0) -> None:
+    """Copy pages of a tensor whose `dim` counts slots: those of whole pages, perhaps one behind them."""
+    pages = slots.shape[dim] // page_size
+    shape = *slots.shape[:dim], pages, page_size, *slots.shape[dim + 1 :]
+    paged = slots.narrow(dim, 0, pages * page_size).view(shape)
+    paged.index_copy_(dim, targets, paged.index_select(dim, sources))
 
 
 class KVLayout(Protocol):
@@ -82,4 +99,4 @@ class PairLayout:
         v[:, -1] = 0
         # one view a layer, made once: indexing a tensor costs more than an attention layer's sums
         pairs = zip(k.unbind(0), v.unbind(0), strict=True)
-        return KVPool(pages, page_size, [LayerKV(*pair, page_size) for pair in pairs])
+        return KVPool(pages, page_size, [LayerKV(*pair, page_size) for pair in pairs], [k, v])

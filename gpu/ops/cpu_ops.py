@@ -136,7 +136,7 @@ class CpuOps:
         self.instructions: list[Instruction] = []
         self.angles: dict[Rotary, AngleTable] = {}
         self._kernels = kernels
-        self._pool = pool
+        self.pool = pool
         self._most = most_tokens
         self._context = context
         self._buffers: dict[tuple[str, int], Tensor] = {}
@@ -158,7 +158,7 @@ class CpuOps:
         return out
 
     def attend(self, qkv: Tensor, layer: LayerAttention, step: StepInputs[Tensor]) -> Tensor:
-        own, kv, kernels = self.step, self._pool.layers[layer.index], self._kernels
+        own, kv, kernels = self.step, self.pool.layers[layer.index], self._kernels
         angles = self.angles.get(layer.rotary)
         if angles is None:
             angles = AngleTable(layer.rotary, layer.head_dim, self._context)

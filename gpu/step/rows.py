@@ -61,6 +61,8 @@ class RowTable:
         self._broken: str | None = None
         # what the last plan wrote: (row, first, last) of `pages`, for a copy on a device
         self.updates: list[tuple[int, int, int]] = []
+        # pages that it copies, and where to; None: none
+        self.copies: tuple[Ints, Ints] | None = None
 
     @property
     def open_rows(self) -> int:
@@ -79,6 +81,7 @@ class RowTable:
         """
         with self._checked(plan):
             self.updates = []
+            self.copies = self._copies(plan.copies) if plan.copies else None
             if plan.closes:
                 self._close(np.frombuffer(plan.closes, dtype=np.int32))
             for opened in plan.opens:
@@ -156,6 +159,15 @@ class RowTable:
         page, offset = np.divmod(positions, self.page_size)
         pages: Ints = self.pages[rows, page].astype(np.int64)
         return pages * self.page_size + offset
+
+    def _copies(self, packed: bytes) -> tuple[Ints, Ints]:
+        pages = np.frombuffer(packed, dtype=np.int32).astype(np.int64)
+        if len(pages) % 2 or pages.min() < 0 or pages.max() >= self.pool_pages:
+            raise PlanError(f"copies pages {pages.tolist()}: pairs below {self.pool_pages} are due")
+        sources, targets = pages[::2], pages[1::2]
+        if len(np.unique(targets)) < len(targets):
+            raise PlanError(f"copies twice to one of pages {targets.tolist()}")
+        return sources, targets
 
     def _close(self, rows: Tokens) -> None:
         for row in rows.tolist():

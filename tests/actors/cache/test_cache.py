@@ -44,7 +44,125 @@ def test_cached_is_whole_pages(bench) -> None:
     assert b.grant(8, 1).cached == 8
     b.finish(8, 10)
     b.move(1, 8)
-    assert b.grant(9, 1).cached == 4  # 8 are resident, but the last token is run again
+    # 8 are resident, but the last token is run again, and what nobody has sampled over is not copied
+    assert b.grant(9, 1).cached == 4
+
+
+def proven(b, request: int, branch: int, extra: int = 0) -> m.Granted:
+    """A prefill of the whole branch, behind which somebody has sampled."""
+    granted = b.grant(request, branch, extra)
+    b.cache.take_copies()
+    tokens = len(b.tokens(branch))
+    b.cache.commit(m.Commit(request, tokens, final=True, finite=True))
+    b.check()
+    return granted
+
+
+def copies(b) -> list[int]:
+    return list(unpack(b.cache.take_copies()))
+
+
+def test_a_fork_inside_a_page_gets_a_copy_of_it(bench) -> None:
+    b = bench(16, 4)
+    b.open(1, range(100, 112))
+    first = unpack(proven(b, 7, 1).pages)
+    b.fork(1, [2], 7)
+    granted = b.grant(8, 2)
+    pages = unpack(granted.pages)
+    assert (granted.cached, list(unpack(granted.tokens))) == (6, [106])
+    assert pages[0] == first[0]
+    assert pages[1] not in first
+    assert copies(b) == [first[1], pages[1]]
+    assert copies(b) == []
+
+
+def test_a_last_token_that_runs_again_runs_alone(bench) -> None:
+    """All of the branch has KV; the page of its last token is copied, and only that token runs."""
+    b = bench(16, 4)
+    b.open(1, range(100, 108))
+    first = unpack(proven(b, 7, 1).pages)
+    granted = b.grant(8, 1)
+    assert (granted.cached, list(unpack(granted.tokens))) == (7, [107])
+    assert copies(b) == [first[1], unpack(granted.pages)[1]]
+
+
+def test_what_a_settlement_copies_comes_with_its_answer(bench) -> None:
+    b = bench(32, 4)
+    b.open(1, range(100, 108))
+    first = unpack(proven(b, 7, 1).pages)
+    b.fork(1, [2, 3], 6)
+    settled = b.cache.settle(m.Settle([], [], [m.Acquire(8, 2, 0), m.Acquire(9, 3, 0)]))
+    own = [unpack(granted.pages)[1] for granted in settled.verdicts]
+    assert list(unpack(settled.copies)) == [first[1], own[0], first[1], own[1]]
+    assert b.cache.settle(m.Settle([], [], [])).copies == b""
+
+
+@pytest.mark.parametrize("why", ["unproven", "evicted", "never there", "whole", "page of one"])
+def test_where_nothing_is_copied(bench, why: str) -> None:
+    size = 1 if why == "page of one" else 4
+    b = bench(32, size)
+    b.open(1, range(100, 112 if why != "never there" else 106))
+    if why == "unproven":
+        b.run(7, 1)
+    else:
+        proven(b, 7, 1)
+    b.fork(1, [2], 8 if why == "whole" else 6)
+    if why == "whole":
+        b.extend(2, [1])
+    if why == "evicted":
+        b.cache.residency._evict(2)
+    granted = b.grant(8, 2)
+    assert granted.cached == {"whole": 8, "page of one": 5}.get(why, 4)
+    assert copies(b) == []
+
+
+def test_the_page_is_found_behind_other_forks(bench) -> None:
+    """The part of the page that follows is divided among nodes."""
+    b = bench(64, 8)
+    b.open(1, range(100, 116))
+    first = unpack(proven(b, 7, 1).pages)
+    for branch, at in ((2, 11), (3, 13), (4, 10)):
+        b.fork(1, [branch], at)
+        b.extend(branch, [branch])
+    b.fork(1, [5], 10)
+    granted = b.grant(9, 5)
+    assert (granted.cached, copies(b)) == (9, [first[1], unpack(granted.pages)[1]])
+
+
+def test_few_nodes_are_searched_for_a_page(bench) -> None:
+    b = bench(4096, 8)
+    b.open(1, range(100, 110))
+    for branch in range(2, 52):  # of which none has the page
+        b.fork(1, [branch], 10)
+        b.extend(branch, [branch])
+    b.extend(1, range(110, 116))
+    proven(b, 7, 1)
+    b.fork(1, [60], 10)
+    assert b.grant(9, 60).cached == 8
+    assert copies(b) == []
+
+
+def test_a_page_may_be_evicted_by_the_grant_that_copies_it(bench) -> None:
+    """It holds what it held until the plan runs, which copies before it writes."""
+    b = bench(5, 4)
+    b.open(1, range(100, 112))
+    first = unpack(proven(b, 7, 1).pages)
+    b.fork(1, [2], 7)
+    b.drop(1)
+    granted = b.grant(8, 2, extra=12)  # five pages: the first is shared, no other stays
+    pages = unpack(granted.pages)
+    assert (granted.cached, len(pages), pages[0]) == (6, 5, first[0])
+    assert copies(b) == [first[1], pages[1]]
+    assert first[1] in pages[1:]
+
+
+def test_a_request_that_finds_no_memory_copies_nothing(bench) -> None:
+    b = bench(4, 4)
+    b.open(1, range(100, 112))
+    proven(b, 7, 1)
+    b.fork(1, [2], 7)
+    denied = b.acquire(8, 2, extra=20)
+    assert (denied.reason, denied.resident, copies(b)) == ("memory", 4, [])
 
 
 def test_history_is_the_whole_branch(bench) -> None:

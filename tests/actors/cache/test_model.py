@@ -58,6 +58,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.rows: dict[int, Row] = {}
         self.content: dict[tuple[int, int], Path] = {}
         self.spoiled: set[tuple[int, int]] = set()  # slots of KV that is not finite
+        self.copies: dict[int, int] = {}  # page by where the next plan copies it to
         self.count = 0
         self.now = 0.0
 
@@ -84,6 +85,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.renew(self.pool)
         self.content.clear()
         self.spoiled.clear()
+        self.copies.clear()
         assert self.cache.free == self.cache.total == self.pool
 
     @rule(namespace=st.sampled_from(["", "lora"]))
@@ -165,7 +167,9 @@ class CacheMachine(RuleBasedStateMachine):
                 assert verdict.short > 0
                 assert self.rows or need > self.pool, "a request that is alone and fits must run"
             return
-        assert verdict.cached % size == 0
+        copies = unpack(self.cache.take_copies())
+        assert (len(copies) == 2) == (verdict.cached % size > 0)
+        self.copies.update(zip(copies[1::2], copies[::2], strict=True))
         assert verdict.cached <= again
         assert tuple(unpack(verdict.tokens)) == tokens[verdict.cached :]
         assert tuple(unpack(verdict.history)) == (tokens if history else ())
@@ -177,6 +181,18 @@ class CacheMachine(RuleBasedStateMachine):
     def slot(self, row: Row, position: int) -> tuple[int, int]:
         return row.pages[position // self.page_size], position % self.page_size
 
+    def make_copies(self) -> None:
+        """As the next plan does, before it runs anything."""
+        slots = {
+            (target, slot): (source, slot)
+            for target, source in self.copies.items()
+            for slot in range(self.page_size)
+        }
+        self.copies.clear()
+        self.content |= {to: self.content[slot] for to, slot in slots.items()}
+        spoiled = {to for to, slot in slots.items() if slot in self.spoiled}
+        self.spoiled = (self.spoiled - slots.keys()) | spoiled
+
     def finite(self, row: Row) -> bool | None:
         """What the executor says of the row's logits; None: it has not sampled yet."""
         if row.computed < len(row.path[1]):
@@ -185,6 +201,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def compute(self, row: Row, count: int, sampled: int, spoil: bool = False) -> None:
         """Run up to `count` positions; past the prompt, tokens are sampled first, from finite logits."""
+        self.make_copies()
         for _ in range(count):
             position = row.computed
             if position // self.page_size >= len(row.pages):
@@ -306,8 +323,9 @@ class CacheMachine(RuleBasedStateMachine):
     def rows_read_their_own_prefix(self) -> None:
         for row in self.rows.values():
             for position in range(row.computed):
-                page = row.pages[position // self.page_size]
-                assert self.content.get((page, position % self.page_size)) == row.prefix(position)
+                page, slot = self.slot(row, position)
+                page = self.copies.get(page, page)
+                assert self.content.get((page, slot)) == row.prefix(position)
 
     @invariant()
     def branches_are_what_they_should_be(self) -> None:

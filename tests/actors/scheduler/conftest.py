@@ -204,7 +204,7 @@ class FakeExecutor:
         self.absent = 0
         self.acceptance = acceptance  # chance that a draft is what is sampled behind it
         self.generous = generous  # chance that the drafter gives one draft more
-        self.drafted = self.accepted = self.asked = 0
+        self.drafted = self.accepted = self.asked = self.copied = 0
         self.plans = deque()
         self.rows = {}
         self.kv = {}
@@ -213,6 +213,7 @@ class FakeExecutor:
 
     def run(self):
         plan = self.plans.popleft()
+        self._copy(unpack(plan.copies))
         for row in unpack(plan.closes):
             del self.rows[row]
         for opened in plan.opens:
@@ -293,6 +294,15 @@ class FakeExecutor:
             plan.step, pack(sampling), pack([token for run in runs for token in run]), computed, 1000,
             logprobs, pack_floats(scores), counts, drafted,
         )  # fmt: skip
+
+    def _copy(self, pages):
+        size = self.info.page_size
+        slots = [(page * size + i) for page in pages for i in range(size)]
+        pairs = [(slots[i], slots[i + size]) for i in range(len(slots)) if i // size % 2 == 0]
+        assert len({target for _, target in pairs}) == len(pairs)
+        read = {target: self.kv[source] for source, target in pairs}  # all before one is written
+        self.copied += len(pages) // 2
+        self.kv.update(read)
 
     def _guess(self, row, most):
         """Drafts behind the row's last token, which has run: each right by chance. They run at once."""

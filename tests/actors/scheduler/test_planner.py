@@ -127,6 +127,29 @@ def test_who_is_dropped_is_closed_and_its_pages_are_nobodys(planner):
     assert (plan.closes, plan.grows) == (b"", [])
 
 
+def test_the_next_plan_copies_pages_each_as_was_said_last(planner):
+    run_of(planner, 1)
+    planner.copy(pack([3, 30, 4, 31]))
+    planner.copy(pack([5, 30]))
+    assert list(unpack(planner.plan().copies)) == [5, 30, 4, 31]
+    assert planner.plan().copies == b""
+
+
+def test_copies_wait_for_a_step(planner):
+    planner.copy(pack([3, 30]))
+    assert planner.plan() is None
+    run_of(planner, 1)
+    assert list(unpack(planner.plan().copies)) == [3, 30]
+
+
+def test_an_executor_that_dies_takes_the_copies_along(planner):
+    planner.copy(pack([3, 30]))
+    planner.lost()
+    planner.resume()
+    run_of(planner, 1)
+    assert planner.plan().copies == b""
+
+
 def test_who_was_never_opened_is_not_closed(planner):
     planner.drop(run_of(planner, 1))
     assert planner.plan() is None

@@ -200,7 +200,7 @@ def test_bad_logits_name_the_row_of_several_tokens(driver: Any) -> None:
             extends=[ExtendRow(row, 0, pack(PROMPT), True) for row in (0, 1)],
         )
     )
-    executor._ops._pool.layers[1].v[executor.rows.slots(1, 3, 4)] = torch.nan
+    executor._pool.layers[1].v[executor.rows.slots(1, 3, 4)] = torch.nan
     with pytest.raises(BadLogits) as caught:
         executor.launch(StepPlan(2, decodes=pack([0, 1]), drafts=pack([2, 2]))).result()
     assert caught.value.rows == [1]

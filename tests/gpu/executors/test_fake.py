@@ -86,6 +86,17 @@ def test_damage_anywhere_changes_the_output(drive: Any) -> None:
         assert d.executor.corruptions == 1
 
 
+def test_a_copied_page_continues_a_prompt(drive: Any) -> None:
+    model = FakeModel()
+    d = drive(FakeExecutor(model, page_size=4, pages=64))
+    prompt = list(range(10, 17))
+    d.step(opens=[d.open(0, [1, 2])], extends=[ExtendRow(0, 0, pack(prompt), True)])
+    plan = {"copies": pack([2, 5]), "opens": [d.open(1, [1, 5, 6], cached=6)]}
+    found = d.step(**plan, extends=[ExtendRow(1, 6, pack(prompt[6:]), True)])[1]
+    assert [found, *d.decode([1], 4)[1]] == model.expected(prompt, 5)
+    assert d.executor.corruptions == 0
+
+
 def test_another_requests_page_in_the_cached_prefix(drive: Any) -> None:
     d = drive(FakeExecutor(page_size=4))
     d.generate(0, PROMPT, 5, range(5))

@@ -36,7 +36,7 @@ class Copies(TorchDispatchMode):
         if str(op) == "aten.copy_.default" and args[0].dtype == torch.uint8:
             self._launched.append("upload")
         elif str(op) == "aten.index_copy_.default":
-            self._launched.append("page table")
+            self._launched.append("pages" if args[0].dim() > 1 else "page table")
         elif str(op) == "aten.copy_.default" and args[0].dtype == torch.int32:
             self._launched.append("download")
         return op(*args, **(kwargs or {}))
@@ -180,3 +180,14 @@ def test_targets_run_the_head_once_more(run: Any) -> None:
     wanted = ["upload", "page table", "upload", *step(["_extend"]), *SAMPLER, "upload", "download",
               "download"]  # fmt: skip
     assert run(scored) == wanted
+
+
+def test_pages_are_copied_first(run: Any) -> None:
+    """Both numbers in one upload; all layers' keys at once, and all their values."""
+    plan = StepPlan(1, decodes=pack([0]), copies=pack([0, 900, 1, 901]))
+    model = step(["_decode", "_merge"])
+    wanted = ["upload", "pages", "pages", "upload", *model, *SAMPLER, "download"]
+    assert run(PREFILL, plan) == wanted
+    model = ["_remember", *model]  # and the tokens of their slots
+    wanted = ["upload", *["pages"] * 3, "upload", *model, *SAMPLER, "download"]
+    assert run(PREFILL, plan, draft="ngram") == wanted

@@ -1,4 +1,4 @@
-"""Rows that read pages which a step in flight computes for another row.
+"""Rows that read pages which a step in flight computes for another row, or copies of such pages.
 
 The scheduler grants a prefix as soon as the step that computes it was sent, so every executor has to
 read what that step writes, not what the pages held before.
@@ -78,3 +78,32 @@ def test_a_prefix_that_is_in_flight_is_read(d: Any) -> None:
     for row, tokens in d.decode([0, 1, 2], TOKENS - 1).items():
         found[row] += tokens
     assert [tokens[:TOKENS] for tokens in found] == wanted
+
+
+def test_a_page_is_copied_before_anybody_writes_to_it_again(d: Any) -> None:
+    """The owner's last page goes to another row in the plan that copies it."""
+    prompt, size = PREFIX + OWN[0], d.page_size
+    wanted = d.generate(0, prompt, TOKENS, d.pages(512, 40))
+    d.generate(0, [3] * 60, 1, d.pages(0, 64))
+    tables = [d.pages(100 * row, 24) for row in range(3)]
+    whole, cut = len(PREFIX), (len(prompt) - 1) // size
+    assert whole // size == cut < (len(prompt) - 1) / size
+    owner = StepPlan(
+        1, opens=[d.open(0, tables[0])], extends=[ExtendRow(0, 0, pack(prompt), sample=False)]
+    )
+    shared = tables[0][:cut] + tables[1][cut:]
+    other = [tables[0][cut], *tables[2]]
+    heir = StepPlan(
+        2,
+        closes=pack([0]),
+        opens=[d.open(1, shared, cached=len(prompt) - 1), d.open(2, other)],
+        extends=[
+            ExtendRow(1, len(prompt) - 1, pack(prompt[-1:]), True),
+            ExtendRow(2, 0, pack([9] * size), sample=False),
+        ],
+        copies=pack([tables[0][cut], tables[1][cut]]),
+    )
+    pending = [d.executor.launch(plan) for plan in (owner, heir)]
+    pending[0].result()
+    assert list(unpack(pending[1].result().tokens)) == wanted[:1]
+    assert d.decode([1], TOKENS - 1)[1] == wanted[1:]

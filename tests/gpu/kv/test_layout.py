@@ -2,7 +2,7 @@
 
 import torch
 
-from ramify.gpu.kv.layout import PairLayout
+from ramify.gpu.kv.layout import PairLayout, copy_pages
 
 LAYOUT = PairLayout(layers=3, kv_heads=2, head_dim=4, dtype=torch.float16)
 
@@ -30,3 +30,22 @@ def test_what_is_stored_lies_in_its_slots_of_its_layer_alone() -> None:
     assert not first.k[[0, 2, 3, 4, 5, 7]].any()
     assert not second.k.any()
     assert not second.v.any()
+
+
+def test_pages_are_copied_in_all_layers_and_nothing_else_changes() -> None:
+    pool = LAYOUT.allocate(5, 8, torch.device("cpu"))
+    for tensor in pool.memory:
+        tensor[:] = torch.rand(tensor.shape).half()
+    before = [(layer.k.clone(), layer.v.clone()) for layer in pool.layers]
+    pool.copy(torch.tensor([3, 1]), torch.tensor([0, 3]))  # page 3 is read before it is written
+    for layer, old in zip(pool.layers, before, strict=True):
+        for now, then in zip((layer.k, layer.v), old, strict=True):
+            pages, was = now[:40].view(5, -1), then[:40].view(5, -1)
+            assert torch.equal(pages, was[[3, 1, 2, 1, 4]])
+            assert torch.equal(now[40], then[40])
+
+
+def test_slots_of_one_number_are_copied_too() -> None:
+    slots = torch.arange(13)
+    copy_pages(slots, 4, torch.tensor([2]), torch.tensor([0]))
+    assert slots.tolist() == [8, 9, 10, 11, *range(4, 13)]

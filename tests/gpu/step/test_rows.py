@@ -50,6 +50,10 @@ def scoring(places: list[int], targets: list[int]) -> ExtendRow:
         ({"closes": pack([2])}, "closes row 2, which is not open"),
         ({"closes": pack([-1])}, "closes row -1"),
         ({"closes": b"abc"}, "buffer size"),
+        ({"copies": pack([1])}, "copies pages [1]: pairs below 50 are due"),
+        ({"copies": pack([1, 50])}, "pairs below 50 are due"),
+        ({"copies": pack([-1, 5])}, "pairs below 50 are due"),
+        ({"copies": pack([1, 5, 2, 5])}, "copies twice to one of pages [5, 5]"),
         ({"opens": [opened(0, [1])]}, "opens row 0 for request 1: it is open for request 1"),
         ({"closes": pack([4])}, "closes row 4"),
         ({"opens": [opened(4, [1])]}, "there are 4 rows"),
@@ -169,6 +173,14 @@ def test_updates_are_those_of_the_last_plan(executor: FakeExecutor) -> None:
     assert executor.rows.updates == [(0, 2, 4), (1, 1, 2)]
     executor.launch(StepPlan(step=3, grows=[GrowRow(0, b"")], decodes=pack([0])))
     assert executor.rows.updates == []
+
+
+def test_copies_are_those_of_the_last_plan(executor: FakeExecutor) -> None:
+    executor.launch(StepPlan(step=2, copies=pack([3, 20, 3, 21])))
+    assert executor.rows.copies is not None
+    assert [pages.tolist() for pages in executor.rows.copies] == [[3, 3], [20, 21]]
+    executor.launch(StepPlan(step=3, decodes=pack([0])))
+    assert executor.rows.copies is None
 
 
 def test_a_row_outgrows_its_pages(executor: FakeExecutor) -> None:
