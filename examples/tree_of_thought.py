@@ -2,7 +2,8 @@
 
 One frame, one round trip: the server forks the states that are left into proposals, has each one judged
 on a fork of its own (`select` a number), and prunes: the best proposals take the places of the states,
-and the next level goes on from there. The client only watches; what all of them say streams into a tree.
+and the next level goes on from there. A regex keeps each step in form; whether its sum is right is the
+model's part. The client only watches; what all of them say streams into a tree.
 
 --data: the puzzles of the method's authors (`game24.jsonl`), --size: proposals for each state.
 """
@@ -19,13 +20,17 @@ import ramify
 from ramify.clients.generation import Generation
 
 DEPTH, KEPT = 3, 2
+NUMBER = "[0-9]{1,3}"
 MARKS = [f" {mark}" for mark in range(1, 10)]
 RULES = """Use two of the numbers and + - * / in each step, until 24 is left.
 Numbers: 2 8 8 14
 Step: 2 + 8 = 10 (left: 8 10 14)
 Step: 14 - 10 = 4 (left: 4 8)
+Step: 4 * 8 = 32 (left: 32)
 Numbers: 4 9 10 13
 Step: 13 - 10 = 3 (left: 3 4 9)
+Step: 9 - 3 = 6 (left: 4 6)
+Step: 4 * 6 = 24 (left: 24)
 """
 MADE_UP = [{"Puzzles": "4 5 6 10"}]
 Ops = list[dict[str, Any]]
@@ -41,6 +46,11 @@ def proposals(level: int, width: int) -> dict[str, str]:
     return {f"{level}.{state}.{i}": state for state in states(level) for i in range(width)}
 
 
+def form(level: int) -> str:
+    """The regex of a step: a sum, and the numbers that are left, one fewer at each level."""
+    return rf" {NUMBER} [-+*/] {NUMBER} = {NUMBER} \(left: {NUMBER}( {NUMBER}){{{DEPTH - 1 - level}}}\)"
+
+
 def frame(numbers: str, width: int) -> Ops:
     """The whole program."""
     ops: Ops = [{"type": "append", "text": f"{RULES}Numbers: {numbers}\n"}]
@@ -53,8 +63,8 @@ def frame(numbers: str, width: int) -> Ops:
         judges = [f"{name}.judge" for name in names]
         ops.append({"type": "append", "branch": names, "text": "Step:"})
         ops.append(
-            {"type": "generate", "branch": names, "max_tokens": 20, "stop": ["\n"], "temperature": 0.9,
-             "seed": 100 * level}
+            {"type": "generate", "branch": names, "max_tokens": 40, "constraint": {"regex": form(level)},
+             "temperature": 0.9, "seed": 100 * level}
         )  # fmt: skip
         ops += [{"type": "fork", "branch": a, "as": [b]} for a, b in zip(names, judges, strict=True)]
         ops.append({"type": "append", "branch": judges, "text": "\nChance to reach 24, from 1 to 9:"})

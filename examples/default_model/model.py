@@ -58,6 +58,12 @@ class Norm(nn.Module):
         return F.rms_norm(x.float(), (x.shape[-1],), self.weight, self.epsilon).to(x.dtype)
 
 
+# What a server does where a client does not say: the transcripts in the README were sampled so.
+GENERATION = {
+    "do_sample": True, "temperature": 0.7, "top_k": 40, "eos_token_id": 2, "pad_token_id": 0, "max_new_tokens": 256,
+}  # fmt: skip
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding, halves convention; x: [B, heads, T, D], cos and sin: [T, D]."""
     first, second = x.chunk(2, dim=-1)
@@ -244,11 +250,10 @@ def save_folder(model: Llama, tokenizer: Path, out: Path) -> None:
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
     write_json(out / "model.safetensors.index.json", index)
     write_json(out / "config.json", config(model.shape))
-    write_json(
-        out / "generation_config.json", {"eos_token_id": 2, "pad_token_id": 0, "max_new_tokens": 256}
-    )
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(tokenizer / name, out / name)
+    write_json(out / "generation_config.json", GENERATION)
+    shutil.copyfile(tokenizer / "tokenizer.json", out / "tokenizer.json")
+    described = json.loads((tokenizer / "tokenizer_config.json").read_text(encoding="utf-8"))
+    write_json(out / "tokenizer_config.json", {**described, "model_max_length": model.shape.context})
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -256,13 +261,13 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def load_folder(folder: Path) -> Llama:
-    """The model of a folder that `save_folder` wrote, in float32."""
+def load_folder(folder: Path, context: int = 0) -> Llama:
+    """The model of a folder that `save_folder` wrote, in float32; `context`: at least so many positions."""
     values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     shape = Shape(
         hidden=values["hidden_size"], layers=values["num_hidden_layers"], heads=values["num_attention_heads"],
         kv_heads=values["num_key_value_heads"], intermediate=values["intermediate_size"],
-        vocab=values["vocab_size"], context=values["max_position_embeddings"], theta=values["rope_theta"],
+        vocab=values["vocab_size"], context=max(context, values["max_position_embeddings"]), theta=values["rope_theta"],
         epsilon=values["rms_norm_eps"],
     )  # fmt: skip
     model = Llama(shape)

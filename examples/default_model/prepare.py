@@ -103,12 +103,17 @@ def encode_document(text: str) -> tuple[list[int], list[int]]:
 
 def encode_conversation(messages: list[corpus.Message]) -> tuple[list[int], list[int]]:
     """Ids and mask of a conversation."""
+    return encode_pieces(list(turns(messages)))
+
+
+def encode_pieces(pieces: list[tuple[str, bool]]) -> tuple[list[int], list[int]]:
+    """Ids and mask of a document in pieces; True: learnt from."""
     ids: list[int] = []
     mask: list[int] = []
-    for piece, own in turns(messages):
+    for piece, counts in pieces:
         part = _WORKER["tokenizer"].encode(piece).ids
         ids += part
-        mask += [int(own)] * len(part)
+        mask += [int(counts)] * len(part)
     return ids, mask
 
 
@@ -168,7 +173,9 @@ def sample_texts(source: Path, share: float, seed: int = 0) -> Iterator[str]:
         yield from (message["content"] for message in messages)
 
 
-def pack_all(source: Path, tokenizer: Path, out: Path, synthetic: int, workers: int, seed: int) -> None:
+def pack_all(
+    source: Path, tokenizer: Path, out: Path, synthetic: int, shown: int, workers: int, seed: int
+) -> None:
     """Write train and valid token files for text, corpus chat and synthetic chat."""
     import synthesize
 
@@ -184,8 +191,10 @@ def pack_all(source: Path, tokenizer: Path, out: Path, synthetic: int, workers: 
     held_chat = (messages for _, messages in corpus.conversations(source, "valid_chat.jsonl"))
     pack("valid_chat", held_chat, encode_conversation, path, out, workers)
     for name, number in (("synthetic", 1), ("synthetic_chat", 2)):
-        made = synthesize.parallel(synthetic * number, seed + number, workers)
+        made = synthesize.parallel(synthesize.conversations, synthetic * number, seed + number, workers)
         pack(name, made, encode_conversation, path, out, workers)
+    made = synthesize.parallel(synthesize.shown, shown, seed + 3, workers)
+    pack("shown", made, encode_pieces, path, out, workers)
 
 
 def main() -> None:
@@ -208,6 +217,9 @@ def main() -> None:
                 default=400_000,
                 help="conversations for pretraining; twice as many for the chat stage",
             )
+            command.add_argument(
+                "--shown", type=int, default=200_000, help="documents of what the page shows"
+            )
             command.add_argument("--workers", type=int, default=multiprocessing.cpu_count())
     args = parser.parse_args()
     if args.command == "clean":
@@ -216,7 +228,9 @@ def main() -> None:
         texts = sample_texts(args.corpus, args.share, args.seed)
         save_tokenizer(train_tokenizer(texts, args.size), args.out)
     else:
-        pack_all(args.corpus, args.tokenizer, args.out, args.synthetic, args.workers, args.seed)
+        pack_all(
+            args.corpus, args.tokenizer, args.out, args.synthetic, args.shown, args.workers, args.seed
+        )
 
 
 if __name__ == "__main__":

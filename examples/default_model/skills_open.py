@@ -142,7 +142,7 @@ def opinion(choose: Chooser) -> Turn:
 
 def turn(choose: Chooser) -> Turn:
     """Any turn of open talk."""
-    return choose.rng.choices((unknown, hard, said, opinion), weights=(34, 14, 40, 12))[0](choose)
+    return choose.rng.choices((unknown, hard, said, opinion), weights=(20, 10, 54, 16))[0](choose)
 
 
 def more(choose: Chooser) -> list[Turn]:

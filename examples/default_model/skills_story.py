@@ -16,8 +16,15 @@ Turn = tuple[str, str]
 
 HEROES = (
     "girl, boy, rabbit, fox, bear, mouse, duck, cat, dog, owl, frog, hedgehog, squirrel, pony, lamb, turtle, "
-    "monkey, elephant, penguin, bird"
+    "monkey, elephant, penguin, bird, dragon, lion, tiger, wolf, horse, cow, pig, goat, sheep, hen, goose, swan, "
+    "parrot, eagle, crow, robin, whale, dolphin, shark, fish, octopus, crab, seal, otter, beaver, badger, deer, "
+    "moose, camel, giraffe, zebra, hippo, rhino, crocodile, snake, lizard, snail, bee, butterfly, ladybug, spider, "
+    "ant, cricket, bat, mole, kangaroo, koala, panda, hamster, kitten, puppy, dinosaur, unicorn, robot, knight, "
+    "princess, prince, king, queen, wizard, witch, fairy, giant, ghost, mermaid, pirate, sailor, astronaut, farmer, "
+    "baker, teacher, gardener, fisherman, snowman, clown, grandmother, grandfather"
 ).split(", ")
+# Who a hero meets: animals, so that "m the friend" always reads well.
+FRIENDS = HEROES[2 : HEROES.index("robot")]
 TRAITS = (
     "small, brave, shy, curious, kind, clever, cheerful, quiet, gentle, lively, young, friendly".split(
         ", "
@@ -41,6 +48,8 @@ GIRLS = (
 BOYS = "Ben, David, Finn, Henry, Jack, Leo, Noah, Paul, Sam, Tom, Max, Peter, Oscar, Hugo, Adam".split(
     ", "
 )
+SHE = ("girl", "princess", "queen", "witch", "fairy", "mermaid", "grandmother")
+HE = ("boy", "prince", "king", "wizard", "grandfather")
 AGAIN = (
     "A few days later, there was another adventure.",
     "But that was not the end.",
@@ -66,17 +75,20 @@ HOMES = (
 )
 
 
-def _load() -> list[tuple[str, list[list[str]]]]:
-    """(moral, steps) of every plot; a step is a list of wordings."""
-    plots: list[tuple[str, list[list[str]]]] = []
-    text = (Path(__file__).parent / "seed_plots.txt").read_text(encoding="utf-8")
+Plot = tuple[str, list[list[str]]]
+
+
+def load_plots(name: str) -> list[Plot]:
+    """(moral, steps) of every plot of a file; a step is a list of wordings."""
+    plots: list[Plot] = []
+    text = (Path(__file__).parent / name).read_text(encoding="utf-8")
     for block in text.strip().split("\n\n"):
         lines = block.splitlines()
         plots.append((lines[0], [[part.strip() for part in line.split(" / ")] for line in lines[1:]]))
     return plots
 
 
-PLOTS = _load()
+PLOTS = load_plots("seed_plots.txt")
 
 
 def _many(word: str) -> str:
@@ -89,10 +101,10 @@ def _cast(choose: Chooser, hero: str | None, thing: str | None) -> dict[str, str
     first = hero or choose.one(HEROES)
     n, m = Chooser(choose.rng, choose.split, 0.03).several("name", 2)
     he = choose.one(("he", "she"))
-    if first in ("girl", "boy"):
-        he, names = ("she", GIRLS) if first == "girl" else ("he", BOYS)
+    if first in SHE or first in HE:
+        he, names = ("she", GIRLS) if first in SHE else ("he", BOYS)
         n = choose.one([name for name in names if name != m])
-    friend = choose.one([one for one in HEROES if one != first])
+    friend = choose.one([one for one in FRIENDS if one != first])
     return {
         "n": n, "m": m, "hero": first, "friend": friend, "he": he, "he_": he.capitalize(),
         "him": "him" if he == "he" else "her", "p": "his" if he == "he" else "her",
@@ -104,10 +116,14 @@ def _cast(choose: Chooser, hero: str | None, thing: str | None) -> dict[str, str
 
 
 def told(
-    choose: Chooser, hero: str | None = None, thing: str | None = None, long: bool = False
+    choose: Chooser,
+    hero: str | None = None,
+    thing: str | None = None,
+    long: bool = False,
+    plots: list[Plot] = PLOTS,
 ) -> tuple[str, dict[str, str]]:
     """A story and its cast; a long one (about 250 words) has two episodes."""
-    moral, steps = choose.rng.choice(PLOTS)
+    moral, steps = choose.rng.choice(plots)
     if long:
         moral, more = choose.rng.choice([plot for plot in PLOTS if plot[0] != moral])
         steps = [*steps, list(AGAIN), *more]
@@ -129,7 +145,12 @@ def told(
         paragraphs[-1].append(sentence[0].upper() + sentence[1:])
     paragraphs[-1].append(choose.one(ENDINGS).format(**cast))
     text = "\n\n".join(" ".join(part) for part in paragraphs if part)
-    return re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", text), cast
+    return tidy(text), cast
+
+
+def tidy(text: str) -> str:
+    """The text with `an` before vowels."""
+    return re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", text)
 
 
 ASKS = (

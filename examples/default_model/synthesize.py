@@ -11,12 +11,15 @@ import argparse
 import json
 import multiprocessing
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import skills_game24
 import skills_json
 import skills_math
 import skills_open
+import skills_page
 import skills_recall
 import skills_story
 import skills_talk
@@ -144,14 +147,31 @@ def conversations(count: int, seed: int, split: Split = "train") -> Iterator[lis
         yield conversation(Chooser(rng, split))
 
 
-def _part(job: tuple[int, int]) -> list[list[Message]]:
-    count, seed = job
-    return list(conversations(count, seed))
+def shown(count: int, seed: int) -> Iterator[list[skills_page.Piece]]:
+    """`count` documents in pieces: games of 24, what the page shows, and facts asked for long after."""
+    choose = Chooser(random.Random(seed))
+    for _ in range(count):
+        kind = choose.rng.choices(("game24", "page", "long"), weights=(34, 62, 4))[0]
+        if kind == "game24":
+            yield skills_game24.document(choose)
+        elif kind == "page":
+            yield skills_page.document(choose)
+        else:
+            yield skills_page.chat(recall(choose, choose.number(1, 4), choose.number(20, 70)))
 
 
-def parallel(count: int, seed: int, workers: int, step: int = 2000) -> Iterator[list[Message]]:
-    """Training conversations made by several processes; the same ones for any number of workers."""
-    jobs = [(min(step, count - start), seed * 1_000_003 + start) for start in range(0, count, step)]
+def _part(job: tuple[Callable[[int, int], Iterator[Any]], int, int]) -> list[Any]:
+    make, count, seed = job
+    return list(make(count, seed))
+
+
+def parallel(
+    make: Callable[[int, int], Iterator[Any]], count: int, seed: int, workers: int, step: int = 2000
+) -> Iterator[Any]:
+    """What `make(count, seed)` gives, by several processes; the same for any number of workers."""
+    jobs = [
+        (make, min(step, count - start), seed * 1_000_003 + start) for start in range(0, count, step)
+    ]
     with multiprocessing.Pool(workers) as pool:
         for part in pool.imap(_part, jobs):
             yield from part

@@ -19,7 +19,8 @@ _NO_ARTICLE = frozenset(
 _THE = frozenset("sun moon earth sea heart brain internet".split())
 _PLURAL = {
     "sheep": "sheep", "mouse": "mice", "wolf": "wolves", "fox": "foxes", "butterfly": "butterflies",
-    "tooth": "teeth", "library": "libraries", "city": "cities", "family": "families", "compass": "compasses",
+    "tooth": "teeth", "fish": "fish", "deer": "deer", "goose": "geese", "octopus": "octopuses", "ostrich": "ostriches",
+    "jellyfish": "jellyfish", "mosquito": "mosquitoes", "bus": "buses", "flamingo": "flamingos", "library": "libraries", "city": "cities", "family": "families", "compass": "compasses",
 }  # fmt: skip
 
 

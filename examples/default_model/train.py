@@ -127,7 +127,9 @@ def train(args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
     shape = models.SHAPES[args.shape]
-    model = (models.load_folder(args.start) if args.start else models.Llama(shape)).to(device)
+    model = (models.load_folder(args.start, args.length) if args.start else models.Llama(shape)).to(
+        device
+    )
     teacher = models.load_folder(args.teacher).to(device).requires_grad_(False) if args.teacher else None
     print(models.describe(model), flush=True)
     length = args.length

@@ -11,7 +11,10 @@ import { Live } from "../model/live.js";
 
 const DEPTH = 3;
 const MARKS = [1, 2, 3, 4, 5, 6, 7, 8, 9].map((mark) => ` ${mark}`);
-const MOST_TOKENS = 24; // of a step
+const MOST_TOKENS = 40; // of a step
+const NUMBER = "[0-9]{1,3}";
+/** The regex of a step: a sum, and the numbers that are left, one fewer at each level. Its sum may be wrong. */
+const form = (level) => ` ${NUMBER} [-+*/] ${NUMBER} = ${NUMBER} \\(left: ${NUMBER}( ${NUMBER}){${DEPTH - 1 - level}}\\)`;
 const RULES = `Use two of the numbers and + - * / in each step, until 24 is left.
 Numbers: 2 8 8 14
 Step: 2 + 8 = 10 (left: 8 10 14)
@@ -23,9 +26,26 @@ Step: 9 - 3 = 6 (left: 4 6)
 Step: 4 * 6 = 24 (left: 24)
 `;
 
-/** A proposed step. `state`: writing, judged, kept, dropped or failed. */
+const SIGNS = { "+": (a, b) => a + b, "-": (a, b) => a - b, "*": (a, b) => a * b, "/": (a, b) => a / b };
+const sorted = (numbers) => [...numbers].sort((a, b) => a - b).join(" ");
+
+/** What a step leaves of `numbers`; null if its sum or what it says is left is wrong. */
+function leaves(numbers, text) {
+  const [, a, sign, b, result, left] = /^(\d+) ([-+*/]) (\d+) = (\d+) \(left: ([\d ]+)\)$/.exec(text) ?? [];
+  if (!left || SIGNS[sign](+a, +b) !== +result) return null;
+  const rest = [...numbers];
+  for (const used of [+a, +b]) {
+    if (!rest.includes(used)) return null;
+    rest.splice(rest.indexOf(used), 1);
+  }
+  const said = left.split(" ").map(Number);
+  return sorted(said) === sorted([...rest, +result]) ? said : null;
+}
+
+/** A proposed step of the state that `before` leaves. `state`: writing, judged, kept, dropped or failed. */
 class Thought {
-  constructor(name, level, generation) {
+  constructor(before, name, level, generation) {
+    this.before = before;
     this.name = name;
     this.level = level;
     this.live = new Live(null, generation);
@@ -36,8 +56,10 @@ class Thought {
   }
 
   get text() { return this.live.text.trim(); }
-  /** Whether the step is right sums and leaves 24 alone. */
-  get solves() { return this.state !== "writing" && /left: 24\)\s*$/.test(this.text); }
+  /** The numbers that are left; null if a step up to here is wrong. */
+  get left() { return this.before.left && leaves(this.before.left, this.text); }
+  /** Whether all steps up to here are right, and 24 alone is left. */
+  get solves() { return this.state !== "writing" && this.left?.join() === "24"; }
 }
 
 export class Search {
@@ -46,6 +68,7 @@ export class Search {
   /** @param {string} numbers four of them @param {{width: number, keep: number, connection: {url: string, token?: Function}}} how */
   constructor(numbers, { width, keep, connection }) {
     this.numbers = numbers;
+    this.left = numbers.split(" ").map(Number);
     /** Read it to be told of every change but text. */ this.version = signal(0);
     /** @type {Thought[]} */ this.roots = [];
     this.total = { output: 0, cached: 0, prompt: 0, forced: 0, accepted: 0 };
@@ -72,7 +95,7 @@ export class Search {
       const names = children.flat();
       const judges = names.map((name) => `${name}.judge`);
       watched.push(say(session.append("Step:", { branch: names })));
-      const steps = say(session.generate({ branch: names, max_tokens: MOST_TOKENS, stop: ["\n"], temperature: 0.9 }));
+      const steps = say(session.generate({ branch: names, max_tokens: MOST_TOKENS, regex: form(level), temperature: 0.9 }));
       names.forEach((name, i) => watched.push(say(session.fork([judges[i]], { branch: name }))));
       watched.push(say(session.append("\nChance to reach 24, from 1 to 9:", { branch: judges })));
       const marks = say(session.select(MARKS, { branch: judges }));
@@ -97,11 +120,12 @@ export class Search {
   async #watch(levels) {
     let at = [this]; // whose children a level's proposals are
     for (const [level, { names, children, steps, marks, pruned }] of levels.entries()) {
-      const thoughts = names.map((name, i) => new Thought(name, level, steps[i]));
-      children.forEach((group, place) => {
+      const place = (name) => children.findIndex((group) => group.includes(name));
+      const thoughts = names.map((name, i) => new Thought(at[place(name)], name, level, steps[i]));
+      children.forEach((group, number) => {
         const own = group.map((name) => thoughts[names.indexOf(name)]);
         if (level === 0) this.roots = own;
-        else at[place].children = own;
+        else at[number].children = own;
       });
       this.version.value += 1;
       await Promise.all(thoughts.map((thought, i) => this.#follow(thought, marks[i])));

@@ -76,7 +76,7 @@ function Figures({ search }) {
   return (
     <>
       <dl class="facts">{facts.map(([value, label]) => <div key={label}><dd>{value}</dd><dt>{label}</dt></div>)}</dl>
-      <p class="unseen" role="status">{search.status === "done" ? `The search is done. ${solved ? "One branch says that 24 is left." : "No branch says that 24 is left."}` : ""}</p>
+      <p class="unseen" role="status">{search.status === "done" ? `The search is done. ${solved ? "One branch makes 24." : "No branch makes 24."}` : ""}</p>
     </>
   );
 }
@@ -97,9 +97,11 @@ function Card({ search, thought }) {
   search.version.value; // read, to be told of changes
   thought.live.drawn.value; // read, to be told of more text
   const { state, score, usage, text } = thought;
+  const wrong = state !== "writing" && thought.left === null;
   return (
     <div class={`thought-card ${state}${thought.solves ? " solved" : ""}`} title={usage ? `${usage.cached} of ${usage.prompt} prompt tokens cached, ${usage.output} written` : ""}>
       <span>{text || "…"}{state === "writing" && <span class="cursor" />}</span>
+      {wrong && <small class="wrong">wrong</small>}
       {score !== null && <b aria-label={`Mark ${score} of 9`}>{score}</b>}
     </div>
   );
