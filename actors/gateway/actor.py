@@ -216,17 +216,20 @@ class GatewayActor:
         """A task of its own. Ends the others with `scope` once the mailbox is closed."""
         while True:
             try:
-                batch = await self._mailbox.drain()
-                touched: list[Socket] = []
-                for message in batch:
-                    self._handle(message, touched)
-                for connection in touched:
-                    connection.flush()
+                self._take(await self._mailbox.drain())
             except Exception as error:
                 if not isinstance(error, MailboxClosed):
                     self._failure = error  # `run` raises it as it is, not inside a group
                 scope.cancel()
                 return
+
+    def _take(self, batch: list[GatewayMessage]) -> None:
+        """Not in `_serve`, whose local names would hold connections until the next message."""
+        touched: list[Socket] = []
+        for message in batch:
+            self._handle(message, touched)
+        for connection in touched:
+            connection.flush()
 
     def _handle(self, message: GatewayMessage, touched: list[Socket]) -> None:
         connection = self._hub.connections.get(message.socket)

@@ -79,7 +79,10 @@ class Knocking(asyncio.Protocol):
             if self._ended:
                 raise ConnectionResetError("the peer has closed")
             self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None  # its exception has a traceback, and that this connection
         data = bytes(self._buffer[:count])
         del self._buffer[:count]
         return data

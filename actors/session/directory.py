@@ -533,17 +533,13 @@ class Directory:
             limits=self._limits,
         )
         read: asyncio.Future[dict[str, bytes]] = asyncio.get_running_loop().create_future()
-
-        def done(items: dict[str, bytes] | None, error: BaseException | None) -> None:
-            if read.done():  # the directory has gone
-                return
-            if items is not None:
-                read.set_result(items)
-            else:
-                read.set_exception(error or RamifyError("the file could not be read"))
-
-        self._encoder.submit(message.owner, -message.socket, Job(len(file), run, done))
-        return await read
+        self._encoder.submit(
+            message.owner, -message.socket, Job(len(file), run, partial(_settle, read))
+        )
+        try:
+            return await read
+        finally:
+            del read  # it has the exception, whose traceback has this frame
 
     def _save_from_now(self, entry: _Entry) -> None:
         """Something is to be kept of a session that nobody was to come back to."""
@@ -718,6 +714,17 @@ def _check_wanted(session: str, head: SavedHead, waiting: Sequence[OpenSession])
         return
     if not any(saved.shows(message.open.key or "") for message in waiting):
         raise Forbidden(WRONG_KEY) if mine else _no_session(session)
+
+
+def _settle(
+    read: asyncio.Future[dict[str, bytes]], items: dict[str, bytes] | None, error: BaseException | None
+) -> None:
+    if read.done():  # the directory has gone
+        return
+    if items is not None:
+        read.set_result(items)
+    else:
+        read.set_exception(error or RamifyError("the file could not be read"))
 
 
 def _relay(address: Address[Message]) -> Relay[Message]:

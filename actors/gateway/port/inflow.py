@@ -18,6 +18,8 @@ from ramify.actors.gateway.port.access.limits import SocketLimits
 from ramify.actors.gateway.port.pump import SLICE, Pump
 from ramify.actors.kit.clock import Clock, Timer
 
+TRANSPORTS_OWN = "_read_ready_cb", "_write_ready"  # methods of its own that asyncio's transport keeps
+
 
 class Inflow:
     """A `Source` of the pump.
@@ -114,6 +116,9 @@ class Inflow:
         self._waiting.clear()
         self.parse = _pass_over  # no cycle with the connection is left, so memory is freed at once
         self._congested = _never
+        known = getattr(self._transport, "__dict__", {})  # uvloop's has none
+        for method in TRANSPORTS_OWN:
+            known.pop(method, None)
         if self._rest is not None:
             self._rest.cancel()
             self._rest = None

@@ -75,6 +75,16 @@ def _upgrade(
         deflate=hub.config.deflate,
         subprotocols=door is None,
     )
+    answer = _shake_hands(ws, parser, hub, door, token, now)
+    if isinstance(answer, Response):
+        ws.dispose()
+    return answer
+
+
+def _shake_hands(
+    ws: WebSocket, parser: RequestParser, hub: Hub, door: DoorKind | None, token: str | None, now: float
+) -> Upgrade | Response:
+    """The handshake itself; then the token counts."""
     head, rest = parser.handshake()
     ws.receive_data(head)
     events = ws.events_received()
@@ -85,6 +95,7 @@ def _upgrade(
         message = (answer.body or b"").decode().strip()
         return error_response(answer.status_code, "bad_request", message)
     # Only now, so that a handshake that fails otherwise does not use up a single-use token.
+    needed = hub.tokens.required
     if needed and token is None and door is not None and not door.late_tokens:
         return hub.routes.unauthorized()
     credential = NOBODY if not needed else None

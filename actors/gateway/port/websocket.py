@@ -88,5 +88,14 @@ class WebSocket(ServerProtocol):
         return struct.pack("!BBQ", first, 127, length) + payload
 
     def dispose(self) -> None:
-        """Break the cycle protocol -> parser -> protocol, so that memory is freed at once."""
+        """Leave no ring behind, so that memory is freed at once.
+
+        The parser knows the protocol, and so do the frames in the traceback of what ended parser or
+        handshake: nearly every connection ends with an exception, on which hangs what its client sent.
+        """
         self.parser.close()
+        for ended in self.parser_exc, self.handshake_exc:
+            error: BaseException | None = ended
+            while error is not None:
+                error.__traceback__ = None
+                error = error.__cause__ or error.__context__

@@ -1,6 +1,7 @@
 """The port where replicas join: strangers get nothing, replicas get a link, with TLS or without."""
 
 import asyncio
+import gc
 import shutil
 import socket
 import subprocess
@@ -8,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import msgspec
 import pytest
@@ -240,3 +242,26 @@ def test_files_that_hold_something_else(tmp_path: Path) -> None:
         tcp.server_context(short, short)
     with pytest.raises(ConfigError, match="tls-ca"):
         tcp.client_context("no certificate")
+
+
+async def test_a_stranger_that_goes_leaves_nothing_to_the_collector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone: list[ref[tcp.Knocking]] = []
+    connected = tcp.JoinPort._connected
+
+    def noted(port: tcp.JoinPort, who: tcp.Knocking) -> None:
+        gone.append(ref(who))
+        connected(port, who)
+
+    monkeypatch.setattr(tcp.JoinPort, "_connected", noted)
+    gc.collect()
+    gc.disable()
+    try:
+        async with a_port() as (number, _):
+            _, writer = await asyncio.open_connection("127.0.0.1", number)
+            writer.write(b"GET / HTTP/1.1\r\n")
+            writer.close()
+            await until(lambda: gone and gone[0]() is None)
+    finally:
+        gc.enable()

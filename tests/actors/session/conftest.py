@@ -666,13 +666,15 @@ class World:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
 
-        def run() -> None:
+        def run(future: "asyncio.Future[Any]") -> None:
             try:
                 future.set_result(function(*args))
             except Exception as error:
                 future.set_exception(error)
+            finally:
+                del future  # else its exception's traceback has it
 
-        loop.call_soon(run)
+        loop.call_soon(run, future)
         return future
 
     # --- the gateway -----------------------------------------------------------------------------

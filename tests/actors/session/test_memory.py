@@ -8,6 +8,7 @@ import pytest
 
 from ramify.actors.session.limits.meter import LOGPROB, SEGMENT, SESSION, TOKEN, Holdings, Meter
 from ramify.actors.session.limits.sizes import op_bytes
+from ramify.gpu.constraints import walk
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
@@ -351,6 +352,7 @@ def test_what_is_scored_counts_while_it_is(sim: Callable[..., Any]) -> None:
 @pytest.fixture
 def rings() -> Iterator[Callable[[], int]]:
     """How many objects only the garbage collector can free, since the last call."""
+    walk._kernels()  # else a thread compiles them meanwhile, and leaves rings
     gc.collect()
     gc.disable()
     yield gc.collect
@@ -414,4 +416,16 @@ async def test_what_a_session_held_goes_with_its_end_without_the_collector(
         assert len(store.last) == (end == "left")
         if store.last:  # it may have to be made again, from all that the session is
             assert store.last.pop().again() is not None
+        assert rings() == 0
+
+
+async def test_a_refused_import_leaves_nothing_to_the_collector(
+    world: Callable[..., Any], rings: Callable[[], int]
+) -> None:
+    async with world() as each:
+        for _ in range(2):  # what is made once
+            rings()
+            socket = each.open(client="c", import_="no file")
+            await each.settle()
+            assert each.sockets[socket][0].code == "bad_request"
         assert rings() == 0

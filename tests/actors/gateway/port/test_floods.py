@@ -5,14 +5,18 @@ The cases of RFC 6455 that a client library cannot send are written by hand (Aut
 """
 
 import asyncio
+import gc
 import json
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from weakref import ref
 
+import anyio
 import pytest
 
+from ramify.actors.gateway.websocket import WebSocket
 from ramify.protocol.config import Limits
 from ramify.protocol.credentials import CredentialLimits
 from ramify.protocol.messages import Deliver, Frame
@@ -290,3 +294,64 @@ async def test_compressed_bytes_count_as_what_they_become(serve) -> None:
                 await asyncio.sleep(0)
             assert seen + len(session.drain_nowait()) < 8
             assert gateway.actor.usage()[""].received_bytes > 2 << 20
+
+
+ENDS = {
+    "closed": frame(CLOSE, struct.pack("!H", 1000)),
+    "cut": b"",
+    "cut in a frame": frame(TEXT, b'{"type":"ping"}')[:-3],
+    "an opcode that is none": frame(3),
+    "a close code that is none": frame(CLOSE, struct.pack("!H", 65535) + b"\xff"),
+    "too long": struct.pack("!BBQ", 0x81, 0xFF, 1 << 40),
+}
+
+
+@pytest.mark.parametrize("end", list(ENDS))
+async def test_what_a_websocket_held_goes_with_its_end_without_the_collector(serve, end) -> None:
+    """What the collector froze it does not look at for long (`kit/collector.py`)."""
+    async with serve() as gateway:
+        gc.collect()
+        gc.disable()
+        try:
+            async with raw(gateway) as peer:
+                await attached(gateway, peer)
+                (connection,) = gateway.actor._hub.connections.values()
+                held = ref(connection._ws), ref(connection._transport)
+                del connection
+                peer.send(ENDS[end])
+                if end.startswith("cut"):
+                    await peer.writer.drain()
+                else:
+                    await peer.close_code()
+            await gateway.until_gone()
+            for _ in range(5):
+                await anyio.lowlevel.checkpoint()
+            assert [each() for each in held] == [None, None]
+        finally:
+            gc.enable()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "Sec-WebSocket-Protocol: another\r\n",  # `websockets` refuses it
+        "Sec-WebSocket-Key: short\r\n",  # ... cannot read it
+        "Authorization: Bearer once\r\n",  # it is accepted, and its token is not
+    ],
+)
+async def test_a_refused_handshake_leaves_nothing_to_the_collector(serve, more) -> None:
+    async with serve(tokens=("k",)) as gateway:
+        if "Bearer" in more:
+            gateway.actor._hub.tokens.accepts = lambda token, now: True
+        gc.collect()
+        gc.disable()
+        before = sum(isinstance(each, WebSocket) for each in gc.get_objects())
+        try:
+            status, _, _ = await gateway.http(UPGRADE.format(address=gateway.address, more=more))
+            assert status in (400, 401)
+            await gateway.until_gone()
+            for _ in range(5):
+                await anyio.lowlevel.checkpoint()
+            assert sum(isinstance(each, WebSocket) for each in gc.get_objects()) == before
+        finally:
+            gc.enable()
