@@ -533,9 +533,7 @@ class Directory:
             limits=self._limits,
         )
         read: asyncio.Future[dict[str, bytes]] = asyncio.get_running_loop().create_future()
-        self._encoder.submit(
-            message.owner, -message.socket, Job(len(file), run, partial(_settle, read))
-        )
+        self._encoder.submit(message.owner, -message.socket, Job(len(file), run, partial(_settle, read)))
         try:
             return await read
         finally:
