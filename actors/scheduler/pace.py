@@ -90,7 +90,7 @@ class Pace:
         self._known = 0  # most prompt tokens in a measured step beside decodes
         self._full = 0  # most in one without; on a CPU in any
         self.step_s = 0.0  # that a step lasts, a mean that forgets
-        self._waiting = 0  # prompt tokens that lack, of each tenant `_OF_TENANT` at most
+        self.waiting = 0  # prompt tokens that lack, of each tenant `_OF_TENANT` at most
 
     def work(self, run: Run, start: int, end: int) -> int:
         """What positions [start, end) of a prompt cost, as a number of prompt tokens."""
@@ -112,7 +112,7 @@ class Pace:
         tenant = request.account.tenant
         before = min(_OF_TENANT, tenant.lacking)
         tenant.lacking += more
-        self._waiting += min(_OF_TENANT, tenant.lacking) - before
+        self.waiting += min(_OF_TENANT, tenant.lacking) - before
 
     def learn(self, prompts: int, decodes: int, seconds: float) -> None:
         """A step of so many prompt tokens and decodes took so long."""
@@ -131,7 +131,7 @@ class Pace:
         if decodes and prompts:
             self._probed(prompts, decodes, seconds)
         w, variance = self._weights, self._variance
-        expected = w[0] + w[1] * x[1] + w[2] * x[2]
+        expected = self.expected(prompts, decodes)
         error = seconds - expected
         spread = [row[0] + row[1] * x[1] + row[2] * x[2] for row in variance]
         scale = _KEPT + spread[0] + spread[1] * x[1] + spread[2] * x[2]
@@ -153,22 +153,26 @@ class Pace:
             [(variance[i][j] - spread[i] * spread[j] / scale) * keep for j in range(3)] for i in range(3)
         ]
 
+    def expected(self, prompts: int, decodes: int) -> float:
+        """Seconds that a step of so many prompt tokens and decodes should last, as far as was learnt."""
+        base, decode, prompt = self._weights
+        return base + decode * (decodes * _UNITS[1]) + prompt * (prompts * _UNITS[2])
+
     def rate(self, decodes: int) -> float:
         """Prompt tokens a second where so many rows decode and prompts wait; 0.0: not known yet."""
         slope = self._weights[2] * _UNITS[2]
         if slope < 1e-12:
             return 0.0
         tokens = self.allowed if decodes else self._step
-        step = self._weights[0] + self._weights[1] * decodes * _UNITS[1]
-        return tokens / (step + slope * tokens)
+        return tokens / self.expected(tokens, decodes)
 
     def beside(self, decodes: int) -> int:
         """Most prompt tokens beside so many decodes."""
         if not self._target:
             return self._most
-        alone = self._weights[0] + self._weights[1] * decodes * _UNITS[1]
+        alone = self.expected(0, decodes)
         allowed = max(self._within(max(self._target - alone, alone / 2)), self._draining(alone))
-        allowed = max(allowed, min(SMALL, self._waiting // SURE))
+        allowed = max(allowed, min(SMALL, self.waiting // SURE))
         if self._small >= self._patience:
             allowed = max(allowed, SMALL)
         trusted = max(self._first, 2 * self._known if self._on_cpu else self._known + self._known // 2)
@@ -184,8 +188,8 @@ class Pace:
             self._size = prompts
             return
         if self._small >= self._patience:
-            base, decode, slope = self._weights
-            small = base + decode * decodes * _UNITS[1] + slope * self._size * _UNITS[2]
+            slope = self._weights[2]
+            small = self.expected(self._size, decodes)
             more = (prompts - self._size) * _UNITS[2]
             if seconds >= _AS_EXPECTED * (small + slope * more):
                 self._patience = min(2 * self._patience, _PROBE[1])
@@ -198,7 +202,7 @@ class Pace:
 
     def _draining(self, alone: float) -> int:
         """Prompt tokens in each step that lasts `alone` without them, to have no prompt wait longer."""
-        rate = self._waiting / DRAIN
+        rate = self.waiting / DRAIN
         idle = 1 - rate * self._weights[2] * _UNITS[2]  # the part of the time that prompts leave
         most = self._most
         if self._on_cpu:

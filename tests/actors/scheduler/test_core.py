@@ -578,11 +578,11 @@ def test_what_lacks_for_first_tokens(world):
     w = world()
     pace = w.core._planner.pace
     w.turn(w.submit(1, [1, 2, 3], max_tokens=0))
-    assert pace._waiting == 0
+    assert pace.waiting == 0
     w.turn(w.submit(2, [4, 5, 6], max_tokens=2))
-    assert pace._waiting == 3
+    assert pace.waiting == 3
     w.run()
-    assert pace._waiting == 0
+    assert pace.waiting == 0
     w.check_idle()
 
 

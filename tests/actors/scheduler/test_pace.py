@@ -12,8 +12,10 @@ from ramify.protocol.messages import Submit
 from ramify.protocol.sampling import SamplingParams
 
 
-def make(target=20.0, mixed=2048, step=8192, sizes=(), device="cuda"):
-    info = SimpleNamespace(step_tokens=step, extend_sizes=list(sizes), device=device, logits_cost=0.0)
+def make(target=20.0, mixed=2048, step=8192, sizes=(), device="cuda", logits_cost=0.0):
+    info = SimpleNamespace(
+        step_tokens=step, extend_sizes=list(sizes), device=device, logits_cost=logits_cost
+    )
     return Pace(info, ScheduleConfig(itl_target_ms=target, mixed_tokens=mixed))
 
 
@@ -233,25 +235,41 @@ def exact(pace, device, steps=400, decodes=(16, 64), sizes=(64, 128, 256)):
         pace.learn(prompts, count, device.seconds(prompts, count))
 
 
+def learnt(pace):
+    """All that it knows: what it expects of a step of nothing, with decodes, and with prompt tokens."""
+    return [pace.expected(0, 0), pace.expected(0, 64), pace.expected(128, 64)]
+
+
+def seen(pace, prompts, decodes=0):
+    """A step that lasts as long as it knew: only its size is new."""
+    pace.learn(prompts, decodes, Device().seconds(prompts, decodes))
+
+
+def lack(pace, tokens):
+    """So many prompt tokens wait, thousand by thousand for other tenants."""
+    for number in range(0, tokens, 1000):
+        pace.lacks(submitted(Account(number), 1000, number), min(1000, tokens - number))
+
+
 def test_what_is_aimed_at_is_less_than_the_target():
     pace = make()
     exact(pace, Device())
-    pace._known = 10_000
+    seen(pace, 1000, 64)
     assert pace.beside(64) == pytest.approx((0.9 * 20e-3 - 5.92e-3) / 21e-6, abs=2)
 
 
 def test_of_eight_steps_of_decodes_alone_one_is_learnt_from():
     pace = make()
     exact(pace, Device())
-    known = list(pace._weights)
+    known = learnt(pace)
     pace.learn(0, 64, 6e-3)
-    first = list(pace._weights)
+    first = learnt(pace)
     assert first != known
     for _ in range(7):
         pace.learn(0, 64, 9e-3)
-    assert pace._weights == first
+    assert learnt(pace) == first
     pace.learn(0, 64, 6.1e-3)
-    assert pace._weights != first
+    assert learnt(pace) != first
 
 
 def test_about_thirty_steps_count():
@@ -261,9 +279,8 @@ def test_about_thirty_steps_count():
     for number in range(30):
         size = (64, 128, 256)[number % 3]
         pace.learn(size, (16, 64)[number % 2], 1.2 * Device().seconds(size, (16, 64)[number % 2]))
-    expected = pace._weights[0] + pace._weights[1] + pace._weights[2] * 128 / 512
     old = Device().seconds(128, 64)
-    assert 0.5 < (expected / old - 1) / 0.2 < 0.75
+    assert 0.5 < (pace.expected(128, 64) / old - 1) / 0.2 < 0.75
 
 
 def test_a_step_counts_as_half_as_long_again_at_most():
@@ -271,11 +288,11 @@ def test_a_step_counts_as_half_as_long_again_at_most():
     for pace, factor in ((one, 1.5), (other, 50.0)):
         exact(pace, Device())
         pace.learn(128, 64, factor * Device().seconds(128, 64))
-    assert one._weights == pytest.approx(other._weights)
+    assert learnt(one) == pytest.approx(learnt(other))
     for pace, factor in ((one, 0.5), (other, 0.01)):
         exact(pace, Device())
         pace.learn(128, 64, factor * Device().seconds(128, 64))
-    assert one._weights == pytest.approx(other._weights)
+    assert learnt(one) == pytest.approx(learnt(other))
 
 
 def test_two_exceptions_are_exceptions_and_three_are_not():
@@ -286,20 +303,18 @@ def test_two_exceptions_are_exceptions_and_three_are_not():
     exact(pace, Device(), 6)
     for _ in range(2):
         pace.learn(128, 64, slow.seconds(128, 64))
-    assert len(pace._odd) == 2
-    assert pace._variance[0][0] < 1
-    weights, times = list(pace._weights), slow.seconds(128, 64) / Device().seconds(128, 64)
-    pace.learn(128, 64, slow.seconds(128, 64))
-    assert pace._odd == []  # a machine that is slower in all its parts
-    assert pace._weights == pytest.approx([times * weight for weight in weights], rel=0.2)
-    assert pace._variance[0][0] == pace._variance[1][1] == pace._variance[2][2] == 1
-    assert pace._variance[0][1] == 0
+    before, times = learnt(pace), slow.seconds(128, 64) / Device().seconds(128, 64)
+    assert before[2] < 1.5 * Device().seconds(128, 64) < slow.seconds(128, 64)
+    pace.learn(128, 64, slow.seconds(128, 64))  # a machine that is slower in all its parts
+    assert learnt(pace) == pytest.approx([times * seconds for seconds in before], rel=0.2)
+    exact(pace, slow, 12)  # which parts they are it is not sure of: it is soon told
+    assert pace.expected(128, 64) == pytest.approx(slow.seconds(128, 64), rel=0.05)
 
 
 def stuck(pace, device, decodes=64):
     """It believes that a prompt token takes a hundred times as long, by steps of one size."""
-    pace._weights = [0.0, 0.0, 512 / LEAST * device.seconds(LEAST, decodes)]
-    pace._known = pace._full = 1000
+    believed = Device(base=0, decode=0, prompt=device.seconds(LEAST, decodes) / LEAST)
+    exact(pace, believed, 100, decodes=(decodes, 0), sizes=(SMALL, 200, 1000))
     for _ in range(3):
         pace.learn(LEAST, decodes, device.seconds(LEAST, decodes))
 
@@ -331,11 +346,10 @@ def test_a_cost_that_is_right_is_tried_rarely():
 
 
 def test_whatever_was_learnt_a_step_takes_a_part_of_what_waits():
-    pace = make(device="cpu", target=1)
-    pace._weights = [0.0, 0.0, 1e6]
-    pace._known = 1000
-    for waiting, least in ((0, 16), (4096, 16), (8192, 32), (16_384, 64), (1 << 20, 64)):
-        pace._waiting = waiting
+    for waiting, least in ((0, 16), (4096, 16), (8192, 32), (16_384, 64), (1 << 18, 64)):
+        pace = make(device="cpu", target=1)
+        exact(pace, Device(base=0, decode=0, prompt=1e4), 100, sizes=(SMALL, 1000))
+        lack(pace, waiting)
         assert pace.beside(4) == least
 
 
@@ -343,18 +357,25 @@ def test_what_no_step_has_told_is_kept():
     """Only decodes for a long time: the cost of a prompt token is not forgotten, nor unsure for ever."""
     pace = make()
     exact(pace, Device())
-    slope = pace._weights[2]
+    slope = pace.expected(512, 64) - pace.expected(0, 64)
     for _ in range(8 * 2000):
         pace.learn(0, 64, Device().seconds(0, 64))
-    assert pace._weights[2] == pytest.approx(slope, rel=1e-3)
-    assert sum(pace._variance[i][i] for i in range(3)) < 310
+    assert pace.expected(512, 64) - pace.expected(0, 64) == pytest.approx(slope, rel=1e-3)
+    dearer = Device(prompt=25e-6)
+    exact(pace, dearer, 12)
+    assert pace.expected(128, 64) == pytest.approx(dearer.seconds(128, 64), rel=0.02)
 
 
 def test_a_graph_is_taken_unless_much_more_is_allowed():
-    pace = make(sizes=[64, 96])
-    assert [pace._fit(tokens) for tokens in (20, 64, 95, 96, 120, 121)] == [64, 64, 64, 96, 96, 121]
-    assert [make(sizes=[])._fit(tokens) for tokens in (3, 17)] == [LEAST, 17]
-    assert make(sizes=[8])._fit(10) == LEAST
+    def taken(allowed, sizes):
+        return make(sizes=sizes, mixed=allowed).beside(4)
+
+    found = [taken(tokens, [64, 96]) for tokens in (20, 64, 95, 96, 120, 121)]
+    assert found == [64, 64, 64, 96, 96, 121]
+    assert [taken(tokens, []) for tokens in (LEAST, 17)] == [LEAST, 17]
+    slow = make(sizes=[8], target=1)
+    serve(slow, Device(prompt=1.0), 50)
+    assert slow.beside(64) == LEAST  # though that is no captured size
 
 
 def test_how_much_of_what_is_lacking_counts():
@@ -366,14 +387,14 @@ def test_how_much_of_what_is_lacking_counts():
 
     first = ask(one, 1)
     pace.lacks(first, 5000)
-    assert (pace._waiting, one.tenant.lacking) == (1024, 1024)
+    assert (pace.waiting, one.tenant.lacking) == (1024, 1024)
     for number in range(2, 6):
         pace.lacks(ask(one, number), 1023)
-    assert (pace._waiting, one.tenant.lacking) == (4096, 1024 + 4 * 1023)
+    assert (pace.waiting, one.tenant.lacking) == (4096, 1024 + 4 * 1023)
     pace.lacks(ask(other, 9), 10)
-    assert pace._waiting == 4106
+    assert pace.waiting == 4106
     pace.lacks(first, 0)
-    assert pace._waiting == 4 * 1023 + 10
+    assert pace.waiting == 4 * 1023 + 10
 
 
 def test_a_gpus_first_steps_and_a_cpus():
@@ -390,32 +411,27 @@ def test_steps_without_decodes_last_some_targets():
     exact(pace, Device())
     base, slope, target = 4e-3, 21e-6, 18e-3
     assert pace.alone(False) == pytest.approx((12 * target - base) / slope, rel=0.01)
-    pace._full = 1 << 20
-    assert pace.alone(True) == pytest.approx((3 * target - base) / slope, rel=0.01)
-    pace._full = 100
+    seen(pace, 100)
     assert pace.alone(True) == 256
-    pace._full = 1000
+    seen(pace, 1000)
     assert pace.alone(True) == 1500
-
-
-def test_what_a_step_is_aimed_at():
-    assert make()._target == pytest.approx(0.018, rel=1e-9)
+    seen(pace, 1 << 20)
+    assert pace.alone(True) == pytest.approx((3 * target - base) / slope, rel=0.01)
 
 
 def test_a_cpus_steps_last_twelve_times_what_any_step_costs():
     pace = make(target=1, device="cpu", step=1 << 20)
     exact(pace, Device())
-    pace._full = 1 << 20
+    seen(pace, 1 << 20)
     assert pace.alone(False) == pytest.approx((12 * 4e-3 - 4e-3) / 21e-6, rel=0.01)
     pace = make(target=1, device="cpu", step=1 << 20)
     exact(pace, Device(base=0.1))
-    pace._full = 1 << 20
+    pace.learn(1 << 20, 0, Device(base=0.1).seconds(1 << 20, 0))
     assert pace.alone(True) == pytest.approx((0.4 - 0.1) / 21e-6, rel=0.01)
 
 
 def test_only_scored_positions_cost_more():
-    pace = make()
-    pace._logits_cost = 3.0
+    pace = make(logits_cost=3.0)
     plain = SimpleNamespace(request=SimpleNamespace(targets=None))
     assert pace.work(plain, 2, 7) == 5
     scored = SimpleNamespace(
@@ -428,47 +444,54 @@ def test_any_step_that_took_time_teaches():
     for prompts, decodes in ((4, 4), (4, 0), (0, 4)):
         pace = make()
         pace.learn(prompts, decodes, 0.01)
-        assert pace._weights != [0.0, 0.0, 0.0]
+        assert pace.expected(prompts, decodes) > 0
 
 
 def test_the_most_that_was_seen():
+    """Half as many again are trusted: beside decodes those, in steps without decodes those."""
+    quick = Device(base=1e-4, decode=0, prompt=1e-9)
     pace = make()
-    for prompts, decodes, known, full in (
-        (50, 4, 50, 0),
-        (30, 4, 50, 0),
-        (70, 0, 50, 70),
-        (60, 0, 50, 70),
+    for prompts, decodes, beside, alone in (
+        (500, 4, 750, FIRST),
+        (300, 4, 750, FIRST),
+        (700, 0, 750, 1050),
+        (600, 0, 750, 1050),
     ):
-        pace.learn(prompts, decodes, 0.01)
-        assert (pace._known, pace._full) == (known, full)
-    cpu = make(device="cpu")
-    cpu.learn(50, 4, 0.01)
-    assert (cpu._known, cpu._full) == (50, 50)
+        pace.learn(prompts, decodes, quick.seconds(prompts, decodes))
+        assert (pace.beside(4), pace.alone(True)) == (beside, alone)
+    cpu = make(device="cpu")  # twice as many, of any step
+    cpu.learn(500, 4, quick.seconds(500, 4))
+    assert (cpu.beside(4), cpu.alone(True)) == (1000, 1000)
+
+
+def draining(waiting, served, **settings):
+    """Prompt tokens beside 64 decodes where so many wait."""
+    pace = make(**settings)
+    exact(pace, served)
+    pace.learn(2048, 64, served.seconds(2048, 64))
+    lack(pace, waiting)
+    return pace.beside(64)
 
 
 def test_how_much_more_is_taken_where_many_wait():
-    """8,000 tokens in half a second: steps of 5.92 ms of decodes take what comes meanwhile."""
-    pace = make()
-    exact(pace, Device())
+    """What waits is done in half a second: steps of 5.92 ms of decodes take what comes meanwhile."""
     alone = 4e-3 + 64 * 30e-6
-    for waiting in (4000, 8000, 16_000):
-        pace._waiting = waiting
+    for waiting in (12_000, 16_000):  # the target alone would allow 141
         rate = waiting / 0.5
-        assert pace._draining(alone) == pytest.approx(rate * alone / (1 - rate * 21e-6), rel=0.02, abs=1)
-    pace._waiting = 24_000  # more than it computes in that time
-    assert pace._draining(alone) == 2048
-    cpu = make(device="cpu", mixed=4096)
-    exact(cpu, Device())
-    cpu._waiting = 24_000
-    assert cpu._draining(alone) == pytest.approx((3 * 0.018 - alone) / 21e-6, rel=0.01)
-    assert cpu._draining(0.04) == pytest.approx(0.04 / 21e-6, rel=0.01)
+        found = draining(waiting, Device(), target=1)
+        assert found == pytest.approx(rate * alone / (1 - rate * 21e-6), rel=0.02, abs=1)
+    assert draining(24_000, Device(), target=1) == 2048  # more than it computes in that time
+    cpu = {"device": "cpu", "mixed": 4096}
+    assert draining(24_000, Device(), **cpu) == pytest.approx((3 * 0.018 - alone) / 21e-6, rel=0.01)
+    slow = Device(base=0.04 - 64 * 30e-6)
+    assert draining(24_000, slow, **cpu) == pytest.approx(0.04 / 21e-6, rel=0.01)
 
 
 def test_a_cpus_steps_grow_by_half_or_to_twice():
     for device, alone in (("cpu", 400), ("cuda", 300)):
         pace = make(device=device, step=1 << 20)
-        exact(pace, Device())
-        pace._full = 200
+        exact(pace, Device(), sizes=(50, 100, 200))
+        seen(pace, 200)
         assert pace.alone(True) == alone
 
 
