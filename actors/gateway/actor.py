@@ -89,7 +89,7 @@ class GatewayActor:
         self._failure: Exception | None = None
         tokens = AccessTokens(credentials, config.token_ttl_s, minted)
         self._apis = apis()
-        self._hub = Hub(
+        self.hub = Hub(
             config=config,
             limits=limits,
             clock=clock,
@@ -107,15 +107,15 @@ class GatewayActor:
     @property
     def sockets(self) -> int:
         """Open WebSockets."""
-        return sum(1 for connection in self._hub.connections.values() if connection.websocket)
+        return sum(1 for connection in self.hub.connections.values() if connection.websocket)
 
     def spells(self, vocabulary: Sequence[bytes]) -> None:
         """What each token id of the model stands for."""
-        self._hub.vocabulary = vocabulary
+        self.hub.vocabulary = vocabulary
 
     def accept(self, credentials: Sequence[Credential]) -> None:
         """From now on these tokens are accepted. Sockets whose token is gone close with 4401."""
-        hub = self._hub
+        hub = self.hub
         now = hub.clock.now()
         hub.tokens.replace(credentials)
         for credential in credentials:
@@ -125,11 +125,11 @@ class GatewayActor:
 
     def told(self, elsewhere: Mapping[str, int]) -> None:
         """How many sockets each credential has in other processes."""
-        self._hub.shares.told(elsewhere, self._hub.clock.now())
+        self.hub.shares.told(elsewhere, self.hub.clock.now())
 
     def usage(self) -> dict[str, CredentialUsage]:
         """What each credential has and had here."""
-        return self._hub.shares.usage()
+        return self.hub.shares.usage()
 
     def tell(self, message: GatewayMessage, /) -> None:
         """Write deltas now, in the caller's turn of the event loop, if nothing waits.
@@ -143,7 +143,7 @@ class GatewayActor:
         ):
             self._mailbox.tell(message)
             return
-        connection = self._hub.connections.get(message.socket)
+        connection = self.hub.connections.get(message.socket)
         if connection is None:
             return
         try:
@@ -158,7 +158,7 @@ class GatewayActor:
         Raises ConfigError if the address cannot be bound. At the end, for whatever reason, the
         port is closed and every connection is cut; call `drain` before for a polite stop.
         """
-        hub, others = self._hub, self._apis
+        hub, others = self.hub, self._apis
         listeners = self._listeners or bind_shared(hub.config, 1)[0]
         self._servers = await listen(lambda: Connection(hub, others), listeners, hub.admits)
         try:
@@ -177,13 +177,13 @@ class GatewayActor:
 
     def fail(self) -> None:
         """The engine is gone. Sessions end, and `drain` follows."""
-        self._hub.failed = True
+        self.hub.failed = True
 
     def begin_drain(self, reason: str, grace: float) -> None:
         """Stop accepting, and say `bye` to every socket that has not been told yet."""
-        self._hub.draining = True
+        self.hub.draining = True
         self._stop_listening()
-        for connection in list(self._hub.connections.values()):
+        for connection in list(self.hub.connections.values()):
             connection.deliver([Bye(reason=reason, after_ms=int(grace * 1000))])
             connection.flush()
 
@@ -196,20 +196,20 @@ class GatewayActor:
         broken. Sockets close with 1012: those of a session when it has said the ends of its
         requests, if that takes no longer than `grace`, the others at once.
         """
-        clock = self._hub.clock
+        clock = self.hub.clock
         code = Close.RESTART if failed else Close.DRAINING
         self.begin_drain(reason, 0.0 if failed else grace)
         if failed:
-            for connection in list(self._hub.connections.values()):
+            for connection in list(self.hub.connections.values()):
                 if not connection.attached:
                     connection.close(code, reason)
         waits = self._any_attached if failed else self._any
         await self._until_not(waits, clock.now() + grace)
-        for connection in list(self._hub.connections.values()):
+        for connection in list(self.hub.connections.values()):
             connection.close(code, reason)
         handshake = FAILED_CLOSE_S if failed else CLOSE_TIMEOUT_S
         await self._until_not(self._any, clock.now() + handshake)
-        for connection in list(self._hub.connections.values()):
+        for connection in list(self.hub.connections.values()):
             connection.abort()
 
     async def _serve(self, scope: anyio.CancelScope) -> None:
@@ -232,10 +232,10 @@ class GatewayActor:
             connection.flush()
 
     def _handle(self, message: GatewayMessage, touched: list[Socket]) -> None:
-        connection = self._hub.connections.get(message.socket)
+        connection = self.hub.connections.get(message.socket)
         if connection is None:
             if isinstance(message, Opened):  # it went before it got its session
-                self._hub.notices.tell(message.session, Detached(message.socket))
+                self.hub.notices.tell(message.session, Detached(message.socket))
             return
         try:
             match message:
@@ -260,7 +260,7 @@ class GatewayActor:
 
     async def _watch(self) -> None:
         """Deadlines, and notices that are owed."""
-        hub = self._hub
+        hub = self.hub
         while True:
             pause = RETRY_S if hub.notices.owed or hub.blocked else TICK_S
             await hub.clock.sleep_until(hub.clock.now() + pause)
@@ -274,21 +274,21 @@ class GatewayActor:
 
     def _retry(self) -> None:
         """What sessions had no room for."""
-        blocked, self._hub.blocked = self._hub.blocked, set()
+        blocked, self.hub.blocked = self.hub.blocked, set()
         for number in blocked:
-            connection = self._hub.connections.get(number)
+            connection = self.hub.connections.get(number)
             if connection is not None:
                 connection.retry()
 
     def _any(self) -> bool:
-        return bool(self._hub.connections)
+        return bool(self.hub.connections)
 
     def _any_attached(self) -> bool:
-        return any(connection.attached for connection in self._hub.connections.values())
+        return any(connection.attached for connection in self.hub.connections.values())
 
     async def _until_not(self, waits: Callable[[], bool], deadline: float) -> None:
         """Wait until nothing `waits`, or for the deadline."""
-        clock = self._hub.clock
+        clock = self.hub.clock
         while waits() and clock.now() < deadline:
             await clock.sleep_until(min(deadline, clock.now() + RETRY_S))
 

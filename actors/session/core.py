@@ -96,17 +96,17 @@ class SessionCore:
         self._to_submit = False  # generations may have room now
         self.writer = BranchWriter(state, tokenizer, template)
         self.publisher = Publisher(state, on_forget=lambda client: self._attachments.forget(client))
-        self._runner = OpRunner(state, self.publisher, self.writer, detokenizer, random_seed)
-        self.generations = self._runner.generations
+        self.runner = OpRunner(state, self.publisher, self.writer, detokenizer, random_seed)
+        self.generations = self.runner.generations
         self._inspections = Inspections(state)
         rewritten, kept = self.writer.rewritten, kept_s is not None
         self._view = View(identity, state, self.generations, server, rewritten=rewritten, stored=kept)
         self._trees = Trees(state, self.publisher, self._inspections, self._view)
-        self._hands = Hands(state, self.publisher, self._runner, self._trees, self._over)
+        self._hands = Hands(state, self.publisher, self.runner, self._trees, self._over)
         self._attachments = Attachments(
             state,
             self.publisher,
-            self._runner,
+            self.runner,
             self._inspections,
             self._view,
             ttl_s=ttl_s,
@@ -131,7 +131,7 @@ class SessionCore:
             self.state,
             self.publisher,
             self.generations,
-            tasks=self._runner.tasks,
+            tasks=self.runner.tasks,
             model=model,
             priority=priority,
             created=created,
@@ -181,22 +181,22 @@ class SessionCore:
 
     def resume(self, tasks: list[Task], arrived: float) -> None:
         """Queue tasks that an earlier server had not done. Call `resumed` after the last."""
-        self._runner.resume(tasks, arrived)
+        self.runner.resume(tasks, arrived)
 
     def resumed(self, tasks: list[Task]) -> None:
         """Run them. Their clients are away: `open.detach` said what becomes of their generations."""
         policies = {task.frame.client: task.frame.opened.detach for task in tasks}
         for client, policy in policies.items():
             if policy == "pause":
-                self._runner.pause(client)
-        self._runner.start(tasks)
+                self.runner.pause(client)
+        self.runner.start(tasks)
         self._attachments.leave()
 
         def cancel() -> Steps[None]:
-            yield from self._runner.steps()
+            yield from self.runner.steps()
             for client, policy in policies.items():
                 if policy == "cancel":
-                    self._runner.cancel_generations_of(client)
+                    self.runner.cancel_generations_of(client)
 
         self._steps.append(cancel())
         self._advance()
@@ -217,7 +217,7 @@ class SessionCore:
         So all that it held goes at once. The garbage collector, which would have to find it, walks old
         objects only when there is time (`kit/collector.py`).
         """
-        runner = self._runner
+        runner = self.runner
         parts = (
             self.publisher,
             self.generations,
@@ -237,12 +237,12 @@ class SessionCore:
     @property
     def unfinished(self) -> bool:
         """Whether what was brought last is not done: `go_on` before anything else is brought."""
-        return bool(self._steps) or self._runner.due or self._behind
+        return bool(self._steps) or self.runner.due or self._behind
 
     @property
     def inside(self) -> bool:
         """Whether an op is half done, or a save, so that this is no moment to save or show anything."""
-        return self._runner.inside or self._behind
+        return self.runner.inside or self._behind
 
     @property
     def _behind(self) -> bool:
@@ -267,9 +267,9 @@ class SessionCore:
             if records and not self._record():
                 return
             if not steps:
-                if not self._runner.due:
+                if not self.runner.due:
                     break
-                steps.append(self._runner.more())
+                steps.append(self.runner.more())
             first = steps[0]
             if self._owed is None:
                 self._owed = next(first, -1)
@@ -288,7 +288,7 @@ class SessionCore:
     def _record(self) -> bool:
         """Encode what is to be saved, where that is much. False: the turn's budget is spent."""
         if self._recording is None:
-            if self.recorder is None or not self.recorder.behind or self._runner.inside:
+            if self.recorder is None or not self.recorder.behind or self.runner.inside:
                 return True
             self._recording = self.recorder.ahead()
             self._cost = next(self._recording, -1)
@@ -330,7 +330,7 @@ class SessionCore:
     def tick(self, now: float) -> None:
         """The time that `state.out.wake` asked for has come."""
         self.publisher.now = now
-        self._runner.expire()
+        self.runner.expire()
         self._attachments.catch_up()
         self._advance()
         if self._attachments.tick():
@@ -362,7 +362,7 @@ class SessionCore:
     ) -> None:
         """Long text was tokenized, or could not be."""
         self._begin(now)
-        self._steps.append(self._runner.encoded(ticket, prepared, error))
+        self._steps.append(self.runner.encoded(ticket, prepared, error))
         self._advance()
 
     def tokens(self, message: Tokens, now: float) -> None:
@@ -385,9 +385,9 @@ class SessionCore:
     def _finished(self, ended: list[Finished], now: float) -> Steps[None]:
         for finished in ended:
             yield self.generations.closing(finished.request) + OP
-            if not self._runner.selects.finished(finished, now):
+            if not self.runner.selects.finished(finished, now):
                 self.generations.finished(finished)
-        yield from self._runner.steps()
+        yield from self.runner.steps()
 
     def compiled(self, message: Compiled | NotCompiled, now: float) -> None:
         """A generation's constraint is ready, or will never be."""
@@ -408,7 +408,7 @@ class SessionCore:
     @property
     def busy(self) -> bool:
         """Whether an engine computes anything for it that somebody waits for."""
-        return self._runner.busy
+        return self.runner.busy
 
     def change_core(self, now: float) -> None:
         """The engine has gone, or gives the session up: it goes on at another, where it is.
@@ -425,16 +425,16 @@ class SessionCore:
     def _to_another_core(self, now: float) -> Steps[None]:
         yield from retell(self.state, now)
         self._inspections.ask_again()
-        self._runner.change_core(now)
+        self.runner.change_core(now)
 
     def fail(self, error: RamifyError, now: float) -> None:
         """The engine is broken: every op that has no terminal reply gets one; the session is over."""
         self.finish(now)
         self._begin(now)
-        self._runner.refuse(error)
+        self.runner.refuse(error)
         self._trees.hurry()
         self._inspections.give_up()  # who waits for a `state` gets it, and hears what follows
-        self._runner.fail(error)
+        self.runner.fail(error)
         self.finish(now)
         for subscriber in self.subscribers.values():
             for branch in self.state.branches.values():
@@ -463,14 +463,14 @@ class SessionCore:
                 self.state.limits,
                 write=subscriber.write,
                 # Who does not read must stop.
-                in_flight=len(self._runner) + subscriber.held + len(subscriber.trees),
-                queued=self._runner.queued,
+                in_flight=len(self.runner) + subscriber.held + len(subscriber.trees),
+                queued=self.runner.queued,
                 place=frame.place,
             )
         except RamifyError as error:
             self._refuse(subscriber, reply_log, ops, error)
             return
-        runner = self._runner
+        runner = self.runner
         for op, tasks in taken:
             match op:
                 case Credit():
@@ -533,7 +533,7 @@ class SessionCore:
         subscriber.out.extend(refusals(error, new))
 
     def _credit(self, subscriber: Subscriber, op: Credit) -> None:
-        if not self._runner.expects(op.branch):
+        if not self.runner.expects(op.branch):
             return  # nobody may come of that name, and who sends names at random must not fill memory
         subscriber.credit(op.branch, op.upto, most=self.state.limits.ops_in_flight)
         branch = self.state.branches.get(op.branch)

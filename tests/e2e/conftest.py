@@ -366,12 +366,12 @@ class Served:
 
     def unsent(self) -> int:
         """The most bytes that wait for one socket, inside this process."""
-        connections: Any = self.engine.front.gateway._hub.connections.values()
+        connections: Any = self.engine.front.gateway.hub.connections.values()
         return max(c._transport.get_write_buffer_size() for c in connections)
 
     def drop_connections(self) -> None:
         """Cut every connection, as a broken network does."""
-        for connection in list(self.engine.front.gateway._hub.connections.values()):
+        for connection in list(self.engine.front.gateway.hub.connections.values()):
             connection.abort()
 
     async def quiet(self) -> None:

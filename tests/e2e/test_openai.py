@@ -302,7 +302,7 @@ async def test_who_goes_without_a_word_is_noticed(serving: Any, openai_of: Any) 
             await asyncio.sleep(0.01)
         writer.close()
         await served.until_alone(sessions=0)
-        assert not served.engine.front.gateway._hub.connections
+        assert not served.engine.front.gateway.hub.connections
 
 
 async def test_a_body_that_is_too_long_is_told_so(serving: Any) -> None:

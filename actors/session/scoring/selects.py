@@ -9,7 +9,7 @@ choice or changes nothing: whatever stops it ends its op with an error, and what
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ramify.actors.session.branches.branch import Branch
@@ -80,6 +80,16 @@ class Selects:
     def busy(self) -> bool:
         """Whether any choice is being scored, or waits to be."""
         return bool(self._encoding or self._by_request or self._ready)
+
+    @property
+    def measured(self) -> list[Measured]:
+        """All that has not ended."""
+        return list(self._by_task.values())
+
+    @property
+    def requests(self) -> Mapping[int, Measured]:
+        """What is being scored now, by the request's number."""
+        return self._by_request
 
     # --- start -----------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ Pure: messages go into `out`, which the actor delivers as one frame.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.segments import OutputSegment
@@ -22,6 +23,16 @@ from ramify.protocol.wire import Delta, Open, ServerMessage, State, Tree
 
 UNLIMITED = 2**63
 FULL, OVERHEAD = 256 << 10, 200  # bytes of a frame that a socket catches up with; of a message, about
+
+
+class Progress(NamedTuple):
+    """Of one branch, as far as known. `sent`: up to which position; `truncate`: where the next delta
+    cuts off what was sent; `credit`: up to which position it may go.
+    """
+
+    sent: int | None
+    truncate: int | None
+    credit: int | None
 
 
 class Subscriber:
@@ -66,6 +77,15 @@ class Subscriber:
     def unanswered(self) -> bool:
         """Whether the answer to its `open` is still to be sent."""
         return bool(self.out) and isinstance(self.out[0], State) and self.out[0].id is None
+
+    @property
+    def progress(self) -> dict[str, Progress]:
+        """Of each branch that it was told of, or has given credit for."""
+        tables = (self._cursors, self._truncate, self._credit)
+        return {
+            name: Progress(*(table.get(name) for table in tables))
+            for name in dict.fromkeys(name for table in tables for name in table)
+        }
 
     # --- cursors ---------------------------------------------------------------------------
 

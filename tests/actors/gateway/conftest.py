@@ -127,7 +127,7 @@ class Harness:
 
     async def until_gone(self) -> None:
         """Until no connection of any kind is left."""
-        while self.actor._hub.connections:
+        while self.actor.hub.connections:
             await anyio.lowlevel.checkpoint()
 
     async def http(self, request: str | bytes) -> tuple[int, dict[str, str], bytes]:

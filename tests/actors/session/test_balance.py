@@ -164,13 +164,13 @@ def test_what_is_held_is_given_back(sim_class: Any, tokenizer: Tokenizer, seed: 
     client.connect()
     engine.settle(rng)
     assert client.unanswered == {}, client.unanswered
-    assert core._runner.queued == 0
+    assert core.runner.queued == 0
     client.send(w.Cancel(id=client.id()))
     names = list(core.state.branches)
     client.send(*(w.Drop(id=client.id(), branch=name) for name in names))
     engine.settle(rng)
     assert not core.state.branches
-    assert len(core._runner) == 0
+    assert len(core.runner) == 0
     client.drop()
     engine.settle(rng)
     kept = sum(reply_log.held for reply_log in core.publisher.reply_logs.values())

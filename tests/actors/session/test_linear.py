@@ -182,7 +182,7 @@ def test_joining_and_pruning_many_branches(sim: Callable[..., Any], kind: str) -
         ]
         lines += lines_of(lambda: [ended(end) for end in ends])
         lines += lines_of(lambda: core.go_on(102.0))
-        assert not core._runner._queues.on(), "it has not ended"
+        assert not core.runner._queues.on(), "it has not ended"
         return lines
 
     assert grows_linearly(work)

@@ -113,11 +113,11 @@ def test_ops_that_wait_are_bounded_in_bytes(sim: Callable[..., Any]) -> None:
     assert refused
     assert only(client, refused[0]).code == "limit"
     assert "wait for replies" in only(client, refused[0]).message
-    assert engine.cores[1]._runner.queued <= 100_000
+    assert engine.cores[1].runner.queued <= 100_000
     client.send(w.Cancel(id=20))  # passes always
     engine.pump()
     assert client.unanswered == {}
-    assert engine.cores[1]._runner.queued == 0
+    assert engine.cores[1].runner.queued == 0
 
 
 def test_one_frame_passes_whatever_its_size(sim: Callable[..., Any]) -> None:

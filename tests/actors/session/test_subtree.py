@@ -76,7 +76,7 @@ def test_a_program_of_40_branches_stops_at_once(sim: Sim) -> None:
     assert client.unanswered == {}
     assert engine.cache.referenced == 0
     assert engine.cache.free + engine.cache.evictable == engine.cache.total
-    assert len(engine.cores[1]._runner) == 0
+    assert len(engine.cores[1].runner) == 0
     client.send(
         w.Drop(id=1001, branch=[name for name in state.branches if name != "main"]),
         w.Generate(id=1002, max_tokens=3, temperature=0, ignore_eos=True),

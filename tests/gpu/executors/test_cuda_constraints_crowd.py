@@ -10,6 +10,8 @@ import random
 import re
 import time
 from collections import deque
+from collections.abc import Callable
+from itertools import count
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -91,7 +91,7 @@ async def test_deltas_are_written_in_the_turn_that_says_them_behind_what_waits(s
         async with gateway.connect() as client:
             socket = await gateway.attach(client)
             written: list[bytes] = []
-            connection = gateway.actor._hub.connections[socket]
+            connection = gateway.actor.hub.connections[socket]
             write = connection._transport.write
             connection._transport.write = lambda data: (written.append(data), write(data))
             await asyncio.sleep(0)
@@ -118,12 +118,12 @@ async def test_a_bug_with_a_delta_is_its_sockets_end_only(serve) -> None:
             def fault(messages):
                 raise ZeroDivisionError("a bug")
 
-            gateway.actor._hub.connections[socket]._codec.encode = fault
+            gateway.actor.hub.connections[socket]._codec.encode = fault
             await asyncio.sleep(0)
             try:
                 gateway.actor.tell(Deliver(socket, [Delta(branch="main", position=1, text="a")]))
             finally:
-                del gateway.actor._hub.connections[socket]._codec.encode
+                del gateway.actor.hub.connections[socket]._codec.encode
             await client.wait_closed()
             assert client.close_code == Close.SERVER_BUG
             await other.send('{"type":"ping"}')

@@ -318,7 +318,7 @@ async def test_a_full_session_is_waited_for_and_a_full_directory_is_overloaded(s
             await client.send(APPEND % 1)
             await client.send('[{"type":"append","id":2,"text":"x"},{"type":"generate","id":3}]')
             await client.send('{"type":"ping","n":1}')
-            while not gateway.actor._hub.blocked:
+            while not gateway.actor.hub.blocked:
                 await asyncio.sleep(0)
             assert [op.id for frame in await session.drain() for op in frame.ops] == [1]
             gateway.clock.advance(1)

@@ -64,7 +64,7 @@ async def test_chunks_of_a_byte_are_paced_as_frames_are(serve) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(post(gateway, "/v1/chat/completions") + b"1\r\nx\r\n" * 200_000)
         await settle()
-        (connection,) = gateway.actor._hub.connections.values()
+        (connection,) = gateway.actor.hub.connections.values()
         before = connection._parser.events
         assert 400 <= before <= 400 + 2 * SLICE  # a burst and a slice; a byte takes 2 events at most
         assert not connection._transport.is_reading()
@@ -108,7 +108,7 @@ async def test_what_comes_behind_a_request_is_paced_too(serve, monkeypatch) -> N
             _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(post(gateway, path, "Content-Length: 2\r\n") + b"{}" + b"x" * 1_000_000)
             await settle()
-            (connection,) = gateway.actor._hub.connections.values()
+            (connection,) = gateway.actor.hub.connections.values()
             assert connection._inflow.stopped
             gateway.clock.advance(10_000)
             writer.close()
@@ -180,15 +180,15 @@ async def test_a_minted_token_is_used_up_by_the_whole_request_only(serve) -> Non
 async def test_sockets_of_one_address_share_what_strangers_may_cost(serve) -> None:
     """On the wire: frames before a token was shown. A socket with a token goes on as before."""
     async with serve(tokens=("k",)) as gateway:
-        strangers = gateway.actor._hub.strangers
+        strangers = gateway.actor.hub.strangers
         async with gateway.connect(additional_headers={"Authorization": "Bearer k"}) as client:
             guest = strangers.enter("127.0.0.1", gateway.clock.now())
             guest.spend(WORK_PER_S * (BURST_S + 0.5), gateway.clock.now())
-            before = len(gateway.actor._hub.connections)
+            before = len(gateway.actor.hub.connections)
             _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(f"GET /healthz HTTP/1.1\r\nHost: {gateway.address}\r\n\r\n".encode())
             await settle()
-            assert len(gateway.actor._hub.connections) == before + 1  # it waits
+            assert len(gateway.actor.hub.connections) == before + 1  # it waits
             gateway.session()
             await gateway.attach(client)
             guest.spend(WORK_PER_S * MOST_DEBT_S, gateway.clock.now())
@@ -197,7 +197,7 @@ async def test_sockets_of_one_address_share_what_strangers_may_cost(serve) -> No
                 assert not await reader.read(1)
             gateway.clock.advance(6.0)
             await settle()
-            assert len(gateway.actor._hub.connections) <= before + 1
+            assert len(gateway.actor.hub.connections) <= before + 1
             assert (await gateway.get("/healthz"))[0] == 200
             writer.close()
             cut.close()

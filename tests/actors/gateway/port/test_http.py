@@ -134,7 +134,7 @@ async def test_slow_headers_get_408_and_the_connection_ends(serve) -> None:
     async with serve() as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(b"GET / HTTP/1.1\r\nHo")
-        while not gateway.actor._hub.connections:
+        while not gateway.actor.hub.connections:
             await asyncio.sleep(0)
         gateway.clock.advance(10.1)
         assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
@@ -170,11 +170,11 @@ async def test_garbage_after_the_upgrade_and_resets_leak_nothing(serve) -> None:
                 raw.close()
         for _ in range(1000):
             await asyncio.sleep(0)
-        while gateway.actor._hub.connections:
+        while gateway.actor.hub.connections:
             gateway.clock.advance(5.1)
             await asyncio.sleep(0)
         assert gateway.metrics.open == 0
-        assert len(gateway.actor._hub.timers) == 0
+        assert len(gateway.actor.hub.timers) == 0
         assert len(asyncio.all_tasks()) == tasks
         assert len(os.listdir("/proc/self/fd")) == files
 

@@ -60,5 +60,5 @@ def test_no_turn_is_long(sim: Callable[..., Any], name: str) -> None:
         turns.append(lines_of(lambda: core.go_on(engine.now)))
     assert max(turns) < MOST, f"{max(turns)} lines in one of {len(turns)} turns"
     ended = {getattr(each, "id", None) for each in core.subscribers[client.socket].out}
-    waits = {task.op.id for task in core._runner.tasks()}
+    waits = {task.op.id for task in core.runner.tasks()}
     assert {op.id for op in FRAMES[name]} <= ended | waits  # type: ignore[union-attr]

@@ -104,10 +104,10 @@ def test_it_goes_on_after_an_interruption(sim: Callable[..., Any], change: str) 
     client = (engine := sim(step_tokens=4)).session()
     client.send(w.Append(id=1, text="one two three four five six seven", logprobs=1))
     engine.pump(6)
-    runner = engine.cores[1]._runner
+    runner = engine.cores[1].runner
     assert runner.selects.busy
     if change == "pause":
-        (frame_client,) = {each.task.frame.client for each in runner.selects._by_task.values()}
+        (frame_client,) = {each.task.frame.client for each in runner.selects.measured}
         runner.selects.pause(frame_client)
         engine.pump()
         assert 1 not in client.replies

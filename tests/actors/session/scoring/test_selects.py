@@ -61,8 +61,8 @@ def at_rest(engine: Any) -> None:
     sessions = engine.cores.values()
     assert handles == {branch.handle for each in sessions for branch in each.state.branches.values()}
     assert not engine.cache.runs
-    assert not core._runner.selects.busy
-    assert not core._runner.selects._by_request
+    assert not core.runner.selects.busy
+    assert not core.runner.selects.requests
     for name, branch in core.state.branches.items():
         node = engine.cache.branches.find(branch.handle)
         assert node.end == branch.position, name
@@ -403,7 +403,7 @@ def test_more_selects_than_a_session_may_run(sim: Callable[..., Any]) -> None:
         w.Select(id=3, branch=names, choices=CHOICES),
     )
     engine.pump(30)
-    waiting = engine.cores[1]._runner.selects._ready
+    waiting = engine.cores[1].runner.selects._ready
     assert waiting
     client.send(w.Cancel(id=4, branch=names[-1]))
     engine.pump()
@@ -460,7 +460,7 @@ def test_a_select_pauses_while_its_client_is_away(sim: Callable[..., Any], steps
     choices = [f"{i} {i}" for i in range(12)]
     client.send(w.Select(id=2, choices=choices), w.Select(id=3, choices=["a", "b"]))
     engine.pump(steps)
-    selects, before = engine.cores[1]._runner.selects, len(engine.cache.branches)
+    selects, before = engine.cores[1].runner.selects, len(engine.cache.branches)
     for _ in range(3):  # nothing is left behind by who comes and goes
         client.drop()
         engine.pump()
@@ -755,7 +755,7 @@ def test_a_path_is_asked_for_on_a_branch_of_its_own(
     segment: Any = session.branch().segments[-1]
     assert (segment.tail, segment.role, segment.lead, segment.ended) == (Tail.RAW, None, 0, True)
     assert session.state.meter.held < held
-    assert not session.core._runner.selects.busy
+    assert not session.core.runner.selects.busy
 
 
 def test_what_was_chosen_is_metered_as_output(
@@ -786,7 +786,7 @@ def test_requests_of_selections_share_what_a_session_may_run(
     spelt(monkeypatch, *paths)
     session.send(w.Append(id=1, tokens=[5, 6, 7]), w.Fork(id=2, as_=["a"]))
     session.asked()
-    runner = session.core._runner
+    runner = session.core.runner
     texts = [f"x{i}" for i in range(20)]
     first = session.send(w.Select(id=3, choices=texts))
     assert len(first) == 3
@@ -796,12 +796,12 @@ def test_requests_of_selections_share_what_a_session_may_run(
     assert len(following) == 1
     more = scored(session, first[1], *[-1.0] * 2) + scored(session, first[2], *[-1.0] * 2)
     assert len(more) == 2
-    assert {owner.task.op.id for owner in runner.selects._by_request.values()} == {3, 4}
+    assert {owner.task.op.id for owner in runner.selects.requests.values()} == {3, 4}
     # the first one ends: its requests leave room for three of the other
     asked = session.send(w.Cancel(id=5, ops=[3]))
     submits = [each for each in asked if isinstance(each, m.Submit)]
-    assert len(runner.selects._by_request) == 3
-    assert {owner.task.op.id for owner in runner.selects._by_request.values()} == {4}
+    assert len(runner.selects.requests) == 3
+    assert {owner.task.op.id for owner in runner.selects.requests.values()} == {4}
     assert submits
     assert session.reply(3).code == "cancelled"
     assert session.reply(5).result == {"cancelled": [3]}
@@ -824,8 +824,8 @@ def test_a_selection_is_put_aside_with_its_client_alone(
     session.detach()
     assert session.asked() == [m.CancelRequest(mine.request)]
     assert session.state.out.cache == [m.DropBranches([mine.branch])]
-    selects_ = session.core._runner.selects
-    assert list(selects_._by_request) == [theirs.request]
+    selects_ = session.core.runner.selects
+    assert list(selects_.requests) == [theirs.request]
     assert scored(session, mine, -1.0, -1.0, -1.0) == []  # it had been on its way
     session.attach()
     (again,) = session.asked()
@@ -845,8 +845,8 @@ def test_a_deadline_ends_a_selection_that_waits(
     assert session.reply(2).code == "deadline"
     assert session.asked() == [m.CancelRequest(first.request)]
     assert session.branch().position == 3
-    assert not session.core._runner.selects.busy
-    assert not session.core._runner.selects._by_task
+    assert not session.core.runner.selects.busy
+    assert not session.core.runner.selects.measured
 
 
 def test_the_scheduler_may_end_a_selection(
@@ -875,7 +875,7 @@ def test_choices_that_cannot_be_scored_change_nothing(
         assert begun(session) == []
         error = session.reply(2)
         assert (error.code, error.details) == (code, details)
-        assert not session.core._runner.selects._by_task
+        assert not session.core.runner.selects.measured
         session.send(w.Drop(id=3, branch="main"))
         assert session.state.meter.held < held + 3000
     session = alone()
@@ -911,7 +911,7 @@ def test_long_choices_are_tokenized_off_the_loop(alone: Callable[..., Alone]) ->
     assert begun(session, choices=choices) == []
     (job,) = session.state.out.encode
     assert job.size == 2500 + 3000 + 2 * 64
-    runner = session.core._runner
+    runner = session.core.runner
     assert (runner.selects.busy, runner.busy) == (True, True)
     session.core.encoded(job.ticket, None, ValueError("no"), 11.0)
     assert session.reply(2).code == "bad_request"
@@ -949,7 +949,7 @@ def test_what_scoring_held_is_given_back(
     before = session.state.meter.held
     session.send(w.Select(id=2, choices=["a"]))
     size = SEGMENT + 3 * TOKEN * 2 + NODE * 2
-    (running,) = session.core._runner.selects._by_task.values()
+    (running,) = session.core.runner.selects.measured
     assert running.size == size
     assert session.state.meter.held == before + size + op_bytes(w.Select(id=2, choices=["a"]))
     (reply_log,) = session.core.publisher.reply_logs.values()
@@ -966,13 +966,13 @@ def test_selections_are_submitted_in_turn(
     spelt(monkeypatch, [10, 11], [12, 13], [14, 15])
     session.send(w.Append(id=1, tokens=[5, 6, 7]), w.Fork(id=2, as_=["a"]))
     session.asked()
-    runner = session.core._runner
+    runner = session.core.runner
     (submit,) = session.send(
         w.Select(id=3, choices=["a", "b", "c"]), w.Select(id=4, branch="a", choices=["a", "b", "c"])
     )
     order = []
-    while runner.selects._by_request:
-        ((request, selection),) = runner.selects._by_request.items()
+    while runner.selects.requests:
+        ((request, selection),) = runner.selects.requests.items()
         order.append(selection.task.op.id)
         scores = [-1.0] * len(selection.pending[request].path.nodes)
         session.over(request, 0, scores=pack_floats(scores))

@@ -54,6 +54,19 @@ def say(segment: OutputSegment, *chunks: str) -> None:
         segment.release(len(segment.tokens), chunk)
 
 
+def cursors(subscriber: Subscriber) -> dict[str, int]:
+    return {name: each.sent for name, each in subscriber.progress.items() if each.sent is not None}
+
+
+def cuts(subscriber: Subscriber) -> dict[str, int]:
+    progress = subscriber.progress.items()
+    return {name: each.truncate for name, each in progress if each.truncate is not None}
+
+
+def credits(subscriber: Subscriber) -> dict[str, int]:
+    return {name: each.credit for name, each in subscriber.progress.items() if each.credit is not None}
+
+
 def sent(subscriber: Subscriber) -> list[Any]:
     """Deltas as (branch, position, text, truncate), other messages as they are. Empties `out`."""
     out, subscriber.out = subscriber.out, []
@@ -106,7 +119,7 @@ def test_outputs_with_input_between_are_deltas_of_their_own() -> None:
     given(a, "end")
     subscriber.flush(a)
     assert sent(subscriber) == [("a", 3, "one", None), ("a", 8, "two", None)]
-    assert subscriber._cursors == {"a": 11}  # behind the input too
+    assert cursors(subscriber) == {"a": 11}  # behind the input too
 
 
 def test_quiet_output_is_passed_over() -> None:
@@ -181,9 +194,9 @@ def test_credit_is_kept_for_so_many_branches_that_are_still_to_come() -> None:
     for name in ("a", "x", "y"):
         subscriber.credit(name, 1, most=2)
     subscriber.credit("x", 2, most=2)  # one that is known changes nothing of the others
-    assert subscriber._credit == {"a": 1, "x": 2, "y": 1}
+    assert credits(subscriber) == {"a": 1, "x": 2, "y": 1}
     subscriber.credit("z", 3, most=2)
-    assert subscriber._credit == {"a": 1, "z": 3}
+    assert credits(subscriber) == {"a": 1, "z": 3}
 
 
 def test_what_is_settled_passes_any_credit_and_the_credit_stays() -> None:
@@ -193,10 +206,10 @@ def test_what_is_settled_passes_any_credit_and_the_credit_stays() -> None:
     subscriber.throttled = True
     subscriber.settle(a)
     assert sent(subscriber) == [("a", 2, "ab", None)]
-    assert (subscriber._credit, subscriber.throttled) == ({"a": 1}, True)
+    assert (credits(subscriber), subscriber.throttled) == ({"a": 1}, True)
     other = branch("b")
     subscriber.settle(other)
-    assert subscriber._credit == {"a": 1}
+    assert credits(subscriber) == {"a": 1}
 
 
 # --- slow readers -----------------------------------------------------------------------------------
@@ -289,8 +302,8 @@ def test_a_child_that_is_settled_settles_what_its_fork_waits_for() -> None:
     subscriber.reply(a, ok(1), [child])
     subscriber.drop(child)
     assert sent(subscriber) == [("a", 2, "ab", None), ok(1), ("child", 1, "x", None)]
-    assert subscriber._credit == {"a": 0}
-    assert subscriber._cursors == {"a": 2}
+    assert credits(subscriber) == {"a": 0}
+    assert cursors(subscriber) == {"a": 2}
 
 
 # --- branches that move -----------------------------------------------------------------------------
@@ -300,15 +313,15 @@ def test_a_cut_moves_the_cursor_back_and_never_on() -> None:
     subscriber, a = socket(), branch()
     subscriber.begin(a, 5)
     subscriber.cut(a, 7)
-    assert subscriber._cursors == {"a": 5}
+    assert cursors(subscriber) == {"a": 5}
     subscriber.cut(a, 3)
-    assert subscriber._cursors == {"a": 3}
+    assert cursors(subscriber) == {"a": 3}
     subscriber.cut(branch("b"), 0)
     subscriber.rewrite(branch("b"), 0)
-    assert (subscriber._cursors, subscriber._truncate) == ({"a": 3}, {})
+    assert (cursors(subscriber), cuts(subscriber)) == ({"a": 3}, {})
     new, unseen = socket(), branch("unseen")
     new.rewrite(unseen, 0)
-    assert new._truncate == {}
+    assert cuts(new) == {}
 
 
 def test_what_is_held_comes_before_what_is_generated_behind_a_cut() -> None:
@@ -330,7 +343,7 @@ def test_text_that_changed_is_sent_again_from_the_lowest_place() -> None:
     subscriber.flush(a)
     sent(subscriber)
     subscriber.rewrite(a, 4)  # it has seen no more than that
-    assert subscriber._truncate == {}
+    assert cuts(subscriber) == {}
     subscriber.rewrite(a, 3)
     subscriber.begin(a, 4)
     subscriber.rewrite(a, 0)
@@ -339,7 +352,7 @@ def test_text_that_changed_is_sent_again_from_the_lowest_place() -> None:
     subscriber.begin(a, 0)
     subscriber.flush(a)
     assert sent(subscriber) == [("a", 4, "abcd", 0)]
-    assert subscriber._truncate == {}
+    assert cuts(subscriber) == {}
 
 
 def test_a_truncation_belongs_to_one_branch() -> None:
@@ -349,19 +362,19 @@ def test_a_truncation_belongs_to_one_branch() -> None:
     output(b, "x")
     subscriber.flush(b)
     assert sent(subscriber) == [("b", 1, "x", None)]
-    assert subscriber._truncate == {"a": 1}
+    assert cuts(subscriber) == {"a": 1}
 
 
 def test_a_branch_that_takes_anothers_place_says_where_its_own_text_ended() -> None:
     subscriber, a = socket(), branch()
     given(a, "abcde")
     subscriber.place(a)
-    assert (sent(subscriber), subscriber._cursors) == ([], {"a": 5})
+    assert (sent(subscriber), cursors(subscriber)) == ([], {"a": 5})
     subscriber.begin(a, 4)
     subscriber.rewrite(a, 2)
     subscriber.place(a)
     assert sent(subscriber) == [("a", 2, "", 2)]
-    assert (subscriber._cursors, subscriber._truncate) == ({"a": 5}, {})
+    assert (cursors(subscriber), cuts(subscriber)) == ({"a": 5}, {})
 
 
 def test_a_new_name_has_all_that_the_old_one_had() -> None:
@@ -372,11 +385,11 @@ def test_a_new_name_has_all_that_the_old_one_had() -> None:
     subscriber.credit("x", 1, most=9)
     subscriber.throttled = True
     subscriber.rename(a, "b")
-    assert subscriber._credit == {"b": 9, "x": 1}
-    assert (subscriber._cursors, subscriber._truncate) == ({"b": 2}, {"b": 2})
+    assert credits(subscriber) == {"b": 9, "x": 1}
+    assert (cursors(subscriber), cuts(subscriber)) == ({"b": 2}, {"b": 2})
     a.label.name = "b"
     subscriber.drop(a)
-    assert (subscriber._cursors, subscriber._truncate, subscriber._credit) == ({}, {}, {"x": 1})
+    assert (cursors(subscriber), cuts(subscriber), credits(subscriber)) == ({}, {}, {"x": 1})
 
 
 # --- resuming ---------------------------------------------------------------------------------------
@@ -393,8 +406,8 @@ def test_a_socket_goes_on_at_the_mark_before_what_it_has(
     given(a, "in")
     output(a, "ab", "cd")
     subscriber.resume(a, have, 0)
-    assert subscriber._cursors == {"a": start}
-    assert subscriber._truncate.get("a") == truncate
+    assert cursors(subscriber) == {"a": start}
+    assert cuts(subscriber).get("a") == truncate
 
 
 def test_a_socket_goes_on_where_the_branch_was_cut_back_to() -> None:
@@ -402,9 +415,9 @@ def test_a_socket_goes_on_where_the_branch_was_cut_back_to() -> None:
     output(a, "ab", "cd", ended=True)
     a.cut_back(5, 3)
     subscriber.resume(a, 4, 5)
-    assert (subscriber._cursors, subscriber._truncate) == ({"a": 4}, {})
+    assert (cursors(subscriber), cuts(subscriber)) == ({"a": 4}, {})
     subscriber.resume(a, 4, 4)
-    assert (subscriber._cursors, subscriber._truncate) == ({"a": 2}, {"a": 2})
+    assert (cursors(subscriber), cuts(subscriber)) == ({"a": 2}, {"a": 2})
 
 
 def test_a_socket_with_less_than_a_cut_left_goes_on_at_what_it_has() -> None:
@@ -412,7 +425,7 @@ def test_a_socket_with_less_than_a_cut_left_goes_on_at_what_it_has() -> None:
     output(a, "ab", "cd", ended=True)
     a.cut_back(5, 3)
     subscriber.resume(a, 0, 4)
-    assert (subscriber._cursors, subscriber._truncate) == ({"a": 0}, {})
+    assert (cursors(subscriber), cuts(subscriber)) == ({"a": 0}, {})
 
 
 def test_a_resume_before_several_outputs_goes_back_in_none_of_them() -> None:
@@ -421,13 +434,13 @@ def test_a_resume_before_several_outputs_goes_back_in_none_of_them() -> None:
     given(a, "in")
     output(a, "cd", ended=True)
     subscriber.resume(a, 1, 0)
-    assert subscriber._cursors == {"a": 0}
+    assert cursors(subscriber) == {"a": 0}
     subscriber.resume(a, 3, 0)
-    assert subscriber._cursors == {"a": 3}
+    assert cursors(subscriber) == {"a": 3}
     assert not subscriber.looking
     output(a, "efgh", ended=True)
     subscriber.resume(a, 9, 0)
-    assert subscriber._cursors == {"a": 6}
+    assert cursors(subscriber) == {"a": 6}
 
 
 def replayed(
@@ -470,7 +483,7 @@ def test_a_socket_that_has_too_much_is_told_even_where_nothing_follows() -> None
     subscriber = socket()
     subscriber.throttled = True
     assert replayed(subscriber, a, {}, have=9) == []
-    assert subscriber._truncate == {"a": 2}
+    assert cuts(subscriber) == {"a": 2}
 
 
 # --- ticks ------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def running(session: Alone, **fields: Any) -> m.Submit:
 def test_ops_on_a_branch_wait_for_each_other(alone: Callable[..., Alone]) -> None:
     session = alone()
     submit = running(session)
-    runner = session.core._runner
+    runner = session.core.runner
     session.send(w.Append(id=3, tokens=[8]), w.Fork(id=4, branch=None, as_=["a"]))
     assert ends(session, 1, 2, 3, 4) == ["ok", "waits", "waits", "ok"]
     assert (len(runner), runner.busy) == (2, True)
@@ -42,7 +42,7 @@ def test_ops_on_a_branch_wait_for_each_other(alone: Callable[..., Alone]) -> Non
 
 def test_what_ops_hold_is_counted_until_the_last_branch_is_done(alone: Callable[..., Alone]) -> None:
     session = alone()
-    runner, meter = session.core._runner, session.state.meter
+    runner, meter = session.core.runner, session.state.meter
     op = w.Generate(id=2, n=2, max_tokens=9)
     first, second = session.send(w.Append(id=1, tokens=[5]), op)
     assert runner.queued == op_bytes(op)
@@ -219,7 +219,7 @@ def test_the_timer_is_set_for_the_next_deadline(alone: Callable[..., Alone]) -> 
     session.core.tick(13.0)
     assert (ends(session, 3), out.wake_at) == (["deadline"], None)
     session.over(submit.request, 0)
-    assert len(session.core._runner) == 0
+    assert len(session.core.runner) == 0
 
 
 def test_a_spawn_whose_deadline_passes_makes_no_branches(alone: Callable[..., Alone]) -> None:
@@ -241,7 +241,7 @@ def test_deadlines_of_ops_that_ended_take_no_memory(alone: Callable[..., Alone])
         (submit,) = session.send(w.Generate(id=ident, max_tokens=1, deadline_ms=60_000))
         session.over(submit.request, 0)
         session.replies(ident)
-    assert len(session.core._runner._deadlines) <= 64 + 2
+    assert len(session.core.runner._deadlines) <= 64 + 2
     session.state.out.wake_at = None
     session.core.tick(session.now)
     assert session.state.out.wake_at is None
@@ -273,7 +273,7 @@ def test_text_that_is_being_tokenized_fails_with_the_engine(alone: Callable[...,
 
 def test_a_name_is_expected_while_an_op_may_make_it(alone: Callable[..., Alone]) -> None:
     session = alone()
-    runner = session.core._runner
+    runner = session.core.runner
     submit = running(session)
     session.send(w.Fork(id=3, as_=["a"]))
     assert [runner.expects(name) for name in ("main", "a", "b")] == [True, True, False]
