@@ -11,9 +11,9 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable
-from itertools import count
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
