@@ -315,7 +315,7 @@ async def test_what_a_websocket_held_goes_with_its_end_without_the_collector(ser
         try:
             async with raw(gateway) as peer:
                 await attached(gateway, peer)
-                (connection,) = gateway.actor._hub.connections.values()
+                (connection,) = gateway.actor.hub.connections.values()
                 held = ref(connection._ws), ref(connection._transport)
                 del connection
                 peer.send(ENDS[end])
@@ -342,7 +342,7 @@ async def test_what_a_websocket_held_goes_with_its_end_without_the_collector(ser
 async def test_a_refused_handshake_leaves_nothing_to_the_collector(serve, more) -> None:
     async with serve(tokens=("k",)) as gateway:
         if "Bearer" in more:
-            gateway.actor._hub.tokens.accepts = lambda token, now: True
+            gateway.actor.hub.tokens.accepts = lambda token, now: True
         gc.collect()
         gc.disable()
         before = sum(isinstance(each, WebSocket) for each in gc.get_objects())
