@@ -16,7 +16,7 @@ from weakref import ref
 import anyio
 import pytest
 
-from ramify.actors.gateway.websocket import WebSocket
+from ramify.actors.gateway.port.websocket import WebSocket
 from ramify.protocol.config import Limits
 from ramify.protocol.credentials import CredentialLimits
 from ramify.protocol.messages import Deliver, Frame
