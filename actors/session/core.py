@@ -223,6 +223,7 @@ class SessionCore:
             self.generations,
             runner.selects,
             runner,
+            runner.context,
             self._inspections,
             self._trees,
             self._attachments,

@@ -154,6 +154,7 @@ class Connection(asyncio.Protocol):
         self._out.clear()
         self._parser = None
         self._end_speaking()
+        self._door = None  # it knows this connection
         self._inflow.end()
         if self._ws is not None:
             self._ws.dispose()

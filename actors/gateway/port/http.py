@@ -136,6 +136,7 @@ class RequestParser:
                 return self._next()
             return self._feed_head(data)
         except h11.RemoteProtocolError as error:
+            error.__traceback__ = None  # a frame of h11 in it has the error: a ring
             status = error.error_status_hint if error.error_status_hint >= 400 else 400
             self.fault = error_response(status, "bad_request", f"not a valid HTTP/1.1 request: {error}")
             return None

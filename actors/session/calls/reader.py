@@ -52,6 +52,17 @@ class Place(NamedTuple):
     pending: str
 
 
+class _Numbers:
+    """Of calls, in the order in which they begin. An object of its own: a call knows no reader."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def next(self) -> int:
+        self.begun += 1
+        return self.begun - 1
+
+
 class Reader:
     """One output. `position`: where it starts in its branch, from which the ids of its calls follow."""
 
@@ -77,7 +88,7 @@ class Reader:
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._call: Block | None = None
-        self._begun = 0
+        self._numbers = _Numbers()
         self._ended = False
         self._again = 0
 
@@ -247,7 +258,7 @@ class Reader:
     def _text(self, text: str) -> str:
         text, self._held = self._held + text, ""
         first, mark = len(text), ""
-        openings = self._openings if self._begun < MAX_CALLS else {}
+        openings = self._openings if self._numbers.begun < MAX_CALLS else {}
         for each in (*openings, *self._tags):
             found = text.find(each, 0, first + len(each))
             if 0 <= found < first:
@@ -283,11 +294,7 @@ class Reader:
 
     def _open(self, mark: str, form: Form) -> None:
         self._state = _State.CALL
-        self._call = Block(mark, form, self.tools, self._number)
-
-    def _number(self) -> int:
-        self._begun += 1
-        return self._begun - 1
+        self._call = Block(mark, form, self.tools, self._numbers.next)
 
     def _close(self, call: Block) -> None:
         """The call is complete: all of its text is calls."""

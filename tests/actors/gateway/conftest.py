@@ -1,7 +1,8 @@
 """A gateway on a free port between stub actors: the directory and the sessions are mailboxes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import gc
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -148,6 +149,21 @@ class Harness:
         named = {"Host": self.address} | {k.replace("_", "-"): v for k, v in headers.items()}
         lines = "".join(f"{name}: {value}\r\n" for name, value in named.items())
         return await self.http(f"{method} {path} HTTP/1.1\r\n{lines}\r\n")
+
+
+@pytest.fixture
+def remains() -> Iterator[Callable[..., list[Any]]]:
+    """`remains(Kind, ...)`: what there is of these kinds and came since, while the collector rests.
+
+    What it has frozen it does not look at for long (`kit/collector.py`).
+    """
+    gc.collect()
+    gc.disable()
+    before = [it for it in gc.get_objects() if type(it).__module__.startswith("ramify.actors.gateway")]
+    yield lambda *kinds: [
+        it for it in gc.get_objects() if type(it) in kinds and not any(it is each for each in before)
+    ]
+    gc.enable()
 
 
 Serve = Callable[..., AbstractAsyncContextManager[Harness]]

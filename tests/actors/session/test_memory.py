@@ -1,5 +1,6 @@
 """What sessions hold is counted, bounded, and given back."""
 
+import asyncio
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -374,7 +375,7 @@ class Keeping:
 
 
 async def live(world: Any, end: str) -> None:
-    """A session from its `open` to its end."""
+    """A session from its `open` to its end. One that crashes does so while a text is tokenized."""
     socket = world.open(client="c")
     await world.settle()
     world.send(
@@ -390,6 +391,8 @@ async def live(world: Any, end: str) -> None:
     if end == "closed":
         world.send(socket, w.CloseSession(id=6))
     elif end == "crashed":
+        world.send(socket, w.Append(id=6, branch="a", text="word " * 20_000))
+        await asyncio.sleep(0)
         world.router.tell(number, m.Lost("a bug"))
     else:
         world.notice(m.Detached(socket))

@@ -132,9 +132,9 @@ class ResponsesDoor:
         for lane in lanes.values():
             lane.waiting.clear()
             lane.forget()
-            if lane.running is not None:
-                channel, _ = lane.running
-                channel.release()
+            running, lane.running = lane.running, None  # the channel knows its lane
+            if running is not None:
+                running[0].release()
 
     # --- what clients ask ---------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ class OpRunner:
         )
         self.selects = Selects(state, writer, self.generations, publisher, on_end=self._selected)
         self._races = Races(self._queues, state.branches)
-        self._context = OpContext(
+        self.context = OpContext(
             state, writer, self.generations, self.selects, publisher, self._races.scored
         )
 
@@ -95,7 +95,7 @@ class OpRunner:
     @property
     def busy(self) -> bool:
         """Whether something runs that keeps a session without sockets alive."""
-        return self.generations.busy or self.selects.busy or bool(self._context.prompts)
+        return self.generations.busy or self.selects.busy or bool(self.context.prompts)
 
     def pause(self, client: str) -> None:
         """The client is gone: its generations and selections wait until it is back."""
@@ -199,20 +199,20 @@ class OpRunner:
         names = len(task.touched) * (4 if self._races else 1)
         cost = OP + names + SOCKET * len(self._publisher.subscribers)
         handler = HANDLERS[type(task.op)]
-        return cost + handler.cost(self._context, task.op, task)
+        return cost + handler.cost(self.context, task.op, task)
 
     def _needs_prompt(self, task: Task) -> bool:
         """Whether it is not begun yet, because a long prompt of it is being rendered."""
         failed = task.frame.failed
         skipped = bool(failed) and any(name in failed for name in task.touched)
-        return self._broken is None and not skipped and self._context.prompts.hold(task)
+        return self._broken is None and not skipped and self.context.prompts.hold(task)
 
     def _run(self, task: Task) -> Ok | Steps[Ok | None] | None:
         if task.frame.failed:
             self._check_earlier(task)
         if self._broken is not None:
             raise self._broken
-        return HANDLERS[type(task.op)].run(self._context, task.op, task)
+        return HANDLERS[type(task.op)].run(self.context, task.op, task)
 
     def _check_earlier(self, task: Task) -> None:
         """Raises what becomes of the task where an op before it in its frame failed on its branches."""
@@ -241,7 +241,7 @@ class OpRunner:
 
     def encoded(self, ticket: int, prepared: Made | None, failure: BaseException | None) -> Steps[None]:
         """Long text was tokenized (or could not be), for all branches that the op waits on."""
-        held = self._context.prompts.encoded(ticket, prepared, failure)
+        held = self.context.prompts.encoded(ticket, prepared, failure)
         if held is not None:
             self.start(held)
             return
@@ -249,7 +249,7 @@ class OpRunner:
         if self.selects.encoded(ticket, prepared, failure):
             return
         assert not isinstance(prepared, Choices)
-        for cost, apply in self._context.texts.encoded(ticket, prepared, failure):
+        for cost, apply in self.context.texts.encoded(ticket, prepared, failure):
             yield OP + cost
             task, end = apply()
             if isinstance(end, Generator):
@@ -430,9 +430,9 @@ class OpRunner:
         """After `refuse`: tasks that run end with `error`; those that wait fail or are skipped."""
         self.generations.fail(error, self._publisher.now)
         self.selects.fail(error)
-        for task in self._context.texts.waiting():
+        for task in self.context.texts.waiting():
             self.end(task, error)
-        self.start(self._context.prompts.give_up())
+        self.start(self.context.prompts.give_up())
 
     # --- terminal replies ------------------------------------------------------------------------
 

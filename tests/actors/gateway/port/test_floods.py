@@ -5,7 +5,6 @@ The cases of RFC 6455 that a client library cannot send are written by hand (Aut
 """
 
 import asyncio
-import gc
 import json
 import struct
 from collections.abc import AsyncIterator
@@ -16,6 +15,8 @@ from weakref import ref
 import anyio
 import pytest
 
+from ramify.actors.gateway.port.connection import Connection
+from ramify.actors.gateway.port.dialogues.channel import Channel
 from ramify.actors.gateway.port.websocket import WebSocket
 from ramify.protocol.config import Limits
 from ramify.protocol.credentials import CredentialLimits
@@ -64,11 +65,12 @@ class Raw:
 
 
 @asynccontextmanager
-async def raw(gateway: Any, token: str = "") -> AsyncIterator[Raw]:
+async def raw(gateway: Any, token: str = "", path: str = "/v1/ws") -> AsyncIterator[Raw]:
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     try:
         more = f"Authorization: Bearer {token}\r\n" if token else ""
-        writer.write(UPGRADE.format(address=gateway.address, more=more).encode())
+        upgrade = UPGRADE.format(address=gateway.address, more=more)
+        writer.write(upgrade.replace("/v1/ws", path).encode())
         head = await reader.readuntil(b"\r\n\r\n")
         assert b" 101 " in head, head
         yield Raw(reader, writer)
@@ -307,28 +309,22 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", list(ENDS))
-async def test_what_a_websocket_held_goes_with_its_end_without_the_collector(serve, end) -> None:
-    """What the collector froze it does not look at for long (`kit/collector.py`)."""
+async def test_what_a_websocket_held_goes_with_its_end_without_the_collector(
+    serve, remains, end
+) -> None:
     async with serve() as gateway:
-        gc.collect()
-        gc.disable()
-        try:
-            async with raw(gateway) as peer:
-                await attached(gateway, peer)
-                (connection,) = gateway.actor.hub.connections.values()
-                held = ref(connection._ws), ref(connection._transport)
-                del connection
-                peer.send(ENDS[end])
-                if end.startswith("cut"):
-                    await peer.writer.drain()
-                else:
-                    await peer.close_code()
-            await gateway.until_gone()
-            for _ in range(5):
-                await anyio.lowlevel.checkpoint()
-            assert [each() for each in held] == [None, None]
-        finally:
-            gc.enable()
+        async with raw(gateway) as peer:
+            await attached(gateway, peer)
+            (connection,) = gateway.actor.hub.connections.values()
+            transport = ref(connection._transport)
+            del connection
+            peer.send(ENDS[end])
+            if end.startswith("cut"):
+                await peer.writer.drain()
+            else:
+                await peer.close_code()
+        await gone(gateway)
+        assert (remains(Connection, WebSocket), transport()) == ([], None)
 
 
 @pytest.mark.parametrize(
@@ -339,19 +335,30 @@ async def test_what_a_websocket_held_goes_with_its_end_without_the_collector(ser
         "Authorization: Bearer once\r\n",  # it is accepted, and its token is not
     ],
 )
-async def test_a_refused_handshake_leaves_nothing_to_the_collector(serve, more) -> None:
+async def test_a_refused_handshake_leaves_nothing_to_the_collector(serve, remains, more) -> None:
     async with serve(tokens=("k",)) as gateway:
         if "Bearer" in more:
             gateway.actor.hub.tokens.accepts = lambda token, now: True
-        gc.collect()
-        gc.disable()
-        before = sum(isinstance(each, WebSocket) for each in gc.get_objects())
-        try:
-            status, _, _ = await gateway.http(UPGRADE.format(address=gateway.address, more=more))
-            assert status in (400, 401)
-            await gateway.until_gone()
-            for _ in range(5):
-                await anyio.lowlevel.checkpoint()
-            assert sum(isinstance(each, WebSocket) for each in gc.get_objects()) == before
-        finally:
-            gc.enable()
+        status, _, _ = await gateway.http(UPGRADE.format(address=gateway.address, more=more))
+        assert status in (400, 401)
+        await gone(gateway)
+        assert remains(Connection, WebSocket) == []
+
+
+async def test_a_socket_of_lanes_leaves_nothing_to_the_collector(serve, remains) -> None:
+    """Its door and lanes know it, and a response that runs knows its lane."""
+    async with serve() as gateway:
+        gateway.status.info = lambda: {"model": {"model": "stub", "context": 100}, "started": 0.0}
+        async with raw(gateway, path="/v1/responses") as peer:
+            create = {"type": "response.create", "model": "stub", "input": "Hi", "store": False}
+            peer.send(frame(TEXT, json.dumps(create).encode()))
+            await gateway.next_open()
+        await gone(gateway)
+        assert remains(Connection, Channel) == []
+
+
+async def gone(gateway: Any) -> None:
+    """Until no connection is left, and nobody is about to forget one."""
+    await gateway.until_gone()
+    for _ in range(5):
+        await anyio.lowlevel.checkpoint()
