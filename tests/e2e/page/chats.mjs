@@ -36,6 +36,38 @@ scene("edit and retry make versions, and what followed stays behind the arrows",
   await soon(async () => assert.deepEqual(await page.locator(".bubble").allTextContents(), ["uno"]));
 });
 
+scene("the answer's format belongs to its chat, and the button says so", async (page) => {
+  const button = page.locator(".composer .format");
+  await send(page, "one");
+  await settled(page);
+  await button.click();
+  await page.getByRole("button", { name: "Use the example" }).click();
+  await page.getByRole("button", { name: "Done" }).click();
+  await page.waitForFunction(() => document.querySelector(".composer .format").textContent.includes("JSON"));
+  await page.getByRole("button", { name: /^New chat/ }).first().click();
+  await page.waitForFunction(() => document.querySelector(".composer .format").textContent === "");
+});
+
+scene("an answer is edited as a version beside it, and the first message's edit keeps the chat's name", async (page) => {
+  await send(page, "one");
+  await settled(page);
+  const before = await last(page);
+  await page.getByRole("button", { name: "More", exact: true }).last().click();
+  await page.getByRole("menuitem", { name: "Edit this answer" }).click();
+  await page.getByLabel("Edit this answer").fill("My own words.");
+  await page.getByRole("button", { name: "Keep as my version" }).click();
+  await page.waitForFunction(() => document.querySelector(".answer .text")?.textContent.trim() === "My own words.");
+  assert.deepEqual(await arrows(page), ["2/2"]);
+  await page.getByRole("button", { name: "Earlier version" }).click();
+  assert.equal(await last(page), before);
+  await page.locator(".message.user").first().hover();
+  await page.getByRole("button", { name: /^Edit: makes/ }).first().click();
+  await page.getByLabel("Edit your message").fill("uno");
+  await page.getByLabel("Edit your message").press("Enter");
+  await page.waitForFunction(() => document.querySelector(".bubble")?.textContent === "uno");
+  assert.equal(await page.locator("h1.title").textContent(), "one");
+});
+
 scene("a refresh in mid-stream loses nothing", async (page) => {
   await send(page, "Go on");
   await streaming(page);

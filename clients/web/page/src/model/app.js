@@ -169,7 +169,9 @@ export async function share(chat) {
   const link = chat.viewLink;
   if (!link) { toast.value = { text: "There is no link yet: the chat is not connected. Try again in a moment." }; return; }
   const done = await copied(link);
-  toast.value = { mild: true, text: done ? "The link was copied. Whoever has it can watch this chat live, but not write." : `Whoever has this link can watch this chat live, but not write: ${link}` };
+  const local = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
+  const where = local ? " It works on this computer only: the page was opened by a local address." : "";
+  toast.value = { mild: true, text: done ? `The link was copied. Whoever has it can watch this chat live, but not write.${where}` : `Whoever has this link can watch this chat live, but not write: ${link}` };
 }
 
 export function rename(id, title) {

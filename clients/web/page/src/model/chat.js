@@ -250,7 +250,7 @@ export class Chat {
       parent: after?.id ?? null, role: "user", text, ...(files?.length && { files }),
       ...(system && !after && { system }), ...(merged && { merged }), ...(count > 1 && { compare: true }),
     });
-    if (!this.record.named && !after) this.record.title = brief(text, 60) || "New chat";
+    if (!this.record.named && this.tree.size === 1) this.record.title = brief(text, 60) || "New chat";
     this.record.updated = Date.now();
     this.#takeAhead(message);
     this.#touch([message], 0);
@@ -292,9 +292,9 @@ export class Chat {
 
   retry(answer, more) { return this.answer(this.tree.parent(answer), more); }
 
-  /** A JSON answer as a person has corrected it: a sibling, which the model takes for its own words when the chat goes on. */
+  /** An answer as a person has corrected it: a sibling, which the model takes for its own words when the chat goes on. */
   correct(answer, text) {
-    const message = this.tree.add({ parent: answer.parent, role: "assistant", text, json: true, schema: answer.schema, corrected: true });
+    const message = this.tree.add({ parent: answer.parent, role: "assistant", text, ...(answer.json && { json: true, schema: answer.schema }), corrected: true });
     this.#touch([message, this.tree.parent(message)], 0);
     this.#changed();
   }
@@ -363,7 +363,7 @@ export class Chat {
       session.drop([...sources, ...judges]).catch(() => {});
       drafts.forEach((draft, i) => { draft.score = result.scores[sources[i]]; });
       const best = drafts[sources.indexOf(result.kept[0].from)];
-      this.choose(best);
+      if (drafts.filter(({ score }) => score === best.score).length === 1) this.choose(best);
       this.#touch(drafts);
       this.#changed();
       return best;
@@ -396,6 +396,13 @@ export class Chat {
 
   rename(title) {
     Object.assign(this.record, { title: title.trim().slice(0, 200) || "New chat", named: true });
+    this.#touch();
+    this.#changed();
+  }
+
+  /** Settings of this chat alone; `undefined` takes one back. */
+  set(changes) {
+    this.record.own = { ...this.record.own, ...changes };
     this.#touch();
     this.#changed();
   }

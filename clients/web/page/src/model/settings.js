@@ -7,18 +7,20 @@ const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed",
 
 /** The numbers of `generate` with their ranges. @type {{name: string, label: string, min: number, max: number, step: number, hint: string}[]} */
 export const FIELDS = [
-  { name: "temperature", label: "Temperature", min: 0, max: 100, step: 0.1, hint: "0 always takes the likeliest token" },
-  { name: "max_tokens", label: "Most tokens", min: 1, max: 2147483647, step: 1, hint: "1024 if left empty" },
-  { name: "top_p", label: "Top p", min: 0.01, max: 1, step: 0.01, hint: "the likeliest tokens that make up this much" },
-  { name: "top_k", label: "Top k", min: 0, max: 2147483647, step: 1, hint: "so many of the likeliest; 0: all" },
-  { name: "min_p", label: "Min p", min: 0, max: 1, step: 0.01, hint: "at least this part of the best one's chance" },
-  { name: "seed", label: "Seed", min: 0, max: 9007199254740991, step: 1, hint: "the same answer again; empty: random" },
+  { name: "temperature", label: "Temperature", min: 0, max: 100, step: 0.1, hint: "0: always the likeliest word; higher: more surprising" },
+  { name: "max_tokens", label: "Maximum length", min: 1, max: 2147483647, step: 1, hint: "tokens of an answer; 1,024 if left empty" },
+  { name: "top_p", label: "Top p", min: 0.01, max: 1, step: 0.01, hint: "only the likeliest tokens that make up this share" },
+  { name: "top_k", label: "Top k", min: 0, max: 2147483647, step: 1, hint: "only this many of the likeliest tokens; 0: all" },
+  { name: "min_p", label: "Min p", min: 0, max: 1, step: 0.01, hint: "only tokens with at least this share of the best one's chance" },
+  { name: "seed", label: "Seed", min: 0, max: 9007199254740991, step: 1, hint: "the same seed gives the same answer; empty: random" },
   { name: "repetition_penalty", label: "Repetition penalty", min: 0.01, max: 100, step: 0.05, hint: "1: none" },
   { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1, hint: "0: none" },
   { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1, hint: "0: none" },
 ];
 
-const DEFAULTS = { system: "", tools: "", theme: "system", ahead: false, count: 1, format: "", form: false, stop: "" };
+/** What a chat keeps for itself, else it is as set for all chats. `count` and `format` are a chat's own alone. */
+const OWN = [...NUMBERS, "stop", "count", "format"];
+const DEFAULTS = { system: "", tools: "", theme: "system", ahead: false, form: false, stop: "" };
 
 function kept() {
   try {
@@ -34,6 +36,12 @@ export function set(changes) {
   settings.value = { ...settings.value, ...changes };
 }
 
+/** The settings as they hold in a chat. */
+export function settingsOf(chat) {
+  const { own = {} } = chat.record;
+  return { ...settings.value, count: 1, format: "", ...Object.fromEntries(OWN.filter((name) => own[name] !== undefined).map((name) => [name, own[name]])) };
+}
+
 effect(() => {
   try { localStorage.setItem(KEPT, JSON.stringify(settings.value)); } catch { /* they last as long as the page */ }
 });
@@ -43,9 +51,9 @@ effect(() => {
   else document.documentElement.dataset.theme = theme;
 });
 
-/** Fields of `generate` as they are set; what is empty is the server's to choose. */
-export function options() {
-  const all = settings.value;
+/** Fields of `generate` as they are set in a chat; what is empty is the server's to choose. */
+export function options(chat) {
+  const all = settingsOf(chat);
   const found = {};
   for (const name of NUMBERS) if (all[name] !== undefined && all[name] !== "") found[name] = Number(all[name]);
   const stop = all.stop.split("\n").filter(Boolean);

@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { panels, server, toast } from "../model/app.js";
-import { options, schemaOf, set, settings } from "../model/settings.js";
+import { options, schemaOf, settings, settingsOf } from "../model/settings.js";
 import { contentOf } from "../model/tree.js";
 import { Icon, IconButton } from "./icons.jsx";
 
@@ -19,9 +19,10 @@ export function Composer({ chat }) {
   const [over, setOver] = useState(false);
   const area = useRef(null);
   const picker = useRef(null);
-  const { count, format } = settings.value;
+  const { count, format } = settingsOf(chat);
   const writing = chat.tree.path().some(({ id }) => chat.live.has(id)) || chat.tree.drafts(chat.tree.path().findLast(({ role }) => role === "user")).some(({ id }) => chat.live.has(id));
   const schema = schemaOf(format);
+  const size = sizeOf(chat, contentOf({ text, files }));
 
   useEffect(() => { area.current.focus({ preventScroll: true }); grow(area.current); }, []);
   useEffect(() => { grow(area.current); }, [text]);
@@ -40,14 +41,14 @@ export function Composer({ chat }) {
   const submit = (event) => {
     event?.preventDefault();
     const said = text.trim();
-    if ((!said && !files.length) || writing) return;
+    if ((!said && !files.length) || writing || size.full) return;
     if (schema.error) { panels.format.value = true; return; }
     chat.open();
     chat.notice.value = null;
     const system = chat.tree.size ? undefined : settings.value.system.trim();
     const question = chat.tree.path().findLast(({ role }) => role === "user");
     if (question?.compare) chat.compare(question, false);
-    chat.send({ text: said, files, system, count, options: options() });
+    chat.send({ text: said, files, system, count, options: options(chat) });
     setText("");
     setFiles([]);
     chat.keepDraft("");
@@ -89,32 +90,36 @@ export function Composer({ chat }) {
         <IconButton name="attach" label="Attach text files" onClick={() => picker.current.click()} />
         <input type="file" ref={picker} multiple hidden aria-label="Files to attach" onChange={(event) => { attach([...event.target.files]); event.target.value = ""; }} />
         <label class="count" title="How many drafts to write side by side"><Icon name="columns" /><span class="unseen">Drafts side by side</span>
-          <select id="count" value={count} onChange={(event) => set({ count: Number(event.target.value) })}>
+          <select id="count" value={count} onChange={(event) => chat.set({ count: Number(event.target.value) })}>
             {COUNTS.map((each) => <option key={each} value={each}>{each === 1 ? "1 answer" : `${each} drafts`}</option>)}
           </select>
         </label>
-        <IconButton name="braces" label={format.trim() ? "Answer format: a JSON schema is set" : "Answer format"} class={format.trim() ? "on" : ""} onClick={() => { panels.format.value = true; }} />
-        <Counter chat={chat} text={contentOf({ text, files })} />
+        <button type="button" class={`quiet format${format.trim() ? " on" : ""}`} aria-label={format.trim() ? "Answer format: a JSON schema is set" : "Answer format"} title="Answer format" onClick={() => { panels.format.value = true; }}>
+          <Icon name="braces" />{format.trim() && <span>JSON{schema.schema?.title ? `: ${schema.schema.title}` : ""}</span>}</button>
+        <Counter size={size} />
         {writing
           ? <button type="button" class="primary round" aria-label="Stop" title="Stop (Escape)" onClick={() => chat.stop()}><Icon name="stop" /></button>
-          : <button type="submit" class="primary round" aria-label="Send" title="Send (Enter); Shift+Enter starts a new line" disabled={!text.trim() && !files.length}><Icon name="send" /></button>}
+          : <button type="submit" class="primary round" aria-label="Send" title="Send (Enter); Shift+Enter starts a new line" disabled={(!text.trim() && !files.length) || size.full}><Icon name="send" /></button>}
       </div>
     </form>
   );
 }
 
 /** Tokens of the chat so far and about those of what is typed, beside what the model can hold. */
-function Counter({ chat, text }) {
-  chat.version.value; // read, to be told of changes
+function sizeOf(chat, text) {
   const context = server.value?.model?.context;
   const last = chat.tree.path().findLast(({ place, usage }) => place?.at || usage);
   const used = last?.place?.at ?? (last ? last.usage.prompt + last.usage.output : 0);
   const typed = text.trim() && chat.typed.value;
   const more = typed ? typed.tokens : Math.ceil(text.length / CHARACTERS_A_TOKEN);
+  return { context, used, typed, more, near: context && used + more > 0.9 * context, full: Boolean(context) && used >= context };
+}
+
+function Counter({ size: { context, used, typed, more, near, full } }) {
   if (!used && !more) return <span class="counter" />;
-  const full = context && used + more > 0.9 * context;
+  if (full) return <span class="counter full" role="status">The model can hold no more. Edit an earlier message, or start a new chat.</span>;
   return (
-    <span class={`counter${full ? " full" : ""}`} title={`This branch has ${used} tokens${more ? `, the message ${typed ? `${more}, computed already` : `about ${more}`}` : ""}${context ? `; the model can hold ${context}` : ""}`}>
+    <span class={`counter${near ? " full" : ""}`} title={`This branch has ${used} tokens${more ? `, the message ${typed ? `${more}, computed already` : `about ${more}`}` : ""}${context ? `; the model can hold ${context}` : ""}`}>
       {used.toLocaleString()}{more ? ` + ${typed ? "" : "~"}${more.toLocaleString()}` : ""}{context ? ` / ${context.toLocaleString()}` : ""}
     </span>
   );

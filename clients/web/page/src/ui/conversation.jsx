@@ -22,7 +22,7 @@ export function Conversation({ chat }) {
   const { following, toEnd } = useFollowing(log, chat);
   const wide = path.some((message) => message.compare && chat.tree.drafts(message).length > 1);
   return (
-    <>
+    <div class="log-area">
       <div class="log" ref={log} role="log" aria-live="off" aria-label="Conversation" tabIndex={0}>
         {path.length === 0 ? !chat.watching && <Welcome chat={chat} /> : (
           <div class={`messages${wide ? " wide" : ""}`}>{shown(chat, path)}</div>
@@ -30,7 +30,7 @@ export function Conversation({ chat }) {
         <Announcer path={path} />
       </div>
       {!following && <button type="button" class="latest" onClick={toEnd}><Icon name="down" /> Latest</button>}
-    </>
+    </div>
   );
 }
 
@@ -49,7 +49,7 @@ function shown(chat, path) {
 function Welcome({ chat }) {
   const model = server.value?.model;
   const demo = model?.model === "default_model";
-  const ask = ([text, count]) => chat.send({ text, count, options: options(), system: settings.value.system.trim() });
+  const ask = ([text, count]) => chat.send({ text, count, options: options(chat), system: settings.value.system.trim() });
   return (
     <section class="welcome">
       <h2>What would you like to ask?</h2>

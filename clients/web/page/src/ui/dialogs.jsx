@@ -1,15 +1,16 @@
 /** Dialogs: settings, the format of answers, the server's token. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { login, panels } from "../model/app.js";
+import { current, login, panels, server } from "../model/app.js";
 import { initial } from "../model/form.js";
-import { FIELDS, schemaOf, set, settings, toolsOf } from "../model/settings.js";
+import { FIELDS, schemaOf, set, settings, settingsOf, toolsOf } from "../model/settings.js";
 import { Field } from "./form.jsx";
 
 const EXAMPLE = JSON.stringify({
   type: "object",
   properties: { title: { type: "string", maxLength: 60 }, stars: { type: "integer", minimum: 1, maximum: 5 } },
   required: ["title", "stars"],
+  additionalProperties: false,
 }, null, 2);
 
 /** A modal dialog that a signal opens. */
@@ -36,7 +37,7 @@ export function SettingsDialog() {
       <label>System prompt <small>for chats that start from now on</small>
         <textarea rows={3} dir="auto" value={all.system} placeholder="None" onInput={(event) => set({ system: event.target.value })} /></label>
       <fieldset>
-        <legend>Sampling <small>empty: the model's own</small></legend>
+        <legend>Sampling <small>left empty, the model's own defaults hold</small></legend>
         <div class="fields">
           {FIELDS.map(({ name, label, hint, ...range }) => (
             <label key={name}>{label}
@@ -46,7 +47,7 @@ export function SettingsDialog() {
           ))}
         </div>
       </fieldset>
-      <label>Stop texts <small>one a line: an answer ends before them</small>
+      <label>Stop sequences <small>one per line; an answer ends before any of them</small>
         <textarea rows={2} value={all.stop} onInput={(event) => set({ stop: event.target.value })} /></label>
       <label>Tools <small>a JSON list, as in OpenAI's API; for chats that start from now on. You answer the calls.</small>
         <textarea rows={3} class="mono" spellcheck={false} value={all.tools} placeholder='[{"name": "weather", "description": "...", "parameters": {...}}]' aria-invalid={Boolean(tools.error)} onInput={(event) => set({ tools: event.target.value })} /></label>
@@ -64,15 +65,21 @@ export function SettingsDialog() {
 }
 
 export function FormatDialog() {
-  const { format } = settings.value;
+  const chat = current.value;
+  if (!chat || chat.watching) return null;
+  chat.version.value; // read, to be told of changes
+  const { format } = settingsOf(chat);
   const { error, schema } = schemaOf(format);
+  const set = (changes) => chat.set(changes);
+  const notes = chat.tree.path().findLast((each) => each.notes && sameSchema(each.schema, schema))?.notes;
   const close = () => { panels.format.value = false; };
   return (
     <Dialog open={panels.format.value} close={close} title="Answer format">
-      <p class="soft">With a JSON schema, answers are JSON that is valid under it: the server lets the model write nothing else.</p>
+      <p class="soft">With a JSON schema, answers in this chat are JSON that is valid under it: the server lets the model write nothing else.</p>
       <label>JSON schema
         <textarea rows={12} class="mono" spellcheck={false} value={format} placeholder={EXAMPLE} aria-invalid={Boolean(error)} onInput={(event) => set({ format: event.target.value })} /></label>
       {error && <p class="failed" role="alert">{error}</p>}
+      {notes && <div class="soft"><p>Not all of this schema is enforced while the model writes:</p><ul>{notes.map((note) => <li key={note}>{note}</li>)}</ul></div>}
       {schema && (
         <details class="preview">
           <summary>The form that answers will fill in</summary>
@@ -86,6 +93,8 @@ export function FormatDialog() {
     </Dialog>
   );
 }
+
+const sameSchema = (one, other) => JSON.stringify(one) === JSON.stringify(other);
 
 export function TokenDialog() {
   const asked = panels.token.value;

@@ -19,7 +19,9 @@ export function Drafts({ chat, question }) {
   const done = drafts.filter(({ state, text }) => state === "done" && text);
   const chosen = done.filter(({ id }) => picked.has(id));
   const merged = chosen.length > 1 ? chosen : done;
-  const best = drafts.some(({ score }) => score != null) ? drafts.reduce((a, b) => ((b.score ?? -1) > (a.score ?? -1) ? b : a)) : null;
+  const top = Math.max(...drafts.map(({ score }) => score ?? -1));
+  const best = top < 0 ? [] : drafts.filter(({ score }) => score === top);
+  const tie = best.length > 1;
   const keep = (draft) => {
     chat.compare(question, false);
     chat.choose(draft);
@@ -28,12 +30,12 @@ export function Drafts({ chat, question }) {
   const pick = (id) => { const next = new Set(picked); if (!next.delete(id)) next.add(id); setPicked(next); };
   const judge = async () => {
     setJudging(true);
-    await chat.judge(done, { question: JUDGE, marks: MARKS });
+    await chat.judge(done, { question: JUDGE, marks: MARKS }); // a tie leaves what is shown
     setJudging(false);
   };
   const merge = () => {
     chat.compare(question, false);
-    chat.merge(merged, { prefix: MERGE[0], suffix: MERGE[1], options: options() });
+    chat.merge(merged, { prefix: MERGE[0], suffix: MERGE[1], options: options(chat) });
   };
   const walk = (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
@@ -47,11 +49,11 @@ export function Drafts({ chat, question }) {
     <section class="drafts" aria-label={`${drafts.length} drafts`}>
       <div class="drafts-bar">
         <b>{drafts.length} drafts</b>
-        <span class="soft">{running ? "streaming side by side" : "keep one, or bring them together"}</span>
+        <span class="soft">{running ? "streaming side by side" : tie ? `a tie: ${best.length} of them have the best mark` : "keep one, or bring them together"}</span>
         <span class="space" />
         {running ? <button type="button" class="small" onClick={() => chat.stop(drafts)}>Stop all</button> : (
           <>
-            <button type="button" class="small" onClick={() => chat.answer(question, { count: 2, options: options() })}>2 more</button>
+            <button type="button" class="small" onClick={() => chat.answer(question, { count: 2, options: options(chat) })}>2 more</button>
             <button type="button" class="small" disabled={judging || done.length < 2} title="The model gives each draft a mark from 1 to 9; the server keeps the best" onClick={judge}>{judging ? "Judging" : "Let the model judge"}</button>
             <button type="button" class="small" disabled={merged.length < 2} title="The server joins the branches, and the model writes one answer of them" onClick={merge}>
               {chosen.length > 1 ? `Merge ${chosen.length}` : "Merge all"}</button>
@@ -60,11 +62,11 @@ export function Drafts({ chat, question }) {
       </div>
       <div class="columns" onKeyDown={walk}>
         {drafts.map((draft, i) => (
-          <article class={`draft${draft === best ? " best" : ""}`} key={draft.id} tabIndex={0} aria-label={`Draft ${i + 1}`}
+          <article class={`draft${!tie && best.includes(draft) ? " best" : ""}`} key={draft.id} tabIndex={0} aria-label={`Draft ${i + 1}`}
             onDblClick={() => keep(draft)} onKeyDown={(event) => { if (event.key === "Enter" && event.target === event.currentTarget) keep(draft); }}>
             <header>
               <label><input type="checkbox" checked={picked.has(draft.id)} disabled={chat.live.has(draft.id)} onChange={() => pick(draft.id)} /> Draft {i + 1}</label>
-              {draft.score != null && <span class="score" title="The model's own mark">{draft.score} of 9{draft === best ? " · best" : ""}</span>}
+              {draft.score != null && <span class="score" title="The model's own mark">{draft.score} of 9{best.includes(draft) ? (tie ? " · tie" : " · best") : ""}</span>}
             </header>
             <div class="draft-text"><AnswerText chat={chat} message={draft} />{draft.state === "failed" && <p class="failed">{draft.error}</p>}</div>
             <div class="under"><Stats chat={chat} message={draft} /></div>

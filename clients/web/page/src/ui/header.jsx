@@ -5,6 +5,8 @@ import { exportChat, exportSession, panels, remove, rename, share } from "../mod
 import { IconButton } from "./icons.jsx";
 import { Menu } from "./menu.jsx";
 
+const KEY = /Mac|iPhone|iPad/.test(navigator.platform) ? "⌘" : "Ctrl";
+
 export function Header({ chat }) {
   chat.version.value; // read, to be told of changes
   const [editing, setEditing] = useState(false);
@@ -15,6 +17,7 @@ export function Header({ chat }) {
       {editing ? <TitleInput chat={chat} done={() => setEditing(false)} /> : (
         <h1 class="title" dir="auto" onDblClick={() => kept && !chat.watching && setEditing(true)}>{kept ? chat.record.title : "New chat"}</h1>
       )}
+      <button type="button" class="quiet only-wide" title="Commands" onClick={() => { panels.palette.value = true; }}><kbd>{KEY} K</kbd></button>
       <IconButton name="tree" label="Tree of this chat (Alt+T)" aria-pressed={panels.tree.value} onClick={() => { panels.tree.value = !panels.tree.value; }} />
       {kept && !chat.watching && (
         <Menu label="More for this chat" items={[

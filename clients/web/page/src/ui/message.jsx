@@ -13,7 +13,7 @@ export function UserMessage({ chat, message, last }) {
   chat.version.value; // read, to be told of changes
   const [editing, setEditing] = useState(false);
   if (editing) {
-    return <EditForm message={message} cancel={() => setEditing(false)} send={(text) => { setEditing(false); chat.edit(message, text, { options: options() }); }} />;
+    return <EditForm message={message} cancel={() => setEditing(false)} send={(text) => { setEditing(false); chat.edit(message, text, { options: options(chat) }); }} />;
   }
   return (
     <article class="message user" aria-label="You">
@@ -24,7 +24,7 @@ export function UserMessage({ chat, message, last }) {
         <Arrows chat={chat} message={message} />
         <CopyButton text={message.text} />
         {!message.merged && !chat.watching && <IconButton name="edit" label="Edit: makes another branch, this one stays" onClick={() => setEditing(true)} />}
-        {last && !chat.watching && <button type="button" class="small" onClick={() => { chat.open(); chat.answer(message, { options: options() }); }}>Get an answer</button>}
+        {last && !chat.watching && <button type="button" class="small" onClick={() => { chat.open(); chat.answer(message, { options: options(chat) }); }}>Get an answer</button>}
       </div>
     </article>
   );
@@ -48,7 +48,7 @@ function FileChip({ name, text }) {
   );
 }
 
-function EditForm({ message, cancel, send }) {
+function EditForm({ message, cancel, send, label = "Edit your message", action = "Send" }) {
   const area = useRef(null);
   useLayoutEffect(() => { area.current.focus(); area.current.setSelectionRange(-1, -1); }, []);
   const submit = () => { const text = area.current.value.trim(); if (text) send(text); };
@@ -58,44 +58,51 @@ function EditForm({ message, cancel, send }) {
   };
   return (
     <form class="edit" onSubmit={(event) => { event.preventDefault(); submit(); }}>
-      <textarea ref={area} defaultValue={message.text} dir="auto" aria-label="Edit your message" rows={Math.min(12, message.text.split("\n").length + 1)} onKeyDown={keys} />
+      <textarea ref={area} defaultValue={message.text} dir="auto" aria-label={label} rows={Math.min(12, message.text.split("\n").length + 1)} onKeyDown={keys} />
       <div class="buttons"><span class="soft">What followed stays, behind the arrows.</span>
-        <button type="button" onClick={cancel}>Cancel</button><button type="submit" class="primary">Send</button></div>
+        <button type="button" onClick={cancel}>Cancel</button><button type="submit" class="primary">{action}</button></div>
     </form>
   );
 }
 
 export function AnswerMessage({ chat, message, last }) {
   chat.version.value; // read, to be told of changes
+  const [editing, setEditing] = useState(false);
   const live = chat.live.get(message.id);
+  if (editing) {
+    return <EditForm message={message} label="Edit this answer" action="Keep as my version" cancel={() => setEditing(false)} send={(text) => { setEditing(false); chat.open(); chat.correct(message, text); }} />;
+  }
   return (
     <article class="message" aria-label="Answer">
       <AnswerText chat={chat} message={message} correct={chat.watching ? undefined : (text) => chat.correct(message, text)} />
       {message.calls?.map((call, i) => <Call key={i} call={call} />)}
       {message.calls?.length > 0 && last && !live && !chat.watching && <ResultForm chat={chat} message={message} />}
       {message.state === "failed" && <p class="failed" role="alert">No answer: {message.error}</p>}
-      {message.notes?.map((note) => <p class="soft" key={note}>{note}</p>)}
       <div class="under">
         {!live && <Arrows chat={chat} message={message} />}
         {!live && <CopyButton text={message.text} />}
-        {!live && !chat.watching && <IconButton name="retry" label="Retry: another answer beside this one" onClick={() => { chat.open(); chat.retry(message, { options: options() }); }} />}
+        {!live && !chat.watching && <IconButton name="retry" label="Retry: another answer beside this one" onClick={() => { chat.open(); chat.retry(message, { options: options(chat) }); }} />}
         {!live && last && !chat.watching && CUT.includes(message.reason) && message.text && (
-          <IconButton name="go" label="Go on writing" onClick={() => { chat.open(); chat.goOn(message, { options: options() }); }} />
+          <IconButton name="go" label="Go on writing" onClick={() => { chat.open(); chat.goOn(message, { options: options(chat) }); }} />
         )}
-        {!live && !chat.watching && <More chat={chat} message={message} />}
+        {!live && !chat.watching && <More chat={chat} message={message} edit={() => setEditing(true)} />}
         <Stats chat={chat} message={message} />
       </div>
     </article>
   );
 }
 
-function More({ chat, message }) {
+function More({ chat, message, edit }) {
   chat.version.value; // read, to be told of changes
   const question = chat.tree.parent(message);
   const siblings = chat.tree.drafts(question);
-  const explore = (count) => { chat.open(); chat.compare(question, true); chat.answer(question, { count, options: options() }); };
+  const explore = (count) => { chat.open(); chat.compare(question, true); chat.answer(question, { count, options: options(chat) }); };
+  const otherwise = (temperature) => { chat.open(); chat.retry(message, { options: { ...options(chat), temperature } }); };
   return (
     <Menu label="More" items={[
+      message.json || message.calls?.length ? null : ["Edit this answer", edit],
+      ["Retry with the likeliest words", () => otherwise(0)],
+      ["Retry with more surprising words", () => otherwise(1.3)],
       ["Explore 3 drafts beside this", () => explore(3)],
       ["Explore 7 drafts beside this", () => explore(7)],
       siblings.length > 1 ? [`Compare all ${siblings.length} side by side`, () => chat.compare(question, true)] : null,
@@ -152,7 +159,7 @@ function ResultForm({ chat, message }) {
   const submit = (event) => {
     event.preventDefault();
     chat.open();
-    chat.tell(message.calls.map(({ id, name }, i) => ({ ...(id && { id }), name, text: fields.current[i].value })), message, { options: options() });
+    chat.tell(message.calls.map(({ id, name }, i) => ({ ...(id && { id }), name, text: fields.current[i].value })), message, { options: options(chat) });
   };
   return (
     <form class="card results" onSubmit={submit}>

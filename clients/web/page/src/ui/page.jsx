@@ -78,16 +78,20 @@ function Notice({ what, dismiss }) {
 /** Keys that work everywhere. */
 function shortcuts(event) {
   const control = event.ctrlKey || event.metaKey;
-  const key = event.key.toLowerCase();
+  const { code } = event; // the key's place: Alt and other alphabets change `event.key`
   const does = (action) => { event.preventDefault(); action(); };
-  if (control && key === "k") return does(() => { panels.palette.value = !panels.palette.value; });
-  if (control && event.shiftKey && key === "o") return does(newChat);
-  if (event.altKey && key === "t") return does(() => { panels.tree.value = !panels.tree.value; });
-  if (control && key === ",") return does(() => { panels.settings.value = true; });
-  if (key === "escape" && !document.querySelector("dialog[open]")) {
+  if (control && code === "KeyK") return does(() => { panels.palette.value = !panels.palette.value; });
+  if (control && event.shiftKey && code === "KeyO") return does(newChat);
+  if (event.altKey && code === "KeyT") return does(() => { panels.tree.value = !panels.tree.value; });
+  if (control && event.key === ",") return does(() => { panels.settings.value = true; });
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
     if (panels.sidebar.value) panels.sidebar.value = false;
     else if (!event.target.closest?.("form.edit, [role=menu]")) current.value?.stop();
+    return undefined;
   }
-  if (key === "/" && !event.target.closest?.("input, textarea, select, dialog")) return does(() => document.getElementById("input")?.focus());
+  if (event.target.closest?.("input, textarea, select, dialog")) return undefined;
+  if (event.key === "/") return does(() => document.getElementById("input")?.focus());
+  if (event.key === "?") return does(() => { panels.palette.value = true; });
+  return undefined;
 }
 

@@ -56,7 +56,7 @@ function all() {
   const path = chat?.tree.path() ?? [];
   const question = path.findLast(({ role }) => role === "user");
   const answer = path.at(-1)?.role === "assistant" ? path.at(-1) : null;
-  const explore = (count) => { chat.open(); chat.compare(question, true); chat.answer(question, { count, options: options() }); };
+  const explore = (count) => { chat.open(); chat.compare(question, true); chat.answer(question, { count, options: options(chat) }); };
   const commands = [
     ["New chat", newChat, "Ctrl+Shift+O"],
     ["Show or hide the tree", () => { panels.tree.value = !panels.tree.value; }, "Alt+T"],
@@ -71,7 +71,7 @@ function all() {
     commands.push(["Explore: 3 more drafts", () => explore(3)], ["Explore: 8 more drafts", () => explore(8)]);
     if (chat.tree.drafts(question).length > 1) commands.push(["Compare the drafts side by side", () => chat.compare(question, true)]);
   }
-  if (answer) commands.push(["Retry the last answer", () => { chat.open(); chat.retry(answer, { options: options() }); }]);
+  if (answer) commands.push(["Retry the last answer", () => { chat.open(); chat.retry(answer, { options: options(chat) }); }]);
   if (chat?.busy) commands.push(["Stop", () => chat.stop(), "Escape"]);
   if (chat?.tree.size) {
     commands.push(["Copy a link to watch this chat live", () => share(chat)]);

@@ -6,14 +6,17 @@ import { brief } from "../model/tree.js";
 import { IconButton } from "./icons.jsx";
 import { costOf, discard } from "./message.jsx";
 
+const MOST_DEPTH = 12; // that is drawn further to the right
+
 export function TreePanel({ chat }) {
   chat.version.value; // read, to be told of changes
   const path = new Set(chat.tree.path().map(({ id }) => id));
-  const all = rows(chat.tree);
+  const all = rows(chat.tree, (message) => !isStub(chat, message));
   const end = chat.tree.path().at(-1)?.id;
   const [focus, setFocus] = useState(end);
   const list = useRef(null);
   const at = all.some(({ message }) => message.id === focus) ? focus : end;
+  useEffect(() => { list.current?.querySelector(".current")?.scrollIntoView({ block: "center" }); }, []); // where one is
   useEffect(() => {
     if (list.current?.contains(document.activeElement)) list.current.querySelector(`[data-id="${at}"]`)?.focus();
   }, [at]);
@@ -37,8 +40,8 @@ export function TreePanel({ chat }) {
       <Totals chat={chat} />
       {all.length === 0 ? <p class="soft">Every edit, retry and draft becomes a branch here; nothing is overwritten.</p> : (
         <ul role="tree" ref={list} aria-label="Messages" onKeyDown={keys}>
-          {all.map(({ message, depth, first }) => (
-            <Row key={message.id} {...{ chat, message, depth, first }} shown={path.has(message.id)} current={message.id === end} focusable={message.id === at}
+          {all.map(({ message, ...row }) => (
+            <Row key={message.id} {...row} {...{ chat, message }} shown={path.has(message.id)} current={message.id === end} focusable={message.id === at}
               pick={() => { setFocus(message.id); chat.choose(message); }} />
           ))}
         </ul>
@@ -48,21 +51,33 @@ export function TreePanel({ chat }) {
   );
 }
 
-/** Messages in the order of the tree. A chain stays at its depth; where it forks, its branches go one deeper. */
-function rows(tree) {
+/**
+ * Messages in the order of the tree. A chain stays at its depth; where it forks, its branches go one deeper. `rails`: the
+ * depths whose edges run past a row, on their way to a later branch; `end`: nothing hangs on it.
+ */
+function rows(tree, shown) {
   const found = [];
-  const todo = tree.children(null).map((message, _, { length }) => ({ message, depth: length > 1 ? 1 : 0, first: length > 1 })).reverse();
+  const todo = tree.children(null).filter(shown).map((message) => ({ message, depth: 0, root: true, rails: [] })).reverse();
   while (todo.length) {
     const row = todo.pop();
-    found.push(row);
-    const children = tree.children(row.message);
+    const children = tree.children(row.message).filter(shown);
     const forks = children.length > 1;
-    todo.push(...children.map((message) => ({ message, depth: row.depth + (forks ? 1 : 0), first: forks })).reverse());
+    found.push({ ...row, forks, end: !children.length });
+    const inner = children.map((message, i) => ({
+      message, depth: row.depth + (forks ? 1 : 0), first: forks, rails: forks && i < children.length - 1 ? [...row.rails, row.depth] : row.rails,
+    }));
+    todo.push(...inner.reverse());
   }
   return found;
 }
 
-function Row({ chat, message, depth, first, shown, current, focusable, pick }) {
+/** An answer that came to nothing: no word, nothing behind it, no error to tell. */
+function isStub(chat, message) {
+  const { role, text, calls, state } = message;
+  return role === "assistant" && !text && !calls?.length && state !== "failed" && !chat.live.has(message.id) && !chat.tree.children(message).length;
+}
+
+function Row({ chat, message, depth, rails, first, root, end, forks, shown, current, focusable, pick }) {
   chat.version.value; // read, to be told of changes
   const live = chat.live.get(message.id);
   live?.drawn.value;
@@ -70,8 +85,9 @@ function Row({ chat, message, depth, first, shown, current, focusable, pick }) {
   const who = { user: "You", assistant: "Answer", tool: "Tools" }[message.role];
   return (
     <li role="treeitem" data-id={message.id} tabIndex={focusable ? 0 : -1} aria-level={depth + 1} aria-selected={current}
-      class={`${message.role}${shown ? " shown" : ""}${current ? " current" : ""}${first ? " first" : ""}${live ? " live" : ""}`}
-      style={{ "--depth": Math.min(depth, 12) }} onClick={pick}>
+      class={`${message.role}${shown ? " shown" : ""}${current ? " current" : ""}${first ? " first" : ""}${root ? " root" : ""}${end ? " end" : ""}${forks ? " forks" : ""}${live ? " live" : ""}`}
+      style={{ "--depth": Math.min(depth, MOST_DEPTH) }} onClick={pick}>
+      {rails.filter((at) => at < MOST_DEPTH).map((at) => <i key={at} class="rail" aria-hidden="true" style={{ "--at": at }} />)}
       <span class="knot" aria-hidden="true" /><span class="unseen">{who}: </span>
       <span class="row-text" dir="auto">{text}</span>
       <Cost live={live} message={message} />
@@ -118,10 +134,15 @@ function Totals({ chat }) {
   );
 }
 
+const KINDS = {
+  cached: "prompt, from the cache", computed: "prompt, computed", sampled: "written by the model",
+  forced: "forced by the format", accepted: "guessed by a drafter",
+};
+
 function Legend() {
   return (
     <p class="legend" aria-hidden="true">
-      {["cached", "computed", "sampled", "forced", "accepted"].map((kind) => <span key={kind}><i class={kind} />{kind}</span>)}
+      {Object.entries(KINDS).map(([kind, words]) => <span key={kind}><i class={kind} />{words}</span>)}
     </p>
   );
 }
