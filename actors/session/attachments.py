@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.state import SessionState
-from ramify.actors.session.limits.sizes import op_bytes
 from ramify.actors.session.limits.work import OP, SOCKET, Steps
+from ramify.actors.session.ops.registry import op_bytes
 from ramify.actors.session.ops.running.op_runner import OpRunner
 from ramify.actors.session.sockets.inspections import Inspections
 from ramify.actors.session.sockets.publisher import Publisher

@@ -598,7 +598,7 @@ class Directory:
             server=self._server,
             ttl_s=self._ttl_s,
             ttl_max_s=self._ttl_max_s,
-            random_seed=partial(next, self._seeds),
+            random_seed=self._seeds,
             saved=found is not None,
             kept_s=self._kept_s if saves else None,
         )

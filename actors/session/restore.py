@@ -24,9 +24,8 @@ from ramify.actors.session.core import SessionCore
 from ramify.actors.session.durable.exports import DECODING, LONGEST, Checked, Unsound, saved_tools
 from ramify.actors.session.durable.salvage import READ, salvaged
 from ramify.actors.session.limits.meter import BRANCH, LOGPROB, MARK, SEGMENT, TOKEN, Meter
-from ramify.actors.session.limits.sizes import op_bytes
 from ramify.actors.session.limits.work import Steps
-from ramify.actors.session.ops.registry import HANDLERS
+from ramify.actors.session.ops.registry import HANDLERS, op_bytes
 from ramify.actors.session.queues.tasks import Bill, FrameRun, Resumed, Task
 from ramify.actors.session.sockets.declared import Declared
 from ramify.actors.session.sockets.replies import error_of

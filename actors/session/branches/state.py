@@ -111,12 +111,18 @@ class SessionState:
         return branch
 
     def root(self, name: str) -> Branch:
-        """A new empty branch. Names were checked with `check_new`."""
-        branch = Branch(name, self.next_id(), born=self.revision + 1)
-        self.branches[name] = branch
-        self.meter.add(BRANCH)
-        self.out.cache.append(OpenBranch(branch.handle, self.namespace))
-        return branch
+        """A new empty branch. Raises Exists or LimitExceeded."""
+        return self.roots([name])[0]
+
+    def roots(self, names: Sequence[str]) -> list[Branch]:
+        """New empty branches, all or none. Raises Exists or LimitExceeded."""
+        self.check_new(names)
+        roots = [Branch(name, self.next_id(), born=self.revision + 1) for name in names]
+        for branch in roots:
+            self.branches[branch.name] = branch
+            self.meter.add(BRANCH)
+            self.out.cache.append(OpenBranch(branch.handle, self.namespace))
+        return roots
 
     def check_new(self, names: Sequence[str], *, moved: int = 0) -> None:
         """Raises Exists or LimitExceeded if branches of these names cannot be made.
@@ -140,9 +146,10 @@ class SessionState:
             self.meter.require(BRANCH * (len(names) - moved))
 
     def fork(self, branch: Branch, names: Sequence[str], at: int) -> list[Branch]:
-        """Children of `branch` at position `at`. Names were checked with `check_new`."""
+        """Children of `branch` at position `at`, all or none. Raises Exists or LimitExceeded."""
         if not names:
             return []
+        self.check_new(names)
         born = self.revision + 1
         first = branch.fork(names[0], self.next_id(), at, self.decode, born=born)
         children = [first, *(first.twin(name, self.next_id()) for name in names[1:])]
@@ -154,9 +161,14 @@ class SessionState:
     def place(self, placements: Sequence[tuple[Branch, str]]) -> list[int | None]:
         """Each name becomes what its branch is, all at once, so that names may be swapped.
 
-        A branch of that name is moved there, else one is made beside it; new names were checked with
-        `check_new`. Returns of each moved branch up to where it was the same before.
+        A branch of that name is moved there, else one is made beside it: the caller has made sure that
+        there is room (`check_new`). Returns of each moved branch up to where it was the same before.
+        Raises Exists if a name is given twice: one of its branches would be lost.
         """
+        names = [name for _, name in placements]
+        for name in names if len(set(names)) < len(names) else ():
+            if names.count(name) > 1:
+                raise Exists(f"two branches cannot be {name!r}", details={"branch": name})
         twins: list[tuple[Branch, Branch | None]] = []
         for source, name in placements:
             twin = source.twin(name, self.next_id())

@@ -1,12 +1,30 @@
 """`append`: input for one or several branches. Text that several of them get is tokenized once."""
 
 from ramify.actors.session.branches.pending_appends import Shared
+from ramify.actors.session.limits.sizes import MESSAGE, TARGET, TOKEN, json_bytes
 from ramify.actors.session.limits.work import Steps
-from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
+from ramify.actors.session.ops.handler import CHARACTERS, Faults, OpContext, OpHandler
 from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
 from ramify.protocol.wire import Append, Ok, names
 
 KIND = Kind("append", adds=True)
+
+
+def _entries(op: Append) -> int:
+    return len(names(op.branch)) + len(op.messages or ())
+
+
+def _size(op: Append) -> int:
+    size = MESSAGE + TARGET * len(names(op.branch)) + len(op.text or "") + TOKEN * len(op.tokens or ())
+    for message in op.messages or ():
+        size += MESSAGE + len(message.content) + len(message.reasoning or "")
+        size += json_bytes(message.tool_calls)
+    return size
+
+
+def _expects(op: Append) -> int:
+    said = len(op.text or "") + sum(len(message.content) for message in op.messages or ())
+    return len(op.tokens or ()) + said // CHARACTERS
 
 
 def _check(op: Append, faults: Faults) -> None:
@@ -17,8 +35,8 @@ def _check(op: Append, faults: Faults) -> None:
 
 def _tasks(op: Append, frame: FrameRun) -> list[Task]:
     targets = list(dict.fromkeys(names(op.branch)))
-    shared = Shared()
-    return [Task(KIND, op, frame, name, [name], shared=shared) for name in targets]
+    shared, expects = Shared(), _expects(op)
+    return [Task(KIND, op, frame, name, [name], expects=expects, shared=shared) for name in targets]
 
 
 def _cost(ctx: OpContext, op: Append, task: Task) -> int:
@@ -35,4 +53,6 @@ def _run(ctx: OpContext, op: Append, task: Task) -> Ok | Steps[Ok] | None:
     return ctx.texts.put(task, branch, op, names(op.branch), finish)
 
 
-HANDLER = OpHandler(Append, _tasks, _run, _check, lambda op: len(names(op.branch)), _cost)
+HANDLER = OpHandler(
+    Append, _tasks, _run, _entries, _size, _check, lambda op: len(names(op.branch)), _cost
+)

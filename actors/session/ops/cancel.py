@@ -1,11 +1,20 @@
 """`cancel`: ops by their ids, or generations on branches, or all that runs and waits on a subtree."""
 
+from ramify.actors.session.limits.sizes import MESSAGE, TARGET, TOKEN
 from ramify.actors.session.limits.work import OP, Steps
 from ramify.actors.session.ops.handler import AtOnce, Hands
 from ramify.actors.session.sockets.replies import error_message
 from ramify.actors.session.sockets.subscriber import Subscriber
 from ramify.protocol.errors import NoBranch
 from ramify.protocol.wire import Cancel, Ok, names
+
+
+def _entries(op: Cancel) -> int:
+    return len(names(op.branch or "")) + len(op.ops or ())
+
+
+def _size(op: Cancel) -> int:
+    return MESSAGE + TARGET * len(names(op.branch or "")) + TOKEN * len(op.ops or ())
 
 
 def _cost(hands: Hands, op: Cancel) -> int:
@@ -32,4 +41,4 @@ def _run(hands: Hands, subscriber: Subscriber, op: Cancel) -> Steps[None]:
     hands.publisher.reply(client, op.id, reply, None)
 
 
-HANDLER = AtOnce(Cancel, _run, cost=_cost)
+HANDLER = AtOnce(Cancel, _run, _entries, _size, cost=_cost)

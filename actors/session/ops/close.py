@@ -1,6 +1,6 @@
 """`close`: the socket closes, and with it the session, unless it is to be kept or a viewer asks."""
 
-from ramify.actors.session.ops.handler import AtOnce, Hands
+from ramify.actors.session.ops.handler import AtOnce, Hands, one_entry, short
 from ramify.actors.session.sockets.subscriber import Subscriber
 from ramify.protocol.errors import Close
 from ramify.protocol.wire import CloseSession, Ok
@@ -18,4 +18,4 @@ def _run(hands: Hands, subscriber: Subscriber, op: CloseSession) -> None:
                 closes.append((other.socket, Close.DONE, "the session was closed"))
 
 
-HANDLER = AtOnce(CloseSession, _run, viewers=True)
+HANDLER = AtOnce(CloseSession, _run, one_entry, short, viewers=True)

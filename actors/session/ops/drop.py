@@ -1,10 +1,19 @@
 """`drop`: release branches."""
 
+from ramify.actors.session.limits.sizes import MESSAGE, TARGET
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
 from ramify.protocol.wire import Drop, Ok, names
 
 KIND = Kind("drop", cleans=True)
+
+
+def _entries(op: Drop) -> int:
+    return len(names(op.branch))
+
+
+def _size(op: Drop) -> int:
+    return MESSAGE + TARGET * len(names(op.branch))
 
 
 def _check(op: Drop, faults: Faults) -> None:
@@ -13,7 +22,7 @@ def _check(op: Drop, faults: Faults) -> None:
 
 
 def _tasks(op: Drop, frame: FrameRun) -> list[Task]:
-    return [Task(KIND, op, frame, name, [name]) for name in names(op.branch)]
+    return [Task(KIND, op, frame, name, [name], expects=0) for name in names(op.branch)]
 
 
 def _cost(ctx: OpContext, op: Drop, task: Task) -> int:
@@ -27,4 +36,4 @@ def _run(ctx: OpContext, op: Drop, task: Task) -> Ok:
     return Ok(id=op.id, branch=branch.name, revision=ctx.state.revision)
 
 
-HANDLER = OpHandler(Drop, _tasks, _run, _check, lambda op: len(names(op.branch)), _cost)
+HANDLER = OpHandler(Drop, _tasks, _run, _entries, _size, _check, _entries, _cost)

@@ -3,7 +3,7 @@
 import base64
 
 from ramify.actors.session.durable.exports import exported
-from ramify.actors.session.ops.handler import AtOnce, Hands
+from ramify.actors.session.ops.handler import AtOnce, Hands, one_entry, short
 from ramify.actors.session.sockets.replies import error_message
 from ramify.actors.session.sockets.subscriber import Subscriber
 from ramify.protocol.errors import Conflict, LimitExceeded, Overloaded, RamifyError
@@ -48,4 +48,4 @@ def _file(hands: Hands) -> str:
     return base64.b64encode(data).decode()
 
 
-HANDLER = AtOnce(Export, _run, looks_again=True)
+HANDLER = AtOnce(Export, _run, one_entry, short, looks_again=True)

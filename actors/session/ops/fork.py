@@ -1,6 +1,7 @@
 """`fork`: children at the head of a branch, or further back; or new roots."""
 
 from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.limits.sizes import MESSAGE, TARGET
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
 from ramify.protocol.errors import BadRequest
@@ -8,6 +9,14 @@ from ramify.protocol.wire import Fork, Ok, Op
 
 KIND = Kind("fork", forks=True)
 CHILD = 4  # what it costs to make one (see `work`)
+
+
+def _entries(op: Fork) -> int:
+    return 1 + len(op.as_)
+
+
+def _size(op: Fork) -> int:
+    return MESSAGE + TARGET * (1 + len(op.as_))
 
 
 def _check(op: Fork, faults: Faults) -> None:
@@ -18,7 +27,7 @@ def _check(op: Fork, faults: Faults) -> None:
 
 def _tasks(op: Fork, frame: FrameRun) -> list[Task]:
     source = [op.branch] if op.branch is not None else []
-    return [Task(KIND, op, frame, op.branch, [*source, *op.as_], children=op.as_)]
+    return [Task(KIND, op, frame, op.branch, [*source, *op.as_], expects=0, children=op.as_)]
 
 
 def cost_of_children(ctx: OpContext, op: Op, task: Task) -> int:
@@ -29,9 +38,8 @@ def cost_of_children(ctx: OpContext, op: Op, task: Task) -> int:
 def _run(ctx: OpContext, op: Fork, task: Task) -> Ok:
     if task.branch is None:
         state = ctx.state
-        state.check_new(task.children)
-        for name in task.children:
-            ctx.publisher.begin(state.root(name))
+        for root in state.roots(task.children):
+            ctx.publisher.begin(root)
         state.bump()
         return Ok(id=op.id, position=0, revision=state.revision)
     branch = ctx.target(task)
@@ -46,11 +54,10 @@ def make_children(ctx: OpContext, task: Task, branch: Branch, at: int) -> Ok:
             f"`at` is {at}, but branch {branch.name!r} ends at {branch.position}",
             details={"position": branch.position},
         )
-    state.check_new(task.children)
     for child in state.fork(branch, task.children, at):
         ctx.publisher.begin(child)
     state.bump()
     return Ok(id=task.op.id, branch=branch.name, position=at, revision=state.revision)
 
 
-HANDLER = OpHandler(Fork, _tasks, _run, _check, cost=cost_of_children)
+HANDLER = OpHandler(Fork, _tasks, _run, _entries, _size, _check, cost=cost_of_children)

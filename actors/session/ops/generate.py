@@ -1,6 +1,6 @@
 """`generate`: on branches that there are, or with `n` on children that it forks first (the "spawn")."""
 
-from ramify.actors.session.limits.sizes import json_size
+from ramify.actors.session.limits.sizes import MESSAGE, TARGET, TOKEN, json_bytes, json_size
 from ramify.actors.session.ops.fork import cost_of_children, make_children
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
@@ -10,6 +10,19 @@ LONGEST = 64  # letters of a branch's name
 KIND = Kind("generate", generates=True)
 START = 60  # what it costs to begin one (see `work`)
 SPAWN = Kind("fork", forks=True, silent=True)  # the children that `n` and `as` ask for
+
+
+OUTPUT = 64  # tokens of an output that are expected at most: most end before they have to
+
+
+def _entries(op: Generate) -> int:
+    return len(op.as_ or ()) + len(names(op.branch))
+
+
+def _size(op: Generate) -> int:
+    size = MESSAGE + TARGET * (len(names(op.branch)) + op.n + len(op.as_ or ()))
+    size += TOKEN * len(op.stop_token_ids) + sum(map(len, op.stop))
+    return size + json_bytes(op.constraint)
 
 
 def _children(op: Generate) -> list[str]:
@@ -89,13 +102,15 @@ def _count(op: Generate) -> int:
 def _tasks(op: Generate, frame: FrameRun) -> list[Task]:
     targets, children = names(op.branch), _children(op)
     on = children or targets
+    expects = min(op.max_tokens, OUTPUT)
     tasks = [
-        Task(KIND, op, frame, name, [name], index=i, deadline_ms=op.deadline_ms)
+        Task(KIND, op, frame, name, [name], expects=expects, index=i, deadline_ms=op.deadline_ms)
         for i, name in enumerate(on)
     ]
     if children:
         parent = targets[0]
-        tasks.insert(0, Task(SPAWN, op, frame, parent, [parent, *children], children=children))
+        spawn = Task(SPAWN, op, frame, parent, [parent, *children], expects=0, children=children)
+        tasks.insert(0, spawn)
     return tasks
 
 
@@ -113,4 +128,4 @@ def _cost(ctx: OpContext, op: Generate, task: Task) -> int:
     return cost_of_children(ctx, op, task) if task.kind is SPAWN else START
 
 
-HANDLER = OpHandler(Generate, _tasks, _run, _check, _count, _cost)
+HANDLER = OpHandler(Generate, _tasks, _run, _entries, _size, _check, _count, _cost)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.input.branch_writer import BranchWriter
+from ramify.actors.session.limits.sizes import MESSAGE, TARGET
 from ramify.actors.session.limits.work import OP, SOCKET, Steps
 from ramify.actors.session.ops.prompts import Prompts
 from ramify.actors.session.ops.texts import Texts
@@ -32,6 +33,7 @@ O_contra = TypeVar("O_contra", bound=Op, contravariant=True)
 
 DROP = 15  # what it costs to release a branch (see `work`)
 CHUNKS = 5  # of a text that are put together, or read, in a microsecond
+CHARACTERS = 4  # to a token, about: text is not tokenized to plan the KV pool
 
 
 class Faults:
@@ -154,6 +156,16 @@ class Hands(NamedTuple):
     end: Callable[[str], None]
 
 
+def one_entry(op: Op) -> int:
+    """`entries` of an op without lists."""
+    return 1
+
+
+def short(op: Op) -> int:
+    """`size` of an op that names a branch at most."""
+    return MESSAGE + TARGET
+
+
 def _at_once_cost(hands: Hands, op: Op) -> int:
     return OP
 
@@ -161,12 +173,15 @@ def _at_once_cost(hands: Hands, op: Op) -> int:
 class AtOnce(NamedTuple, Generic[O_contra]):
     """An op that waits for no branch: it runs when its frame is read, before what follows it there.
 
-    `op`: its wire type. `viewers`: who has the view key only may send it. `looks_again`: sent again it
-    runs again, so its reply is not kept; and it counts as an op in flight. `cost`: see `work`.
+    `op`: its wire type. `entries`, `size`: see `OpHandler`. `viewers`: who has the view key only may
+    send it. `looks_again`: sent again it runs again, so its reply is not kept; and it counts as an op
+    in flight. `cost`: see `work`.
     """
 
     op: type[O_contra]
     run: Callable[[Hands, Subscriber, O_contra], Steps[None] | None]
+    entries: Callable[[O_contra], int]
+    size: Callable[[O_contra], int]
     viewers: bool = False
     looks_again: bool = False
     cost: Callable[[Hands, O_contra], int] = _at_once_cost
@@ -176,16 +191,22 @@ class OpHandler(NamedTuple, Generic[O_contra]):
     """An op that waits for its branches.
 
     `op`: its wire type. `tasks`: one for each branch that it works on, in the order in which they are
-    queued. `count`: how many tasks there are at most (names may repeat), before they are made. `run`:
-    does a task that is first in its queues. It returns the reply, or None if the task goes on and ends
-    later (`OpRunner.end`). It raises RamifyError before anything has changed. One that may be too much
-    for a turn of the loop returns `Steps`. `cost`: of `run`, or of its first step, beyond a constant and
-    the names that the task touches (see `work`).
+    queued. `run` does a task that is first in its queues. It returns the reply, or None if the task
+    goes on and ends later (`OpRunner.end`). It raises RamifyError before anything has changed. One that
+    may be too much for a turn of the loop returns `Steps`.
+
+    What an op takes is declared without a default, so that no list is forgotten. `entries`: how many
+    names, texts and messages are in its lists, which `check` and `tasks` go through. `size`: the bytes
+    that it holds until its last task is done, in the units of `limits/sizes.py`. `count`: how many
+    tasks there are at most (names may repeat), before they are made. `cost`: of `run`, or of its first
+    step, beyond a constant and the names that the task touches (see `work`).
     """
 
     op: type[O_contra]
     tasks: Callable[[O_contra, FrameRun], list[Task]]
     run: Callable[[OpContext, O_contra, Task], Ok | Steps[Ok | None] | None]
+    entries: Callable[[O_contra], int]
+    size: Callable[[O_contra], int]
     check: Callable[[O_contra, Faults], None] = _nothing_to_check
     count: Callable[[O_contra], int] = _one_task
     cost: Callable[[OpContext, O_contra, Task], int] = _no_cost

@@ -4,15 +4,25 @@ from collections.abc import Generator
 from typing import Any
 
 from ramify.actors.session.branches.pending_appends import Shared
+from ramify.actors.session.limits.sizes import MESSAGE, TARGET
 from ramify.actors.session.limits.work import Steps
-from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler, reading, said_on
+from ramify.actors.session.ops.handler import CHARACTERS, Faults, OpContext, OpHandler, reading, said_on
 from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
 from ramify.protocol.joining import FIELDS, MOST, fields, join_texts, too_long
 from ramify.protocol.wire import Append, ChatMessage, Join, Ok
 
 KIND = Kind("join", adds=True)
 READING = 5  # what it costs to look at a source (see `work`)
-CHARACTERS = 2000  # that are put together in a microsecond
+READ = 2000  # characters that are put together in a microsecond
+JOINED = 32  # tokens of each source that are expected
+
+
+def _entries(op: Join) -> int:
+    return 1 + len(op.from_)
+
+
+def _size(op: Join) -> int:
+    return MESSAGE + TARGET * (1 + len(op.from_)) + len(op.prefix) + len(op.each) + len(op.suffix)
 
 
 def _check(op: Join, faults: Faults) -> None:
@@ -24,7 +34,9 @@ def _check(op: Join, faults: Faults) -> None:
 
 
 def _tasks(op: Join, frame: FrameRun) -> list[Task]:
-    return [Task(KIND, op, frame, op.branch, [op.branch, *op.from_], shared=Shared())]
+    expects = (len(op.prefix) + len(op.suffix)) // CHARACTERS + JOINED * len(op.from_)
+    touched = [op.branch, *op.from_]
+    return [Task(KIND, op, frame, op.branch, touched, expects=expects, shared=Shared())]
 
 
 def _run(ctx: OpContext, op: Join, task: Task) -> Steps[Ok | None]:
@@ -38,7 +50,7 @@ def _run(ctx: OpContext, op: Join, task: Task) -> Steps[Ok | None]:
         size += len(text)
         if size > MOST:
             raise too_long()
-    yield size // CHARACTERS
+    yield size // READ
     text = join_texts(op, said)
     ctx.state.meter.require(len(text))
     if op.role is None:
@@ -61,4 +73,4 @@ def _run(ctx: OpContext, op: Join, task: Task) -> Steps[Ok | None]:
     return (yield from reply) if isinstance(reply, Generator) else reply
 
 
-HANDLER = OpHandler(Join, _tasks, _run, _check)
+HANDLER = OpHandler(Join, _tasks, _run, _entries, _size, _check)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.limits.sizes import MESSAGE, TARGET
 from ramify.actors.session.limits.work import Steps
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler, reading, said_on
 from ramify.actors.session.queues.race import Race
@@ -25,6 +26,14 @@ _LACKING = {
 KIND = Kind("prune")
 READING = 30  # what it costs to find a number or a vote in a text (see `work`)
 PLACING = 10  # and to move a winner
+
+
+def _entries(op: Prune) -> int:
+    return 2 * len(op.from_) + len(op.score_from or op.from_) + len(op.targets)
+
+
+def _size(op: Prune) -> int:
+    return MESSAGE + TARGET * (1 + len(op.from_) + len(op.score_from or ()) + len(op.targets))
 
 
 def _check(op: Prune, faults: Faults) -> None:
@@ -48,7 +57,8 @@ def _tasks(op: Prune, frame: FrameRun) -> list[Task]:
     judges = op.score_from or op.from_
     sources = [*op.from_, *judges]
     touched = [*op.targets, *sources]
-    task = Task(KIND, op, frame, touched[0], touched, spared=frozenset(sources) - {*op.targets})
+    spared = frozenset(sources) - {*op.targets}
+    task = Task(KIND, op, frame, touched[0], touched, expects=0, spared=spared)
     if op.by == "first":
         task.race = Race(op.from_, op.targets, op.winners)
     elif op.by == "logprob":
@@ -149,4 +159,4 @@ def _settle(
     return ctx.ok(task, state.branches[into[0]], result)
 
 
-HANDLER = OpHandler(Prune, _tasks, _run, _check)
+HANDLER = OpHandler(Prune, _tasks, _run, _entries, _size, _check)

@@ -11,8 +11,9 @@ from pkgutil import iter_modules
 from typing import Any
 
 from ramify.actors.session import ops
+from ramify.actors.session.limits.sizes import MESSAGE
 from ramify.actors.session.ops.handler import AtOnce, OpHandler
-from ramify.protocol.wire import Op
+from ramify.protocol.wire import ClientMessage, Op
 
 
 def _found() -> Iterator[OpHandler[Any] | AtOnce[Any]]:
@@ -26,3 +27,15 @@ def _found() -> Iterator[OpHandler[Any] | AtOnce[Any]]:
 _ALL = list(_found())
 HANDLERS: dict[type[Op], OpHandler[Any]] = {h.op: h for h in _ALL if isinstance(h, OpHandler)}
 AT_ONCE: dict[type[Op], AtOnce[Any]] = {h.op: h for h in _ALL if isinstance(h, AtOnce)}
+
+
+def op_entries(op: Op) -> int:
+    """Names, texts and messages in the lists of `op`."""
+    return (HANDLERS.get(type(op)) or AT_ONCE[type(op)]).entries(op)
+
+
+def op_bytes(message: ClientMessage) -> int:
+    """Bytes that a message of a client takes while the session keeps it."""
+    if not isinstance(message, Op):
+        return MESSAGE
+    return (HANDLERS.get(type(message)) or AT_ONCE[type(message)]).size(message)

@@ -1,7 +1,7 @@
 """`rollback`: move the head of a branch back, to a position or by turns."""
 
 from ramify.actors.session.branches.branch import Branch
-from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
+from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler, one_entry, short
 from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import Ok, Rollback
@@ -15,7 +15,7 @@ def _check(op: Rollback, faults: Faults) -> None:
 
 
 def _tasks(op: Rollback, frame: FrameRun) -> list[Task]:
-    return [Task(KIND, op, frame, op.branch, [op.branch])]
+    return [Task(KIND, op, frame, op.branch, [op.branch], expects=0)]
 
 
 def _run(ctx: OpContext, op: Rollback, task: Task) -> Ok:
@@ -48,4 +48,4 @@ def _place(branch: Branch, op: Rollback) -> int:
     return to
 
 
-HANDLER = OpHandler(Rollback, _tasks, _run, _check)
+HANDLER = OpHandler(Rollback, _tasks, _run, one_entry, short, _check)

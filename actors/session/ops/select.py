@@ -1,5 +1,6 @@
 """`select`: the best of several choices is appended. They are scored by the model (`selects`)."""
 
+from ramify.actors.session.limits.sizes import MESSAGE, TARGET, TOKEN
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.actors.session.queues.tasks import ON_THE_LOOP, FrameRun, Kind, Task
 from ramify.actors.session.scoring.selects import size_of
@@ -7,6 +8,15 @@ from ramify.protocol.wire import Ok, Select, names
 
 KIND = Kind("select", generates=True)
 START = 60  # what it costs to begin one, beside its text (see `work`)
+
+
+def _entries(op: Select) -> int:
+    return len(names(op.branch)) + len(op.choices)
+
+
+def _size(op: Select) -> int:
+    size = MESSAGE + TARGET * len(names(op.branch))
+    return size + TOKEN * len(op.choices) + sum(map(len, op.choices))
 
 
 def _check(op: Select, faults: Faults) -> None:
@@ -20,7 +30,10 @@ def _check(op: Select, faults: Faults) -> None:
 
 
 def _tasks(op: Select, frame: FrameRun) -> list[Task]:
-    return [Task(KIND, op, frame, name, [name], deadline_ms=op.deadline_ms) for name in names(op.branch)]
+    return [
+        Task(KIND, op, frame, name, [name], expects=0, deadline_ms=op.deadline_ms)
+        for name in names(op.branch)  # the branches that score a choice go again: nothing is expected
+    ]
 
 
 def _run(ctx: OpContext, op: Select, task: Task) -> Ok | None:
@@ -32,4 +45,6 @@ def _cost(ctx: OpContext, op: Select, task: Task) -> int:
     return min(size_of(op), ON_THE_LOOP) // 2 + START
 
 
-HANDLER = OpHandler(Select, _tasks, _run, _check, lambda op: len(names(op.branch)), _cost)
+HANDLER = OpHandler(
+    Select, _tasks, _run, _entries, _size, _check, lambda op: len(names(op.branch)), _cost
+)

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from ramify.actors.session.limits.sizes import json_size
-from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
+from ramify.actors.session.limits.sizes import MESSAGE, TARGET, json_bytes, json_size
+from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler, one_entry
 from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
 from ramify.protocol.errors import Unsupported
 from ramify.protocol.wire import Ok, Set
@@ -11,6 +11,10 @@ from ramify.protocol.wire import Ok, Set
 _JSON = msgspec.json.Encoder()
 KIND = Kind("set", renames=True)
 META = 200  # bytes of JSON that are looked at in a microsecond
+
+
+def _size(op: Set) -> int:
+    return MESSAGE + TARGET + json_bytes(op.meta)
 
 
 def _check(op: Set, faults: Faults) -> None:
@@ -22,7 +26,7 @@ def _check(op: Set, faults: Faults) -> None:
 
 def _tasks(op: Set, frame: FrameRun) -> list[Task]:
     touched = [name for name in (op.branch, op.name) if name is not None]
-    return [Task(KIND, op, frame, op.branch, touched)]
+    return [Task(KIND, op, frame, op.branch, touched, expects=0)]
 
 
 def _run(ctx: OpContext, op: Set, task: Task) -> Ok:
@@ -59,4 +63,4 @@ def _cost(ctx: OpContext, op: Set, task: Task) -> int:
     return known + (json_size(op.meta) // META if op.meta is not None else 0)
 
 
-HANDLER = OpHandler(Set, _tasks, _run, _check, cost=_cost)
+HANDLER = OpHandler(Set, _tasks, _run, one_entry, _size, _check, cost=_cost)

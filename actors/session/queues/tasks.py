@@ -12,7 +12,6 @@ from ramify.actors.session.branches.pending_appends import Shared
 from ramify.actors.session.branches.rules import Rule
 from ramify.actors.session.branches.segments import OutputSegment
 from ramify.actors.session.calls.toolbox import Toolbox
-from ramify.actors.session.queues.expected import expected_tokens
 from ramify.actors.session.queues.race import Race
 from ramify.actors.session.text.stops import StopSet
 from ramify.protocol.errors import RamifyError
@@ -115,10 +114,10 @@ class Task:
     """One op on one branch (or one fork), queued on every branch it touches.
 
     `branch`: the target, which its terminal reply names. The fork inside a `generate` with `n` is
-    silent: it sends no reply; its failure is reported by the generations. `deadline_ms`: from its
-    arrival.
-    `spared`: branches whose failure does not skip it. `race`, `scored`: what a `prune` that waits wants
-    to know: who ends first, and the log-probabilities of what is generated on which branches.
+    silent: it sends no reply; its failure is reported by the generations. `expects`: about how many
+    tokens it is going to add to its branch, for whoever plans the KV pool. `deadline_ms`: from its
+    arrival. `spared`: branches whose failure does not skip it. `race`, `scored`: what a `prune` that
+    waits wants to know: who ends first, and the log-probabilities of what is generated where.
     `resumed`: where a generation goes on that an earlier server had begun.
     """
 
@@ -150,6 +149,7 @@ class Task:
         branch: str | None,
         touched: Sequence[str],
         *,
+        expects: int,
         index: int = 0,
         children: Sequence[str] = (),
         shared: Shared | None = None,
@@ -166,7 +166,7 @@ class Task:
         self.shared = shared  # input: what its branches have in common
         self.spared = spared
         self.deadline_ms = deadline_ms
-        self.expects = expected_tokens(op, generates=kind.generates)
+        self.expects = expects
         self.race: Race | None = None
         self.scored: tuple[str, ...] = ()
         self.place = 0  # among the op's tasks

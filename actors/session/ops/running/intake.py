@@ -5,10 +5,9 @@ It does not know what an op does: its handler does (`ops/`).
 
 from collections.abc import Sequence
 
-from ramify.actors.session.limits.sizes import named, op_bytes
 from ramify.actors.session.limits.work import OP, Steps
 from ramify.actors.session.ops.handler import Faults
-from ramify.actors.session.ops.registry import AT_ONCE, HANDLERS
+from ramify.actors.session.ops.registry import AT_ONCE, HANDLERS, op_bytes, op_entries
 from ramify.actors.session.queues.tasks import Bill, FrameRun, Task
 from ramify.actors.session.sockets.reply_log import ReplyLog
 from ramify.protocol.config import Limits
@@ -38,7 +37,7 @@ def take_apart(
     for i, op in enumerate(ops):
         tasks: list[Task] = []
         if isinstance(op, Op):
-            yield OP // 2 + named(op)
+            yield OP // 2 + op_entries(op)
             handler = HANDLERS.get(type(op))
             at_once = AT_ONCE.get(type(op))
             if not write and (at_once is None or not at_once.viewers):

@@ -121,6 +121,25 @@ def test_a_fork_is_told_once_for_all_children() -> None:
     assert set(state.branches) == {"a", "b", "c"}
 
 
+def test_no_new_branch_takes_the_name_of_another() -> None:
+    """The state does not trust its callers: the branch of that name would be lost."""
+    state = state_of(branches=4)
+    a, b = state.root("a"), state.root("b")
+    told(state)
+    held, revision = state.meter.held, state.revision
+    for names in (["b"], ["c", "c"]):
+        for make in (lambda names: state.fork(a, names, 0), state.roots):
+            with pytest.raises(Exists):
+                make(names)
+    for make in (lambda names: state.fork(a, names, 0), state.roots):
+        with pytest.raises(LimitExceeded):
+            make(["c", "d", "e"])
+    with pytest.raises(Exists):
+        state.place([(a, "c"), (b, "c")])
+    assert state.branches == {"a": a, "b": b}
+    assert (told(state), state.meter.held, state.revision) == ([], held, revision)
+
+
 def test_room_ends_with_the_context() -> None:
     state = state_of(context=10)
     root = state.root("a")

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.session.limits.sizes import MESSAGE, OPENED, TARGET, TOKEN, op_bytes, reply_bytes
+from ramify.actors.session.limits.sizes import MESSAGE, OPENED, TARGET, TOKEN, reply_bytes
+from ramify.actors.session.ops.registry import op_bytes
 from ramify.protocol.wire import (
     Append,
+    Cancel,
     ChatMessage,
     ClientMessage,
     Constraint,
@@ -62,6 +64,8 @@ OPS: dict[str, tuple[ClientMessage, int]] = {
     "score_from": (Prune(id=1, from_=["a"], score_from=NAMES), 100 * TARGET),
     "into": (Prune(id=1, from_=["a"], into=NAMES), 100 * TARGET),
     "drop": (Drop(id=1, branch=NAMES), 100 * TARGET),
+    "cancelled": (Cancel(id=1, branch=NAMES), 100 * TARGET),
+    "cancelled ops": (Cancel(id=1, ops=list(range(1, 101))), 100 * TOKEN),
 }
 
 

@@ -86,11 +86,10 @@ def test_a_viewer_may_look_and_leave_only(sim: Callable[..., Any]) -> None:
 def test_a_task_touches_each_branch_once_and_starts_with_nothing() -> None:
     frame = FrameRun(w.Open(client="c"), lambda: Toolbox(()))
     op = w.Generate(id=1, max_tokens=9)
-    task = Task(Kind("x", generates=True), op, frame, "a", ["b", "a", "b"], children=["c"])
+    task = Task(Kind("x", generates=True), op, frame, "a", ["b", "a", "b"], expects=9, children=["c"])
     assert (task.touched, task.children, task.index, task.branch) == (("b", "a"), ("c",), 0, "a")
     assert (task.shared, task.spared, task.deadline_ms, task.race) == (None, frozenset(), None, None)
     assert (task.scored, task.arrived, task.bill, task.expects) == ((), 0.0, None, 9)
-    assert Task(Kind("x"), op, frame, "a", []).expects == 0
     kind = Kind("x")
     assert kind[1:] == (False,) * 6
 

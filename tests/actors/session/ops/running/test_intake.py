@@ -6,8 +6,8 @@ import pytest
 
 from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.session.limits.meter import Holdings
-from ramify.actors.session.limits.sizes import op_bytes
 from ramify.actors.session.limits.work import Steps
+from ramify.actors.session.ops.registry import op_bytes
 from ramify.actors.session.ops.running.intake import take_apart
 from ramify.actors.session.queues.tasks import FrameRun
 from ramify.actors.session.sockets.reply_log import ReplyLog
