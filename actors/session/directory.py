@@ -36,7 +36,7 @@ from ramify.actors.session.limits.displacement import Displacement
 from ramify.actors.session.limits.meter import Holdings, Meter
 from ramify.actors.session.limits.turns import Turns
 from ramify.actors.session.limits.work import Steps, Work
-from ramify.actors.session.output.seeds import seeds
+from ramify.actors.session.output.seeds import Seeds
 from ramify.actors.session.restore import Damaged, read_head, restoring
 from ramify.actors.session.saver import Saver
 from ramify.actors.session.sockets.identity import Identity
@@ -201,7 +201,7 @@ class Directory:
         self._vocab = vocab
         self._encoder = Encoder()
         self._turns = Turns()
-        self._seeds = seeds()
+        self._seeds = Seeds()
         _compare(tokenizer, vocab)
         self._limits = limits
         self._ttl_s = ttl_s

@@ -3,14 +3,21 @@ because asking it for each costs as much as twenty calls of Python."""
 
 import os
 import struct
-from collections.abc import Iterator
 
 AT_ONCE = 64
 _NUMBERS = struct.Struct(f"{AT_ONCE}Q")
 
 
-def seeds() -> Iterator[int]:
-    """Endless, each below 2**62."""
-    while True:
-        for number in _NUMBERS.unpack(os.urandom(_NUMBERS.size)):
-            yield number >> 2
+class Seeds:
+    """Each call returns a number below 2**62.
+
+    All sessions share one. It is no generator, because an exception inside a generator ends it for all.
+    """
+
+    def __init__(self) -> None:
+        self._left: list[int] = []
+
+    def __call__(self) -> int:
+        if not self._left:
+            self._left = [number >> 2 for number in _NUMBERS.unpack(os.urandom(_NUMBERS.size))]
+        return self._left.pop()

@@ -1,15 +1,15 @@
-"""`seeds`: random numbers, many at a time."""
+"""`Seeds`: random numbers, many at a time."""
 
 import os
-from itertools import islice
 
 import pytest
 
-from ramify.actors.session.output.seeds import AT_ONCE, seeds
+from ramify.actors.session.output.seeds import AT_ONCE, Seeds
 
 
 def test_they_are_different_and_in_range() -> None:
-    found = list(islice(seeds(), 3 * AT_ONCE))
+    seeds = Seeds()
+    found = [seeds() for _ in range(3 * AT_ONCE)]
     assert len(set(found)) == len(found)
     assert all(0 <= seed < 1 << 62 for seed in found)
     assert max(found) > 1 << 60  # all bits are used
@@ -23,5 +23,18 @@ def test_the_system_is_asked_once_for_many(monkeypatch: pytest.MonkeyPatch) -> N
         return bytes(size)
 
     monkeypatch.setattr(os, "urandom", urandom)
-    assert list(islice(seeds(), AT_ONCE + 1)) == [0] * (AT_ONCE + 1)
+    seeds = Seeds()
+    assert [seeds() for _ in range(AT_ONCE + 1)] == [0] * (AT_ONCE + 1)
     assert asked == [8 * AT_ONCE] * 2
+
+
+def test_a_failure_ends_no_other_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = Seeds()
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no entropy"):
+
+        def urandom(size: int) -> bytes:
+            raise OSError("no entropy")
+
+        patch.setattr(os, "urandom", urandom)
+        seeds()
+    assert 0 <= seeds() < 1 << 62
