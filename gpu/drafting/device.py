@@ -73,3 +73,6 @@ class DeviceDrafter(ABC):
 
     def capture(self, progress: Progress) -> None:
         """Run what takes the most memory and capture CUDA graphs, if that was not done yet."""
+
+    def close(self) -> None:
+        """Release the CUDA graphs. Nothing may be called afterwards."""

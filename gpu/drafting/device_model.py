@@ -237,6 +237,9 @@ class DeviceModelDrafter(DeviceDrafter):
             self._graphs.capture(self._passes(), progress)
             self._captured = True
 
+    def close(self) -> None:
+        self._graphs.close()
+
 
 def _first_pass(rows: int) -> Bucket:
     """The pass that runs what rows lack, too: twice as many lines."""

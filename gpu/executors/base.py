@@ -86,5 +86,5 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """Release memory and device. Nothing may be called afterwards."""
+        """Release memory and device, CUDA graphs at once. Again: no change. Nothing else may follow."""
         ...

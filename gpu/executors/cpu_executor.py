@@ -60,8 +60,7 @@ class CpuExecutor(HostExecutor[None]):
         self._spent = self._crew.spent()
         return super().launch(plan)
 
-    def close(self) -> None:
-        super().close()
+    def _release(self) -> None:
         self._crew.close()
         torch.set_num_threads(self._threads)
         del self._ops, self._layers, self._head, self._choose, self._whole

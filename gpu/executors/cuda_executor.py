@@ -115,6 +115,7 @@ class CudaExecutor:
         self._clocks = [StepClock(self._device) for _ in range(RING)]
         self._ring: list[LaunchedStep | None] = [None] * RING
         self._launched = 0
+        self._closed = False
         self._graphs = StepGraphs(self._warm, self._replayed, self._device)
 
     @torch.inference_mode()
@@ -265,11 +266,18 @@ class CudaExecutor:
         return self._attention.static_extends
 
     def close(self) -> None:
-        """Drop the weights, the pool and the graphs."""
+        """Drop the weights, the pool and the graphs. Again: no change."""
+        if self._closed:
+            return
+        self._closed = True
         if self.constraints is not None:
             self.constraints.close()
         if self._device.type == "cuda":
             torch.cuda.synchronize()
+        self._graphs.close()
+        if self._drafter is not None:
+            self._drafter.close()
+        self._ring.clear()  # its steps hold the executor
         del self._graphs, self._model, self._ops, self._attention, self._pages, self._logits, self._pool
         self._drafter = None
 

@@ -62,6 +62,7 @@ class HostExecutor(ABC, Generic[Output]):
         self.drafts = HostDrafts(table, drafter, self.constraints)
         self._device = device
         self._pool = pool
+        self._closed = False
         self._sampler = Sampler(info.max_rows, info.vocab_size, device)
         self._slice = slice_lines(info.vocab_size)  # lines that are scored at a time
 
@@ -97,11 +98,18 @@ class HostExecutor(ABC, Generic[Output]):
         return step, self._logits(step, output) if len(step.sampling) else None
 
     def close(self) -> None:
-        """Release what the executor holds. Nothing may be called afterwards."""
-        self.constraints.close()
-        del self._pool
+        """Release what the executor holds. Again: no change. Nothing else may be called afterwards."""
+        if not self._closed:
+            self._closed = True
+            self.constraints.close()
+            self._release()
+            del self._pool
 
     # --- what an executor does in its own way ---
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Let go of the model and of what runs it."""
 
     @abstractmethod
     def _compute(self, step: StepRows) -> Output:

@@ -62,8 +62,7 @@ class TorchExecutor(HostExecutor[_Output]):
         self._threads.note(tokens, threads, time.perf_counter() - begin)
         return done
 
-    def close(self) -> None:
-        super().close()
+    def _release(self) -> None:
         del self._model, self._attention, self._ops
 
     def _compute(self, step: StepRows) -> _Output:

@@ -3,9 +3,16 @@
 A replay costs the CPU some microseconds for any model; launching the kernels one by one costs
 milliseconds. On a CPU nothing is captured: a replay runs the step, so that tests meet the same padding.
 This file does not know what a step computes: it captures what `run` launches.
+
+CUDA refuses to destroy a graph while another one is captured, by whomever: that capture fails with
+"operation not permitted when stream is capturing". So graphs are destroyed by `close`, and not whenever
+the last reference goes; and Python's collector, which may find a graph that nobody closed, rests during
+a capture (`torch.cuda.graph` lets it run).
 """
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -44,7 +51,7 @@ class StepGraphs:
                 self._prepare(bucket)
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool):
+                with _no_collection(), torch.cuda.graph(graph, pool=pool):
                     self._run(bucket)
                 pool = graph.pool()
                 self._graphs[bucket] = graph
@@ -61,3 +68,23 @@ class StepGraphs:
             self._run(bucket)
         else:
             graph.replay()
+
+    def close(self) -> None:
+        """Destroy the graphs, which must not run any more. Nothing may be called afterwards."""
+        for graph in self._graphs.values():
+            if graph is not None:
+                graph.reset()
+        self._graphs.clear()
+        del self._prepare, self._run  # which hold who made this
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's collector of cycles does not begin by itself."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

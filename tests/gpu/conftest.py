@@ -147,10 +147,11 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def drive(request: pytest.FixtureRequest) -> Callable[..., Driver]:
-    """drive(folder, **ModelConfig fields) or drive(executor)."""
+def drive(request: pytest.FixtureRequest) -> Iterator[Callable[..., Driver]]:
+    """drive(folder, **ModelConfig fields) or drive(executor). What it loads is closed at the end."""
     chosen = request.getfixturevalue("device") if "device" in request.fixturenames else "cpu"
     where, _, attention = chosen.partition(" ")
+    loaded: list[Any] = []
 
     def make(source: Any, **settings: Any) -> Driver:
         if isinstance(source, Path):
@@ -158,9 +159,12 @@ def drive(request: pytest.FixtureRequest) -> Callable[..., Driver]:
             # what is compared with a reference is not rounded, unless a test says so
             settings = {**defaults, "quantization": "none", **settings}
             source = load_executor(ModelConfig(path=source, **settings), lambda what, share: None)
+            loaded.append(source)
         return Driver(source)
 
-    return make
+    yield make
+    for executor in loaded:
+        executor.close()
 
 
 @pytest.fixture

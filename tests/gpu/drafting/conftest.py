@@ -1,7 +1,7 @@
 """A tiny checkpoint folder and executors on it: torch in float32, and the CPU's kernels."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +41,11 @@ def back_end(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def load(folder: Path, drive: Any, back_end: str) -> Iterator[Callable[..., Any]]:
+def load(folder: Path, drive: Any, back_end: str) -> Callable[..., Any]:
     """load(**ModelConfig fields) -> a driver of random weights."""
-    made: list[Any] = []
 
     def make(**settings: Any) -> Any:
         settings = {"page_size": 4, "max_rows": 32, **settings}
-        made.append(drive(folder, load_format="dummy", quantization=back_end, **settings))
-        return made[-1]
+        return drive(folder, load_format="dummy", quantization=back_end, **settings)
 
-    yield make
-    for driver in made:
-        driver.executor.close()
+    return make

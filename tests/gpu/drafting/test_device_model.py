@@ -5,7 +5,7 @@ In Triton's interpreter, or on a GPU. Steps are in flight two by two.
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,21 +107,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def load(folder: Path, drive: Any) -> Iterator[Callable[..., Any]]:
-    made: list[Any] = []
-
+def load(folder: Path, drive: Any) -> Callable[..., Any]:
     def make(draft: str = "none", depth: int = 2, **settings: Any) -> Engine:
         settings = {"page_size": 4, "max_rows": 16, "kv_tokens": 1024, **settings}
         executor = drive(
             folder, device="cuda" if CUDA else "cpu", dtype="float32", load_format="dummy",
             attention="triton", step_tokens=64, draft=draft, draft_tokens=3, **settings,
         ).executor  # fmt: skip
-        made.append(executor)
         return Engine(executor, depth)
 
-    yield make
-    for executor in made:
-        executor.close()
+    return make
 
 
 @pytest.fixture(scope="module")

@@ -64,9 +64,7 @@ def folder(path: Path, family: str) -> Path:
 @pytest.fixture
 def tiny(tmp_path: Path, drive: Any) -> Any:
     """A driver of 8-bit weights on a dummy model."""
-    driver = drive(folder(tmp_path, "llama"), load_format="dummy", quantization="int8")
-    yield driver
-    driver.executor.close()
+    return drive(folder(tmp_path, "llama"), load_format="dummy", quantization="int8")
 
 
 def logits(driver: Any, tokens: list[int]) -> torch.Tensor:
@@ -105,7 +103,6 @@ def test_each_family_is_near_torch_with_rounded_products(
     # float16 keys, and what is rounded up here and down there, make the difference
     a, b = logits(torchs, PROMPT), logits(ours, PROMPT)
     assert torch.nn.functional.cosine_similarity(a, b, dim=0) > 0.999
-    ours.executor.close()
 
 
 def test_prefill_chunks_neighbours_and_decoding_give_the_same_bits(tiny: Any) -> None:

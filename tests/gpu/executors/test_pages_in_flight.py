@@ -5,7 +5,6 @@ read what that step writes, not what the pages held before.
 """
 
 import json
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,10 +35,9 @@ EXECUTORS = [
 
 
 @pytest.fixture(params=EXECUTORS, ids=str)
-def d(request: Any, drive: Any, tmp_path: Path, tiny_config: dict[str, Any]) -> Iterator[Any]:
+def d(request: Any, drive: Any, tmp_path: Path, tiny_config: dict[str, Any]) -> Any:
     if request.param == "fake":
-        yield drive(FakeExecutor(FakeModel(vocab_size=128), context=200, pages=256, page_size=4))
-        return
+        return drive(FakeExecutor(FakeModel(vocab_size=128), context=200, pages=256, page_size=4))
     if "quantization" in request.param:
         pytest.importorskip("llvmlite")
         from ramify.gpu.native.host import host_isa
@@ -50,9 +48,7 @@ def d(request: Any, drive: Any, tmp_path: Path, tiny_config: dict[str, Any]) -> 
     (tmp_path / "config.json").write_text(json.dumps(tiny_config | sizes))
     torch.manual_seed(1)
     settings = {"page_size": 4, "kv_tokens": 1024, "max_rows": 4, "load_format": "dummy"}
-    driver = drive(tmp_path, **settings, **request.param)
-    yield driver
-    driver.executor.close()
+    return drive(tmp_path, **settings, **request.param)
 
 
 def test_a_prefix_that_is_in_flight_is_read(d: Any) -> None:

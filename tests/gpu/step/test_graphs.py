@@ -3,8 +3,12 @@
 On a CPU nothing is captured, but the steps are padded all the same.
 """
 
+import gc
 import json
 import random
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,10 @@ import numpy as np
 import pytest
 import torch
 
+from ramify.gpu.startup.load import load_executor
 from ramify.gpu.step.buckets import Bucket, decode_buckets, mixed_buckets
+from ramify.gpu.step.graphs import StepGraphs
+from ramify.protocol.config import ModelConfig
 from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack, unpack
 from ramify.protocol.sampling import SamplingParams
 
@@ -146,6 +153,122 @@ def test_a_captured_size_runs_grouped_too(load: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(executor._graphs, "replay", lambda b: (replayed.append(b), replay(b)))
     assert run(executor, todo) == wanted
     assert [bucket.grouped for bucket in replayed] == [True] * 3
+
+
+class Graph:
+    """A CUDA graph's interface, without CUDA: `events` has what became of all of them."""
+
+    events: list[str]
+
+    def pool(self) -> int:
+        return 7
+
+    def replay(self) -> None:
+        self.events.append("replay")
+
+    def reset(self) -> None:
+        self.events.append("reset")
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What becomes of graphs, which torch would capture on a GPU."""
+    found: list[str] = []
+
+    @contextmanager
+    def graph(captured: Graph, pool: int | None) -> Iterator[None]:
+        captured.events = found
+        found.append(f"begin {pool}")
+        try:
+            yield
+        finally:
+            found.append("end")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return found
+
+
+class Steps:
+    """Who runs steps and has their graphs."""
+
+    def __init__(self, events: list[str], error: Exception | None = None) -> None:
+        self.events, self.error = events, error
+        self.graphs = StepGraphs(self.prepare, self.run, torch.device("cuda"))
+
+    def prepare(self, bucket: Bucket) -> None:
+        self.events.append(f"prepare {bucket.lines} {'on' if gc.isenabled() else 'off'}")
+
+    def run(self, bucket: Bucket) -> None:
+        self.events.append(f"run {'on' if gc.isenabled() else 'off'}")
+        if self.error is not None:
+            raise self.error
+
+
+def test_the_collector_rests_during_a_capture(events: list[str]) -> None:
+    assert gc.isenabled()
+    steps = Steps(events)
+    steps.graphs.capture(decode_buckets(2), lambda what, done: None)
+    capture = ["run off", "end"]
+    assert events == ["prepare 2 on", "begin None", *capture, "prepare 1 on", "begin 7", *capture]
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        steps.graphs.capture(decode_buckets(1), lambda what, done: None)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    steps.error = ValueError("does not fit")
+    with pytest.raises(ValueError, match="does not fit"):
+        steps.graphs.capture(decode_buckets(1), lambda what, done: None)
+    assert gc.isenabled()
+
+
+def test_graphs_are_destroyed_when_they_are_closed(events: list[str]) -> None:
+    """And nothing but its owner keeps alive what they belong to."""
+    steps = Steps(events)
+    steps.graphs.capture(decode_buckets(2), lambda what, done: None)
+    events.clear()
+    steps.graphs.replay(decode_buckets(1)[0])
+    steps.graphs.close()
+    assert events == ["replay", "reset", "reset"]
+    gc.disable()
+    try:
+        gone = weakref.ref(steps)
+        del steps
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("draft", ["none", "ngram"])
+def test_a_closed_executor_holds_nothing_and_is_held_by_nobody(
+    draft: str, tmp_path: Path, tiny_config: dict[str, Any]
+) -> None:
+    """No collection is needed to be rid of it and of its graphs, whenever its last reference goes."""
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config | {"head_dim": 16}))
+    config = ModelConfig(
+        path=tmp_path, device="cuda" if CUDA else "cpu", dtype="float32", load_format="dummy",
+        attention="triton", max_rows=ROWS, kv_tokens=256, page_size=16, draft=draft,
+    )  # fmt: skip
+    executor: Any = load_executor(config, lambda what, done: None)
+    executor.capture(decode_buckets(ROWS)[:1], lambda what, done: None)
+    opened = OpenRow(0, 0, pack([0, 1]), 0, SamplingParams(temperature=0.0))
+    first = StepPlan(0, opens=[opened], extends=[ExtendRow(0, 0, pack([1, 2]), True)])
+    drafts = pack([2]) if draft != "none" else b""
+    pending = [executor.launch(plan) for plan in (first, StepPlan(1, decodes=pack([0]), drafts=drafts))]
+    del pending
+    held = [weakref.ref(part) for part in (executor, executor._graphs, executor._model)]
+    gc.disable()
+    try:
+        executor.close()
+        assert [part() for part in held[1:]] == [None, None]
+        executor.close()
+        del executor
+        assert held[0]() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.gpu
