@@ -58,12 +58,12 @@ JITFunction.run = run
 import numpy as np
 import ramify.gpu.programmatic_launch as programmatic_launch
 programmatic_launch.overlaps = lambda device: True  # before anybody imports it
-from ramify.gpu.attention.registry import Choice
+from ramify.gpu.attention.registry import KernelChoice
 from ramify.actors.grammar.automaton import Automaton as Machine
 from ramify.actors.grammar.forced_texts import forced_texts
 from ramify.actors.grammar.automaton_words import rows_of, words_of
 from ramify.gpu.constraints.byte_automaton import ByteAutomaton
-from ramify.gpu.constraints.matcher import Automaton
+from ramify.gpu.constraints.matcher import AutomatonConstraint
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.gpu.attention.triton_paged import TritonPaged
@@ -110,7 +110,7 @@ def executor_for(config, dtype, sinks, deterministic, draft):
         specs = [replace(spec, sinks=torch.zeros(shape.heads)) for spec in shape.specs]
         shape = replace(shape, specs=tuple(specs))
     model = Decoder(shape, 512, dtype, CPU)
-    choice = Choice("triton", "triton", "a test", deterministic=deterministic)
+    choice = KernelChoice("triton", "triton", "a test", deterministic=deterministic)
     info = ExecutorInfo(
         model="", architecture="", parameters=0, vocab_size=shape.vocab_size, context=512,
         page_size=PAGE, pages=64, max_rows=ROWS, step_tokens=TOKENS, device="cpu", dtype="",
@@ -125,7 +125,7 @@ text = Vocabulary([b"a", b"b"], [2], lambda text: [0] * len(text), 128)
 forty = Machine.from_regex("a{40}")
 rows = rows_of(forty)
 machine = TokenAutomaton(text, ByteAutomaton(words_of(forty, rows), forced_texts(forty, rows)))
-constraint = Automaton(machine)
+constraint = AutomatonConstraint(machine)
 
 config = json.loads(sys.argv[1])
 sinks, deterministic, draft = sys.argv[3] == "sinks", sys.argv[4] == "1", sys.argv[5]
