@@ -30,6 +30,7 @@ from ramify.actors.core import PROTOCOL_VERSION, CoreActors, CoreHost, Progress
 from ramify.actors.credentials import read_credentials
 from ramify.actors.executor.handle import ExecutorHandle
 from ramify.actors.executor.spec import ExecutorSpec, ModelSpec
+from ramify.actors.front.gateway_messages import MAX_WORKERS
 from ramify.actors.front.interface import Front, Runner
 from ramify.actors.front.local import LocalFront, Naming
 from ramify.actors.front.processes import ProcessFront
@@ -148,6 +149,7 @@ class Engine:
                 check_idle=check_idle,
                 epoch=self.epoch,
                 routing=routing,
+                gateways=self.layout.gateways,
             )
             self.status.replicas = cluster.describe
             self.core = cluster
@@ -167,9 +169,13 @@ class Engine:
         self.front: Front
         # Replicas that outlive a front must not take its next one's sessions for the old ones.
         first = 1 if config.replicas is None else 1 + secrets.randbits(22)
+        apart = 1 if config.replicas is None else MAX_WORKERS  # a number names its front: 0
         if self.layout.gateways:
             count = self.layout.gateways
-            front = ProcessFront(config, count, self.status, self.metrics, clock, credentials, first)
+            secret = self.core.secret if isinstance(self.core, Cluster) else b""
+            front = ProcessFront(
+                config, count, self.status, self.metrics, clock, credentials, first, secret
+            )
             self.status.watch(front.status_changed)
             self.front = front
         else:
@@ -178,7 +184,7 @@ class Engine:
                 self.status,
                 self.metrics,
                 clock,
-                naming=Naming(sessions=itertools.count(first)),
+                naming=Naming(sessions=itertools.count(first * apart, apart)),
                 credentials=credentials,
             )
 
@@ -206,6 +212,8 @@ class Engine:
         if self.config.server.store is not None:
             await anyio.to_thread.run_sync(self._claim, self.config.server.store)
         log.info("placing the gateways", **self.layout.told("gateways"))
+        if isinstance(self.core, Cluster) and isinstance(self.front, ProcessFront):
+            self.front.doors = self.core.open_doors()
         self.port = await self.front.listen(group, self._core)
 
     def _claim(self, place: str) -> None:

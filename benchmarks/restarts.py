@@ -53,7 +53,7 @@ from tests.servers import Server, running_postgres, running_redis
 STORES = ("file", "postgres", "redis")
 VICTIMS = ("server", "gateway", "executor", "compiler", "database")
 MODULES = {
-    "gateway": b"ramify.actors.front.gateway_program",
+    "gateway": b"ramify.actors.gateway_program",
     "executor": b"ramify.actors.executor.executor_program",
     "compiler": b"ramify.actors.grammar.compile_program",
 }

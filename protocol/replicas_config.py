@@ -50,7 +50,7 @@ class ReplicasConfig(Settings, frozen=True, kw_only=True):
     listen: Annotated[
         str,
         Setting(
-            "where replicas join, for ray and join; 0: any free port",
+            "where replicas join, for ray and join (gateways at the next ports); 0: any free port",
             unit="HOST:PORT",
             default="127.0.0.1:0",
         ),

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import anyio
 
-from ramify.actors.cluster.replica import Replica
+from ramify.actors.cluster.replica import OpenLink, Replica
 from ramify.actors.kit.clock import MonotonicClock
 from ramify.actors.kit.collector import Collector
 from ramify.actors.kit.files import allow_files
@@ -52,7 +52,11 @@ async def join(
     allow_files(FILES)
     collector = Collector(MonotonicClock())
     collector.begin()
-    replica = Replica(name=name, adapt=adapt)
+
+    async def reach(gateway: int, _: bytes | None) -> OpenLink:
+        return await knock(host, gateway, secret, tls)
+
+    replica = Replica(name=name, adapt=adapt, reach=reach)
     stop = asyncio.Event()
 
     def ending() -> None:

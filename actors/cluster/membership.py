@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any, Literal
 
 from ramify.actors.cluster.bindings import Bindings
-from ramify.actors.cluster.replica_messages import StartReplica
+from ramify.actors.cluster.replica_messages import Hello, StartReplica
 from ramify.actors.front.core_messages import ForCore, ToCore
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxFull
@@ -59,10 +59,11 @@ class ReplicaMember(Peer):
         self.leaves = False  # it was told to
         self.until: float | None = None  # then: to when it serves on, or generations may run
         self.drained = False  # it leaves in order
+        self.told: float | None = None  # when gateway processes were told so
         self.asked = True  # for all that its cache has
         self._core: Bundle[ForCore] | None = None  # until its process runs
 
-    def begin(self, link: Link[Any, Any], begin: StartReplica) -> None:
+    def begin(self, link: Link[Any, Any], begin: StartReplica | Hello) -> None:
         """It has a link."""
         self.attach(link)
         self._core = self.bundle(ToCore)

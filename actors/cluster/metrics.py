@@ -48,16 +48,34 @@ class ClusterMetrics(Metrics):
         super().__init__()
         self._replicas: Callable[[], list[ReplicaGauges]] = list
         self._ask: Callable[[Callable[[int, bytes], None]], int] = lambda told: 0
-        self.moves = 0  # of sessions, from a replica to another
+        self._late: Callable[[float], None] = lambda seconds: None
+        self._moves_here: Callable[[], int] = lambda: 0
+        self._moved = 0  # sessions of gateway processes
         self.deaths = 0
 
     def watch(
         self,
         replicas: Callable[[], list[ReplicaGauges]],
         ask: Callable[[Callable[[int, bytes], None]], int],
+        late: Callable[[float], None] = lambda seconds: None,
+        moves: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`ask(told)` asks the replicas for their texts and returns how many will come."""
-        self._replicas, self._ask = replicas, ask
+        """`ask(told)` asks the replicas for their texts and returns how many will come.
+
+        `late` hears how late first tokens are in gateway processes. `moves()`: of sessions in this one.
+        """
+        self._replicas, self._ask, self._late, self._moves_here = replicas, ask, late, moves
+
+    @property
+    def moves(self) -> int:
+        """Of sessions, from a replica to another, in all processes."""
+        return self._moves_here() + self._moved
+
+    def gateway(self, number: int, report: Report) -> None:
+        super().gateway(number, report)
+        self._moved += report.moves
+        for seconds in report.first_tokens:
+            self._late(seconds)
 
     @property
     def running(self) -> int:

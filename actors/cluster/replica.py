@@ -1,10 +1,11 @@
-"""A replica: one core that computes for the sessions of a front in another process.
+"""A replica: one core that computes for the sessions of fronts in other processes.
 
-`serve` is the life of a link to a front. A replica that loses its front forgets its sessions and keeps
-its model, so that a front that comes back need not wait for it.
+`serve` is the life of a link to an engine. Where the engine has its sessions in gateway processes, the
+replica joins each of these as well. One that loses its engine forgets all sessions and keeps its model,
+so that an engine that comes back need not wait for it.
 
-Run as a program it is a replica on the front's machine (see `processes.main`). At SIGTERM it drains: the
-front takes its sessions elsewhere, then lets it go.
+Run as a program it is a replica on the engine's machine (see `processes.main`). At SIGTERM it drains:
+its fronts take its sessions elsewhere, then the engine lets it go.
 """
 
 import asyncio
@@ -14,24 +15,26 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import anyio
 from anyio.abc import TaskGroup
 
 from ramify.actors.cluster.replica_messages import (
-    LISTENER,
     Dismiss,
     Draining,
-    FromFront,
+    FromReplica,
+    Hello,
+    Leave,
     StartReplica,
-    ToFront,
+    ToReplica,
     Up,
 )
 from ramify.actors.cluster.shift import Shift, machine
 from ramify.actors.core import CoreActors
 from ramify.actors.executor.spec import ModelSpec
-from ramify.actors.front.core_messages import MAX_FRAME, News, ToCore
+from ramify.actors.front.core_messages import MAX_FRAME, FromCore, News, ToCore
+from ramify.actors.front.gateway_messages import worker_of
 from ramify.actors.front.interface import Core, unguarded
 from ramify.actors.front.remote_sessions import RemoteSessions
 from ramify.actors.kit.clock import Clock, MonotonicClock
@@ -41,7 +44,9 @@ from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.layout import layout_of
+from ramify.actors.links.handshake import Stranger
 from ramify.actors.links.link import Link, open_link
+from ramify.actors.links.tcp import knock
 from ramify.actors.processes.main import GONE, NOT_STARTED, run
 from ramify.actors.processes.messages import (
     AskMetrics,
@@ -51,7 +56,8 @@ from ramify.actors.processes.messages import (
     decoder,
     encoder,
 )
-from ramify.protocol.cluster import KvEvents, UnlistenKv
+from ramify.actors.processes.supervisor import BackOff
+from ramify.protocol.cluster import KvEvents, ListenKv, UnlistenKv
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import SessionMessage
@@ -59,8 +65,12 @@ from ramify.protocol.messages import SessionMessage
 REPORT_SECONDS = 0.1  # of load: what routers see may be so old
 MOST_NEWS = 4096  # messages of the cache that wait for a front
 
-OpenLink = Callable[..., Awaitable[Link[ToFront, FromFront]]]
+MEET_SECONDS, MOST_MEET_SECONDS = 0.1, 2.0  # pauses between attempts to join a gateway process
+
+OpenLink = Callable[..., Awaitable[Link[FromReplica, ToReplica]]]
 """Makes a link: `open(decoder, encoder, on_message=, on_end=, max_frame=)`."""
+Reach = Callable[[int, bytes | None], Awaitable[OpenLink]]
+"""Connects to a port at the engine's address; with this secret, if one is given."""
 
 log = get_log("ramify.actors.cluster.replica")
 
@@ -70,8 +80,10 @@ class OtherModel(RamifyError):
 
 
 class Replica:
-    """The core of this process, once a front has said which. A `Spread` to that front's sessions, and
-    an `Address` for what its router wants to know.
+    """The core of this process, once an engine has said which. A `Spread` to the sessions of its fronts,
+    and an `Address` for what their routers want to know.
+
+    `reach(port)` connects to a gateway process at the engine's address.
     """
 
     def __init__(
@@ -79,58 +91,62 @@ class Replica:
         *,
         name: str = "",
         adapt: Callable[[EngineConfig], EngineConfig] = lambda config: config,
+        reach: Reach | None = None,
     ) -> None:
         self.metrics = Metrics()
         self._name = name
         self._adapt = adapt
+        self._reach = reach
         self._clock: Clock = MonotonicClock()
         self._core: CoreActors | None = None
         self._addresses: Core | None = None
         self._begun: StartReplica | None = None
         self._fault: str | None = None
-        self._front: _FrontLink | None = None
+        self._engine: _Front | None = None
+        self._fronts: dict[int, _Front] = {}  # by number: those whose sessions may be here
 
     async def serve(self, group: TaskGroup, open_link: OpenLink) -> bool:
-        """Serve one front, until it goes. True if it said that nothing more is wanted.
+        """Serve one engine, until it goes. True if it said that nothing more is wanted.
 
         Raises OtherModel, and what the core raises.
         """
-        front = _FrontLink()
+        engine = _Front()
         try:
-            await front.open(open_link)
-            begin = await front.begin
+            await engine.open(open_link)
+            begin = await engine.begun
+            if not isinstance(begin, StartReplica):
+                raise MailboxClosed("this is a gateway process")
             try:
-                await self._begin(group, begin, front)
+                await self._begin(group, begin, engine)
             except RamifyError as error:
-                front.tell(StartFailed.of(error))
+                engine.tell(StartFailed.of(error))
                 raise
-            assert self._core is not None
-            assert self._addresses is not None
-            shift = Shift.between(machine(), self._clock.now(), begin.machine, begin.now)
-            front.serve(self._addresses, shift, self.metrics)
-            self._front = front  # not before: the core may still speak of the last one's sessions
-            front.tell(Up(self._core.info, os.getpid(), socket.gethostname(), self._name))
-            await self._report(front)
-            return front.dismissed
+            self._engine = engine
+            async with anyio.create_task_group() as fronts:
+                for port in begin.ports:
+                    fronts.start_soon(self._meet, begin, port)
+                await self._attend(engine, begin.hello, begin.number)
+                fronts.cancel_scope.cancel()
+            return engine.dismissed
         except MailboxClosed:
-            return front.dismissed
+            return engine.dismissed
         finally:
-            self._front = None
-            await front.leave()
+            self._engine = None
+            await engine.leave()
 
     def drain(self) -> bool:
-        """The process was told to end: ask the front to take its sessions. False: none is there."""
-        if self._front is None or self._addresses is None:
+        """The process was told to end: ask the engine to take its sessions. False: none is there."""
+        if self._engine is None:
             return False
-        self._front.tell(Draining())
-        return self._front.there
+        self._engine.tell(Draining())
+        return self._engine.there
 
     async def close(self) -> None:
         """Leave nothing behind."""
         if self._core is not None:
             await self._core.close()
 
-    async def _begin(self, group: TaskGroup, begin: StartReplica, front: "_FrontLink") -> None:
+    async def _begin(self, group: TaskGroup, begin: StartReplica, engine: "_Front") -> None:
         if self._begun is not None:
             if (begin.config, begin.spec) != (self._begun.config, self._begun.spec):
                 raise OtherModel("the front wants other settings than this replica was started with")
@@ -146,31 +162,72 @@ class Replica:
             check_idle=begin.check_idle,
             routers=self,
         )
-        await core.load(group, unguarded, front.loading)
+        await core.load(group, unguarded, lambda what, done: engine.tell(Loading(what, done)))
         self._addresses = await core.serve(group, unguarded, self, begin.epoch, self._faulty)
         group.start_soon(watch_loop, self._clock, self.metrics)
 
     def _faulty(self, fault: str | None) -> None:
         self._fault = fault
 
-    async def _report(self, front: "_FrontLink") -> None:
-        """Until the front has gone."""
+    # --- fronts ----------------------------------------------------------------------------------
+
+    async def _meet(self, begin: StartReplica, port: int) -> None:
+        """Serve the gateway processes that wait at this port, one after the other."""
+        assert self._reach is not None
+        pauses = BackOff(MEET_SECONDS, MOST_MEET_SECONDS)
+        while True:
+            front = _Front()
+            try:
+                await front.open(await self._reach(port, begin.secret))
+                hello = await front.begun
+                pauses.succeeded()
+                await self._attend(front, hello, begin.number)
+            except (OSError, TimeoutError, Stranger, MailboxClosed) as error:
+                log.debug("no gateway process", port=port, reason=str(error))
+            finally:
+                await front.leave()
+            await anyio.sleep(pauses.failed())
+
+    async def _attend(self, front: "_Front", hello: StartReplica | Hello, number: int) -> None:
+        """Serve a front until it goes, or has dismissed this replica. Reports to it."""
+        assert isinstance(hello, Hello)
         assert self._core is not None
-        with anyio.CancelScope() as scope:
-            front.on_end(scope.cancel)
-            while True:
-                front.tell(self.metrics.report(self._fault, self._core.load_now(front.heard)))
-                await self._clock.sleep_until(self._clock.now() + REPORT_SECONDS)
+        assert self._addresses is not None
+        shift = Shift.between(machine(), self._clock.now(), hello.machine, hello.now)
+        front.serve(hello.front, self._addresses, shift, self)
+        self._fronts[hello.front] = front  # not before: the core may still speak of earlier sessions
+        front.tell(Up(number, self._core.info, os.getpid(), socket.gethostname(), self._name))
+        try:
+            with anyio.CancelScope() as scope:
+                front.on_end(scope.cancel)
+                while True:
+                    load = self._core.load_now(front.heard)
+                    front.tell(self.metrics.report(self._fault, load, self._sessions))
+                    await self._clock.sleep_until(self._clock.now() + REPORT_SECONDS)
+        finally:
+            if self._fronts.get(hello.front) is front:
+                del self._fronts[hello.front]
+
+    @property
+    def _sessions(self) -> int:
+        return sum(len(front.live) for front in self._fronts.values())
+
+    def let_go(self) -> None:
+        """The engine wants this replica to leave: its other fronts are asked to take their sessions."""
+        for front in self._fronts.values():
+            if front is not self._engine:
+                front.tell(Draining())
 
     # --- Spread ----------------------------------------------------------------------------------
 
     def put(self, key: int, message: SessionMessage) -> None:
-        if self._front is not None:
-            self._front.put(key, message)
+        front = self._fronts.get(worker_of(key))
+        if front is not None:
+            front.put(key, cast(FromCore, message))
 
     def start(self) -> None:
-        if self._front is not None:
-            self._front.flush()
+        for front in self._fronts.values():
+            front.flush()
 
     def flush(self) -> None:
         self.start()
@@ -179,25 +236,28 @@ class Replica:
 
     def tell(self, message: KvEvents, /) -> None:
         """The cache has changed."""
-        if self._front is not None:
-            self._front.news(message)
+        for front in self._fronts.values():
+            if front.listener and message.listener in (0, front.listener):
+                front.news(message)
 
 
-class _FrontLink(RemoteSessions):
-    """One front, its sessions, and what they hold here."""
+class _Front(RemoteSessions):
+    """One front, its sessions, and what they hold here. `begun`: what it said first."""
 
     def __init__(self) -> None:
         super().__init__(self._inward)
-        self.begin: asyncio.Future[StartReplica] = asyncio.get_running_loop().create_future()
+        self.begun: asyncio.Future[StartReplica | Hello] = asyncio.get_running_loop().create_future()
         self.dismissed = False
+        self.listener = 0  # to the cache; 0: it has no router
+        self._number = 0
         self._core: Core | None = None  # these once the core serves
         self._shift = Shift(0.0)
-        self._metrics: Metrics | None = None
+        self._replica: Replica | None = None
         self._ended: Callable[[], None] = lambda: None
 
     async def open(self, open_link: OpenLink) -> None:
         link = await open_link(
-            decoder(FromFront),
+            decoder(ToReplica),
             encoder(),
             on_message=self._receive,
             on_end=self._end,
@@ -206,8 +266,8 @@ class _FrontLink(RemoteSessions):
         self.attach(link)
         self._events = self.bundle(News, MOST_NEWS)
 
-    def serve(self, core: Core, shift: Shift, metrics: Metrics) -> None:
-        self._core, self._shift, self._metrics = core, shift, metrics
+    def serve(self, number: int, core: Core, shift: Shift, replica: Replica) -> None:
+        self._number, self._core, self._shift, self._replica = number, core, shift, replica
 
     def on_end(self, ended: Callable[[], None]) -> None:
         """`ended` is called when the link has ended, or the replica is dismissed."""
@@ -215,11 +275,7 @@ class _FrontLink(RemoteSessions):
         if not self.there or self.dismissed:
             ended()
 
-    def loading(self, what: str, done: float) -> None:
-        """A front that goes meanwhile changes nothing: the next one finds the model loaded."""
-        self.tell(Loading(what, done))
-
-    def put(self, session: int, message: SessionMessage) -> None:
+    def put(self, session: int, message: FromCore) -> None:
         super().put(session, self._shift.outward(message))
 
     def news(self, events: KvEvents) -> None:
@@ -228,7 +284,7 @@ class _FrontLink(RemoteSessions):
 
     async def leave(self) -> None:
         """End the link; its sessions are forgotten."""
-        self.release(self._core, UnlistenKv(LISTENER))
+        self.release(self._core, *([UnlistenKv(self.listener)] if self.listener else []))
         if self._link is not None:
             with anyio.move_on_after(1.0, shield=True):
                 await self._link.wait_closed()
@@ -239,20 +295,26 @@ class _FrontLink(RemoteSessions):
 
     def _inward(self, said: Any) -> None:
         assert self._core is not None
+        if isinstance(said, ListenKv):  # each front has a number of its own to the cache
+            said = ListenKv(self._number + said.listener)
+            self.listener = said.listener
         self._core.tell(self._shift.inward(said))
 
-    def _receive(self, message: FromFront) -> None:
+    def _receive(self, message: ToReplica) -> None:
         match message:
             case ToCore(messages):
                 if self._core is not None:
                     self.take(messages)
                     return
             case AskMetrics(ident):
-                if self._metrics is not None:
-                    self._metrics.scrape(lambda text: self.tell(MetricsText(ident, text)))
-            case StartReplica():
-                if not self.begin.done():
-                    self.begin.set_result(message)
+                if self._replica is not None:
+                    self._replica.metrics.scrape(lambda text: self.tell(MetricsText(ident, text)))
+            case Leave():
+                if self._replica is not None:
+                    self._replica.let_go()
+            case StartReplica() | Hello():
+                if not self.begun.done():
+                    self.begun.set_result(message)
             case Dismiss():
                 self.dismissed = True
                 self._ended()
@@ -261,13 +323,18 @@ class _FrontLink(RemoteSessions):
     def _end(self, error: Exception | None) -> None:
         if error is not None:
             log.warning("the link to the front broke", reason=str(error))
-        if not self.begin.done():
-            self.begin.set_exception(MailboxClosed("the front has gone"))
+        if not self.begun.done():
+            self.begun.set_exception(MailboxClosed("the front has gone"))
         self._ended()
 
 
+async def _reach(port: int, secret: bytes | None) -> OpenLink:
+    assert secret is not None, "the engine has one, on its own machine"
+    return await knock("127.0.0.1", port, secret)
+
+
 async def _serve(sock: socket.socket) -> int:
-    replica = Replica()
+    replica = Replica(reach=_reach)
     Collector(MonotonicClock()).begin()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, replica.drain)
     code = NOT_STARTED

@@ -1,22 +1,27 @@
-"""The messages between a front and a replica.
+"""The messages between an engine or a gateway process and a replica.
 
-    front                       replica
+    engine                      replica
     StartReplica      ------->  loads the model
                       <-------  Loading ... Loading
                       <-------  Up, or StartFailed and the end
-    ToCore            ------->  see `front.core_messages`
-                      <-------  ToSessions, News; Report, ten times a second
+                      <-------  Report, ten times a second
     AskMetrics        ------->
                       <-------  MetricsText
+                      <-------  Draining: it was told to end
+    Leave             ------->  has its other fronts take their sessions
     Dismiss           ------->  ends
 
-Times are seconds of the front's clock: a replica on another machine, whose clock began at another time,
-adds the difference (`Shift`).
+    front                       replica
+    Hello             ------->
+                      <-------  Up; Report, ten times a second; Draining
+                                and what `front.core_messages` has
+
+An engine without gateway processes is the front itself. Else a replica joins each of them too, at the
+ports that the engine names. Times are seconds of the front's clock: a replica on another machine, whose
+clock began at another time, adds the difference (`Shift`).
 
 This file does not know sockets or processes.
 """
-
-import msgspec
 
 from ramify.actors.executor.spec import ExecutorSpec
 from ramify.actors.front.core_messages import News, ToCore, ToSessions
@@ -31,38 +36,56 @@ from ramify.actors.processes.messages import (
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.plan import ExecutorInfo
 
-LISTENER = 1  # the front, to the replica's cache
+LISTENER = 1  # a front, to the replica's cache
+ENGINE = 64  # the number of an engine's process that has no sessions: that of no gateway worker
 
-# --- from the front -----------------------------------------------------------------------------
+# --- to the replica -----------------------------------------------------------------------------
+
+
+class Hello(ProcessMessage, frozen=True):
+    """From a front. `front`: the number of its gateway worker. `now`: its clock, on the machine of this
+    name.
+    """
+
+    front: int
+    now: float
+    machine: str
 
 
 class StartReplica(ProcessMessage, frozen=True):
-    """Be replica `number`. `now`: the front's clock on the machine of this name.
+    """Be replica `number`. `hello`: of the engine itself. `check_idle`: see `CacheActor`.
 
-    `check_idle`: see `CacheActor`.
+    `ports`: where gateway processes wait, at the engine's address. `secret`: theirs; None: the one by
+    which the replica joined.
     """
 
     number: int
     config: EngineConfig
     spec: ExecutorSpec | None
     epoch: str
-    now: float
-    machine: str
+    hello: Hello
     check_idle: bool = False
+    ports: list[int] = []
+    secret: bytes | None = None
+
+
+class Leave(ProcessMessage, frozen=True):
+    """Its sessions are to move."""
 
 
 class Dismiss(ProcessMessage, frozen=True):
     """Nothing more is wanted: end."""
 
 
-FromFront = StartReplica | ToCore | AskMetrics | Dismiss
+ToReplica = StartReplica | Hello | ToCore | AskMetrics | Leave | Dismiss
 
-# --- to the front -------------------------------------------------------------------------------
+# --- from the replica ---------------------------------------------------------------------------
 
 
 class Up(ProcessMessage, frozen=True):
     """Sessions can come. `pid`, `host`: of the process, for people. `name`: what it was started as."""
 
+    number: int
     info: ExecutorInfo
     pid: int
     host: str
@@ -70,15 +93,10 @@ class Up(ProcessMessage, frozen=True):
 
 
 class Draining(ProcessMessage, frozen=True):
-    """It was told to end: it wants its sessions to move, and then a `Dismiss`."""
+    """To the engine: it was told to end, and wants its sessions to move, and then a `Dismiss`.
+
+    To a gateway process: the engine wants that.
+    """
 
 
-class Relayed(ProcessMessage, frozen=True, tag="ToSessions"):
-    """A `ToSessions` for gateway processes, to which the messages go as they are."""
-
-    messages: list[tuple[int, bool, msgspec.Raw]]
-
-
-_Said = Loading | Up | StartFailed | Report | News | Draining | MetricsText
-ToFront = _Said | ToSessions
-ToGateways = _Said | Relayed
+FromReplica = Loading | Up | StartFailed | Report | News | Draining | MetricsText | ToSessions

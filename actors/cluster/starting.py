@@ -5,7 +5,6 @@ This file does not know what the messages mean.
 
 import asyncio
 import math
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,12 +17,12 @@ from anyio.abc import TaskGroup, TaskStatus
 from ramify.actors.cluster.local import environment, gpus, room_beside
 from ramify.actors.cluster.membership import Membership, ReplicaMember
 from ramify.actors.cluster.ray_replicas import RayReplicas
-from ramify.actors.cluster.replica_messages import Dismiss, FromFront, StartReplica
+from ramify.actors.cluster.replica_messages import Dismiss, FromReplica, StartReplica, ToReplica
 from ramify.actors.front.core_messages import MAX_FRAME
 from ramify.actors.front.interface import Guard
 from ramify.actors.kit.log import get_log
 from ramify.actors.links.link import Link
-from ramify.actors.links.tcp import JoinPort, read_secret, server_context
+from ramify.actors.links.tcp import JoinPort, server_context
 from ramify.actors.processes.child_process import ChildProcess
 from ramify.actors.processes.messages import encoder
 from ramify.actors.processes.supervisor import Attempts, Ended, Policy, keep
@@ -61,7 +60,9 @@ class LocalReplicas:
         self._group: TaskGroup | None = None
         self._guard: Guard = lambda name, run: run
 
-    async def start(self, group: TaskGroup, guard: Guard, progress: Callable[[str], None]) -> None:
+    async def start(
+        self, group: TaskGroup, guard: Guard, progress: Callable[[str], None], secret: bytes
+    ) -> None:
         """Start the first ones."""
         self._group, self._guard = group, guard
         found = gpus(self._config)
@@ -131,7 +132,7 @@ class LocalReplicas:
 
     async def _run(self, member: ReplicaMember) -> str:
         """Start a process; return why it has ended. Cancelled, it is killed. Raises OSError."""
-        child: ChildProcess[FromFront, Any] = await ChildProcess.start(
+        child: ChildProcess[ToReplica, FromReplica] = await ChildProcess.start(
             f"replica {member.number}",
             PROGRAM,
             self._ends.decoder,
@@ -161,11 +162,11 @@ class JoinedReplicas:
         self._port: JoinPort | None = None
         self._ray: RayReplicas | None = None
 
-    async def start(self, group: TaskGroup, guard: Guard, progress: Callable[[str], None]) -> None:
+    async def start(
+        self, group: TaskGroup, guard: Guard, progress: Callable[[str], None], secret: bytes
+    ) -> None:
         """Open the port, and have Ray start replicas, where it is to. Raises ConfigError."""
         settings = self._settings
-        file = settings.secret_file
-        secret = secrets.token_hex(32).encode() if file is None else read_secret(file)
         tls = None
         if settings.tls_cert is not None and settings.tls_key is not None:
             tls = server_context(settings.tls_cert, settings.tls_key)

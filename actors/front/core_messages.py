@@ -46,9 +46,9 @@ class ToCore(ProcessMessage, frozen=True):
 
 
 class ToSessions(ProcessMessage, frozen=True):
-    """What sessions are told, in order, by number. True: it tells the ends of requests."""
+    """What sessions are told, in order, by number."""
 
-    messages: list[tuple[int, bool, FromCore]]
+    messages: list[tuple[int, FromCore]]
 
 
 class News(ProcessMessage, frozen=True):

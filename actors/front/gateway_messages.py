@@ -55,8 +55,9 @@ class StartGateway(ProcessMessage, frozen=True):
 
     `incarnation`: how many processes it had before; `first`: what its sessions are counted from.
 
-    `listeners`, `minted`, `working`: inherited file descriptors. `minted`: None if nobody shares tokens;
-    `working`: where to write which session it works on. `barred`: see `Bar`.
+    `listeners`, `minted`, `working`, `door`: inherited file descriptors. `minted`: None if nobody shares
+    tokens; `working`: where to write which session it works on; `door`: where replicas join, which know
+    the `secret`; None: the engine is the core. `barred`: see `Bar`.
     """
 
     config: EngineConfig
@@ -68,6 +69,8 @@ class StartGateway(ProcessMessage, frozen=True):
     credentials: list[Credential] = []
     working: int | None = None
     barred: list[str] = []
+    door: int | None = None
+    secret: bytes = b""
 
 
 class Bar(ProcessMessage, frozen=True):

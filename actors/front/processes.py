@@ -13,6 +13,8 @@ This file does not know sockets of clients, nor what is in a message between two
 
 import asyncio
 import os
+import secrets
+import socket
 from functools import partial
 from typing import cast
 
@@ -69,7 +71,10 @@ log = get_log(__name__)
 
 
 class ProcessFront:
-    """N gateway processes. A `Front`, and its `Spread`. `first`: what sessions are counted from."""
+    """N gateway processes. A `Front`, and its `Spread`. `first`: what sessions are counted from.
+
+    `doors`: a socket for each, where replicas join it that know `secret`; none: the engine is the core.
+    """
 
     def __init__(
         self,
@@ -80,7 +85,10 @@ class ProcessFront:
         clock: Clock,
         credentials: list[Credential],
         first: int = 1,
+        secret: bytes = b"",
     ) -> None:
+        self.doors: list[socket.socket] = []
+        self._secret = secret
         self._config = config
         self._share = share(config, count)
         self._count = count
@@ -211,6 +219,9 @@ class ProcessFront:
 
     async def _start(self, worker: Worker) -> GatewayProcess:
         worker.clear()
+        door = self.doors[worker.number].fileno() if self.doors else None
+        if door is not None:  # replicas may still hold sessions of the process before
+            worker.first = 1 + secrets.randbits(22)
         start = StartGateway(
             config=self._share,
             worker=worker.number,
@@ -221,6 +232,8 @@ class ProcessFront:
             credentials=self._credentials,
             working=self._working,
             barred=self._barred,
+            door=door,
+            secret=self._secret,
         )
         Working(self._working, worker.number).off()
         process = await GatewayProcess.start(start, partial(self._receive, worker), self._take)

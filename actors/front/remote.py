@@ -58,6 +58,7 @@ class RemoteMetrics:
         self.scrapes = Scrapes()
         self._usage: Callable[[], dict[str, CredentialUsage]] = dict
         self._told: dict[str, CredentialUsage] = {}
+        self._cores: Callable[[], tuple[int, list[float]]] = lambda: (0, [])
 
     def sockets(self, delta: int, /) -> None:
         self._sockets += delta
@@ -76,6 +77,10 @@ class RemoteMetrics:
 
     def usage_from(self, source: Callable[[], dict[str, CredentialUsage]], /) -> None:
         self._usage = source
+
+    def of_cores(self, news: Callable[[], tuple[int, list[float]]], /) -> None:
+        """Where to look how many sessions moved, and how late first tokens were, since the last look."""
+        self._cores = news
 
     def loop_lag(self, seconds: float, /) -> None:
         """Called four times a second; what credentials have is told then, too."""
@@ -101,8 +106,11 @@ class RemoteMetrics:
 
     def _report(self, usage: dict[str, CredentialUsage] | None = None) -> None:
         self._due = False
+        moves, first_tokens = self._cores()
         self._core.tell(
             Report(
+                moves=moves,
+                first_tokens=first_tokens,
                 lag=self._lag,
                 sockets=self._sockets,
                 sessions=self._sessions,

@@ -26,7 +26,6 @@ from ramify.protocol.messages import (
     OpenBranch,
     Reopen,
     Submit,
-    Tokens,
     session_of,
 )
 
@@ -60,13 +59,12 @@ class RemoteSessions(Peer):
 
         What cannot be encoded ends its session, and nobody else notices.
         """
-        ends = isinstance(message, Tokens) and bool(message.finished)
         try:
             try:
-                self._told.put((session, ends, message))
+                self._told.put((session, message))
             except CannotEncode as error:
                 log.exception("a session's message is lost", session=session)
-                self._told.put((session, False, Lost(str(error))))
+                self._told.put((session, Lost(str(error))))
         except MailboxFull as error:
             self.hung(str(error))
 

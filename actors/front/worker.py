@@ -31,7 +31,7 @@ from ramify.actors.processes.child_process import ChildProcess
 from ramify.actors.processes.messages import decoder, encoder
 from ramify.protocol.wire import ServerInfo
 
-PROGRAM = "ramify.actors.front.gateway_program"
+PROGRAM = "ramify.actors.gateway_program"
 
 START_SECONDS = 30.0  # from its start until a process listens, and from `Serve` until it serves
 
@@ -57,7 +57,7 @@ class GatewayProcess(RemoteSessions):
         `tell`: where those of its sessions go. See `RemoteSessions`.
         """
         self = cls(start.worker, tell)
-        inherited = (*start.listeners, start.minted, start.working)
+        inherited = (*start.listeners, start.minted, start.working, start.door)
         self.child = await ChildProcess.start(
             f"gateway {start.worker}",
             PROGRAM,

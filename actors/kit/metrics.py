@@ -293,11 +293,12 @@ class Metrics:
         prompt = self._cached + self._computed
         return self._cached / prompt if prompt else 0.0
 
-    def report(self, fault: str | None, load: ReplicaLoad) -> Report:
-        """How the core of this process is."""
+    def report(self, fault: str | None, load: ReplicaLoad, sessions: int) -> Report:
+        """How the core of this process is, for one of its fronts."""
         free, evictable, referenced = self._kv
         return Report(
             lag=self._lag,
+            sessions=sessions,
             running=self._running,
             waiting=self._waiting,
             free=free,

@@ -17,7 +17,10 @@ class Report(msgspec.Struct, tag=True, array_like=True, frozen=True, kw_only=Tru
     session_bytes: int = 0  # of the host's memory
     usage: dict[str, CredentialUsage] = {}  # of the credentials for which it has changed
     store: StoreHealth = StoreHealth()
-    # of a core
+    # of a front that has replicas
+    moves: int = 0  # sessions that went from one to another since the last report
+    first_tokens: list[float] = []  # seconds that they took since the last report
+    # of a core; its `sessions`: those that it has heard of
     running: int = 0  # requests
     waiting: int = 0
     free: int = 0  # token slots of the KV pool, as the next two

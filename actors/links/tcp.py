@@ -173,11 +173,19 @@ class JoinPort:
 
     async def listen(self, host: str, port: int, context: ssl.SSLContext | None) -> int:
         """Open the port; returns its number. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        self._tls = context
-        self._server = await loop.create_server(lambda: Knocking(self._connected), host, port)
+        await self._serve(context, host=host, port=port)
+        assert self._server is not None
         number: int = self._server.sockets[0].getsockname()[1]
         return number
+
+    async def take(self, sock: socket.socket, context: ssl.SSLContext | None) -> None:
+        """As `listen`, at a socket that is open."""
+        await self._serve(context, sock=sock)
+
+    async def _serve(self, context: ssl.SSLContext | None, **where: Any) -> None:
+        self._tls = context
+        make = partial(Knocking, self._connected)
+        self._server = await asyncio.get_running_loop().create_server(make, **where)
 
     def close(self) -> None:
         """No more replicas."""

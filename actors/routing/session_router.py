@@ -7,7 +7,6 @@ replica goes, or has far more to do than the others: then its next request is pl
 from collections.abc import Callable
 
 from ramify.actors.routing.router import Policy, ReplicaRouter
-from ramify.actors.routing.scaling import Scaling
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.messages import Finished, Submit
 
@@ -26,12 +25,15 @@ class _Place:
 
 
 class SessionRouter:
-    """Replicas by number. `now()`: the time in seconds. `scaling` hears how late first tokens are."""
+    """Replicas by number. `now()`: the time in seconds. `late` hears how late first tokens are."""
 
     def __init__(
-        self, now: Callable[[], float], policy: Policy | None = None, scaling: Scaling | None = None
+        self,
+        now: Callable[[], float],
+        policy: Policy | None = None,
+        late: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        self.scaling = scaling
+        self._late = late
         self.router = ReplicaRouter(policy)
         self._now = now
         self._places: dict[int, _Place] = {}
@@ -98,11 +100,9 @@ class SessionRouter:
 
     def finished(self, finished: list[Finished]) -> None:
         """Requests have ended."""
-        if self.scaling is not None:
-            now = self._now()
-            for each in finished:
-                if each.first_token:
-                    self.scaling.first_token(each.first_token - each.arrived, now)
+        for each in finished:
+            if each.first_token:
+                self._late(each.first_token - each.arrived)
 
     def left(self, session: int) -> None:
         """The session is at no replica any more, and none of its requests."""

@@ -54,7 +54,7 @@ async def test_a_killed_replica_is_noticed_by_nobody(serving: Any) -> None:
 
 
 async def test_gateway_processes_before_replicas(serving: Any) -> None:
-    """Sessions are in one process, cores in others, and the engine's hands messages on."""
+    """Sessions are in one process, cores in others, and they talk past the engine's."""
     async with (
         serving(gateways=1, replicas=2, fake=SLOW) as served,
         served.connect() as peer,
@@ -66,12 +66,15 @@ async def test_gateway_processes_before_replicas(serving: Any) -> None:
             await each.open(each.user(1, "far"), each.greedy(2, max_tokens=300), tokens=True)
         for each in (peer, other):
             await each.next("delta")
+        assert not served.engine.core._cores.bindings
+        await until(lambda: sum(each["sessions"] for each in cluster.describe()) == 2, "they say so")
         (at, *_) = [entry["replica"] for entry in cluster.describe() if entry["sessions"]]
         os.kill(cluster.pids[at], signal.SIGKILL)
         for each in (peer, other):
             assert (await each.terminal(2))["usage"]["output"] == 300
             assert each.tokens["main"] == served.oracle.output(served.oracle.turn("far"), 300)
         await until(lambda: len(cluster.pids) == 2, "another one in its place")
+        await until(lambda: served.engine.metrics.moves > 0, "the process with the sessions says it")
         there = sorted(cluster.pids.values())
         async with asyncio.timeout(60):  # what an operator reads from a gateway process is what is
             while sorted(each["pid"] for each in await _replicas(served)) != there:

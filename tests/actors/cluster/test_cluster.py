@@ -11,12 +11,10 @@ import pytest
 from ramify.actors.cluster import starting
 from ramify.actors.cluster.bindings import _Session
 from ramify.actors.cluster.cluster import (
-    DEATHS,
-    LOOK_SECONDS,
-    WITHIN_SECONDS,
     WITHOUT_SECONDS,
     Cluster,
 )
+from ramify.actors.cluster.cores import DEATHS, LOOK_SECONDS, WITHIN_SECONDS
 from ramify.actors.cluster.membership import ReplicaMember
 from ramify.actors.cluster.metrics import ClusterMetrics
 from ramify.actors.cluster.replica_messages import Up
@@ -94,11 +92,11 @@ async def test_a_session_under_which_every_replica_dies_is_ended() -> None:
     clock, told, metrics = ManualClock(), Told(), ClusterMetrics()
     config = EngineConfig(model=ModelConfig(path=Path("m")), replicas=ReplicasConfig(count=2))
     cluster = Cluster(config, spec=None, clock=clock, metrics=metrics, check_idle=False, epoch="e")
-    cluster._spread = told
+    cluster._cores.spread = told
     for death in range(DEATHS):
-        cluster._move([1, 4] if death % 2 else [1, 2, 4], ran={1, 2})
+        cluster._cores.move([1, 4] if death % 2 else [1, 2, 4], ran={1, 2})
         clock.advance(1.0)
-    cluster._move([1, 3])  # nothing died under these
+    cluster._cores.move([1, 3])  # nothing died under these
     ends = [(session, type(message)) for session, message in told.messages]
     assert ends.count((1, m.Lost)) == 1
     assert ends.count((1, m.ChangeCore)) == DEATHS
@@ -108,7 +106,7 @@ async def test_a_session_under_which_every_replica_dies_is_ended() -> None:
     told.messages.clear()
     for _ in range(2 * DEATHS):
         clock.advance(WITHIN_SECONDS / 4)
-        cluster._move([9], ran={9})
+        cluster._cores.move([9], ran={9})
     assert all(isinstance(message, m.ChangeCore) for _, message in told.messages)
 
 
@@ -124,7 +122,7 @@ def test_a_replica_whose_texts_would_be_others_is_sent_away() -> None:
     for number, info in enumerate((INFO, more, other)):
         member = ReplicaMember(number, lambda n=number: killed.append(n))  # type: ignore[misc]
         cluster._members.add(member)
-        cluster._joined(member, Up(info, pid=1, host="h"))
+        cluster._joined(member, Up(number, info, pid=1, host="h"))
     assert killed == [2]
     assert [member.state for member in cluster._members] == ["ready", "ready", "starting"]
     why = member.why
@@ -145,7 +143,7 @@ class Standing:
         self.cluster = Cluster(
             config, spec=None, clock=self.clock, metrics=ClusterMetrics(), check_idle=False, epoch="e"
         )
-        self.cluster._spread = self.told
+        self.cluster._cores.spread = self.told
         self.grown: list[int] = []
         self.cluster._starter.scale = self.grown.append  # type: ignore[method-assign]
         for _ in range(count):
@@ -160,11 +158,11 @@ class Standing:
         return member
 
     def up(self, member: ReplicaMember) -> None:
-        self.cluster._joined(member, Up(INFO, pid=member.number, host="h"))
+        self.cluster._joined(member, Up(member.number, INFO, pid=member.number, host="h"))
 
     def sits(self, session: int, replica: int) -> None:
         """A session is at a replica, and nothing runs in it."""
-        bindings = self.cluster._bindings
+        bindings = self.cluster._cores.bindings
         entry = bindings._sessions.setdefault(session, _Session())
         entry.replica = replica
         bindings._at.setdefault(replica, {})[session] = None
@@ -207,7 +205,7 @@ async def test_sessions_leave_a_replica_whose_executor_stands_still() -> None:
     standing.look(5.0)
     assert standing.states == ["stalled", "ready", "ready"]
     assert standing.told.messages == [(1, m.ChangeCore())]
-    assert standing.cluster._routing.place(2, "", b"") in (1, 2)
+    assert standing.cluster._cores.routing.place(2, "", b"") in (1, 2)
     standing.sits(2, 1)
     standing.faults(1, "no result for 5 s")
     standing.look(60.0)
@@ -216,7 +214,7 @@ async def test_sessions_leave_a_replica_whose_executor_stands_still() -> None:
     standing.look(0.25)
     assert standing.states == ["ready", "stalled", "ready"]
     assert standing.told.messages[1:] == [(2, m.ChangeCore())]
-    placed = {standing.cluster._routing.place(3 + i, "", b"") for i in range(8)}
+    placed = {standing.cluster._cores.routing.place(3 + i, "", b"") for i in range(8)}
     assert placed == {0, 2}
     standing.faults(1, None)
     standing.look(0.25)

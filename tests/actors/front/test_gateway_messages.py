@@ -58,9 +58,7 @@ def test_a_public_id_names_its_owner(session: str, worker: int | None) -> None:
         w.StartGateway(CONFIG, 1, 2, 3, [4], None, [], 7, ["s_1"]),
         w.Bar("s_1"),
         w.Serve(ServerInfo(version=1, epoch="e", model="m", context=9), 9, 384),
-        c.ToSessions(
-            [(65, False, m.Tokens([m.Progress(1, b"1234")], [])), (66, False, m.Inspected(1, [2]))]
-        ),
+        c.ToSessions([(65, m.Tokens([m.Progress(1, b"1234")], [])), (66, m.Inspected(1, [2]))]),
         w.Forwarded([b"x", b"y"]),
         w.EngineState(True, "ready", {"model": None, "limits": {"n": 1}}),
         w.Load({"queue": 1.0}),

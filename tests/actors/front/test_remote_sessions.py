@@ -27,7 +27,7 @@ class StubLink:
         self.credits = 10
         self.closed = False
         self.done = 0
-        self.told: list[tuple[int, bool, FromCore]] = []
+        self.told: list[tuple[int, FromCore]] = []
 
     def tell(self, message: Any, /) -> None:
         frame = decoder(FromEngine).decode(encoder().encode(message))
@@ -146,19 +146,9 @@ async def test_a_session_whose_message_cannot_be_encoded_ends_alone() -> None:
     rig.sessions.put(65, m.Inspected(1, [2**70]))
     rig.sessions.put(66, good)
     rig.sessions.flush()
-    assert [told[:2] for told in rig.link.told] == [(64, False), (65, False), (66, False)]
-    assert [told[2] for told in rig.link.told[::2]] == [good, good]
-    lost = rig.link.told[1][2]
+    assert [session for session, _ in rig.link.told] == [64, 65, 66]
+    assert [told for _, told in rig.link.told[::2]] == [good, good]
+    lost = rig.link.told[1][1]
     assert isinstance(lost, m.Lost)
     assert "cannot be encoded" in lost.reason
     assert msgspec.msgpack.encode(lost)
-
-
-async def test_the_ends_of_requests_are_marked() -> None:
-    """A process between the core and its sessions reads only these."""
-    rig = Rig()
-    ended = m.Finished(REQUEST, "stop", 1, 1, 0, 1, 0.0, 0.0, 0.0, 0.0)
-    rig.sessions.put(64, m.Tokens([], [ended]))
-    rig.sessions.put(64, m.Inspected(1, []))
-    rig.sessions.flush()
-    assert [told[:2] for told in rig.link.told] == [(64, True), (64, False)]

@@ -1,11 +1,12 @@
 """The main program of a gateway process. See `processes.main`.
 
+Its core is the engine at the other end of the link, or replicas, which join here.
 When the engine has gone, clients are told to come back (1012) and the process ends.
 """
 
 import asyncio
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -45,6 +46,9 @@ from ramify.actors.links.link import Link, open_link
 from ramify.actors.processes.main import GONE, NOT_STARTED, ParentGone, run
 from ramify.actors.processes.messages import MetricsText, StartFailed, decoder, encoder
 from ramify.protocol.errors import RamifyError
+
+if TYPE_CHECKING:
+    from ramify.actors.cluster.cores import GatewayCores
 
 PARTING_SECONDS = 1.0  # for closing handshakes when the engine has gone
 SESSIONS = MOST // 4  # messages that wait for the core, where what clients cause has to wait
@@ -113,6 +117,13 @@ class GatewayProgram:
             minted=_minted(start),
             working=Working(start.working, start.worker) if start.working is not None else None,
         )
+        self._cores: GatewayCores | None = None
+        if start.door is not None:
+            from ramify.actors.cluster import cores  # other processes do without the router
+
+            self._cores = cores.GatewayCores(start.config, start.worker, start.secret, self._clock)
+            self._metrics.of_cores(self._cores.news)
+        self._door = start.door
         for session in start.barred:
             self._front.bar(session)
 
@@ -120,6 +131,9 @@ class GatewayProgram:
         async with anyio.create_task_group() as group:
             await self._front.listen(group, unguarded)
             group.start_soon(watch_loop, self._clock, self._metrics)
+            if self._cores is not None:
+                await self._cores.listen(socket.socket(fileno=self._door))
+                await group.start(self._cores.run, self._front.spread)
             try:
                 link.tell(Listening())
                 await self._front.load()
@@ -127,7 +141,7 @@ class GatewayProgram:
                     for message in await self._control.drain():
                         match message:
                             case Serve(server, context, vocab):
-                                to = self._sessions
+                                to = self._sessions if self._cores is None else self._cores.bindings
                                 core = Core(to, to, to, server, context, vocab)
                                 await self._front.serve(group, unguarded, core)
                                 link.tell(Serving())
@@ -154,7 +168,7 @@ class GatewayProgram:
             case ToSessions(batch):
                 self._batches += 1  # its credit goes back when the sessions have taken it
                 put = self._router.fan_out.put
-                for session, _, inner in batch:
+                for session, inner in batch:
                     put(session, inner)
                 self._router.fan_out.start()
                 return
