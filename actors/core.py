@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from typing import Protocol
 
 import anyio
 from anyio.abc import TaskGroup
@@ -18,7 +17,7 @@ from ramify.actors.cache.cache import RadixCache
 from ramify.actors.executor.actor import start_executor
 from ramify.actors.executor.handle import ExecutorHandle
 from ramify.actors.executor.spec import ExecutorSpec, ModelSpec
-from ramify.actors.front.interface import Core, Guard
+from ramify.actors.front.interface import PROTOCOL_VERSION, Core, Guard, Progress
 from ramify.actors.grammar.actor import GrammarActor
 from ramify.actors.grammar.counts import counts_of
 from ramify.actors.grammar.pool import CompilePool, PoolLimits
@@ -39,40 +38,10 @@ from ramify.protocol.messages import CacheMessage, GrammarMessage, SchedulerEven
 from ramify.protocol.plan import ExecutorInfo
 from ramify.protocol.wire import ServerInfo
 
-PROTOCOL_VERSION = 1
 BIG = 1 << 20  # messages of a core actor's mailbox
 SESSIONS = BIG // 2  # how many there may be where sessions add more; the core's own are bounded by steps
 
-Progress = Callable[[str, float], None]
 log = get_log(__name__)
-
-
-class CoreHost(Protocol):
-    """What computes for the sessions of a front: one core, or a cluster of them. Calls in this order."""
-
-    @property
-    def info(self) -> ExecutorInfo:
-        """Of the executor, once loaded."""
-        ...
-
-    async def load(self, group: TaskGroup, guard: Guard, progress: Progress) -> None:
-        """Load the model. Raises ModelError, ConfigError, NotStarted."""
-        ...
-
-    async def serve(
-        self,
-        group: TaskGroup,
-        guard: Guard,
-        spread: Spread[SessionMessage],
-        epoch: str,
-        faulty: Callable[[str | None], None],
-    ) -> Core:
-        """Compute from now on. `spread`: how sessions are reached; `faulty`: see `watch_executor`."""
-        ...
-
-    async def close(self) -> None:
-        """Leave nothing behind, whatever came before."""
-        ...
 
 
 class CoreActors:

@@ -26,13 +26,12 @@ from anyio.abc import TaskGroup
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cluster.cluster import Cluster
 from ramify.actors.cluster.metrics import ClusterMetrics
-from ramify.actors.core import PROTOCOL_VERSION, CoreActors, CoreHost, Progress
+from ramify.actors.core import CoreActors
 from ramify.actors.credentials import read_credentials
 from ramify.actors.executor.handle import ExecutorHandle
 from ramify.actors.executor.spec import ExecutorSpec, ModelSpec
 from ramify.actors.front.gateway_messages import MAX_WORKERS
-from ramify.actors.front.interface import Front, Runner
-from ramify.actors.front.local import LocalFront, Naming
+from ramify.actors.front.interface import PROTOCOL_VERSION, CoreHost, Front, Naming, Progress, Runner
 from ramify.actors.front.processes import ProcessFront
 from ramify.actors.kit.clock import Clock, MonotonicClock
 from ramify.actors.kit.collector import Collector
@@ -42,6 +41,7 @@ from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.layout import layout_of
+from ramify.actors.local_front import LocalFront
 from ramify.actors.routing.session_router import SessionRouter
 from ramify.actors.store.base import StoreError
 from ramify.actors.store.opening import claim_store, prepare

@@ -30,7 +30,6 @@ from ramify.actors.front.gateway_messages import (
     naming,
 )
 from ramify.actors.front.interface import Core, unguarded
-from ramify.actors.front.local import LocalFront
 from ramify.actors.front.peer_router import PeerRouter
 from ramify.actors.front.remote import RemoteMetrics, RemoteStatus
 from ramify.actors.gateway.port.access.auth import MINTED_MAX
@@ -43,6 +42,7 @@ from ramify.actors.kit.mailbox import LimitedAddress, Mailbox, MailboxClosed
 from ramify.actors.kit.working import Working
 from ramify.actors.links.bundle import MOST, Bundle
 from ramify.actors.links.link import Link, open_link
+from ramify.actors.local_front import LocalFront
 from ramify.actors.processes.main import GONE, NOT_STARTED, ParentGone, run
 from ramify.actors.processes.messages import MetricsText, StartFailed, decoder, encoder
 from ramify.protocol.errors import RamifyError

@@ -32,9 +32,8 @@ from ramify.actors.cluster.replica_messages import (
 )
 from ramify.actors.cluster.shift import machine
 from ramify.actors.cluster.starting import Ends, JoinedReplicas, LocalReplicas
-from ramify.actors.core import PROTOCOL_VERSION, Progress
 from ramify.actors.executor.spec import ExecutorSpec
-from ramify.actors.front.interface import Core, Guard
+from ramify.actors.front.interface import PROTOCOL_VERSION, Core, Guard, Progress
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.log import get_log

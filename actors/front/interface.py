@@ -1,13 +1,17 @@
-"""What the engine needs of the part that faces clients, wherever it runs."""
+"""What fronts and cores are to each other and to the engine, wherever they run.
 
-from collections.abc import Callable, Coroutine
+A front faces clients: gateways and sessions. A core computes: scheduler, cache, grammar and executor.
+This file knows none of these actors.
+"""
+
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol
 
 import msgspec
 from anyio.abc import TaskGroup
 
-from ramify.actors.kit.fanout import Spread
-from ramify.actors.kit.mailbox import Address
+from ramify.actors.kit.fanout import Router, Spread
+from ramify.actors.kit.mailbox import Address, LimitedAddress, Mailbox
 from ramify.protocol.credentials import Credential
 from ramify.protocol.messages import (
     Abandon,
@@ -16,13 +20,22 @@ from ramify.protocol.messages import (
     CancelRequest,
     CancelSession,
     Compile,
+    DirectoryMessage,
+    GatewayMessage,
     GrammarMessage,
     RequestMessage,
     SessionMessage,
     Submit,
 )
+from ramify.protocol.plan import ExecutorInfo
 from ramify.protocol.wire import ServerInfo
 
+PROTOCOL_VERSION = 1
+BIG = 1 << 20  # messages of the gateway's mailbox; it reads all that there are at every turn of the loop
+OPENS = 4096  # sockets that wait for the directory
+OWN = 16  # what the engine tells the directory, whatever waits
+
+Progress = Callable[[str, float], None]
 Runner = Callable[..., Coroutine[Any, Any, None]]
 Guard = Callable[[str, Runner], Runner]
 """Makes the failure of an actor, given its name, the engine's."""
@@ -100,3 +113,64 @@ class Front(Protocol):
     async def close(self) -> None:
         """Leave nothing behind, whatever came before."""
         ...
+
+
+class CoreHost(Protocol):
+    """What computes for the sessions of a front: one core, or a cluster of them. Calls in this order."""
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """Of the executor, once loaded."""
+        ...
+
+    async def load(self, group: TaskGroup, guard: Guard, progress: Progress) -> None:
+        """Load the model. Raises ModelError, ConfigError, NotStarted."""
+        ...
+
+    async def serve(
+        self,
+        group: TaskGroup,
+        guard: Guard,
+        spread: Spread[SessionMessage],
+        epoch: str,
+        faulty: Callable[[str | None], None],
+    ) -> Core:
+        """Compute from now on. `spread`: how sessions are reached; `faulty`: see `watch_executor`."""
+        ...
+
+    async def close(self) -> None:
+        """Leave nothing behind, whatever came before."""
+        ...
+
+
+class Mailboxes:
+    """The mailboxes of a gateway and a directory, and what their messages are addressed to.
+
+    In one process the addresses are the mailboxes.
+    """
+
+    def __init__(self) -> None:
+        self.to_gateway: Mailbox[GatewayMessage] = Mailbox("gateway", BIG)
+        self.here: Address[GatewayMessage] = self.to_gateway  # the gateway itself, once there is one
+        self.to_directory: Mailbox[DirectoryMessage] = Mailbox("directory", OPENS + OWN)
+        self.opens: LimitedAddress[DirectoryMessage] = LimitedAddress(self.to_directory, OPENS)
+        self.sessions: Router[SessionMessage] = Router("sessions")
+
+    @property
+    def gateway(self) -> Address[GatewayMessage]:
+        """Where sessions deliver."""
+        return self.here
+
+    @property
+    def directory(self) -> Address[DirectoryMessage]:
+        """Where the gateway asks for sessions."""
+        return self.opens
+
+
+class Naming(msgspec.Struct, frozen=True):
+    """Names of sockets and sessions; `gateway_messages.naming`: in processes that share a port."""
+
+    sockets: Iterator[int] | None = None
+    sessions: Iterator[int] | None = None
+    prefix: str = "s_"
+    takes: Callable[[str], bool] = lambda session: True  # of the store: whether it is taken up here

@@ -22,7 +22,7 @@ from functools import partial
 from typing import cast
 
 from ramify.actors.front.gateway_messages import PeerMessage, PeerMessages, ToSession, home, worker_of
-from ramify.actors.front.local import OPENS, Mailboxes
+from ramify.actors.front.interface import OPENS, Mailboxes
 from ramify.actors.gateway.port.intake import refuse
 from ramify.actors.kit.fanout import FanOut, Router
 from ramify.actors.kit.mailbox import Address, FunctionAddress, MailboxFull, tell_each

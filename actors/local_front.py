@@ -5,23 +5,22 @@ runs. The actors are the same: only the addresses in `Mailboxes` differ.
 """
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from typing import Protocol
 
 import anyio
-import msgspec
 from anyio.abc import TaskGroup
 
-from ramify.actors.front.interface import Core, Guard
+from ramify.actors.front.interface import BIG, Core, Guard, Mailboxes, Naming
 from ramify.actors.gateway.actor import GatewayActor
 from ramify.actors.gateway.port.access.minted import Minted
 from ramify.actors.gateway.port.interfaces import Metrics, Status
 from ramify.actors.kit.clock import Clock
-from ramify.actors.kit.fanout import FanOut, Router, Spread
+from ramify.actors.kit.fanout import FanOut, Spread
 from ramify.actors.kit.health import StoreHealth
-from ramify.actors.kit.mailbox import Address, LimitedAddress, Mailbox
+from ramify.actors.kit.mailbox import Address, Mailbox
 from ramify.actors.kit.usage import CredentialUsage
 from ramify.actors.kit.working import Working
 from ramify.actors.session.directory import RETRY_MS, Directory, SessionMetrics
@@ -35,16 +34,10 @@ from ramify.protocol.config import DAY_S, EngineConfig
 from ramify.protocol.credentials import Credential
 from ramify.protocol.errors import ConfigError
 from ramify.protocol.messages import (
-    DirectoryMessage,
-    GatewayMessage,
     SessionMessage,
     Shutdown,
     StoreMessage,
 )
-
-BIG = 1 << 20  # messages of the gateway's mailbox; it reads all that there are at every turn of the loop
-OPENS = 4096  # sockets that wait for the directory
-OWN = 16  # what the engine tells the directory, whatever waits
 
 
 class FrontMetrics(Metrics, SessionMetrics, Protocol):
@@ -57,39 +50,6 @@ class FrontMetrics(Metrics, SessionMetrics, Protocol):
     def usage_from(self, source: Callable[[], dict[str, CredentialUsage]], /) -> None:
         """Where to look what each credential has here."""
         ...
-
-
-class Mailboxes:
-    """The mailboxes of a gateway and a directory, and what their messages are addressed to.
-
-    In one process the addresses are the mailboxes.
-    """
-
-    def __init__(self) -> None:
-        self.to_gateway: Mailbox[GatewayMessage] = Mailbox("gateway", BIG)
-        self.here: Address[GatewayMessage] = self.to_gateway  # the gateway itself, once there is one
-        self.to_directory: Mailbox[DirectoryMessage] = Mailbox("directory", OPENS + OWN)
-        self.opens: LimitedAddress[DirectoryMessage] = LimitedAddress(self.to_directory, OPENS)
-        self.sessions: Router[SessionMessage] = Router("sessions")
-
-    @property
-    def gateway(self) -> Address[GatewayMessage]:
-        """Where sessions deliver."""
-        return self.here
-
-    @property
-    def directory(self) -> Address[DirectoryMessage]:
-        """Where the gateway asks for sessions."""
-        return self.opens
-
-
-class Naming(msgspec.Struct, frozen=True):
-    """What sockets and sessions are called. See `wire.naming` for processes that share a port."""
-
-    sockets: Iterator[int] | None = None
-    sessions: Iterator[int] | None = None
-    prefix: str = "s_"
-    takes: Callable[[str], bool] = lambda session: True  # of the store: whether it is taken up here
 
 
 class LocalFront:
