@@ -1,7 +1,8 @@
-"""Several replicas behind one front: what is lost when one is killed, and what does the front cost?
+"""Several replicas behind fronts: what is lost when one is killed, and what does a front cost?
 
-    python benchmarks/replicas.py kill [--kills 20] [--replicas 4] [--streams 40] [--model fake|bundled]
-    python benchmarks/replicas.py cost [--repeat 5]
+    python benchmarks/replicas.py kill [--kills 20] [--replicas 4] [--gateways 2] [--streams 40]
+                                       [--model fake|bundled]
+    python benchmarks/replicas.py cost [--repeat 5] [--gateways 2]
     python benchmarks/replicas.py sockets [--sockets 2000]
     python benchmarks/replicas.py links [--rounds 2000] [--ray]
 
@@ -10,7 +11,8 @@
              deltas of a stream. The exit code is 1 if a text differs (where runs without a kill do not
              differ) or a stream waits over 5 s.
     cost     a server without replicas, and fronts with 1 and 2, in turns: TTFT of one stream at a time,
-             and CPU time of all processes for each token of 64 streams (fake executor, steps of 2 ms)
+             and CPU time of all processes for each token of 64 streams (fake executor, steps of 2 ms);
+             with --gateways N also two replicas behind so many gateway processes
     sockets  so many sockets on one front with two replicas: 64 streams beside them, then a turn of each
     links    the time of a frame there and back: socket pair, TCP, TLS; Ray's own calls with --ray
 
@@ -63,13 +65,24 @@ def ready(port: int) -> list[dict[str, Any]]:
     return [each for each in known if each["state"] == "ready"]
 
 
+def _with_children(pid: int) -> list[int]:
+    """A process and all that it has started, and those."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += _with_children(int(child))
+    return found
+
+
 class Server:
     """A server in a process of its own."""
 
-    def __init__(self, replicas: int, *, model: str = "fake", step_ms: float = 2.0) -> None:
+    def __init__(
+        self, replicas: int, gateways: int = 0, *, model: str = "fake", step_ms: float = 2.0
+    ) -> None:
         program = [sys.executable, __file__, "serve", f"--replicas={replicas}", f"--model={model}"]
         self._process = subprocess.Popen(
-            [*program, f"--step-ms={step_ms}"],
+            [*program, f"--step-ms={step_ms}", f"--gateways={gateways}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -77,7 +90,7 @@ class Server:
         )
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
-        self.replicas = replicas
+        self.replicas, self.gateways = replicas, gateways
         while len(self.ready()) < replicas:
             time.sleep(0.1)
 
@@ -87,7 +100,7 @@ class Server:
 
     def cpu(self) -> float:
         """Seconds of CPU time of all its processes."""
-        return sum(map(_cpu_of, [self._process.pid, *(each["pid"] for each in self.ready())]))
+        return sum(map(_cpu_of, _with_children(self._process.pid)))
 
     def rss(self) -> int:
         """Bytes that the front has in memory."""
@@ -119,7 +132,7 @@ async def serve(options: argparse.Namespace, folder: Path) -> None:
         server=server,
         limits=Limits(ops_per_second=10_000),
         schedule=ScheduleConfig(),
-        gateways=0,
+        gateways=options.gateways,
         replicas=replicas,
     )
     allow_files(10_000)
@@ -200,7 +213,8 @@ def kill(options: argparse.Namespace) -> tuple[list[list[str]], Any, bool]:
         for number in range(options.streams)
     ]
     rounds: list[dict[str, Any]] = []
-    with Server(options.replicas, model=options.model, step_ms=options.step_ms) as server:
+    layout = options.replicas, options.gateways
+    with Server(*layout, model=options.model, step_ms=options.step_ms) as server:
         plain = [asyncio.run(streams(server.port, prompts, options.tokens)) for _ in range(2)]
         texts = [stream.text for stream in plain[0]]
         by_itself = sum(a != b.text for a, b in zip(texts, plain[1], strict=True))
@@ -248,8 +262,10 @@ def kill(options: argparse.Namespace) -> tuple[list[list[str]], Any, bool]:
 
 def cost(options: argparse.Namespace) -> tuple[list[list[str]], Any, bool]:
     """See the module's top."""
-    servers = [Server(count, step_ms=2.0) for count in (0, 1, 2)]
-    runs: dict[int, list[dict[str, float]]] = {0: [], 1: [], 2: []}
+    gateways = options.gateways
+    layouts = [(count, 0) for count in (0, 1, 2)] + ([(2, gateways)] if gateways else [])
+    servers = [Server(*layout, step_ms=2.0) for layout in layouts]
+    runs: dict[tuple[int, int], list[dict[str, float]]] = {layout: [] for layout in layouts}
     texts = [f"{number} of many" for number in range(64)]
     try:
         for server in servers:
@@ -264,7 +280,7 @@ def cost(options: argparse.Namespace) -> tuple[list[list[str]], Any, bool]:
                 many = asyncio.run(streams(server.port, texts, 200))
                 took = time.perf_counter() - began
                 gaps = [b - a for s in many for a, b in itertools.pairwise(s.times)]
-                runs[server.replicas].append(
+                runs[server.replicas, server.gateways].append(
                     {
                         "ttft_p50_ms": percentile(ttft, 50) * 1e3,
                         "ttft_max_ms": max(ttft) * 1e3,
@@ -276,12 +292,14 @@ def cost(options: argparse.Namespace) -> tuple[list[list[str]], Any, bool]:
     finally:
         for server in servers:
             server.__exit__()
-    rows = [["replicas", "TTFT ms p50", "max", "CPU us/token", "tokens/s", "ITL ms p99"]]
-    for count, taken in runs.items():
+    rows = [["replicas", "gateways", "TTFT ms p50", "max", "CPU us/token", "tokens/s", "ITL ms p99"]]
+    for (count, processes), taken in runs.items():
         names = ("ttft_p50_ms", "ttft_max_ms", "cpu_us", "tokens_s", "itl_p99_ms")
         medians = [statistics.median(run[name] for run in taken) for name in names]
-        rows.append([str(count or "none"), *(f"{value:.1f}" for value in medians)])
-    return rows, runs, False
+        rows.append(
+            [str(count or "none"), str(processes or "none"), *(f"{value:.1f}" for value in medians)]
+        )
+    return rows, {f"{count} replicas, {n} gateways": run for (count, n), run in runs.items()}, False
 
 
 # --- sockets --------------------------------------------------------------------------------------
@@ -418,6 +436,7 @@ def main() -> int:
     parser.add_argument("what", choices=["kill", "cost", "sockets", "links", "serve"])
     parser.add_argument("--json", help="write all runs to this file")
     parser.add_argument("--replicas", type=int, default=4)
+    parser.add_argument("--gateways", type=int, default=0)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--streams", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=300)

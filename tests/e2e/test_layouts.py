@@ -3,7 +3,8 @@
 import asyncio
 import os
 import signal
-from contextlib import AsyncExitStack, asynccontextmanager
+import socket
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from tests.amount import stride
 from tests.e2e.test_gateways import socket_in
-from tests.e2e.test_replicas import SLOW, Joining, free_port, until
+from tests.e2e.test_replicas import SLOW, Joining, until
 
 TOKENS = 150
 LAYOUTS = [(2, 2), (1, 1), (1, 2), (4, 1), (2, 1), (4, 2)]
@@ -28,7 +29,7 @@ async def test_with_replicas_that_join(serving: Any, tmp_path: Path, gateways: i
     """They outlive a front with all its gateways, and serve the next one."""
     secret = tmp_path / "secret"
     secret.write_text("a secret of this test")
-    port = free_port()
+    port = _free_ports(1 + gateways)
     joining = Joining(port, secret)
     settings = {"count": 2, "on": "join", "listen_port": port, "secret_file": secret}
     for _ in range(2):
@@ -43,6 +44,17 @@ async def test_with_replicas_that_join(serving: Any, tmp_path: Path, gateways: i
     finally:
         codes = await asyncio.to_thread(joining.end)
     assert sorted(codes) == [-9, 0, 0]
+
+
+def _free_ports(count: int) -> int:
+    """The first of so many free ports in a row."""
+    while True:
+        with ExitStack() as held:
+            first = held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            with suppress(OSError, OverflowError):
+                for port in range(first + 1, first + count):
+                    held.enter_context(socket.create_server(("127.0.0.1", port)))
+                return int(first)
 
 
 async def _each_ends(served: Any, gateways: int, replicas: int, again: Any = None) -> None:
