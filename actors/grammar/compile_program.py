@@ -46,7 +46,8 @@ def serve(sock: socket.socket, memory: str, seconds: str, backend: str) -> int:
     by = msgspec.convert(backend, GrammarBackend)
     os.nice(5)  # steps of the model go first
     warm_up()
-    threading.Thread(target=_watch, args=(_resident() + int(memory),), daemon=True).start()
+    working = threading.Event()  # there is a job
+    threading.Thread(target=_watch, args=(_resident() + int(memory), working), daemon=True).start()
     _limit(resource.RLIMIT_AS, _address_space() + int(memory) + BEYOND)
     _limit(resource.RLIMIT_CORE, 0)
     try:
@@ -58,7 +59,9 @@ def serve(sock: socket.socket, memory: str, seconds: str, backend: str) -> int:
             while (spec := engine.receive(None)) is not None:
                 used = resource.getrusage(resource.RUSAGE_SELF)
                 _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + int(seconds) + 1)
+                working.set()
                 engine.send(_result(spec, by))
+                working.clear()
     except LinkClosed:  # of many workers none needs to say so
         pass
     return GONE
@@ -78,9 +81,9 @@ def warm_up() -> None:
         compile_constraint(ConstraintSpec("json_schema", json.dumps(of_all_kinds)))
 
 
-def _watch(most: int) -> None:
-    """End the process once it has more than `most` bytes of memory."""
-    while _resident() <= most:
+def _watch(most: int, working: threading.Event) -> None:
+    """End the process once it has more than `most` bytes of memory, while there is a job."""
+    while working.wait() and _resident() <= most:
         time.sleep(LOOK_SECONDS)
     os._exit(TOO_MUCH)
 
