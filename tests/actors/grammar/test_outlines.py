@@ -299,7 +299,7 @@ def test_many_choices() -> None:
         (r"a\bb", "outlines-core does not take.*--grammar-backend outlines", None),
         ("(?:^a|b$)", "outlines-core does not take.*anchors", None),
         (r"\p{No such}", "outlines-core does not take.*Unicode", None),
-        ("[a-z]*a[a-z]{18}", "less ambiguous", None),
+        ("[ab]*a[ab]{15}", "less ambiguous", None),
         ("a{5000}", "up to 1000", 1),
         ("[z-a]", "backwards", 1),
     ],

@@ -7,17 +7,18 @@ test is a process of its own, because the other tests have their kernels interpr
 """
 
 import json
-import os
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.gpu.forked import Forked, forked
+
 pytest.importorskip("triton", minversion="3.6")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
 
-PROGRAM = """
+IMPORTS = """
 import json, sys, types
 from dataclasses import replace
 from pathlib import Path
@@ -127,6 +128,8 @@ rows = rows_of(forty)
 machine = TokenAutomaton(text, ByteAutomaton(words_of(forty, rows), forced_texts(forty, rows)))
 constraint = AutomatonConstraint(machine)
 
+"""
+CHECK = """
 config = json.loads(sys.argv[1])
 sinks, deterministic, draft = sys.argv[3] == "sinks", sys.argv[4] == "1", sys.argv[5]
 executor = executor_for(config, getattr(torch, sys.argv[2]), sinks, deterministic, draft)
@@ -188,6 +191,12 @@ PLAIN = STEP | DECODES | {"_linear", "_divide_rows"}
 CONSTRAINTS = {"_masks", "_follow"}
 
 
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
+    with forked(IMPORTS, tmp_path_factory.mktemp("imported")) as process:
+        yield process
+
+
 @pytest.mark.parametrize(
     ("config", "dtype", "sinks", "deterministic", "draft", "kernels"),
     [
@@ -206,17 +215,10 @@ def test_the_compiler_takes_every_kernel(
     deterministic: bool,
     draft: str,
     kernels: set[str],
+    imported: Forked,
     tmp_path: Path,
 ) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    path = {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": ":".join(sys.path)}
     about = [json.dumps(config), dtype, sinks, str(int(deterministic)), draft]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *about],
-        cwd=tmp_path,
-        env=environment | path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert kernels <= set(done.stdout.split())
+    done = imported.run(CHECK, tmp_path, about)
+    assert done.code == 0, done.said
+    assert kernels <= set(done.said.split())

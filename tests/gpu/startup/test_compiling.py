@@ -1,14 +1,15 @@
 """Kernels compiled side by side, for a GPU that need not be there: a driver that only takes notes.
 
-In a process of its own, because the other tests have their kernels interpreted.
+In processes of their own, because the other tests have their kernels interpreted.
 """
 
-import os
-import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.gpu.forked import Forked, forked
 
 pytest.importorskip("triton", minversion="3.6")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
@@ -52,20 +53,24 @@ def play():
 """
 
 
-def run(program: str, folder: Path) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    file = folder / "program.py"  # kernels are read from files
-    file.write_text(PROGRAM + program)
-    done = subprocess.run(
-        [sys.executable, str(file)],
-        env=environment | {"TRITON_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
+    with forked(PROGRAM, tmp_path_factory.mktemp("imported")) as process:
+        yield process
 
 
-def test_each_kernel_is_compiled_once_and_nothing_is_launched(tmp_path: Path) -> None:
+@pytest.fixture
+def run(imported: Forked, tmp_path: Path) -> Callable[[str], None]:
+    """Run a program behind `PROGRAM`. It must not fail."""
+
+    def run(program: str) -> None:
+        done = imported.run(program, tmp_path)
+        assert done.code == 0, done.said
+
+    return run
+
+
+def test_each_kernel_is_compiled_once_and_nothing_is_launched(run: Callable[[str], None]) -> None:
     run(
         """
 assert compile_side_by_side(play, cpu) == 2
@@ -77,12 +82,11 @@ assert launched == ["double"] * 4
 assert len(compiled) == 2
 assert compile_side_by_side(play, cpu) == 0
 assert len(launched) == 4
-""",
-        tmp_path,
+"""
     )
 
 
-def test_the_compilers_error_is_raised_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_the_compilers_error_is_raised_and_leaves_nothing_behind(run: Callable[[str], None]) -> None:
     run(
         """
 def fail():
@@ -97,12 +101,11 @@ else:
     raise AssertionError("no error")
 play()
 assert launched == ["double"] * 4
-""",
-        tmp_path,
+"""
     )
 
 
-def test_what_other_threads_launch_is_launched(tmp_path: Path) -> None:
+def test_what_other_threads_launch_is_launched(run: Callable[[str], None]) -> None:
     run(
         """
 play()
@@ -113,12 +116,11 @@ with nothing_launched():
     other.start()
     other.join()
 assert len(launched) == 8
-""",
-        tmp_path,
+"""
     )
 
 
-def test_plays_of_two_threads_may_end_in_any_order(tmp_path: Path) -> None:
+def test_plays_of_two_threads_may_end_in_any_order(run: Callable[[str], None]) -> None:
     run(
         """
 play()
@@ -141,12 +143,11 @@ thread.join()
 assert len(launched) == 8  # the other's second ones
 play()
 assert len(launched) == 12
-""",
-        tmp_path,
+"""
     )
 
 
-def test_other_work_goes_on_meanwhile(tmp_path: Path) -> None:
+def test_other_work_goes_on_meanwhile(run: Callable[[str], None]) -> None:
     run(
         """
 begun, go_on = threading.Event(), threading.Event()
@@ -175,6 +176,5 @@ except triton.compiler.errors.CompileTimeAssertionFailure:
     pass
 else:
     raise AssertionError("no error")
-""",
-        tmp_path,
+"""
     )
