@@ -324,15 +324,8 @@ class SessionActor:
                 core.compiled(message, now)
             case Encoded(ticket, prepared, error):
                 core.encoded(ticket, prepared, error, now)
-            case Saved(ticket):
-                if self._saver is not None:
-                    self._saver.saved(ticket)
-            case NotSaved(ticket):
-                if self._saver is not None:
-                    self._saver.failed(ticket)
-            case Unsaved(ticket):
-                if self._saver is not None:
-                    self._saver.unsaved(ticket)
+            case Saved() | NotSaved() | Unsaved():
+                self._stored(message)
             case Moved(taken):
                 self._move(taken)
             case ChangeCore(quietly):
@@ -346,6 +339,18 @@ class SessionActor:
             case Lost(reason):
                 # A bug somewhere, which ends this session only; or the engine goes down.
                 raise self._fault or RuntimeError(reason)
+
+    def _stored(self, message: Saved | NotSaved | Unsaved) -> None:
+        """The store's answer to a save."""
+        if self._saver is None:
+            return
+        match message:
+            case Saved(ticket):
+                self._saver.saved(ticket)
+            case NotSaved(ticket):
+                self._saver.failed(ticket)
+            case Unsaved(ticket):
+                self._saver.unsaved(ticket)
 
     def _move(self, taken: bool) -> None:
         """Its ops go on at another server: none of them has ended."""

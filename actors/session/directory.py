@@ -309,27 +309,12 @@ class Directory:
 
     async def _fetched(self, found: Fetched, group: TaskGroup) -> None:
         """The store has answered: take the session for those who may open it, then let them in."""
-        session, items = found.session, found.items
+        session = found.session
         waiting = self._coming.get(session, [])
         error: RamifyError | None = None
         try:
-            if session in self._barred:
-                raise RamifyError("the session kept its server from working: open a new one")
-            if found.damaged:
-                raise Damaged(found.error or "")
-            if found.error is not None:
-                raise Overloaded("the session cannot be read now: try later", retry_ms=FETCH_RETRY_MS)
-            if found.held and waiting and self._store is not None:  # its ops are another server's
-                self._store.tell(Fetch(session))
+            if await self._asks_again(found, waiting, group):
                 return
-            if items and session not in self._entries:
-                head = read_head(items)
-                _check_wanted(session, head, waiting)
-                self._check_model(session, head)
-                if not found.fence and self._store is not None:  # who may not open it moves nothing
-                    self._store.tell(Fetch(session, "ask"))
-                    return
-                await self._take_up(session, found, group)
         except RamifyError as refused:
             error = refused
         except Damaged as damaged:
@@ -349,6 +334,31 @@ class Directory:
                 self._must_gateway.tell(OpenRefused(message.socket, error_message(error)))
             else:
                 self._handle(msgspec.structs.replace(message, fetched=True), group)
+
+    async def _asks_again(self, found: Fetched, waiting: list[OpenSession], group: TaskGroup) -> bool:
+        """Take a session up that was fetched. True if the store is asked once more instead.
+
+        Raises RamifyError, Damaged.
+        """
+        session, items = found.session, found.items
+        if session in self._barred:
+            raise RamifyError("the session kept its server from working: open a new one")
+        if found.damaged:
+            raise Damaged(found.error or "")
+        if found.error is not None:
+            raise Overloaded("the session cannot be read now: try later", retry_ms=FETCH_RETRY_MS)
+        if found.held and waiting and self._store is not None:  # its ops are another server's
+            self._store.tell(Fetch(session))
+            return True
+        if items and session not in self._entries:
+            head = read_head(items)
+            _check_wanted(session, head, waiting)
+            self._check_model(session, head)
+            if not found.fence and self._store is not None:  # who may not open it moves nothing
+                self._store.tell(Fetch(session, "ask"))
+                return True
+            await self._take_up(session, found, group)
+        return False
 
     def _give_up(self, session: str) -> None:
         """Another server waits for a session that the store says is here."""

@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from ramify.actors.session.branches.choices import Choices
-from ramify.actors.session.branches.pending_appends import Prepared
 from ramify.protocol.messages import (
     Abandon,
     CancelRequest,
@@ -27,7 +25,7 @@ from ramify.protocol.messages import (
 )
 from ramify.protocol.wire import Error, ServerMessage
 
-Made = Prepared | Choices | str  # str: a generation prompt
+Made = object  # by `EncodeText.run`: input, choices or a prompt, as the one who asked for it knows
 ToCache = (
     OpenBranch
     | ExtendBranch

@@ -406,17 +406,7 @@ class Checked:
             raise Unsound(f"{where}.lead", "is longer than the text")
         if segment.labels is not None and len(segment.labels) != len(counts):
             raise Unsound(f"{where}.labels", "are not one for each of `counts`")
-        if segment.logprobs is not None and len(segment.logprobs) > len(tokens):
-            raise Unsound(f"{where}.logprobs", "are more than there are tokens")
-        for i, entry in enumerate(segment.logprobs or ()):
-            if len(entry.top_ids) != len(entry.top_logprobs):
-                raise Unsound(
-                    f"{where}.logprobs[{i}]", "has not one of `top_logprobs` for each of `top_ids`"
-                )
-            if not isfinite(entry.logprob) or not all(map(isfinite, entry.top_logprobs)):
-                raise Unsound(f"{where}.logprobs[{i}]", "has a number that is not finite")
-        if segment.mean is not None and not isfinite(segment.mean):
-            raise Unsound(f"{where}.mean", "is not finite")
+        _check_scores(where, segment, tokens)
 
     def _rule(self, where: str, number: int) -> None:
         if number in self.rules:
@@ -427,6 +417,21 @@ class Checked:
         if len(rule.spec.text) > MOST_RULE:
             raise Unsound(f"c{number}", f"is no constraint of at most {MOST_RULE} characters")
         self.rules.add(number)
+
+
+def _check_scores(where: str, segment: SavedOutput, tokens: "array[int]") -> None:
+    """Raises Unsound if its log-probabilities are none."""
+    if segment.logprobs is not None and len(segment.logprobs) > len(tokens):
+        raise Unsound(f"{where}.logprobs", "are more than there are tokens")
+    for i, entry in enumerate(segment.logprobs or ()):
+        if len(entry.top_ids) != len(entry.top_logprobs):
+            raise Unsound(
+                f"{where}.logprobs[{i}]", "has not one of `top_logprobs` for each of `top_ids`"
+            )
+        if not isfinite(entry.logprob) or not all(map(isfinite, entry.top_logprobs)):
+            raise Unsound(f"{where}.logprobs[{i}]", "has a number that is not finite")
+    if segment.mean is not None and not isfinite(segment.mean):
+        raise Unsound(f"{where}.mean", "is not finite")
 
 
 def _file(text: str) -> Exported:

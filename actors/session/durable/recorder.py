@@ -119,20 +119,18 @@ class Recorder:
         """
         self._count = count
         kept = {HEAD}
-        for number, link in segments.items():
-            key = f"s{number}"
-            link.saved = Saved(number, self._gone, len(items[key]))
-            kept.add(key)
-        for number, rule in rules.items():
-            key = f"c{number}"
-            rule.saved = Saved(number, self._gone_rules, len(items[key]))
-            kept.add(key)
-        self._rules = max((int(key[1:]) for key in items if key[0] == "c"), default=0)
-        for number, declared in tools.items():
-            key = f"t{number}"
-            declared.saved = Saved(number, self._gone_tools, len(items[key]))
-            kept.add(key)
-        self._toolsets = max((int(key[1:]) for key in items if key[0] == "t"), default=0)
+        holders: list[tuple[str, Mapping[int, Link | Rule | Declared], list[tuple[int, int]]]] = [
+            ("s", segments, self._gone),
+            ("c", rules, self._gone_rules),
+            ("t", tools, self._gone_tools),
+        ]
+        for letter, holder, gone in holders:
+            for number, each in holder.items():
+                key = f"{letter}{number}"
+                each.saved = Saved(number, gone, len(items[key]))
+                kept.add(key)
+        self._rules = _last(items, "c")
+        self._toolsets = _last(items, "t")
         for client, log in self._publisher.reply_logs.items():
             replies.setdefault(client, set())
             log.changed = set()
@@ -147,7 +145,7 @@ class Recorder:
             self._put |= {key: items[key] for key in kept if key != HEAD}
             return
         self._drop += rest
-        self._numbered = max((int(key[1:]) for key in rest if key[0] in "of"), default=0)
+        self._numbered = _last(rest, "of")
 
     def reset(self) -> None:
         """The store has nothing of the session, or not what it was told."""
@@ -667,3 +665,8 @@ def _logprobs(entries: list[TokenLogprob] | None) -> list[TokenLogprobs] | None:
         TokenLogprobs(each.logprob, [t for t, _ in each.top], [p for _, p in each.top])
         for each in entries
     ]
+
+
+def _last(keys: Iterable[str], letters: str) -> int:
+    """The highest number among the items whose keys begin with one of `letters`."""
+    return max((int(key[1:]) for key in keys if key[0] in letters), default=0)

@@ -70,8 +70,12 @@ def _check_constraint(op: Generate, constraint: Constraint, faults: Faults) -> N
         faults.fail("ignore_eos", "`ignore_eos` does not go with a `constraint`: it says where to end")
     if op.tool_choice not in ("auto", "none"):
         faults.fail("tool_choice", "A forced call and a `constraint` do not go together: leave one out")
-    if constraint.continue_:
-        return
+    if not constraint.continue_:
+        _check_size(constraint, given[0], faults)
+
+
+def _check_size(constraint: Constraint, kind: str, faults: Faults) -> None:
+    """Check a constraint of one `kind` against the limits."""
     limits = faults.limits
     sizes = {
         "regex": _bytes(constraint.regex or ""),
@@ -80,8 +84,8 @@ def _check_constraint(op: Generate, constraint: Constraint, faults: Faults) -> N
         "choices": sum(map(_bytes, constraint.choices or ())),
         "structural_tag": json_size(constraint.structural_tag),
     }
-    most = limits.regex_bytes if given[0] == "regex" else limits.schema_bytes
-    faults.limit(f"constraint.{given[0]}", sizes[given[0]], most, "bytes")
+    most = limits.regex_bytes if kind == "regex" else limits.schema_bytes
+    faults.limit(f"constraint.{kind}", sizes[kind], most, "bytes")
     for i, tag in enumerate(constraint.structural_tag.tags if constraint.structural_tag else ()):
         contents = ("regex", "json_schema", "choices")
         if sum(getattr(tag, each) is not None for each in contents) != 1:

@@ -120,7 +120,7 @@ def _settle(
     scores: dict[str, float | None] | None,
 ) -> Steps[Ok]:
     """Move the winners, drop the rest."""
-    state, publisher = ctx.state, ctx.publisher
+    state = ctx.state
     into = op.targets or [winner.name for winner in winners]
     moves = [(winner, name) for winner, name in zip(winners, into, strict=True) if winner.name != name]
     going: list[Branch] = []
@@ -132,6 +132,26 @@ def _settle(
     state.check_new(new, moved=min(len(new), len(going)))
     yield PLACING * len(winners)
     sources = [winner.name for winner in winners]
+    rebased = _move(ctx, winners, moves)
+    yield from ctx.drop_all(going)
+    task.branch = into[0]
+    task.children = tuple(into[1:])
+    kept: list[dict[str, Any]] = []
+    for source, name in zip(sources, into, strict=True):
+        one: dict[str, Any] = {"from": source, "into": name, "position": state.branches[name].position}
+        kept.append(one | ({"rebased": rebased[name]} if name in rebased else {}))
+    result: dict[str, Any] = {"kept": kept, "dropped": [branch.name for branch in going]}
+    if scores is not None:
+        result["scores"] = scores
+    return ctx.ok(task, state.branches[into[0]], result)
+
+
+def _move(
+    ctx: OpContext, winners: Sequence[Branch], moves: Sequence[tuple[Branch, str]]
+) -> dict[str, int]:
+    """Move winners into other names, all at once. Returns, of each name that was a branch with another
+    text, the position up to which that text stays."""
+    state, publisher = ctx.state, ctx.publisher
     old = {name: state.branches[name].position for _, name in moves if name in state.branches}
     for branch in [*winners, *(state.branches[name] for name in old)]:  # before it holds something else
         ctx.generations.cancel_prefill(branch)
@@ -146,17 +166,7 @@ def _settle(
         publisher.place(branch)
         if branch.retain_s is not None:
             state.out.retained[branch.handle] = publisher.now + branch.retain_s
-    yield from ctx.drop_all(going)
-    task.branch = into[0]
-    task.children = tuple(into[1:])
-    kept: list[dict[str, Any]] = []
-    for source, name in zip(sources, into, strict=True):
-        one: dict[str, Any] = {"from": source, "into": name, "position": state.branches[name].position}
-        kept.append(one | ({"rebased": rebased[name]} if name in rebased else {}))
-    result: dict[str, Any] = {"kept": kept, "dropped": [branch.name for branch in going]}
-    if scores is not None:
-        result["scores"] = scores
-    return ctx.ok(task, state.branches[into[0]], result)
+    return rebased
 
 
 HANDLER = OpHandler(Prune, _tasks, _run, _entries, _size, _check)

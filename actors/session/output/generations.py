@@ -59,6 +59,7 @@ CHUNKS, SEGMENTS = 5, 4  # that are read in a microsecond
 log = logging.getLogger(__name__)
 
 EndedHere = Literal["cancelled", "deadline", "stop", "length"]
+Reason = EndedHere | Literal["error"]
 
 # Generations that wait, in order, by id() of their task: any of them may be cancelled.
 _Queue = OrderedDict[int, tuple[GenerationState, Task]]
@@ -516,20 +517,7 @@ class Generations:
             del self._by_task[id(task)]
             self._on_refused(task, generation.refusal or refusal(finished))
             return
-        reason = finished.reason
-        stop: str | int | None = None
-        output = generation.before + finished.output
-        if generation.stopping:
-            reason = "stop"
-            stop = self._cut_at_stop(generation, output)
-            if generation.text.stopped is not None:  # as if the scheduler had been told in time
-                output = min(output, generation.text.stopped.keep_tokens)
-        else:
-            generation.keep(output)
-            if generation.stop_token is not None:
-                reason, stop = "stop", generation.stop_token
-                self._settle_stop_token(generation, generation.stop_token)
-            self._release_rest(generation)
+        reason, stop, output = self._cut(generation, finished)
         reader = segment.reading.reader if segment.reading is not None else None
         segment.ends()
         self._state.unsaved += SAVED * len(segment.tokens)
@@ -539,37 +527,46 @@ class Generations:
         branch.reason = reason
         del self._by_task[id(task)]
         self._state.bump()
-        text = segment.text
         # what is complete is told now, cut or not: to the next output it is no call of its own
         calls = reader.calls if reader is not None and reason in ("stop", "length") else []
         strict = task.frame.opened.template == "strict"
         if reader is not None and reason == "stop" and (calls or strict):
             self._speak(generation, reader)
-        hidden = generation.op.hidden
-        parts = task.frame.opened.parts or (segment.rule is not None and segment.rule.what.thinks)
-        parts = parts and not hidden
         self._on_output(branch)
-        self._on_done(
-            task,
-            Done(
-                id=generation.op.id,
-                branch=branch.name,
-                position=branch.position,
-                revision=self._state.revision,
-                reason="tool" if calls and reason == "stop" else reason,
-                usage=generation.usage(finished, output),
-                text=text if generation.op.quiet and not hidden else None,
-                tool_calls=calls or None,
-                stop=stop,
-                mean_logprob=segment.mean,
-                error=finished.error,
-                message=finished.message or None,
-                content=(text.strip() if reader is None else reader.content) if parts else None,
-                reasoning=reader.reasoning or None if parts and reader is not None else None,
-                notes=generation.notes or None,
-            ),
-            text,
+        done = Done(
+            id=generation.op.id,
+            branch=branch.name,
+            position=branch.position,
+            revision=self._state.revision,
+            reason="tool" if calls and reason == "stop" else reason,
+            usage=generation.usage(finished, output),
+            tool_calls=calls or None,
+            stop=stop,
+            mean_logprob=segment.mean,
+            error=finished.error,
+            message=finished.message or None,
+            notes=generation.notes or None,
+            **_told(generation, reader, parts=task.frame.opened.parts),
         )
+        self._on_done(task, done, segment.text)
+
+    def _cut(
+        self, generation: GenerationState, finished: Finished
+    ) -> tuple[Reason, str | int | None, int]:
+        """Cut segment and handle to what counts: why it ended, at which stop, how many tokens count."""
+        output = generation.before + finished.output
+        if generation.stopping:
+            stop = self._cut_at_stop(generation, output)
+            if generation.text.stopped is not None:  # as if the scheduler had been told in time
+                output = min(output, generation.text.stopped.keep_tokens)
+            return "stop", stop, output
+        generation.keep(output)
+        if generation.stop_token is not None:
+            self._settle_stop_token(generation, generation.stop_token)
+        self._release_rest(generation)
+        if generation.stop_token is not None:
+            return "stop", generation.stop_token, output
+        return finished.reason, None, output
 
     def _speak(self, generation: GenerationState, reader: Reader) -> None:
         """The turn has ended: the template of the next one may have to be told what it says."""
@@ -631,6 +628,19 @@ def _reason(generation: GenerationState) -> EndedHere | None:
     if generation.expired:
         return "deadline"
     return "length" if generation.remaining <= 0 else None
+
+
+def _told(generation: GenerationState, reader: Reader | None, *, parts: bool) -> dict[str, Any]:
+    """The texts of a `done`. `parts`: the client has content and reasoning apart."""
+    segment = generation.segment
+    if generation.op.hidden:
+        return {}
+    told = {"text": segment.text} if generation.op.quiet else {}
+    if parts or (segment.rule is not None and segment.rule.what.thinks):
+        told["content"] = segment.text.strip() if reader is None else reader.content
+        if reader is not None and reader.reasoning:
+            told["reasoning"] = reader.reasoning
+    return told
 
 
 def _mean(generation: GenerationState) -> float | None:

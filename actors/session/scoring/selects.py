@@ -13,9 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ramify.actors.session.branches.branch import Branch
-from ramify.actors.session.branches.choices import Choices, ChoiceTree
-from ramify.actors.session.branches.outbox import EncodeText
-from ramify.actors.session.branches.pending_appends import Prepared
+from ramify.actors.session.branches.outbox import EncodeText, Made
 from ramify.actors.session.branches.segments import OutputSegment, Tail
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.input.branch_writer import BranchWriter
@@ -23,6 +21,7 @@ from ramify.actors.session.limits.meter import SEGMENT, TOKEN
 from ramify.actors.session.output.generations import Generations, refusal
 from ramify.actors.session.queues.tasks import Task
 from ramify.actors.session.scoring.boundary import join_texts
+from ramify.actors.session.scoring.choices import Choices, ChoiceTree
 from ramify.actors.session.scoring.selection import Input, Measured, Scoring, Selection
 from ramify.actors.session.sockets.publisher import Publisher
 from ramify.actors.session.sockets.replies import bare
@@ -143,9 +142,7 @@ class Selects:
         self._go_on(measured)
         return None
 
-    def encoded(
-        self, ticket: int, result: Prepared | Choices | None, error: BaseException | None
-    ) -> bool:
+    def encoded(self, ticket: int, result: Made | None, error: BaseException | None) -> bool:
         """The choices were tokenized, or could not be. False: that was not for a selection."""
         selection = self._encoding.pop(ticket, None)
         if selection is None:

@@ -366,9 +366,7 @@ class ResponseDialogue:
         ended = status not in ("queued", "in_progress")
         reason = _INCOMPLETE.get(done.reason) if done is not None and status == "incomplete" else None
         item = "completed" if status == "completed" else "incomplete"
-        choice = request.tool_choice
-        named = {"type": "function", "name": request.choice_of_tool}
-        form = request.text.format if request.text is not None else None
+        told = done if done is not _FAILED else None
         return {
             "id": self._stored.ident if self._stored is not None else "",
             "object": "response",
@@ -377,30 +375,40 @@ class ResponseDialogue:
             "background": self.outlives,
             "error": error,
             "incomplete_details": {"reason": reason} if reason is not None else None,
-            "instructions": request.instructions,
-            "max_output_tokens": request.max_output_tokens,
             "model": self._model,
             "output": [each.shown(item) for each in self._items] if ended else [],
-            "max_tool_calls": request.max_tool_calls,
-            "parallel_tool_calls": request.parallel_tool_calls is not False,
-            "previous_response_id": request.previous_response_id,
-            "prompt_cache_key": request.prompt_cache_key,
-            "reasoning": {"effort": None, "summary": None},
-            "safety_identifier": request.safety_identifier,
-            "service_tier": "default",
+            **_asked(request),
             "store": request.stores and not self._lost,
-            "temperature": request.temperature,
-            "text": {"format": msgspec.to_builtins(form) if form is not None else {"type": "text"}},
-            "tool_choice": choice if isinstance(choice, str) else named if choice else "auto",
-            "tools": [tool.shown() for tool in request.tools or ()],
-            "top_logprobs": request.top_logprobs or 0,
-            "top_p": request.top_p,
-            "truncation": "disabled",
-            "usage": _usage(done) if done is not None and done is not _FAILED else None,
-            "user": request.user,
-            "metadata": request.metadata or {},
-            **(noted([done]) if done is not None and done is not _FAILED else {}),
+            "usage": _usage(told) if told is not None else None,
+            **(noted([told]) if told is not None else {}),
         }
+
+
+def _asked(request: ResponseRequest) -> JsonObject:
+    """What a response object repeats of its request."""
+    choice = request.tool_choice
+    named = {"type": "function", "name": request.choice_of_tool}
+    form = request.text.format if request.text is not None else None
+    return {
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls,
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": request.previous_response_id,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": request.safety_identifier,
+        "service_tier": "default",
+        "temperature": request.temperature,
+        "text": {"format": msgspec.to_builtins(form) if form is not None else {"type": "text"}},
+        "tool_choice": choice if isinstance(choice, str) else named if choice else "auto",
+        "tools": [tool.shown() for tool in request.tools or ()],
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": request.top_p,
+        "truncation": "disabled",
+        "user": request.user,
+        "metadata": request.metadata or {},
+    }
 
 
 def keyed(response: JsonObject, key: str) -> JsonObject:

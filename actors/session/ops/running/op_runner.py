@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator, Iterable, Set
 import msgspec
 
 from ramify.actors.session.branches.branch import Branch
-from ramify.actors.session.branches.choices import Choices
 from ramify.actors.session.branches.outbox import Made
+from ramify.actors.session.branches.pending_appends import Prepared
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.input.branch_writer import BranchWriter
 from ramify.actors.session.limits.work import OP, SOCKET, Steps
@@ -245,10 +245,9 @@ class OpRunner:
         if held is not None:
             self.start(held)
             return
-        assert not isinstance(prepared, str)
         if self.selects.encoded(ticket, prepared, failure):
             return
-        assert not isinstance(prepared, Choices)
+        assert prepared is None or isinstance(prepared, Prepared)
         for cost, apply in self.context.texts.encoded(ticket, prepared, failure):
             yield OP + cost
             task, end = apply()
