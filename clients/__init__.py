@@ -13,25 +13,59 @@ imports torch.
 """
 
 from ramify.clients.connect import connect
-from ramify.clients.errors import ConnectionLost, SessionLost
-from ramify.clients.generation import Generation, Reply, Result
+from ramify.clients.errors import BadConstraint, ConnectionLost, Internal, Replaced, SessionLost
+from ramify.clients.generation import Generation, Reply, Result, TypedGeneration
 from ramify.clients.handles import Branch, Session
 from ramify.clients.session_link import Connection
 from ramify.clients.stream import TextDelta
 from ramify.clients.sync import connect_sync
-from ramify.protocol.errors import RamifyError
+from ramify.protocol.errors import (
+    BadRequest,
+    Cancelled,
+    Conflict,
+    DeadlineExceeded,
+    Exists,
+    Forbidden,
+    LimitExceeded,
+    NoBranch,
+    NoSession,
+    Overloaded,
+    RamifyError,
+    Skipped,
+    TooLong,
+    Unauthorized,
+    Unsupported,
+)
 
 __all__ = [
+    "BadConstraint",
+    "BadRequest",
     "Branch",
+    "Cancelled",
+    "Conflict",
     "Connection",
     "ConnectionLost",
+    "DeadlineExceeded",
+    "Exists",
+    "Forbidden",
     "Generation",
+    "Internal",
+    "LimitExceeded",
+    "NoBranch",
+    "NoSession",
+    "Overloaded",
     "RamifyError",
+    "Replaced",
     "Reply",
     "Result",
     "Session",
     "SessionLost",
+    "Skipped",
     "TextDelta",
+    "TooLong",
+    "TypedGeneration",
+    "Unauthorized",
+    "Unsupported",
     "connect",
     "connect_sync",
 ]

@@ -5,9 +5,11 @@ error is one line on stderr. Each subcommand lives in `commands/`; this file kno
 """
 
 import argparse
+import difflib
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from ramify.clients.commands import bench, chat, info, replica, serve, store
 from ramify.clients.commands.screen import shown
@@ -35,12 +37,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses a flag that it does not know by naming the closest one that it does."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, left = super().parse_known_args(args, namespace)
+        if left:
+            flags = [name for action in self._actions for name in action.option_strings]
+            near = difflib.get_close_matches(left[0].partition("=")[0], flags, n=1)
+            self.error(
+                f"unrecognized arguments: {' '.join(left)}"
+                + (f" (did you mean {near[0]}?)" if near else "")
+            )
+        return known, left
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="ramify", description="Serve language models to stateful clients, and talk to them."
     )
     parser.add_argument("--version", action="version", version=f"ramify {installed_version()}")
+    commands: argparse._SubParsersAction[argparse.ArgumentParser]
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve.add_parser(commands)
     replica.add_parser(commands)

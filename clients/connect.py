@@ -12,7 +12,7 @@ The socket is `session_link.py`'s, the state `session.py`'s; this file only puts
 import base64
 import random
 from collections.abc import Generator
-from typing import Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, Unpack
 
 from ramify.clients.handles import Session
 from ramify.clients.session import ClientCore
@@ -66,6 +66,13 @@ class Connecting:
         self._url = url
         self._settings = settings
         self._session: Session | None = None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"connect() gives no session yet, so it has no {name!r}: await it, or use `async with`"
+            )
 
     def __await__(self) -> Generator[Any, None, Session]:
         return self._attach().__await__()

@@ -5,7 +5,7 @@ Views of the client core's tickets and streams; both wait on the link until some
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, cast
 
 import msgspec
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ramify.clients.session_link import SessionLink
 
 T = TypeVar("T")
+Parsed = TypeVar("Parsed")
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +133,17 @@ class Generation(Handle[Result]):
         self._stream = stream
         self._kind = kind
 
+    def __repr__(self) -> str:
+        return (
+            f"<Generation on {self.branch!r}: await it for its Result, or iterate over it for its text>"
+        )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = f": await it, its result has {name}" if name in Result.__struct_fields__ else ""
+            raise AttributeError(f"a generation that is on its way has no {name!r}{hint}")
+
     @property
     def branch(self) -> str:
         """The name of the branch it runs on."""
@@ -214,11 +226,19 @@ class Generation(Handle[Result]):
         """`cancel`, for `contextlib.aclosing`. Does not wait: await the generation for its result."""
         self.cancel()
 
-    async def __aenter__(self) -> "Generation":
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.cancel()
+
+
+class TypedGeneration(Generation, Generic[Parsed]):
+    """A generation whose output is the JSON of a Python type."""
+
+    async def parsed(self) -> Parsed:
+        """Wait for the end; the object. Raises ValueError if the text is none (cut by `max_tokens`)."""
+        return cast(Parsed, await super().parsed())
 
 
 class _TextReader:

@@ -24,7 +24,7 @@ import msgspec
 
 from ramify.clients.constraints import constrained
 from ramify.clients.errors import Internal
-from ramify.clients.generation import Generation, Reply
+from ramify.clients.generation import Generation, Reply, TypedGeneration
 from ramify.clients.stream import UNSENT, Ticket
 from ramify.clients.trees import whole
 from ramify.protocol.errors import BadRequest, Conflict, RamifyError
@@ -69,6 +69,7 @@ Messages = Sequence[ChatMessage | Mapping[str, Any]]
 
 PruneBy = Literal["first", "logprob", "number", "vote"]
 B = TypeVar("B")
+Parsed = TypeVar("Parsed")
 
 MOST_PAGES = 1 << 14  # of one tree: more than a session's memory has at a quarter of a MiB each
 TREE_TRIES = 5  # a tree that does not fit into one answer may change between two
@@ -223,18 +224,27 @@ class Branch:
         return await self.append(messages=[ChatMessage(role=role, content=text)])
 
     @overload
+    def generate(
+        self, *, type: "type[Parsed]", n: None = None, **options: Unpack[GenerateOptions]
+    ) -> TypedGeneration[Parsed]: ...
+    @overload
+    def generate(
+        self,
+        *,
+        type: "type[Parsed]",
+        n: int,
+        names: Sequence[str] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> list[TypedGeneration[Parsed]]: ...
+    @overload
     def generate(self, *, n: None = None, **options: Unpack[TypedOptions]) -> Generation: ...
     @overload
     def generate(
         self, *, n: int, names: Sequence[str] | None = None, **options: Unpack[TypedOptions]
     ) -> list[Generation]: ...
     def generate(
-        self,
-        *,
-        n: int | None = None,
-        names: Sequence[str] | None = None,
-        **options: Unpack[TypedOptions],
-    ) -> Generation | list[Generation]:
+        self, *, n: int | None = None, names: Sequence[str] | None = None, **options: Any
+    ) -> Any:
         """Generate. With `n`, fork `n` children (called `names`) and generate on each."""
         fields, kind = constrained(options)
         if n is None:
@@ -255,7 +265,13 @@ class Branch:
         (selection,) = self.session.start([op])
         return selection
 
-    def chat(self, text: str, *, role: Role = "user", **options: Unpack[TypedOptions]) -> Generation:
+    @overload
+    def chat(
+        self, text: str, *, type: "type[Parsed]", role: Role = "user", **options: Unpack[GenerateOptions]
+    ) -> TypedGeneration[Parsed]: ...
+    @overload
+    def chat(self, text: str, *, role: Role = "user", **options: Unpack[TypedOptions]) -> Generation: ...
+    def chat(self, text: str, *, role: Role = "user", **options: Any) -> Any:
         """Append a chat turn and generate the answer, in one frame."""
         turn = self._append(None, [ChatMessage(role=role, content=text)], None, None)
         fields, kind = constrained(options)
@@ -529,7 +545,8 @@ class Session:
     def start(self, ops: Sequence[Op], kind: Any = None) -> list[Generation]:
         """Send a frame whose last op generates. `kind`: the type whose JSON the output is."""
         ticket = self.link.submit(ops)[-1]
-        return [Generation(self.link, ticket, stream, kind) for stream in ticket.streams.values()]
+        made = Generation if kind is None else TypedGeneration
+        return [made(self.link, ticket, stream, kind) for stream in ticket.streams.values()]
 
     def fresh_names(self, parent: str, count: int) -> list[str]:
         """Names for children. The client's name is in them: others may fork the same branch."""

@@ -16,12 +16,13 @@ import asyncio
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from ramify.clients.connect import ConnectSettings, connect
-from ramify.clients.generation import Generation, Reply, Result
+from ramify.clients.generation import Generation, Reply, Result, TypedGeneration
 from ramify.clients.handles import (
     Branch,
+    GenerateOptions,
     JoinOptions,
     PruneBy,
     Pruned,
@@ -35,6 +36,7 @@ from ramify.protocol.wire import Ok, Op, Role, State
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Parsed = TypeVar("Parsed")
 
 
 class LoopThread:
@@ -57,11 +59,13 @@ class LoopThread:
     def stopped(self) -> bool:
         return self._loop.is_closed()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there and wait. An exception here (Ctrl-C) cancels it."""
+    def run(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Run a coroutine there and wait. An exception here cancels it: Ctrl-C, or the TimeoutError that
+        comes after `timeout` seconds.
+        """
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result()
+            return future.result(timeout)
         except BaseException:
             future.cancel()
             raise
@@ -124,7 +128,7 @@ class SyncGeneration:
             raise StopIteration
         return delta
 
-    def __enter__(self) -> "SyncGeneration":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -136,21 +140,32 @@ class SyncGeneration:
         except StopAsyncIteration:
             return None
 
-    def result(self) -> Result:
-        """Wait for the end. Raises what went wrong."""
+    def result(self, timeout: float | None = None) -> Result:
+        """Wait for the end. Raises what went wrong.
+
+        After `timeout` seconds the generation is cancelled, and TimeoutError raised.
+        """
 
         async def wait() -> Result:
             return await self._generation
 
-        return self._thread.run(wait())
+        return self._thread.run(wait(), timeout)
 
-    def parsed(self) -> Any:
+    def parsed(self, timeout: float | None = None) -> Any:
         """Wait for the end; the object of the `type` that was asked for. See `Generation.parsed`."""
-        return self._thread.run(self._generation.parsed())
+        return self._thread.run(self._generation.parsed(), timeout)
 
     def cancel(self) -> None:
         """Ask the server to stop."""
         self._thread.call(self._generation.cancel)
+
+
+class TypedSyncGeneration(SyncGeneration, Generic[Parsed]):
+    """A generation whose output is the JSON of a Python type."""
+
+    def parsed(self, timeout: float | None = None) -> Parsed:
+        """Wait for the end; the object. See `Generation.parsed`."""
+        return cast(Parsed, super().parsed(timeout))
 
 
 class SyncReply:
@@ -160,13 +175,13 @@ class SyncReply:
         self._thread = thread
         self._reply = reply
 
-    def result(self) -> list[Ok | State]:
-        """Wait for its replies."""
+    def result(self, timeout: float | None = None) -> list[Ok | State]:
+        """Wait for its replies. Raises TimeoutError after `timeout` seconds."""
 
         async def wait() -> list[Ok | State]:
             return await self._reply
 
-        return self._thread.run(wait())
+        return self._thread.run(wait(), timeout)
 
 
 def _blocking(
@@ -218,33 +233,53 @@ class SyncBranch:
     tree = _blocking(Branch.tree)
 
     @overload
+    def generate(
+        self, *, type: "type[Parsed]", n: None = None, **options: Unpack[GenerateOptions]
+    ) -> TypedSyncGeneration[Parsed]: ...
+    @overload
+    def generate(
+        self,
+        *,
+        type: "type[Parsed]",
+        n: int,
+        names: Sequence[str] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> list[TypedSyncGeneration[Parsed]]: ...
+    @overload
     def generate(self, *, n: None = None, **options: Unpack[TypedOptions]) -> SyncGeneration: ...
     @overload
     def generate(
         self, *, n: int, names: Sequence[str] | None = None, **options: Unpack[TypedOptions]
     ) -> list[SyncGeneration]: ...
     def generate(
-        self,
-        *,
-        n: int | None = None,
-        names: Sequence[str] | None = None,
-        **options: Unpack[TypedOptions],
-    ) -> SyncGeneration | list[SyncGeneration]:
+        self, *, n: int | None = None, names: Sequence[str] | None = None, **options: Any
+    ) -> Any:
         if n is None:
-            return SyncGeneration(
-                self._thread, self._thread.call(lambda: self._branch.generate(**options))
-            )
+            return self._blocking_one(self._thread.call(lambda: self._branch.generate(**options)))
         many = self._thread.call(lambda: self._branch.generate(n=n, names=names, **options))
-        return [SyncGeneration(self._thread, generation) for generation in many]
+        return [self._blocking_one(generation) for generation in many]
+
+    def _blocking_one(self, generation: Generation) -> SyncGeneration:
+        made = TypedSyncGeneration if isinstance(generation, TypedGeneration) else SyncGeneration
+        return made(self._thread, generation)
 
     def select(self, choices: Sequence[str], **options: Unpack[SelectOptions]) -> SyncGeneration:
         """See `handles.Branch.select`."""
         selection = self._thread.call(lambda: self._branch.select(choices, **options))
         return SyncGeneration(self._thread, selection)
 
-    def chat(self, text: str, *, role: Role = "user", **options: Unpack[TypedOptions]) -> SyncGeneration:
-        generation = self._thread.call(lambda: self._branch.chat(text, role=role, **options))
-        return SyncGeneration(self._thread, generation)
+    @overload
+    def chat(
+        self, text: str, *, type: "type[Parsed]", role: Role = "user", **options: Unpack[GenerateOptions]
+    ) -> TypedSyncGeneration[Parsed]: ...
+    @overload
+    def chat(
+        self, text: str, *, role: Role = "user", **options: Unpack[TypedOptions]
+    ) -> SyncGeneration: ...
+    def chat(self, text: str, *, role: Role = "user", **options: Any) -> Any:
+        return self._blocking_one(
+            self._thread.call(lambda: self._branch.chat(text, role=role, **options))
+        )
 
     def fork(self, *names: str, at: int | None = None) -> "list[SyncBranch]":
         return [SyncBranch(self._thread, b) for b in self._thread.run(self._branch.fork(*names, at=at))]

@@ -16,18 +16,23 @@ from collections.abc import Callable, Iterator
 from ramify.clients.commands import engine
 from ramify.clients.commands.chat_session import ChatSession, ReadLine
 from ramify.clients.commands.flags import with_settings
+from ramify.clients.commands.info import server_at
 from ramify.clients.commands.invocation import command
 from ramify.clients.commands.options import set_option
 from ramify.clients.commands.screen import Screen
 from ramify.clients.commands.settings import DEFAULT_MODEL_NOTE, add_model_flags, model_config
 from ramify.clients.connect import ConnectSettings
 from ramify.clients.errors import ConnectionLost, SessionLost
+from ramify.clients.generation import Result
 from ramify.clients.handles import GenerateOptions
 from ramify.clients.session_link import Connection
 from ramify.clients.sync import SyncSession, connect_sync
 from ramify.protocol.config import EngineConfig, LogConfig, ServerConfig
-from ramify.protocol.errors import BadRequest
+from ramify.protocol.errors import BadRequest, TooLong
 
+PORT = ServerConfig().port
+LEAST_CUT = 200  # characters: what is shorter and does not fit is not too long, the model is too small
+CUT_MARK = "\n[...]\n"
 TICK_MS = 30  # on a terminal: fewer, larger pieces to draw
 RETRY_S = 1.0  # between tries to reach a server that is away, for a new session
 GIVE_UP_S = 60.0  # without a server, where nobody sits in front of it
@@ -43,13 +48,23 @@ def _fill(parser: argparse.ArgumentParser, every: bool) -> None:
     parser.add_argument(
         "question", nargs="?", help="answer this (and the text on standard input, if any), and exit"
     )
-    parser.add_argument("--url", help="a running server (default: start one in this process)")
+    parser.add_argument(
+        "--url", help=f"a running server (default: the one on port {PORT}, else one of its own)"
+    )
+    parser.add_argument(
+        "--own", action="store_true", help=f"start a server, whatever runs on port {PORT}"
+    )
     parser.add_argument("--token", help="bearer token (default: $RAMIFY_TOKEN)")
     parser.add_argument("--system", metavar="TEXT", help="system message of a new session")
     parser.add_argument("--session", metavar="ID", help="go on with a session; needs --key and --url")
     parser.add_argument("--key", help="the session's key")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a generation option"
+    )
+    parser.add_argument(
+        "--cut",
+        action="store_true",
+        help="leave out the middle of a text that is too long for the model",
     )
     parser.add_argument("--plain", action="store_true", help="show answers as they are, not as Markdown")
     parser.add_argument(
@@ -93,15 +108,42 @@ def _once(args: argparse.Namespace, text: str, options: GenerateOptions) -> int:
     ):
         if args.system is not None and args.session is None:
             session.main.say(args.system, role="system")
-        generation = session.main.chat(text, **options)
-        with screen.answer() as answer:
-            for delta in generation:
-                answer.add(delta.text, delta.cut)
-        screen.end_line()
-        result = generation.result()
+        whole, result = len(text), None
+        while result is None:
+            try:
+                result = _answer(session, screen, text, options)
+            except TooLong as error:
+                if not args.cut or len(text) < LEAST_CUT:
+                    most = (error.details or {}).get("max", "fewer")
+                    raise TooLong(
+                        f"the message is too long: the model holds {most} tokens. Shorten it, or let "
+                        "--cut leave out its middle"
+                    ) from None
+                text = shorter(text)
+        if len(text) < whole:
+            screen.note(f"cut: the model was given {len(text):,} of {whole:,} characters")
         if result.reason == "length":
             screen.note(f"cut after {result.usage.output} tokens: --set max_tokens=N allows more")
     return 0
+
+
+def _answer(session: SyncSession, screen: Screen, text: str, options: GenerateOptions) -> Result:
+    """Ask, and show the answer as it comes."""
+    generation = session.main.chat(text, **options)
+    with screen.answer() as answer:
+        for delta in generation:
+            answer.add(delta.text, delta.cut)
+    screen.end_line()
+    return generation.result()
+
+
+def shorter(text: str) -> str:
+    """The text without its middle: three quarters of it, with a mark where something is left out."""
+    begin, _, end = text.partition(CUT_MARK)
+    if not end:
+        begin, end = text[: len(text) // 2], text[len(text) // 2 :]
+    keep = 3 * (len(begin) + len(end)) // 8
+    return begin[:keep] + CUT_MARK + end[-keep:]
 
 
 def _talk(args: argparse.Namespace, options: GenerateOptions) -> int:
@@ -188,6 +230,15 @@ def _server(args: argparse.Namespace, screen: Screen) -> Iterator[str]:
     if args.url is not None:
         yield args.url
         return
+    if not args.own and args.model is None:  # a model was asked for: that one, and no other
+        found = server_at(PORT, args.token or os.environ.get("RAMIFY_TOKEN"))
+        if found is not None:
+            url, facts = found
+            screen.note(
+                f"talking to the server at {url} ({facts['model'].get('model')}); --own starts one"
+            )
+            yield url
+            return
     config = EngineConfig(
         model=model_config(args),
         server=ServerConfig(port=0, grace_s=1.0),

@@ -20,6 +20,7 @@ from ramify.clients.session_link import websocket_url
 from ramify.protocol.errors import ModelError
 
 MOST_BYTES = 1 << 20  # of a server's answer
+HERE_S = 1.0  # a server on this machine answers within this time, or is none
 PACKAGES = ("ramify", "torch", "transformers", "tokenizers", "safetensors", "websockets", "msgspec")
 FACTS = (
     "model_type",
@@ -121,14 +122,24 @@ def _has_template(folder: Path) -> bool:
     return config.is_file() and '"chat_template"' in config.read_text(encoding="utf-8")
 
 
-def server_info(url: str, token: str | None) -> dict[str, Any]:
+def server_at(port: int, token: str | None = None) -> tuple[str, dict[str, Any]] | None:
+    """The URL and the facts of the Ramify server on this machine at `port`, if there is one."""
+    url = f"ws://127.0.0.1:{port}/v1/ws"
+    try:
+        facts = server_info(url, token, timeout_s=HERE_S)
+    except ConnectionLost:
+        return None
+    return (url, facts) if isinstance(facts.get("model"), dict) else None
+
+
+def server_info(url: str, token: str | None, *, timeout_s: float = 10.0) -> dict[str, Any]:
     """`GET /v1/info`. Raises ConnectionLost."""
     address = websocket_url(url).replace("ws", "http", 1).removesuffix("/v1/ws") + "/v1/info"
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(address, headers=headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=10) as response:
+        with opener.open(request, timeout=timeout_s) as response:
             facts = json.loads(response.read(MOST_BYTES))
     except urllib.error.HTTPError as error:
         with error:

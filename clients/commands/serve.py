@@ -6,6 +6,7 @@ from typing import Any
 
 from ramify.clients.commands import engine
 from ramify.clients.commands.flags import with_settings
+from ramify.clients.commands.info import server_at
 from ramify.clients.commands.invocation import command
 from ramify.clients.commands.settings import (
     DEFAULT_MODEL_NOTE,
@@ -13,6 +14,7 @@ from ramify.clients.commands.settings import (
     engine_config,
 )
 from ramify.protocol.config import LogConfig
+from ramify.protocol.errors import ConfigError
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -26,6 +28,14 @@ def run(args: argparse.Namespace) -> int:
     # first: errors are logged as the rest is
     engine.configure_log(LogConfig(level=args.log_level, format=args.log_format))
     config = engine_config(args)
+    token = next(iter(config.server.tokens), None)
+    other = server_at(config.server.port, token) if config.server.port else None
+    if other is not None:
+        where, facts = other
+        raise ConfigError(
+            f"a server runs on port {config.server.port} already ({facts['model'].get('model')}): "
+            f"{page_of(where)} shows it; --port N (make serve PORT=N) starts another one"
+        )
     note = f" ({DEFAULT_MODEL_NOTE})" if args.model is None else ""
     print(f"model: {config.model.name or config.model.path.name}{note}", flush=True)
     json = args.log_format == "json"
@@ -43,6 +53,10 @@ def run(args: argparse.Namespace) -> int:
 
 def announce(url: str, out: Any = None) -> None:
     """Tell where the server is."""
-    page = url.replace("ws", "http", 1).removesuffix("/v1/ws")
     talk = command("chat", "--url", url)
-    print(f"ready: {url}\n       page {page}/   talk: {talk}", file=out, flush=True)
+    print(f"ready: {url}\n       page {page_of(url)}   talk: {talk}", file=out, flush=True)
+
+
+def page_of(url: str) -> str:
+    """Where a browser finds the chat page of the server at `url`."""
+    return url.replace("ws", "http", 1).removesuffix("/v1/ws") + "/"

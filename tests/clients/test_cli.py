@@ -127,3 +127,14 @@ def test_clients_do_not_load_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"), [(("serve", "--modle", "x"), "--model"), (("chat", "--tokne=x"), "--token")]
+)
+def test_a_misspelt_flag_is_met_with_the_right_one(
+    words: tuple[str, ...], flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.build_parser().parse_args(words)
+    assert f"(did you mean {flag}?)" in capsys.readouterr().err

@@ -62,3 +62,11 @@ def test_leaving_early_cancels(url: str) -> None:
 def test_an_unknown_setting_is_named_at_once() -> None:
     with pytest.raises(TypeError, match="no setting 'nope'"):
         connect_sync("ws://127.0.0.1:9", nope=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+def test_a_result_is_waited_for_so_long(url: str) -> None:
+    with connect_sync(url) as session:
+        generation = session.main.chat("abc", max_tokens=10**6)
+        with pytest.raises(TimeoutError):
+            generation.result(timeout=0.01)
+        assert generation.result().reason == "cancelled"

@@ -185,3 +185,22 @@ def test_a_talk_on_a_terminal(url: str, server: Any, tmp_path: Path) -> None:
         terminal.expect("to go on: ")
         assert terminal.process.wait(PATIENCE) == 0
     assert asked(server) == ["one\ntwo", "three\nfour", "a\n\nb"]
+
+
+def test_a_text_that_is_too_long_loses_its_middle() -> None:
+    text = "".join(map(str, range(1000)))
+    once = chat.shorter(text)
+    assert len(once) < 0.8 * len(text)
+    assert (once[:100], once[-100:]) == (text[:100], text[-100:])
+    again = chat.shorter(once)
+    assert again.count(chat.CUT_MARK) == 1
+    assert (again[:100], again[-100:]) == (text[:100], text[-100:])
+
+
+def test_the_server_that_runs_on_the_default_port_is_talked_to(
+    url: str, piped: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(chat, "server_at", lambda *_: (url, {"model": {"model": "small"}}))
+    piped("")
+    assert cli.main(["chat", "Hello."]) == 0
+    assert f"talking to the server at {url} (small); --own starts one" in capsys.readouterr().err

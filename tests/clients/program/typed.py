@@ -6,8 +6,11 @@ A line with `type: ignore` is a mistake that has to be found.
 from collections.abc import Iterator
 from typing import Literal, assert_type
 
+import msgspec
+
 from ramify.clients.agent import Agent, Answer, act, tool
 from ramify.clients.generation import Result
+from ramify.clients.handles import Branch
 from ramify.clients.program import (
     AsyncState,
     Failed,
@@ -113,3 +116,19 @@ async def mistakes() -> None:
     gen("a", max_tokens="x")  # type: ignore[arg-type]
     user(3)  # type: ignore[arg-type]
     await waiting.arun(topic=2)  # type: ignore[arg-type]
+
+
+class Town(msgspec.Struct):
+    name: str
+
+
+async def typed_outputs(branch: Branch) -> None:
+    assert_type(await branch.chat("Where is Lima?", type=Town).parsed(), Town)
+    assert_type(await branch.generate(type=Town, max_tokens=9).parsed(), Town)
+    for each in branch.generate(type=Town, n=2):
+        assert_type(await each.parsed(), Town)
+    assert_type(await branch.chat("Hello."), Result)
+
+
+def typed_outputs_without_await(branch: SyncBranch) -> None:
+    assert_type(branch.chat("Where is Lima?", type=Town).parsed(timeout=9.0), Town)
