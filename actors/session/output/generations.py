@@ -10,31 +10,35 @@ output (a *prefill*).
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.rules import Rule
 from ramify.actors.session.branches.segments import OutputSegment, Tail
-from ramify.actors.session.branches.state import SAVED, SessionState
-from ramify.actors.session.calls.reader import Place, Reader
+from ramify.actors.session.branches.state import SessionState
+from ramify.actors.session.calls.reader import Place
 from ramify.actors.session.input.branch_writer import BranchWriter
 from ramify.actors.session.limits.meter import LOGPROB, SEGMENT
-from ramify.actors.session.limits.sizes import json_bytes
 from ramify.actors.session.output.constraints import Constraints, Held
+from ramify.actors.session.output.endings import (
+    FULL,
+    EndedHere,
+    Endings,
+    ended_here,
+    reason_here,
+    refusal,
+    refused_constraint,
+)
 from ramify.actors.session.output.generation import GenerationState
 from ramify.actors.session.queues.tasks import Resumed, Task
 from ramify.actors.session.text.detokenizer import Detokenizer
 from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import (
     BadRequest,
-    ConstraintError,
-    LimitExceeded,
-    Overloaded,
     RamifyError,
     TooLong,
-    Unsupported,
 )
 from ramify.protocol.messages import (
     Abandon,
@@ -52,14 +56,9 @@ from ramify.protocol.saved import SavedRule
 from ramify.protocol.wire import Done, Generate
 
 PREFILL_PRIORITY = -8
-FULL = "the session holds more than it may: drop branches or roll back, then generate on"
-RETRY_MS = 1000  # when a full queue may be tried again
 CLOSE = 60  # what it costs to end a generation (see `work`)
 CHUNKS, SEGMENTS = 5, 4  # that are read in a microsecond
 log = logging.getLogger(__name__)
-
-EndedHere = Literal["cancelled", "deadline", "stop", "length"]
-Reason = EndedHere | Literal["error"]
 
 # Generations that wait, in order, by id() of their task: any of them may be cancelled.
 _Queue = OrderedDict[int, tuple[GenerationState, Task]]
@@ -91,8 +90,8 @@ class Generations:
         self._random_seed = random_seed
         self._on_output = on_output
         self._on_done = on_done
-        self._on_cut = on_cut
         self._on_refused = on_refused
+        self._endings = Endings(state, writer, on_cut)
         self._by_request: dict[int, tuple[GenerationState, Task]] = {}
         self._by_task: dict[int, GenerationState] = {}
         self._ready: _Queue = OrderedDict()
@@ -194,7 +193,7 @@ class Generations:
         if not generation.decided and generation.remaining > 0:
             return False
         reason: EndedHere = "stop" if generation.decided else "length"
-        self._close(generation, task, _ended_here(generation, now, reason=reason))
+        self._close(generation, task, ended_here(generation, now, reason=reason))
         return True
 
     def _continued(self, branch: Branch, op: Generate) -> OutputSegment | None:
@@ -298,7 +297,7 @@ class Generations:
             self._tell_scheduler(generation)
             return
         generation.compiling, generation.refusal = False, refused_constraint(message)
-        self._close(generation, task, _ended_here(generation, now, generation.refusal))
+        self._close(generation, task, ended_here(generation, now, generation.refusal))
 
     def _take_from_grammar(self, generation: GenerationState) -> None:
         """Its request does not wait for its constraint any more."""
@@ -388,7 +387,7 @@ class Generations:
         if generation.request in self._by_request:
             self._state.out.scheduler.append(CancelRequest(generation.request))
         else:
-            self._end_waiting(generation, task, _ended_here(generation, now))
+            self._end_waiting(generation, task, ended_here(generation, now))
         return True
 
     def expire(self, task: Task, now: float) -> None:
@@ -399,7 +398,7 @@ class Generations:
         generation.expired = True  # should the scheduler just be pausing it
         self._take_from_grammar(generation)
         if generation.request not in self._by_request:
-            self._end_waiting(generation, task, _ended_here(generation, now, reason="deadline"))
+            self._end_waiting(generation, task, ended_here(generation, now, reason="deadline"))
 
     def _end_waiting(self, generation: GenerationState, task: Task, finished: Finished) -> None:
         for queue in (self._ready, *self._paused.values()):
@@ -439,7 +438,7 @@ class Generations:
             table.clear()
         for generation, task in entries:
             decided = generation.ending  # it was only to be confirmed
-            self._close(generation, task, _ended_here(generation, now, None if decided else error))
+            self._close(generation, task, ended_here(generation, now, None if decided else error))
 
     def change_core(self, now: float) -> None:
         """Another engine has the branches as they are here: make the requests of the old one anew.
@@ -451,7 +450,7 @@ class Generations:
         for generation, task in self._by_request.values():
             generation.compiling = False
             generation.move(now)
-            reason = _reason(generation)
+            reason = reason_here(generation)
             if reason is not None:
                 over.append((generation, task, reason))
                 continue
@@ -466,7 +465,7 @@ class Generations:
             branch.prefill = None
             self.prefill(branch, now)
         for generation, task, reason in over:
-            self._close(generation, task, _ended_here(generation, now, reason=reason))
+            self._close(generation, task, ended_here(generation, now, reason=reason))
         self.submit_ready()
 
     def closing(self, request: int) -> int:
@@ -507,199 +506,17 @@ class Generations:
 
     def _close(self, generation: GenerationState, task: Task, finished: Finished) -> None:
         """Bring segment, handle and text to their final state, and reply."""
-        segment, branch = generation.segment, generation.branch
         if generation.exhausted and not generation.cancelled and finished.reason == "cancelled":
             finished = msgspec.structs.replace(finished, reason="error", error="limit", message=FULL)
-        if finished.reason == "error" and not segment.tokens:
-            branch.segments.remove(segment)
-            if generation.opened is not None:  # nothing was said: nor was what it had to begin with
-                self._take_back(branch, generation.opened)
-            del self._by_task[id(task)]
+        del self._by_task[id(task)]
+        if finished.reason == "error" and not generation.segment.tokens:
+            self._endings.unsaid(generation)
             self._on_refused(task, generation.refusal or refusal(finished))
             return
-        reason, stop, output = self._cut(generation, finished)
-        reader = segment.reading.reader if segment.reading is not None else None
-        segment.ends()
-        self._state.unsaved += SAVED * len(segment.tokens)
-        segment.mean, segment.complete = _mean(generation), reason == "stop"
-        if segment.tail is Tail.OPEN and reason == "stop" and not generation.op.keep_open:
-            self._writer.close_turn(branch)
-        branch.reason = reason
-        del self._by_task[id(task)]
-        self._state.bump()
-        # what is complete is told now, cut or not: to the next output it is no call of its own
-        calls = reader.calls if reader is not None and reason in ("stop", "length") else []
-        strict = task.frame.opened.template == "strict"
-        if reader is not None and reason == "stop" and (calls or strict):
-            self._speak(generation, reader)
-        self._on_output(branch)
-        done = Done(
-            id=generation.op.id,
-            branch=branch.name,
-            position=branch.position,
-            revision=self._state.revision,
-            reason="tool" if calls and reason == "stop" else reason,
-            usage=generation.usage(finished, output),
-            tool_calls=calls or None,
-            stop=stop,
-            mean_logprob=segment.mean,
-            error=finished.error,
-            message=finished.message or None,
-            notes=generation.notes or None,
-            **_told(generation, reader, parts=task.frame.opened.parts),
-        )
-        self._on_done(task, done, segment.text)
-
-    def _cut(
-        self, generation: GenerationState, finished: Finished
-    ) -> tuple[Reason, str | int | None, int]:
-        """Cut segment and handle to what counts: why it ended, at which stop, how many tokens count."""
-        output = generation.before + finished.output
-        if generation.stopping:
-            stop = self._cut_at_stop(generation, output)
-            if generation.text.stopped is not None:  # as if the scheduler had been told in time
-                output = min(output, generation.text.stopped.keep_tokens)
-            return "stop", stop, output
-        generation.keep(output)
-        if generation.stop_token is not None:
-            self._settle_stop_token(generation, generation.stop_token)
-        self._release_rest(generation)
-        if generation.stop_token is not None:
-            return "stop", generation.stop_token, output
-        return finished.reason, None, output
-
-    def _speak(self, generation: GenerationState, reader: Reader) -> None:
-        """The turn has ended: the template of the next one may have to be told what it says."""
-        segment = generation.segment
-        if generation.op.keep_open:
-            return
-        segment.spoken = self._writer.speech.spoken(reader, generation.branch, segment)
-        if segment.spoken is not None:
-            spoken = segment.spoken
-            segment.grow(
-                len(spoken.content) + len(spoken.reasoning or "") + json_bytes(spoken.tool_calls)
-            )
-
-    def _take_back(self, branch: Branch, to: int) -> None:
-        revision = self._state.bump()
-        self._state.truncate(branch, to)
-        branch.cut_back(revision, to)
-        self._on_cut(branch, to)
-
-    def _cut_at_stop(self, generation: GenerationState, output: int) -> str:
-        """The branch ends with exactly the text that was shown."""
-        stopped = generation.text.stopped
-        assert stopped is not None
-        state, segment, branch = self._state, generation.segment, generation.branch
-        generation.keep(stopped.keep_tokens)
-        if output > stopped.keep_tokens:  # it had ended by itself before the cut arrived
-            state.move_handle(branch, segment.end)
-        if stopped.tail_text:
-            tokens = self._writer.continue_output(branch, stopped.tail_text)
-            state.extend_handle(branch, tokens)
-            segment.tokens.extend(tokens)
-            segment.logprobs = None  # the cut token's do not fit the new ones
-        segment.release(len(segment.tokens), stopped.tail_text)
-        return stopped.stop
-
-    def _settle_stop_token(self, generation: GenerationState, token: int) -> None:
-        """Keep a stop token that ends the turn in the template; cut off any other."""
-        segment = generation.segment
-        closes = generation.chat and not generation.op.keep_open
-        end = self._writer.end_of_turn(token) if closes else None
-        if end is not None:
-            segment.tail, segment.eos_text = Tail.EOS, end
-        else:
-            generation.keep(len(segment.tokens) - 1)
-            self._state.move_handle(generation.branch, segment.end)
-
-    def _release_rest(self, generation: GenerationState) -> None:
-        segment = generation.segment
-        released = generation.text.finish()
-        segment.release(len(segment.tokens), released.text if released is not None else "")
-
-
-def _reason(generation: GenerationState) -> EndedHere | None:
-    """How a generation ends whose engine is gone; None: it goes on."""
-    if generation.decided:
-        return "stop"
-    if generation.cancelled or generation.exhausted:
-        return "cancelled"
-    if generation.expired:
-        return "deadline"
-    return "length" if generation.remaining <= 0 else None
-
-
-def _told(generation: GenerationState, reader: Reader | None, *, parts: bool) -> dict[str, Any]:
-    """The texts of a `done`. `parts`: the client has content and reasoning apart."""
-    segment = generation.segment
-    if generation.op.hidden:
-        return {}
-    told = {"text": segment.text} if generation.op.quiet else {}
-    if parts or (segment.rule is not None and segment.rule.what.thinks):
-        told["content"] = segment.text.strip() if reader is None else reader.content
-        if reader is not None and reader.reasoning:
-            told["reasoning"] = reader.reasoning
-    return told
-
-
-def _mean(generation: GenerationState) -> float | None:
-    return generation.logprob_sum / generation.logprob_count if generation.logprob_count else None
+        done = self._endings.close(generation, task, finished)
+        self._on_output(generation.branch)
+        self._on_done(task, done, generation.segment.text)
 
 
 def _either(given: float | None, default: float) -> Any:
     return default if given is None else given
-
-
-def refusal(finished: Finished) -> RamifyError:
-    """What a request that failed tells its client."""
-    match finished.error:
-        case "overloaded":
-            return Overloaded(finished.message, retry_ms=RETRY_MS)
-        case "too_long":
-            return TooLong(finished.message)
-        case "limit":
-            return LimitExceeded(finished.message)
-        case "bad_constraint":
-            return ConstraintError(finished.message)
-        case _:
-            return RamifyError(finished.message or "the engine failed")
-
-
-def refused_constraint(message: NotCompiled) -> RamifyError:
-    """What a generation whose constraint cannot be had tells its client."""
-    match message.code:
-        case "bad_constraint":
-            error: RamifyError = ConstraintError(message.message)
-            error.details = dict(message.details) if message.details else None
-            return error
-        case "unsupported":
-            return Unsupported(message.message, details={"field": "constraint"})
-        case "overloaded":
-            return Overloaded(message.message, retry_ms=RETRY_MS)
-        case _:
-            return RamifyError(message.message)
-
-
-def _ended_here(
-    generation: GenerationState,
-    now: float,
-    error: RamifyError | None = None,
-    reason: EndedHere = "cancelled",
-) -> Finished:
-    """The end of a generation that the scheduler does not have, or that it cannot end any more."""
-    segment = generation.segment
-    return Finished(
-        request=generation.request,
-        reason=reason if error is None else "error",
-        output=len(segment.tokens) - generation.before,
-        prompt=segment.start,
-        cached=0,
-        computed=0,
-        arrived=generation.arrived,
-        started=0.0,
-        first_token=0.0,
-        ended=now,
-        error=None if error is None else error.code,
-        message="" if error is None else error.message,
-    )

@@ -18,7 +18,8 @@ from ramify.actors.session.branches.segments import OutputSegment, Tail
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.input.branch_writer import BranchWriter
 from ramify.actors.session.limits.meter import SEGMENT, TOKEN
-from ramify.actors.session.output.generations import Generations, refusal
+from ramify.actors.session.output.endings import refusal
+from ramify.actors.session.output.generations import Generations
 from ramify.actors.session.queues.tasks import Task
 from ramify.actors.session.scoring.boundary import join_texts
 from ramify.actors.session.scoring.choices import Choices, ChoiceTree

@@ -9,7 +9,8 @@ from ramify.actors.session.branches.segments import Tail
 from ramify.actors.session.limits.meter import SEGMENT
 from ramify.actors.session.limits.sizes import json_bytes
 from ramify.actors.session.ops.registry import op_bytes
-from ramify.actors.session.output.generations import FULL, PREFILL_PRIORITY, RETRY_MS, refusal
+from ramify.actors.session.output.endings import FULL, RETRY_MS, refusal
+from ramify.actors.session.output.generations import PREFILL_PRIORITY
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
