@@ -19,7 +19,7 @@ from ramify.actors.session.branches.branch import Link
 from ramify.actors.session.branches.rules import Rule
 from ramify.actors.session.branches.segments import Tail
 from ramify.actors.session.branches.state import SEGMENTS, SessionState
-from ramify.actors.session.durable.recorder import HANDLE, saved_branches, saved_segment
+from ramify.actors.session.durable.items import HANDLE, saved_branches, saved_segment
 from ramify.actors.session.limits.sizes import json_size
 from ramify.actors.session.limits.work import Steps
 from ramify.actors.session.sockets.identity import Identity, view_key
