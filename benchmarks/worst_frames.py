@@ -438,7 +438,7 @@ class Run:
             for _ in range(8):
                 await asyncio.sleep(0)
             world.clock.advance(0.1)
-            waits = [entry.actor.core.unfinished for _, entry in world.directory._entries.values()]
+            waits = [entry.actor.core.unfinished for _, entry in world.directory.entries.values()]
             now = (world.events, world.cache.free, world._executor.executor.counters.steps)
             waiting = (
                 len(world.to_cache) + len(world.to_scheduler) + len(world.to_directory) + any(waits)

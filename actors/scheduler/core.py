@@ -14,7 +14,7 @@ Time is a number that the caller passes in; sockets, tensors and tasks are unkno
 import heapq
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import repeat
 
 from ramify.actors.scheduler.admission import Admission, Cause
@@ -96,6 +96,26 @@ class Scheduler:
         self.retractions: Counter[str] = Counter()  # by Cause
         self._hold_s = 0.0  # seconds from a request's first grant to its end, a mean that forgets
         self.computed_twice = 0  # tokens: in flight at a retraction, or evicted before it went on
+
+    @property
+    def planner(self) -> Planner:
+        """What fills steps."""
+        return self._planner
+
+    @property
+    def accounts(self) -> Mapping[int, Account]:
+        """Of the sessions that are known, by their numbers."""
+        return self._accounts
+
+    @property
+    def tenants(self) -> Mapping[str, Tenant]:
+        """Of the credentials that have such sessions, by their names."""
+        return self._tenants
+
+    @property
+    def requests(self) -> Mapping[int, Request]:
+        """All that have not ended."""
+        return self._requests
 
     @property
     def mixed_room(self) -> int:

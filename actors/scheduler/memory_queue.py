@@ -38,7 +38,7 @@ class MemoryQueue:
         self._waiting = waiting
         self._queue = empty
         self._quantum = quantum
-        self._newcomers: deque[Request] = deque()  # in the order in which they came
+        self.newcomers: deque[Request] = deque()  # in the order in which they came
         self._refused = -1  # the step in which a candidate was last denied pages
         self._need = 0  # pages that the last denied candidate asked for
         self._overfilled = 0  # tokens computed when a candidate was last tried without room
@@ -59,7 +59,7 @@ class MemoryQueue:
         if request.came < 0:
             request.came = step
             if not request.ahead and not request.started:
-                self._newcomers.append(request)
+                self.newcomers.append(request)
 
     def denied(self, request: Request, need: int, step: int) -> None:
         """`request` was denied: it needs `need` available pages."""
@@ -89,7 +89,7 @@ class MemoryQueue:
         takes from others if it is tried now. `idle`: nothing runs.
         """
         if not self._queue:
-            self._newcomers.clear()
+            self.newcomers.clear()
             return
         if self._let_overtake(step):
             return
@@ -141,7 +141,7 @@ class MemoryQueue:
 
     def _newcomer(self, step: int) -> Request | None:
         """The first queued request of a new tenant, or None."""
-        new = self._newcomers
+        new = self.newcomers
         while new:
             request = new[0]
             if (

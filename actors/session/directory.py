@@ -206,7 +206,7 @@ class Directory:
         self._limits = limits
         self._ttl_s = ttl_s
         self._ttl_max_s = ttl_max_s
-        self._holdings = holdings if holdings is not None else Holdings(limits)
+        self.holdings = holdings if holdings is not None else Holdings(limits)
         self._cache = cache
         self._scheduler = scheduler
         self._grammar = grammar
@@ -218,7 +218,7 @@ class Directory:
         self._sessions = sessions
         self._clock = clock
         self._metrics = metrics
-        self._entries: dict[str, tuple[int, _Entry]] = {}
+        self.entries: dict[str, tuple[int, _Entry]] = {}
         self._displacement = Displacement()
         self._numbers = numbers if numbers is not None else itertools.count(1)
         self._prefix = prefix
@@ -227,7 +227,7 @@ class Directory:
         self._deserted.set()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     async def fail(self) -> None:
         """The engine is broken: sessions answer their ops, close their sockets and end.
@@ -235,13 +235,13 @@ class Directory:
         Returns when none is left. New ones are refused.
         """
         self._draining = Shutdown(FAILED, RETRY_MS)
-        for _, entry in self._entries.values():
+        for _, entry in self.entries.values():
             entry.actor.fail(FAILED)
         await self._deserted.wait()
 
     def __contains__(self, session: object) -> bool:
         """Whether a session with this public id is in memory."""
-        return session in self._entries
+        return session in self.entries
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled, or until the mailbox is closed and every session has ended."""
@@ -253,7 +253,7 @@ class Directory:
                         for message in await self._mailbox.drain():
                             self._handle(message, group)
                 except MailboxClosed:
-                    for _, entry in self._entries.values():
+                    for _, entry in self.entries.values():
                         entry.mailbox.close()
         finally:
             self._encoder.close()
@@ -303,7 +303,7 @@ class Directory:
         coming = self._coming.get(session)
         if coming is not None:
             coming += who
-        elif session not in self._entries and self._store is not None:
+        elif session not in self.entries and self._store is not None:
             self._store.tell(Fetch(session, how))
             self._coming[session] = who
 
@@ -326,7 +326,7 @@ class Directory:
             log.exception("a saved session could not be taken up", session=session)
             error = RamifyError("the session was saved, and could not be taken up: open a new one")
         self._coming.pop(session, None)
-        if found.fence and session not in self._entries and self._store is not None:
+        if found.fence and session not in self.entries and self._store is not None:
             self._store.tell(Release(session))
         for message in waiting:
             if error is not None:
@@ -350,7 +350,7 @@ class Directory:
         if found.held and waiting and self._store is not None:  # its ops are another server's
             self._store.tell(Fetch(session))
             return True
-        if items and session not in self._entries:
+        if items and session not in self.entries:
             head = read_head(items)
             _check_wanted(session, head, waiting)
             self._check_model(session, head)
@@ -362,7 +362,7 @@ class Directory:
 
     def _give_up(self, session: str) -> None:
         """Another server waits for a session that the store says is here."""
-        _, entry = self._entries.get(session, (0, None))
+        _, entry = self.entries.get(session, (0, None))
         if entry is not None:
             entry.actor.give_up()
         elif session not in self._coming and self._store is not None:
@@ -381,7 +381,7 @@ class Directory:
         head = read_head(found.items)
         identity = Identity(session, "", hashes=(head.key, head.view_key))
         terms = _Terms(head.owner, head.namespace, head.priority, True, head.displaceable)
-        with self._room(head.owner, self._holdings.open(head.owner)) as meter:
+        with self._room(head.owner, self.holdings.open(head.owner)) as meter:
             made = self._make(identity, meter, terms, found)
             await self._fill(made, found)
             self._begin(made, group, who=None, taken_up=True)
@@ -392,7 +392,7 @@ class Directory:
         try:
             yield meter
         except BaseException:
-            self._holdings.close(owner, meter)
+            self.holdings.close(owner, meter)
             raise
 
     def _check_open(self, message: OpenSession) -> None:
@@ -419,7 +419,7 @@ class Directory:
             number, entry, write = *self._create(message, group), True
         else:
             wanted = opened.session
-            if self._store is not None and wanted not in self._entries and not message.fetched:
+            if self._store is not None and wanted not in self.entries and not message.fetched:
                 self._fetch(wanted, [message])
                 return
             number, entry, write = self._find(wanted, opened, message.owner)
@@ -490,7 +490,7 @@ class Directory:
         """The session that the keys open. For another owner than its own, only a view key does:
         without it there seems to be no such session.
         """
-        number, entry = self._entries.get(session, (0, None))
+        number, entry = self.entries.get(session, (0, None))
         mine = entry is not None and entry.actor.core.state.owner == owner
         if entry is not None:
             key = opened.key or ""
@@ -515,10 +515,10 @@ class Directory:
         if message.saves:
             self._refuse_unsaved()
         if message.displaceable:
-            budget = self._holdings.budget(message.owner)
+            budget = self.holdings.budget(message.owner)
             for session in self._displacement.make_room(message.owner, budget, self._in_use):
-                self._entries[session][1].actor.displace()
-        return self._holdings.open(message.owner)
+                self.entries[session][1].actor.displace()
+        return self.holdings.open(message.owner)
 
     async def _imported(self, identity: Identity, message: OpenSession) -> dict[str, bytes]:
         """The items that a new session begins with. Raises BadRequest, Overloaded."""
@@ -573,7 +573,7 @@ class Directory:
             )
 
     def _in_use(self, session: str) -> bool:
-        return bool(self._entries[session][1].actor.core.sockets)
+        return bool(self.entries[session][1].actor.core.sockets)
 
     def _limits_of(self, priority: int) -> Limits:
         if priority >= self._limits.priority:
@@ -656,7 +656,7 @@ class Directory:
         entry = _Entry(identity, mailbox, actor, displaceable=displaceable)
         with ExitStack() as undo:
             undo.callback(self._leave, identity.session)
-            self._entries[identity.session] = (number, entry)
+            self.entries[identity.session] = (number, entry)
             if self._deserted.is_set():
                 self._deserted = anyio.Event()
             self._sessions.add(number, actor)
@@ -676,8 +676,8 @@ class Directory:
 
     def _leave(self, session: str) -> None:
         """There is no such session any more."""
-        del self._entries[session]
-        if not self._entries:
+        del self.entries[session]
+        if not self.entries:
             self._deserted.set()
 
     def _ended(self, number: int, entry: _Entry, code: int, reason: str) -> None:
@@ -694,7 +694,7 @@ class Directory:
         self._must_scheduler.tell(CancelSession(number))
         self._must_grammar.tell(AbandonSession(number))
         self._must_cache.tell(DropSessions([number]))
-        self._holdings.close(core.state.owner, core.state.meter)
+        self.holdings.close(core.state.owner, core.state.meter)
         log.info("session ended", session=identity.session, reason=core.ended or "stopped")
         try:
             entry.actor.part()

@@ -424,7 +424,7 @@ class World:
         self.cache = cache or FakeCache(pages)
         self.executor = FakeExecutor(self.info, acceptance, generous, absence)
         if policy == "dice" and drafts:
-            self.core._planner._speculation = DicePolicy(drafts)
+            self.core.planner._speculation = DicePolicy(drafts)
         self.now = 1.0
         self.replies = deque()  # of the cache, not delivered yet
         self.settles = []
@@ -535,10 +535,10 @@ class World:
         """Nothing runs, nothing waits, nothing is held."""
         assert (self.core.running, self.core.waiting) == (0, 0)
         assert not self.executor.rows
-        prompts = self.core._planner._prompts
+        prompts = self.core.planner._prompts
         assert (len(prompts), prompts.order) == (0, [])
         assert all(not line.weight for line in prompts._lines.values())
-        for account in self.core._accounts.values():
+        for account in self.core.accounts.values():
             tenant = account.tenant
             assert (account.rows, account.prefilling, account.shares) == (0, 0, {})
             assert (tenant.rows, tenant.prefilling, tenant.slots, tenant.shares) == (0, 0, 0, {})

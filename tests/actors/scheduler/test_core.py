@@ -576,7 +576,7 @@ def test_deadlines_of_requests_that_ended_do_not_pile_up(world):
 def test_what_lacks_for_first_tokens(world):
     """Input ahead of its generation has none."""
     w = world()
-    pace = w.core._planner.pace
+    pace = w.core.planner.pace
     w.turn(w.submit(1, [1, 2, 3], max_tokens=0))
     assert pace.waiting == 0
     w.turn(w.submit(2, [4, 5, 6], max_tokens=2))
@@ -595,19 +595,19 @@ def test_which_idle_sessions_are_forgotten(world):
     core = w.core
     virtual = core._admission.queue.virtual
     for session, served, own in ((1, virtual, 0), (2, virtual + 1, 0)):
-        account = core._accounts[session]
+        account = core.accounts[session]
         account.tenant.served, account.tenant.virtual, account.served = served, 5, 5 + own
     core._sweep()
-    assert sorted(core._accounts) == [2, 3]
-    assert sorted(core._tenants) == ["three", "two"]
+    assert sorted(core.accounts) == [2, 3]
+    assert sorted(core.tenants) == ["three", "two"]
     assert core._sweep_at == 1024
-    core._accounts[2].tenant.served = virtual
-    core._accounts[2].served = 6
+    core.accounts[2].tenant.served = virtual
+    core.accounts[2].served = 6
     core._sweep()
-    assert sorted(core._accounts) == [2, 3]  # its tenant's other sessions have had less
-    core._accounts[2].served = 5
+    assert sorted(core.accounts) == [2, 3]  # its tenant's other sessions have had less
+    core.accounts[2].served = 5
     core._sweep()
-    assert (sorted(core._accounts), sorted(core._tenants)) == ([3], ["three"])
+    assert (sorted(core.accounts), sorted(core.tenants)) == ([3], ["three"])
     w.run()
     w.check_idle()
 
@@ -621,7 +621,7 @@ def test_what_an_accepted_run_may_end_in(world, tail, reason):
     w.cache_settles()
     w.result()
     w.cache_settles()
-    planner = w.core._planner
+    planner = w.core.planner
     while (step := planner.in_flight[0]).asked is None or step.asked[0] < 2:
         w.result()
         w.cache_settles()
@@ -663,7 +663,7 @@ def test_the_first_token_of_one_that_sat_steps_out(world, expected):
     for _ in range(4):
         w.now += 1.0
         w.result()
-    request = w.core._requests[R1]
+    request = w.core.requests[R1]
     assert (request.first_token, w.output) == (0.0, {})
     w.executor.absence = 0.0
     w.now += 1.0

@@ -41,7 +41,7 @@ class Programs:
         w.turn(*(self.ask(session) for session in self.turn))
         seen = set()
         for _ in range(20_000):
-            step = w.core._planner.step
+            step = w.core.planner.step
             events = []
             unfinished = len(seen) < self.turns * len(self.turn)
             if every and unfinished and step >= every * (len(self.came) + 1):
@@ -54,7 +54,7 @@ class Programs:
                 if request in self.came:
                     self.waited.append(step - self.came[request])
                     continue
-                self.first.setdefault(session, w.core._planner.step)
+                self.first.setdefault(session, w.core.planner.step)
                 if self.turn[session] < self.turns:
                     events.append(self.ask(session))
             if events:
@@ -132,11 +132,11 @@ def full(world, count=3, pages=100):
 
 def steps_until(w, request, most=100):
     """How many steps are planned until `request` has a token."""
-    begin = w.core._planner.step
+    begin = w.core.planner.step
     while not w.output.get(request):
-        assert w.core._planner.step - begin < most
+        assert w.core.planner.step - begin < most
         w.turn(w.replies.popleft() if w.replies else w.executor.run())
-    return w.core._planner.step - begin
+    return w.core.planner.step - begin
 
 
 def test_a_higher_priority_waits_for_no_room(world):
@@ -153,7 +153,7 @@ def test_what_is_cancelled_leaves_the_memory_queue(world, close):
     w = full(world)
     w.turn(*(w.submit(1, [s] * 8, session=s, max_tokens=40, expects=40) for s in range(10, 20)))
     w.cache_settles()
-    waiting = [s for s in range(10, 20) if w.core._requests[ident(s)].in_memory_queue]
+    waiting = [s for s in range(10, 20) if w.core.requests[ident(s)].in_memory_queue]
     assert len(waiting) >= 5
     for session in waiting:
         w.turn(CancelSession(session) if close else CancelRequest(ident(session)))
@@ -173,7 +173,7 @@ def test_input_ahead_of_its_generation_takes_no_reserved_page(world):
     asked = [a for settle in w.settles for a in settle.acquires]
     leaves = {a.request: a.leave for a in asked}
     assert len([a for a in asked if a.request in (ident(1, 2), ident(9))]) == 2
-    reserved = {account.session: account.reserved for account in w.core._accounts.values()}
+    reserved = {account.session: account.reserved for account in w.core.accounts.values()}
     assert leaves[ident(9)] == reserved[1] + reserved[2] > leaves[ident(1, 2)] == reserved[2] > 0
     w.run()
     w.check_idle()

@@ -213,7 +213,7 @@ def test_when_it_came_is_noted_once(door):
     door.step += 3
     door.refuse(request)
     assert request.came == START
-    assert list(door.queue._newcomers) == [request] or not door.queue._newcomers
+    assert list(door.queue.newcomers) == [request] or not door.queue.newcomers
 
 
 def test_who_came_first_does_not_wait_for_who_comes_later(door):
@@ -355,7 +355,7 @@ def test_the_line_counts_who_waits_in_it(door):
 
 def test_an_empty_queue_forgets_who_was_new(door):
     new = door.come()
-    assert list(door.queue._newcomers) == [new]
+    assert list(door.queue.newcomers) == [new]
     door.queue.discard(new)
     door.advance()
-    assert not door.queue._newcomers
+    assert not door.queue.newcomers

@@ -234,10 +234,10 @@ class Asks:
         self.told.append(tokens)
 
 
-def drafting(world, drafts=3, most=4, **settings):
-    settings = {"rows": 16, "budget": 64, "in_flight": 2, **settings}
-    info = world(rows=settings["rows"], budget=settings["budget"], drafts=most).info
-    planner = Planner(info, ScheduleConfig(lookahead=4, in_flight=settings["in_flight"]))
+def drafting(world, drafts=3, most=4, *, rows=16, budget=64, in_flight=2, **more):
+    """`more`: of what the executor says of itself."""
+    info = msgspec.structs.replace(world(rows=rows, budget=budget, drafts=most).info, **more)
+    planner = Planner(info, ScheduleConfig(lookahead=4, in_flight=in_flight))
     planner._speculation = Asks(drafts)
     return planner
 
@@ -368,8 +368,7 @@ def test_who_sits_out_the_only_step_that_it_wants_is_planned_again(world):
 
 
 def test_what_constraints_draft_is_no_profit_of_guesses(world):
-    planner = drafting(world)
-    planner._max_forced = 4
+    planner = drafting(world, max_forced=4)
     free, held = (run_of(planner, number, limit=100, slots=103) for number in (1, 2))
     held.jumps = True
     planner.landed(result(planner.plan(), [5, 5]))
@@ -396,11 +395,9 @@ def test_what_constraints_force_is_learnt_as_prompt_tokens(world):
     """A row with a constraint is one decode, whatever it may jump: its drafts are computed like a
     prompt's tokens, each scored, and most that are asked for never run.
     """
-    planner = drafting(world)
-    planner._max_forced = 4
+    planner = drafting(world, max_forced=4, logits_cost=2.0)
     _, held = (run_of(planner, number, limit=100, slots=103) for number in (1, 2))
     held.jumps = True
-    planner.pace._logits_cost = 2.0
     learnt, asked = [], []
     planner.pace.learn = lambda *given: learnt.append(given)
     planner.pace.beside = lambda decodes: asked.append(decodes) or 16
@@ -416,8 +413,7 @@ def test_what_constraints_force_is_learnt_as_prompt_tokens(world):
 
 def test_a_constraint_is_asked_for_few_drafts_where_it_said_nothing(world):
     """Until it says as many: so it does not take the room of guesses."""
-    planner = drafting(world, rows=64)
-    planner._max_forced = 32
+    planner = drafting(world, rows=64, max_forced=32)
     held = run_of(planner, 1, limit=300, slots=303)
     held.jumps = True
     planner.landed(result(planner.plan(), [5]))
@@ -431,8 +427,7 @@ def test_a_constraint_is_asked_for_few_drafts_where_it_said_nothing(world):
 
 def test_guesses_of_a_run_with_a_constraint(world):
     """They are some of its drafts; what they gave is told, what had to follow is not."""
-    planner = drafting(world)
-    planner._max_forced, planner._guesses_constrained = 4, True
+    planner = drafting(world, max_forced=4, guesses_constrained=True)
     free, held = (run_of(planner, number, limit=100, slots=103) for number in (1, 2))
     held.jumps = True
     planner.landed(result(planner.plan(), [5, 5]))

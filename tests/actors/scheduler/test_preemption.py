@@ -196,9 +196,9 @@ def test_five_sessions_of_one_credential_are_one_tenant(world, expected):
     steps(w, 15)
     w.turn(*fill(w, 9, 12, owner="new"))
     steps(w, 12)
-    rows = {owner: tenant.rows for owner, tenant in w.core._tenants.items()}
+    rows = {owner: tenant.rows for owner, tenant in w.core.tenants.items()}
     assert rows == {"crowd": 5, "new": 5}
-    crowd = [a.rows for s, a in w.core._accounts.items() if s < 6]
+    crowd = [a.rows for s, a in w.core.accounts.items() if s < 6]
     assert crowd == [1] * 5  # and its own sessions share what is left
     run_out(w, expected)
 
@@ -209,7 +209,7 @@ def test_sessions_of_one_credential_share_its_rows(world, expected):
     steps(w, 10)
     w.turn(*fill(w, 2, 12, owner="team"))
     steps(w, 20)
-    assert [w.core._accounts[session].rows for session in (1, 2)] == [6, 6]
+    assert [w.core.accounts[session].rows for session in (1, 2)] == [6, 6]
     run_out(w, expected)
 
 
@@ -219,7 +219,7 @@ def test_rows_come_to_rest(world, expected):
     w = crowded(world, rows=12, tenants=3, quantum_steps=2)
     steps(w, 10)
     before = w.core.retractions["fairness"]
-    rows = [account.rows for account in w.core._accounts.values()]
+    rows = [account.rows for account in w.core.accounts.values()]
     assert max(rows) - min(rows) <= 1
     steps(w, 8)
     assert not w.finished
@@ -324,7 +324,7 @@ def test_service_that_was_not_used_is_given_back(world):
     w.turn(w.submit(1, [1, 2, 3], max_tokens=30))
     steps(w, 2)
     w.run(CancelRequest(ident(1)))
-    account = w.core._accounts[1]
+    account = w.core.accounts[1]
     assert account.served == account.tenant.served == 3 + 2 - 1
 
 
@@ -332,7 +332,7 @@ def test_cancelled_and_closed_while_retracted(world, expected):
     w = crowded(world, rows=4, tenants=1)
     w.turn(*fill(w, 9, 2, max_tokens=20))
     steps(w, 3)
-    retracted = [r for r in w.core._requests.values() if r.done]
+    retracted = [r for r in w.core.requests.values() if r.done]
     first, second, *_ = retracted
     done = first.done
     w.turn(CancelRequest(first.submit.request, keep=0))
@@ -372,7 +372,7 @@ def test_what_was_cached_is_not_held_by_the_one_who_found_it(world):
     w.run(w.submit(1, range(30), max_tokens=1))
     w.turn(w.submit(2, [*range(30), 50, 51], max_tokens=20))
     w.cache_settles()
-    assert w.core._accounts[1].tenant.slots == 2 + 4
+    assert w.core.accounts[1].tenant.slots == 2 + 4
     w.run()
     w.check_idle()
 

@@ -27,9 +27,11 @@ class Fixed:
         return end - start
 
 
-def make(step=100, mixed=60, ahead=20):
-    config = ScheduleConfig(ahead_tokens=ahead)
-    return PromptQueue(SimpleNamespace(step_tokens=step, device="cuda"), config, Fixed(step, mixed))
+def make(step=100, mixed=60, ahead=20, work=None):
+    """`work`: what positions of a prompt cost; else a token each."""
+    config, pace = ScheduleConfig(ahead_tokens=ahead), Fixed(step, mixed)
+    pace.work = work or pace.work
+    return PromptQueue(SimpleNamespace(step_tokens=step, device="cuda"), config, pace)
 
 
 @pytest.fixture
@@ -294,8 +296,8 @@ def test_virtual_time_is_when_the_lot_in_work_was_begun():
     assert (late.turn, late.account.due) == (2 * LOT, 2 * LOT + 10)
 
 
-def test_what_costs_more_is_taken_in_smaller_parts(prompts):
-    prompts._pace.work = lambda run, start, end: 2 * (end - start)
+def test_what_costs_more_is_taken_in_smaller_parts():
+    prompts = make(work=lambda run, start, end: 2 * (end - start))
     (scored,) = add(prompts, run(70))
     assert taken(prompts, 1) == [(scored, 30)]
     prompts._pace.work = lambda run, start, end: 1000 * (end - start)
@@ -383,15 +385,14 @@ def test_a_hurry_that_raises_nothing_moves_nothing(prompts):
     assert taken(prompts) == [(one, 30), (two, 30)]
 
 
-def test_what_a_chunk_costs_at_all_is_counted_once(prompts):
-    prompts._pace.work = lambda run, start, end: 10 + end - start
+def test_what_a_chunk_costs_at_all_is_counted_once():
+    prompts = make(work=lambda run, start, end: 10 + end - start)
     (long,) = add(prompts, run(100))
     assert taken(prompts, 1) == [(long, 60 * 60 // 70)]  # 61 of 60: no room for more
 
 
 def test_a_cost_that_does_not_divide_evenly_leaves_room_for_a_token():
-    prompts = make(mixed=61)
-    prompts._pace.work = lambda run, start, end: 2 * (end - start)
+    prompts = make(mixed=61, work=lambda run, start, end: 2 * (end - start))
     one, two = add(prompts, run(30), run(70, Account(2)))
     assert taken(prompts, 1) == [(one, 30), (two, 1)]
     assert taken(prompts, 1) == [(two, 31)]

@@ -290,13 +290,13 @@ class SimEngine:
 
     def session(self, name: str = "c", **opened: Any) -> SimClient:
         number = len(self.cores) + 1
-        self.cores[number] = self._core(number)
+        self.cores[number] = self.make_core(number)
         self._mail[number] = deque()
         client = SimClient(self, number, name, **opened)
         client.connect()
         return client
 
-    def _core(self, number: int, *, saved: bool = False) -> SessionCore:
+    def make_core(self, number: int, *, saved: bool = False) -> SessionCore:
         core = SessionCore(
             Identity(f"s_{number}", "key"),
             SessionState(
@@ -342,12 +342,12 @@ class SimEngine:
         self.clients.clear()
         self._start()
         for number in list(self.cores):
-            core = self.cores[number] = self._core(number, saved=number in self.saved)
+            core = self.cores[number] = self.make_core(number, saved=number in self.saved)
             self._mail[number] = deque()
             if number in self.saved:
                 restore(core, self.saved[number], self.now, 1e9 + self.now)
                 self.save(number)  # as `Saver`: before anybody hears of this life
-                self._flush(number)
+                self.flush(number)
 
     def move(self) -> None:
         """The engine dies, and another one takes its place; sockets stay."""
@@ -369,7 +369,7 @@ class SimEngine:
         core.fail(RamifyError("broken"), self.now)
         out = core.state.out
         assert [*out.cache, *out.scheduler, *out.grammar, *out.encode] == []
-        self._flush(number)
+        self.flush(number)
 
     # --- running -------------------------------------------------------------------------------
 
@@ -383,7 +383,7 @@ class SimEngine:
             for number, core in self.cores.items():
                 if core.state.out.wake_at is not None:
                     core.state.out.wake_at = None
-                self._flush(number)
+                self.flush(number)
             if not ready:
                 ready = [key for key, mail in self._mail.items() if mail]
                 if not ready:
@@ -424,7 +424,7 @@ class SimEngine:
         else:
             for message in batch:
                 self._session(key, message)
-            self._flush(key)
+            self.flush(key)
 
     def _schedule(self, batch: list[Any]) -> None:
         for event in batch:
@@ -494,10 +494,10 @@ class SimEngine:
         handlers[type(message)]()
         while core.unfinished:
             if not core.inside:
-                self._flush(number)
+                self.flush(number)
             core.go_on(self.now)
 
-    def _flush(self, number: int) -> None:
+    def flush(self, number: int) -> None:
         core = self.cores[number]
         out = core.state.out
         out.seal()

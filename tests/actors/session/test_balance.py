@@ -47,11 +47,11 @@ def simulation(sim_class: Any, tokenizer: Tokenizer, **settings: Any) -> Any:
             self.jobs: list[tuple[int, Any]] = []
             super().__init__(*args, **kwargs)
 
-        def _flush(self, number: int) -> None:
+        def flush(self, number: int) -> None:
             out = self.cores[number].state.out
             self.jobs += [(number, job) for job in out.encode]
             out.encode.clear()
-            super()._flush(number)
+            super().flush(number)
 
         def encode(self, rng: random.Random) -> None:
             """Finish one of the jobs; some are refused because too much waits."""
@@ -65,7 +65,7 @@ def simulation(sim_class: Any, tokenizer: Tokenizer, **settings: Any) -> Any:
                 core.encoded(job.ticket, job.run(), None, self.now)
             except RamifyError as error:
                 core.encoded(job.ticket, None, error.with_traceback(None), self.now)
-            self._flush(number)
+            self.flush(number)
 
         def settle(self, rng: random.Random) -> None:
             """Until nothing is left to do."""

@@ -259,7 +259,7 @@ def test_a_file_takes_it_along(sim_class: Any, tokenizer: Tokenizer) -> None:
     file = exported(client.engine.cores[1].state)
     engine = sim_class(tokenizer, eos_every=0, seed=3)
     other = engine.session()
-    core = engine.cores[1] = engine._core(1, saved=True)
+    core = engine.cores[1] = engine.make_core(1, saved=True)
     restore(core, again(file), engine.now, 1e9, stored=False)
     other.key = "k_new"
     other.next_id = 2

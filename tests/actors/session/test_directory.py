@@ -236,7 +236,7 @@ async def test_ids_and_keys_cannot_be_guessed(doors: Callable[..., Any]) -> None
 async def test_a_session_whose_mailbox_is_full_is_overloaded(doors: Callable[..., Any]) -> None:
     async with doors() as each:
         state = state_of(await each.open(1), 1)
-        _, entry = each.directory._entries[state.session]
+        _, entry = each.directory.entries[state.session]
         entry.mailbox.tell = MagicMock(side_effect=MailboxFull("session"))
         told = await each.open(2, session=state.session, key=state.key)
         assert error_of(told, 2) == "overloaded"
@@ -247,7 +247,7 @@ async def test_a_session_that_cannot_be_made_leaves_nothing_and_harms_nobody(
     doors: Callable[..., Any],
 ) -> None:
     async with doors() as each:
-        holdings = each.directory._holdings
+        holdings = each.directory.holdings
         each.directory._metrics.sessions.side_effect = RuntimeError("broken")
         before = holdings.held
         told = await each.open(1)
@@ -261,7 +261,7 @@ async def test_all_its_sockets_are_closed_with_a_session(doors: Callable[..., An
     """Also those that it has not read of, and what it held is given back."""
     async with doors() as each:
         state = state_of(await each.open(1), 1)
-        number, entry = each.directory._entries[state.session]
+        number, entry = each.directory.entries[state.session]
         late = m.Attach(9, w.Open(client="d"), [], True)
         entry.mailbox.drain_nowait = MagicMock(return_value=[late, m.Detached(8)])
         each.sessions.tell(number, m.Frame(1, [w.CloseSession(id=2)]))
@@ -271,7 +271,7 @@ async def test_all_its_sockets_are_closed_with_a_session(doors: Callable[..., An
         with pytest.raises(MailboxClosed):
             entry.mailbox.tell(m.Detached(7))
         assert each.directory._deserted.is_set()
-        assert each.directory._holdings.held == 0
+        assert each.directory.holdings.held == 0
         assert m.DropSessions([number]) in list(each.cache.drain_nowait())
 
 
@@ -315,7 +315,7 @@ async def test_a_session_that_cannot_begin_leaves_nothing(
         assert (len(each.directory), len(each.sessions)) == (0, 0)
         counted = [call.args[0] for call in each.metrics.sessions.call_args_list]
         assert where == "metrics.sessions" or sum(counted) == 0
-        holdings = each.directory._holdings
+        holdings = each.directory.holdings
         assert holdings.held == 0
         await asyncio.wait_for(each.directory.fail(), 60)
     async with doors() as each:
@@ -364,7 +364,7 @@ async def test_a_saved_session_that_breaks_the_server_ends_alone(
     async with doors(stored=True) as each:
         each.inbox.tell(m.OpenSession(1, w.Open(client="c"), []))
         await each.settle()
-        ((_, entry),) = each.directory._entries.values()
+        ((_, entry),) = each.directory.entries.values()
         key = entry.identity.key
         (saved,) = each.store.drain_nowait()
         monkeypatch.setattr(directory_module, "restoring", broken)

@@ -387,7 +387,7 @@ async def live(world: Any, end: str) -> None:
         w.Prune(id=5, from_=["a", "b"], by="first"),
     )
     await world.settle()
-    ((number, entry),) = world.directory._entries.values()
+    ((number, entry),) = world.directory.entries.values()
     if end == "closed":
         world.send(socket, w.CloseSession(id=6))
     elif end == "crashed":

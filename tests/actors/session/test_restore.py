@@ -164,14 +164,14 @@ def test_random_sessions_and_crashes(
     small = {"context": 128, "step_tokens": 24, "max_rows": 4, "pages": 400}
     engine = sim_class(tokenizer, eos_every=20, seed=seed, stored=True, **small)
     if sync:
-        flush = engine._flush
+        flush = engine.flush
 
         def saving(number: int) -> None:
             if number in engine.cores:
                 engine.save(number)
             flush(number)
 
-        engine._flush = saving
+        engine.flush = saving
     clients = [
         engine.session(
             detach=rng.choice(["run", "pause", "cancel"]),
@@ -280,11 +280,11 @@ def test_damage_is_told(sim_class: Any, tokenizer: Tokenizer) -> None:
     ]
     for each in broken:
         with pytest.raises(Damaged):
-            restore(engine._core(1, saved=True), each, 1.0, 1.0)
+            restore(engine.make_core(1, saved=True), each, 1.0, 1.0)
     partly = [
         *({k: v for k, v in items.items() if k != key} for key in items if key[0] == "s"),
         *({**items, key: items[key][:-3]} for key in items if key != "head"),
         {**items, "s1": items["s2"]},
     ]
     for each in partly:  # what can be read of it comes back
-        assert not restore(engine._core(1, saved=True), each, 1.0, 1.0)
+        assert not restore(engine.make_core(1, saved=True), each, 1.0, 1.0)

@@ -66,7 +66,7 @@ def test_another_server_has_what_it_was(chat: Any) -> None:
     identity = Identity("s_new", "", hashes=(head.key, head.view_key))
     assert identity.opens("k_new")
     assert identity.shows(into().identity.view_key)
-    other = chat._core(9, saved=True)
+    other = chat.make_core(9, saved=True)
     restore(other, items, 1.0, 1.0, stored=False)
 
     def same(branches: Any) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def test_a_damaged_file_is_refused_or_makes_a_session(
         data[rng.randrange(len(data))] = rng.randrange(256)
     try:
         items = again(bytes(data))
-        core = engine._core(1, saved=True)
+        core = engine.make_core(1, saved=True)
         restore(core, items, 1.0, 1.0, stored=False)
     except (RamifyError, Damaged):
         return

@@ -52,7 +52,7 @@ def chain(items: dict[str, bytes], name: str) -> list[int]:
 
 
 def restored(engine: Any, items: dict[str, bytes]) -> Any:
-    core = engine._core(9, saved=True)
+    core = engine.make_core(9, saved=True)
     return core, restore(core, items, 1.0, 1.0)
 
 

@@ -35,7 +35,7 @@ def test_behind_the_sessions_other_generations(sim: Callable[..., Any]) -> None:
     assert not {3, 4} & set(client.replies)
     engine.now += 0.5
     engine.cores[1].tick(engine.now)
-    engine._flush(1)
+    engine.flush(1)
     assert [(r.reason, r.usage.output) for r in client.replies[4]] == [("deadline", 0)]
     assert 3 not in client.replies
     engine.pump()
@@ -58,7 +58,7 @@ def test_two_that_wait_for_each_other(sim: Callable[..., Any]) -> None:
     assert not {3, 4, 5} & set(client.replies)
     engine.now += 0.5
     engine.cores[1].tick(engine.now)
-    engine._flush(1)
+    engine.flush(1)
     assert [reply.reason for reply in client.replies[4]] == ["deadline"]
     assert [reply.code for reply in client.replies[5]] == ["deadline"]
     engine.pump()
@@ -83,7 +83,7 @@ def test_behind_another_op_on_its_branch(sim: Callable[..., Any]) -> None:
     assert wake_at(engine) is not None  # it asks again
     engine.now += 0.2
     core.tick(engine.now)
-    engine._flush(1)
+    engine.flush(1)
     assert 2 not in client.replies
     assert client.replies[3][0].code == "deadline"
     client.send(w.Cancel(id=7))
@@ -101,7 +101,7 @@ def test_children_that_are_not_made_yet(sim: Callable[..., Any]) -> None:
     engine.pump(30)
     engine.now += 0.6
     engine.cores[1].tick(engine.now)
-    engine._flush(1)
+    engine.flush(1)
     assert [r.code for r in client.replies[3]] == ["deadline"] * 3
     client.send(w.Cancel(id=4))
     engine.pump()

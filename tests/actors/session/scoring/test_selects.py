@@ -427,7 +427,7 @@ def test_a_large_select_goes_in_lots_and_a_small_one_beside_it(
 
     def watched(event: Any, now: float) -> None:
         schedule(event, now)
-        asked.append(len(engine.scheduler._requests))
+        asked.append(len(engine.scheduler.requests))
 
     engine.scheduler.handle = watched
     many = [f"{i} {i * 7} {'ab'[i % 2]}" for i in range(60)]

@@ -168,7 +168,7 @@ def test_tools_that_cannot_be_read_cost_no_text(sim_class: Any, tokenizer: Token
         damaged = items | {"t1": bad}
         with pytest.raises(Unsound, match="t1"):
             check_saved(damaged)
-        core = engine._core(9, saved=True)
+        core = engine.make_core(9, saved=True)
         assert not restore(core, damaged, engine.now, 1e9)
         assert "".join(each.text for each in core.state.branches["main"].segments) == "hello"
         assert core.publisher.declared is None
