@@ -12,6 +12,8 @@ from ramify.gpu.native.attention import COUNT, FIRST, PAGES, POSITION, TILE_WORD
 from ramify.gpu.native.threads import Crew, Instruction, Recording, aligned
 from ramify.gpu.ops.cpu_inputs import CpuInputs
 from ramify.gpu.ops.cpu_ops import CpuOps, CpuStep, DrawArrays, no_step
+from ramify.gpu.step.buckets import Bucket
+from ramify.gpu.step.inputs import StepInputs
 from ramify.gpu.step.rows import RowTable
 from ramify.gpu.step.step_rows import Ints, StepRows
 
@@ -34,16 +36,14 @@ class _Chain:
         """What walk number `walk` + 1 reads."""
         count = self.counts[walk : walk + 1]
         tiles = self._tiles[walk].reshape(-1)
-        return CpuStep(
-            count,
-            self.ids[walk],
-            self._positions[walk],
-            self._slots[walk],
-            count,
-            tiles,
-            count,
-            self._lines,
-        )
+        rows = len(self._lines)
+        parts = {
+            "input_ids": self.ids[walk],
+            "positions": self._positions[walk],
+            "sampled_lines": self._lines,
+        }
+        inputs = StepInputs.from_parts(Bucket(0, 0, rows, rows), parts)
+        return CpuStep(inputs, count, self._slots[walk], count, tiles, count)
 
     def lay(self, rows: Ints, ends: Ints, most: Ints) -> int:
         """Rows whose next position is `ends` and that go on to `most` tokens. The furthest position."""

@@ -16,7 +16,8 @@ from ramify.gpu.executors.host_executor import DoneStep, HostExecutor, Logprobs
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.native.threads import Crew, Recording
 from ramify.gpu.ops.cpu_inputs import CpuInputs
-from ramify.gpu.ops.cpu_ops import CpuOps, empty_draws, no_step
+from ramify.gpu.ops.cpu_ops import CpuOps, DrawArrays, no_step
+from ramify.gpu.step.inputs import NO_DRAWS, Draws
 from ramify.gpu.step.rows import Ints, RowTable, StepRows
 from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan
 
@@ -38,7 +39,8 @@ class CpuExecutor(HostExecutor[None]):
         self._ops, self._step, self._crew = ops, ops.step, crew
         self._last = np.zeros(info.max_rows, dtype=np.int64)
         self._inputs = CpuInputs(ops.step, table, model.config.heads // model.config.kv_heads)
-        self._draws = empty_draws(info.max_rows)
+        inputs, tokens = ops.step.inputs, np.zeros(info.max_rows, dtype=np.int64)
+        self._draws = DrawArrays(inputs.temperatures, inputs.uniforms, tokens)
         self._record(model)
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the crew has the cores now; torch's threads would spin beside it
@@ -78,15 +80,13 @@ class CpuExecutor(HostExecutor[None]):
 
     def _lay(self, step: StepRows) -> None:
         """Write the step's inputs where the kernels read them."""
-        self._inputs.lay(step, self._last)
-        self._lay_draws(step)
+        self._inputs.lay(step, self._last, self._draws_of(step))
         self._ops.reach(self._inputs.furthest)
 
-    def _lay_draws(self, step: StepRows) -> None:
+    def _draws_of(self, step: StepRows) -> Draws:
+        """How the lines sample; random numbers are drawn only where one has a temperature."""
         rows, settings = step.rows[step.sampling], self._sampler.settings
-        temperatures = self._draws.temperatures[: len(rows)] = settings.temperatures[rows]
-        if temperatures.any():
-            self._draws.uniforms[: len(rows)] = settings.draws(rows, step.draws).uniforms
+        return settings.draws(rows, step.draws) if settings.temperatures[rows].any() else NO_DRAWS
 
     def _sample(
         self, step: StepRows, output: None, drafts: Ints | None, masks: Masks | None

@@ -3,12 +3,19 @@
 Knows the page table and the kernels' tiles; it does not know what is computed, nor how lines sample.
 """
 
+from typing import cast
+
 import numpy as np
 
 from ramify.gpu.native.attention import COUNT, FIRST, MOST_ROWS, PAGES, POSITION, TILE_WORDS
 from ramify.gpu.ops.cpu_ops import CpuStep
+from ramify.gpu.step.buckets import Bucket, tailored
+from ramify.gpu.step.inputs import NO_DRAWS, Draws, StepInputs, lay
 from ramify.gpu.step.rows import RowTable
+from ramify.gpu.step.staging import Array
 from ramify.gpu.step.step_rows import Ints, StepRows, within
+
+_MOST_CUTS = 64
 
 
 class CpuInputs:
@@ -17,35 +24,37 @@ class CpuInputs:
     def __init__(self, own: CpuStep, table: RowTable, group: int) -> None:
         self.furthest = 0  # position of the last step
         self._own, self._table = own, table
+        self._cuts: dict[Bucket, StepInputs[Array]] = {}  # making views costs more than filling them
         self._queries = max(1, MOST_ROWS // group)
 
-    def lay(self, step: StepRows, last: Ints) -> None:
+    def lay(self, step: StepRows, last: Ints, draws: Draws = NO_DRAWS) -> None:
         """`last`: the token that each row of the table sampled last."""
-        own, n, count = self._own, step.extends, step.computed
-        rows, positions, lines = step.rows, step.starts, step.sampling
-        if n:
-            ends = np.cumsum(step.counts)
-            firsts = ends - step.counts
-            rows = np.repeat(step.rows, step.counts)
-            positions = np.arange(count) + np.repeat(step.starts - firsts, step.counts)
-            lines = ends[step.sampling] - 1
+        own, bucket = self._own, tailored(step, padded=False)
+        inputs = self._cut(bucket)
+        lay(inputs, step, draws, {}, spare=0)
+        count, rows, positions = bucket.lines, cast(Ints, inputs.rows), cast(Ints, inputs.positions)
+        if step.extends:
             self._lay_tiles(step)
         elif step.lines is not None:
             self._lay_drafted(step, step.lines)
         else:
             self._lay_table(rows, np.arange(count), 1, positions)
-        given = len(step.tokens)
-        own.tokens[0] = count
-        own.ids[:given] = step.tokens
-        own.ids[given:count] = last[step.rows[n:]]
-        if len(step.given):
-            ids = own.ids[given : given + len(step.given)]
-            np.copyto(ids, step.given, where=step.given >= 0)
-        own.positions[:count] = positions
+        ids = cast(Ints, inputs.input_ids)[bucket.extended :]
+        np.copyto(ids, last[rows[bucket.extended :]], where=ids < 0)
+        if inputs.sampled_lines is None:  # all of them
+            own.lines[:count] = step.sampling
+        own.tokens[0], own.lines_count[0] = count, bucket.sampling
         own.slots[:count] = self._table.slots_at(rows, positions)
-        own.lines_count[0] = len(lines)
-        own.lines[: len(lines)] = lines
         self.furthest = int(positions.max())
+
+    def _cut(self, bucket: Bucket) -> StepInputs[Array]:
+        """The fields of a step of this size."""
+        found = self._cuts.get(bucket)
+        if found is None:
+            if len(self._cuts) >= _MOST_CUTS:
+                self._cuts.clear()
+            found = self._cuts[bucket] = self._own.inputs.cut(bucket)
+        return found
 
     def _lay_drafted(self, step: StepRows, lines: Ints) -> None:
         """Decodes alone: a tile for each row and its drafts, if it holds them."""

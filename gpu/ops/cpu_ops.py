@@ -11,6 +11,7 @@ families nor the page table.
 """
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,7 @@ from ramify.gpu.ops.linear.int8 import int8_weight
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
 from ramify.gpu.step.buckets import Bucket
-from ramify.gpu.step.inputs import StepInputs
+from ramify.gpu.step.inputs import StepInputs, layout
 from ramify.protocol.plan import NO_TOKEN
 
 KV_DTYPE = torch.float16
@@ -40,20 +41,28 @@ _ANGLES = 1024  # positions whose angles are computed at a time
 class CpuStep:
     """A step's inputs, at fixed addresses, with room for the largest step. Counts are arrays of one."""
 
+    inputs: StepInputs[Any]  # the fields of every step; integers are words, a token's id is its own
     tokens: Words  # how many
-    ids: Words
-    positions: Words
     slots: Words
     tiles_count: Words
     tiles: Words  # see `native.attention`
-    lines_count: Words
-    lines: Words  # whose logits are wanted
+    lines_count: Words  # how many of `lines`
+
+    @property
+    def lines(self) -> Words:
+        """Whose logits are wanted."""
+        return cast(Words, self.inputs.sampled_lines)
 
 
 def empty_step(tokens: int) -> CpuStep:
+    fields = layout(Bucket(tokens, tokens, 0, tokens), {})
+    parts: dict[str, Any] = {
+        name: aligned(*shape) if dtype == "int32" else np.zeros(shape, dtype)
+        for name, (dtype, shape) in fields.items()
+    }
     return CpuStep(
-        aligned(1), aligned(tokens), aligned(tokens), aligned(tokens), aligned(1),
-        aligned(TILE_WORDS * tokens), aligned(1), aligned(tokens),
+        StepInputs.from_parts(Bucket(tokens, tokens, 0, tokens), parts), aligned(1), aligned(tokens),
+        aligned(1), aligned(TILE_WORDS * tokens), aligned(1),
     )  # fmt: skip
 
 
@@ -69,10 +78,6 @@ class DrawArrays:
     temperatures: npt.NDArray[np.float32]
     uniforms: npt.NDArray[np.float64]
     tokens: Words
-
-
-def empty_draws(rows: int) -> DrawArrays:
-    return DrawArrays(np.zeros(rows, dtype=np.float32), np.zeros(rows), np.zeros(rows, dtype=np.int64))
 
 
 @dataclass(slots=True)
@@ -148,7 +153,9 @@ class CpuOps:
     def embed(self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm) -> CpuStream:
         residual = self._buffer("residual", table.shape[1])
         own = self.step
-        self.instructions.append(self._kernels.embed(own.tokens, own.ids, table, scale, residual))
+        self.instructions.append(
+            self._kernels.embed(own.tokens, own.inputs.input_ids, table, scale, residual)
+        )
         return CpuStream(residual, residual, norm)
 
     def linear(self, x: CpuStream, linear: Linear) -> Tensor:
@@ -159,6 +166,7 @@ class CpuOps:
 
     def attend(self, qkv: Tensor, layer: LayerAttention, step: StepInputs[Tensor]) -> Tensor:
         own, kv, kernels = self.step, self.pool.layers[layer.index], self._kernels
+        positions = own.inputs.positions
         angles = self.angles.get(layer.rotary)
         if angles is None:
             angles = AngleTable(layer.rotary, layer.head_dim, self._context)
@@ -170,8 +178,8 @@ class CpuOps:
         out = self._buffer("mixed", layer.heads * layer.head_dim)
         spec = layer.spec
         self.instructions += [
-            kernels.rotate(own.tokens, qkv, own.positions, own.slots, (angles.cos, angles.sin), pool,
-                           heads, norms),
+            kernels.rotate(own.tokens, qkv, positions, own.slots, (angles.cos, angles.sin), pool, heads,
+                           norms),
             kernels.attend(own.tiles_count, own.tiles, qkv, pool, out, heads, kv.page_size, spec.scale,
                            spec.softcap, spec.window, spec.sinks),
         ]  # fmt: skip

@@ -1,9 +1,9 @@
 """The inputs of one step: which fields there are, how long each is, how it is padded.
 
-`StepInputs` declares every field once. The pinned buffer, the inputs of the CUDA graphs and the views on
-the device follow from the declaration (`layout`, `from_parts`), and so does the padding (`pad`). To add
-a field, add a line to `StepInputs` and write the field in `lay`. This file does not know who reads the
-fields, nor how they are copied (see `staging`).
+`StepInputs` declares every field once. The pinned buffer, the inputs of the CUDA graphs, the views on
+the device and the arrays of the CPU's kernels follow from the declaration (`layout`, `from_parts`), and
+so does the padding (`pad`). To add a field, add a line to `StepInputs` and write the field in `lay`.
+This file does not know who reads the fields, nor how they are copied (see `staging`).
 """
 
 from collections.abc import Callable, Mapping
@@ -82,6 +82,14 @@ class StepInputs(Generic[Part]):
             name: torch.from_numpy(part).to(device) for name, part in parts.items() if part is not None
         }
         return StepInputs.from_parts(self.bucket, tensors)
+
+    def cut(self: "StepInputs[Array]", bucket: Bucket) -> "StepInputs[Array]":
+        """The first part of each array, as long as it is in `bucket`."""
+        lengths = {name: field.length(bucket) for name, field in DECLARED.items()}
+        parts = {
+            name: getattr(self, name)[:length] for name, length in lengths.items() if length is not None
+        }
+        return StepInputs.from_parts(bucket, parts)
 
     @property
     def extended(self) -> int:
