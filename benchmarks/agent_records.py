@@ -16,7 +16,7 @@ NO_CALL = "I need more information for that."
 DONE = "Done."
 
 
-class Call(msgspec.Struct, frozen=True):
+class ExpectedCall(msgspec.Struct, frozen=True):
     """A call that is expected, with what it returns."""
 
     name: str
@@ -24,11 +24,11 @@ class Call(msgspec.Struct, frozen=True):
     result: str
 
 
-class Turn(msgspec.Struct, frozen=True):
+class RecordedTurn(msgspec.Struct, frozen=True):
     """What the user says, and the calls that are expected then."""
 
     messages: list[ChatMessage]
-    expected_calls: list[Call]
+    expected_calls: list[ExpectedCall]
     tools_added: list[str] = []
 
     @property
@@ -38,22 +38,22 @@ class Turn(msgspec.Struct, frozen=True):
         return self.messages or [ChatMessage(role="user", content=told)]
 
 
-class Conversation(NamedTuple):
+class RecordedConversation(NamedTuple):
     """`tools`: of all its toolsets; those that are missing at first are there from the beginning."""
 
     id: str
     tools: list[dict[str, Any]]
-    turns: list[Turn]
+    turns: list[RecordedTurn]
 
 
-class Step(NamedTuple):
+class RecordedStep(NamedTuple):
     """One generation: calls, or an answer."""
 
-    calls: Sequence[Call]
+    calls: Sequence[ExpectedCall]
     text: str
 
 
-def read(path: Path) -> list[Conversation]:
+def read(path: Path) -> list[RecordedConversation]:
     """All conversations of a file. Raises ValueError for a line that is none."""
     toolsets: dict[str, list[dict[str, Any]]] = {}
     found = []
@@ -63,13 +63,13 @@ def read(path: Path) -> list[Conversation]:
             toolsets[each["name"]] = list(map(_free, each["tools"]))
             continue
         try:
-            turns = msgspec.convert(each["turns"], list[Turn], strict=False)
+            turns = msgspec.convert(each["turns"], list[RecordedTurn], strict=False)
         except msgspec.ValidationError as error:
             raise ValueError(f"{path}, line {number}: {error}") from None
         tools = [tool for name in each["toolsets"] for tool in toolsets[name]]
         excluded = each["excluded_tools"]
         kept = [tool for tool in tools if tool["function"]["name"] not in excluded]
-        found.append(Conversation(each["id"], kept, turns))
+        found.append(RecordedConversation(each["id"], kept, turns))
     return found
 
 
@@ -78,10 +78,10 @@ def _free(tool: dict[str, Any]) -> dict[str, Any]:
     return {**tool, "function": {**tool["function"], "strict": False}}
 
 
-def steps_of(turn: Turn, *, together: bool) -> list[Step]:
+def steps_of(turn: RecordedTurn, *, together: bool) -> list[RecordedStep]:
     """The generations of a turn: its calls, all at once or one after the other, then the answer."""
     calls = turn.expected_calls
     if not calls:
-        return [Step((), NO_CALL)]
+        return [RecordedStep((), NO_CALL)]
     groups = [calls] if together else [[call] for call in calls]
-    return [*(Step(group, "") for group in groups), Step((), DONE)]
+    return [*(RecordedStep(group, "") for group in groups), RecordedStep((), DONE)]

@@ -59,7 +59,7 @@ class ScriptedModel(FakeModel):
         return tokens
 
 
-class History:
+class TokenHistory:
     """Tokens that grow, with the hash of each prefix of them."""
 
     def __init__(self, model: ScriptedModel) -> None:
@@ -114,9 +114,9 @@ class Rendering:
         self.eos: int = self._tokenizer.eos_token_id
         self.stops: list[int] = self._tokenizer.convert_tokens_to_ids(self.ends)
 
-    def of(self, tools: list[dict[str, Any]]) -> "Said":
+    def of(self, tools: list[dict[str, Any]]) -> "ScriptState":
         """An empty conversation with these tools."""
-        return Said(self, tools)
+        return ScriptState(self, tools)
 
     def text(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, prompt: bool) -> str:
         """What `transformers` renders."""
@@ -173,7 +173,7 @@ class Token(NamedTuple):
     end: int
 
 
-class Said:
+class ScriptState:
     """One conversation, as it stands.
 
     A history is never tokenized anew as far as its text stays: what the model has said keeps its tokens,

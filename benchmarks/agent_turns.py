@@ -49,7 +49,7 @@ class Otherwise(Exception):
     """The engine did something else than the record says."""
 
 
-class Replay:
+class ConversationReplay:
     """One conversation, as an agent has it. Its tools answer from the calls of the present step."""
 
     def __init__(
@@ -139,7 +139,7 @@ async def replay(
 
     async def one(number: int, conversation: Conversation) -> None:
         async with free:
-            replay = Replay(conversation, rendering, model, number)
+            replay = ConversationReplay(conversation, rendering, model, number)
             try:
                 await replay.run(engine.url)
             except (Otherwise, Unfit, RamifyError) as error:

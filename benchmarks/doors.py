@@ -40,7 +40,7 @@ POST = (
 
 
 @dataclass
-class Door:
+class BenchedDoor:
     """`request(index, tokens, model)`: what one stream asks. `each`: streams on a socket.
 
     `ends`, `event`: bytes that stand once in the end of a stream, and in an event of text.
@@ -84,16 +84,16 @@ CHUNK = b'"object":"chat.completion.chunk"'
 TEXT = b'"type":"response.output_text.delta"'
 OVER = b'"type":"response.incomplete"'
 DOORS = [
-    Door("ramify.v1", "/v1/ws", True, b'"type":"done"', b'"type":"delta"', _v1),
-    Door("chat, SSE", "/v1/chat/completions", False, b"data: [DONE]", CHUNK, _chat),
-    Door("Responses, SSE", "/v1/responses", False, OVER, TEXT, _response),
-    Door("Responses, WebSocket", "/v1/responses", True, OVER, TEXT, _lane),
-    Door(f"Responses, {LANES} lanes a socket", "/v1/responses", True, OVER, TEXT, _lane, LANES),
+    BenchedDoor("ramify.v1", "/v1/ws", True, b'"type":"done"', b'"type":"delta"', _v1),
+    BenchedDoor("chat, SSE", "/v1/chat/completions", False, b"data: [DONE]", CHUNK, _chat),
+    BenchedDoor("Responses, SSE", "/v1/responses", False, OVER, TEXT, _response),
+    BenchedDoor("Responses, WebSocket", "/v1/responses", True, OVER, TEXT, _lane),
+    BenchedDoor(f"Responses, {LANES} lanes a socket", "/v1/responses", True, OVER, TEXT, _lane, LANES),
 ]
 
 
 @dataclass
-class Run:
+class DoorRun:
     """One run of one door."""
 
     cpu_us: float
@@ -102,10 +102,10 @@ class Run:
     load: float = field(default_factory=lambda: os.getloadavg()[0])
 
 
-class Reader(asyncio.Protocol):
+class CountingReader(asyncio.Protocol):
     """Counts, and forgets."""
 
-    def __init__(self, door: Door, streams: int) -> None:
+    def __init__(self, door: BenchedDoor, streams: int) -> None:
         self.door = door
         self.left = streams
         self.events = 0
@@ -142,13 +142,13 @@ def frame(payload: bytes) -> bytes:
     return head + bytes(4) + payload
 
 
-async def run(server: FakeServer, door: Door, streams: int, tokens: int, model: str) -> Run:
+async def run(server: FakeServer, door: BenchedDoor, streams: int, tokens: int, model: str) -> DoorRun:
     """All streams at once, once."""
     loop = asyncio.get_running_loop()
-    readers: list[Reader] = []
+    readers: list[CountingReader] = []
     for _ in range(streams // door.each):
         _, reader = await loop.create_connection(
-            lambda: Reader(door, door.each), "127.0.0.1", server.port
+            lambda: CountingReader(door, door.each), "127.0.0.1", server.port
         )
         if door.websocket:
             reader.transport.write(HANDSHAKE.format(path=door.path, port=server.port).encode())
@@ -170,7 +170,7 @@ async def run(server: FakeServer, door: Door, streams: int, tokens: int, model: 
         await asyncio.sleep(0.05)
     total = streams * tokens
     cpu = after["cpu"] - before["cpu"] + sum(after["gateways"]) - sum(before["gateways"])
-    return Run(cpu / total * 1e6, sum(r.events for r in readers) / total, total / elapsed)
+    return DoorRun(cpu / total * 1e6, sum(r.events for r in readers) / total, total / elapsed)
 
 
 def model_of(port: int) -> str:
@@ -197,7 +197,7 @@ def main() -> None:
         for door in DOORS:  # warm-up
             asyncio.run(run(server, door, LANES, 20, model))
         for streams in options.streams:
-            runs: dict[str, list[Run]] = {door.name: [] for door in DOORS}
+            runs: dict[str, list[DoorRun]] = {door.name: [] for door in DOORS}
             for _ in range(options.repeat):
                 for door in DOORS:
                     made = asyncio.run(run(server, door, streams, options.tokens, model))

@@ -30,7 +30,7 @@ from ramify.protocol.sampling import SamplingParams
 IN_FLIGHT = 2
 
 
-class Bench:
+class DecodeBench:
     """Rows on an executor: row r has its own `capacity` tokens of shuffled pages."""
 
     def __init__(self, executor: Executor, sampling: dict[str, Any]) -> None:
@@ -145,7 +145,7 @@ class Bench:
         self.drain()
 
 
-def profile(bench: Bench, rows: list[int], trace: Path | None) -> dict[str, Any]:
+def profile(bench: DecodeBench, rows: list[int], trace: Path | None) -> dict[str, Any]:
     """Idle share and the costliest kernels of 24 decode steps."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
@@ -232,7 +232,7 @@ def main() -> None:
         "kv_tokens": executor.info.pages * args.page_size,
         "decode": [], "prefill": [], "mixed": [], "profile": [],
     }  # fmt: skip
-    bench = Bench(executor, report["sampling"])
+    bench = DecodeBench(executor, report["sampling"])
     for prompts, tokens in args.prefill:
         rows = list(range(prompts))
         times = []

@@ -52,7 +52,7 @@ L2 = 150e6  # bytes of weights that one graph reads at least
 EPS = 1e-6
 
 
-class Case:
+class LinearCase:
     """One product at one number of tokens, with all its operands."""
 
     def __init__(self, name: str, outputs: int, inputs: int, tokens: int, weights: list[Tensor]) -> None:
@@ -182,14 +182,14 @@ def compile_some(shape: str, tokens: list[int], part: int, parts: int) -> None:
             seen.add(key)
             if len(seen) % parts == part:
                 weights = [torch.zeros((outputs, inputs), device="cuda", dtype=torch.bfloat16)]
-                case = case or Case(name, outputs, inputs, count, weights)
+                case = case or LinearCase(name, outputs, inputs, count, weights)
                 try:
                     case.run(products, case.weights[0], tiling)
                 except Exception as error:  # does not fit the GPU: reported when it is timed
                     print(type(error).__name__, tiling, file=sys.stderr)
 
 
-def measure(case: Case, products: Products, tilings: Sequence[AnyTiling | None]) -> dict[str, Any]:
+def measure(case: LinearCase, products: Products, tilings: Sequence[AnyTiling | None]) -> dict[str, Any]:
     """Microseconds of the bare library product, of it with its neighbours, and of each tiling."""
     found = []
     for tiling in filter(None, tilings):
@@ -242,7 +242,7 @@ def main() -> None:
             for _ in range(copies)
         ]
         for count in tokens:
-            case = Case(name, outputs, inputs, count, weights)
+            case = LinearCase(name, outputs, inputs, count, weights)
             tilings = [getattr(tilings_for(count, sizes), OPERATIONS[name])]
             if args.search:
                 tilings = [*candidates(name, count, outputs, inputs)]

@@ -93,7 +93,7 @@ class Pairs(NamedTuple):
     items: list[tuple[Any, Any]]
 
 
-class Frame(NamedTuple):
+class HostileFrame(NamedTuple):
     """What goes into one WebSocket message. `binary`: the kind of message it is sent as."""
 
     data: bytes
@@ -150,7 +150,7 @@ class Hostile:
 
     # --- frames ----------------------------------------------------------------------------------
 
-    def frame(self) -> Frame:
+    def frame(self) -> HostileFrame:
         """The next frame after `open`."""
         kind = self.random.choices(["plain", "edge", "wild", "broken"], self.mix)[0]
         if kind == "broken":
@@ -252,33 +252,35 @@ class Hostile:
             message[self._text("edge")[:40]] = 1  # an unknown field
         return message
 
-    def encode(self, messages: list[Any]) -> Frame:
+    def encode(self, messages: list[Any]) -> HostileFrame:
         """One frame, sometimes with an array around a single message."""
         value = messages[0] if len(messages) == 1 and self.random.random() < 0.5 else messages
         if self.codec == "json":
-            return Frame(to_json(value), False)
-        return Frame(to_msgpack(value), True)
+            return HostileFrame(to_json(value), False)
+        return HostileFrame(to_msgpack(value), True)
 
-    def _broken(self) -> Frame:
+    def _broken(self) -> HostileFrame:
         """Bytes that are no frame, or half of one, or of the other kind."""
         whole = self.encode(self.messages("plain"))
         match self.random.randrange(7):
             case 0:
-                return Frame(whole.data[: self.random.randrange(len(whole.data))], whole.binary)
+                return HostileFrame(whole.data[: self.random.randrange(len(whole.data))], whole.binary)
             case 1:
-                return Frame(whole.data, not whole.binary)
+                return HostileFrame(whole.data, not whole.binary)
             case 2:
-                return Frame(self.random.randbytes(self.random.randrange(64)), whole.binary)
+                return HostileFrame(self.random.randbytes(self.random.randrange(64)), whole.binary)
             case 3:
-                return Frame(b"[" * 100_000 if self.codec == "json" else b"\x91" * 100_000, whole.binary)
+                return HostileFrame(
+                    b"[" * 100_000 if self.codec == "json" else b"\x91" * 100_000, whole.binary
+                )
             case 4:
                 at = self.random.randrange(len(whole.data))
                 bad = self.random.choice([b"\xff", b"\xc3\x28", b"\xed\xa0\x80", b"\xf0\x82\x82\xac"])
-                return Frame(whole.data[:at] + bad + whole.data[at + 1 :], whole.binary)
+                return HostileFrame(whole.data[:at] + bad + whole.data[at + 1 :], whole.binary)
             case 5:
-                return Frame(b"", whole.binary)
+                return HostileFrame(b"", whole.binary)
             case _:
-                return Frame(whole.data + whole.data, whole.binary)
+                return HostileFrame(whole.data + whole.data, whole.binary)
 
     # --- values ----------------------------------------------------------------------------------
 

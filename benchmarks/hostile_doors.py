@@ -172,7 +172,7 @@ def body_of(value: Any, random_: random.Random) -> bytes:
     return data
 
 
-class Campaign:
+class DoorCampaign:
     """Counts what came back, and what must not have."""
 
     def __init__(self, port: int, model: str, seed: int) -> None:
@@ -396,7 +396,7 @@ class Campaign:
 async def attack(
     server: FakeServer, model: str, requests: int, seed: int
 ) -> tuple[Counter[str], list[str]]:
-    campaign = Campaign(server.port, model, seed)
+    campaign = DoorCampaign(server.port, model, seed)
     known = await campaign.control()
     before = await settled(server)
     done = 0

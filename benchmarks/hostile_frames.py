@@ -71,7 +71,7 @@ _READY = re.compile(r"ready: ws://[^:]+:(\d+)")
 # --- one WebSocket ------------------------------------------------------------------------------------
 
 
-class Socket(asyncio.Protocol):
+class FrameSocket(asyncio.Protocol):
     """A WebSocket. `receive(messages)` gets each frame that parses; `closed` is set at the end."""
 
     def __init__(self, receive: Any, codec: Codec) -> None:
@@ -85,7 +85,7 @@ class Socket(asyncio.Protocol):
         self._reader: FrameReader | None = None
 
     @classmethod
-    async def connect(cls, port: int, codec: Codec, token: str, receive: Any) -> "Socket":
+    async def connect(cls, port: int, codec: Codec, token: str, receive: Any) -> "FrameSocket":
         """Raises OSError if the server refuses."""
         loop = asyncio.get_running_loop()
         _, self = await loop.create_connection(lambda: cls(receive, codec), "127.0.0.1", port)
@@ -166,7 +166,7 @@ class Attack:
         refused = 0
         while self.sent < self._target:
             try:
-                socket = await Socket.connect(
+                socket = await FrameSocket.connect(
                     self._port,
                     codec,
                     ATTACKERS[index % len(ATTACKERS)],
@@ -189,7 +189,7 @@ class Attack:
             self.counts[f"close {socket.code}"] += 1
 
     async def _life(
-        self, index: int, hostile: Hostile, socket: Socket, last: "deque[tuple[int, str, bytes]]"
+        self, index: int, hostile: Hostile, socket: FrameSocket, last: "deque[tuple[int, str, bytes]]"
     ) -> None:
         """One connection, from `open` to whatever ends it."""
         rng = hostile.random
@@ -226,7 +226,7 @@ class Attack:
             with suppress(TimeoutError):
                 await asyncio.wait_for(socket.closed.wait(), rng.random())
 
-    def _odd(self, rng: random.Random, socket: Socket) -> None:
+    def _odd(self, rng: random.Random, socket: FrameSocket) -> None:
         """What the WebSocket layer itself has to stand."""
         match rng.randrange(5):
             case 0:
@@ -246,7 +246,7 @@ class Attack:
             case _:
                 socket.send(b"x" * (1 << 20), TEXT)
 
-    def _send(self, socket: Socket, frame: Frame, last: "deque[tuple[int, str, bytes]]") -> None:
+    def _send(self, socket: FrameSocket, frame: Frame, last: "deque[tuple[int, str, bytes]]") -> None:
         last.append((self.sent, "binary" if frame.binary else "text", frame.data))
         socket.send(frame.data, BINARY if frame.binary else TEXT)
         self.sent += 1
@@ -258,7 +258,7 @@ class Attack:
             self.counts[f"error {message['code']}" if kind == "error" else kind] += 1
 
 
-def _resume(socket: Socket) -> None:
+def _resume(socket: FrameSocket) -> None:
     if not socket.transport.is_closing():
         socket.transport.resume_reading()
 
@@ -302,7 +302,7 @@ class Control:
     opens: list[float] = field(default_factory=list)
     known: dict[int, str] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
-    socket: Socket | None = None
+    socket: FrameSocket | None = None
     _inbox: "asyncio.Queue[tuple[float, dict[str, Any]]]" = field(default_factory=asyncio.Queue)
     _ident: int = 0
 
@@ -311,7 +311,7 @@ class Control:
         if self.socket is None or self.socket.closed.is_set():
             begin = time.perf_counter()
             self._inbox, self._ident = asyncio.Queue(), 0
-            self.socket = await Socket.connect(self.port, "json", CONTROL, self._receive)
+            self.socket = await FrameSocket.connect(self.port, "json", CONTROL, self._receive)
             self._tell({"type": "open", "client": f"control-{begin}"})
             await self._until("state")
             self.opens.append(time.perf_counter() - begin)
@@ -415,7 +415,7 @@ class Control:
 # --- the server --------------------------------------------------------------------------------------
 
 
-class Server:
+class HostileServer:
     """A `ramify serve` in a process group of its own; its log goes to a file."""
 
     def __init__(self, model: Path, log: Path, options: argparse.Namespace) -> None:
@@ -510,7 +510,9 @@ def tiny_model(folder: Path) -> Path:
 # --- the campaign ------------------------------------------------------------------------------------
 
 
-async def campaign(server: Server, options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+async def campaign(
+    server: HostileServer, options: argparse.Namespace
+) -> tuple[dict[str, Any], list[str]]:
     """Figures, and what is wrong with them."""
     control = Control(server.port)
     await control.learn()
@@ -613,7 +615,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = options.model or tiny_model(folder / "tiny")
-        server = Server(model, folder / "log", options)
+        server = HostileServer(model, folder / "log", options)
         try:
             figures, wrong = asyncio.run(campaign(server, options))
         finally:

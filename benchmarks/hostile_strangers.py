@@ -57,7 +57,7 @@ def frame(opcode: int, payload: bytes = b"", fin: bool = True) -> bytes:
     return head + b"\0\0\0\0" + payload
 
 
-class Shape(NamedTuple):
+class FloodShape(NamedTuple):
     """What a socket of a flood sends: `once`, then `again` without end. `step`: bytes a send, 0: all.
 
     `shut`: it closes its half after `once`. `leaves`: it closes when all is sent once.
@@ -84,41 +84,43 @@ def _upgrade(port: int, more: str = "") -> bytes:
     return (head.removesuffix("\r\n") + more + "\r\n").encode()
 
 
-def shapes(port: int) -> dict[str, Shape]:
+def shapes(port: int) -> dict[str, FloodShape]:
     """All floods, by name."""
     upgrade = _upgrade(port)
     items = "Sec-WebSocket-Extensions: x" + ";a" * 3900 + "\r\n"
     return {
-        "nothing": Shape(b""),
-        "chunks of a byte": Shape(_post(port, CHUNKED), b"1\r\nx\r\n" * 40_000),
-        "chunk extensions": Shape(_post(port, CHUNKED), (b"1;" + b"e" * 1000 + b"\r\nx\r\n") * 200),
-        "trailers": Shape(_post(port, CHUNKED) + b"0\r\n" + b"a:\r\n" * 3900 + b"\r\n"),
-        "many headers": Shape(_get(port, "/", "a:\r\n" * 3900)),
-        "folded headers": Shape(_get(port, "/", "a:\r\n" + " b\r\n" * 3900)),
-        "a head byte by byte": Shape(_get(port, "/", "a: " + "x" * 15_000 + "\r\n"), step=1),
-        "a body byte by byte": Shape(_post(port, "Content-Length: 60000\r\n"), b"x" * 60_000, step=1),
-        "a body without end": Shape(_post(port, "Content-Length: 999999999\r\n"), b"x" * (1 << 20)),
-        "pipelined requests": Shape(b"", _get(port, "/healthz") * 1000),
-        "requests": Shape(_get(port, "/healthz")),
-        "the page": Shape(_get(port, "/")),
-        "wrong tokens": Shape(_post(port, "Content-Length: 2\r\n") + b"{}"),
-        "connections": Shape(b"", leaves=True),
-        "half-closes": Shape(_get(port, "/healthz")[:-2], shut=True),
-        "handshakes": Shape(upgrade, leaves=True),
-        "handshakes with many items": Shape(_upgrade(port, items)),
-        "pings": Shape(upgrade, frame(9, b"?") * 20_000),
-        "fragments of a byte": Shape(
+        "nothing": FloodShape(b""),
+        "chunks of a byte": FloodShape(_post(port, CHUNKED), b"1\r\nx\r\n" * 40_000),
+        "chunk extensions": FloodShape(_post(port, CHUNKED), (b"1;" + b"e" * 1000 + b"\r\nx\r\n") * 200),
+        "trailers": FloodShape(_post(port, CHUNKED) + b"0\r\n" + b"a:\r\n" * 3900 + b"\r\n"),
+        "many headers": FloodShape(_get(port, "/", "a:\r\n" * 3900)),
+        "folded headers": FloodShape(_get(port, "/", "a:\r\n" + " b\r\n" * 3900)),
+        "a head byte by byte": FloodShape(_get(port, "/", "a: " + "x" * 15_000 + "\r\n"), step=1),
+        "a body byte by byte": FloodShape(
+            _post(port, "Content-Length: 60000\r\n"), b"x" * 60_000, step=1
+        ),
+        "a body without end": FloodShape(_post(port, "Content-Length: 999999999\r\n"), b"x" * (1 << 20)),
+        "pipelined requests": FloodShape(b"", _get(port, "/healthz") * 1000),
+        "requests": FloodShape(_get(port, "/healthz")),
+        "the page": FloodShape(_get(port, "/")),
+        "wrong tokens": FloodShape(_post(port, "Content-Length: 2\r\n") + b"{}"),
+        "connections": FloodShape(b"", leaves=True),
+        "half-closes": FloodShape(_get(port, "/healthz")[:-2], shut=True),
+        "handshakes": FloodShape(upgrade, leaves=True),
+        "handshakes with many items": FloodShape(_upgrade(port, items)),
+        "pings": FloodShape(upgrade, frame(9, b"?") * 20_000),
+        "fragments of a byte": FloodShape(
             upgrade + frame(1, b"[", fin=False), frame(0, b" ", fin=False) * 20_000
         ),
-        "bytes of a frame": Shape(upgrade, frame(1, b" " * 8000), step=1),
-        "messages without a token": Shape(upgrade, frame(1, b'{"type":"ping"}') * 5000),
+        "bytes of a frame": FloodShape(upgrade, frame(1, b" " * 8000), step=1),
+        "messages without a token": FloodShape(upgrade, frame(1, b'{"type":"ping"}') * 5000),
     }
 
 
 class Flood:
     """One socket of a flood."""
 
-    def __init__(self, port: int, shape: Shape) -> None:
+    def __init__(self, port: int, shape: FloodShape) -> None:
         self._shape = shape
         self.sock = socket.create_connection(("127.0.0.1", port), 10, ("127.0.0.2", 0))
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -26,7 +26,7 @@ def upgrade_request(port: int) -> bytes:
     return _UPGRADE % port
 
 
-class Recorder(asyncio.Protocol):
+class ChunkRecorder(asyncio.Protocol):
     """One socket. `chunks`: (time, bytes) as they came; `dones`: ends of generations among them."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Recorder(asyncio.Protocol):
         self._wanted: tuple[bytes, int] = (b"", 0)
 
     @classmethod
-    async def connect(cls, port: int) -> "Recorder":
+    async def connect(cls, port: int) -> "ChunkRecorder":
         """Connect and upgrade."""
         loop = asyncio.get_running_loop()
         _, self = await loop.create_connection(cls, "127.0.0.1", port)

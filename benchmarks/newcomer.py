@@ -86,7 +86,7 @@ async def crowd(url: str, options: argparse.Namespace) -> None:
     os._exit(0)
 
 
-class Crowd:
+class NewcomerCrowd:
     """The crowd, in a process of its own. Use with `with`; `done` is filled at the end."""
 
     def __init__(self, url: str, argv: list[str]) -> None:
@@ -101,7 +101,7 @@ class Crowd:
         if not self._process.stdout.readline():
             raise RuntimeError(f"the crowd ended with code {self._process.wait()}")
 
-    def __enter__(self) -> "Crowd":
+    def __enter__(self) -> "NewcomerCrowd":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -146,7 +146,7 @@ def measure(options: argparse.Namespace, credentials: str, argv: list[str]) -> d
     with served(["--device=cpu", "--threads=1", *flags], None) as server:
         asyncio.run(newcomers(server.url, 3, 0.0))  # warm-up
         idle = asyncio.run(newcomers(server.url, options.newcomers, 0.0))
-        with Crowd(server.url, argv) as others:
+        with NewcomerCrowd(server.url, argv) as others:
             time.sleep(options.settle)
             before = counted(server.url)
             beside = asyncio.run(newcomers(server.url, options.newcomers, options.pause))

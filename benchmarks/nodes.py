@@ -112,7 +112,7 @@ async def serve(options: argparse.Namespace) -> None:
 # --- the cluster ----------------------------------------------------------------------------------
 
 
-class Cluster:
+class RayHosts:
     """Hosts with Ray nodes."""
 
     def __init__(self, network: Network) -> None:
@@ -138,15 +138,15 @@ class Cluster:
         own = ["--node-ip-address", host.address, "--num-cpus", str(cpus), "--disable-usage-stats"]
         host.run([RAY, "start", *at, *own, "--object-store-memory", "80000000"], "ray.log")
 
-    def front(self, host: Host, replicas: int, **fields: Any) -> "Front":
+    def front(self, host: Host, replicas: int, **fields: Any) -> "FrontHost":
         """`ramify serve` on this host."""
-        return Front(self, host, replicas, **fields)
+        return FrontHost(self, host, replicas, **fields)
 
 
-class Front:
+class FrontHost:
     """A front on a host, seen from outside. `lost`: it is known to be gone."""
 
-    def __init__(self, cluster: Cluster, host: Host, replicas: int, **fields: Any) -> None:
+    def __init__(self, cluster: RayHosts, host: Host, replicas: int, **fields: Any) -> None:
         self.host, self.replicas = host, replicas
         folder = host.folder / "front"
         folder.mkdir(exist_ok=True)
@@ -209,7 +209,7 @@ class Front:
 # --- streams --------------------------------------------------------------------------------------
 
 
-class Stream:
+class GreedyStream:
     """One greedy generation. What contradicts docs/protocol.md raises AssertionError."""
 
     def __init__(self, prompt: str, tokens: int) -> None:
@@ -222,7 +222,7 @@ class Stream:
         self.moved = False  # to another front, which may know less than the client
         self.taken_back = 0  # tokens
 
-    async def open(self, front: Front) -> None:
+    async def open(self, front: FrontHost) -> None:
         """A session, or the one that it had, at this front."""
         self._ws = await connect(front.url, subprotocols=["ramify.v1+json"], proxy=None, open_timeout=30)  # type: ignore[list-item]
         opening: dict[str, Any] = {"type": "open", "client": "load"}
@@ -247,7 +247,7 @@ class Stream:
                     self.position = message.get("position", self.position)
                     return
 
-    async def generate(self, other: Front | None = None) -> None:
+    async def generate(self, other: FrontHost | None = None) -> None:
         """Ask for it, and take it to its end. `other`: see `follow`."""
         assert self._ws is not None
         sampling = {"temperature": 0, "max_tokens": self._tokens, "ignore_eos": True}
@@ -255,7 +255,7 @@ class Stream:
         await self._ws.send(json.dumps({"type": "generate", "id": 2, **sampling}))
         await self.follow(other)
 
-    async def follow(self, other: Front | None = None) -> None:
+    async def follow(self, other: FrontHost | None = None) -> None:
         """Take the rest. When nothing comes for SILENCE_S, from the `other` front."""
         while not self.ended:
             try:
@@ -312,14 +312,14 @@ class Stream:
 
 
 async def streams(
-    front: Front,
+    front: FrontHost,
     options: argparse.Namespace,
     tokens: int,
     meanwhile: Callable[[], Awaitable[None]],
-    other: Front | None = None,
-) -> list[Stream]:
+    other: FrontHost | None = None,
+) -> list[GreedyStream]:
     """All at once. `meanwhile` runs beside them."""
-    made = [Stream(f"Tell me {n} things about the sea.", tokens) for n in range(options.streams)]
+    made = [GreedyStream(f"Tell me {n} things about the sea.", tokens) for n in range(options.streams)]
     for stream in made:
         await stream.open(front)
     await asyncio.gather(*(stream.generate(other) for stream in made), meanwhile())
@@ -332,7 +332,9 @@ async def nothing() -> None:
     """Nothing happens meanwhile."""
 
 
-def judged(what: str, plain: list[Stream], disturbed: list[Stream], moved: int = 0) -> dict[str, Any]:
+def judged(
+    what: str, plain: list[GreedyStream], disturbed: list[GreedyStream], moved: int = 0
+) -> dict[str, Any]:
     """What became of the streams."""
     waits = [stream.gap() for stream in disturbed]
     return {
@@ -346,7 +348,7 @@ def judged(what: str, plain: list[Stream], disturbed: list[Stream], moved: int =
     }
 
 
-class Bench:
+class NodesBench:
     """The parts."""
 
     def __init__(self, network: Network, options: argparse.Namespace) -> None:
@@ -365,7 +367,7 @@ class Bench:
     async def loss(self, wanted: list[str], *, bundled: bool = False) -> None:
         """`lost` and `silent`, one cluster."""
         options = self.options
-        cluster = Cluster(self.network)
+        cluster = RayHosts(self.network)
         place = cluster.node("front", cpus=0)
         nodes = [cluster.node(f"node{n}") for n in range(3)]
         front = cluster.front(place, 3, bundled=bundled) if bundled else cluster.front(place, 3)
@@ -408,7 +410,7 @@ class Bench:
 
     async def joins(self) -> None:
         """`joins`: there is room for one replica, and too much to do for it; then a node comes."""
-        cluster = Cluster(self.network)
+        cluster = RayHosts(self.network)
         front = cluster.front(cluster.node("front", cpus=0), 1, most=2, rows=8)
         cluster.node("node0", cpus=1)
         await front.full()
@@ -436,7 +438,7 @@ class Bench:
 
     async def slow(self) -> None:
         """`slow`: far nodes, and 1 % of the packets lost on their links."""
-        cluster = Cluster(self.network)
+        cluster = RayHosts(self.network)
         fast = cluster.node("node0")
         front = cluster.front(cluster.node("front", cpus=0), 2)
         await front.full()
@@ -461,7 +463,7 @@ class Bench:
 
     async def front(self) -> None:
         """`front`: its host is gone without a word; clients find the other one."""
-        cluster = Cluster(self.network)
+        cluster = RayHosts(self.network)
         store = database(self.network.host("db"))
         fronts = []
         for n in (0, 1):
@@ -484,7 +486,7 @@ class Bench:
 
     async def head(self) -> None:
         """`head`: the front and the replicas that live go on; what then becomes of Ray."""
-        cluster = Cluster(self.network)
+        cluster = RayHosts(self.network)
         place = cluster.node("front", cpus=0)
         front = cluster.front(place, 2)
         nodes = [cluster.node(f"node{n}") for n in range(2)]
@@ -498,7 +500,7 @@ class Bench:
             began = time.monotonic()
             cluster.head.lose()
 
-        waiting = Stream("Tell me nothing.", 50)
+        waiting = GreedyStream("Tell me nothing.", 50)
         await waiting.open(front)
         done = await streams(front, self.options, 1500, breaks)
         self.note(**judged("head", plain, done), replicas=len(front.ready()))
@@ -592,7 +594,7 @@ def main() -> int:
     about = machine()
     print(headline(about), flush=True)
     with tempfile.TemporaryDirectory(prefix="ramify-nodes-") as folder, Network(Path(folder)) as network:
-        bench = Bench(network, options)
+        bench = NodesBench(network, options)
         asyncio.run(bench.run())
     print(f"load average at the end: {os.getloadavg()[0]:.2f}")
     write_json(options.json, about, bench.results)

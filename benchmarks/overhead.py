@@ -38,7 +38,7 @@ PROMPT = "abcd" * 16
 
 
 @dataclass
-class Shape:
+class LoadShape:
     """So many sockets, each with so many branches, each generating so many tokens."""
 
     branches: int
@@ -55,16 +55,16 @@ class Shape:
 
 
 SHAPES = [
-    Shape(1, 1, 1000),
-    Shape(1, 64, 400),
-    Shape(1, 256, 200),
-    Shape(8, 8, 400),
-    Shape(8, 32, 200),
+    LoadShape(1, 1, 1000),
+    LoadShape(1, 64, 400),
+    LoadShape(1, 256, 200),
+    LoadShape(8, 8, 400),
+    LoadShape(8, 32, 200),
 ]
 
 
 @dataclass
-class Run:
+class OverheadRun:
     """One run's figures, in microseconds and milliseconds as named."""
 
     cpu_us: float  # of all processes
@@ -85,7 +85,7 @@ class Run:
     load: float = field(default_factory=lambda: os.getloadavg()[0])
 
 
-async def run(server: FakeServer, shape: Shape) -> Run:
+async def run(server: FakeServer, shape: LoadShape) -> OverheadRun:
     """All generations at once, once."""
     sockets = [await _ready(server.port, i, shape.branches) for i in range(shape.sockets)]
     names = [f"b{i}" for i in range(shape.branches)]
@@ -117,7 +117,7 @@ async def run(server: FakeServer, shape: Shape) -> Run:
     plan, thread = after["plan"], after["from_thread"]
     loop_s = after["loop_cpu"] - before["loop_cpu"]
     gateways = [a - b for a, b in zip(after["gateways"], before["gateways"], strict=True)]
-    return Run(
+    return OverheadRun(
         cpu_us=(after["cpu"] - before["cpu"] + sum(gateways)) / total * 1e6,
         loop_us=loop_s / total * 1e6,
         loop_busy=loop_s / elapsed * 100,
@@ -151,7 +151,7 @@ async def _ready(port: int, index: int, branches: int) -> Recorder:
     return socket
 
 
-def _latencies(sockets: list[Recorder], shape: Shape) -> tuple[list[float], list[float], int]:
+def _latencies(sockets: list[Recorder], shape: LoadShape) -> tuple[list[float], list[float], int]:
     """TTFTs, ITLs (a delta of several tokens counts once), frames; checks that nothing is missing."""
     ttft: list[float] = []
     itl: list[float] = []
@@ -186,12 +186,12 @@ def _latencies(sockets: list[Recorder], shape: Shape) -> tuple[list[float], list
     return ttft, itl, frames
 
 
-def _cell(runs: list[Run], name: str, digits: int = 0) -> str:
+def _cell(runs: list[OverheadRun], name: str, digits: int = 0) -> str:
     values = spread([getattr(run, name) for run in runs])
     return f"{values['median']:.{digits}f} ({values['min']:.{digits}f}-{values['max']:.{digits}f})"
 
 
-def _row(shape: Shape, step_ms: float, gateways: int, runs: list[Run]) -> list[str]:
+def _row(shape: LoadShape, step_ms: float, gateways: int, runs: list[OverheadRun]) -> list[str]:
     def two(first: str, second: str, digits: int = 0) -> str:
         a, b = (spread([getattr(r, name) for r in runs])["median"] for name in (first, second))
         return f"{a:.{digits}f} / {b:.{digits}f}"
@@ -243,7 +243,7 @@ def main() -> None:
     about = machine()
     print(headline(about), flush=True)
     shapes = [
-        Shape(s.branches, s.sockets, max(2, int(s.tokens * options.scale)))
+        LoadShape(s.branches, s.sockets, max(2, int(s.tokens * options.scale)))
         for s in SHAPES
         if options.only is None or s.name.replace(" ", "") in options.only
     ]
@@ -253,7 +253,7 @@ def main() -> None:
         with FakeServer(
             step_ms=step_ms, loop=options.loop, executor=options.executor, gateways=gateways
         ) as server:
-            asyncio.run(run(server, Shape(1, 16, 50)))  # warm-up
+            asyncio.run(run(server, LoadShape(1, 16, 50)))  # warm-up
             for shape in shapes:
                 runs = [asyncio.run(run(server, shape)) for _ in range(options.repeat)]
                 rows.append(_row(shape, step_ms, gateways, runs))

@@ -433,7 +433,7 @@ def limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-class Campaign:
+class SchemaCampaign:
     """Counts, and the first examples of what must not be."""
 
     def __init__(self, show: int) -> None:
@@ -518,7 +518,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=380.0, help="begin no schema behind these")
     parser.add_argument("--show", type=int, default=3, help="examples of each fault")
     given = parser.parse_args()
-    campaign = Campaign(given.show)
+    campaign = SchemaCampaign(given.show)
     until = time.monotonic() + given.seconds
     seed = given.seed
     for seed in itertools.takewhile(

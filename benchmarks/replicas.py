@@ -74,7 +74,7 @@ def _with_children(pid: int) -> list[int]:
     return found
 
 
-class Server:
+class ReplicasServer:
     """A server in a process of its own."""
 
     def __init__(
@@ -107,7 +107,7 @@ class Server:
         pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
-    def __enter__(self) -> "Server":
+    def __enter__(self) -> "ReplicasServer":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -144,7 +144,7 @@ async def serve(options: argparse.Namespace, folder: Path) -> None:
 # --- streams --------------------------------------------------------------------------------------
 
 
-class Stream:
+class GenerationStream:
     """One generation on a socket of its own."""
 
     def __init__(self, recorder: Recorder, tokens: int) -> None:
@@ -155,7 +155,7 @@ class Stream:
         self.sent = 0.0
 
     @classmethod
-    async def open(cls, port: int, prompt: str, tokens: int) -> "Stream":
+    async def open(cls, port: int, prompt: str, tokens: int) -> "GenerationStream":
         """A session with a prompt."""
         recorder = await Recorder.connect(port)
         waiting = asyncio.ensure_future(recorder.until(b'"type":"ok"'))
@@ -195,9 +195,11 @@ class Stream:
         return max((b - a for a, b in itertools.pairwise([self.sent, *self.times])), default=0.0)
 
 
-async def streams(port: int, prompts: list[str], tokens: int, meanwhile: Any = None) -> list[Stream]:
+async def streams(
+    port: int, prompts: list[str], tokens: int, meanwhile: Any = None
+) -> list[GenerationStream]:
     """All at once. `meanwhile` runs beside them."""
-    opened = [await Stream.open(port, prompt, tokens) for prompt in prompts]
+    opened = [await GenerationStream.open(port, prompt, tokens) for prompt in prompts]
     await asyncio.gather(*(stream.run() for stream in opened), *([meanwhile()] if meanwhile else []))
     return opened
 
@@ -309,14 +311,14 @@ def sockets(options: argparse.Namespace) -> tuple[list[list[str]], Any, bool]:
     """See the module's top."""
     allow_files(options.sockets + 200)
 
-    async def crowd(server: Server) -> dict[str, float]:
+    async def crowd(server: ReplicasServer) -> dict[str, float]:
         before = server.rss()
         began = time.perf_counter()
-        opened: list[Stream] = []
+        opened: list[GenerationStream] = []
         for _ in range(0, options.sockets, 100):
             number = min(100, options.sockets - len(opened))
             prompts = [f"socket {len(opened) + i}" for i in range(number)]
-            opened += await asyncio.gather(*(Stream.open(server.port, p, 8) for p in prompts))
+            opened += await asyncio.gather(*(GenerationStream.open(server.port, p, 8) for p in prompts))
         connected = time.perf_counter() - began
         beside = await streams(server.port, [f"beside {i}" for i in range(64)], 200)
         gaps = [b - a for s in beside for a, b in itertools.pairwise(s.times)]
@@ -334,7 +336,7 @@ def sockets(options: argparse.Namespace) -> tuple[list[list[str]], Any, bool]:
             "kib_each": (server.rss() - before) / options.sockets / 1024,
         }
 
-    with Server(2) as server:
+    with ReplicasServer(2) as server:
         found = asyncio.run(crowd(server))
     return [list(found), [f"{value:.1f}" for value in found.values()]], found, False
 

@@ -83,7 +83,7 @@ class World:
 
 
 @dataclass
-class Branch:
+class KnownBranchState:
     """What a client knows of one. `solid`: up to where a reply has confirmed it.
 
     `outputs`: position -> token. `marks`: confirmed inputs -> their end. `whole`: every output was seen.
@@ -104,8 +104,10 @@ class Branch:
         self.outputs = {at: token for at, token in self.outputs.items() if at < to}
         self.marks = {mark: end for mark, end in self.marks.items() if end <= to}
 
-    def copy(self, to: int) -> "Branch":
-        other = Branch(self.position, self.solid, dict(self.outputs), dict(self.marks), self.whole)
+    def copy(self, to: int) -> "KnownBranchState":
+        other = KnownBranchState(
+            self.position, self.solid, dict(self.outputs), dict(self.marks), self.whole
+        )
         other.cut(to)
         other.position = other.solid = to
         return other
@@ -120,7 +122,7 @@ class Client:
         self._sync = index % 2 == 0
         self._random = random.Random(seed << 20 | index)
         self._login: dict[str, str] = {}
-        self._branches: dict[str, Branch] = {"main": Branch()}
+        self._branches: dict[str, KnownBranchState] = {"main": KnownBranchState()}
         self._revision = 0
         self._told = 0  # the revision of `state` when it resumed
         self._op = 0
@@ -277,7 +279,12 @@ class Client:
         if first["type"] != "state":
             self._fault(f"open was refused: {first}")
             if first.get("code") == "no_session":
-                self._login, self._branches, self._revision, self._meta = {}, {"main": Branch()}, 0, None
+                self._login, self._branches, self._revision, self._meta = (
+                    {},
+                    {"main": KnownBranchState()},
+                    0,
+                    None,
+                )
             await socket.close()
             raise EOFError
         self._socket = socket
@@ -308,7 +315,9 @@ class Client:
             self._again |= set(range(self._op + 1))
             self._left = {ident: _replies(op) for ident, op in self._sent.items()}
             unsure = {"whole": False, "sure": False}
-            self._branches = {name: Branch(**unsure) for name in self._branches if name in here}
+            self._branches = {
+                name: KnownBranchState(**unsure) for name in self._branches if name in here
+            }
             self._confirmed = min(self._confirmed, state["op"])
             if (self._meta is not None) and (state.get("meta") or {}).get("n") != self._meta:
                 self._meta = (state.get("meta") or {}).get("n")
@@ -328,7 +337,7 @@ class Client:
                 self._fault(f"meta was {self._meta}, is {state.get('meta')}")
             self._meta = (state.get("meta") or {}).get("n")
         for name in here.keys() - self._branches.keys():
-            self._branches[name] = Branch(heard=False, whole=False, sure=not self._lost)
+            self._branches[name] = KnownBranchState(heard=False, whole=False, sure=not self._lost)
 
     def _note(self, way: str, message: Any) -> None:
         if self._log:
@@ -348,7 +357,7 @@ class Client:
     def _delta(self, delta: dict[str, Any]) -> None:
         name, tokens = delta["branch"], delta.get("tokens", [])
         begins = delta["position"] - len(tokens)  # a child that `n` made begins with its output
-        branch = self._branches.setdefault(name, Branch(begins, whole=False, sure=False))
+        branch = self._branches.setdefault(name, KnownBranchState(begins, whole=False, sure=False))
         if "truncate" in delta:
             to = delta["truncate"]
             self._world.counts["truncated"] += 1
@@ -397,7 +406,7 @@ class Client:
         branches, result = self._branches, reply.get("result") or {}
         at = reply.get("position", 0)
         if reply["type"] == "done":
-            branch = branches.setdefault(reply["branch"], Branch(whole=False))
+            branch = branches.setdefault(reply["branch"], KnownBranchState(whole=False))
             if branch.heard and branch.position != at and not self._resumed:
                 self._fault(f"{reply['branch']}: done at {at}, seen up to {branch.position}")
             branch.position = branch.solid = max(at, branch.position)
@@ -405,7 +414,7 @@ class Client:
             return
         match op["type"]:
             case "append":
-                branch = branches.setdefault(op["branch"], Branch(whole=False))
+                branch = branches.setdefault(op["branch"], KnownBranchState(whole=False))
                 branch.marks[op["text"]] = at
                 branch.position = branch.solid = max(at, branch.position)
             case "rollback":
@@ -422,7 +431,9 @@ class Client:
                 for kept in result.get("kept", []):
                     branch = branches.get(kept["from"])
                     whole = branch is not None and branch.whole
-                    branches[kept["into"]] = branch.copy(kept["position"]) if branch else Branch()
+                    branches[kept["into"]] = (
+                        branch.copy(kept["position"]) if branch else KnownBranchState()
+                    )
                     branches[kept["into"]].whole = whole
                     branches[kept["into"]].position = kept["position"]
                 for name in result.get("dropped", []):

@@ -58,7 +58,7 @@ BESIDE = [6.37, 7.86, 9.04, 10.0, 11.6, 12.9, 14.3, 17.0, 22.4, 28.1, 50.0, 97.0
 
 
 @dataclass
-class Work:
+class StepWork:
     """Of a step: tokens in so many extends, and decodes over so many tokens."""
 
     prompt: int = 0
@@ -99,7 +99,7 @@ class Noise:
 class CpuDevice:
     """A step's parts add up, and its host is itself."""
 
-    def step(self, work: Work) -> tuple[float, float]:
+    def step(self, work: StepWork) -> tuple[float, float]:
         base, decode, prompt = CPU
         return base + decode * work.decodes + prompt * work.prompt, 0.05
 
@@ -110,7 +110,7 @@ class Device:
 
     graph_lines: int
 
-    def step(self, work: Work) -> tuple[float, float]:
+    def step(self, work: StepWork) -> tuple[float, float]:
         """Milliseconds of the device and of its host."""
         if not work.prompt and not work.decodes:
             return 0.05, 0.05
@@ -123,12 +123,12 @@ class Device:
 
 
 @dataclass
-class Answer:
+class SimulatedAnswer:
     """One generation as its client sees it. Times in milliseconds."""
 
     branch: int
     sent: float
-    done: Callable[["Answer"], None]
+    done: Callable[["SimulatedAnswer"], None]
     arrivals: list[float] = field(default_factory=list)
     steps: int = 0  # that were begun before it came
     waited: int = 0  # steps that were begun until its first token
@@ -163,7 +163,7 @@ class Simulation:
         self.now = 0.0
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.count = 0
-        self.requests: dict[int, Answer] = {}
+        self.requests: dict[int, SimulatedAnswer] = {}
         self.delivered = 0
         self.client_free = 0.0
         # the executor
@@ -172,7 +172,7 @@ class Simulation:
         self.host_free = self.device_free = 0.0
         self.lengths: dict[int, int] = {}
         self.idle = 0.0
-        self.steps: list[tuple[float, Work, float]] = []  # begin, work, milliseconds
+        self.steps: list[tuple[float, StepWork, float]] = []  # begin, work, milliseconds
 
     def at(self, time: float, act: Callable[[], None]) -> None:
         self.count += 1
@@ -200,7 +200,7 @@ class Simulation:
 
     def submit(
         self,
-        answer: Answer,
+        answer: SimulatedAnswer,
         session: int,
         prompt: int,
         output: int,
@@ -269,11 +269,11 @@ class Simulation:
             self.pending.append((end, result))
             self.at(self.host_free, self.launch)
 
-    def apply(self, plan: StepPlan) -> tuple[Work, list[int]]:
+    def apply(self, plan: StepPlan) -> tuple[StepWork, list[int]]:
         """What the plan runs, and the rows that it samples."""
         for opened in plan.opens:
             self.lengths[opened.row] = opened.cached
-        work, rows = Work(), []
+        work, rows = StepWork(), []
         for extend in plan.extends:
             size = len(extend.tokens) // 4
             self.lengths[extend.row] += size
@@ -291,7 +291,7 @@ class Simulation:
             work.context += self.lengths[row]
         return work, rows
 
-    def issue(self, work: Work) -> float:
+    def issue(self, work: StepWork) -> float:
         """Launch a step now; when it is over."""
         device, host = self.device.step(work)
         device *= self.noise.factor(self.now)
@@ -316,7 +316,7 @@ class Simulation:
 
 def chat(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
     """`options.sessions` conversations of `options.turns` turns."""
-    answers: list[Answer] = []
+    answers: list[SimulatedAnswer] = []
     turns = [0] * options.sessions
     positions = [0] * options.sessions
 
@@ -324,18 +324,18 @@ def chat(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
         if turns[number] == options.turns:
             return
         turns[number] += 1
-        answer = Answer(number + 1, 0.0, finish)
+        answer = SimulatedAnswer(number + 1, 0.0, finish)
         if not options.append_ahead:
             answer.sent = sim.send(lambda: arrive(answer, append=True, output=True))
             return
-        sim.send(lambda: arrive(Answer(number + 1, 0.0, finish), append=True, output=False))
+        sim.send(lambda: arrive(SimulatedAnswer(number + 1, 0.0, finish), append=True, output=False))
 
         def later() -> None:
             answer.sent = sim.send(lambda: arrive(answer, append=False, output=True))
 
         sim.at(sim.now + options.append_ahead, later)
 
-    def arrive(answer: Answer, *, append: bool, output: bool) -> None:
+    def arrive(answer: SimulatedAnswer, *, append: bool, output: bool) -> None:
         number = answer.branch - 1
         if append:
             sim.append(answer.branch, options.input)
@@ -343,7 +343,7 @@ def chat(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
         size, priority = (options.output, 0) if output else (0, -8)
         sim.submit(answer, answer.branch, positions[number], size, priority)
 
-    def finish(answer: Answer) -> None:
+    def finish(answer: SimulatedAnswer) -> None:
         answers.append(answer)
         positions[answer.branch - 1] += options.output
         next_turn(answer.branch - 1)
@@ -357,10 +357,10 @@ def chat(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
 
 def throughput(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
     """All requests at once, from 32 sessions."""
-    answers: list[Answer] = []
+    answers: list[SimulatedAnswer] = []
     for number in range(options.requests):
         sim.open(number + 1)
-        answer = Answer(number + 1, 0.0, answers.append)
+        answer = SimulatedAnswer(number + 1, 0.0, answers.append)
         size, output = (sim.dice.randint(100, 1024) for _ in range(2))
         sim.append(answer.branch, size)
         answer.sent = sim.send(
@@ -374,10 +374,10 @@ def throughput(sim: Simulation, options: argparse.Namespace) -> Callable[[], str
 def prompts(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
     """Short prompts with pauses beside long ones, each session one after the other."""
     until = 1e3 * options.seconds
-    shorts: list[Answer] = []
-    longs: list[Answer] = []
+    shorts: list[SimulatedAnswer] = []
+    longs: list[SimulatedAnswer] = []
 
-    def begin(session: int, size: int, output: int, pause: float, into: list[Answer]) -> None:
+    def begin(session: int, size: int, output: int, pause: float, into: list[SimulatedAnswer]) -> None:
         if sim.now >= until:
             return
         sim.count += 1
@@ -385,13 +385,13 @@ def prompts(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
         sim.open(branch)
         sim.append(branch, size)
 
-        def finish(answer: Answer) -> None:
+        def finish(answer: SimulatedAnswer) -> None:
             into.append(answer)
             sim.cache.drop_branches(m.DropBranches([branch]))
             rest = sim.dice.expovariate(1 / pause) if pause else 0.0
             sim.at(sim.now + rest, lambda: begin(session, size, output, pause, into))
 
-        answer = Answer(branch, 0.0, finish)
+        answer = SimulatedAnswer(branch, 0.0, finish)
         priority = options.short_priority if into is shorts else options.long_priority
         answer.sent = sim.send(lambda: sim.submit(answer, session, size, output, priority))
 
@@ -407,8 +407,8 @@ def prompts(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
 
 def newcomer(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
     """5 clients with 64 generations each and more waiting; every 300 ms somebody new."""
-    others: list[Answer] = []
-    new: list[Answer] = []
+    others: list[SimulatedAnswer] = []
+    new: list[SimulatedAnswer] = []
     until = 1e3 * options.seconds
 
     def crowd(number: int) -> None:
@@ -419,12 +419,12 @@ def newcomer(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
         sim.open(branch)
         sim.append(branch, 64)
 
-        def finish(answer: Answer) -> None:
+        def finish(answer: SimulatedAnswer) -> None:
             others.append(answer)
             crowd(number)
 
         owner = "crowd" if options.owners else ""
-        answer = Answer(branch, 0.0, finish)
+        answer = SimulatedAnswer(branch, 0.0, finish)
         answer.sent = sim.send(
             lambda: sim.submit(answer, number + 1, 64, 1024, options.long_priority, owner)
         )
@@ -434,7 +434,7 @@ def newcomer(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
         branch = sim.count
         sim.open(branch)
         sim.append(branch, 128)
-        answer = Answer(branch, 0.0, new.append)
+        answer = SimulatedAnswer(branch, 0.0, new.append)
         owner = f"new {number}" if options.owners else ""
         answer.sent = sim.send(
             lambda: sim.submit(answer, 1000 + number, 128, 32, options.short_priority, owner)
@@ -454,8 +454,8 @@ def newcomer(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
 
 def crowd(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
     """60 sessions, turns of 100 + 500 tokens on a branch until it is full; a newcomer each 2 seconds."""
-    others: list[Answer] = []
-    new: list[Answer] = []
+    others: list[SimulatedAnswer] = []
+    new: list[SimulatedAnswer] = []
     until = 1e3 * options.seconds
 
     def turn(session: int, branch: int, position: int) -> None:
@@ -468,11 +468,11 @@ def crowd(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
             sim.open(branch)
         sim.append(branch, 100)
 
-        def finish(answer: Answer) -> None:
+        def finish(answer: SimulatedAnswer) -> None:
             others.append(answer)
             turn(session, branch, position + 600)
 
-        answer = Answer(branch, sim.now, finish)
+        answer = SimulatedAnswer(branch, sim.now, finish)
         sim.submit(answer, session, position + 100, 500, 0, f"own {session}" if options.own else "crowd")
 
     def come(number: int) -> None:
@@ -480,7 +480,7 @@ def crowd(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
         branch = sim.count
         sim.open(branch)
         sim.append(branch, 24)
-        answer = Answer(branch, sim.now, new.append)
+        answer = SimulatedAnswer(branch, sim.now, new.append)
         sim.submit(answer, 1000 + number, 24, 4, 0, f"new {number}")
         if sim.now + 2000 < until:
             sim.at(sim.now + 2000, lambda: come(number + 1))
@@ -505,7 +505,7 @@ class Rounds:
         self._options = options
         self._left = 0
         self._rounds = 0
-        self._answers: list[Answer] = []
+        self._answers: list[SimulatedAnswer] = []
         self.waited: list[int] = []
         self._begin()
 
@@ -518,13 +518,13 @@ class Rounds:
             branch = sim.count
             sim.open(branch)
             sim.append(branch, options.input)
-            answer = Answer(branch, sim.now, self._finish)
+            answer = SimulatedAnswer(branch, sim.now, self._finish)
             self._answers.append(answer)
             output = options.output + number % 8  # so that not all end at once
             act = partial(sim.submit, answer, self._rounds * STREAMS + number, options.input, output)
             sim.at(sim.now + sim.dice.uniform(0.0, 100.0), act)
 
-    def _finish(self, answer: Answer) -> None:
+    def _finish(self, answer: SimulatedAnswer) -> None:
         self._sim.cache.drop_branches(m.DropBranches([answer.branch]))
         self._left -= 1
         if not self._left:
@@ -565,7 +565,7 @@ def stalls(options: argparse.Namespace) -> None:
         )
 
 
-def _latencies(answers: list[Answer]) -> str:
+def _latencies(answers: list[SimulatedAnswer]) -> str:
     gaps = [gap for answer in answers for gap in answer.gaps]
     return f"TTFT {_spread([a.ttft for a in answers])}, ITL {_spread(gaps)} ms ({len(answers)})"
 

@@ -180,7 +180,7 @@ def serve(pipe: Connection) -> None:
         pipe.send(found)
 
 
-class Worker:
+class CompileWorker:
     """One such process, started again when it was ended."""
 
     def __init__(self) -> None:
@@ -242,7 +242,7 @@ def main() -> None:
     records = [json.loads(line) for line in lines][first::step]
     if args.only:
         records = [record for record in records if record["id"] == args.only]
-    worker = Worker()
+    worker = CompileWorker()
     results: list[Result] = []
     for record in records:
         result: Result = {"id": record["id"]}

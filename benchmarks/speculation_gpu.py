@@ -103,7 +103,7 @@ def _propose(ids, rows, positions, inputs, chance, lines, width, vocabulary, MOS
     tl.store(inputs + number * width + row, token, mask=drafts)
 
 
-class Bench:
+class SpeculationBench:
     """Rows that continue prompts, from the start again in each measurement."""
 
     def __init__(self, executor: Executor, context: int, capacity: int, most: int) -> None:
@@ -270,7 +270,7 @@ def main() -> None:
     }  # fmt: skip
     about = {key: value for key, value in report.items() if not isinstance(value, list)}
     print(json.dumps(about), flush=True)
-    bench = Bench(executor, args.context, capacity, most)
+    bench = SpeculationBench(executor, args.context, capacity, most)
     bench.fill(max(args.batches))
 
     def rounded(measured: dict[str, float]) -> dict[str, float]:

@@ -55,7 +55,7 @@ PARTS = ["saver", "writer"]
 SAVED_SECONDS = 1.6  # after the last token everything is saved
 
 
-class Place:
+class StorePlace:
     """Where a store is. `size()`: its bytes there; `pid`: of the database's server, if it has one."""
 
     def __init__(self, url: str, size: Callable[[], int], pid: int | None = None) -> None:
@@ -82,11 +82,11 @@ class Place:
 
 
 @contextmanager
-def _file(encrypted: bool) -> Iterator[Place]:
+def _file(encrypted: bool) -> Iterator[StorePlace]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path = folder / "s.db"
-        place = Place(str(path), lambda: sum(each.stat().st_size for each in folder.glob("s.db*")))
+        place = StorePlace(str(path), lambda: sum(each.stat().st_size for each in folder.glob("s.db*")))
         if encrypted:
             place.key_file = folder / "key"
             place.key_file.write_bytes(base64.b64encode(os.urandom(32)))
@@ -94,7 +94,7 @@ def _file(encrypted: bool) -> Iterator[Place]:
         yield place
 
 
-def _postgres(server: Any) -> Place:
+def _postgres(server: Any) -> StorePlace:
     import psycopg
 
     from tests.servers import emptied
@@ -107,10 +107,10 @@ def _postgres(server: Any) -> Place:
             ).fetchone()
         return int(row[0]) if row is not None else 0
 
-    return Place(emptied(server), size, server.process.pid)
+    return StorePlace(emptied(server), size, server.process.pid)
 
 
-def _redis(server: Any) -> Place:
+def _redis(server: Any) -> StorePlace:
     import redis
 
     from tests.servers import emptied
@@ -119,10 +119,12 @@ def _redis(server: Any) -> Place:
         with redis.Redis.from_url(server.url) as db:
             return int(db.info("memory")["used_memory_dataset"])
 
-    return Place(emptied(server), size, server.process.pid)
+    return StorePlace(emptied(server), size, server.process.pid)
 
 
-async def _run(server: FakeServer, place: Place | None, options: argparse.Namespace) -> dict[str, float]:
+async def _run(
+    server: FakeServer, place: StorePlace | None, options: argparse.Namespace
+) -> dict[str, float]:
     sockets = [await Recorder.connect(server.port) for _ in range(options.sockets)]
     empty = place.size() if place is not None else 0
     for number, socket in enumerate(sockets):
@@ -159,7 +161,7 @@ async def _run(server: FakeServer, place: Place | None, options: argparse.Namesp
 
 def _measure(kind: str, servers: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
     with ExitStack() as stack:
-        place: Place | None = None
+        place: StorePlace | None = None
         settings: dict[str, Any] = {
             "step_ms": options.step_ms,
             "persist": options.persist,

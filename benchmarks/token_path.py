@@ -55,7 +55,7 @@ FRAME = Connection.data_received.__code__
 
 
 @dataclass(frozen=True)
-class Call:
+class EnteredCall:
     """A function of ours that was entered."""
 
     file: str
@@ -66,7 +66,7 @@ class Call:
 class Way:
     """The calls between two moments, in order."""
 
-    calls: list[Call]
+    calls: list[EnteredCall]
 
     @property
     def moves(self) -> int:
@@ -122,7 +122,9 @@ def relative(code: CodeType) -> str:
 
 
 def way(events: Iterable[CodeType | bytes]) -> Way:
-    return Way([Call(relative(code), code.co_qualname) for code in events if isinstance(code, CodeType)])
+    return Way(
+        [EnteredCall(relative(code), code.co_qualname) for code in events if isinstance(code, CodeType)]
+    )
 
 
 def tokens(events: list[CodeType | bytes]) -> list[Way]:

@@ -66,7 +66,7 @@ _json = msgspec.json.Encoder().encode
 # --- what callbacks cost ------------------------------------------------------------------------------
 
 
-class Meter:
+class CpuMeter:
     """CPU seconds of callbacks. `begin` a row, then read it."""
 
     def __init__(self) -> None:
@@ -396,10 +396,10 @@ class TakingStore:
             self._world.router.tell(message.session, m.Saved(message.ticket))
 
 
-class Run:
+class WorstFrameRun:
     """One session in one engine, and a frame."""
 
-    def __init__(self, tokenizer: Tokenizer, meter: Meter) -> None:
+    def __init__(self, tokenizer: Tokenizer, meter: CpuMeter) -> None:
         self.codec = Codec("json")
         self.meter = meter
         limits = Limits(ops_per_second=1 << 20)
@@ -467,10 +467,10 @@ class Run:
 
 
 async def measure(
-    tokenizer: Tokenizer, meter: Meter, file: str, frame: list[dict[str, Any]] | str, template: str
+    tokenizer: Tokenizer, meter: CpuMeter, file: str, frame: list[dict[str, Any]] | str, template: str
 ) -> dict[str, Any]:
     """A row: an import, then a frame (or what its name says)."""
-    run = Run(tokenizer, meter)
+    run = WorstFrameRun(tokenizer, meter)
     async with run.world as world:
         meter.collect(world.clock)
         opened = {"type": "open", "client": "c", "template": template, "import": file}
@@ -512,7 +512,7 @@ async def measure(
         return row(meter, world, 1)
 
 
-def row(meter: Meter, world: World, socket: int) -> dict[str, Any]:
+def row(meter: CpuMeter, world: World, socket: int) -> dict[str, Any]:
     replies = world.sockets[socket]
     codes = [str(each.code) for each in replies if isinstance(each, w.Error)]
     found = {
@@ -538,7 +538,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=20.0, help="milliseconds of a callback")
     parser.add_argument("--json")
     options = parser.parse_args()
-    meter = Meter()
+    meter = CpuMeter()
     wanted = [name for name in options.sessions.split(",") if name]
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:

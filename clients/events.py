@@ -7,7 +7,7 @@ from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import Bye, Delta, Error, Event, State
 
 
-class Opened(NamedTuple):
+class SessionOpened(NamedTuple):
     """The session is attached. `resumed`: this client had it before."""
 
     state: State
@@ -32,17 +32,17 @@ class Noted(NamedTuple):
     message: Event | Bye | Error
 
 
-class Refused(NamedTuple):
+class ConnectionRefused(NamedTuple):
     """The server did not attach this connection. `retry`: it may, later."""
 
     error: RamifyError
     retry: bool
 
 
-class Ended(NamedTuple):
+class SessionEnded(NamedTuple):
     """The session is over; every op without a reply has failed."""
 
     error: RamifyError
 
 
-CoreEvent = Opened | Changed | Foreign | Noted | Refused | Ended
+CoreEvent = SessionOpened | Changed | Foreign | Noted | ConnectionRefused | SessionEnded

@@ -18,7 +18,15 @@ from typing import cast
 import msgspec
 
 from ramify.clients.errors import Internal, SessionLost, from_done, from_message
-from ramify.clients.events import Changed, CoreEvent, Ended, Foreign, Noted, Opened, Refused
+from ramify.clients.events import (
+    Changed,
+    ConnectionRefused,
+    CoreEvent,
+    Foreign,
+    Noted,
+    SessionEnded,
+    SessionOpened,
+)
 from ramify.clients.heads import Heads
 from ramify.clients.reconnect import Action, Verdict, after_close
 from ramify.clients.stream import Stream, Ticket
@@ -161,7 +169,7 @@ class ClientCore:
             waiting += [ticket for frame in frames for ticket in frame]
         for ticket in waiting:
             self._fail(ticket, error)
-        return [*(Changed(ticket) for ticket in waiting), Ended(error)]
+        return [*(Changed(ticket) for ticket in waiting), SessionEnded(error)]
 
     # --- sending ------------------------------------------------------------------------------
 
@@ -283,7 +291,7 @@ class ClientCore:
         for ticket in self._sent.values():
             ticket.resumed = True
         self._posts = deque(Credit(branch=name, upto=upto) for name, upto in self._credits.items())
-        return [Opened(state, resumed)]
+        return [SessionOpened(state, resumed)]
 
     def _place(self, branch: BranchState, seen: int) -> None:
         """Where generations start on a branch whose text comes with the text it inherited."""
@@ -363,7 +371,7 @@ class ClientCore:
                 return self.end(
                     SessionLost(f"{message.message}. Its branches are gone", details=message.details)
                 )
-            return [Refused(error, message.code in ("overloaded", "limit", "internal"))]
+            return [ConnectionRefused(error, message.code in ("overloaded", "limit", "internal"))]
         ticket = self._sent.get(message.id) if message.id is not None else None
         if ticket is None:
             return [Noted(message)] if message.id is None else []

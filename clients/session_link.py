@@ -19,7 +19,15 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from websockets.typing import Subprotocol
 
 from ramify.clients.errors import ConnectionLost, Internal
-from ramify.clients.events import Changed, CoreEvent, Ended, Foreign, Noted, Opened, Refused
+from ramify.clients.events import (
+    Changed,
+    ConnectionRefused,
+    CoreEvent,
+    Foreign,
+    Noted,
+    SessionEnded,
+    SessionOpened,
+)
 from ramify.clients.reconnect import RATE_DELAY_S, Action, Pacer, delay, pause
 from ramify.clients.session import ClientCore, SessionPhase
 from ramify.clients.stream import Ticket
@@ -88,7 +96,7 @@ class SessionLink:
         self._pacer = Pacer(time.monotonic)
         self._wake = asyncio.Event()
         self._waiters: dict[object, list[asyncio.Future[None]]] = {}
-        self._refused: Refused | None  # of the present or the last connection
+        self._refused: ConnectionRefused | None  # of the present or the last connection
         self._attached: bool  # as it
         self._task: asyncio.Task[None] | None = None
         self._socket: ClientConnection | None = None
@@ -310,16 +318,16 @@ class SessionLink:
                 case Foreign(message) | Noted(message):
                     self.notes.append(message)
                     self._notify(self.notes_key)
-                case Opened():
+                case SessionOpened():
                     self._attached = True
                     limits = self.core.limits
                     rate = limits.get("ops_per_second", 0)
                     self._pacer.limit(rate, limits.get("ops_burst", rate))
                     self._tell(Connection(up=True))
                     self._notify(self)
-                case Refused():
+                case ConnectionRefused():
                     self._refused = event
-                case Ended(error):
+                case SessionEnded(error):
                     self._tell(Connection(up=False, error=error, over=True))
                     self._notify(self)
                     self._notify(self.notes_key)

@@ -21,7 +21,7 @@ _RARE = 8  # states with the same distances that are looked at again
 _OFTEN = 16  # states that lead to one over the same class: then it is named, however far it is
 
 
-class RowTable(NamedTuple):
+class AutomatonRows(NamedTuple):
     """The different rows of steps, int32 [rows, columns], and which of them each state has, and then
     each inner state of `layout`; columns that are equal are one. `classes` uint8 [256]: the column of
     each byte. `returns`: see `layout`.
@@ -34,7 +34,7 @@ class RowTable(NamedTuple):
     returns: NDArray[np.int32]
 
 
-def words_of(automaton: Automaton, rows: RowTable) -> Table:
+def words_of(automaton: Automaton, rows: AutomatonRows) -> Table:
     """The `words` of an `AutomatonBody`."""
     kinds, row, classes, layout, returns = rows
     columns = kinds.shape[1]
@@ -58,7 +58,7 @@ def words_of(automaton: Automaton, rows: RowTable) -> Table:
     )
 
 
-def rows_of(automaton: Automaton) -> RowTable:
+def rows_of(automaton: Automaton) -> AutomatonRows:
     """The rows of an automaton."""
     if isinstance(automaton, Nested):
         kinds, row, classes = _nested_rows(automaton)
@@ -70,7 +70,7 @@ def rows_of(automaton: Automaton) -> RowTable:
     columns: dict[bytes, int] = {}
     numbers = [columns.setdefault(column.tobytes(), len(columns)) for column in kinds.T]
     kept = [numbers.index(number) for number in range(len(columns))]
-    return RowTable(kinds[:, kept], row, np.array(numbers, np.uint8)[classes], layout, returns)
+    return AutomatonRows(kinds[:, kept], row, np.array(numbers, np.uint8)[classes], layout, returns)
 
 
 def _nested_rows(automaton: Nested) -> tuple[Table, NDArray[np.int64], NDArray[np.uint8]]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramify.actors.grammar.automaton import Automaton
-from ramify.actors.grammar.automaton_words import RowTable
+from ramify.actors.grammar.automaton_words import AutomatonRows
 from ramify.protocol.constraints import NO_STEP, ForcedTexts
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
@@ -16,7 +16,7 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 Numbers = NDArray[np.int64]
 
 
-def forced_texts(automaton: Automaton, rows: RowTable) -> ForcedTexts:
+def forced_texts(automaton: Automaton, rows: AutomatonRows) -> ForcedTexts:
     """Where only one byte can follow, and what."""
     following, classes = automaton.next, rows.classes
     takes = rows.kinds > NO_STEP

@@ -50,7 +50,7 @@ _HOLD_S = 2.0  # likewise
 _MUCH = 4096.0  # tokens of context, of all: with less nothing is said by how long steps last
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True):
+class RoutingPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The weights of the score. Times in seconds, sizes in tokens."""
 
     lot: float = LOT  # tokens of each prompt that a scheduler computes before it goes on to the next
@@ -134,13 +134,13 @@ class ReplicaRouter:
 
     def __init__(
         self,
-        policy: Policy | None = None,
+        policy: RoutingPolicy | None = None,
         *,
         memory: int = 256 << 20,
         block: int = BLOCK,
         seed: int = 0,
     ) -> None:
-        self.policy = policy if policy is not None else Policy()
+        self.policy = policy if policy is not None else RoutingPolicy()
         self.index = PrefixIndex(memory)
         self._hasher = BlockHasher(block)
         self._dice = random.Random(seed)

@@ -6,7 +6,7 @@ replica goes, or has far more to do than the others: then its next request is pl
 
 from collections.abc import Callable
 
-from ramify.actors.routing.router import Policy, ReplicaRouter
+from ramify.actors.routing.router import ReplicaRouter, RoutingPolicy
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.messages import Finished, Submit
 
@@ -30,7 +30,7 @@ class SessionRouter:
     def __init__(
         self,
         now: Callable[[], float],
-        policy: Policy | None = None,
+        policy: RoutingPolicy | None = None,
         late: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._late = late

@@ -8,7 +8,7 @@ import msgspec
 from ramify.clients.agent.agent import Agent, Answer, Event, Ground, Tooled
 from ramify.clients.handles import Branch
 from ramify.clients.program.state import AsyncState
-from ramify.clients.program.steps import NotCompiled
+from ramify.clients.program.steps import NotOneFrame
 from ramify.clients.program.sync import State
 from ramify.clients.program.tracing import NeedsText
 from ramify.clients.program.value import Piece
@@ -29,7 +29,7 @@ def act(
     and its words in `s.text()`. `name`: `s[name]` is the answer. What was held back is sent before it,
     so a frame ends here.
 
-    Raises TypeError on a backend that knows no tools, NotCompiled with `compiled=True`: what
+    Raises TypeError on a backend that knows no tools, NotOneFrame with `compiled=True`: what
     tools answer is known to the program alone.
     """
     if isinstance(s, State):
@@ -43,7 +43,7 @@ async def _act(s: AsyncState, agent: Agent, say: str, name: str | None) -> Answe
         raise NeedsText("an agent's turn depends on what its tools answer")
     if s.family.sender.strict:
         where = s.family.where()
-        raise NotCompiled(f"an agent's turn {where} does not fit into one frame: its tools run here")
+        raise NotOneFrame(f"an agent's turn {where} does not fit into one frame: its tools run here")
     await s.finish()
     session, branch = s.family.sender.session, s.place
     post = branch.session.link.submit if isinstance(branch, Branch) else getattr(session, "post", None)

@@ -23,7 +23,7 @@ from ramify.clients.program.forks import Forks
 from ramify.clients.program.graph import Graph
 from ramify.clients.program.program import Program, program
 from ramify.clients.program.state import AsyncState
-from ramify.clients.program.steps import NotCompiled
+from ramify.clients.program.steps import NotOneFrame
 from ramify.clients.program.sync import State, SyncForks
 from ramify.clients.program.value import Piece, Value
 
@@ -32,7 +32,7 @@ __all__ = [
     "Failed",
     "Forks",
     "Graph",
-    "NotCompiled",
+    "NotOneFrame",
     "Piece",
     "Program",
     "Run",

@@ -97,7 +97,7 @@ class Program(Generic[P, T]):
 
         `compiled`: "auto" sends what was added as one frame when the program waits (a plain function
         waits for texts only), so one that reads nothing before its end takes one round trip; True raises
-        `NotCompiled` where a second frame would be needed; False sends each step by itself, as soon as
+        `NotOneFrame` where a second frame would be needed; False sends each step by itself, as soon as
         the one before it is done.
 
         `reorder`: True moves lines that are the same in every run before those that hold an argument, in

@@ -39,7 +39,7 @@ class Backend(Protocol):
     def branch(self, name: str, /) -> BackendBranch: ...
 
 
-class NotCompiled(BadRequest):
+class NotOneFrame(BadRequest):
     """The program does not fit into one frame, and it was to run only so."""
 
 
@@ -113,7 +113,7 @@ class Sender:
 
     def __init__(self, session: Backend, compiled: Compiled, *, yields: bool = False) -> None:
         if compiled is True and not session.frames:
-            raise NotCompiled("this endpoint has no frames of several ops: run with compiled=False")
+            raise NotOneFrame("this endpoint has no frames of several ops: run with compiled=False")
         self.session = session
         self.strict = compiled is True
         self.eager = compiled is False or not session.frames
@@ -124,10 +124,10 @@ class Sender:
         self._tasks: dict[asyncio.Task[None], list[Step]] = {}
 
     def add(self, step: Step, where: Callable[[], str]) -> None:
-        """Take a step. Raises NotCompiled if it would be in a second frame and may not."""
+        """Take a step. Raises NotOneFrame if it would be in a second frame and may not."""
         if self.strict and self.frames:
             why = f"text was read {self.read} before that"
-            raise NotCompiled(f"what is added {where()} does not fit into one frame: {why}")
+            raise NotOneFrame(f"what is added {where()} does not fit into one frame: {why}")
         for state in (*step.writes, *step.reads):
             state.last = step
         if self.yields and not self._held:

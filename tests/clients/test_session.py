@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from ramify.clients.errors import ConnectionLost, Internal, SessionLost
-from ramify.clients.events import Ended, Foreign, Noted, Opened, Refused
+from ramify.clients.events import ConnectionRefused, Foreign, Noted, SessionEnded, SessionOpened
 from ramify.clients.session import ClientCore, SessionPhase
 from ramify.clients.stream import Ticket
 from ramify.protocol.codec import Codec
@@ -455,7 +455,7 @@ def test_a_lost_session_fails_everything(server: Any, server_type: Any) -> None:
     restarted = server_type()
     restarted.receive(wire.core.connected())
     (events,) = [wire.core.receive(m) for m in restarted.out.popleft()]
-    assert isinstance(events[-1], Ended)
+    assert isinstance(events[-1], SessionEnded)
     assert all(isinstance(t.error, SessionLost) for t in tickets)
     with pytest.raises(SessionLost):
         wire.submit(append("b"))
@@ -466,11 +466,11 @@ def test_refused_opens() -> None:
     core = ClientCore(Open(client="c", session="s_x", key="k"))
     core.connected()
     (event,) = core.receive(Error(code="no_session", message="unknown"))
-    assert isinstance(event, Refused)
+    assert isinstance(event, ConnectionRefused)
     assert isinstance(event.error, NoSession)
     assert not event.retry
     (event,) = core.receive(Error(code="overloaded", message="full", retry_ms=100))
-    assert isinstance(event, Refused)
+    assert isinstance(event, ConnectionRefused)
     assert event.retry
 
 
@@ -520,7 +520,7 @@ def test_end_fails_what_waits(server: Any) -> None:
     wire.core.next_frame()
     (queued,) = wire.submit(append("b"))
     events = wire.core.end(ConnectionLost("gone"))
-    assert isinstance(events[-1], Ended)
+    assert isinstance(events[-1], SessionEnded)
     assert isinstance(sent.error, ConnectionLost)
     assert isinstance(queued.error, ConnectionLost)
     assert wire.core.end(ConnectionLost("again")) == []
@@ -537,7 +537,7 @@ def test_resume_asks_for_what_it_lacks(server: Any) -> None:
     assert (message.session, message.key, message.have) == ("s_1", "k_1", {"main": 5})
     server.receive([message])
     events = [e for m in server.out.popleft() for e in wire.core.receive(m)]
-    assert isinstance(events[0], Opened)
+    assert isinstance(events[0], SessionOpened)
     assert events[0].resumed
     credit = wire.core.next_frame()
     assert credit is not None
@@ -619,7 +619,7 @@ def test_a_resume_keeps_what_it_does_not_say_again(server: Any) -> None:
     core.connected()
     (event,) = core.receive(State(session="s", op=0, revision=2, branches=[]))
     assert core.tool_names == core.notes == []
-    assert isinstance(event, Opened)
+    assert isinstance(event, SessionOpened)
     assert (core.key, core.view_key, core.limits, core.server) == ("k", "v", {"ops_per_frame": 3}, info)
 
 

@@ -11,7 +11,7 @@ from websockets.asyncio.client import connect as dial
 from websockets.asyncio.server import ServerConnection, serve
 
 from ramify.clients import connect
-from ramify.clients.program import AsyncState, NotCompiled, State, assistant, gen, program, select, user
+from ramify.clients.program import AsyncState, NotOneFrame, State, assistant, gen, program, select, user
 from ramify.protocol.errors import RamifyError
 
 MODES = (False, "auto", True)
@@ -255,7 +255,7 @@ async def test_what_needs_a_second_frame_says_where(serving: Any) -> None:
             for mode in (False, "auto")
         ]
         assert values[0] == values[1]
-        with pytest.raises(NotCompiled, match=r"\.py:\d+ does not fit .* at .*test_compiled"):
+        with pytest.raises(NotOneFrame, match=r"\.py:\d+ does not fit .* at .*test_compiled"):
             await reads.using(session=session, compiled=True).arun()
         graph = await reads.atrace()
         assert not graph.whole

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.actors.kit.blocks import BlockHasher, seed
-from ramify.actors.routing.router import MOST_UNHEARD, RESERVED_S, Policy, ReplicaRouter
+from ramify.actors.routing.router import MOST_UNHEARD, RESERVED_S, ReplicaRouter, RoutingPolicy
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.plan import pack
 
@@ -24,7 +24,7 @@ def load(queued: int = 0, heard: int = 0, **more: float) -> ReplicaLoad:
 
 def make(count: int, **policy: float) -> ReplicaRouter:
     policy = {"away_s": 0.0, "near_s": 0.0, "near_share": 0.01, **policy}
-    router = ReplicaRouter(Policy(**policy), block=BLOCK)
+    router = ReplicaRouter(RoutingPolicy(**policy), block=BLOCK)
     for replica in range(1, count + 1):
         router.joined(replica)
         router.events(replica, KvEvents(0, listener=1, reset=True))
@@ -363,7 +363,7 @@ def test_scores_that_are_nearly_equal_take_turns() -> None:
     """In an order that is each router's own."""
     orders = []
     for number in (1, 2):
-        router = ReplicaRouter(Policy(slack_s=10.0), block=BLOCK, seed=number)
+        router = ReplicaRouter(RoutingPolicy(slack_s=10.0), block=BLOCK, seed=number)
         for replica in range(50):
             router.joined(replica)
             router.update(replica, load(queued=replica % 5), 0.0)

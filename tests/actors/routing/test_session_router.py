@@ -3,7 +3,7 @@
 import numpy as np
 
 from ramify.actors.kit.clock import ManualClock
-from ramify.actors.routing.router import Policy
+from ramify.actors.routing.router import RoutingPolicy
 from ramify.actors.routing.session_router import SessionRouter
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.messages import Submit
@@ -43,7 +43,7 @@ def test_work_that_was_sent_counts_until_a_report_has_it() -> None:
 
 def test_a_session_is_hot_where_far_more_waits_than_elsewhere() -> None:
     clock = ManualClock()
-    router = SessionRouter(clock.now, Policy(rest_s=20.0))
+    router = SessionRouter(clock.now, RoutingPolicy(rest_s=20.0))
     for replica in (0, 1):
         router.joined(replica)
     at = router.place(1, "", prompt(10, 1))

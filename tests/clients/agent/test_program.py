@@ -7,7 +7,7 @@ import pytest
 from ramify.clients.agent import Agent, act, tool
 from ramify.clients.program import (
     AsyncState,
-    NotCompiled,
+    NotOneFrame,
     Program,
     State,
     assistant,
@@ -111,7 +111,7 @@ async def test_whoever_listens_hears_the_agent(server: Any, url: str, line: Any)
 
 @pytest.mark.parametrize("written", [plain, waiting])
 async def test_it_is_no_part_of_a_frame(url: str, written: Program[[], Any]) -> None:
-    with pytest.raises(NotCompiled, match=r"an agent's turn at .*test_program.py:\d+"):
+    with pytest.raises(NotOneFrame, match=r"an agent's turn at .*test_program.py:\d+"):
         await written.using(url, connect=SETTINGS, compiled=True).arun()
     graph = await written.atrace()
     assert not graph.whole
