@@ -1,9 +1,9 @@
-"""What a replica tells the routers of a cluster: which blocks have KV there, and how busy it is.
+"""A replica's reports to the routers of a cluster: which blocks have KV there, and its load.
 
-A *block* is `BLOCK` tokens of a branch, at positions that are multiples of it. Its hash stands for
-all tokens from the branch's start to the block's end, and the namespace (`actors/kit/blocks.py`), so
-equal hashes mean a shared prefix. Routers guess by these messages where a session's tokens are
-computed soonest; nothing that a session is told depends on them.
+A *block* is `BLOCK` tokens of a branch, at positions that are multiples of it. Its hash stands for all
+tokens from the branch's start to the block's end, and the namespace (`actors/kit/blocks.py`), so equal
+hashes mean a shared prefix. Routers estimate from these messages where a session's tokens are computed
+soonest; no answer to a session depends on them.
 """
 
 from typing import Annotated
@@ -23,10 +23,10 @@ Listener = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 
 
 class KvEvents(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Blocks that a replica's cache has KV of no longer, then those that it has now.
+    """Blocks that lost their KV in a replica's cache, then blocks that got it.
 
-    `listener` 0: for everybody who listens. They are numbered by `seq`, without gaps: who misses one
-    asks for a snapshot by `ListenKv`. Otherwise a part of the snapshot for that listener, as of
+    `listener` 0: for all listeners. These are numbered by `seq`, without gaps; a listener that misses
+    one asks for a snapshot by `ListenKv`. Otherwise a part of the snapshot for that listener, as of
     `seq`: `stored` is added, and the first part (`reset`) replaces all that was known before.
     """
 
@@ -38,28 +38,30 @@ class KvEvents(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class ListenKv(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the cache: `listener` wants `KvEvents` from now on, or missed some. It gets a snapshot."""
+    """To the cache: send `listener` `KvEvents` from now on, beginning with a snapshot."""
 
     listener: Listener
 
 
 class UnlistenKv(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the cache: `listener` wants no more. Unknown listeners are no error."""
+    """To the cache: send `listener` no more. Unknown listeners are ignored."""
 
     listener: Listener
 
 
 class ReplicaLoad(msgspec.Struct, tag=True, array_like=True, frozen=True, kw_only=True):
-    """How busy a replica is, told some times a second.
+    """The load of a replica, reported some times a second.
 
-    `heard`: how many requests of this listener it has taken so far (`ReplicaRouter.sent` counts them).
-    `queued`: prompt tokens of all its requests that are not computed yet; `excess` of them are beyond
-    the first `LOT` of a prompt, and `long` prompts have such. `waiting`: requests that
-    have no KV slots yet, `wanted`: tokens of their prompts. `decoding`: requests that decode,
-    `context`: tokens that all that run attend to, shared ones as often as they are read.
-    `free`, `evictable`, `slots`: token slots of its KV pool. As it has measured, 0.0 if nothing is
-    known yet: `prefill_rate`: prompt tokens a second, beside so many decodes; `step_s`: seconds that
-    a step lasts; `hold_s`: seconds for which a request holds its slots.
+    - `heard`: requests of this listener that it has taken so far (`ReplicaRouter.sent` counts them).
+    - `queued`: prompt tokens of all its requests that are not computed yet; `excess` of them are beyond
+      the first `LOT` of a prompt, and `long` prompts have such.
+    - `waiting`: requests without KV slots; `wanted`: tokens of their prompts.
+    - `decoding`: requests that decode; `context`: tokens that running requests attend to, shared ones as
+      often as they are read.
+    - `free`, `evictable`, `slots`: token slots of its KV pool.
+
+    Measured, 0.0 while unknown: `prefill_rate`: prompt tokens a second, beside that many decodes;
+    `step_s`: seconds of a step; `hold_s`: seconds for which a request holds its slots.
     """
 
     heard: Count = 0

@@ -45,7 +45,7 @@ class Codec:
         ).decode
 
     def encode(self, messages: list[ServerMessage] | list[ClientMessage]) -> bytes:
-        """One frame: the message itself if there is one, else an array."""
+        """One frame: a single message as it is, several as an array."""
         return self._encode(messages[0] if len(messages) == 1 else messages)
 
     def decode_client(self, data: bytes | str) -> list[ClientMessage]:

@@ -1,6 +1,6 @@
-"""What a server is started with, validated once: actors receive it whole.
+"""The configuration of a server, validated once: actors receive it whole.
 
-`settings` says how a setting is declared, `ramify.clients.commands.settings` makes these of flags.
+`settings` says how a setting is declared, `ramify.clients.commands.settings` makes these from flags.
 Constructors raise `ConfigError` naming the flag; nothing re-validates later.
 """
 
@@ -31,7 +31,7 @@ MOST_DRAFTS = 8  # tokens that are guessed for a row in a step
 
 
 class ModelConfig(Settings, frozen=True, kw_only=True):
-    """What to load and how to run it."""
+    """The model to load, and how to run it."""
 
     GROUP: ClassVar[str] = "model"
 
@@ -153,7 +153,7 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
 
 
 class ScheduleConfig(Settings, frozen=True, kw_only=True):
-    """How requests share the machine."""
+    """How requests share steps and the KV pool."""
 
     GROUP: ClassVar[str] = "scheduling"
 
@@ -220,7 +220,7 @@ class ScheduleConfig(Settings, frozen=True, kw_only=True):
 
 
 class LogConfig(Settings, frozen=True, kw_only=True):
-    """What is logged."""
+    """The level and form of the log."""
 
     GROUP: ClassVar[str] = "log"
     PREFIX: ClassVar[str] = "log-"

@@ -1,4 +1,4 @@
-"""What a constraint is when it is asked for, and what it has been compiled to. Data only.
+"""Constraints as they are asked for, and as they are compiled. Data only.
 
 A `ConstraintSpec` goes from a session to the compile workers; from there a body, as bytes, goes to the
 executor.
@@ -21,11 +21,11 @@ POP_STEP = -9  # the step behind an array or object that no schema describes
 
 
 class ConstraintSpec(msgspec.Struct, frozen=True, array_like=True):
-    """What the output has to be.
+    """A constraint, as a session asks for it.
 
-    `text`: a regex, which must match the whole output; a JSON array of the texts to choose from; a JSON
-    Schema as JSON; a grammar in Lark's form; or a `structure.Structure` as JSON. `spaced`: JSON has a
-    space behind each comma and colon.
+    `text`, by `kind`: a regex, which must match the whole output; a JSON array of choices; a JSON Schema
+    as JSON; a grammar in Lark's form; or a `structure.Structure` as JSON. `spaced`: JSON has a space
+    behind each comma and colon.
     """
 
     kind: Kind
@@ -68,7 +68,7 @@ class CheckedPlace(msgspec.Struct, frozen=True, array_like=True):
     rest: int = -1
 
     def moved(self, by: int) -> "CheckedPlace":
-        """The same among other places, where all numbers are greater by `by`."""
+        """This place in a list where all numbers are greater by `by`."""
 
         def number(place: int) -> int:
             return place + by if place >= 0 else -1
@@ -84,11 +84,11 @@ class CheckedPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class JsonChecks(msgspec.Struct, frozen=True, array_like=True):
-    """How JSON in outputs is checked against what it has written before.
+    """Checks of JSON in outputs against what the same output has written before.
 
-    `places`: empty: not at all. `begins`: states, each with the place of the value that begins there, if
-    an array or an object does, and is not inside another one. `begun`: of the value that stood there
-    before the output the place, and its text with all behind it; -1: there is none.
+    `places`: all checked places; empty: no checks. `begins`: states at which an array or object begins
+    that is inside no other one, each with its place. `begun`: where a value was begun before the output,
+    its place and its text so far; -1: there is none.
     """
 
     places: tuple[CheckedPlace, ...] = ()
@@ -100,15 +100,15 @@ UNCHECKED = JsonChecks()
 
 
 class Layout(NamedTuple):
-    """How the states of an output are numbered that is inside a value which no schema describes.
+    """How states inside a value that no schema describes are numbered.
 
-    An automaton has n states, and the end is n. From n + 1 on there are those of such values: n + 1 +
+    An automaton has n states, and the end is n. From n + 1 on, the states of such values follow: n + 1 +
     (stack << `shift`) + (number of the return << `bits`) + inner state. The return is the state behind
-    the value. The stack has a bit for each array or object that is open in another one of the value, the
-    innermost one last: 1 if that one is an array; ahead of them it has a 1.
+    the value. The stack has a leading 1, then a bit for each open array or object inside another one,
+    the innermost last: 1 for an array, 0 for an object.
 
-    `returns`, `inner`: how many there are. `depth`: how deep arrays and objects may be in each other; a
-    stack has at most so many bits. `returns` is 0 where there are no such values.
+    `returns`, `inner`: their numbers; `returns` is 0 where there are no such values. `depth`: the most
+    bits of a stack, and so the deepest nesting.
     """
 
     states: int
@@ -120,7 +120,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, states: int, returns: int, inner: int) -> "Layout":
-        """With as much depth as there are numbers for."""
+        """The layout with the greatest depth for which there are numbers."""
         bits = (inner - 1).bit_length()
         shift = bits + (returns - 1).bit_length()
         room = (_STATES - states - 1) >> shift

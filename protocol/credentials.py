@@ -1,13 +1,13 @@
-"""Who may use a server: names, the hashes of their tokens, and what each may ask for.
+"""Credentials: names, the hashes of their tokens, and the limits of each.
 
 A credentials file holds one JSON object a line; blank lines and lines that begin with `#` are skipped:
 
     {"name": "alice", "sha256": "9f86d0...", "limits": {"sockets": 4}}
     {"name": "bob", "token": "correct horse", "namespace": "research"}
 
-A name may have several lines, so that a token can be replaced while the old one still works; they
-must agree in all else. The name is what fairness, limits, metrics and the log know: a secret is
-never shown, and only its SHA-256 is kept.
+A name may have several lines, so that a token can be replaced while the old one still works; they must
+agree in all else. Fairness, limits, metrics and the log know the name only: a secret is never shown, and
+only its SHA-256 is kept.
 
 Pure: text in, values out. Errors are `ConfigError`s that name the line and the field.
 """
@@ -31,7 +31,7 @@ _MOST = 2**53  # of a limit: what every reader of JSON holds exactly
 
 
 class CredentialLimits(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all sockets of one credential may ask for together. Each is a server flag as well."""
+    """Limits of one credential, for all of its sockets together. Each is a server flag as well."""
 
     GROUP: ClassVar[str] = "access"
     PREFIX: ClassVar[str] = "credential-"
@@ -79,7 +79,9 @@ class _CredentialLine(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def digest_of(token: str) -> bytes:
-    """What is kept and compared instead of the secret. Any str, even one that is not Unicode."""
+    """The SHA-256 that is kept and compared instead of the secret. Any str, even one that is not
+    Unicode.
+    """
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 

@@ -1,4 +1,6 @@
-"""What a `join` appends. Pure: the server uses it, and clients that show or make the text themselves."""
+"""The text that a `join` appends. Pure: the server uses it, and clients that show or make the text
+themselves.
+"""
 
 import re
 from collections.abc import Sequence
@@ -13,12 +15,12 @@ _FIELD = re.compile(r"\{(i|name|text)\}")
 
 
 def fields(each: str) -> int:
-    """How many fields `each` names."""
+    """The number of fields that `each` names."""
     return len(_FIELD.findall(each))
 
 
 def too_long() -> LimitExceeded:
-    """Of a join that would make more than `MOST` characters."""
+    """The error of a join that would make more than `MOST` characters."""
     return LimitExceeded(
         f"the join would make more than {MOST} characters: join fewer or shorter texts",
         details={"max": MOST},
@@ -26,7 +28,7 @@ def too_long() -> LimitExceeded:
 
 
 def join_texts(op: Join, texts: Sequence[str]) -> str:
-    """What the join appends. Raises LimitExceeded before it is made, if that would be too long."""
+    """The text that the join appends. Raises LimitExceeded before making one that is too long."""
     pattern = _FIELD.split(op.each)  # text, field, text, field, ..., text
     parts, size = [op.prefix], len(op.prefix) + len(op.suffix)
     for i, (name, text) in enumerate(zip(op.from_, texts, strict=True), 1):

@@ -28,7 +28,9 @@ _Way = tuple[Any, str | int] | None
 
 
 class _Decoding(threading.local):
-    """In this thread. `left`: values that the frame under way may hold yet; None: there is no frame."""
+    """The decoding state of this thread. `left`: values that the current frame may still hold; None:
+    there is no frame.
+    """
 
     left: int | None = None
 
@@ -67,7 +69,7 @@ def check_json(value: Any, field: str) -> None:
 
 
 def json_fault(value: Any) -> tuple[str, str] | None:
-    """Where and why `value` may not travel: (path below it, what is wrong); None if it may.
+    """A fault of `value` that keeps it off the wire, as (path below it, reason); None: there is none.
 
     O(size), at most MAX_VALUES.
     """
@@ -77,7 +79,7 @@ def json_fault(value: Any) -> tuple[str, str] | None:
 def _left(value: Any, most: int) -> int:
     """How many of `most` values are left behind this one; negative if it has a fault, or too many.
 
-    Only looks, level by level: a frame may hold 65,536 values, and nearly none has a fault.
+    It only looks, level by level: a frame may hold 65,536 values, and nearly none has a fault.
     """
     level: list[Any] = [[value]]
     left = most + 1  # `value` itself is not counted
@@ -112,7 +114,7 @@ def _left(value: Any, most: int) -> int:
 
 
 def _fault(value: Any) -> tuple[str, str] | None:
-    """As `json_fault`, for a value in which there is one: keeps the way to each of its values."""
+    """As `json_fault`, for a value known to have a fault: keeps the path to each of its values."""
     open_: list[tuple[Any, _Way, int]] = [([value], None, 0)]  # containers to look into
     left = MAX_VALUES + 1
     while open_:

@@ -10,7 +10,7 @@ _PREFIX = PREFIX.encode()
 
 
 def keyless(item: str, body: bytes) -> bytes | None:
-    """The item without keys; None: it has none, or nobody can read it."""
+    """The item without keys; None: it has none, or cannot be read."""
     try:
         if item[:1] == "f":
             saved = msgspec.msgpack.decode(body, type=SavedFrame)

@@ -1,4 +1,4 @@
-"""What one client may ask for. See `settings` for how a setting is declared."""
+"""Limits on what one client may ask for. See `settings` for how a setting is declared."""
 
 from typing import Annotated, ClassVar
 
@@ -70,5 +70,5 @@ class Limits(Settings, frozen=True, kw_only=True):
     client_bytes: Annotated[int, _most("bytes of host memory that those may hold")] = 1 << 30
 
     def wire(self) -> dict[str, int]:
-        """As `state.limits` shows them."""
+        """The limits as `state.limits` shows them."""
         return msgspec.to_builtins(self)  # type: ignore[no-any-return]

@@ -128,14 +128,15 @@ class Inspect(Base, frozen=True):
 class Acquire(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Let `request` run on `branch`.
 
-    Pages are granted for every token from the cached prefix to the branch's head plus `extra`
-    tokens. `history`: also return the whole branch's tokens (penalties need them).
-    `prompt`: where the scheduler believes that the branch ends (0: wherever it does). It is denied
-    as "gone" where the session has changed the branch meanwhile.
-    `rerun`: positions from there on are computed again even if they have KV, because the logits at
-    them are wanted (None: the last one only).
-    `leave`: so many pages, free or evictable, must be left when it has its own.
-    `spare`: nothing is evicted for it.
+    Pages are granted for every token from the cached prefix to the branch's head plus `extra` tokens.
+
+    - `history`: also return the whole branch's tokens (penalties need them).
+    - `prompt`: where the scheduler believes that the branch ends (0: wherever it does). It is denied as
+      "gone" where the session has changed the branch meanwhile.
+    - `rerun`: positions from there on are computed again even if they have KV, because their logits are
+      wanted (None: the last one only).
+    - `leave`: pages, free or evictable, that must be left when it has its own.
+    - `spare`: nothing is evicted for it.
     """
 
     request: int
@@ -158,14 +159,15 @@ class Grow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a running request achieved.
 
-    `computed`: positions [0, computed) of the branch, counted with `tokens`, have KV in the
-    request's pages, or will have it once the steps under way have run; they become resident.
-    `tokens`: the accepted output tokens (only with `final`), appended to the branch; its handle moves
-    to the end. `final`: the request gives everything back; pages past `computed` are free. Retraction
-    is a final commit too.
-    `finite`: logits over [0, computed) were finite, which proves their KV; False: they were not, so
-    nothing becomes resident, and what the request found and was never proven is dropped
-    (only with `final`, without tokens); None: nothing was sampled.
+    - `computed`: positions [0, computed) of the branch, counted with `tokens`, have KV in the request's
+      pages, or will have it once the steps under way have run; they become resident.
+    - `tokens`: the accepted output tokens (only with `final`), appended to the branch; its handle moves
+      to the end.
+    - `final`: the request gives everything back; pages past `computed` are free. Retraction is a final
+      commit too.
+    - `finite`: True: logits over [0, computed) were finite, which proves their KV. False: they were not,
+      so nothing becomes resident, and unproven KV that the request found is dropped (only with `final`,
+      without tokens). None: nothing was sampled.
     """
 
     request: int
@@ -184,7 +186,7 @@ class Settle(Base, frozen=True):
 
 
 class RenewPool(Base, frozen=True):
-    """No KV is left: another executor has taken the old one's place. Its pool has so many pages.
+    """Start over with an empty pool of that many pages: another executor has taken the old one's place.
 
     Comes when no request runs. Branches keep their tokens.
     """
@@ -247,7 +249,7 @@ class Denied(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
 
 
 class Grown(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Pages for a `Grow`; empty `pages`: no memory, retract somebody."""
+    """Pages for a `Grow`; empty `pages`: there is no memory, so the scheduler has to retract a run."""
 
     request: int
     pages: bytes
@@ -271,21 +273,22 @@ class Settled(Base, frozen=True):
 class Submit(Base, frozen=True):
     """Run a request: make `branch` resident up to its head (`prompt` tokens), then generate.
 
-    `max_tokens` 0: prefill only (nothing is sampled). `sampled`: output tokens an earlier part
-    of the same generation sampled (a pause); they count for the random stream, and penalties,
-    not for `max_tokens`. `deadline`: clock seconds. `arrived`: clock seconds.
-    `owner`: the credential that the session belongs to; all its sessions share one turn.
-    `expects`: tokens that the session's ops, those included that wait for this one, are going to add to
-    its branches from now on, about; an output counts as a few only, because most end early.
-    `places`, `targets`: tokens to score, as in `ExtendRow`, by positions of the branch; not with
-    `max_tokens`. Their log-probabilities come with `Finished`. Somebody waits for them, so the
-    request is scheduled as a generation is. `tops`: see `ExtendRow`.
-    `constraint`: the `ident` of a `Compiled` that its outputs obey; 0: none. `obeyed`: tokens at the
-    branch's end that the constraint has taken already: those sampled before, and those of an output that
-    this one continues.
-    `spare`: nobody waits for it, and perhaps nobody ever will. It has no output, `SPARE` as its
-    priority, runs in steps that have nothing else to do, and in pages that are free: where they are not,
-    it ends ("cancelled").
+    - `max_tokens` 0: prefill only, nothing is sampled.
+    - `sampled`: output tokens that an earlier part of the same generation sampled (a pause); they count
+      for the random stream and for penalties, not for `max_tokens`.
+    - `deadline`, `arrived`: clock seconds.
+    - `owner`: the credential that the session belongs to; all its sessions share one turn.
+    - `expects`: tokens that the session's ops, those behind this one included, will still add to its
+      branches, about. An output counts as a few only, because most end early.
+    - `places`, `targets`: tokens to score, as in `ExtendRow`, by positions of the branch; not with
+      `max_tokens`. Their log-probabilities come with `Finished`. The request is scheduled as a
+      generation is, because a client waits. `tops`: see `ExtendRow`.
+    - `constraint`: the `ident` of a `Compiled` that its outputs obey; 0: none. `obeyed`: tokens at the
+      branch's end that the constraint has taken already: sampled before, or of an output that this one
+      continues.
+    - `spare`: no client waits for it, perhaps none ever will. It has no output, `SPARE` as its priority,
+      and runs in steps with nothing else to do, in free pages. Where there are none, it ends
+      ("cancelled").
     """
 
     request: int
@@ -309,11 +312,7 @@ class Submit(Base, frozen=True):
 
 
 class CancelRequest(Base, frozen=True):
-    """End a request within one step; answered by `Finished` like every other end.
-
-    `keep`: how many of its output tokens to keep (None: all that were accepted so far). The
-    session uses it to cut at a stop string. A request that is unknown or has ended: nothing.
-    """
+    """End a request within one step; answered by `Finished` like every other end."""
 
     request: int
     keep: int | None = None
@@ -327,7 +326,8 @@ class CancelSession(Base, frozen=True):
 
 
 class Constrain(Base, frozen=True):
-    """From the grammar actor, before it tells a session: requests may name the constraint `ident` now.
+    """From the grammar actor, before it tells a session: requests may name the constraint `ident` from
+    now on.
 
     `body`: see `plan.LoadConstraint`. Ident 0 is the vocabulary, which every constraint needs.
     """
@@ -337,7 +337,7 @@ class Constrain(Base, frozen=True):
 
 
 class Unconstrain(Base, frozen=True):
-    """No new request will name the constraint; those that do already keep it."""
+    """From the grammar actor: no new request will name the constraint; those that do already keep it."""
 
     ident: int
 
@@ -363,7 +363,7 @@ class Compile(Base, frozen=True):
 
 
 class Abandon(Base, frozen=True):
-    """Nobody waits any more for the constraint that `request` asked for: it gets no answer."""
+    """Do not answer `request`'s `Compile`: no client waits for the constraint any more."""
 
     request: int
 
@@ -425,7 +425,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Tokens(Base, frozen=True):
-    """One per session per step: what its requests sampled, then which of them ended."""
+    """One message per session and step: the tokens that its requests sampled, then their ends."""
 
     progress: list[Progress]
     finished: list[Finished]
@@ -456,9 +456,9 @@ class Inspected(Base, frozen=True):
 
 
 class ChangeCore(Base, frozen=True):
-    """Another engine computes for this session from now on: see `Reopen`. No text is lost.
+    """Continue this session with another engine: see `Reopen`. No text is lost.
 
-    `quietly`: as soon as nothing runs.
+    `quietly`: once nothing runs.
     """
 
     quietly: bool = False
@@ -551,9 +551,11 @@ class Unsaved(Base, frozen=True):
 
 
 class Moved(Base, frozen=True):
-    """Another server has the session, or wants it: it leaves the memory, and clients come back there.
+    """Another server has the session, or wants it: it leaves this server's memory, and clients
+    reconnect.
 
-    `taken`: the other one has it, and nothing can be saved any more; else it waits for the last save.
+    `taken`: the other server has it, and nothing can be saved any more; otherwise it waits for the last
+    save.
     """
 
     taken: bool
@@ -606,9 +608,9 @@ class OpenSession(Base, frozen=True):
 class Fetched(Base, frozen=True):
     """The answer to `Fetch`. `items`: empty if the store has no such session.
 
-    `error`: why nobody knows; then it may be asked for again, unless it is `damaged`. `fence`: the
-    session is this server's from now on, and saves carry it; 0: it was only looked at. `held`: another
-    server has it, and keeps it.
+    `error`: why it could not be read; ask again, unless it is `damaged`. `fence`: the session is this
+    server's from now on, and saves carry it; 0: it was only looked at. `held`: another server has it,
+    and keeps it.
     """
 
     session: str
@@ -643,11 +645,16 @@ DirectoryMessage = OpenSession | Shutdown | Fetched | Waiting | Saving | Wanted
 
 
 class Save(Base, frozen=True, gc=True):
-    """Write `changes`. Answered to `session`, if it is not 0: by `Saved` once they are on the disk, by
-    `Moved` if another server has taken the session and nothing was written; by `NotSaved` before that,
-    once they could not be written. `awaited`: somebody waits for that; else it is written soon, with
-    others, and a session is not woken to hear `Saved`. By `Unsaved` if the store has lost what came
-    before; `again()`: what a session that is over tells then instead, as it hears nothing more.
+    """Write `changes`. With `session` not 0, answered by
+
+    - `Saved`, once they are on the disk;
+    - `Moved`, if another server has taken the session: nothing was written;
+    - `NotSaved`, before one of these, when they could not be written yet;
+    - `Unsaved`, if the store has lost earlier saves. A session that is over hears nothing; `again()`
+      makes what to save then.
+
+    `awaited`: an op waits for the save; otherwise it is written soon, with others, and the session is
+    not woken to hear `Saved`.
     """
 
     session: int

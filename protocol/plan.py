@@ -74,8 +74,7 @@ unpack_floats: Callable[[bytes], "array[float]"] = cast(Any, partial(array, "f")
 class LoadConstraint(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Keep `body` as constraint `ident` (at least 1) until a plan forgets it. Ident 0: the vocabulary.
 
-    What is in a body, say `ramify.gpu.constraints.loads` (who reads it) and `ramify.actors.grammar` (who
-    writes it).
+    `ramify.actors.grammar` writes bodies, `ramify.gpu.constraints.loads` reads them.
     """
 
     ident: int
@@ -119,12 +118,14 @@ class GrowRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class ExtendRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Run `tokens` (int32) of `row` at positions start, start + 1, ...
 
-    `start` equals the row's length (a check, not an instruction). With `sample`, a token is
-    sampled after the last one: the prompt is complete. Without, it is a chunk of a prefill.
-    `drafts`: with `sample`, so many of the last `tokens` are drafts; there is at least one token more.
-    `places`, `targets`: int32 of one length, the tokens whose log-probabilities are wanted: that of
-    targets[i] behind position places[i]. Places are among those that run, in ascending order;
-    several targets may stand at one. `tops`: of each target also so many of the most likely tokens.
+    - `start` equals the row's length (a check, not an instruction).
+    - `sample`: sample a token after the last one: the prompt is complete. Otherwise it is a chunk of a
+      prefill.
+    - `drafts`: with `sample`, that many of the last `tokens` are drafts; at least one token is not.
+    - `places`, `targets`: int32 of one length, the tokens whose log-probabilities are wanted: that of
+      targets[i] behind position places[i]. Places are among those that run, in ascending order; several
+      targets may stand at one.
+    - `tops`: behind each target, that many of the most likely tokens too.
     """
 
     row: int
@@ -138,20 +139,21 @@ class ExtendRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
-    """One forward pass. `closes` and `decodes`: int32 row numbers.
+    """One forward pass. A row stands in at most one of `extends` and `decodes`.
 
-    A row stands in at most one of `extends` and `decodes`. A decode runs the row's last
-    sampled token at position `length` and samples the next one.
-    `drafts`: int32, one for each decode, or empty: none. So many tokens the executor's drafter may
-    guess for that row, at most `ExecutorInfo.max_drafts`, or for one with a constraint what that says
-    must follow, at most `max_forced`; the row's pages hold them all. Each is a line
-    that samples, and a step has at most `ExecutorInfo.max_rows` of those.
-    `guesses`: int32, one for each decode, or empty: none. For a row with a constraint, how many of its
-    drafts the drafter may guess, where the executor does that (`ExecutorInfo.guesses_constrained`).
-    `constraints`: to be loaded, before any row is opened under them; `forgets`: int32, constraints that
-    are dropped once rows were closed; no row has them.
-    `copies`: int32 pairs, a page and the page that its KV is copied to. All are read before one is
-    written, so a page may be read that this plan hands to a row; none is written twice.
+    - `closes`, `decodes`: int32 row numbers. A decode runs the row's last sampled token at position
+      `length` and samples the next one.
+    - `drafts`: int32, one for each decode, or empty: none. The most tokens that the drafter may guess
+      for that row, at most `ExecutorInfo.max_drafts`; for a row with a constraint, the most forced
+      tokens, at most `max_forced`. The row's pages hold them all. Each is a line that samples, and a
+      step has at most `ExecutorInfo.max_rows` of those.
+    - `guesses`: int32, one for each decode, or empty: none. For a row with a constraint: how many of its
+      drafts the drafter may guess, where the executor does that (`ExecutorInfo.guesses_constrained`).
+    - `constraints`: to load, before any row is opened under them; `forgets`: int32, constraints to drop
+      once rows were closed; no row has them.
+    - `copies`: int32 pairs, a page and the page that its KV is copied to. All are read before one is
+      written, so a page may be read that this plan hands to a row; none is written twice.
+
     A plan may have no extends and no decodes (it only closes rows): it still gets a result.
     """
 
@@ -169,26 +171,28 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True)
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
-    """What one StepPlan produced.
+    """The result of one StepPlan.
 
-    `rows`: int32[S], the rows that sampled: first the extends with `sample` in plan order, then the
-    decodes in plan order. `tokens`: int32[S], the token of each; NO_TOKEN where the logits were not
-    finite (the KV of that step is not to be trusted; other rows are fine). `counts`: int32[S], how many
-    tokens each row has in `tokens`, which lie one row after another then; empty: one each; 0: the row
-    sat the step out, see the module's top. NO_TOKEN and STUCK can only be a row's last. `drafted`:
-    int32[S], how many drafts each row ran, empty: none; a row's count is at most one more. `guessed`:
-    int32[S, 2], of rows with a constraint, how many of these drafts the drafter guessed, and how many of
-    the guesses are output; empty: none. `logprobs`:
-    empty if no row asked, else an entry for each token. `computed`: tokens that went through the model.
-    `elapsed_us`: from the step's start to its end on the device. `scores`: float32, the log-
-    probabilities of the extends' targets in plan order: the model's raw ones; NaN where the logits were
-    not finite. Behind each target of an extend with `tops` so many pairs follow: a token (ids are below
-    2^24, and so exact) and its log-probability, the most likely first. `forced`: a byte for each of
-    `tokens`, 1 where the row's constraint allowed no other; empty: nowhere. `busy_us`: what `elapsed_us`
-    would be if nobody else had used the executor's cores, by the time that its threads ran; 0: it is
-    not known. `late_us`: of that, or of `elapsed_us`, what the drafter took to compute what it had
-    missed of rows, a prompt for example: once for each row.
-    `reasons`: for each STUCK among `tokens`, why, for the client.
+    - `rows`: int32[S], the rows that sampled: first the extends with `sample`, then the decodes, in plan
+      order.
+    - `tokens`: int32[S], the token of each. NO_TOKEN where the logits were not finite: the KV of that
+      step is not to be trusted, other rows are fine. NO_TOKEN and STUCK can only be a row's last.
+    - `counts`: int32[S], how many of `tokens` each row has, one row after another; empty: one each. 0:
+      the row sat the step out, see the module's top.
+    - `drafted`: int32[S], drafts that each row ran; empty: none. A row's count is at most one more.
+    - `guessed`: int32[S, 2], for rows with a constraint: drafts that the drafter guessed, and guesses
+      that are output; empty: none.
+    - `logprobs`: empty if no row asked, else an entry for each token.
+    - `computed`: tokens that went through the model.
+    - `elapsed_us`: from the step's start to its end on the device. `busy_us`: what that would be without
+      other users of the executor's cores; 0: unknown. `late_us`: the part of these in which the drafter
+      computed what it had missed of rows (a prompt, for example), once for each row.
+    - `scores`: float32, the raw log-probabilities of the extends' targets in plan order; NaN where the
+      logits were not finite. Behind each target of an extend with `tops` stand that many pairs, the most
+      likely first: a token (ids are below 2^24, and so exact) and its log-probability.
+    - `forced`: a byte for each of `tokens`, 1 where the row's constraint allowed no other; empty:
+      nowhere.
+    - `reasons`: for each STUCK among `tokens`, why, for the client.
     """
 
     step: int
@@ -208,7 +212,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
 
 
 class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """What an executor says of itself once it is ready."""
+    """The executor's description of itself, sent once it is ready."""
 
     model: str  # served name
     architecture: str  # e.g. "LlamaForCausalLM"

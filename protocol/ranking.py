@@ -1,7 +1,7 @@
-"""How `prune` compares what branches generated: numbers, votes, log-probabilities. Pure.
+"""How `prune` compares generated texts: numbers, votes, log-probabilities. Pure.
 
-The server uses it, and clients whose endpoint has no `prune`. What it reads of a text is bounded,
-so that many long ones cost little.
+The server uses it, and clients whose endpoint has no `prune`. It reads a bounded part of each text, so
+many long ones cost little.
 """
 
 import math
@@ -43,7 +43,7 @@ def vote_of(text: str) -> str:
 
 
 def votes(said: Sequence[str]) -> list[int | None]:
-    """For each vote, how many votes are equal to it. None for an empty one."""
+    """For each vote, the number of equal votes. None for an empty one."""
     counts = Counter(said)
     return [counts[vote] if vote else None for vote in said]
 

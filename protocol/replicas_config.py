@@ -10,7 +10,7 @@ MOST_REPLICAS = 1024  # of a front
 
 
 class ReplicasConfig(Settings, frozen=True, kw_only=True):
-    """Where they run, and how those on other machines join."""
+    """Where replicas run, and how those on other machines join."""
 
     GROUP: ClassVar[str] = "replicas"
     PREFIX: ClassVar[str] = "replica-"

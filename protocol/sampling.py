@@ -1,4 +1,4 @@
-"""How the next token is chosen. Plain values; the sampler itself lives in `ramify.gpu`."""
+"""Sampling parameters. Plain values; the sampler itself lives in `ramify.gpu`."""
 
 from typing import Annotated
 

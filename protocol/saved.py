@@ -131,8 +131,8 @@ class SavedBranch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SavedClient(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a client: `last`, its highest op id; `due`: op id -> replies still to come;
-    `tools`: the number of those that it declared (0: none).
+    """A client: `last`, its highest op id; `due`: op id -> replies still to come; `tools`: the number of
+    those that it declared (0: none).
     """
 
     name: str
@@ -146,7 +146,7 @@ class SavedRun(msgspec.Struct, frozen=True, array_like=True):
 
     `opened`: where the text stands that its output was made to begin with, if any. `logprob`: the sum of
     its tokens' log-probabilities, `scored`: of how many of them. `ttft`: from the op's arrival to its
-    first token; None: there is none, or a version before this field wrote it.
+    first token; None: there is none, or an older version wrote the record.
     """
 
     place: int
@@ -177,7 +177,7 @@ class SavedOp(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SavedFrame(msgspec.Struct, frozen=True, array_like=True):
-    """How the client of a frame had opened the session, `without_key`."""
+    """The `open` of a frame's client, `without_key`."""
 
     client: str
     opened: Open
@@ -228,15 +228,19 @@ class SavedHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """What to write of a session, all of it or nothing.
+    """Changes to a session in the store, written all or not at all.
 
-    `size`: bytes of all its items then, as they are before encryption. `expires`: when it may be
-    forgotten; None: when the store decides. `busy`: ops wait or run, so the session goes on by itself
-    after a restart. `live`: it is in a server's memory. `sync`: it must be on the disk before anybody
-    hears of it. `fence`: what the server got when it took the session; with an older one than the
-    store's nothing is written. `count`: this is the so-manieth save under that fence; what does not
-    follow the one before it is not written, because the store has lost some. `whole`: these are all of
-    its items, whatever the store has: a new session's, or one's of which the store has lost some.
+    - `size`: bytes of all its items then, before encryption.
+    - `expires`: when it may be forgotten; None: when the store decides.
+    - `busy`: ops wait or run, so the session goes on by itself after a restart.
+    - `live`: it is in a server's memory.
+    - `sync`: it must be on the disk before any client hears of it.
+    - `fence`: from the store, when this server took the session. A write with an older one changes
+      nothing.
+    - `count`: the number of this save under that fence. One that does not follow the save before it is
+      not written, because the store has lost some.
+    - `whole`: these are all of its items, whatever the store has: for a new session, or one of which the
+      store has lost saves.
     """
 
     session: str
@@ -269,7 +273,7 @@ class StoredSession(msgspec.Struct, frozen=True):
 
 
 def without_key(opened: Open) -> Open:
-    """What a frame whose ops wait needs of its `open`: nothing that lets anybody in."""
+    """The part of `open` that a frame with waiting ops needs: without anything that grants access."""
     return msgspec.structs.replace(
         opened, session=None, key=None, token=None, model=None, have={}, revision=None, import_=None
     )
@@ -294,7 +298,7 @@ class Exported(msgspec.Struct, frozen=True, array_like=True):
 
 
 def key_hash(key: str) -> bytes:
-    """What a store keeps of a key. Keys are random, so a plain hash tells nothing."""
+    """The hash of a key that stores keep. Keys are random, so a plain hash reveals nothing."""
     return hashlib.sha256(key.encode()).digest()
 
 

@@ -1,12 +1,12 @@
-"""What a setting is: declared once, as an annotated field. Flag, check, help and docs follow from it.
+"""Settings: each is declared once, as an annotated field. Flag, check, help and docs follow from it.
 
     class ScheduleConfig(Settings, frozen=True, kw_only=True):
         GROUP = "scheduling"
         lookahead: Annotated[int, Setting("tokens of memory ahead", low=1, high=1 << 16)] = 16
 
 is the flag `--lookahead N`, an error that names it for values out of bounds, a line of `--help-all` and
-a row of docs/settings.md. `ramify.clients.commands.flags` makes the flags. What two settings have to
-do with each other is checked by the class, in `__post_init__`.
+a row of docs/settings.md. `ramify.clients.commands.flags` makes the flags. Conditions between two
+settings are checked by the class, in `__post_init__`.
 """
 
 import functools
@@ -26,7 +26,7 @@ NOTHING = msgspec.NODEFAULT
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """Describes a field, beside its type and default. Stands in its annotation."""
+    """The description of a field, beside its type and default. Stands in its annotation."""
 
     help: str  # without the default; `--help` shows it up to the first ";"
     flag: str | None = ""  # "": "--" and the field's name; None: the setting has no flag
@@ -67,12 +67,12 @@ class DeclaredSetting(msgspec.Struct, frozen=True):
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """What it may be, if that is a list of words."""
+        """The words that it may be, if it is a choice."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     @property
     def bounds(self) -> str:
-        """As an error and the documentation say it; "" if there is nothing to say."""
+        """The bounds in words, for errors and the documentation; "" without any."""
         known = self.setting
         if self.kind not in (int, float):
             return ""

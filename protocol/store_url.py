@@ -1,4 +1,4 @@
-"""What `--store` names: a file, or the URL of a database that several servers may share. Pure."""
+"""The values of `--store`: a file, or the URL of a database that several servers may share. Pure."""
 
 from pathlib import Path
 from typing import Literal
@@ -31,7 +31,7 @@ def kind_of(store: str | Path) -> Kind:
 
 
 def shown(store: str | Path) -> str:
-    """As logs and errors may show it: of a URL where it leads, without user, password and options."""
+    """The store as logs and errors may show it: a URL without user, password and options."""
     scheme, colon, rest = str(store).partition("://")
     if not colon or isinstance(store, Path):
         return str(store)

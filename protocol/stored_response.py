@@ -15,7 +15,7 @@ PREFIX = "resp_"
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True):
-    """Where a response is kept: a branch of a session. Its id says it, so no table has to.
+    """The place of a stored response: a branch of a session. Its id says it, so no table is needed.
 
     `key`: the session's, which opens it for the same credential only. `instructions`: a checksum.
     `transient`: it lasts as long as the WebSocket that it was made on.

@@ -1,8 +1,8 @@
-"""What an output is made of, part by part: free text, tags, calls of tools. Data only.
+"""The structure of an output, part by part: free text, tags, calls of tools. Data only.
 
 A session makes a `Structure` of what a client asks for; the compile workers make one automaton of it.
 Texts may hold *marks*: names of tokens that are no text (`<tool_call>` is one in many vocabularies).
-Where `Structure.marks` names them, the token is meant; where free text is searched for them, the same
+Where `Structure.marks` names them, the token is meant. Where free text is searched for them, the same
 text spelled by other tokens counts too.
 """
 
@@ -22,7 +22,7 @@ class TextPart(_StructurePart, frozen=True, tag="text"):
 
 
 class RegexPart(_StructurePart, frozen=True, tag="regex"):
-    """What a regex matches as a whole. `at`: where it was given, for errors."""
+    """Text that a regex matches as a whole. `at`: where it was given, for errors."""
 
     regex: str
     at: str = ""
@@ -89,7 +89,7 @@ class ThoughtPart(_StructurePart, frozen=True, tag="thought"):
 
 
 class StructureTag(msgspec.Struct, frozen=True):
-    """What follows a trigger: `begin` (which begins with the trigger), `content`, `end`."""
+    """The text behind a trigger: `begin` (which begins with the trigger), `content`, `end`."""
 
     begin: str
     content: "Part"
@@ -133,7 +133,7 @@ class Structure(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def encode_structure(structure: Structure) -> str:
-    """As JSON."""
+    """The structure as JSON."""
     return msgspec.json.encode(structure).decode()
 
 

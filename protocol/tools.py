@@ -1,12 +1,12 @@
-"""What `open.tools` and a message's `tool_calls` must look like: as OpenAI's API has them, or bare.
+"""The forms of `open.tools` and of a message's `tool_calls`: as in OpenAI's API, or bare.
 
     {"type": "function", "function": {"name": ..., "description"?: ..., "parameters"?: {...}}}
     {"name": ..., "description"?: ..., "parameters"?: {...}}
     {"id"?: ..., "type": "function", "function": {"name": ..., "arguments": {...}}}
     {"name": ..., "arguments": {...}}
 
-More keys may stand there; what they mean is the chat template's business. Pure; the values themselves
-are JSON already (`json_value`).
+More keys may stand there; they are the chat template's business. Pure; the values themselves are JSON
+already (`json_value`).
 """
 
 from collections.abc import Sequence
@@ -65,6 +65,6 @@ def _function(value: dict[str, Any], field: str, index: int) -> dict[str, Any]:
 
 
 def _place(value: dict[str, Any], field: str, index: int) -> str:
-    """Where that object is: made for errors, as a frame may hold thousands of calls."""
+    """The path of that object: made for errors only, as a frame may hold thousands of calls."""
     where = f"{field}[{index}]"
     return f"{where}.function" if "function" in value else where

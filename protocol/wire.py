@@ -76,7 +76,7 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
 
 class Tag(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """A part of an output that is no free text: between `begin` and `end`, exactly one of the others."""
+    """A constrained part of an output: between `begin` and `end`, exactly one of the others."""
 
     begin: Annotated[str, Meta(min_length=1, max_length=1024)]
     end: Annotated[str, Meta(max_length=1024)] = ""
@@ -106,10 +106,11 @@ CONSTRAINTS = ("regex", "json_schema", "choices", "grammar", "structural_tag")
 
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """What an output must be: exactly one of `CONSTRAINTS`, or `continue` alone. See docs/protocol.md.
+    """A constraint on an output: exactly one of `CONSTRAINTS`, or `continue` alone. See
+    docs/protocol.md.
 
-    `after_thought`: where the model thinks, what it thinks first is free. `continue_`: whether the
-    output goes on with the constrained one that the branch ends in, or is free.
+    `after_thought`: a thinking model's thought comes first, and is free. `continue_`: the output goes on
+    with the constrained one that the branch ends in, or is free.
     """
 
     regex: LongText | None = None
@@ -329,7 +330,7 @@ class Prune(Op, kw_only=True, frozen=True):
 
     @property
     def winners(self) -> int:
-        """How many sources are kept."""
+        """The number of sources that are kept."""
         return self.k if self.k is not None else len(self.targets) or 1
 
 
@@ -355,7 +356,9 @@ class Drop(Op, kw_only=True, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """Where an answer to `tree` ended: the next one begins with the turns of `branch` at `position`."""
+    """The end of an answer to `tree`: the next answer begins with the turns of `branch`
+    at `position`.
+    """
 
     branch: BranchName
     position: Position = 0
@@ -529,7 +532,7 @@ PartKind = Literal["text", "reasoning", "call", "markup"]
 
 
 class Part(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
-    """A part of a delta's text, and what it is. `markup`: tags around the others.
+    """A part of a delta's text, with its kind. `markup`: tags around the others.
 
     Of a call: `call` is its number in the generation; `id` and `name` come once, when they are known;
     the `arguments` of all its parts are the JSON text of an object.
@@ -554,7 +557,7 @@ class Delta(ServerBase, kw_only=True, frozen=True):
 
 
 class Hit(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
-    """Where the cached tokens were found."""
+    """Where cached tokens were found."""
 
     gpu: int = 0
     host: int = 0

@@ -22,9 +22,9 @@ NEWS_S = 0.05  # seconds for which changes are collected before routers are told
 
 
 class CacheActor:
-    """Serves `cache`. With `check_idle`, checks it whenever nothing runs and nothing waits.
+    """Serves `cache`. With `check_idle`, checks its integrity whenever nothing runs and nothing waits.
 
-    `routers`: who brings `KvEvents` to those that asked for them by `ListenKv`; None: nobody may ask.
+    `routers`: the address that passes `KvEvents` on to listeners (`ListenKv`); None: there can be none.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class CacheActor:
         self._check_idle = check_idle
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Until the mailbox is closed and empty. Raises what the cache raises."""
+        """Serve until the mailbox is closed and empty. Raises what the cache raises."""
         if self._routers is None:
             task_status.started()
             await self._serve()
@@ -82,7 +82,7 @@ class CacheActor:
                 check(self.cache)
 
     async def _announce(self, routers: Address[KvEvents]) -> None:
-        """Tell what has changed, behind the answers: some times a second, in parts if it is much."""
+        """Send the changes to listeners, some times a second and in bounded parts, behind answers."""
         while True:
             await self._changed.wait()
             await self._clock.sleep_until(self._clock.now() + NEWS_S)

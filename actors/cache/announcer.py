@@ -1,12 +1,12 @@
 """Which blocks of tokens have KV, told to the routers of a cluster as hashes (`protocol/cluster.py`).
 
-Residency says which nodes became resident and which went cold; that is all that happens on the
-way of a step, and nothing where nobody listens. `flush`, some times a second, hashes what is new,
-all nodes in a few operations. Hashes are kept at the nodes, so a split divides them as it does pages,
-eviction looks nothing up, and what was evicted and is computed again is not hashed again:
+Residency reports which nodes became resident or cold. Nothing else happens within a step, and nothing at
+all without listeners. `flush`, some times a second, hashes the changed nodes in a few array operations.
+Hashes are kept at the nodes. So a split divides them as it does pages, eviction looks nothing up, and
+tokens that are evicted and computed again are not hashed again:
 
     node.hashes    uint64, of the first blocks that end in (start, end]; None: of none
-    node.told      of how many of them routers were told that they are resident
+    node.told      how many of these blocks routers know as resident
 
 A node is *hashed* when all of its blocks are, and *told* when it has any and all were. On any path the
 hashed nodes come first, and among them the told ones. Nodes between the last told one and a new one are
@@ -26,7 +26,7 @@ MOST_TOKENS = 1 << 17  # that one flush hashes: about a millisecond
 
 
 class Announcer:
-    """Of `tree`, in its blocks. All that is resident now is told by the first flushes."""
+    """Announces the blocks of `tree`. The first flushes tell all that is resident now."""
 
     def __init__(self, tree: RadixTree) -> None:
         self.size = size = tree.block
@@ -41,16 +41,16 @@ class Announcer:
 
     @property
     def pending(self) -> bool:
-        """Something has changed since the last flush."""
+        """Whether something has changed since the last flush."""
         return bool(self._changed or self._removed)
 
     def stored(self, node: Node) -> None:
-        """`node` is resident now."""
+        """Note that `node` became resident."""
         if node.parent is not None:
             self._changed[node] = None
 
     def removed(self, node: Node) -> None:
-        """`node` is not resident any more. Its parent is."""
+        """Note that `node` is no longer resident. Its parent is."""
         if node.told:
             assert node.hashes is not None
             self._removed.append(node.hashes[: node.told])
@@ -62,7 +62,9 @@ class Announcer:
                 self.stored(parent)
 
     def flush(self) -> list[KvEvents]:
-        """What has changed, as messages for all. Stops after `MOST_TOKENS` tokens: see `pending`."""
+        """The changes, as messages for all listeners. Stops after `MOST_TOKENS` tokens:
+        see `pending`.
+        """
         removed, self._removed = self._removed, []
         stored: list[Hashes] = []
         tokens = 0
@@ -76,10 +78,7 @@ class Announcer:
         return events
 
     def snapshot(self, listener: int) -> list[KvEvents]:
-        """All that `flush` has told and not taken back, for one listener. O(tree).
-
-        At least one message.
-        """
+        """All told blocks, for one new listener: at least one message. O(tree)."""
         known = list(self._removed)
         known += [n.hashes[: n.told] for n in self._tree.walk() if n.hashes is not None and n.told]
         return [
@@ -88,7 +87,7 @@ class Announcer:
         ]
 
     def close(self) -> None:
-        """Nobody listens any more. O(tree)."""
+        """Forget all hashes: the last listener has gone. O(tree)."""
         for node in self._tree.walk():
             node.hashes, node.told = None, 0
 
@@ -99,10 +98,10 @@ class Announcer:
         return self.seq
 
     def _tell(self, stored: list[Hashes]) -> int:
-        """Put what is not told of some changed nodes' paths onto `stored`. Returns how many tokens.
+        """Add the untold blocks on the paths of some changed nodes to `stored`. Returns how many tokens.
 
-        What is new is hashed all at once, so none of them may be below another: such a one stays for
-        the next call.
+        New blocks are hashed all at once, so no path may lead below another: such a node stays for the
+        next call.
         """
         size, tokens = self.size, 0
         paths: list[list[Node]] = []  # from the tip up
@@ -158,7 +157,9 @@ class Announcer:
                 each.hashes = part if old is None else np.concatenate((old, part))
 
     def _is_told(self, node: Node) -> bool:
-        """Whether it and all above it were. Of one without the end of a block nobody can say."""
+        """Whether the node and all above it were told. A node without a block's end never counts as
+        told.
+        """
         if not node.told:
             return node.parent is None
         return node.told == node.end // self.size - node.start // self.size
@@ -169,7 +170,7 @@ class Announcer:
         )
 
     def _state(self, node: Node) -> int:
-        """Of the chain, behind the last block that is told on the path to `node`."""
+        """The hash chain's state behind the last told block on the path to `node`."""
         while node.hashes is None or not len(node.hashes):
             if node.parent is None:
                 return seed(self._tree.namespace(node))
@@ -178,7 +179,7 @@ class Announcer:
 
 
 def _parts(runs: list[Hashes]) -> list[bytes]:
-    """As messages hold them."""
+    """The hashes in the form of messages."""
     if not runs:
         return []
     hashes = np.concatenate(runs)

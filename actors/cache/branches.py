@@ -19,7 +19,7 @@ class UnknownBranch(RuntimeError):
 
 
 class Branches:
-    """Handles by number. `lowered` is called with each node that is retained for a shorter time."""
+    """Handles by number. `lowered` is called with each node whose retention got shorter."""
 
     def __init__(self, tree: RadixTree, lowered: Callable[[Node], None]) -> None:
         self._tree = tree
@@ -48,7 +48,7 @@ class Branches:
         return self._heads.get(branch)
 
     def head(self, branch: int) -> Node:
-        """As `find`. Raises UnknownBranch."""
+        """The node whose end is the branch's head. Raises UnknownBranch."""
         node = self._heads.get(branch)
         if node is None:
             raise UnknownBranch(f"branch {branch:#x} is not open")
@@ -102,7 +102,7 @@ class Branches:
     # --- retention --------------------------------------------------------------------------
 
     def retain(self, branch: int, until: float) -> None:
-        """Until that time; 0.0: no longer. Costs the nodes that become retained, or no longer are."""
+        """Retain the branch until that time; 0.0: no longer. Costs the nodes whose retention changes."""
         node = self.head(branch)
         before = self._until.pop(branch, None)
         if until <= 0.0:
@@ -122,7 +122,7 @@ class Branches:
             self._lowered(node)
 
     def expire(self, now: float) -> None:
-        """End the retentions whose time is over. O(1) for each of them, beside the nodes."""
+        """End the retentions whose time is over. O(1) for each, beside the nodes."""
         expiry = self._expiry
         while expiry and expiry[0][0] <= now:
             until, branch = heapq.heappop(expiry)
@@ -131,7 +131,7 @@ class Branches:
                 self._release(self._heads[branch])
 
     def _release(self, node: Node) -> None:
-        """One retained branch or child of `node` less. Walks up to the first that has another."""
+        """Count one retained branch or child of `node` less, up to the first node that has another."""
         current: Node | None = node
         while current is not None:
             current.retained -= 1
@@ -147,7 +147,7 @@ class Branches:
 
 
 def _retain(node: Node, until: float) -> None:
-    """One retained branch or child of `node` more. Walks up to the first that had another."""
+    """Count one retained branch or child of `node` more, up to the first node that had another."""
     current: Node | None = node
     while current is not None:
         current.retained += 1

@@ -134,9 +134,9 @@ class RadixCache:
             self.residency.announcer = None
 
     def news(self) -> list[KvEvents]:
-        """What became resident or cold since the last call, for all that listen.
+        """What became resident or cold since the last call, for all listeners.
 
-        A bounded part of it at a time: call it while there is `pending_news`.
+        Bounded: call it again while there is `pending_news`.
         """
         announcer = self.residency.announcer
         return announcer.flush() if announcer is not None and announcer.pending else []
@@ -297,7 +297,7 @@ class RadixCache:
         return None
 
     def _resident(self, node: Node, found: dict[Node, int]) -> int:
-        """How many tokens of the path to `node` are resident. `found`: what is known of cold nodes."""
+        """Resident tokens of the path to `node`. `found`: those already known, of cold nodes."""
         passed: list[Node] = []
         while node.state is not DEVICE and node not in found:
             passed.append(node)
@@ -330,7 +330,7 @@ class RadixCache:
     def _publish(self, run: PageLease, tip: Node, computed: int) -> None:
         """Make the cold nodes of the path to `tip` resident, as far as whole computed pages reach.
 
-        Not below a suspect node: nobody may find them there. They stay the request's own then.
+        Not below a suspect node, where no other request may find them: they stay the request's own.
         """
         cold: list[Node] = []
         node = tip

@@ -1,8 +1,8 @@
-"""In which order resident leaves are evicted.
+"""The order in which resident leaves are evicted.
 
 Least recently used first; nodes on a retained branch's path after all others. The heaps are lazy: an
-entry is valid if it carries its node's stamp, and is put right when it comes up.
-Does not free pages, and knows no branches or clocks.
+entry is valid if it carries its node's stamp, and is corrected when it comes up. Does not free pages,
+and knows no branches or clocks.
 """
 
 import heapq
@@ -41,7 +41,7 @@ class Victims:
             heapq.heapify(self._retained)
 
     def reconsider(self, node: Node) -> None:
-        """`node` is retained for a shorter time: put it back among the others."""
+        """Put `node`, whose retention got shorter, back among the others."""
         if node.stamp:
             self.push(node)
 

@@ -122,18 +122,18 @@ class Node:
         self.proven = True
 
     def cut_from(self, node: "Node", count: int) -> None:
-        """It is the upper part of `node` now, and as that was; the first `count` pages are its own."""
+        """Become the upper part of `node`, in the same state; the first `count` pages become its own."""
         self.state, self.resident = node.state, node.resident
         self.owner, self.proven = node.owner, node.proven
         self.pages, node.pages = node.pages[:count], node.pages[count:]
 
     def is_alike(self, other: "Node") -> bool:
-        """Both have the same state: they may be merged."""
+        """Whether both have the same state, so that they may be merged."""
         return self.state is other.state and self.owner == other.owner and self.proven == other.proven
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
-    """How many leading tokens are equal. O(result), vectorised, in growing blocks."""
+    """Length of the common prefix. O(result), vectorised, in growing blocks."""
     length = min(len(a), len(b))
     position, block = 0, _FIRST_COMPARE
     while position < length:

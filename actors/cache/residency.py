@@ -1,17 +1,17 @@
 """Which nodes have KV: locks, page tables, eviction, and the page counts.
 
     free         in the allocator
-    evictable    pages of resident nodes that nothing holds
+    evictable    pages of resident nodes without locks
     referenced   pages of locked nodes, and pages that are private to running requests
 
-always add up to the pool. A resident node's parent is resident; a locked node's parent is locked.
-So every evictable page can be reached by evicting leaves: resident nodes without resident children.
+always add up to the pool. A resident node's parent is resident; a locked node's parent is locked. So
+every evictable page can be reached by evicting leaves: resident nodes without resident children.
 
-Kept locks. Locking a path costs its nodes up to the first locked one, and forks make paths of
-10,000 nodes. So an unlock that has walked `reach` nodes and would have as many before it stops
-there: what is above stays locked, *kept* on behalf of that node, with its page table. The next
-request of the conversation, or of any that shares the path, walks no further. Kept locks are undone,
-the oldest first, as soon as their pages are wanted: they deny nobody memory.
+Kept locks. Locking a path costs its nodes up to the first locked one, and forks make paths of 10,000
+nodes. So an unlock that has walked `reach` nodes and has as many before it stops there: the nodes above
+stay locked, *kept* on behalf of that node, with its page table. The next request of the conversation, or
+of any that shares the path, walks no further. Kept locks are undone, the oldest first, as soon as their
+pages are wanted, so they deny no request memory.
 
 Does not know branches, requests or clocks.
 """
@@ -85,7 +85,7 @@ class Residency:
             self._loosen()
 
     def touch(self, node: Node) -> None:
-        """`node` was used just now; or only computed (`rank`), which is no use."""
+        """Mark `node` as used now, or, with `rank`, as spare work that was only computed."""
         if self.rank:
             if node.last_use <= 0:
                 node.last_use = self.rank
@@ -94,7 +94,7 @@ class Residency:
         node.last_use = self._uses
 
     def next_rank(self) -> int:
-        """For what nobody waits for: it is evicted before all that was used, the last of it first."""
+        """Rank of spare work: evicted before anything used; newest first."""
         self._ranks -= 1
         return self._ranks
 
@@ -182,9 +182,9 @@ class Residency:
         return b"".join(parts)
 
     def take(self, count: int, leave: int = 0) -> Pages | None:
-        """`count` pages private to a request, evicting as needed; None if there are not enough.
+        """Take `count` pages for a request, evicting as needed; None if there are too few.
 
-        `leave`: so many must be left, free or evictable.
+        `leave`: pages that must stay free or evictable.
         """
         if leave:
             while count + leave > self.free + self.evictable and self.kept:
@@ -240,10 +240,10 @@ class Residency:
             current = current.parent
 
     def distrust(self, node: Node) -> None:
-        """Logits over the path to `node` were not finite: what is not proven of it may be why.
+        """Make the unproven part of the path to `node` cold: logits over it were not finite.
 
-        The unproven part and what was computed after it become cold at once, or as soon as the
-        requests that use it have ended; until then nobody else gets it.
+        That part, and what was computed behind it, become cold at once, or as soon as the requests that
+        use it have ended. Until then no other request gets it.
         """
         top: Node | None = None
         current: Node | None = node

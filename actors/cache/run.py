@@ -1,9 +1,9 @@
-"""What the cache keeps of one running request.
+"""The pages of one running request.
 
-A request uses the tree's pages for [0, cached) and pages of its own from there on, whatever the
-tree holds: a row's page table never changes under it. Pages pass to the tree one by one as they are
-committed; what is left at the end (decoded too far, or computed by two requests at once) is freed.
-Does not know the tree's rules: `cache.py` does.
+A request uses the tree's pages for [0, cached) and pages of its own from there on, whatever the tree
+holds: a row's page table never changes under it. Pages pass to the tree one by one as they are
+committed. The rest is freed at the end: pages decoded too far, or computed by two requests at once. Does
+not know the tree's rules: `cache.py` does.
 """
 
 import numpy as np

@@ -3,11 +3,11 @@
     GONE        nowhere: never computed, or evicted
     COMPUTING   a running request computes it: `Node.owner`
     DEVICE      in the node's pages, for every request
-    SUSPECT     in the node's pages, but logits over them were not finite: only the requests that use
-                them already keep them
+    SUSPECT     in the node's pages, but logits over them were not finite: only the requests that
+                already use them keep them
 
-A tier behind the device (host memory, disk, another replica) is a state more: a line here, its row in
-`FOLLOWS`, the method of `Node` that enters it, and its line in the integrity check. Knows no nodes.
+A tier behind the device (host memory, disk, another replica) needs a line here, its row in `FOLLOWS`,
+the method of `Node` that enters it, and its line in the integrity check. Knows no nodes.
 """
 
 from enum import IntEnum

@@ -1,1 +1,1 @@
-"""What every actor is made of: mailboxes, links to other processes, clocks, logs, metrics."""
+"""The parts of every actor: mailboxes, links to other processes, clocks, logs, metrics."""

@@ -82,7 +82,7 @@ class BlockHasher:
         return self.chains([(state, tokens)])[0]
 
     def chains(self, runs: Sequence[tuple[int, Tokens]]) -> list[Hashes]:
-        """As `chain`, for several runs at once: numpy is called a few times for all of them."""
+        """As `chain`, for several runs with a few numpy calls in all."""
         size = self.size
         counts = [len(tokens) // size for _, tokens in runs]
         if not any(counts):

@@ -22,7 +22,7 @@ class Timer(Protocol):
 
 
 class Clock(Protocol):
-    """What actors know of time."""
+    """The time, as actors see it."""
 
     def now(self) -> float:
         """Seconds on a monotonic clock."""

@@ -26,8 +26,8 @@ FEW_BLOCKS = 200_000  # some 20 MB: what so few may grow by is no matter
 
 
 class Collector:
-    """Of this process, and of all threads in it. `cpu()`: seconds of the processor that the event loop's
-    thread has used. `whole`: how many whole collections there were.
+    """The garbage collector of this process, for all of its threads. `cpu()`: processor seconds of the
+    event loop's thread. `whole`: whole collections so far.
     """
 
     def __init__(self, clock: Clock, cpu: Callable[[], float] = time.thread_time) -> None:

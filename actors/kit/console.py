@@ -138,7 +138,7 @@ class Console:
 
 
 def _text_to(fd: int, *, closefd: bool = True) -> TextIO:
-    """What cannot be encoded is escaped as JSON would do it."""
+    """A text stream to `fd`. What cannot be encoded is escaped as in JSON."""
     return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=closefd)
 
 

@@ -43,7 +43,7 @@ class Router(Generic[T]):
         self._addresses.pop(key, None)
 
     def tell(self, key: int, message: T) -> bool:
-        """Tell the addressee. False if there is none (any more): the message is dropped."""
+        """Tell the addressee. False: there is none (any more), and the message is dropped."""
         address = self._addresses.get(key)
         if address is None:
             return False
@@ -54,9 +54,10 @@ class Router(Generic[T]):
         return True
 
     def tell_all(self, key: int, messages: list[T]) -> None:
-        """Tell the addressee each and take it off the list. If there is none, they are dropped.
+        """Tell the addressee each message and take it off the list. Without an addressee they are
+        dropped.
 
-        Raises MailboxFull: those that it has no room for are still there.
+        Raises MailboxFull: the messages without room are still in the list.
         """
         address = self._addresses.get(key)
         if address is None:
@@ -67,7 +68,7 @@ class Router(Generic[T]):
             return
 
     def leave(self, key: int, message: T) -> bool:
-        """As `tell`, but the addressee is not woken: see `Addressee.leave`."""
+        """As `tell`, without waking the addressee: see `Addressee.leave`."""
         address = self._addresses.get(key)
         if address is None:
             return False
@@ -79,7 +80,7 @@ class Router(Generic[T]):
 
 
 class Spread(Protocol[T_contra]):
-    """How many addressees are told, wherever they live: `put` for each, then `start` for all."""
+    """Tells many addressees, in this process or others: `put` for each, then `start` for all."""
 
     def put(self, key: int, message: T_contra) -> None:
         """Queue a message for the addressee `key`."""

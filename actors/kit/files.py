@@ -1,7 +1,7 @@
-"""How many files a process may have open: each socket is one.
+"""The number of files that a process may have open: each socket is one.
 
-Systems give a process 1024 at first and let it ask for more. A server that runs out of them can accept
-nobody, so a few hundred idle connections of one client would lock all others out.
+Systems give a process 1024 at first and let it ask for more. A server without free files accepts no
+connection, so a few hundred idle connections of one client would lock all others out.
 """
 
 import resource

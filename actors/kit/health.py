@@ -1,4 +1,4 @@
-"""How the store is: what the store actor tells, and `/readyz`, `/metrics` and `/v1/info` show."""
+"""The health of the store: the store actor reports it; `/readyz`, `/metrics` and `/v1/info` show it."""
 
 from collections.abc import Iterable
 
@@ -17,7 +17,7 @@ class StoreHealth(msgspec.Struct, frozen=True):
 
 
 def joined(healths: Iterable[StoreHealth]) -> StoreHealth:
-    """Of several processes that have sessions."""
+    """The health over several processes that have sessions."""
     every = list(healths)
     return StoreHealth(
         next((each.error for each in every if each.error is not None), None),

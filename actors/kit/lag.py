@@ -1,4 +1,4 @@
-"""How late the event loop runs what is due: the first sign that something blocks it."""
+"""The lag of the event loop: how late it runs timers, the first sign that something blocks it."""
 
 from typing import Protocol
 
@@ -6,10 +6,10 @@ from ramify.actors.kit.clock import Clock
 
 
 class LagMetrics(Protocol):
-    """Where the lag is reported."""
+    """The receiver of lag measurements."""
 
     def loop_lag(self, seconds: float, /) -> None:
-        """How late a timer of the event loop was."""
+        """Observe how late a timer of the event loop was."""
         ...
 
 

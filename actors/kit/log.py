@@ -133,7 +133,7 @@ def unconfigure() -> None:
 
 
 def configured() -> LogConfig | None:
-    """What `configure` was last given, so that a process we start can log alike."""
+    """The config of the last `configure`, so that a process we start can log alike."""
     for handler in logging.getLogger(ROOT).handlers:
         if isinstance(handler, _Handler):
             return handler.config

@@ -22,7 +22,7 @@ class MailboxClosed(Exception):
 
 
 class Address(Protocol[T_contra]):
-    """Where an actor can be told something: a local mailbox, or a link to another process."""
+    """A place to send an actor messages: a local mailbox, or a link to another process."""
 
     def tell(self, message: T_contra, /) -> None:
         """Queue the message. Raises MailboxFull or MailboxClosed; never blocks."""
@@ -37,7 +37,7 @@ class Addressee(Address[T], Protocol[T]):
         ...
 
     def leave(self, message: T, /) -> None:
-        """As `tell`, but the actor need not be woken: it gets the message with the next one."""
+        """As `tell`, without waking the actor: it gets the message together with the next one."""
         ...
 
 
@@ -61,7 +61,7 @@ class Mailbox(Generic[T]):
         return waiter is not None and not self._items and not waiter.done()
 
     def leave(self, message: T, /) -> None:
-        """As `tell`, but the reader is not woken: it gets the message with the next one."""
+        """As `tell`, without waking the reader: it gets the message together with the next one."""
         if self._closed:
             raise MailboxClosed(self.name)
         if len(self._items) >= self.capacity:
@@ -117,7 +117,7 @@ class Mailbox(Generic[T]):
         return items
 
     def close(self) -> None:
-        """No more messages; the reader gets what waits, then MailboxClosed."""
+        """Take no more messages; the reader gets the waiting ones, then MailboxClosed."""
         self._closed = True
         waiter = self._waiter
         if waiter is not None and not waiter.done():
@@ -149,7 +149,7 @@ class LimitedAddress(Generic[T]):
         self._most = most
 
     def tell(self, message: T, /) -> None:
-        """As the queue's. Raises MailboxFull when `most` messages wait."""
+        """As the mailbox's. Raises MailboxFull when `most` messages wait."""
         if len(self._queue) >= self._most:
             raise MailboxFull(f"{self._most} messages wait")
         self._queue.tell(message)

@@ -1,8 +1,8 @@
-"""What the engine counts, as Prometheus text.
+"""The engine's metrics, as Prometheus text.
 
-Actors call plain methods that add to plain ints: `step` runs on the path from one step to the
-next and costs a few microseconds. Prometheus' own objects are made only when somebody asks
-(`render`), by a collector in a registry of this instance: two engines in one process do not meet.
+Actors call plain methods that add to plain ints: `step` runs on the path from one step to the next and
+costs a few microseconds. Prometheus' own objects are made only for a scrape (`render`), by a collector
+in a registry of this instance: two engines in one process do not meet.
 
 This file does not know who calls it, or what serves the text.
 """
@@ -51,7 +51,7 @@ class Histogram:
         self._sum += seconds
 
     def family(self) -> HistogramMetricFamily:
-        """As Prometheus wants it: cumulative."""
+        """Prometheus' form: cumulative buckets."""
         buckets = []
         total = 0
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
@@ -62,10 +62,10 @@ class Histogram:
 
 @dataclass(slots=True)
 class ConstraintCounts:
-    """What became of constraints that clients asked for, since the start, by how it ended.
+    """Constraints that clients asked for, since the start, by how their compilation ended.
 
-    `seconds`: of compile workers; `kept`, `kept_bytes`: what requests may name now, and its memory where
-    it is followed; `waiting`: to be compiled.
+    `seconds`: of compile workers. `kept`, `kept_bytes`: constraints that requests may name now, and
+    their memory in the executor. `waiting`: to be compiled.
     """
 
     results: dict[str, int]
@@ -128,15 +128,15 @@ class Metrics:
         self._plan = Histogram("ramify_plan_seconds", "Time to plan a step on the host.", PLAN)
 
     def drafter(self, name: str) -> None:
-        """What guesses tokens; "": nothing does, and nothing is said of it."""
+        """Set the drafter's name; "": none, and no metrics of one."""
         self._drafter = name
 
     def executor_died(self) -> None:
-        """Another one takes its place, if it can."""
+        """Count an executor that died."""
         self._executor_deaths += 1
 
     def watch_constraints(self, counts: "Callable[[], ConstraintCounts]") -> None:
-        """Where to look what became of constraints."""
+        """Set the source of constraint counts."""
         self._constraints = counts
 
     def step(self, result: StepResult, plan_seconds: float) -> None:
@@ -165,13 +165,13 @@ class Metrics:
         self._mixed_room = room
 
     def kv(self, free: int, evictable: int, referenced: int) -> None:
-        """Where the token slots of the KV pool are."""
+        """Set the token slots of the KV pool, by state."""
         self._kv = (free, evictable, referenced)
 
     def finished(self, f: Finished) -> None:
-        """A request has ended. Times that it never reached (0.0) are not observed.
+        """Count a request that has ended. Times that it never reached (0.0) are not observed.
 
-        Of those that nobody waits for only what they computed counts.
+        Of spare requests only the computed tokens count.
         """
         if f.spare:
             self._warm_sessions["computed" if f.reason == "length" else "given up"] += 1
@@ -201,7 +201,7 @@ class Metrics:
 
     @property
     def store(self) -> StoreHealth:
-        """How the store is, for all processes that have sessions."""
+        """The health of the store, over all processes that have sessions."""
         return joined(self._stores.values())
 
     def watch_store(self, changed: Callable[[], None]) -> None:
@@ -209,19 +209,19 @@ class Metrics:
         self._store_changed = changed
 
     def store_is(self, health: StoreHealth, number: int = 0) -> None:
-        """How the store is for the sessions of this process, or of a gateway process."""
+        """Set the health of the store as this process, or gateway process `number`, sees it."""
         if self._stores.get(number, StoreHealth()) != health:
             self._stores[number] = health
             self._store_changed()
 
     def gateway(self, number: int, report: Report) -> None:
-        """What a gateway in a process of its own has now; it adds to what is here."""
+        """Set the gauges of a gateway in another process; they are added to this process' own."""
         self._gateways[number] = (report.sockets, report.sessions, report.lag, report.session_bytes)
         self._usage.setdefault(number, {}).update(report.usage)
         self.store_is(report.store, number)
 
     def usage_from(self, source: Callable[[], dict[str, CredentialUsage]], /) -> None:
-        """Where to look what each credential has in this process."""
+        """Set the source of this process' usage by credential."""
         self._usage_here = source
 
     def gateway_ended(self, number: int) -> None:
@@ -257,7 +257,7 @@ class Metrics:
         return self._held() + sum(held for *_, held in self._gateways.values())
 
     def loop_lag(self, seconds: float) -> None:
-        """How late a timer of the event loop was."""
+        """Observe how late a timer of the event loop was."""
         self._lag = seconds
         self._worst_lag = max(self._worst_lag, seconds)
 
@@ -273,7 +273,7 @@ class Metrics:
 
     @property
     def lag(self) -> float:
-        """How late the last timer of the event loop was, in seconds."""
+        """Seconds by which the last timer of the event loop was late."""
         return self._lag
 
     @property
@@ -313,11 +313,11 @@ class Metrics:
         return generate_latest(self.registry)
 
     def scrape(self, done: Callable[[bytes], object], /) -> None:
-        """As the gateway asks for it (see `gateway.interfaces`): at once."""
+        """Call `done` with the text, at once. The gateway's interface (see `gateway.interfaces`)."""
         done(self.render())
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry (the interface of a custom collector)."""
+        """Yield all metrics: the interface of a Prometheus collector."""
         yield from self._gauges()
         yield from self._counters()
         for histogram in (self._ttft, self._itl, self._queue, self._step, self._plan):
@@ -352,7 +352,7 @@ class Metrics:
             yield from self._gateway_gauges()
 
     def _owners(self) -> Iterator[Metric]:
-        """By credential: as many labels as names were ever configured."""
+        """Yield the metrics by credential: as many labels as names were ever configured."""
         total: dict[str, CredentialUsage] = {}
         for usages in (self._usage_here(), *self._usage.values()):
             for name, usage in usages.items():
@@ -436,7 +436,7 @@ class Metrics:
 
 
 def _forced_drafts(counts: Sequence[int], forced: bytes) -> int:
-    """Of the accepted drafts, those that a constraint left no choice for: they were no guesses."""
+    """Accepted drafts that constraints had forced: they were no guesses."""
     found = end = 0
     for count in counts:
         found += forced.count(1, end, end + max(0, count - 1))

@@ -21,7 +21,7 @@ def read_secret_file(path: Path, most: int) -> bytes:
 
 
 def warn_of_readers(path: Path) -> None:
-    """Of a file that somebody else reads for us. Raises OSError."""
+    """Warn if other users may read a secret file that a library reads for us. Raises OSError."""
     _judge(path, path.stat().st_mode)
 
 

@@ -1,10 +1,10 @@
-"""What one credential has and had: counted by gateways, shown by metrics, labelled with its name."""
+"""The usage of one credential: counted by gateways, shown by metrics, labelled with its name."""
 
 import msgspec
 
 
 class CredentialUsage(msgspec.Struct, array_like=True):
-    """Sockets now; the others since the start of the process that counts."""
+    """`sockets` are those open now; all else counts from the start of the process."""
 
     sockets: int = 0
     received_bytes: int = 0

@@ -1,8 +1,8 @@
-"""Which session a process is working on, in memory that its engine can read.
+"""The session that a process is working on, in memory that its engine can read.
 
-A process whose loop is stuck answers nothing, and when it is killed nobody knows why. So it writes the
-public id of a session before it does anything for it, and erases it afterwards: what is there when it
-is killed was its last work. One piece of an anonymous file for each process, inherited.
+A process with a stuck loop answers nothing, and when it is killed the cause is gone. So it writes the
+public id of a session before it works for it, and erases it afterwards: an id that is there when it is
+killed was its last work. Each process inherits one piece of an anonymous file.
 """
 
 import mmap
@@ -12,7 +12,7 @@ CELL = 256  # bytes of a process: the id, filled up with zeros
 
 
 def working_file(processes: int) -> int:
-    """A new file for so many processes: its descriptor."""
+    """The descriptor of a new file for `processes` processes."""
     file = os.memfd_create("ramify-working")
     os.truncate(file, CELL * processes)
     return file
@@ -26,20 +26,20 @@ class Working:
         self._begin = CELL * number
 
     def on(self, session: bytes) -> None:
-        """From now on it works on this session: `cell_of` its id."""
+        """Set the session (`cell_of` its id) that the process works on."""
         self._memory[self._begin : self._begin + CELL] = session
 
     def off(self) -> None:
-        """It works on none."""
+        """Set that the process works on no session."""
         self._memory[self._begin] = 0
 
     @property
     def session(self) -> str | None:
-        """Which it works on."""
+        """The id of the session that the process works on, or None."""
         cell = self._memory[self._begin : self._begin + CELL]
         return cell.rstrip(b"\0").decode() if cell[0] else None
 
 
 def cell_of(session: str) -> bytes:
-    """What `Working.on` writes."""
+    """The bytes that `Working.on` writes."""
     return session.encode()[:CELL].ljust(CELL, b"\0")

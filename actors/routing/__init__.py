@@ -1,1 +1,1 @@
-"""Which replica a session goes to, and how many replicas there should be. Pure."""
+"""Routing: which replica a session goes to, and how many replicas there should be. Pure."""

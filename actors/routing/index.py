@@ -99,7 +99,7 @@ class PrefixIndex:
         self.tidy()
 
     def tidy(self, shards: int = 1) -> None:
-        """Sweep so many shards (at most `_MOST_SWEPT`), if there is anything to sweep."""
+        """Sweep at most `shards` shards (and `_MOST_SWEPT`), if there is anything to sweep."""
         for _ in range(min(shards, _MOST_SWEPT)):
             if not self._sweep:
                 if not self._dead:
@@ -136,9 +136,9 @@ class PrefixIndex:
 
 
 class Promises:
-    """What requests that were placed are going to compute: as an index, but forgotten after a while.
+    """Prefixes that placed requests are going to compute: an index that forgets.
 
-    `seconds`: for at least so long, at most twice as long. `most`: entries.
+    Entries are kept for at least `seconds`, at most twice as long. `most`: entries.
     """
 
     def __init__(self, seconds: float, most: int) -> None:
@@ -176,10 +176,10 @@ class Promises:
 
 
 def levels(index: PrefixIndex, promises: Promises, hashes: Hashes) -> list[tuple[int, int]]:
-    """How much of a prompt who has: (blocks, replicas that have so many and no more), longest first.
+    """Prefix lengths in blocks, longest first, each with the replicas whose cache ends there.
 
-    At most `_LEVELS` of them, then one for all others that have anything, at its least. O(log(blocks))
-    look-ups for each.
+    At most `_LEVELS` of them, then one for all other replicas with any block, at their least.
+    O(log(blocks)) look-ups for each.
     """
     places = np.arange(len(hashes))
     if index.stride > 1:

@@ -1,29 +1,30 @@
-"""Where a session goes: to the replica that has its first token soonest, as far as is known. Pure.
+"""The replica for a session: the one with the earliest expected first token. Pure.
 
-The expected time to first token at a replica is what waits there and what is to be computed, over the
-speed at which it computes beside its decodes, and the time until it has room for the KV:
+The expected time to first token at a replica is its queue and the tokens to compute, over its speed
+beside its decodes, plus the time until it has room for the KV:
 
-    (tokens queued ahead of it, heard of or sent + price * tokens that have no KV there) / rate
+    (tokens queued ahead, reported or sent since + price * tokens without KV there) / rate
         + tokens that find no slots / slots that are given back a second
         + steps under way * seconds of a step for each token of context * context of what runs
 
-- *Queued* is what the replica told last; what this router has sent since is added until a report counts
-  it in, so slow prefills do not pile up on one replica unseen.
-- *Ahead*: schedulers compute prompts in lots, by turns, so a short prompt does not wait for all of a
-  long one: of each it waits for a lot, or for as much as it has itself to be computed.
-- *Slots* are held by what runs (a long prompt with a long answer holds many for long); a replica whose
-  pool is nearly full also throws away what others would find there: `fill_s`.
-- *KV* is what replicas publish (`KvEvents`), and what requests that were placed lately will compute:
-  a burst with one new prefix goes where it is being computed.
-- The *price* of computing rises with the queues of all replicas: what one session computes, others
-  wait for. If only one has most of a prompt, it is a conversation's, and left only where that saves
-  much: else its turns would fill the caches of all. A prefix that more have is hot, and spreads.
+- *Queued* is what the replica reported last. What this router has sent since is added until a report
+  counts it in, so slow prefills do not pile up unseen on one replica.
+- *Ahead*: schedulers compute prompts in lots, by turns. So of each longer prompt, a short one waits for
+  one lot, or for as much as it has itself to be computed.
+- *Slots* are held by what runs (a long prompt with a long answer holds many for long). A replica whose
+  pool is nearly full also evicts prefixes that others would find there: `fill_s`.
+- *KV* is what replicas publish (`KvEvents`), and what recently placed requests will compute: a burst
+  with one new prefix goes where it is being computed.
+- The *price* of computing rises with the queues of all replicas: other sessions wait for what one
+  computes. A prefix at one replica only belongs to a conversation. That conversation leaves it only
+  where that saves much, or its turns would fill all caches. A prefix at several replicas is hot, and
+  spreads.
 - A replica whose queue is longer than `imbalance` times the mean (and some slack) takes nothing,
-  whatever it has cached. Some replica always has the mean or less, so this never leaves nobody.
-- A tenant stays at few replicas (`tenancy.py`), unless going elsewhere saves more than `away_s`. Where
-  there is one tenant without a name, it is at home everywhere.
-- What is nearly equal goes to the one that was chosen longest ago: never to the smallest tree, and not
-  to the one that all routers take for the best.
+  whatever it has cached. Some replica always has the mean or less, so one is always left.
+- A tenant stays at few replicas (`tenancy.py`), unless going elsewhere saves more than `away_s`. A
+  single tenant without a name is at home everywhere.
+- Nearly equal replicas are chosen in turn, the longest unused first: never the one with the smallest
+  tree, nor the one that all routers take for the best.
 
 A session stays at its replica; `hot` says when it is worth computing its KV elsewhere.
 
@@ -70,7 +71,7 @@ class RoutingPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoutingDecision(msgspec.Struct, frozen=True):
-    """A session's place. `cached`: tokens that are expected to have KV there; `computes`: the others.
+    """A session's replica. `cached`: tokens expected to have KV there; `computes`: the others.
 
     `seconds`: the expected time to first token. `ticket`: for `ReplicaRouter.sent`.
     """
@@ -129,7 +130,7 @@ class ReplicaRouter:
     """One of possibly several routers of a cluster; each knows what it sends itself.
 
     `memory`: bytes for the index of prefixes, about. `block`: tokens of a block, as the replicas'.
-    `seed`: routers with different ones begin with different replicas among equals.
+    `seed`: routers with different seeds begin with different replicas among equals.
     """
 
     def __init__(
@@ -162,7 +163,7 @@ class ReplicaRouter:
     # --- who is there -----------------------------------------------------------------------
 
     def joined(self, replica: int) -> None:
-        """It may be chosen from now on. It was told nothing yet, and knows of nothing that was sent."""
+        """Add a replica. Nothing was sent to it, and it has no KV."""
         if replica in self._replicas:
             self.gone(replica)
         slot = self.index.join()
@@ -181,21 +182,21 @@ class ReplicaRouter:
         self._changed()
 
     def drain(self, replica: int) -> None:
-        """It is not chosen any more. An unknown one is no error."""
+        """Choose the replica no more. Unknown ids are ignored."""
         known = self._replicas.get(replica)
         if known is not None:
             self._live[known.slot] = False
             self._changed()
 
     def resume(self, replica: int) -> None:
-        """It may be chosen again. An unknown one is no error."""
+        """Choose the replica again. Unknown ids are ignored."""
         known = self._replicas.get(replica)
         if known is not None:
             self._live[known.slot] = True
             self._changed()
 
     def gone(self, replica: int) -> None:
-        """It is not there any more, and nothing of what it had. An unknown one is no error."""
+        """Remove the replica and all that it had. Unknown ids are ignored."""
         known = self._replicas.pop(replica, None)
         if known is None:
             return
@@ -232,7 +233,9 @@ class ReplicaRouter:
         self._weigh(known)
 
     def events(self, replica: int, events: KvEvents) -> bool:
-        """What became resident or cold there. False: some were missed, so ask it for a snapshot."""
+        """Note what became resident or cold there. False: some events were missed, so ask it for a
+        snapshot.
+        """
         known = self._replicas.get(replica)
         if known is None:
             return True
@@ -258,8 +261,8 @@ class ReplicaRouter:
     ) -> RoutingDecision | None:
         """The replica for a session whose branch has these `tokens` (int32); None: there is none.
 
-        The place is reserved: `sent` with its ticket says that the request is on its way. `tenant`:
-        whose session it is, where several share a namespace.
+        The place is reserved: `sent` with its ticket says that the request is on its way. `tenant`: the
+        session's tenant, where several share a namespace.
         """
         self._expire(now)
         if not self._count:
@@ -283,9 +286,10 @@ class ReplicaRouter:
         return self._placed(name, slot, size, cached, hashes, now)
 
     def hot(self, replica: int, tokens: int, now: float, *, since: float) -> bool:
-        """Whether a session of so many tokens, which came to `replica` at `since`, had better be placed
-        anew before its next request: its KV is there, and taken to be nowhere else. A replica that is
-        not there, or drains, is not hot: all sessions leave it.
+        """Whether a session should be placed anew before its next request.
+
+        `tokens`: of the session, taken to have KV at `replica` only. `since`: when it came there. A
+        replica that is gone or drains is not hot: all sessions leave it anyway.
         """
         known, policy = self._replicas.get(replica), self.policy
         if known is None or not self._live[known.slot]:
@@ -301,11 +305,10 @@ class ReplicaRouter:
         return stays - float(seconds.min()) > enough
 
     def sent(self, replica: int, tokens: int, now: float, ticket: int = 0, *, holds: int = 0) -> int:
-        """A request goes to a replica, which has to compute so many tokens of it, about. Returns how
-        many were sent there: see `ReplicaLoad.heard`.
+        """Note that a request goes to a replica, which has to compute about `tokens` tokens of it.
 
-        `holds`: its whole prompt. `ticket`: the place that was reserved for it. An unknown replica
-        is no error: 0.
+        Returns how many requests were sent there: see `ReplicaLoad.heard`. `holds`: tokens of its whole
+        prompt. `ticket`: of its reserved place. 0 for an unknown replica.
         """
         known = self._replicas.get(replica)
         if known is None:
@@ -377,13 +380,13 @@ class ReplicaRouter:
         self._changed()
 
     def _changed(self) -> None:
-        """Who may be chosen is not as it was."""
+        """Forget what depends on the set of replicas that may be chosen."""
         self._version += 1
         self._count = int(self._live.sum())
         self._share = self._live / max(1, self._count)
 
     def _mean(self, array: npt.NDArray[np.float64]) -> float:
-        """Of the replicas that may be chosen; 0.0 if there is none."""
+        """The mean over replicas that may be chosen; 0.0 without any."""
         return float(array @ self._share)
 
     def _rates(self) -> float:
@@ -456,11 +459,11 @@ class ReplicaRouter:
         return seconds, wait
 
     def _wait(self, size: int, computes: npt.NDArray[np.float64] | float) -> npt.NDArray[np.float64]:
-        """Seconds for which a request of `size` tokens, of which so many have to be computed, waits for
-        others at each slot, and what a full pool costs.
+        """Seconds that a request of `size` tokens waits for others at each slot, with the cost of a full
+        pool.
 
-        Schedulers compute prompts in lots, by turns. So of each longer prompt only as much goes first as
-        this one has.
+        `computes`: its tokens without KV there. Schedulers compute prompts in lots, by turns, so of each
+        longer prompt only that many tokens go first.
         """
         held = self._held + size
         others = np.maximum(computes - self.policy.lot, 0.0) * self._long

@@ -1,8 +1,8 @@
-"""How many replicas there should be, by what waits and by how late first tokens are. Pure.
+"""The number of replicas that are needed, by their queues and by how late first tokens are. Pure.
 
-More when first tokens are later than the target, or are going to be, for some seconds; fewer when one
-replica less would still be far from that, for some minutes. What is started takes its time, so nothing
-more is started meanwhile. Times are seconds that the caller passes in.
+More when first tokens have been later than the target, or will be, for some seconds; fewer when one
+replica less would still be far from that, for some minutes. A replica takes its time to start, so no
+other one is asked for meanwhile. Times are seconds that the caller passes in.
 """
 
 import math
@@ -41,7 +41,9 @@ class Scaling:
         return late[int(0.9 * (len(late) - 1))]
 
     def wanted(self, loads: list[ReplicaLoad], coming: int, now: float) -> int:
-        """How many there should be. `loads`: of those that are ready; `coming`: being started."""
+        """The number of replicas that are needed. `loads`: of the ready ones; `coming`:
+        being started.
+        """
         ready = len(loads)
         if not ready:
             return max(self.least, coming)

@@ -1,7 +1,7 @@
 """Where the sessions of a front go: keeps a `ReplicaRouter` told of what the front sends.
 
 A session is placed with its first request, so the router sees the whole prompt. It stays until its
-replica goes, or has far more to do than the others: then its next request is placed anew.
+replica goes, or is far busier than the others: then its next request is placed anew.
 """
 
 from collections.abc import Callable
@@ -45,23 +45,23 @@ class SessionRouter:
         self.router.joined(replica)
 
     def shut(self, replica: int) -> None:
-        """It takes no more."""
+        """Send no new sessions to `replica`."""
         self.router.drain(replica)
 
     def resume(self, replica: int) -> None:
-        """It takes sessions again."""
+        """Send sessions to `replica` again."""
         self.router.resume(replica)
 
     def gone(self, replica: int) -> None:
-        """It is not there any more."""
+        """Remove `replica`."""
         self.router.gone(replica)
 
     def load(self, replica: int, load: ReplicaLoad) -> None:
-        """How busy it is."""
+        """Note a replica's load."""
         self.router.update(replica, load, self._now())
 
     def events(self, replica: int, events: list[KvEvents]) -> bool:
-        """What its cache has. False: some were missed, so it has to be asked for all."""
+        """Note changes of a replica's cache. False: some were missed, so it has to be asked for all."""
         missed = [each for each in events if not self.router.events(replica, each)]  # hears of them all
         return not missed
 
@@ -84,7 +84,7 @@ class SessionRouter:
         return self.router.hot(replica, place.length, self._now(), since=place.since)
 
     def extended(self, session: int, tokens: int) -> None:
-        """So many tokens more go to the session's replica."""
+        """Note that `tokens` more tokens go to the session's replica."""
         place = self._places.get(session)
         if place is not None:
             place.tokens += tokens

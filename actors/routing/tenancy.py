@@ -1,8 +1,9 @@
-"""At which replicas a tenant is at home: few, and the same ones, unless it needs more.
+"""The home of a tenant: few replicas, always the same ones, unless it needs more.
 
 A tenant that spreads over all replicas takes room in every cache, and its own prefixes are computed
-everywhere. So each has an order of the replicas of its own (rendezvous hashing, Thaler and Ravishankar
-1998): who comes or goes moves nobody else. As many of the first as its load needs are its home.
+everywhere. So each tenant orders the replicas in its own way (rendezvous hashing, Thaler and Ravishankar
+1998): a replica that joins or leaves changes no other tenant's order. As many of the first as its load
+needs are its home.
 
 Does not know caches, or what a place elsewhere costs.
 """
@@ -42,7 +43,7 @@ class Tenancy:
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
 
     def computes(self, name: str, tokens: float, now: float) -> None:
-        """So many tokens are going to be computed for a tenant."""
+        """Note that `tokens` tokens are going to be computed for a tenant."""
         tenant = self._tenant(name, now)
         self._age(tenant, now)
         tenant.rate += tokens * math.log(2) / HALF_LIFE
@@ -50,7 +51,7 @@ class Tenancy:
     def strangers(
         self, name: str, ids: npt.NDArray[np.uint64], version: int, capacity: float, now: float
     ) -> npt.NDArray[np.intp] | None:
-        """Which of the replicas with these ids are not the tenant's home; None: none, it needs all.
+        """Indices into `ids` of replicas that are not the tenant's home; None: it needs all.
 
         `version` changes with `ids`. `capacity`: tokens a second that one replica computes.
         """

@@ -1,24 +1,24 @@
-"""Which sessions have begun to use the KV pool, and how much of it is kept for them: load control.
+"""Load control: which sessions have begun to use the KV pool, and how much of it is reserved for them.
 
 A pool that is too small for all sessions at once serves none of them well if it lets all of them in:
 each evicts what the next one needs (thrashing; Denning 1968, "The working set model"). So a session
-*begins* when it is first granted pages, and is *active* until it has had no request for a quantum of
-steps, or for some quanta where it has said that more comes. Sessions that have not begun are granted
+*begins* when it is first granted pages. It stays *active* until it has had no request for a quantum of
+steps, or for several quanta where it has said that more comes. Sessions that have not begun are granted
 pages only beside a *reserve*:
 
-- what the requests of active sessions may still grow by, and what the ops behind them are going to add,
-  as far as their session has said (`Submit.expects`);
+- what the requests of active sessions may still grow by, and what the ops behind them will add, as far
+  as their session has said (`Submit.expects`);
 - the KV that an active session has left in the tree while it runs nothing, as between two rounds.
 
-An output counts until it is as long as outputs of its tenant usually are: most stop sooner than they
-may. A tenant reserves at most `SHARE` of the pool, so that nobody keeps others out by what it announces;
-its own sessions leave it all that it needs.
+An output counts until it is as long as its tenant's outputs usually are: most stop earlier than they
+may. A tenant reserves at most `SHARE` of the pool, so that announcements alone keep no other tenant out.
+Its own new sessions leave all of its reserve free.
 
-A session whose only run had to give its pages back, because what runs grew, is not active any more: more
+A session whose only run gave its pages back, because other runs grew, is no longer active: more sessions
 had begun than the pool can serve.
 
-Everything is a counter: an event costs O(1), whatever the number of sessions. This file knows tokens
-and steps, not who waits or in which order.
+Everything is a counter: an event costs O(1), whatever the number of sessions. This file knows tokens and
+steps, not which requests wait or in which order.
 """
 
 from collections import Counter, deque
@@ -32,7 +32,7 @@ SHARE = 4  # a tenant reserves at most one part in so many
 
 
 class ActiveSessions:
-    """`pool`: tokens that it holds. `quantum`: steps."""
+    """`pool`: its size in tokens. `quantum`: steps that a session without requests stays active."""
 
     def __init__(self, pool: int, quantum: int) -> None:
         self.renew(pool)
@@ -44,34 +44,34 @@ class ActiveSessions:
         self.reserved = 0  # tokens
 
     def renew(self, pool: int) -> None:
-        """The pool holds so many tokens from now on."""
+        """Set the size of the pool in tokens."""
         self._most = pool // SHARE
 
     def outranks(self, request: Request) -> bool:
-        """Whether its priority is above that of everything that runs."""
+        """Whether the request's priority is above that of everything that runs."""
         return request.submit.priority > max(self._rows, default=request.submit.priority)
 
     def begin(self, account: Account) -> None:
-        """`account` uses the pool from now on. What a visit of it left there is nobody's."""
+        """Count what `account` uses of the pool from now on; older KV of it belongs to no session."""
         account.active = True
         account.goal -= account.kept - account.held
         account.kept = account.held
         self.update(account)
 
     def end(self, account: Account) -> None:
-        """What `account` left in the tree is anybody's."""
+        """Stop counting `account`: what it left in the tree belongs to no session."""
         account.active = False
         account.kept = account.goal = 0
         self.update(account)
 
     def announce(self, account: Account, tokens: int) -> None:
-        """The ops of `account` are going to add so many tokens from now on, as its session says."""
+        """Note how many tokens the ops of `account` will still add, as its session says."""
         account.goal = account.kept + tokens
         account.behind = tokens > account.foreseen
         self.update(account)
 
     def foresee(self, request: Request, slots: int) -> None:
-        """`request` may use so many slots more than it has."""
+        """Note that `request` may use `slots` more slots than it has."""
         account = request.account
         most = int(account.tenant.output) - max(0, request.limit - slots)  # of a usual one
         most = max(most, FORESEEN)
@@ -81,7 +81,7 @@ class ActiveSessions:
         self.update(account)
 
     def take(self, account: Account, slots: int) -> None:
-        """A run of `account` got so many slots of its own."""
+        """Note that a run of `account` got `slots` slots of its own."""
         account.kept += slots
         account.held += slots
         self.update(account)
@@ -90,18 +90,18 @@ class ActiveSessions:
         self._rows[request.submit.priority] += 1
 
     def learn(self, request: Request) -> None:
-        """`request` is over: how long outputs of its tenant usually are."""
+        """Update the usual output length of the tenant of `request`, which has ended."""
         if request.done:
             tenant = request.account.tenant
             tenant.output += (request.done - tenant.output) / LEARNT if tenant.output else request.done
 
     def reserved_from(self, tenant: Tenant) -> int:
-        """Tokens that are not for new sessions of `tenant`: all that is its own counts."""
+        """Tokens that new sessions of `tenant` must leave free, including the tenant's own reserve."""
         most, own = self._most, tenant.reserved
         return self.reserved + (own - most if own > most else 0)
 
     def stopped(self, request: Request, slots: int, left: int) -> None:
-        """A run is over that had so many slots of its own. `left`: those that stay in the tree."""
+        """Note the end of a run that had `slots` slots of its own; `left` of them stay in the tree."""
         account, priority = request.account, request.submit.priority
         account.held -= slots
         account.kept += left - slots
@@ -111,13 +111,13 @@ class ActiveSessions:
             del self._rows[priority]
 
     def needs(self, account: Account) -> int:
-        """Tokens that `account` is going to add to the pool, by what is known."""
+        """Tokens that `account` is expected to add to the pool."""
         foreseen, planned = account.foreseen, account.goal - account.kept
         needs = planned if planned > foreseen else foreseen
         return needs if needs < self._most else self._most
 
     def update(self, account: Account) -> None:
-        """Something that counts has changed: its rows, what it keeps, or is going to need."""
+        """Recompute the account's reserve after a change of its rows, its kept KV or its needs."""
         tokens = 0
         if account.active:
             tokens = self.needs(account) + (0 if account.rows else account.kept)
@@ -131,7 +131,7 @@ class ActiveSessions:
         self.reserved += (after if after < most else most) - (before if before < most else most)
 
     def rest(self, account: Account, step: int) -> None:
-        """`account` has no request any more: it stays active for a quantum, or `BETWEEN` of them."""
+        """Start the quantum of an account without requests; `BETWEEN` quanta if it expects more."""
         if not account.active:
             return
         self._rests += 1
@@ -143,7 +143,7 @@ class ActiveSessions:
             self.update(account)
 
     def expire(self, step: int) -> None:
-        """End those whose quantum is over."""
+        """End accounts whose quantum is over at `step`."""
         for resting, quanta in ((self._resting, 1), (self._between, BETWEEN)):
             while resting and step - resting[0][0] >= quanta * self._quantum:
                 _, number, account = resting.popleft()

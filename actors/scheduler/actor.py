@@ -35,10 +35,10 @@ from ramify.protocol.plan import ExecutorInfo, StepResult
 
 
 class MetricsSink(Protocol):
-    """What the scheduler reports of itself, after the step's work is done."""
+    """The scheduler's metrics, reported after a step's work is done."""
 
     def step(self, result: StepResult, plan_seconds: float) -> None:
-        """A step's result. `plan_seconds`: from its arrival to the next plan's departure."""
+        """Report a step. `plan_seconds`: from its result's arrival to the next plan's departure."""
         ...
 
     def kv(self, free: int, evictable: int, referenced: int) -> None:
@@ -46,14 +46,15 @@ class MetricsSink(Protocol):
         ...
 
     def finished(self, finished: Finished) -> None:
-        """A request has ended."""
+        """Report the end of a request."""
         ...
 
     def turn(
         self, running: int, waiting: int, retractions: Mapping[str, int], twice: int, room: int
     ) -> None:
-        """After each turn: requests that run and wait; retractions by cause and tokens computed twice,
-        since the start; how many prompt tokens a step beside decodes may take now.
+        """Report the state after a turn. `running`, `waiting`: requests. `retractions`: by cause, and
+        `twice`: tokens computed twice, since the start. `room`: prompt tokens that a step beside decodes
+        may take.
         """
         ...
 
@@ -107,11 +108,11 @@ class SchedulerActor:
 
     @property
     def down(self) -> bool:
-        """Whether the executor has died, and no other one has taken its place."""
+        """Whether the executor has died and has no successor yet."""
         return self._core.down is not None
 
     def resume(self, executor: Address[ExecutorMessage], info: ExecutorInfo) -> None:
-        """Go on with another executor. Call it while `down`."""
+        """Continue with another executor. Call it while `down`."""
         self._executor = executor
         self.tell(info)
 
@@ -129,7 +130,7 @@ class SchedulerActor:
             self._mailbox.close()
 
     def _turn(self, events: list[SchedulerEvent]) -> None:
-        """Everything that follows from `events`. Never awaits."""
+        """Handle `events` and send all that follows from them. Never awaits."""
         core, clock = self._core, self._clock
         now = clock.now()
         for event in events:
@@ -166,7 +167,7 @@ class SchedulerActor:
         self._sessions.start()
 
     async def _alarm(self, *, task_status: TaskStatus[None]) -> None:
-        """Turn once when the earliest deadline passes, for an engine where nothing else happens."""
+        """Run a turn when the earliest deadline passes, for an engine where nothing else happens."""
         task_status.started()
         while True:
             self._alarm_at = deadline = self._core.next_deadline()

@@ -73,7 +73,7 @@ class Admission:
         self._pushes = 0  # of the queue, when that was
 
     def pick(self) -> list[Request]:
-        """Requests to acquire for now; they are ACQUIRING from here on."""
+        """Take the requests to acquire pages for now; they are ACQUIRING from here on."""
         planner = self._planner
         if not (self.queue or self._memory_queue) or self._settlements.outstanding:
             return []
@@ -98,7 +98,9 @@ class Admission:
         return picked
 
     def _spare(self, picked: list[Request]) -> None:
-        """Say what each request has to leave: what is reserved, and what those before it will need."""
+        """Set `leave` of each request: the reserved pages, and what the requests picked before it will
+        need.
+        """
         more = 0  # that those before are going to need
         before: set[Account] = set()
         for request in picked:
@@ -114,7 +116,7 @@ class Admission:
             before.add(account)
 
     def _missing(self, request: Request) -> int:
-        """Tokens that `request` takes from others if it begins now: for which there is no room."""
+        """Tokens that `request` takes from others if it begins now, for lack of room."""
         need = request.prompt - request.resident + self.active.needs(request.account)
         reserved = self.active.reserved_from(request.account.tenant)
         return need + min(0, reserved - self._settlements.available * self._page_size)
@@ -131,7 +133,7 @@ class Admission:
         return request.ahead or not request.account.active
 
     def _nothing_new(self) -> bool:
-        """Who is first was refused a row lately, and nobody has come since."""
+        """Whether the first request was refused a row lately and no request has come since."""
         if self._refused is None or self.queue.pushes != self._pushes:
             return False
         return self._planner.step - self._refused[1] < _RECHECK
@@ -144,45 +146,45 @@ class Admission:
             self.queue.push(request)
 
     def discard(self, request: Request) -> None:
-        """Take out a request that waits."""
+        """Remove a waiting request."""
         if request.in_memory_queue:
             self._memory_queue.discard(request)
         else:
             self.queue.discard(request)
 
     def submitted(self, request: Request) -> None:
-        """`request` has come, and waits."""
+        """Queue a new request."""
         self.active.foresee(request, request.limit)
         self.active.announce(request.account, request.submit.expects)
         self.enqueue(request)
 
     def grown(self, run: Run, slots: int) -> None:
-        """A running request got so many slots more."""
+        """Note that `run` got `slots` more slots."""
         run.account.tenant.slots += slots
         self.active.take(run.account, slots)
         self.active.foresee(run.request, run.cap - run.slots)
 
     def stopped(self, run: Run, length: int) -> None:
-        """A run is over, and the KV of so many positions of its branch stays in the tree."""
+        """Note the end of a run. `length`: positions of its branch whose KV stays in the tree."""
         run.account.tenant.slots -= run.held
         self.active.stopped(run.request, run.held, length - run.cached)
         self.active.foresee(run.request, run.request.remaining)
 
     def retracted(self, request: Request, cause: Cause) -> None:
-        """The run of `request` is over, and the request waits."""
+        """Queue `request` again after its run was retracted."""
         if cause == "memory" and not request.account.rows:
             self.active.end(request.account)
         self.enqueue(request)
 
     def ended(self, request: Request) -> None:
-        """A request is over."""
+        """Forget a request that is over."""
         self.active.learn(request)
         self.active.foresee(request, 0)
         if not request.account.requests:
             self.active.rest(request.account, self._planner.step)
 
     def granted(self, request: Request, run: Run) -> None:
-        """Correct the charge of a request that runs now."""
+        """Note a grant, and correct the request's charge to what it really holds."""
         self.active.granted(request)
         if not request.account.active and not request.single_answer:
             self.active.begin(request.account)
@@ -240,7 +242,7 @@ class Admission:
         request.state = RequestState.ACQUIRING
 
     def renew(self, pages: int, accounts: Iterable[Account]) -> None:
-        """The pool has so many pages from now on, and nothing of `accounts`: they begin anew."""
+        """Begin anew with an empty pool of `pages` pages, of which `accounts` hold nothing."""
         self.unblock()
         self._single = False
         for account in accounts:
@@ -249,41 +251,42 @@ class Admission:
         self.active.renew(pages * self._page_size)
 
     def offer(self, run: Run) -> None:
-        """Requests wait for a prefix that steps under way compute: the cache may hand it out now.
+        """Let the cache hand out a prefix of `run` that steps under way compute, because requests wait
+        for it.
 
-        Whoever gets it runs in a later step, and steps run in order: it is there when it is read.
-        Nothing takes it back, for these steps run even if `run` ends; if the executor dies with them,
-        all KV is forgotten; and that it is finite is for others to doubt until `run` has seen logits.
+        Requests that get it run in a later step, and steps run in order, so it is there when it is read.
+        It is never taken back: these steps run even if `run` ends, and an executor that dies with them
+        takes all KV along. Whether it is finite stays in doubt until `run` has seen logits.
         """
         run.offered = run.filled
         self._settlements.commit(run)
         self.wake(run)
 
     def wake(self, run: Run) -> None:
-        """More of `run` is offered, or it ends: who is parked on it is tried again."""
+        """Try the requests parked on `run` again: more of it is offered, or it ends."""
         waiters, run.waiters = run.waiters, []
         for request in waiters:
             if request.state is RequestState.PARKED:
                 self.enqueue(request)
 
     def wait_for_end(self, level: Level) -> None:
-        """Admit nobody of `level` or below until a run ends, or nothing runs: pages are short."""
+        """Admit no request of `level` or below until a run ends or nothing runs: pages are short."""
         self._block(inf, level)
 
     def unblock(self) -> None:
-        """A run has ended and its pages are on their way back."""
+        """Lift all blocks: a run has ended and its pages are on their way back."""
         self._need = [0, 0]
         self._refused = None
 
     def _block(self, need: float, level: Level) -> None:
-        """Admit nobody of `level` or below until `need` pages are available or a run ends."""
+        """Admit no request of `level` or below until `need` pages are available or a run ends."""
         ahead = not level[0]
         if not ahead:
             self._barred = max(self._barred, level) if self._need[False] else level
         self._need[ahead] = min(need, self._need[ahead] or inf)
 
     def _admit(self, request: Request, rowless: bool) -> bool:
-        """Whether `request` may be taken; makes room for it where it should have room."""
+        """Whether `request` may be taken; makes room for it if it is entitled to some."""
         level = request.level
         if self._short_of_pages(level):
             if request.promised:
@@ -311,7 +314,7 @@ class Admission:
         return request.overtakes and self._overtook < OVERTAKE and pages <= self._settlements.available
 
     def _ask(self, request: Request, make: Callable[[Request], bool]) -> bool:
-        """`make(request)`, but not each turn for one that was refused."""
+        """Call `make(request)`, but not each turn for a request that was refused."""
         step = self._planner.step
         if self._refused is not None:
             refused, since = self._refused
@@ -333,10 +336,11 @@ class Admission:
         return True
 
     def _find_pages(self, request: Request) -> bool:
-        """Pages for a request that waits while they are short: what its last denial said, or its prompt.
+        """Find pages for a request that waits while they are short: as many as its last denial said, or
+        its prompt needs.
 
-        If there are enough, they are kept from it for the sake of others: it has them if it could take
-        some from who runs.
+        If enough are free, they are kept for other requests. Then this one may have them only if it is
+        entitled to take some from a running one.
         """
         tokens = request.prompt - request.resident + request.extra(self._lookahead)
         short = (request.need or -(-tokens // self._page_size) + 1) - self._settlements.available

@@ -1,10 +1,10 @@
-"""Which constraints requests may name, and which the executor has. Pure.
+"""The constraints that requests may name, and those that the executor has loaded. Pure.
 
-The grammar actor says what there is (`Constrain`) and what no new request will name (`Unconstrain`).
-The body of a constraint goes to the executor with the first plan after a request named it, so that it is
-made while the request waits and its prompt is computed; it stays there until it is retired and the last
-request that names it has ended. Ident 0 is the vocabulary: it goes with the next plan, with one of its
-own if there is nothing to do, and stays. Bodies are kept: another executor may take that one's place.
+The grammar actor adds constraints (`Constrain`) and retires them (`Unconstrain`): no new request may
+name a retired one. A constraint's body goes to the executor with the first plan after a request named
+it. So it is built while the request waits and its prompt is computed. It stays there until it is retired
+and the last request that names it has ended. Ident 0 is the vocabulary. It goes with the next plan, with
+an empty one if there is nothing to do, and stays. Bodies are kept here for a successor of the executor.
 """
 
 from ramify.protocol.messages import Constrain, Unconstrain
@@ -22,7 +22,7 @@ class _LoadedConstraint:
 
 
 class ConstraintTable:
-    """See the module's top."""
+    """All constraints by ident; see the module's docstring."""
 
     def __init__(self) -> None:
         self._entries: dict[int, _LoadedConstraint] = {}
@@ -31,7 +31,7 @@ class ConstraintTable:
         self.dropped: list[int] = []  # ids that it is to forget
 
     def __len__(self) -> int:
-        """Those that are known, the vocabulary apart."""
+        """Known constraints, without the vocabulary."""
         return len(self._entries) - (0 in self._entries)
 
     def add(self, message: Constrain) -> None:
@@ -45,7 +45,7 @@ class ConstraintTable:
             self._drop(message.ident, entry)
 
     def take(self, ident: int) -> bool:
-        """A request names the constraint. False if there is none (any more)."""
+        """Count a request that names the constraint. False: it is unknown or retired."""
         entry = self._entries.get(ident)
         if entry is None or entry.retired or 0 not in self._entries:
             return False
@@ -56,13 +56,13 @@ class ConstraintTable:
         return True
 
     def give_back(self, ident: int) -> None:
-        """A request that had taken it has ended."""
+        """Count off a request that has ended."""
         entry = self._entries[ident]
         entry.users -= 1
         self._drop(ident, entry)
 
     def loads(self) -> list[LoadConstraint]:
-        """What the next plan brings: all that requests have named since the last one, and still do."""
+        """Bodies for the next plan: those that requests named since the last plan and still use."""
         loads = []
         wanted, self.wanted, self.due = self.wanted, [], False
         for ident in (0, *wanted):
@@ -73,9 +73,11 @@ class ConstraintTable:
         return loads
 
     def reload(self) -> None:
-        """Another executor has none of them. It gets each when a request runs that names it (`need`).
+        """Mark all as not loaded, for another executor. Each is loaded when a request with it runs
+        (`need`).
 
-        Not before: should a body be why the last one died, a request that waits must not have it loaded.
+        Not earlier: a body may be why the last executor died, so a waiting request must not cause its
+        load.
         """
         for entry in self._entries.values():
             entry.loaded = False
@@ -83,13 +85,13 @@ class ConstraintTable:
         self.due = 0 in self._entries
 
     def need(self, ident: int) -> None:
-        """A request that has taken it is about to run."""
+        """Load the constraint, if it is not loaded: a request that has taken it is about to run."""
         if not self._entries[ident].loaded and ident not in self.wanted:
             self.wanted.append(ident)
             self.due = True
 
     def forgets(self) -> bytes:
-        """int32, what the next plan drops: its rows are closed by then."""
+        """Idents for the next plan to drop, int32; their rows are closed by then."""
         packed, self.dropped = pack(self.dropped), []
         return packed
 

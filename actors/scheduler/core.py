@@ -119,7 +119,7 @@ class Scheduler:
 
     @property
     def mixed_room(self) -> int:
-        """Prompt tokens that a step could take beside decodes, when that was last asked."""
+        """Prompt tokens that a step beside decodes could take, as of the last time that was computed."""
         return self._planner.pace.allowed
 
     @property
@@ -131,7 +131,7 @@ class Scheduler:
         return len(self._requests) - len(self._runs)
 
     def load(self, heard: int = 0) -> ReplicaLoad:
-        """How busy it is, for routers. O(requests): to be asked some times a second, not each step."""
+        """The scheduler's load, for routers. O(requests): call it some times a second, not each step."""
         queued = decoding = wanted = context = excess = long = 0
         for request in self._requests.values():
             run = request.run
@@ -189,7 +189,7 @@ class Scheduler:
                 self._next = event
 
     def expire(self, now: float) -> None:
-        """End what is past its deadline."""
+        """End requests that are past their deadline."""
         while self._deadlines and self._deadlines[0][0] <= now:
             self._cancel(heapq.heappop(self._deadlines)[1], "deadline", None, now)
 
@@ -201,7 +201,7 @@ class Scheduler:
     # --- commands -----------------------------------------------------------------------------
 
     def settle(self, now: float) -> Settle | None:
-        """What the cache is to be told now, at most one message per call."""
+        """The next message for the cache, at most one per call."""
         self._batch += 1
         for run in self._planner.awaited:
             self._admission.offer(run)
@@ -221,7 +221,7 @@ class Scheduler:
         return self._settlements.take(acquires, grows)
 
     def deliver(self) -> list[tuple[int, Tokens]]:
-        """What sessions are to be told now: one message for each, in order of its events."""
+        """Messages for sessions: one for each, with its events in order."""
         return self._deliveries.take(ends=not self._settlements.finals)
 
     # --- the life of a request ----------------------------------------------------------------
@@ -261,11 +261,11 @@ class Scheduler:
         self._admission.submitted(request)
 
     def _refusal(self, request: Request) -> tuple[Code, str] | None:
-        """Why a request can never run, or not now; the error code and message.
+        """Why a request can never run, or not now: error code and message.
 
         The queue's places are shared by a dynamic threshold (Choudhury and Hahne 1998): a tenant may
-        have `PLACES` times as many as are free. So one that fills it finds no more while there is
-        still room for those who have few.
+        have `PLACES` times as many places as are free. So a tenant that fills the queue is refused while
+        there is still room for tenants with few requests.
         """
         submit, tenant = request.submit, request.account.tenant
         info, pool = self._info, self._info.pages * self._info.page_size
@@ -387,8 +387,8 @@ class Scheduler:
     def _several(
         self, result: StepResult, step: SentStep, counts: Iterable[int], tokens: "array[int]", now: float
     ) -> None:
-        """A result with several tokens for some runs, or none. What stands behind a stop token or the
-        limit was never output: without drafts nobody would have sampled it.
+        """Handle a result with several tokens for some runs, or none. Tokens behind a stop token or the
+        limit are dropped: without drafts they would not have been sampled.
         """
         over: list[Run] = []
         bad: list[tuple[Run, str]] = []  # and why a constraint got stuck
@@ -437,13 +437,13 @@ class Scheduler:
         self._tokenless = [run for run in runs if not run.out]
 
     def _over(self, over: list[Run], now: float) -> None:
-        """End runs that have all that they wanted."""
+        """End runs that are complete."""
         for run in over:
             stopped = bool(run.out) and run.out[-1] in run.stops
             self._end(run.request, "stop" if stopped else "length", now)
 
     def _computed(self, step: SentStep, scores: "array[float]", over: list[Run], now: float) -> None:
-        """Chunks of prompts were computed. Adds runs that want nothing more to `over`."""
+        """Handle computed chunks of prompts. Adds complete runs to `over`."""
         if any(score != score for score in scores):
             for run, _, taken in scored(step.chunks, scores):
                 if run.live and any(score != score for score in taken):
@@ -460,19 +460,21 @@ class Scheduler:
                         over.append(run)
 
     def _tokenless_end(self, run: Run, stuck: str, now: float) -> None:
-        """`run` got no token: its logits are not finite, or its constraint is `stuck`, and why."""
+        """End or repeat `run`, which got no token: its logits are not finite, or its constraint is
+        `stuck` (why).
+        """
         if stuck:
             self._end(run.request, "error", now, "bad_constraint", f"the `constraint` is stuck: {stuck}")
         else:
             self._not_finite(run, now)
 
     def _not_finite(self, run: Run, now: float) -> None:
-        """`run` got no token: NaN or infinities in its logits.
+        """Handle NaN or infinities in the logits of `run`.
 
-        If it had accepted tokens, those prove everything but its last step. Else what it computed goes,
-        and what it found that nobody has sampled over yet. If there was such KV, perhaps only
-        that was bad (it may have been computed ahead, where nothing is sampled): the request computes
-        it again, once.
+        Its accepted tokens, if any, prove all KV but that of its last step. Without any, what it
+        computed is dropped, and what it found that no request has sampled over yet. If it found such KV,
+        perhaps only that was bad (KV computed ahead is never sampled over): the request computes it
+        again, once.
         """
         request = run.request
         if not run.out:
@@ -577,12 +579,12 @@ class Scheduler:
     # --- memory pressure ----------------------------------------------------------------------
 
     def _relieve(self, now: float) -> None:
-        """Some Grow found no memory: make room, then ask again.
+        """Make room for runs whose Grow found no memory, then ask again.
 
-        Pages that came back since, or are on their way, suffice; else the youngest run of the
-        lowest priority is retracted, first of what is computed ahead. A run that is alone always
-        finds room, since its output limit accounts for the pool; should the cache not agree, it
-        ends at its length.
+        Pages that came back since, or are on their way, suffice. Otherwise the youngest run of the
+        lowest priority is retracted, first those that compute ahead. A run that is alone always finds
+        room, since its output limit accounts for the pool; should the cache disagree, it ends at its
+        length.
         """
         settlements = self._settlements
         self._hungry = [run for run in self._hungry if run.live]
@@ -668,7 +670,7 @@ class Scheduler:
         return [request]
 
     def _clear(self) -> None:
-        """The request that ran alone got a token: it waits like the others now."""
+        """Let the others run again: the request that ran alone got a token."""
         cleared = self._suspects.cleared()
         if cleared is not None and cleared.run is not None:
             self._retract(cleared.run, "executor")
@@ -706,7 +708,7 @@ class Scheduler:
 
 
 def _note_forced(step: SentStep, result: StepResult) -> None:
-    """Which of the new tokens their rows' constraints left no choice for."""
+    """Note which new tokens were forced by their rows' constraints."""
     flags, at = result.forced, 0
     counts = unpack(result.counts) if result.counts else repeat(1, len(step.bound))
     for run, count in zip(step.bound, counts, strict=True):

@@ -1,7 +1,7 @@
-"""What sessions are going to be told: new tokens and ends, one message per session.
+"""Deliveries to sessions: new tokens and ends, one message per session.
 
-Results are only noted when they arrive and turned into messages after the next plan has left, so
-that the fan-out is not on the device's critical path. This file does not decide anything.
+Results are only noted when they arrive. They become messages after the next plan has left, so that the
+fan-out is not on the device's critical path. This file makes no decisions.
 """
 
 from ramify.actors.scheduler.request import Account, Reason, Request, Run

@@ -1,41 +1,37 @@
-"""How many prompt tokens a step may take beside decodes, so that it lasts as long as it should.
+"""How many prompt tokens a step may take beside decodes, so that it lasts no longer than it should.
 
-Every stream waits for the step's end, so a step with prompts is a pause between two tokens of
-everybody. `--itl-target-ms` says how long it may last. What a step lasts is learnt from the steps
-that came back, as a sum of three parts:
+Every stream waits for the step's end, so a step with prompts is a pause between two tokens of all
+streams. `--itl-target-ms` says how long it may last. The duration of a step is learnt from results, as a
+sum of three parts:
 
     seconds = w0 + w1 * decodes + w2 * prompt tokens
 
-The weights are those of recursive least squares that forget slowly (Plackett 1950), so they follow
-contexts that grow. What no step has told for a while is kept, not forgotten. A single step that took
-long for a reason of its own counts as one that took somewhat longer than expected. Three such in a row
-mean a machine that has become slower or faster, in all parts alike as far as three steps can tell: the
-weights keep their proportions. To learn the proportions anew from steps of almost one size would be to
-learn them from noise.
+The weights come from recursive least squares that forget slowly (Plackett 1950), so they follow contexts
+that grow. Directions that no step has informed for a while are kept, not forgotten. One slow step counts
+as only somewhat slower than expected. Three such in a row mean that the machine has changed: all weights
+are scaled alike. To learn their proportions anew from steps of almost one size would be to learn noise.
 
-Nor do steps of one size ever tell what a token takes, so a weight that is far too great would stay: the
-steps would be small because of it, and all alike because they are as small as they may be. So after some
-small steps a larger one is tried (`_PROBE`); the more of those last as long as was expected, the rarer
-they become. And whatever was learnt, a step takes so much that what waits is done in `SURE` of them, as
-far as steps of `SMALL` tokens can.
+Steps of one size never tell what a token takes, so a weight that is far too great would stay: it makes
+the steps small, and small steps all alike. So after some small steps a larger one is tried (`_PROBE`),
+more rarely as more of them last as expected. Whatever was learnt, a step takes enough that the waiting
+prompts are done in `SURE` steps, as far as steps of `SMALL` tokens can.
 
 - Prompts never starve: a step may always last half as long again as its decodes alone.
-- Where many tenants wait for first tokens, more is taken, so that all of their prompts are computed
-  within `DRAIN` seconds if steps of `--mixed-tokens` can do that. A burst would else have its last
-  first tokens late and the machine half empty meanwhile. One tenant, or one long prompt, counts
-  little in that, so that nobody's flood makes the pauses of others longer.
-- A step without decodes may last some targets, because nobody waits for its tokens.
-- Until steps were seen, few tokens are taken, then not many more than in any of them: what is far
-  from everything measured is not trusted.
-- On a CPU tokens take milliseconds, and the largest steps seconds. So a step for many tenants lasts
-  `PATIENCE` targets there, or twice its decodes alone: it would else take all that waits at once,
-  and who comes meanwhile would wait for that. A step without decodes may last as long as it takes to
-  make good what any step costs (most of a target), but at most `ENOUGH` seconds. And it begins with
-  fewer tokens. A GPU must not: its small steps all last the same, so they teach nothing of what a
-  token takes, and one that began so stayed with them.
-- A scored position costs more than another one, because logits are made of it: it counts as the tokens
-  that a prompt would have computed in that time (`ExecutorInfo.logits_cost`).
-- A GPU pads a step to the next size that it has captured, so such a size is chosen.
+- Where many tenants wait for first tokens, steps take more, to compute all of their prompts within
+  `DRAIN` seconds if steps of `--mixed-tokens` can do that. Otherwise a burst would have late first
+  tokens on a half idle machine. One tenant, or one long prompt, counts little, so that one tenant's
+  flood does not lengthen the pauses of others.
+- A step without decodes may last several targets, because no stream waits for it.
+- At first few tokens are taken, then not many more than in any step seen: estimates far from all
+  measurements are not trusted.
+- On a CPU tokens take milliseconds, and the largest steps seconds. So a step for many tenants lasts at
+  most `PATIENCE` targets there, or twice its decodes alone; new requests would wait for anything longer.
+  A step without decodes may last until the fixed cost of a step (most of a target) is made good, but at
+  most `ENOUGH` seconds. It begins with fewer tokens. A GPU must not: its small steps all last the same
+  and teach nothing about tokens.
+- A scored position costs more than another one, because it needs logits: it counts as the prompt tokens
+  that could have been computed in that time (`ExecutorInfo.logits_cost`).
+- A GPU pads a step to the next captured size, so such a size is chosen.
 
 This file knows sizes and seconds, not prompts or rows.
 """
@@ -93,17 +89,19 @@ class Pace:
         self.waiting = 0  # prompt tokens that lack, of each tenant `_OF_TENANT` at most
 
     def work(self, run: Run, start: int, end: int) -> int:
-        """What positions [start, end) of a prompt cost, as a number of prompt tokens."""
+        """Cost of positions [start, end) of a prompt, in prompt tokens."""
         targets = run.request.targets
         scored = targets.lines(start, end) if targets is not None else 0
         return end - start + int(self._logits_cost * scored)
 
     def forced(self, lines: int) -> int:
-        """What so many tokens cost that constraints force: logits are made of each."""
+        """Cost of `lines` tokens that constraints force, in prompt tokens: each needs logits."""
         return lines + int(self._logits_cost * lines)
 
     def lacks(self, request: Request, tokens: int) -> None:
-        """So many tokens of the prompt of `request` are not computed; 0: it has its first token."""
+        """Note that `tokens` tokens of the prompt of `request` are not computed; 0: it has its first
+        token.
+        """
         tokens = min(tokens, _OF_REQUEST)
         more = tokens - request.lacking
         if not more:
@@ -115,7 +113,7 @@ class Pace:
         self.waiting += min(_OF_TENANT, tenant.lacking) - before
 
     def learn(self, prompts: int, decodes: int, seconds: float) -> None:
-        """A step of so many prompt tokens and decodes took so long."""
+        """Learn from a step of `prompts` prompt tokens and `decodes` decodes."""
         if not seconds or not prompts + decodes:
             return
         self.step_s += (seconds - self.step_s) / _STEPS if self.step_s else seconds
@@ -159,7 +157,7 @@ class Pace:
         return base + decode * (decodes * _UNITS[1]) + prompt * (prompts * _UNITS[2])
 
     def rate(self, decodes: int) -> float:
-        """Prompt tokens a second where so many rows decode and prompts wait; 0.0: not known yet."""
+        """Prompt tokens a second while prompts wait beside `decodes` decodes; 0.0: not known yet."""
         slope = self._weights[2] * _UNITS[2]
         if slope < 1e-12:
             return 0.0
@@ -167,7 +165,7 @@ class Pace:
         return tokens / self.expected(tokens, decodes)
 
     def beside(self, decodes: int) -> int:
-        """Most prompt tokens beside so many decodes."""
+        """Most prompt tokens in a step with `decodes` decodes."""
         if not self._target:
             return self._most
         alone = self.expected(0, decodes)
@@ -180,8 +178,8 @@ class Pace:
         return self.allowed
 
     def _probed(self, prompts: int, decodes: int, seconds: float) -> None:
-        """Note a step with so many prompt tokens beside decodes. Corrects what a token takes by a larger
-        step that was short: the line through it and what steps as small as the last ones take.
+        """Learn what a token takes from a larger step that was short: from the line through it and the
+        usual time of steps as small as the last ones.
         """
         if prompts < SMALL:
             self._small += prompts >= LEAST
@@ -210,10 +208,10 @@ class Pace:
         return int(min(most, rate * alone / idle)) if idle > 0 else most
 
     def alone(self, long: bool) -> int:
-        """Most prompt tokens where nothing decodes.
+        """Most prompt tokens in a step without decodes.
 
-        `long`: a prompt is there that takes several of the largest steps. It is computed in shorter
-        ones, because who comes meanwhile waits for the step's end.
+        `long`: a prompt needs several of the largest steps. It is computed in shorter ones, because new
+        requests wait for the step's end.
         """
         if not self._target:
             return self._step
@@ -239,5 +237,5 @@ class Pace:
 
 
 def _unsure(variance: float) -> list[list[float]]:
-    """Of weights that have nothing to do with each other."""
+    """A covariance matrix of independent weights."""
     return [[variance * (i == j) for j in range(3)] for i in range(3)]

@@ -3,15 +3,15 @@
 A plan is decodes first (they keep their inter-token latency), then prefill chunks as `prompt_queue`
 hands them out. `max_rows` is at most the step's tokens, so decodes always leave room for a prompt.
 
-All decoding rows advance together, so their progress is one number, `tick`: the tokens planned
-for a run are `tick + run.offset`. A run is looked at only at the ticks where something happens
-to it (it needs slots, it has none left, its last token is planned); between those, a step costs
-nothing per request and the packed row array is reused.
+All decoding rows advance together, so their progress is one number, `tick`: the tokens planned for a run
+are `tick + run.offset`. A run is looked at only at ticks where something happens to it: it needs slots,
+it has none left, or its last token is planned. Between those ticks a step costs nothing per request, and
+the packed row array is reused.
 
 Where the executor has a drafter, `speculation` says how many drafts each row runs. A run with drafts is
-planned by its upper bound: `offset` grows by its drafts when they are planned, and falls by those that
-were refused when the result is there. So pages cover what it may have, and its limit is never passed.
-A run at its bound pauses until results say how far it got.
+planned by its upper bound: `offset` grows by its drafts when they are planned, and falls by the refused
+ones when the result is there. So pages cover all that it may have, and its limit is never passed. A run
+at its bound pauses until results say how far it got.
 
 This file knows rows and slots, not what the cache does, nor the clock, nor what a token means.
 """
@@ -44,7 +44,7 @@ Chunk = tuple[Run, int, int]  # of a prefill: the run, its length after it, how 
 class SentStep:
     """A plan that was sent. `bound`: the runs whose tokens come back, in the result's order.
 
-    Once it landed, `counts`: how many tokens each of them got; None: one each.
+    `counts`, once its result is there: tokens of each of them; None: one each.
     """
 
     __slots__ = (
@@ -154,7 +154,7 @@ class Planner:
         return run.filled - run.kept + max(0, planned - len(run.out) - (run.computed < run.prompt))
 
     def drop(self, run: Run) -> None:
-        """No new plan contains `run`; what is in flight for it counts for nothing.
+        """Leave `run` out of new plans; results in flight for it are ignored.
 
         Its row can be handed out at once: a plan closes rows before it opens any.
         """
@@ -283,9 +283,9 @@ class Planner:
         return plan
 
     def _draft(self) -> list[int] | None:
-        """How many drafts each decode of the next step has; None: none has any.
+        """Drafts for each decode of the next step; None: for no decode.
 
-        The rows that are free bound them all: so there are no more lines that sample than rows.
+        The number of free rows bounds their sum, so that no more lines sample than there are rows.
         """
         wanted: list[int] | None = None
         room, speculation = len(self._rows), self._speculation
@@ -324,11 +324,11 @@ class Planner:
         return asked if some else None
 
     def _jump(self, wanted: list[int] | None, room: int) -> list[int]:
-        """`wanted` with as many drafts for runs with constraints as there is room for.
+        """`wanted` with more drafts for runs with constraints, as far as there is `room`.
 
-        What a constraint says must follow is accepted, so it goes ahead of guesses. Where it said
-        nothing the last time, few are asked for, until it says so many. Guesses of such a run are some
-        of these drafts.
+        Forced tokens are always accepted, so they go ahead of guesses. Where the constraint forced
+        nothing last time, few drafts are asked for until it forces that many. Guesses of such a run are
+        among these drafts.
         """
         wanted = [0] * len(self._decoding) if wanted is None else wanted.copy()
         left = room
@@ -346,10 +346,9 @@ class Planner:
     def _can_wait(self) -> bool:
         """Whether the next step is better planned later.
 
-        Requests that wait for what the last one computes are granted before that is back: the next
-        step is theirs, too. And a second step in flight hides what it takes to plan and launch it; on
-        a CPU that is nothing beside a step with many prompt tokens, and who comes meanwhile would wait
-        for one step more.
+        Requests that wait for what the last step computes are granted before its result is back, and can
+        join the next step. A second step in flight hides the time to plan and launch it. On a CPU that
+        is nothing beside a step with many prompt tokens, and new requests would wait for one step more.
         """
         if not self.in_flight:
             return False
@@ -390,7 +389,7 @@ class Planner:
         return step, unpack(result.tokens)
 
     def _counts(self, step: SentStep, result: StepResult) -> "array[int]":
-        """How many tokens each run of `step` got. Raises SchedulerError if they fit no plan."""
+        """Tokens of each run of `step`. Raises SchedulerError if they fit no plan."""
         counts, drafted = unpack(result.counts), unpack(result.drafted)
         asked = [0] * step.firsts + (step.asked or [0] * (len(step.bound) - step.firsts))
         fits = len(counts) == len(asked) and len(drafted or asked) == len(asked)
@@ -406,8 +405,8 @@ class Planner:
 
     @staticmethod
     def _measure(speculation: Speculation, step: SentStep, result: StepResult) -> None:
-        """What the decodes of a step gave, and its time: unless prompts ran in it, constraints drafted,
-        or rows sat it out, of which it says nothing.
+        """Learn from the decodes of a step and its time. Steps with prompts, drafts of constraints or
+        paused rows say nothing and are skipped.
         """
         first = step.firsts
         bound = step.bound[first:]
@@ -439,7 +438,7 @@ class Planner:
         speculation.took(len(bound), drafts, depth, tokens, seconds, late, step.missing)
 
     def _settle(self, step: SentStep, result: StepResult) -> None:
-        """It is known how many tokens each run of `step` got: the bounds of those with fewer fall."""
+        """Lower the bounds of runs that got fewer tokens than planned."""
         decodes = len(step.bound) - step.firsts
         asked = [0] * step.firsts + (step.asked or [0] * decodes)
         counts = step.counts or [1] * len(step.bound)
@@ -548,7 +547,7 @@ class Planner:
             self._rebuilt = True
 
     def _record(self, run: Run) -> DraftRecord:
-        """How the drafts of its request did, and how far it has come."""
+        """The run's draft record, with its current length and what it may still output."""
         request = run.request
         if request.record is None:
             request.record = DraftRecord()
@@ -558,7 +557,7 @@ class Planner:
 
 
 def _guessed(result: StepResult, count: int) -> "tuple[array[int], array[int]]":
-    """Of each of `count` runs with a constraint: how many drafts were guessed, and were right."""
+    """For each of `count` runs with a constraint: guessed drafts, and how many of them were accepted."""
     if not result.guessed:
         none = array("i", bytes(4 * count))
         return none, none
@@ -567,7 +566,7 @@ def _guessed(result: StepResult, count: int) -> "tuple[array[int], array[int]]":
 
 
 def _forced(step: SentStep, result: StepResult) -> int:
-    """How many drafts constraints forced. They are computed as a prompt's tokens are."""
+    """Drafts that constraints forced. They are computed as a prompt's tokens are."""
     guessed, _ = _guessed(result, len(step.bound))
     return sum(
         ran - own
@@ -577,7 +576,7 @@ def _forced(step: SentStep, result: StepResult) -> int:
 
 
 def scored(chunks: Iterable[Chunk], scores: "array[float]") -> Iterator[tuple[Run, int, "array[float]"]]:
-    """Each chunk's run, its length after it, and the chunk's part of the step's scores."""
+    """Yield each chunk's run, its length after the chunk, and the chunk's part of the step's scores."""
     at = 0
     for run, end, count in chunks:
         yield run, end, scores[at : at + count]

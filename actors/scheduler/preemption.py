@@ -1,19 +1,19 @@
-"""Who gives a row or pages back for a request that waits. Looks at running requests, moves nothing.
+"""Which runs give a row or pages back for a waiting request. Looks at running requests, changes nothing.
 
-1. Priority: for a request of a higher level the lowest level gives way, its youngest run first. There
-   is no quantum, and nothing swings: who gave way cannot ask back.
-2. Fairness, at the same level: a tenant that has at least two rows more than the one that waits gives
-   one, for then the two are nearer to each other than before. It gives the youngest run of its session
-   with the most rows. The same holds between two sessions of one tenant. For pages, slots of the pool
-   are what is compared: the giver must have no less afterwards than the taker.
-3. Turns, where there are more tenants than rows: who has nothing at all gets the row of a run that has
-   had it for `TURN` quanta. And the pages of such a run, where its tenant has at least as many as the
-   one that waits asks for: so a tenant's only run does not hold the whole pool until it ends.
+1. Priority: for a request of a higher level the lowest level gives way, its youngest run first. There is
+   no quantum, and nothing swings: a retracted request cannot ask back.
+2. Fairness, at the same level: a tenant with at least two rows more than the waiting one gives one,
+   since that makes the two more equal. It gives the youngest run of its session with the most rows. The
+   same holds between two sessions of one tenant. For pages, pool slots are compared: the giver must have
+   no less afterwards than the taker.
+3. Turns, where there are more tenants than rows: a tenant without a row gets the row of a run that has
+   had it for `TURN` quanta. It also gets the pages of such a run, where that run's tenant holds at least
+   as many as it asks for. So a tenant's only run does not hold the whole pool until it ends.
 
-A run keeps its row for a quantum of steps before (2), so that what a retraction costs, a token or
-two, stays small beside what the run achieved; for who has nothing at all, for a few: a quantum is
-seconds on a CPU. The oldest runs are asked last and so come to their end.
-A run whose last token is planned is never asked: its row comes back by itself.
+A run keeps its row for a quantum of steps before (2), so that the cost of a retraction, a token or two,
+stays small beside what the run achieved. For a tenant without a row it is a few steps: a quantum is
+seconds on a CPU. The oldest runs are asked last and so come to their end. A run whose last token is
+planned is never asked: its row comes back by itself.
 
 Retracted runs lose nothing that was committed: their KV stays in the tree until others need the pages.
 """
@@ -27,9 +27,9 @@ SOON = 4  # steps
 
 
 def for_row(request: Request, runs: Iterable[Run], step: int, quantum: int) -> tuple[Run, bool] | None:
-    """The run whose row `request` should have, and whether that is for priority; None: nobody's.
+    """The run whose row `request` is entitled to, and whether by priority; None: no run's.
 
-    `step`: the last one that was planned.
+    `step`: the last planned step.
     """
     lower: Run | None = None
     fair: tuple[tuple[int, int, int], Run] | None = None
@@ -102,10 +102,10 @@ def for_slots(
 
 
 def for_growth(run: Run) -> tuple[bool, int, int, int]:
-    """The order in which runs are retracted when running ones need pages: the least first.
+    """Sort key of runs to retract when running ones need pages: the least goes first.
 
-    Among equals the tenant with the most slots gives its youngest run, but nobody its only one
-    before the youngest of all has gone: so the oldest request always comes to its end.
+    Among equals the tenant with the most slots gives its youngest run. A tenant's only run goes last of
+    these, except the youngest of all, so the oldest request always comes to its end.
     """
     tenant = run.account.tenant
     return (*run.level, -tenant.slots if tenant.rows > 1 else 0, -run.request.seq)

@@ -1,18 +1,19 @@
 """Prompts of running requests that are not computed yet, and how much of them the next step takes.
 
-Levels first: generations before what is computed ahead of one, then priority. A request that waits
-for the prompt of another lends it its level (`hurry`), so that nobody waits behind a lower priority.
+Levels first: generations go before prompts that are computed ahead, then priority decides. A request
+that waits for another's prompt lends it its level (`hurry`), so it does not wait behind a lower
+priority.
 
-Within a level, weighted fair queueing (Demers et al. 1989) with the clock of start-time fair
-queueing (Goyal et al. 1996). A prompt is cut into lots of at most `LOT` tokens. A lot is due when its
-tenant would have got it, had every tenant had the same part of all steps; what is due first goes
-first. So a short prompt goes before a long one, and a short one of a tenant that brings many behind
-those of others. Virtual time goes on with the work, so a long prompt's next lot is due at last,
-whatever comes: nobody starves. And nobody who comes waits behind more than a lot of it.
+Within a level, weighted fair queueing (Demers et al. 1989) with the clock of start-time fair queueing
+(Goyal et al. 1996). A prompt is cut into lots of at most `LOT` tokens. A lot is due when its tenant
+would have got it, had every tenant had the same part of all steps; the lot that is due first goes first.
+So a short prompt goes before a long one, and a short one of a tenant with many behind those of others.
+Virtual time goes on with the work, so a long prompt's next lot is due at last, whatever comes: no prompt
+starves. And a new prompt waits behind at most one lot of a long one.
 
-Beside decodes, which wait for the step's end, a step takes what `Pace` allows. What is computed
-ahead makes no step longer than `ahead_tokens`, because whatever comes meanwhile waits for the step. What
-nobody waits for (`SPARE`) has steps of its own, where there is nothing else to run.
+Beside decodes, which wait for the step's end, a step takes what `Pace` allows. Prompts that are computed
+ahead make no step longer than `ahead_tokens`, because new requests wait for the step. Spare work
+(`SPARE`) has steps of its own, where there is nothing else to run.
 
 A step costs O(log n) for each lot that it takes from. This file knows lengths, not pages or plans.
 """
@@ -43,7 +44,7 @@ class _LevelQueue:
 
 
 class PromptQueue:
-    """See the module's top."""
+    """The prompts of all levels; see the module's docstring."""
 
     def __init__(self, info: ExecutorInfo, config: ScheduleConfig, pace: Pace) -> None:
         self._step = info.step_tokens
@@ -71,7 +72,7 @@ class PromptQueue:
         self._enter(run, self._next_lot(run))
 
     def forget(self, run: Run) -> None:
-        """`run` has ended. What it does not use of its turn falls back to its session."""
+        """Remove `run`, which has ended. The unused part of its lot goes back to its session."""
         if run.place:
             self._leave(run)
             account = run.account
@@ -79,7 +80,7 @@ class PromptQueue:
             self._done(run)
 
     def hurry(self, run: Run, level: Level) -> None:
-        """A request of `level` waits for `run` now."""
+        """Raise `run` to `level`: a request of that level waits for it."""
         if run.place and level > run.level:
             self._leave(run)
             run.ahead = not level[0]
@@ -88,9 +89,11 @@ class PromptQueue:
             self._enter(run, run.turn + run.lot)
 
     def lacking(self, level: Level, decodes: int) -> int:
-        """Tokens of `level` that the steps in flight and one more could take, besides what is here
-        and goes first. Of each prompt, `enough` tokens count at most. On a CPU, where steps take few
-        tokens, a quarter of the largest step counts: a few long prompts would else keep out short ones.
+        """Tokens of `level` that the steps in flight and one more could take beyond the prompts queued
+        here.
+
+        Each queued prompt counts with at most `enough` tokens. On a CPU, where steps take few tokens, a
+        quarter of the largest step counts: otherwise a few long prompts would keep out short ones.
         """
         room = max(self._room(decodes), self._least) if level[0] else self._ahead
         first = (self._lines[each].weight for each in self.order if each >= level)
@@ -99,10 +102,10 @@ class PromptQueue:
         return self._steps * room - sum(first)
 
     def take(self, decodes: int, lines: int | None = None) -> list[Chunk]:
-        """What the next step runs beside so many decodes.
+        """Chunks for the next step, beside `decodes` decodes.
 
-        `lines`: with what constraints may force behind them, of which most comes to nothing. So it
-        takes room, but no time that prompts could not have.
+        `lines`: decodes with all that constraints may force behind them. Most of those lines come to
+        nothing, so they take room in the step but no time from prompts.
         """
         if not self.order:
             return []

@@ -1,17 +1,16 @@
 """The order in which waiting requests are tried.
 
-Requests with output go before those that only compute a prompt ahead of time, whose work has a
-limit of its own and, when that is reached, holds nobody up. Then priority. Then fairness, twice: of
-the tenants that wait, the one with the least service so far goes first, and of its sessions the one
-with the least (start-time fair queueing: who was idle starts at the current virtual time, so nobody
-saves up service or is punished for being late). Five sessions of one credential are one tenant.
-Within a session, the longest cached prefix with ageing: score = resident + ageing * (tokens
+Requests with output go before those that only compute a prompt ahead, which have a limit of their own
+and hold no other request up when that is reached. Then priority. Then fairness, twice: the waiting
+tenant with the least service goes first, and of its sessions the one with the least. This is start-time
+fair queueing: an idle one starts at the current virtual time, so idling neither saves up service nor
+costs any. Within a session, the longest cached prefix with ageing: score = resident + ageing * (tokens
 processed since arrival).
 
-The time-dependent part of that score is the same for all who wait, so the order is given by the
-constant `resident - ageing * mark` and a plain heap holds it; an entry is replaced when
-`resident` is learnt anew. Service only grows in the common case, so a `ServiceHeap` is corrected lazily,
-when a stale entry comes up. Nothing here walks over all who wait.
+The time-dependent part of that score is the same for all waiting requests. So the order is given by the
+constant `resident - ageing * mark`, and a plain heap holds it; an entry is replaced when `resident` is
+learnt anew. Service only grows in the common case, so a `ServiceHeap` is corrected lazily, when a stale
+entry comes up. Nothing here walks over all waiting requests.
 
 This file does not know about pages, rows or time.
 """
@@ -26,7 +25,7 @@ _Entry = tuple[float, int, int, Request]  # score (less is better), arrival, tic
 
 
 class QueueMember:
-    """A session or a tenant, as it waits at one level."""
+    """A session or a tenant that waits at one level."""
 
     __slots__ = ("live", "posted", "who")
 
@@ -40,7 +39,7 @@ M = TypeVar("M", bound=QueueMember)
 
 
 class ServiceHeap(Generic[M]):
-    """Members by the service that they had, the least first."""
+    """Members by service, the least first."""
 
     __slots__ = ("_limit", "_serial", "notes")
 
@@ -50,7 +49,7 @@ class ServiceHeap(Generic[M]):
         self._limit = 64
 
     def post(self, member: M, *, first: bool = False) -> None:
-        """Note the member's service, unless a note as good is there. `first`: before its equals."""
+        """Note the member's service, unless a valid note is as low. `first`: before equal members."""
         served = member.who.served
         if member.posted < 0 or served < member.posted:
             member.posted = served
@@ -115,7 +114,7 @@ class TenantQueue(QueueMember):
 
 
 class WaitingQueue:
-    """Requests that wait for pages and a row."""
+    """Requests that wait for pages and a row, by level, tenant and session."""
 
     def __init__(self, ageing: float, lookahead: int, enough: int) -> None:
         self._ageing = ageing
@@ -132,7 +131,7 @@ class WaitingQueue:
 
     @property
     def pushes(self) -> int:
-        """How often a request was added."""
+        """Requests added since the start."""
         return self._serial
 
     def push(self, request: Request, *, first: bool = False) -> None:
@@ -152,7 +151,7 @@ class WaitingQueue:
         self._levels[request.level].post(share.party, first=first)
 
     def push_before_all(self, request: Request) -> None:
-        """Add a request of a tenant that runs nothing: it goes before all others of its level."""
+        """Add a request of a tenant that runs nothing, before all others of its level."""
         ring = self._levels.get(request.level)
         first = ring.best() if ring is not None else None
         self.push(request)
@@ -171,7 +170,7 @@ class WaitingQueue:
         share.compact()
 
     def refund(self, account: Account, tokens: int) -> None:
-        """Tokens that were charged to `account` were not used: it moves up."""
+        """Take back a charge of `tokens` that were not used; the account moves up."""
         account.charge(-tokens)
         for share in account.shares.values():
             assert isinstance(share, SessionQueue)
@@ -194,18 +193,20 @@ class WaitingQueue:
         admit: Callable[[Request, bool], bool],
         most: int | None = None,
     ) -> list[Request]:
-        """Take out requests for at most `rows` rows. `most`: so many, whatever rows are free.
+        """Take out requests for at most `rows` free rows. `most`: at most so many, with or without free
+        rows.
 
-        `room(level)`: tokens of prompts that may be taken at that level; of each, `enough` count.
-        A tenant of which no prompt is being computed gets one in whatever the room is, so that the
-        long prompts of others do not keep it out. `admit(request, rowless)` is asked for each
-        request before it is taken; if `rowless` it has to free a row. Where it says no, nobody
-        behind that request is taken at its level; nobody at all if rows are what is missing.
-        But a tenant that runs nothing does not wait behind a refused one that runs something: what
-        is missing may be held by the refused tenant itself, and others have a right to some of it.
+        `room(level)`: prompt tokens that may be taken at that level; `enough` of each prompt count. A
+        tenant of which no prompt is being computed may exceed it by one request, so that the long
+        prompts of others do not keep it out.
 
-        Requests with output that a session submitted together are taken together while there
-        are rows, so that the children of a fork share steps and their prefix stays warm.
+        `admit(request, rowless)` is asked before a request is taken; with `rowless` it has to free a
+        row. Where it refuses, no request behind it is taken at its level, and none at all if rows are
+        missing. But a tenant that runs nothing does not wait behind a refused one that runs something,
+        which may itself hold what is missing.
+
+        Requests with output that a session submitted together are taken together while there are rows,
+        so that the children of a fork share steps and their prefix stays warm.
         """
         picked: list[Request] = []
         spent = {True: 0, False: 0}
@@ -244,10 +245,10 @@ class WaitingQueue:
         return self._settle(picked)
 
     def _bring_forward(self, level: Level, refused: Tenant) -> bool:
-        """Let the first tenant that runs nothing go before `refused`; whether there is one.
+        """Put the first tenant that runs nothing before `refused`. False: there is none.
 
-        If there is none, all who wait here run something: there are no more of them than rows. If
-        there is one, it goes first until it runs, so this is not asked again before.
+        Then all waiting tenants run something, so there are no more of them than rows. If there is one,
+        it goes first until it runs, so this is not called again before.
         """
         ring = self._levels[level]
         idle = [note for note in ring.notes if note[2].live and not note[2].who.rows]
@@ -258,7 +259,7 @@ class WaitingQueue:
         return True
 
     def _put_before(self, other: Tenant, party: TenantQueue, level: Level) -> None:
-        """Let the tenant of `party` go before `other`, which is the first one of `level`."""
+        """Put the tenant of `party` before `other`, the first one of `level`."""
         tenant = party.who
         assert isinstance(tenant, Tenant)
         tenant.served = min(tenant.served, other.served)

@@ -49,10 +49,10 @@ class RequestState(Enum):
 
 
 class Tenant:
-    """Who shares the machine with others: a credential, or a session that came without one.
+    """The unit of fairness: a credential with all its sessions, or one session without a credential.
 
-    `served` is its virtual time in tokens (start-time fair queueing, Goyal et al. 1996), `virtual`
-    the service of its session picked last: where its new sessions start.
+    `served` is its virtual time in tokens (start-time fair queueing, Goyal et al. 1996). `virtual` is
+    the service of its session picked last, where its new sessions start.
     """
 
     __slots__ = (
@@ -89,10 +89,10 @@ class Tenant:
 
 
 class Account:
-    """One session: its requests, the service it had, and the messages it is about to get.
+    """One session: its requests, its service, and the messages it is about to get.
 
-    `served` is its virtual time among the sessions of its tenant. `due` is the virtual time at which
-    the prompts that it has brought so far have had their turn (see `prompt_queue`).
+    `served` is its virtual time among the sessions of its tenant. `due` is the virtual time at which the
+    prompts that it has brought so far have had their turn (see `prompt_queue`).
     """
 
     __slots__ = (
@@ -139,12 +139,12 @@ class Account:
         self.closed = False  # the session is gone: nothing is told to it
 
     def charge(self, tokens: int) -> None:
-        """So many tokens of service were given; less than 0: they were not used."""
+        """Add `tokens` of service; less than 0: they were not used."""
         self.served += tokens
         self.tenant.served += tokens
 
     def hold(self, rows: int) -> None:
-        """It got a row, or asks for pages to use one; or (-1) not any more."""
+        """Count `rows` more rows, or -1 less. A request that asks for pages to use a row counts too."""
         self.rows += rows
         self.tenant.rows += rows
 
@@ -395,7 +395,7 @@ class Run:
 
     @property
     def kept(self) -> int:
-        """How much of its prompt is the tree's whatever becomes of it: computed, or offered."""
+        """Tokens of its prompt that the tree keeps whatever becomes of the run: computed, or offered."""
         return max(self.computed, self.offered)
 
     @property

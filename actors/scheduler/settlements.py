@@ -1,10 +1,9 @@
-"""What is owed to the cache, and what it was asked.
+"""What the cache is still to be told, what it was asked, and its last page counts.
 
-Collects commits and grows until they go out as one `Settle`, remembers what each `Settle` asked
-so that the answers (FIFO) find their requests, and keeps the last page counts. Usually one
-`Settle` is outstanding; one that carries final commits may follow at once, because sessions
-wait behind it for `Finished`, but never more than `MAX_OUTSTANDING` of them: that bounds what
-the scheduler puts into the cache's mailbox.
+Commits and grows are collected until they go out as one `Settle`. What each `Settle` asked is
+remembered, so that the answers (FIFO) find their requests. Usually one `Settle` is outstanding. One that
+carries final commits may follow at once, because sessions wait behind it for `Finished`.
+`MAX_OUTSTANDING` bounds them, and so what the scheduler puts into the cache's mailbox.
 
 This file does not decide who runs.
 """
@@ -101,7 +100,7 @@ class Settlements:
         return acquires, grows
 
     def renew(self, pages: int) -> None:
-        """The pool has so many pages from now on, all of them free."""
+        """Set the size of the pool: `pages` pages, all of them free."""
         self.available = self.free = pages
 
     def growth(self, run: Run) -> int:
@@ -111,5 +110,7 @@ class Settlements:
         return -(-want // self._page_size) * self._page_size
 
     def could_grow(self, run: Run) -> bool:
-        """By the last page counts, which may be newer than the verdict on its last Grow."""
+        """Whether the last page counts, which may be newer than the denial of its Grow, have room for
+        `run`.
+        """
         return self.growth(run) <= self.available * self._page_size

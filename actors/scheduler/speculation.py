@@ -1,30 +1,30 @@
 """How many tokens to draft for each row, so that a step gives most tokens a second. Pure.
 
-A draft is a line more in a step. It pays by the chance that it is accepted, and costs what the step
-lasts longer. Both are measured, nothing is assumed of the model, the drafter or the machine:
+A draft adds a line to a step. It pays by the chance that it is accepted, and costs the time by which the
+step gets longer. Both are measured; nothing is assumed of the model, the drafter or the machine:
 
-- *Acceptance* of each row: of the drafts that were reached (those behind a refused one say nothing),
-  how many were accepted, lately. A row of which little is known is taken to be like the average.
-- *Step times*: of steps without drafts by their rows; of steps with drafts, in relation to those, by
-  rows, lines and depth (the most drafts of a row: a model that drafts runs so often). What was never
-  measured is taken to cost no more than what was, but is approached in steps.
+- *Acceptance* of each row: the part of its reached drafts that was accepted lately. Drafts behind a
+  refused one are not reached and say nothing. A row of which little is known counts as average.
+- *Step times*: of steps without drafts, by rows; of steps with drafts, relative to those, by rows, lines
+  and depth (the most drafts of a row: a draft model runs that often). Sizes that were never measured are
+  taken to cost no more than measured ones, but are approached in small increments.
 
 With p the acceptance of a row, its draft number j is accepted with chance p^j. So the best choice for a
 batch is a threshold and a depth: draft j of a row is worth its line if p^j is at least the threshold.
 Some pairs are compared by (rows + expected accepted drafts) / expected time, and with no drafts at all
 (as the goodput of Liu et al. 2024, "Optimizing speculative decoding for serving large language models").
 
-Times are lower quartiles: on a machine that does other things as well, some steps last several times
-as long, and say nothing of drafts.
+Times are lower quartiles: on a machine with other work some steps last several times as long, and say
+nothing of drafts.
 
-What a draft model had missed of a row (its prompt) is computed once, before the row's first draft. That
-time is reported apart and is no part of a step's. A row is begun if what its drafts may save, over as
-many tokens as rows have given lately, is more than that; it is paid for in parts, over `SPREAD` steps.
+A draft model has to compute a row's prompt once, before the row's first draft. That time is reported
+apart and is no part of a step's. A row is begun if its drafts are expected to save more than that, over
+as many tokens as rows have given lately. It is paid for in parts, over `SPREAD` steps.
 
-Never slower than without: a *bank* holds the time that drafts have saved, or lost, against the same
-tokens without them, with a small income of each step's time (`INCOME`). While it is empty nothing is
-drafted. So whatever is wrong with the estimates, drafts cost `INCOME` of the time, and a few steps.
-Rows that are not worth a draft are probed with one, each time later, as far as the bank allows.
+Never slower than without drafts: a *bank* holds the time that drafts have saved or lost, with a small
+income of each step's time (`INCOME`). While it is empty nothing is drafted. So whatever is wrong with
+the estimates, drafts cost `INCOME` of the time, and a few steps. Rows that are not worth a draft are
+probed with one, each time later, as far as the bank allows.
 
 This file knows rows, lines and seconds, not runs, plans or tokens.
 """
@@ -58,10 +58,10 @@ _FRESH = 1 / 6  # weight of a new measurement in other means
 
 
 class DraftRecord:
-    """How the drafts of one row did, the older ones counting less.
+    """The acceptance of one row's drafts; older drafts count less.
 
-    `length`: in tokens, when the rows changed; `known`: those that the drafter has computed; `rest`:
-    tokens that it may still give. The caller sets them.
+    In tokens, set by the caller: `length` of the row when the rows last changed; `known` to the drafter;
+    `rest` that it may still output.
     """
 
     __slots__ = ("accepted", "known", "length", "probe_at", "reached", "rest", "seen", "wait")
@@ -123,7 +123,7 @@ class Speculation:
 
     @property
     def acceptance(self) -> float:
-        """Of the drafts that were reached lately, the part that was accepted."""
+        """The part of lately reached drafts that was accepted."""
         return self._accepted / self._reached
 
     def choose(
@@ -154,7 +154,7 @@ class Speculation:
         return drafts
 
     def landed(self, record: DraftRecord, asked: int, drafted: int, accepted: int) -> None:
-        """Of `asked` drafts of a row the drafter gave `drafted`, and so many were accepted."""
+        """Note a row's drafts: `asked` of the drafter, `drafted` by it, `accepted` by the model."""
         self._asked = KEPT_ALL * self._asked + asked
         self._given = KEPT_ALL * self._given + drafted
         if not drafted:
@@ -182,9 +182,11 @@ class Speculation:
         late: float = 0.0,
         missing: int = 0,
     ) -> None:
-        """A step is over: its decodes, the drafts that they ran, the most that were asked for of one of
-        them (0: none at all), the tokens that they gave and its time; None: it did other things as well,
-        so its time says nothing. `late`: seconds beside, for `missing` tokens of rows that were begun.
+        """Learn from a step of `rows` decodes with `drafts` drafts, which gave `tokens` tokens.
+
+        `depth`: the most drafts that were asked for of one row; 0: none at all. `seconds`: its time;
+        None: the step did other things too, so its time says nothing. `late`: seconds spent apart, on
+        the `missing` tokens of rows that were begun.
         """
         if not rows:
             return
@@ -209,7 +211,7 @@ class Speculation:
         self._earn(tokens / rows - ratio)
 
     def ended(self, tokens: int) -> None:
-        """A row gave so many tokens and is gone."""
+        """Note that a row ended after `tokens` tokens."""
         self._stays += _FRESH * (tokens - self._stays)
 
     def _usual(self, rows: int) -> float:
@@ -219,7 +221,7 @@ class Speculation:
 
     @staticmethod
     def _measure(times: _Times, depth: int, lines: float, ratio: float) -> float:
-        """Note the time of a step with drafts; what such steps usually take.
+        """Note the time of a step with drafts. Returns what such steps usually take.
 
         At first a line counts no more than a row without drafts: the rest may be the machine's.
         """
@@ -233,7 +235,7 @@ class Speculation:
         return measured.value
 
     def _earn(self, gain: float) -> None:
-        """A step that saved so many steps; less than 0: it lost them."""
+        """Put `gain` steps into the bank; less than 0: the step lost them."""
         paid = self._debt / SPREAD
         self._debt -= paid
         self._bank = max(FLOOR, min(BANK, self._bank + INCOME + gain - paid))
@@ -241,7 +243,7 @@ class Speculation:
     # --- the choice ---------------------------------------------------------------------------
 
     def _measures(self, rows: int) -> bool:
-        """Whether the next step has to show how long it takes without drafts."""
+        """Whether the next step must run without drafts, to measure its time."""
         mean = self._alone.setdefault(_bucket(rows), _Quartile())
         if mean.count and self._step - mean.at < min(REFRESH, 8 << min(mean.count, 8)):
             return False
@@ -290,7 +292,7 @@ class Speculation:
         return self._begin * missing if missing > EVERY else 0.0
 
     def _repays(self, record: DraftRecord, saved: float) -> bool:
-        """Whether the row is likely to give so many tokens that drafts save more than its begin costs.
+        """Whether drafts are likely to save more than it costs to begin the row.
 
         `saved`: seconds for each token.
         """
@@ -310,7 +312,9 @@ class Speculation:
     def _probe(
         self, records: Sequence[DraftRecord | None], drafts: list[int] | None, room: int
     ) -> list[int] | None:
-        """`drafts` with one more for some rows that would have none and were not tried for a while."""
+        """`drafts` with one draft more for some rows that would have none and were not tried for a
+        while.
+        """
         due = [
             (record.probe_at, i, record)
             for i, record in enumerate(records)
@@ -343,8 +347,10 @@ class Speculation:
         return wanted
 
     def _most_lines(self, rows: int, times: _Times) -> int:
-        """Lines of a step with so many rows that are not far from what was measured, and whose drafts
-        the bank can bear if each costs as much as a row and none is accepted.
+        """The most lines for a step with `rows` rows.
+
+        They are not far from measured sizes, and the bank can bear their drafts if each costs as much as
+        a row and none is accepted.
         """
         known = max((one.lines for one in times.values()), default=1.0) - 1
         more = min(max(FIRST, 2 * known), known + self._bank / 2)
@@ -352,10 +358,10 @@ class Speculation:
 
 
 def _time(times: _Times, depth: int, lines: float) -> float:
-    """How many times as long as without drafts a step lasts that has `lines` for each row.
+    """Time of a step with `lines` lines for each row, relative to one without drafts.
 
-    A step with less depth and fewer lines is shorter, one with more of both longer: what was measured of
-    those are bounds. Where there is no upper one, it is the lower.
+    Steps with less depth and fewer lines are shorter, those with more of both longer, so their measured
+    times are bounds. Without an upper bound, the lower one is returned.
     """
     low, low_lines, high, high_lines = 1.0, 1.0, 0.0, 0.0
     for mean in times.values():
@@ -386,5 +392,5 @@ while _EDGES[-1] < 1 << 20:
 
 
 def _bucket(lines: int) -> int:
-    """Lines that last about as long have the same number."""
+    """The number of a size class: step times within one class are alike."""
     return bisect_left(_EDGES, lines)

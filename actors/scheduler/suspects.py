@@ -1,10 +1,10 @@
-"""Which requests may be why executors die: they run alone, and one that dies alone is refused. Pure.
+"""Which requests may be why executors die: suspects run alone, and one that dies alone is refused. Pure.
 
 An executor that dies takes the KV along, and everything that ran goes on in the next one from its last
-token. If steps were in flight, the requests that ran are suspects. One that gets a token behind that is
-cleared; one with which two executors in a row died, without a token between, is tried *alone*: no other
+token. If steps were in flight, the requests that ran are suspects. A suspect that gets another token is
+cleared. One with which two executors in a row died, without a token between, is tried *alone*: no other
 request runs until it has a token more, or has ended. If an executor dies then, or twice when one request
-ran alone, that request is the cause and is refused. Nobody else is, whoever it ran beside.
+ran alone, that request is the cause and is refused. No other request ever is.
 
 This file does not know executors, nor how requests are run.
 """
@@ -18,21 +18,21 @@ MOST = 8  # executors that may die with a request at all, with tokens between
 
 
 class Suspects:
-    """The requests that are to run alone, and the one that does."""
+    """The requests that must run alone, and the one that does."""
 
     def __init__(self) -> None:
         self._waiting: deque[Request] = deque()
         self.tried: Request | None = None  # it runs alone, or waits for its pages
 
     def __bool__(self) -> bool:
-        """Whether anybody is to run alone, or does: nobody else is to be begun."""
+        """Whether a request runs alone or must: no other request may begin."""
         self._forget_ended()
         return self.tried is not None or bool(self._waiting)
 
     def died(self, running: list[Request]) -> list[Request]:
-        """An executor died while the requests `running` ran. Returns those to be refused.
+        """Note that an executor died while `running` ran. Returns those to refuse.
 
-        Of the others, `take` hands out those that are to run alone.
+        `take` hands out those of the others that must run alone.
         """
         refused = []
         for request in running:
@@ -51,7 +51,7 @@ class Suspects:
         return request in self._waiting
 
     def take(self) -> Request | None:
-        """The request that is to run alone now, if none does."""
+        """The next request that must run alone, or None while one does."""
         self._forget_ended()
         if self.tried is None and self._waiting:
             self.tried = self._waiting.popleft()
@@ -59,7 +59,7 @@ class Suspects:
         return None
 
     def cleared(self) -> Request | None:
-        """The request that ran alone, once it has a token more. It is no suspect any more."""
+        """The request that ran alone, once it has a token more. It is no longer a suspect."""
         tried = self.tried
         if tried is None or tried.run is None or not tried.run.out:
             return None

@@ -1,8 +1,8 @@
-"""The tokens that a request wants scored, and the scores that it has so far.
+"""The tokens that a request wants scored, and their scores so far.
 
-A target is planned with the chunk that runs its place, and its score comes with that chunk's result.
-A run that is retracted takes up at the first target that has no score: what was planned and did not
-come back falls away with the run, so none is lost and none comes twice.
+A target is planned with the chunk that runs its place, and its score comes with that chunk's result. A
+retracted run goes on at the first target without a score: planned targets whose results did not come
+back fall away with the run, so none is lost and none comes twice.
 """
 
 from array import array
@@ -13,7 +13,7 @@ from ramify.protocol.plan import pack, unpack
 
 
 class Targets:
-    """See the module's top. `scores`: of the first targets, `width` numbers each: see `StepResult`."""
+    """`scores`: of the first targets, `width` numbers each; see `StepResult`."""
 
     __slots__ = ("_lines", "_places", "_targets", "scores", "tops", "width")
 
@@ -32,27 +32,27 @@ class Targets:
 
     @property
     def done(self) -> int:
-        """How many targets have their scores."""
+        """Targets that have their scores."""
         return len(self.scores) // self.width
 
     @property
     def rerun(self) -> int | None:
-        """Where the first place is that has to run still; None if there is none."""
+        """The first place that has to run still, or None."""
         done = self.done
         return self._places[done] if done < len(self._places) else None
 
     def lines(self, start: int, end: int) -> int:
-        """How many positions in [start, end) logits are made of: one may have many targets."""
+        """Positions in [start, end) that need logits; one may have many targets."""
         return bisect_left(self._lines, end) - bisect_left(self._lines, start)
 
     def take(self, first: int, end: int) -> tuple[bytes, bytes, int]:
-        """Places and targets from number `first` on whose places are below `end`; the next number."""
+        """Places and targets from number `first` on with places below `end`; and the next number."""
         stop = bisect_left(self._places, end, first)
         return pack(self._places[first:stop]), pack(self._targets[first:stop]), stop
 
 
 def targets_of(submit: Submit, vocab_size: int) -> Targets | None:
-    """None if it has none. Raises ValueError for what no executor can run."""
+    """The request's targets, or None. Raises ValueError for targets that executors cannot run."""
     if not submit.places and not submit.targets:
         return None
     places, targets = unpack(submit.places), unpack(submit.targets)

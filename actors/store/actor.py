@@ -1,20 +1,18 @@
 """The store actor: writes what sessions tell it, in batches, and reads for the directory.
 
-One thread makes all calls, so no step and no socket waits for a disk. What waits in the mailbox while a
-batch is written is the next batch; saves that nobody waits for are gathered for a moment first. While
-the store cannot be written (a full disk), sessions go on: each has one `Save` under way, so what waits
-is bounded by them; the batch is tried again each second. Reads would have to wait for that, because what
-they are to find may be unwritten: they are refused meanwhile, and the directory, which is told, refuses
-new sessions.
+One thread makes all calls, so no step and no socket waits for a disk. Messages that arrive while a batch
+is written are the next batch; saves without a waiter are gathered for a moment first. While the store
+cannot be written (a full disk), sessions go on: each has one `Save` under way, which bounds the mailbox,
+and the batch is tried again each second. Reads would have to wait for that, because they might miss what
+is unwritten. So they are refused meanwhile, and the directory, which is told, refuses new sessions.
 
-Of a store that several servers share it asks a few times a second which sessions others want, and gives
-its sign of life with that; and it looks now and then for sessions whose server has died with ops that
-wait. It asks another server for a session for a second; then it takes it.
+Of a shared store the actor asks a few times a second which sessions other servers want, and gives its
+sign of life with that. Now and then it looks for sessions whose server died with pending ops. It asks
+another server for a session for a second; then it takes it.
 
-A database may come back without the end of what it was told, or empty: after each connection that is
-made anew the actor asks what is missing, and has those sessions save all they have (`Unsaved`). Damage
-is the session's in whose items it is: the others of its batch are written, and it is saved anew beside
-what is damaged.
+A database may come back without its last writes, or empty. After each new connection the actor asks what
+is missing, and has those sessions save all they have (`Unsaved`). A damaged item concerns its session
+alone: the others of its batch are written, and it is saved anew beside the damaged items.
 """
 
 import asyncio
@@ -118,7 +116,7 @@ class StoreActor:
         self._pending: list[StoreMessage] = []  # taken out of the mailbox and not done
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Until the mailbox is closed and all that it held is written."""
+        """Serve until the mailbox is closed and all that it held is written."""
         task_status.started()
         if self._waiting:
             self._directory.tell(Waiting(self._waiting))
@@ -141,7 +139,7 @@ class StoreActor:
                 await self._last()
 
     async def _last(self) -> None:
-        """What sessions tell while they end, which may be now, and what was begun."""
+        """Write what sessions tell while they end, and what was begun."""
         with anyio.move_on_after(LAST_SECONDS):
             while len(self._sessions):  # noqa: ASYNC110 (a router tells nobody that it is empty)
                 await anyio.sleep(0.01)
@@ -154,7 +152,7 @@ class StoreActor:
         self._thread.shutdown(wait=False)
 
     async def _gather(self) -> None:
-        """Wait a moment for more saves, as long as nobody waits for anything: each batch has a price."""
+        """Wait a moment for more saves, as long as no message has a waiter: each batch has a price."""
         begun = 0
         with anyio.move_on_after(GATHER_SECONDS):
             while all(isinstance(each, Save) and not each.awaited for each in self._pending[begun:]):
@@ -237,7 +235,7 @@ class StoreActor:
         return refused
 
     async def _mend(self, session: str, error: StoreDamaged) -> Literal["lost", "damaged"]:
-        """Have the session saved whole beside what is damaged; not if that was done just now."""
+        """Have the session saved whole beside its damaged items; not if that was done just now."""
         log.error("what the store has of a session is damaged", session=session, error=str(error))
         now = time.monotonic()
         self._mended = {each: at for each, at in self._mended.items() if now - at < SWEEP_SECONDS}
@@ -335,7 +333,9 @@ class StoreActor:
             self._directory.tell(Fetched(fetch.session, {}, str(error)))
 
     async def _attend(self) -> None:
-        """Of a store that is shared: what others want of this server, and what dead ones have left."""
+        """Attend to a shared store: release sessions that other servers want, find those of dead
+        servers.
+        """
         tended = time.monotonic()
         look = tended + LOOK_SECONDS
         while True:
@@ -426,7 +426,7 @@ class StoreActor:
             self._become(error=None)
 
     def _refuse(self, error: str) -> None:
-        """Nothing can be written: answer who would read."""
+        """Answer all reads with `error`: nothing can be written."""
         self._pending += self._mailbox.drain_nowait()
         reads = [each.session for each in self._pending if isinstance(each, Fetch)]
         self._pending = [each for each in self._pending if not isinstance(each, Fetch)]
@@ -435,7 +435,7 @@ class StoreActor:
             self._directory.tell(Fetched(session, {}, error))
 
     def _tell_unsaved(self, told: set[tuple[int, int]]) -> None:
-        """Each session that waits for a save hears once that it may take long."""
+        """Tell each session that waits for a save, once, that it may take long."""
         for each in self._pending:
             if isinstance(each, Save) and each.session and (each.session, each.ticket) not in told:
                 told.add((each.session, each.ticket))

@@ -1,10 +1,10 @@
-"""What every store can do. Calls block; one thread makes them, one after the other.
+"""The interface of stores. Calls block; one thread makes them, one after the other.
 
 A session belongs to the server that took it last (`take`). That server gets a *fence*, a number that
-only grows, and its writes carry it: a write with another fence than the store's changes nothing. So one
-that was away for a while, or that a client has left for another one, cannot write what it believed.
-Several servers may have one store if it is `shared`. Each is known there by the signs of life that it
-gives (`tend`), and a session of one that lives is asked for before it is taken.
+only grows, and its writes carry it: a write with another fence than the store's changes nothing. So a
+server that was away for a while, or lost the session to another one, cannot overwrite newer state.
+Several servers may use one store if it is `shared`. The store knows each by its signs of life (`tend`).
+A session of a live server is asked for before it is taken.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ class StoreError(Exception):
 
 
 class StoreDamaged(StoreError):
-    """What was asked for cannot be read, now or later."""
+    """An item is damaged: it cannot be read, now or later."""
 
 
 class StoreStarting(StoreError):
@@ -81,21 +81,23 @@ class Store(Protocol):
         ...
 
     def set_aside(self, session: str) -> None:
-        """What the store has of it is damaged: give that another name, so that it can be saved anew."""
+        """Give the session's damaged items another name, so that it can be saved anew."""
         ...
 
     def take(self, session: str, how: How) -> Taken | None:
-        """Make it this server's, and read it. None: another server that lives has it, and keeps it
-        ("free") or was asked to save it and let it go ("ask"). "force" takes it from whoever has it.
+        """Make the session this server's, and read it.
+
+        None: another live server has it, and keeps it (`how` "free") or was asked to save and release it
+        ("ask"). "force" takes it from any server.
         """
         ...
 
     def release(self, session: str) -> None:
-        """This server does not have it in memory, whoever thought so."""
+        """Record that this server does not have the session in memory."""
         ...
 
     def forget(self, session: str, fence: int) -> None:
-        """It is over, if `fence` is the store's."""
+        """Delete the session, which is over, if `fence` is the store's."""
         ...
 
     def head(self, session: str) -> bytes | None:
@@ -107,7 +109,7 @@ class Store(Protocol):
         ...
 
     def delete(self, sessions: Sequence[str]) -> None:
-        """Forget them, whoever has them."""
+        """Delete sessions, whichever server has them."""
         ...
 
     def kept(self) -> Iterator[StoredSession]:
@@ -115,8 +117,8 @@ class Store(Protocol):
         ...
 
     def waiting(self) -> list[str]:
-        """Those in which ops wait or run, that no server has that lives and that none has asked for just
-        now: one that was let go is for who asked. The last used first.
+        """Sessions with pending ops and no live owner, most recent first; not those another server just
+        asked for.
         """
         ...
 
@@ -139,7 +141,7 @@ class Store(Protocol):
         ...
 
     def set_clock(self, now: float) -> None:
-        """It was swept now, in seconds since 1970."""
+        """Set the time of the last sweep, in seconds since 1970."""
         ...
 
     def rewrite(self) -> None:
@@ -147,7 +149,7 @@ class Store(Protocol):
         ...
 
     def mark(self) -> bytes | None:
-        """What the store was marked with, if it was."""
+        """The bytes that the store was marked with, or None."""
         ...
 
     def set_mark(self, value: bytes, *, replace: bool) -> None:
@@ -155,11 +157,11 @@ class Store(Protocol):
         ...
 
     def check(self) -> list[str]:
-        """What is wrong with it; nothing: it is sound. Reads all of it."""
+        """Faults of the whole store, which is read for it; empty: it is sound."""
         ...
 
     def warnings(self) -> list[str]:
-        """What about its settings keeps it from doing what it promises."""
+        """Settings that keep the store from keeping its promises."""
         ...
 
     def close(self) -> None:

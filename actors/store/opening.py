@@ -23,8 +23,9 @@ def open_store(
 ) -> Store:
     """The store at `place`, a file or a URL. Raises StoreError.
 
-    `key_file`: what its items are encrypted with; None: they are not. `converts`: or not all of them.
-    `read_only`: to look at it, beside the servers that have it; a store that is not there is not made.
+    `key_file`: keys that encrypt its items; None: they are plain. `converts`: plain items may be among
+    the encrypted ones. `read_only`: to look at it beside the servers that use it; a missing store is not
+    made.
     """
     if key_file is None:
         store = _open(place, read_only)

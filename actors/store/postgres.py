@@ -151,7 +151,7 @@ _ALIVE = (
 
 
 class _Connection(psycopg.Connection[Any]):
-    """With a limit to what it waits for: a server that hangs, or its machine, answers nothing at all.
+    """A connection with time limits: a server that hangs, or its machine, never answers.
 
     `until`: a time of `time.monotonic`.
     """
@@ -175,7 +175,7 @@ class _Connection(psycopg.Connection[Any]):
 
 
 class _SessionBatch(msgspec.Struct):
-    """What a batch does to one session."""
+    """The changes of one batch to one session."""
 
     number: int
     fence: int
@@ -250,7 +250,7 @@ class PostgresStore:
             self.tend()
 
     def _migrate(self) -> None:
-        """From layout 1. Other servers wait, or do the same once more."""
+        """Migrate from layout 1. Other servers wait, or repeat it."""
         with self._transaction() as db:
             db.execute("SELECT pg_advisory_xact_lock(%s)", (_MAKING,))
             db.execute(
@@ -671,7 +671,7 @@ def _items(rows: Any) -> dict[str, bytes]:
 
 
 def _told(error: psycopg.Error) -> str:
-    """On one line, with what may help."""
+    """The error's message on one line, with what may help."""
     text = " ".join(str(error).split())
     match error:
         case psycopg.errors.DiskFull() | psycopg.errors.InsufficientResources():

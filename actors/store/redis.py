@@ -302,7 +302,9 @@ class RedisStore:
             connection.read_response()
 
     def _migrate(self) -> None:
-        """From layout 1: takes keys of sessions out of the items, and out of the database's files."""
+        """Migrate from layout 1: takes keys of sessions out of the items, and out of the database's
+        files.
+        """
         for session in (
             name.decode() for name in self._call(lambda: self._db.zrange("ramify:used", 0, -1))
         ):
@@ -532,5 +534,5 @@ class RedisStore:
 
 
 def _items(flat: Sequence[bytes]) -> dict[str, bytes]:
-    """Of keys and bodies in turn."""
+    """A dict of alternating keys and bodies."""
     return {flat[at].decode(): flat[at + 1] for at in range(0, len(flat), 2)}

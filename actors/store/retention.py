@@ -1,7 +1,7 @@
-"""Which sessions go where a store holds too much. Pure.
+"""Which sessions are deleted where a store holds too much. Pure.
 
-The name that holds most loses its longest unused session, again and again: much of one name takes no
-other's away. Sessions without a name share one. What a server has in memory counts, but stays.
+The owner with most bytes loses its longest unused session, again and again, so no owner's data displaces
+another's. Sessions without an owner share one. Sessions in a server's memory count, but stay.
 """
 
 import heapq

@@ -39,7 +39,7 @@ log = get_log(__name__)
 
 
 class Unsealable(ValueError):
-    """No key that is known opens it, or it was changed."""
+    """No known key opens the item, or it was changed."""
 
 
 class Keys:
@@ -63,7 +63,7 @@ class Keys:
 
     @property
     def ids(self) -> list[str]:
-        """As errors may name them."""
+        """The keys' ids, which errors may name."""
         return [ident.hex() for ident in self._keys]
 
     def seal(self, session: str, key: str, body: bytes) -> bytes:
@@ -114,8 +114,9 @@ def read_keys(path: Path) -> Keys:
 
 
 class SealHeader(msgspec.Struct, frozen=True):
-    """What a sealed store says of itself. `check`: nothing, sealed. `plain`: some items may not be.
-    `keys`: ids of those that may have sealed some, as one after another was put first in the key file.
+    """The header of a sealed store. `check`: nothing, sealed. `plain`: some items may not be sealed.
+    `keys`: ids of the keys that may have sealed items, in the order in which they were first in the key
+    file.
     """
 
     check: bytes
@@ -219,7 +220,9 @@ class SealedStore:
         return {key: self._body(session, key, body) for key, body in items.items()}
 
     def _body(self, session: str, key: str, body: bytes) -> bytes:
-        """Of one that cannot be opened nothing that is a record: whoever reads it finds it damaged."""
+        """The unsealed body; for one that cannot be opened, bytes that no record decodes from, so that
+        readers find it damaged.
+        """
         try:
             return self._unseal(session, key, body)
         except Unsealable as error:

@@ -1,9 +1,9 @@
 """Sessions in one SQLite file, in WAL mode.
 
-A commit that nobody waits for is in the kernel's hands: it survives the process, and a loss of power may
-take the last ones along. A `sync` commit is flushed to the disk first. Several processes of one server
-may have the file open; `claim` keeps other servers out. Each session has its place in one of these
-processes, so whoever asks for a session may have it: who had it before has gone, or hangs.
+A commit without a waiter is in the kernel's hands: it survives the process, but a loss of power may take
+the last ones. A `sync` commit is flushed to the disk first. Several processes of one server may have the
+file open; `claim` keeps other servers out. Each session has its place in one of these processes. So a
+process that asks for a session gets it: its former owner has gone, or hangs.
 """
 
 import fcntl
@@ -156,7 +156,7 @@ class SqliteStore:
             self._db.execute("INSERT INTO about VALUES ('format', ?)", (LAYOUT,))
 
     def _migrate(self) -> None:
-        """From an older layout."""
+        """Migrate from an older layout."""
         with self._errors(), self._transaction():
             columns = {row[1] for row in self._db.execute("PRAGMA table_info(sessions)")}
             for column in {"fence", "count"} - columns:  # else another process was faster
@@ -208,7 +208,7 @@ class SqliteStore:
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _found(self) -> tuple[int, int] | None:
-        """What `path` names now; None: nothing."""
+        """Device and inode of the file at `path`, or None."""
         try:
             found = os.stat(self.path)
         except OSError:
@@ -356,7 +356,7 @@ class SqliteStore:
         return items
 
     def _keys(self, number: int, order: str) -> Iterator[str]:
-        """Up to what cannot be read."""
+        """The keys of a session's items in `order`, up to the first unreadable one."""
         find = f"SELECT key FROM items WHERE session = ? ORDER BY key {order}"
         with suppress(sqlite3.DatabaseError):
             for row in self._db.execute(find, (number,)):
@@ -382,7 +382,9 @@ class SqliteStore:
             return [row[0] for row in rows]
 
     def unclaimed(self) -> None:
-        """No server has any of the sessions in memory: called by the one that has claimed the store."""
+        """Record that no server has any session in memory. The server that has just claimed the store
+        calls it.
+        """
         with self._errors(), self._transaction():
             self._db.execute("UPDATE sessions SET live = 0 WHERE live")
 
