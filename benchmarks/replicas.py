@@ -216,7 +216,7 @@ def kill(options: argparse.Namespace) -> tuple[list[list[str]], Any, bool]:
     ]
     rounds: list[dict[str, Any]] = []
     layout = options.replicas, options.gateways
-    with Server(*layout, model=options.model, step_ms=options.step_ms) as server:
+    with ReplicasServer(*layout, model=options.model, step_ms=options.step_ms) as server:
         plain = [asyncio.run(streams(server.port, prompts, options.tokens)) for _ in range(2)]
         texts = [stream.text for stream in plain[0]]
         by_itself = sum(a != b.text for a, b in zip(texts, plain[1], strict=True))
@@ -266,7 +266,7 @@ def cost(options: argparse.Namespace) -> tuple[list[list[str]], Any, bool]:
     """See the module's top."""
     gateways = options.gateways
     layouts = [(count, 0) for count in (0, 1, 2)] + ([(2, gateways)] if gateways else [])
-    servers = [Server(*layout, step_ms=2.0) for layout in layouts]
+    servers = [ReplicasServer(*layout, step_ms=2.0) for layout in layouts]
     runs: dict[tuple[int, int], list[dict[str, float]]] = {layout: [] for layout in layouts}
     texts = [f"{number} of many" for number in range(64)]
     try:

@@ -76,7 +76,7 @@ class GrammarActor:
         self._read = False  # the vocabulary
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Until the mailbox is closed."""
+        """Serve until the mailbox is closed."""
         async with anyio.create_task_group() as tasks:
             task_status.started()
             if self._ahead:

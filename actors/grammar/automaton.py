@@ -54,7 +54,7 @@ class Automaton:
 
     @classmethod
     def of(cls, part: Fragment, classes: NDArray[np.uint8]) -> "Automaton":
-        """With equal columns of the table merged."""
+        """The automaton of a fragment, with equal columns of the table merged."""
         if not part.final.any():
             part = nothing(part.table.shape[1])
         columns: dict[bytes, int] = {}
@@ -119,7 +119,7 @@ class Automaton:
         return self.includes(other) and other.includes(self)
 
     def shortest(self) -> bytes | None:
-        """A shortest accepted text; None if there is none."""
+        """A shortest accepted text, or None."""
         ways: dict[int, tuple[int, int]] = {0: (-1, -1)}  # state: the one before it, and the byte
         queue = [0]
         bytes_of = [int(np.flatnonzero(self.classes == c)[0]) for c in range(self.next.shape[1])]

@@ -74,7 +74,7 @@ def rows_of(automaton: Automaton) -> AutomatonRows:
 
 
 def _nested_rows(automaton: Nested) -> tuple[Table, NDArray[np.int64], NDArray[np.uint8]]:
-    """The same as `_rows`, of the states and then of the inner ones, and the classes."""
+    """As `_rows`, for the states and then for the inner ones, and the classes."""
     layout, inside = automaton.layout, automaton.inside
     own = automaton.without_letters()
     first, classes = joined([own, inside.classes])

@@ -3,7 +3,7 @@
 An automaton does not know which part of a structure it is in: equal texts lead to one state. So while a
 structure is put together, a *begin* stands before each such value: bytes that no text has, with the
 number of the value's place. They keep states apart that lead to values of different places. In the end
-they are taken out again, and the states where they stood are told (`AutomatonBody.begins`).
+they are taken out again, and the states where they stood are told (`JsonChecks.begins`).
 """
 
 import numpy as np
@@ -34,10 +34,10 @@ def without_begins(free: Automaton) -> Automaton:
 
 
 def taken_out(whole: Automaton) -> tuple[Automaton, Begins] | None:
-    """`whole` without begins, where free text takes every byte again, and where they stood.
+    """`whole` without begins, where free text takes every byte again, and the states where they stood.
 
-    None if a byte, or an opening bracket, could begin a value or go on with something else: who reads
-    it cannot tell which.
+    None if a byte, or an opening bracket, could begin a value or go on with something else: a reader
+    could not tell which.
     """
     table, final = whole.next.copy(), whole.final.copy()
     opening = list({int(whole.classes[byte]) for byte in (*BRACKETS, OBJECT, ARRAY)})

@@ -1,8 +1,8 @@
-"""From what a client asks for to what the executor follows: one call, in a worker's process. Pure.
+"""Compiles a client's constraint to the executor's body: one call, in a worker's process. Pure.
 
 Regexes, choices and structures become byte automata, JSON Schemas too where they can (`route`); other
 schemas and grammars in Lark's form go to llguidance. With the back end "outlines", outlines-core makes
-the automata of all regexes and choices, and what it cannot compile is refused.
+the automata of all regexes and choices, and refuses what it cannot compile.
 """
 
 import json

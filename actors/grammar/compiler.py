@@ -85,7 +85,7 @@ def _without_outer_anchors(expression: Expression, head: bool, tail: bool) -> Ex
 
 
 def _searching(expression: Expression) -> Expression:
-    """`expression` with any text around it, where no anchor says that there is none."""
+    """`expression` with any text around it, except where an anchor forbids that."""
     if isinstance(expression, Union):
         return Union(tuple(_searching(part) for part in expression.parts))
     parts = _flat(expression)

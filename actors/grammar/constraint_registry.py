@@ -1,9 +1,9 @@
-"""The constraints that requests may name: numbered, each once for each name of a credential. Pure.
+"""The constraints that requests may name: numbered, each once for each owner's name. Pure.
 
-Names share nothing: else the time until a first token would tell what others use. When there are too
-many or too many bytes, the name that has most of them, and of its sessions the one that has, gives up
-those that it asked for longest ago; so nobody pushes out what others use. The executor keeps what
-running requests have. A number is never used twice. 0 is the vocabulary.
+Names share nothing: otherwise the time until a first token would tell what others use. When there are
+too many, or too many bytes, the name with most of them gives some up: of its sessions the one with most,
+and of that the longest unused. So no owner displaces another's. The executor keeps what running requests
+have. A number is never used twice. 0 is the vocabulary.
 """
 
 from collections import Counter, OrderedDict
@@ -19,7 +19,7 @@ NOBODY = Owner()
 
 @dataclass(slots=True)
 class RegisteredConstraint:
-    """`number`: what requests name; `owner`: the session that it counts for, the last one to ask."""
+    """`number`: what requests name. `owner`: the session that it counts for, the last one to ask."""
 
     number: int
     notes: tuple[str, ...]
@@ -28,7 +28,7 @@ class RegisteredConstraint:
 
 
 class ConstraintRegistry:
-    """`hits`: asked for and there; `retired`: given up, since the start; `bytes`: now."""
+    """`hits`: found, `retired`: given up, both since the start; `bytes`: now."""
 
     def __init__(self, most: int = MOST, most_bytes: int = MOST_BYTES) -> None:
         self._most = most
@@ -43,7 +43,7 @@ class ConstraintRegistry:
         return len(self._known)
 
     def find(self, spec: ConstraintSpec, owner: Owner = NOBODY) -> RegisteredConstraint | None:
-        """A constraint that is here for the name that asks."""
+        """The constraint, if it is registered for the owner's name."""
         key = owner.name, spec
         found = self._known.get(key)
         if found is None:
@@ -57,13 +57,13 @@ class ConstraintRegistry:
         return found
 
     def peek(self, spec: ConstraintSpec, owner: Owner = NOBODY) -> RegisteredConstraint | None:
-        """The same, without a word."""
+        """As `find`, without counting a use."""
         return self._known.get((owner.name, spec))
 
     def put(
         self, spec: ConstraintSpec, compiled: CompiledConstraint, owner: Owner = NOBODY
     ) -> tuple[RegisteredConstraint, list[int]]:
-        """What is not here yet gets a number. Also the numbers that nobody may name from now on."""
+        """Register a new constraint. Returns it, and the numbers that requests may not name any more."""
         self._last += 1
         size = max(len(compiled.body), compiled.held)
         new = RegisteredConstraint(self._last, compiled.notes, size, owner)
@@ -76,7 +76,7 @@ class ConstraintRegistry:
         return new, retired
 
     def _give_up(self, but: RegisteredConstraint) -> int:
-        """The number of one that goes: of the greatest share, the one that was named longest ago."""
+        """Retire the longest unused constraint of the largest owner. Returns its number."""
         names = sorted(self._shares.values(), key=Counter.total, reverse=True)
         for owner in (each for sessions in names for each, _ in sessions.most_common()):
             for key, entry in self._known.items():
@@ -87,7 +87,7 @@ class ConstraintRegistry:
         raise AssertionError("there is one beside the new one")
 
     def _count(self, entry: RegisteredConstraint, sign: int) -> None:
-        """An entry comes or goes, or changes its owner."""
+        """Add (`sign` 1) or take off (-1) an entry's size at its owner."""
         self.bytes += sign * entry.size
         sessions = self._shares.setdefault(entry.owner.name, Counter())
         sessions[entry.owner] += sign * (entry.size * self._most + self._most_bytes)

@@ -1,4 +1,4 @@
-"""What the pool and the registry have counted, as metrics show it."""
+"""The counters of the compile pool and the registry, for metrics."""
 
 from ramify.actors.grammar.constraint_registry import ConstraintRegistry
 from ramify.actors.grammar.pool import CompilePool

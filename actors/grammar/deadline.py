@@ -1,6 +1,6 @@
-"""How long the construction of an automaton may go on: each of its steps looks, none is told.
+"""A time limit on the construction of an automaton: each step checks it by itself.
 
-By the processor's time of this process. A worker compiles one constraint at a time.
+In the processor's time of this process. A worker compiles one constraint at a time.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _until: ContextVar[float] = ContextVar("until")
 
 @contextmanager
 def deadline(until: float) -> Iterator[None]:
-    """What is made inside ends at `until`, of `time.process_time`."""
+    """End constructions inside the block at `until`, in `time.process_time`."""
     token = _until.set(until)
     try:
         yield

@@ -26,13 +26,13 @@ class Expression(msgspec.Struct, frozen=True, eq=False):
 
 
 class Literal(Expression, frozen=True, eq=False):
-    """One text. `data`: its UTF-8."""
+    """A fixed text. `data`: its UTF-8."""
 
     data: bytes
 
 
 class Chars(Expression, frozen=True, eq=False):
-    """One character out of a set."""
+    """One character of a set."""
 
     chars: Ranges
 

@@ -1,7 +1,7 @@
-"""Which texts must follow in the states of an automaton, whatever the tokens are. Pure.
+"""The forced texts of an automaton's states, whatever the tokens are. Pure.
 
 Counted texts have the same text in thousands of states, and each end of a text is a text of its own. So
-each is kept once, and whoever spells them does that once for each.
+each is kept once, and its tokens are found once.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ Numbers = NDArray[np.int64]
 
 
 def forced_texts(automaton: Automaton, rows: AutomatonRows) -> ForcedTexts:
-    """Where only one byte can follow, and what."""
+    """The states with only one byte to go on with, and their texts."""
     following, classes = automaton.next, rows.classes
     takes = rows.kinds > NO_STEP
     column = takes.argmax(axis=1)
@@ -51,8 +51,8 @@ def forced_texts(automaton: Automaton, rows: AutomatonRows) -> ForcedTexts:
 
 
 def _alike(byte: NDArray[np.uint8], after: Numbers, then: Numbers) -> tuple[Numbers, Numbers]:
-    """Of each state the number of its text, and the state behind that. `after`: which of these states
-    follows, as many as there are for none; `then`: the same among all.
+    """For each state the number of its text, and the state behind that. `after`: which of these states
+    follows, their number where none does; `then`: the same among all.
 
     From the hash, the length, and the end of 1, 2, 4, .. bytes of each.
     """

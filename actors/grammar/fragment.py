@@ -43,11 +43,11 @@ class Fragment:
 
 
 class TooAmbiguous(ConstraintError):
-    """No automaton within the limits holds the language; something that needs no table might."""
+    """No automaton within the limits holds the language; a back end without tables might."""
 
 
 def too_large() -> TooAmbiguous:
-    """What every step of the construction raises past `MAX_STATES`."""
+    """The error that each step of the construction raises past `MAX_STATES`."""
     return TooAmbiguous(
         f"the constraint needs more than {MAX_STATES} states: lower its repetition counts or lengths, "
         "or make its parts less ambiguous"
@@ -60,7 +60,7 @@ def empty_text(symbols: int) -> Fragment:
 
 
 def nothing(symbols: int) -> Fragment:
-    """No text at all."""
+    """The language without any text."""
     return Fragment(np.full((1, symbols), -1, np.int32), np.zeros(1, np.bool_))
 
 
@@ -107,7 +107,7 @@ class Concatenation:
         self._nullable = bool(final[part.start])
 
     def fragment(self) -> Fragment:
-        """All that was put together."""
+        """The whole concatenation."""
         if len(self._tables) == 1:
             return Fragment(self._tables[0], self._finals[0], self._start)
         return Fragment(np.concatenate(self._tables), np.concatenate(self._finals), self._start)
@@ -396,7 +396,7 @@ def product(left: Fragment, right: Fragment, mode: str) -> Fragment:
 
 
 def reduce(part: Fragment, *, loops: bool = True) -> Fragment:
-    """The same language without useless states, start 0, equal states merged as far as that is cheap.
+    """The same language without useless states: start 0, equal states merged as far as that is cheap.
 
     `loops`: look for equal states in loops too. Raises ConstraintError past `MAX_STATES`.
     """
@@ -481,7 +481,7 @@ _SMALL = 256  # states, of which all edges are gone through
 
 
 def _roots(ends: Flags, ways: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Where each state comes to by `ways`, again and again, up to one of `ends` or one without a way."""
+    """For each state, the end of its way along `ways`: one of `ends`, or a state without a way."""
     own = np.arange(len(ends))
     jump = np.where(ends | (ways < 0), own, ways)
     for _ in range(len(ends).bit_length()):
@@ -632,7 +632,7 @@ def hashes(rows: Table) -> NDArray[np.uint64]:
 
 
 def _group(rows: Table) -> tuple[int, NDArray[np.int64]]:
-    """How many different rows there are, and the group of each, by a hash of 64 bits."""
+    """The number of different rows, and the group of each, by a hash of 64 bits."""
     found, groups = np.unique(hashes(rows), return_inverse=True)
     return len(found), groups
 
@@ -646,7 +646,7 @@ def _beside(rows: NDArray[np.integer], last: NDArray[np.generic]) -> Table:
 
 
 def _merged(part: Fragment, groups: NDArray[np.int64], rows: Table) -> Fragment | None:
-    """One state for each group. None if `rows` of a group differ: two hashes were equal."""
+    """`part` with one state for each group. None if `rows` of a group differ: two hashes were equal."""
     _, first = np.unique(groups, return_index=True)
     other = np.ones(len(rows), np.bool_)
     other[first] = False

@@ -58,7 +58,7 @@ class _Tree:
             self.ends.append(node)
 
     def _ways(self) -> list[dict[bytes, int]]:
-        """Of each node all symbols that do not lead to the root."""
+        """For each node, all symbols that do not lead to the root."""
         ways = [dict(self._edges[0])]
         ways += [{} for _ in self._edges[1:]]
         queue = [(child, 0) for child in self._edges[0].values()]

@@ -1,8 +1,8 @@
-"""Who is compiled for next: names take turns, and so do the sessions of a name. Pure.
+"""The order of compile jobs: names take turns, and so do the sessions of a name. Pure.
 
-Neither a name nor a session has all the workers, and where the queue is full, the name that has most of
-it, and of its sessions the one that has most, gives up its newest job for one that has less. So nobody
-keeps others out, with many jobs or with many sessions. Sessions without a credential have one name, "".
+Neither a name nor a session gets all workers. Where the queue is full, the name with most jobs gives up
+its newest for a name with fewer; of its sessions, the one with most. So many jobs or many sessions keep
+no other name out. Sessions without a credential have one name, "".
 """
 
 from collections import Counter, OrderedDict, deque
@@ -77,7 +77,7 @@ class JobQueue(Generic[T]):
         return gone
 
     def withdraw(self, owner: Owner, job: T) -> bool:
-        """Take a job back that nobody wants any more. False if it does not wait here."""
+        """Remove a job that no request waits for. False if it is not queued."""
         jobs = self._jobs_of(owner)
         if job not in jobs:
             return False
@@ -88,7 +88,7 @@ class JobQueue(Generic[T]):
         return True
 
     def take(self) -> tuple[Owner, T] | None:
-        """The next job and its owner, who then is behind all others; None if no job may run now."""
+        """The next job and its owner, who then is last; None if no job may run now."""
         for name, sessions in self._names.items():
             alone = not name and not self._named  # nobody to keep a worker for
             if self._running[name] >= (self._workers if alone else self._at_once):

@@ -12,7 +12,7 @@ _MOST_LOOKED_AT = 4096  # parts of the schema
 
 
 def likely_words(schema: Any) -> tuple[bytes, ...]:
-    """In the order of the schema: names up to their colons, strings with the quote that ends them."""
+    """In the schema's order: names up to their colons, strings with the quote that ends them."""
     found: dict[bytes, None] = {}
     left, looked_at = [schema], 0
     while left and looked_at < _MOST_LOOKED_AT and len(found) < MOST:
@@ -46,7 +46,7 @@ def _strings(value: Any) -> list[str]:
 
 
 def _spelled(value: Any) -> bytes:
-    """As JSON, of a string what stands behind its first quote."""
+    """The value as JSON; a string without its first quote."""
     text = json.dumps(value, ensure_ascii=False).encode()
     return text[1:] if isinstance(value, str) else text
 

@@ -1,4 +1,4 @@
-"""What a constraint may cost, before it is compiled and while it is.
+"""Limits of a constraint, before it is compiled and meanwhile.
 
 A constraint comes from a client. Each number here is checked before the work that it bounds is done.
 """

@@ -37,7 +37,8 @@ class Marks:
         yield from ((c.encode(), 1) for c in text[at:])
 
     def triggers(self, trigger: str, begin: str) -> Iterator[tuple[bytes, bytes]]:
-        """How `begin`, which begins with `trigger`, may be written: what is searched for, and the rest.
+        """The spellings of `begin`, which begins with `trigger`: the text that is searched for, and the
+        rest.
 
         First with tokens, where a trigger that ends inside a mark has all of it; then with the trigger
         spelled.

@@ -64,7 +64,9 @@ class Containers(NamedTuple):
 
     @classmethod
     def of(cls, objects: Automaton, arrays: Automaton) -> "Containers":
-        """Both without useless or equal states, and with the same separators."""
+        """Containers of both automata, which have no useless or equal states, and the
+        same separators.
+        """
         return cls(objects, arrays, _inside((objects, arrays)))
 
 
@@ -76,13 +78,13 @@ class Letters(NamedTuple):
     targets: NDArray[np.int32]
 
     def where(self, flags: NDArray[np.bool_]) -> "Letters":
-        """Some of them."""
+        """The letters with a flag."""
         return Letters(self.states[flags], self.kinds[flags], self.targets[flags])
 
 
 class Nested(Automaton):
-    """An automaton with letters, none beside its bracket; `classes` has these, too. `returns`: the
-    states behind letters, ascending.
+    """An automaton with letters, none beside its bracket; `classes` includes them. `returns`: the states
+    behind letters, ascending.
     """
 
     __slots__ = ("inside", "layout", "letters", "returns")
@@ -136,8 +138,9 @@ class Nested(Automaton):
 
 
 def nested(automaton: Automaton, containers: Containers, *, as_it_is: bool = False) -> Automaton:
-    """What `automaton` stands for, if it has letters. `as_it_is`: with the same states. Raises
-    `Unsettled`.
+    """The automaton that `automaton`, with its letters, stands for. `as_it_is`: keep its states.
+
+    Raises `Unsettled`.
     """
     for _ in range(_MOST_ROUNDS):
         letters = _letters(automaton)
@@ -171,7 +174,7 @@ def may_hold(containers: Containers, text: str) -> bool:
 
 
 def _letters(automaton: Automaton) -> Letters:
-    """Where a letter leads on; bytes that are no text do so too where anything may be written."""
+    """The states to which letters lead; so do bytes that are no text where anything may be written."""
     columns = automaton.classes[list(_LETTERS)]
     there = automaton.next[:, columns]
     anything = automaton.next[:, automaton.classes[_NO_TEXT]][:, None]
@@ -182,7 +185,7 @@ def _letters(automaton: Automaton) -> Letters:
 
 
 def _written_out(automaton: Automaton, letters: Letters, containers: Containers) -> Automaton:
-    """With one level of these letters as what they stand for."""
+    """`automaton` with one level of these letters replaced by what they stand for."""
     parts = (automaton, containers.objects, containers.arrays)
     first, classes = joined([part.classes for part in parts])
     tables = [part.next[:, part.classes[first]] for part in parts]

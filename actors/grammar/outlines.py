@@ -111,7 +111,7 @@ def choices_automaton(choices: Iterable[str]) -> Automaton:
 
 
 def _by_outlines_alone(pattern: str) -> tuple[Automaton, tuple[str, ...]]:
-    """As `regex_automaton`, where nothing else may compile it."""
+    """As `regex_automaton`, without our own compiler."""
     found = _compiled(rewritten(pattern))
     if found is None:
         with contextlib.suppress(UnknownSyntax):
@@ -172,7 +172,7 @@ def rewritten(pattern: str) -> str:
 
 
 class _Rewriter:
-    """One walk over a pattern."""
+    """Rewrites one pattern in one walk."""
 
     def __init__(self, text: str) -> None:
         self._text = text

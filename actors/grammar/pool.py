@@ -74,8 +74,8 @@ class PoolLimits:
 
 @dataclass
 class PoolCounters:
-    """Since the start. `hits`: answered from what was known; `joined`: waited for a job of another;
-    `abandoned`: jobs that were withdrawn, or ended, because nobody waited for them.
+    """Counters since the start. `hits`: answered from kept results; `joined`: waited for another's job;
+    `abandoned`: jobs withdrawn or ended because no request waited any more.
     """
 
     compiled: int = 0
@@ -100,7 +100,7 @@ class _Task:
 
     @property
     def key(self) -> tuple[str, ConstraintSpec]:
-        """What is compiled once."""
+        """The key under which a constraint is compiled only once."""
         return self.owner.name, self.spec
 
 
@@ -125,11 +125,13 @@ class CompilePool:
 
     @property
     def kept_bytes(self) -> int:
-        """Of results."""
+        """Bytes of kept results."""
         return self._results.bytes
 
     async def compile(self, spec: ConstraintSpec, owner: Owner = NOBODY) -> CompiledConstraint:
-        """Raises ConstraintError, and Overloaded if too many wait. `owner`: who is treated fairly."""
+        """Compile `spec`. Raises ConstraintError, and Overloaded if too many wait. `owner`: the unit of
+        fairness.
+        """
         result: Result | Overloaded
         known = self._results.get(owner.name, spec, self._clock.now())
         if known is not None:
@@ -184,14 +186,16 @@ class CompilePool:
         return f"it had no turn to be compiled within {self.limits.seconds:g} s"
 
     def _give_up(self, task: _Task, why: str) -> None:
-        """It had not its time: another time it may be compiled."""
+        """End `task` without a lasting verdict: it did not have its full time, so it may be compiled
+        another time.
+        """
         if self._under_way.get(task.key) is task:
             del self._under_way[task.key]
         if not task.done.done():
             task.done.set_result(Overloaded(f"{why}: try again later", retry_ms=RETRY_MS))
 
     def _abandon(self, task: _Task) -> None:
-        """Nobody waits for it."""
+        """End `task`: no request waits for it."""
         if self._queue.withdraw(task.owner, task):
             self.counters.abandoned += 1
             del self._under_way[task.key]
@@ -200,7 +204,7 @@ class CompilePool:
             self._make_way()
 
     def _make_way(self) -> None:
-        """End jobs that nobody wants, if others wait for their workers."""
+        """End jobs that no request waits for, if others wait for their workers."""
         if not len(self._queue):
             return
         now = self._clock.now()
@@ -266,7 +270,7 @@ class CompilePool:
                 self._settle(task, ConstraintError("the server is stopping"), self._clock.now())
 
     async def _done(self, worker: "_Worker", task: _Task) -> tuple[Result | None, float | None]:
-        """What becomes of `task`, and until when that is worth keeping; None: it had too little time."""
+        """The result of `task`, and until when to keep it; None: it had too little time."""
         spec = task.spec
         try:
             message = await worker.work(spec, max(0.0, task.until - self._clock.now()))
@@ -306,7 +310,7 @@ class _Lost(Exception):
 
 
 class _Worker:
-    """One process. Made by `started`, which also ends it."""
+    """One worker process. Made by `started`, which also ends it."""
 
     def __init__(self, process: "ChildProcess[ConstraintSpec, FromWorker]") -> None:
         self._process = process
@@ -355,7 +359,7 @@ class _Worker:
         return not self._killed and not self._ended.done()
 
     async def wait(self, event: asyncio.Event) -> None:
-        """Until `event` is set, or the process has ended."""
+        """Wait until `event` is set or the process has ended."""
         task = asyncio.ensure_future(event.wait())
         try:
             await asyncio.wait({task, self._ended}, return_when=asyncio.FIRST_COMPLETED)

@@ -73,7 +73,7 @@ _REFUSED = {
 
 
 class UnknownSyntax(ConstraintError):
-    """Something that another compiler may know: see `outlines`."""
+    """Syntax that another compiler may know: see `outlines`."""
 
 
 def parse(pattern: str) -> Expression:
@@ -311,7 +311,7 @@ class _Parser:
         return self._chars(found) if isinstance(found, tuple) else self._character(found)
 
     def _escaped(self, start: int) -> int | Ranges:
-        """What a backslash before this place means: a character, or a set."""
+        """The character or set that a backslash before this place means."""
         char = self._peek()
         if not char:
             self._fail("a backslash at the end escapes nothing: double it", start)

@@ -1,10 +1,10 @@
-"""What was compiled lately for each name, and what could not be. Pure.
+"""Recent results of compilation for each name, failures too. Pure.
 
-A result is known to the name that asked for it, and to no other: else the time of an answer would tell
-what others have asked for. When there is too much, the name that has most of it loses what it asked for
-longest ago, so nobody takes what others have. Failures are kept too, so that a constraint that cannot be
-compiled costs its work once. Those that may have been bad luck (a worker that was too slow, or was
-killed) are forgotten after a while.
+A result is known to the name that asked for it, and to no other: otherwise the time of an answer would
+tell what others have asked for. When there is too much, the name with most of it loses its longest
+unused result, so no name displaces another's. Failures are kept too, so that a constraint that cannot be
+compiled costs its work once. Failures by bad luck (a worker that was too slow, or was killed) are
+forgotten after a while.
 """
 
 from collections import Counter, OrderedDict
@@ -20,7 +20,7 @@ _Kept = OrderedDict[ConstraintSpec, tuple[Result, float | None]]
 
 
 class CompilerReady(ProcessMessage, frozen=True):
-    """From a worker: it can take a constraint; one at a time."""
+    """From a worker: it can take a constraint, one at a time."""
 
 
 class CompileDone(ProcessMessage, frozen=True):
@@ -63,7 +63,7 @@ class Results:
         return sum(map(len, self._names.values()))
 
     def get(self, name: str, spec: ConstraintSpec, now: float) -> Result | None:
-        """What became of `spec` when `name` asked for it, if it is known."""
+        """The kept result of `spec` for `name`, or None."""
         kept = self._names.get(name)
         entry = kept.get(spec) if kept is not None else None
         if kept is None or entry is None:
@@ -76,7 +76,7 @@ class Results:
         return result
 
     def put(self, name: str, spec: ConstraintSpec, result: Result, until: float | None = None) -> None:
-        """Keep `result`, until a time at most."""
+        """Keep `result`, at most until `until`."""
         if spec in self._names.get(name, {}):
             self._drop(name, spec)
         self._names.setdefault(name, OrderedDict())[spec] = (result, until)

@@ -1,10 +1,10 @@
-"""Which back end serves a schema: the lowering to an automaton, else llguidance, else none.
+"""Chooses the back end of a schema: the lowering to an automaton, else llguidance, else none.
 
 llguidance serves what no automaton can (recursion, values of any depth, very long strings). It gets the
-schema without formats that it does not know: these allow anything, by the standard. It refuses keywords
-that it does not know; where it would keep one only for outputs without doubled names, it does not get
-the schema. So nothing is weakened. Where both refuse, and only because the schema is inside itself, the
-lowering writes it to a certain depth.
+schema without formats unknown to it: these allow anything, by the standard. It refuses unknown keywords.
+Where it would enforce one only for outputs without doubled names, it does not get the schema. So nothing
+is weakened. Where both refuse, and only because the schema is inside itself, the lowering writes it to a
+certain depth.
 """
 
 from typing import Any, NamedTuple
@@ -32,9 +32,9 @@ _PLAIN = frozenset({"enum", "const", "default", "example", "examples"})  # value
 
 
 class Routed(NamedTuple):
-    """What a schema became: an automaton, or a grammar for llguidance (its JSON text).
+    """A routed schema: an automaton, or a grammar for llguidance (its JSON text).
 
-    `notes`: what is left out of what the schema allows. `places`: see `Lowered`.
+    `notes`: allowed values that are left out. `places`: see `Lowered`.
     """
 
     automaton: Automaton | None

@@ -139,7 +139,7 @@ class _Builder:
         return found.automaton if isinstance(found, Embedded) else Automaton.from_expression(found)
 
     def behind(self, whole: Automaton, after: str) -> tuple[Automaton, Begun]:
-        """What may follow where the text `after` of `whole` stands already, and what that begins."""
+        """The automaton of what may follow `after` in `whole`, and the value that `after` begins."""
         if not after:
             return whole, NOTHING_BEGUN
         for data in (self._marks.encode(after), after.encode()):
@@ -280,7 +280,7 @@ def _searching(rests: dict[bytes, list[Expression]], part: TagsPart) -> Automato
 
 
 def _key(rest: Expression) -> int:
-    """The same for rests that are put together of the same parts."""
+    """A key that is equal for rests that are put together of the same parts."""
     assert isinstance(rest, Concat)
     head, content = rest.parts
     assert isinstance(head, Literal)
@@ -288,7 +288,7 @@ def _key(rest: Expression) -> int:
 
 
 def _at(place: str, make: Callable[[], T]) -> T:
-    """What `make` makes; its error says where."""
+    """Call `make`; its error names `place`."""
     try:
         return make()
     except UnsupportedSchema as error:

@@ -35,7 +35,7 @@ async def read_elsewhere(folder: Path) -> bytes:
 
 
 class ReadAhead:
-    """`read_elsewhere`, begun by `run` before anybody asks, as while a model loads."""
+    """The result of `read_elsewhere`, begun by `run` in advance, as while a model loads."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -71,7 +71,7 @@ def vocabulary_of(folder: Path) -> bytes:
 
 
 def packed(tokenizer: Tokenizer) -> bytes:
-    """The same of a tokenizer that was read."""
+    """The vocabulary's body for a tokenizer that was read already."""
     return msgspec.msgpack.encode(VocabularyBody(*tokenizer.words))
 
 

@@ -45,7 +45,7 @@ class MetricsSink(Protocol):
         """Token slots of the pool after a Settled."""
         ...
 
-    def finished(self, finished: Finished) -> None:
+    def finished(self, finished: Finished, /) -> None:
         """Report the end of a request."""
         ...
 

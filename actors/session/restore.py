@@ -298,7 +298,7 @@ class _Restoring:
             tasks = handler.tasks(op, frame)
             if not all(0 <= place < len(tasks) for place in wait.left):
                 raise Damaged(f"op {wait.number} has no such part")
-            bill = Bill(op_bytes(op), len(wait.left))
+            bill = Bill(op_bytes(saved.op), len(wait.left))
             for place, task in enumerate(tasks):
                 task.place, task.bill = place, bill
                 task.resumed = resumed.get(wait.number, {}).get(place)

@@ -174,6 +174,11 @@ class _Connection(psycopg.Connection[Any]):
             return result
 
 
+def _built(statement: str) -> bytes:
+    """A statement made of our own parts only: psycopg takes text that is no literal as bytes."""
+    return statement.encode()
+
+
 class _SessionBatch(msgspec.Struct):
     """The changes of one batch to one session."""
 
@@ -218,7 +223,7 @@ class PostgresStore:
             given = conninfo_to_dict(url)
         except psycopg.Error:  # what it says may hold a password
             raise StoreError(f"--store {self._name}: cannot be read as a URL of PostgreSQL") from None
-        self._settings = _CONNECTION | given
+        self._settings: dict[str, Any] = _CONNECTION | given
         try:
             self._begin()
         except BaseException:
@@ -423,8 +428,10 @@ class PostgresStore:
             return Taken(0, {})
         with self._transaction() as db:
             row = db.execute(
-                f"SELECT number, fence, holder <> %s AND {_ALIVE} FROM ramify_sessions AS s "
-                "WHERE session = %s AND (expires IS NULL OR expires > %s) FOR UPDATE OF s",
+                _built(
+                    f"SELECT number, fence, holder <> %s AND {_ALIVE} FROM ramify_sessions AS s "
+                    "WHERE session = %s AND (expires IS NULL OR expires > %s) FOR UPDATE OF s"
+                ),
                 (self._holder, session, time.time()),
             ).fetchone()
             if row is None:
@@ -433,8 +440,10 @@ class PostgresStore:
             if held and how != "force":
                 if how == "ask":
                     db.execute(
-                        "UPDATE ramify_sessions SET wanted = TRUE, "
-                        f"claimed = now() + interval '{CLAIM_SECONDS} seconds' WHERE number = %s",
+                        _built(
+                            "UPDATE ramify_sessions SET wanted = TRUE, "
+                            f"claimed = now() + interval '{CLAIM_SECONDS} seconds' WHERE number = %s"
+                        ),
                         (number,),
                     )
                 return None
@@ -459,7 +468,7 @@ class PostgresStore:
 
     def forget(self, session: str, fence: int) -> None:
         with self._transaction() as db:
-            db.execute(_DELETE.format(which="session = %s AND fence = %s"), (session, fence))
+            db.execute(_built(_DELETE.format(which="session = %s AND fence = %s")), (session, fence))
 
     def head(self, session: str) -> bytes | None:
         return self._read(session, "AND key = %s", HEAD.encode()).get(HEAD)
@@ -472,9 +481,11 @@ class PostgresStore:
             return {}
         with self._transaction() as db:
             found = db.execute(
-                "SELECT key, body FROM ramify_items AS i JOIN ramify_sessions AS s "
-                "ON i.session = number WHERE s.session = %s AND (expires IS NULL OR expires > %s) "
-                f"{which}",
+                _built(
+                    "SELECT key, body FROM ramify_items AS i JOIN ramify_sessions AS s "
+                    "ON i.session = number WHERE s.session = %s AND (expires IS NULL OR expires > %s) "
+                    f"{which}"
+                ),
                 (session, time.time(), *keys),
                 binary=True,
             )
@@ -482,13 +493,15 @@ class PostgresStore:
 
     def delete(self, sessions: Sequence[str]) -> None:
         with self._transaction() as db:
-            db.execute(_DELETE.format(which="session = ANY(%s)"), (list(sessions),))
+            db.execute(_built(_DELETE.format(which="session = ANY(%s)")), (list(sessions),))
 
     def kept(self) -> Iterator[StoredSession]:
         with self._transaction() as db:
             rows = db.execute(
-                f"SELECT session, owner, used, expires, busy, size, {_ALIVE} FROM ramify_sessions AS s "
-                "ORDER BY used DESC"
+                _built(
+                    f"SELECT session, owner, used, expires, busy, size, {_ALIVE} "
+                    "FROM ramify_sessions AS s ORDER BY used DESC"
+                )
             ).fetchall()
         for row in rows:
             yield StoredSession(*row)
@@ -496,9 +509,11 @@ class PostgresStore:
     def waiting(self) -> list[str]:
         with self._transaction() as db:
             rows = db.execute(
-                "SELECT session FROM ramify_sessions AS s "
-                f"WHERE busy AND (holder IS NULL OR NOT {_ALIVE}) "
-                "AND (claimed IS NULL OR claimed < now()) ORDER BY used DESC"
+                _built(
+                    "SELECT session FROM ramify_sessions AS s "
+                    f"WHERE busy AND (holder IS NULL OR NOT {_ALIVE}) "
+                    "AND (claimed IS NULL OR claimed < now()) ORDER BY used DESC"
+                )
             )
             return [row[0] for row in rows]
 
@@ -506,10 +521,15 @@ class PostgresStore:
         free = f"(holder IS NULL OR NOT {_ALIVE})"
         with self._transaction(seconds=SWEEP_SECONDS) as db:
             db.execute("DELETE FROM ramify_holders WHERE seen < now() - interval '1 day'")
-            db.execute(f"DELETE FROM ramify_gone WHERE at < now() - interval '{GONE_SECONDS} seconds'")
+            db.execute(
+                _built(f"DELETE FROM ramify_gone WHERE at < now() - interval '{GONE_SECONDS} seconds'")
+            )
             gone = db.execute(
-                "DELETE FROM ramify_sessions WHERE number IN (SELECT number FROM ramify_sessions AS s "
-                f"WHERE (used < %s OR expires < %s) AND {free} LIMIT %s FOR UPDATE OF s SKIP LOCKED)",
+                _built(
+                    "DELETE FROM ramify_sessions WHERE number IN (SELECT number "
+                    f"FROM ramify_sessions AS s WHERE (used < %s OR expires < %s) AND {free} "
+                    "LIMIT %s FOR UPDATE OF s SKIP LOCKED)"
+                ),
                 (older_than, now, SWEPT),
             ).rowcount
             held: dict[str, int] = dict(
@@ -521,14 +541,16 @@ class PostgresStore:
                 def oldest(owner: str) -> Iterator[tuple[int, int]]:
                     return iter(
                         db.execute(
-                            "SELECT number, size FROM ramify_sessions AS s "
-                            f"WHERE owner = %s AND {free} ORDER BY used, number LIMIT %s",
+                            _built(
+                                "SELECT number, size FROM ramify_sessions AS s "
+                                f"WHERE owner = %s AND {free} ORDER BY used, number LIMIT %s"
+                            ),
                             (owner, SWEPT),
                         )
                     )
 
                 gone += db.execute(
-                    f"DELETE FROM ramify_sessions AS s WHERE number = ANY(%s) AND {free}",
+                    _built(f"DELETE FROM ramify_sessions AS s WHERE number = ANY(%s) AND {free}"),
                     (surplus(held, oldest, over, SWEPT),),
                 ).rowcount
         return gone
@@ -614,7 +636,7 @@ class PostgresStore:
                 self._joined(self._db)
             db = self._db
             db.until = time.monotonic() + seconds + LATE_SECONDS
-            db.execute(begin.encode(), prepare=False)
+            db.execute(_built(begin), prepare=False)
             yield db
             db.execute("COMMIT")
         except psycopg.Error as error:

@@ -125,8 +125,9 @@ class Agent:
         messages = _messages(say)
         if messages:
             run.transcript.entries.append(Told(messages))
+        time = asyncio.timeout(self.timeout_s)
         try:
-            async with asyncio.timeout(self.timeout_s) as time:
+            async with time:
                 return await run.steps(messages, tool_choice)
         except TimeoutError:
             if not time.expired():

@@ -88,8 +88,9 @@ class Runner:
         await self._permit(call)
         told(Called(call))
         limit = tool.timeout_s if tool.timeout_s is not None else self._timeout_s
+        time = asyncio.timeout(limit)
         try:
-            async with asyncio.timeout(limit) as time:
+            async with time:
                 return await tool(arguments, context)
         except BadArguments as error:
             raise _Failed(f"these arguments do not fit: {error}") from None

@@ -69,13 +69,13 @@ class CommandCompleter(Completer):
         self._words = words
         self._paths = PathCompleter(expanduser=True)
 
-    def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
         text = document.text_before_cursor
         if not text.startswith("/"):
             return
         name, space, rest = text.partition(" ")
         if space and name in ("/save", "/load"):
-            yield from self._paths.get_completions(Document(rest, len(rest)), event)
+            yield from self._paths.get_completions(Document(rest, len(rest)), complete_event)
             return
         typed = rest if space else name
         for word in self._words(name if space else ""):

@@ -42,7 +42,8 @@ def pruned(op: Prune, branches: MutableMapping[str, Any]) -> dict[str, Any]:
     winners = order[: op.winners]
     into = op.targets or [op.from_[i] for i in winners]
     moved = {name: sources[i].moved(name) for i, name in zip(winners, into, strict=True)}
-    going = [name for name in dict.fromkeys([*op.from_, *(op.score_from or [])]) if name not in moved]
+    named: list[str] = [*op.from_, *(op.score_from or [])]
+    going = [name for name in dict.fromkeys(named) if name not in moved]
     for name in () if op.keep else going:
         branches.pop(name, None)
     branches.update(moved)

@@ -251,7 +251,8 @@ class Program(Generic[P, T]):
         arguments = {name: given.arguments[name] for name in names}
         given.arguments.update({name: mark(value, name) for name, value in arguments.items()})
         marked = cast(Any, {"args": given.args[1:], "kwargs": given.kwargs})
-        graph = await self._traced(None, *marked["args"], **marked["kwargs"])
+        traced = cast(Any, self._traced)  # marked arguments are not of the types that P names
+        graph = await traced(None, *marked["args"], **marked["kwargs"])
         return reordering(graph.ops, arguments)
 
     async def _traced(

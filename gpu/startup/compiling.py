@@ -61,19 +61,20 @@ def nothing_launched() -> Iterator[None]:
     threads may do the same at the same time and end in any order; a replacement that outlives its
     block does nothing.
     """
-    launch, thread, inside = JITFunction.run, threading.get_ident(), True
+    patched: Any = JITFunction
+    launch, thread, inside = patched.run, threading.get_ident(), True
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         skipped = inside and threading.get_ident() == thread
         return launch(kernel, *args, grid=grid, warmup=warmup or skipped, **options)
 
-    JITFunction.run = run
+    patched.run = run
     try:
         yield
     finally:
         inside = False
-        if JITFunction.run is run:
-            JITFunction.run = launch
+        if patched.run is run:
+            patched.run = launch
 
 
 class _Loading(Executor):

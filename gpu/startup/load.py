@@ -211,8 +211,7 @@ def _int8(
                 f"--draft {config.draft} cannot be served in 8 bits: {reason}; give --quantization "
                 "none, another draft model, --draft ngram or --draft none"
             )
-        small_layout = small.config.kv_layout(KV_DTYPE)
-        info = _with_bytes(info, small_layout)
+        info = _with_bytes(info, small.config.kv_layout(KV_DTYPE))
     info = _with_pages(info, config, free_bytes(model.device), model.device)
     progress("compiling kernels", 0.0)
     kernels = compiled_kernels(isa, model.config.head_dim, KV_DTYPE, endings(model.config))
@@ -224,7 +223,7 @@ def _int8(
     drafter: Drafter | None = NgramDrafter(info.max_rows) if draft.kind == "ngram" else None
     if small is not None:
         own = compiled_kernels(isa, small.config.head_dim, KV_DTYPE, endings(small.config))
-        small_pool = small_layout.allocate(info.pages, info.page_size, model.device)
+        small_pool = small.config.kv_layout(KV_DTYPE).allocate(info.pages, info.page_size, model.device)
         room = max(CATCH_UP, info.max_rows)
         small_ops = CpuOps(own, small_pool, room, small.context)
         runner = CpuRunner(small, small_ops, crew, table, info.max_drafts, info.max_rows)

@@ -48,14 +48,14 @@ class Assembly:
         return int(self._classes[byte])
 
     def edge(self, source: int, symbol: int, target: int) -> None:
-        """From `source` over `symbol` to `target`."""
+        """Add an edge from `source` over `symbol` to `target`."""
         sources, symbols, targets = self._edges
         sources.append(source)
         symbols.append(symbol)
         targets.append(target)
 
     def text(self, source: int, data: bytes, target: int) -> None:
-        """From `source` over all of `data` to `target`."""
+        """Add a path from `source` over all of `data` to `target`."""
         for byte in data[:-1]:
             following = self.state()
             self.edge(source, int(self._classes[byte]), following)
@@ -80,7 +80,7 @@ class Assembly:
         return base
 
     def begin_as(self, state: int, start: int) -> None:
-        """`state` does what the placed `start` does, beside its own edges."""
+        """Let `state` do what the placed `start` does, beside its own edges."""
         self._links.append((np.array([state]), start))
 
     def like(self, state: int, model: int) -> None:
@@ -164,6 +164,8 @@ def _branch(whole: Assembly, nodes: dict[bytes, int], text: bytes) -> None:
 
 
 def reduced(language: Automaton) -> Automaton:
-    """The same without useless states, equal ones merged but in loops: what is inside has none such."""
+    """`language` without useless states; equal states are merged, except in loops: its parts have none
+    there.
+    """
     part = reduce(Fragment(language.next, language.final), loops=False)
     return Automaton(part.table, language.classes, part.final)

@@ -36,7 +36,7 @@ class Loss(NamedTuple):
 
 
 class Cases(NamedTuple):
-    """A union of shapes. `lost`: what is meant beside them."""
+    """A union of shapes. `lost`: values that belong to it but that no shape covers."""
 
     shapes: tuple[Shape, ...]
     lost: tuple[Loss, ...] = ()
@@ -47,7 +47,7 @@ class Cases(NamedTuple):
         return not self.lost
 
     def losses(self, other: "Cases") -> tuple[Loss, ...]:
-        """What of `lost` is also meant by `other`."""
+        """The part of `lost` that also belongs to `other`."""
         if not self.lost:
             return ()
         types = {type(shape) for shape in other.shapes} | {loss.type for loss in other.lost}
@@ -60,12 +60,12 @@ UNDENIED = "its opposite is not written"
 
 
 def inside(kind: type, lost: tuple[Loss, ...]) -> tuple[Loss, ...]:
-    """What values of `kind` lose because what is in them loses `lost`."""
+    """The losses of values of `kind` that follow from `lost` inside them."""
     return tuple(loss._replace(type=kind, told=True) for loss in lost)
 
 
 def claim_at(pointer: str) -> Claims:
-    """That the schema at `pointer` holds."""
+    """The claim that the schema at `pointer` holds."""
     return (Claim("is", pointer),)
 
 

@@ -1,9 +1,9 @@
-"""What outputs have to be checked for while they are written: names and items that must differ. Pure.
+"""Checks of outputs while they are written: names and items that must differ. Pure.
 
 While a schema is spelled, arrays and objects that the automaton alone cannot hold are noted here. Then
 their places in the value are found, from the whole value down, by names and indices. A place may have
-values of several shapes. If not all its arrays want to be checked, all are, where that leaves each a way
-to go on; else the automaton has to do it alone (`clashes`).
+values of several shapes. If only some of its arrays need checks, all are checked where each can still be
+continued; otherwise the automaton has to do it alone (`clashes`).
 """
 
 from collections.abc import Callable

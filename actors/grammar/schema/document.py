@@ -158,7 +158,7 @@ class Document:
         return found
 
     def items(self, pointer: str) -> tuple[list[str], str | None]:
-        """Where the schemas of an array's first items are, and the one of all others (or None)."""
+        """The pointers of the schemas of an array's first items, and of all others (or None)."""
         schema = self.at(pointer)
         assert isinstance(schema, dict)
         rest: str | None = "items"

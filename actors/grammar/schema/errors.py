@@ -1,4 +1,4 @@
-"""What the lowering of a schema raises."""
+"""Exceptions of the lowering of a schema."""
 
 
 class UnsupportedSchema(Exception):

@@ -156,8 +156,10 @@ class Expander:
         return None if cases.shapes else cases.lost
 
     def _with_names(self, cases: Cases, claims: Claims) -> Cases:
-        """With a name for each member that objects must have by some name: one case for each name that
-        is listed. Names that are not are lost.
+        """`cases` with a name for each member that objects must have by some name: one case for each
+        listed name.
+
+        Names that are not listed are lost.
         """
         if not any(isinstance(shape, Object) and shape.some for shape in cases.shapes):
             return cases
@@ -201,7 +203,7 @@ class Expander:
         return any(isinstance(s, String) and self._strings.holds(s, name) for s in shapes)
 
     def member(self, shape: Object, name: str) -> Claims:
-        """What `shape` says of the member `name`."""
+        """The claims of `shape` about the member `name`."""
         found: Claims = ()
         if name in shape.forbidden:
             return NEVER
@@ -220,7 +222,7 @@ class Expander:
 
     @staticmethod
     def item(shape: Array, index: int) -> Claims:
-        """What `shape` says of item `index`."""
+        """The claims of `shape` about item `index`."""
         found: Claims = ()
         for items in shape.items:
             found = joined(found, items.at(index))
@@ -266,7 +268,9 @@ class Expander:
         return self._claim(Claim("not", pointer))
 
     def _schema(self, pointer: str) -> Cases:
-        """What the schema at `pointer` allows. Keywords are taken in their order: it is the members'."""
+        """The values that the schema at `pointer` allows. Keywords are taken in their order, the
+        members'.
+        """
         keywords = self._document.keywords(pointer)
         found = EVERYTHING
         done: set[str] = set()
@@ -288,10 +292,11 @@ class Expander:
         return found
 
     def _evaluated(self, cases: Cases, pointer: str) -> Cases:
-        """`cases`, with what `unevaluatedProperties` says of members that nothing beside it describes.
+        """`cases`, with the claims of `unevaluatedProperties` about members that nothing beside it
+        describes.
 
-        A shape knows the schemas of the branches that it stands for. What is valid by more of them is
-        lost where these describe other members.
+        A shape knows the schemas of the branches that it stands for. Values that are valid by more of
+        them are lost where these describe other members.
         """
         told = {
             shape: _unevaluated(shape, pointer) for shape in cases.shapes if isinstance(shape, Object)
@@ -314,7 +319,7 @@ class Expander:
         )
 
     def _denied(self, pointer: str) -> Cases:
-        """What the schema at `pointer` does not allow: each keyword denied by itself."""
+        """The values that the schema at `pointer` does not allow: each keyword denied by itself."""
         keywords = self._document.keywords(pointer)
         parts: list[Cases] = []
         done: set[str] = set()
@@ -331,7 +336,7 @@ class Expander:
         return found._replace(shapes=tuple(map(_annotating_nothing, found.shapes)))
 
     def _said(self, group: str, pointer: str, keywords: dict[str, Any]) -> Cases:
-        """What the keywords of `group` say, or those of `no_...` deny."""
+        """The values that the keywords of `group` allow, or, for a `no_...` group, do not allow."""
         typed = TYPED.get(group)
         if typed is not None:
             return typed(self._document, pointer, keywords)
@@ -483,7 +488,9 @@ class Expander:
         return found
 
     def _one(self, pointer: str, keywords: dict[str, Any]) -> Cases:
-        """Each part without all others. A part that it does not meet for certain need not be denied."""
+        """The values of exactly one part. A part that is certainly disjoint from it need
+        not be denied.
+        """
         parts = self._parts(pointer, keywords, "oneOf")
         cases = [self._is(part) for part in parts]
         found: list[Cases] = []
@@ -566,7 +573,7 @@ class Expander:
     def _dependencies(
         self, pointer: str, keywords: dict[str, Any]
     ) -> Iterator[tuple[str, Cases, Cases]]:
-        """For each name: what must hold where it is, and the opposite."""
+        """For each name: the cases that hold where it is present, and the opposite."""
         for key in ("dependentRequired", "dependencies"):
             if key == "dependencies" and self._document.draft >= 2019:
                 continue
@@ -637,8 +644,8 @@ _TOLD = {"nullable": "not a keyword of JSON Schema, so it says nothing: use type
 
 
 def _unevaluated(shape: Object, pointer: str) -> Members | None:
-    """What the `unevaluatedProperties` of the schema at `pointer` says of the members of `shape`, which
-    is all that stands beside it; None: nothing, as they are all described.
+    """The `unevaluatedProperties` at `pointer`, for the members of `shape`, which is all that stands
+    beside it. None: these are all described.
     """
     known = [members for members in shape.members if members.evaluates]
     if any(members.others for members in known):

@@ -1,4 +1,4 @@
-"""What a schema may cost. Each number is checked before the work that it bounds is done."""
+"""Limits of a schema. Each number is checked before the work that it bounds is done."""
 
 MAX_DEPTH = 64  # JSON inside JSON, of the schema as text
 MAX_VALUES = 2_000  # of one enum

@@ -91,7 +91,7 @@ def lower(
 
 
 class _LowerSettings(NamedTuple):
-    """Of `lower`. `until`: of the processor's time."""
+    """Settings of `lower`. `until`: in the processor's time."""
 
     spacing: Spacing
     unroll: int
@@ -180,7 +180,9 @@ class _Speller:
         return self._expander.denies_names
 
     def places(self, clashes: set[Array]) -> tuple[CheckedPlace, ...]:
-        """Where outputs are checked. `clashes`: gets arrays that cannot be, where others may stand."""
+        """The places at which outputs are checked. Adds arrays that cannot be checked, where others may
+        stand, to `clashes`.
+        """
         claims = (Claim("is"),)
         return checked_places(
             self._checks, self._expander, self.value, self._document.note, claims, clashes

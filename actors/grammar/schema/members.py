@@ -27,7 +27,7 @@ class Others(NamedTuple):
 
 
 class Separators(NamedTuple):
-    """What stands between members, and between a name and its value."""
+    """The texts between members, and between a name and its value."""
 
     comma: bytes
     colon: bytes
@@ -52,10 +52,11 @@ def objects(
 
 
 class _Reading(NamedTuple):
-    """What a name that is being read can still become.
+    """The possible continuations of a name that is being read.
 
-    `allowed`: listed members, whose keys are read as far as `position`; `states`: of each of `others`,
-    -1 where it is none of these; `behind`: the listed member that may come next behind one of them.
+    `allowed`: listed members, whose keys are read as far as `position`; `states`: the state in each of
+    `others`, -1 where it is none of these; `behind`: the listed member that may come next behind one of
+    them.
     """
 
     allowed: tuple[int, ...]
@@ -192,7 +193,9 @@ class _Objects:
             self._whole.edge(state, symbol, target)
 
     def _spell(self, reading: _Reading, count: int, state: int) -> None:
-        """The rest of a listed member's name, from `state` on; at most one of others goes beside."""
+        """Spell the rest of a listed member's name, from `state` on; at most one of
+        `others` goes along.
+        """
         (index,), position, states, behind = reading
         whole, key = self._whole, self._listed[index].key
         kind = next((kind for kind, at in enumerate(states) if at >= 0), -1)
@@ -225,7 +228,9 @@ class _Objects:
         return found
 
     def _keys_of(self, kind: int, count: int, behind: int) -> int:
-        """Where names of `others[kind]` begin, if nothing else can come; `behind`: see `_Reading`."""
+        """The state where names of `others[kind]` begin, if nothing else can come; `behind`: see
+        `_Reading`.
+        """
         found = self._keys.get((kind, count, behind))
         if found is None:
             colon = self._whole.state()
@@ -236,10 +241,9 @@ class _Objects:
         return found
 
     def _more_by_others(self, count: int) -> int:
-        """How many members count behind one of `others`.
+        """Members that count behind one of `others`.
 
-        If it may have the name of an earlier one, beyond one more than are required they do not count
-        towards `least`.
+        If it may have the name of an earlier one, only one more than required counts towards `least`.
         """
         required = sum(member.required for member in self._listed)
         if self._names is None and self._least > required + 1:
@@ -247,7 +251,7 @@ class _Objects:
         return count + 1
 
     def _member(self, index: int, count: int) -> int:
-        """Behind the name of a listed member."""
+        """The state behind the name of a listed member."""
         found = self._values.get((index, count))
         if found is None:
             found = self._values[index, count] = self._whole.state()

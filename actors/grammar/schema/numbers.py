@@ -95,7 +95,7 @@ def number_text(value: Fraction) -> str:
 
 
 def cut_digits(shape: Number) -> str:
-    """What a note says of numbers of `shape` with too many digits to be written; "": there are none."""
+    """The note about numbers of `shape` with too many digits to be written; "": there are none."""
     if shape.integer or shape.only is not None:
         return ""
     places = min((len(_parts(step)[1]) for step in shape.multiples), default=None)
@@ -155,7 +155,7 @@ def _language(shape: Number) -> Automaton:
 
 
 def _digits(shape: Number) -> tuple[int, int]:
-    """Before and behind the point: no decimal of so many is rounded to a value that is left out."""
+    """Digits before and behind the point with which no decimal is rounded to an excluded value."""
     values = [v for v in (shape.low, shape.high, *shape.excluded) if v is not None]
     whole = max([7, *(len(str(int(abs(v)))) for v in values)])
     return whole, max(_EXACT_DIGITS - whole, 0)

@@ -1,4 +1,4 @@
-"""One order of members for an object that several schemas describe. Pure."""
+"""A common order of members for an object that several schemas describe. Pure."""
 
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush

@@ -13,7 +13,7 @@ import msgspec
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What is said of a value.
+    """A claim about a value.
 
     `is`, `not`: the schema at the pointer `at`; `equals`, `differs`: the JSON text `at`; `never`: no
     value.
@@ -29,7 +29,9 @@ NEVER: Claims = (Claim("never"),)
 
 
 class Check(msgspec.Struct, frozen=True):
-    """What a string must be, or must not be. `pattern`: hold a match of it; `format`: be one."""
+    """A test of a string, or its opposite. `pattern`: contains a match of it; `format`:
+    has that format.
+    """
 
     kind: OneOf["pattern", "format"]
     text: str
@@ -89,18 +91,20 @@ class String(msgspec.Struct, frozen=True):
 
 
 class Items(msgspec.Struct, frozen=True):
-    """What one schema says of an array's items: of the first ones each by itself, then of the others."""
+    """One schema's claims about an array's items: about each of the first ones, then
+    about all others.
+    """
 
     first: tuple[Claims, ...] = ()
     rest: Claims = ANYTHING
 
     def at(self, index: int) -> Claims:
-        """What it says of item `index`."""
+        """The claims about item `index`."""
         return self.first[index] if index < len(self.first) else self.rest
 
 
 class Contains(msgspec.Struct, frozen=True):
-    """At least `least` items, at most `most`, are as `claims` say."""
+    """At least `least` and at most `most` items fulfil `claims`."""
 
     claims: Claims
     least: int = 1
@@ -119,10 +123,10 @@ class Array(msgspec.Struct, frozen=True):
 
 
 class Members(msgspec.Struct, frozen=True):
-    """What one schema says of an object's members: by name, by pattern of names, of all others.
+    """One schema's claims about an object's members: by name, by pattern of names, about all others.
 
     `patterns`: (regex, claims, pointer). `evaluates`: `unevaluatedProperties` beside or above the schema
-    says nothing of the members that it describes.
+    does not apply to the members that it describes.
     """
 
     named: tuple[tuple[str, Claims], ...] = ()

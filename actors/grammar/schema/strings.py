@@ -64,9 +64,9 @@ class Strings:
         return all(self.matches(test, value) for test in shape.tests)
 
     def is_empty(self, shape: String) -> tuple[bool, bool]:
-        """Whether there is no string of `shape`, and if so, whether that is certain.
+        """Whether no string has the shape, and if so, whether that is certain.
 
-        Formats make it uncertain: whoever takes them as annotations allows more.
+        Formats make it uncertain: a validator that takes them as annotations allows more.
         """
         certain = all(test.kind != "format" for test in shape.tests)
         if shape.only is not None:
@@ -76,7 +76,7 @@ class Strings:
         return self.language(shape).is_empty(), certain
 
     def _test(self, test: Check) -> Automaton:
-        """What passes `test`, taken as positive."""
+        """The strings that pass `test`, taken as positive."""
         key = (test.kind, test.text)
         found = self._tests.get(key)
         if found is None:
@@ -153,7 +153,7 @@ class Strings:
 
 
 def _checked(shape: String) -> str:
-    """Where the shape's first test is. Raises TooLarge if it counts too many characters."""
+    """The pointer of the shape's first test. Raises TooLarge if it counts too many characters."""
     where = shape.tests[0].pointer if shape.tests else ""
     for bound in (shape.least, shape.most or 0):
         if bound > MAX_COUNT:
@@ -191,13 +191,15 @@ def quoted(language: Automaton) -> Automaton:
 
 @lru_cache(maxsize=8)
 def _of_length(least: int, most: int | None) -> Automaton:
-    """Texts of so many characters. Kept, because most long bounds of schemas are a few round numbers."""
+    """Texts of `least` to `most` characters. Kept, because most long bounds of schemas are a few round
+    numbers.
+    """
     return Automaton.from_expression(Repeat(_ONE, least, most))
 
 
 @lru_cache(maxsize=8)
 def _strings_of_length(least: int, most: int | None) -> Automaton:
-    """The same as JSON: each character is spelled by itself."""
+    """As `_of_length`, spelled as JSON: each character by itself."""
     quote, character = Literal(b'"'), Embedded(_character())
     return Automaton.from_expression(Concat((quote, Repeat(character, least, most), quote)))
 

@@ -1,7 +1,7 @@
-"""What the keywords of one type say of values, and what says the opposite. Pure.
+"""The values that keywords of one type allow, and those that they do not allow. Pure.
 
-Each function of `TYPED` is given a schema's pointer and its keywords, and finds the values that those of
-its group allow; that of a `no_` group finds the values that they do not allow.
+Each function of `TYPED` gets a schema's pointer and its keywords, and finds the values that those of its
+group allow. The function of a `no_` group finds the values that they do not allow.
 """
 
 from collections.abc import Callable, Iterator

@@ -49,7 +49,7 @@ def how_many(language: Automaton) -> int | None:
 
 
 def longest(texts: list[bytes]) -> int:
-    """How many items a list of different `texts` may have, so that its automaton stays small."""
+    """The most items that a list of different `texts` may have with a small automaton."""
     width = sum(map(len, texts)) + 2
     states = 0
     for items in range(len(texts)):
@@ -180,7 +180,7 @@ def _lists_apart(
 
 
 def _common_beginning(full: NDArray[np.int32], final: NDArray[np.bool_]) -> tuple[bytes, int]:
-    """What all texts begin with, and the state behind it."""
+    """The common prefix of all texts, and the state behind it."""
     prefix, state = bytearray(), 0
     while not final[state] and len(prefix) < len(full):
         ways = np.flatnonzero(full[state] >= 0)

@@ -277,9 +277,8 @@ class OutputSegment(Held):
 
     def parts(self, first: int, last: int) -> list[Part]:
         """The parts of these chunks."""
-        labels: Sequence[Label] = ["text"] * (last - first)
-        if self.labels is not None:
-            labels = self.labels[first:last]
+        plain: list[Label] = ["text"]
+        labels = plain * (last - first) if self.labels is None else self.labels[first:last]
         return merged(labels, self.chunks[first:last])
 
     @property

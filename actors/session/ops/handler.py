@@ -190,16 +190,18 @@ class AtOnce(NamedTuple, Generic[O_contra]):
 class OpHandler(NamedTuple, Generic[O_contra]):
     """An op that waits for its branches.
 
-    `op`: its wire type. `tasks`: one for each branch that it works on, in the order in which they are
-    queued. `run` does a task that is first in its queues. It returns the reply, or None if the task
-    goes on and ends later (`OpRunner.end`). It raises RamifyError before anything has changed. One that
-    may be too much for a turn of the loop returns `Steps`.
+    - `op`: its wire type.
+    - `tasks`: one for each branch that it works on, in the order in which they are queued.
+    - `task_count`: the most tasks there can be (names may repeat), before they are made.
+    - `run`: does a task that is first in its queues. It returns the reply, or None if the task goes on
+      and ends later (`OpRunner.end`). It raises RamifyError before anything has changed. If it may be
+      too much for a turn of the loop, it returns `Steps`.
+    - `entries`: how many names, texts and messages are in its lists, which `check` and `tasks` go through.
+    - `size`: the bytes that it holds until its last task is done, in the units of `limits/sizes.py`.
+    - `cost`: of `run`, or of its first step, beyond a constant and the names that the task touches (see
+      `work`).
 
-    What an op takes is declared without a default, so that no list is forgotten. `entries`: how many
-    names, texts and messages are in its lists, which `check` and `tasks` go through. `size`: the bytes
-    that it holds until its last task is done, in the units of `limits/sizes.py`. `count`: how many
-    tasks there are at most (names may repeat), before they are made. `cost`: of `run`, or of its first
-    step, beyond a constant and the names that the task touches (see `work`).
+    What an op takes (`entries`, `size`) is declared without a default, so that no list is forgotten.
     """
 
     op: type[O_contra]
@@ -208,5 +210,5 @@ class OpHandler(NamedTuple, Generic[O_contra]):
     entries: Callable[[O_contra], int]
     size: Callable[[O_contra], int]
     check: Callable[[O_contra, Faults], None] = _nothing_to_check
-    count: Callable[[O_contra], int] = _one_task
+    task_count: Callable[[O_contra], int] = _one_task
     cost: Callable[[OpContext, O_contra, Task], int] = _no_cost

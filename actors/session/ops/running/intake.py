@@ -52,7 +52,7 @@ def take_apart(
             if at_once is not None and at_once.looks_again:
                 count += 1
             if op.id > reply_log.last:
-                count += handler.count(op) if handler is not None else 0
+                count += handler.task_count(op) if handler is not None else 0
                 if in_flight < count > limits.ops_in_flight:  # `cancel` and `credit` pass always
                     raise LimitExceeded(
                         f"{count} ops or more would be in flight: wait for replies, then send the "

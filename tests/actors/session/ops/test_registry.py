@@ -51,7 +51,7 @@ OPS: list[tuple[Op, int]] = [
 def test_an_op_has_as_many_tasks_as_are_counted_before_they_are_made(op: Op, count: int) -> None:
     handler = HANDLERS[type(op)]
     tasks = handler.tasks(op, FrameRun(Open(client="c"), lambda: Toolbox(None)))
-    assert len(tasks) == handler.count(op) == count
+    assert len(tasks) == handler.task_count(op) == count
     assert all(task.op is op for task in tasks)
 
 
