@@ -1,7 +1,7 @@
-"""What an output must be, as users say it: a regex, a schema, a Python type, texts, a grammar, tags.
+"""Constraints in the forms that users write: a regex, a schema, a Python type, texts, a grammar, tags.
 
-A type may be what `msgspec` knows (structs, dataclasses, TypedDicts, and what is made of them), a
-pydantic model, or what is made of those (`list[Model]`, `Model | Other`); pydantic is used where it is
+A type may be one that `msgspec` knows (structs, dataclasses, TypedDicts, and compositions of them), a
+pydantic model, or a composition of models (`list[Model]`, `Model | Other`); pydantic is used where it is
 installed, never needed. Its schema becomes the constraint, with objects closed: members that the type
 does not name cannot be written.
 """
@@ -129,9 +129,7 @@ def _parts(kind: Any) -> Iterator[Any]:
 
 
 def _closed(schema: Any) -> Any:
-    """With `additionalProperties` false wherever properties or patterns of names are given and it is not
-    said.
-    """
+    """`schema` with `additionalProperties` false on each object schema that does not set it."""
     if isinstance(schema, list):
         return [_closed(each) for each in schema]
     if not isinstance(schema, dict):

@@ -89,7 +89,7 @@ def from_message(error: Error) -> RamifyError:
 
 
 def from_done(done: Done) -> RamifyError | None:
-    """The exception for a generation that ended with reason "error"; None for the others."""
+    """The exception of a generation that ended with reason "error", else None."""
     if done.reason != "error":
         return None
     return _BY_CODE[done.error or "internal"](done.message or "the generation failed on the server")

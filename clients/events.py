@@ -1,4 +1,4 @@
-"""What the client core reports to its shell, as plain values."""
+"""The client core's reports to its shell, as plain values."""
 
 from typing import NamedTuple
 

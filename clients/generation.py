@@ -1,6 +1,6 @@
-"""What is on its way: `Reply` (an op without text) and `Generation` (an op that brings text).
+"""Handles of ops under way: `Reply` (an op without text) and `Generation` (an op that brings text).
 
-Views of the client core's tickets and streams; both wait on the link until something changes.
+They are views of the client core's tickets and streams; both wait on the link until something changes.
 """
 
 import asyncio
@@ -65,20 +65,20 @@ class Handle(Coroutine[Any, Any, T]):
         raise NotImplementedError
 
     def _leave(self) -> None:
-        """Nobody waits any more."""
+        """Called when the last waiting task has gone."""
 
     def __await__(self) -> Generator[Any, None, T]:
         return self._end().__await__()
 
     def send(self, value: Any) -> Any:
-        """For the event loop: a step of the running task."""
+        """Run a step of the running task, for the event loop."""
         task = asyncio.current_task()
         if task not in self._driven:
             self._driven[task] = self.__await__()
         return self._step(task, lambda driven: driven.send(value))
 
     def throw(self, *error: Any) -> Any:
-        """For the event loop: the running task is cancelled."""
+        """Cancel the running task, for the event loop."""
         task = asyncio.current_task()
         if task not in self._driven:  # before its first step
             self._leave()
@@ -95,7 +95,7 @@ class Handle(Coroutine[Any, Any, T]):
             raise
 
     def close(self) -> None:
-        """For the event loop: the task will not run."""
+        """Close a task that will not run, for the event loop."""
         self._leave()
         driven = list(self._driven.values())
         self._driven.clear()
@@ -117,14 +117,14 @@ class Reply(Handle[list[Ok | State]]):
 class Generation(Handle[Result]):
     """A generation: iterate over it for `TextDelta`s, await it for the `Result`, or both.
 
-    What is not read is merged: memory is that of the text. Leaving an `async for` early (`break`,
-    `return`, an exception) cancels the generation on the server, and so does the cancellation of a
-    task that waits here: the next turn need not wait for text that nobody reads. To read a part and
-    let it run on, take deltas with `anext`. One that nobody reads at all runs to its end. A
-    cancelled generation ends with reason "cancelled" and keeps its text.
+    Unread deltas are merged: memory is that of the text. Leaving an `async for` early (`break`,
+    `return`, an exception) cancels the generation on the server, and so does cancelling a task that
+    waits here: the next turn need not wait for unwanted text. To read a part and let it run on, take
+    deltas with `anext`. A generation without a reader runs to its end. A cancelled one ends with reason
+    "cancelled" and keeps its text.
 
-    Python tells that a loop was left when it frees the loop's iterator: CPython does so at once. Use
-    `async with generation` or `aclose` to depend on nothing.
+    A loop counts as left when Python frees its iterator; CPython does so at once. Use `async with
+    generation` or `aclose` to depend on nothing.
     """
 
     def __init__(self, link: "SessionLink", ticket: Ticket, stream: Stream, kind: Any = None) -> None:

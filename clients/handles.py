@@ -1,7 +1,8 @@
-"""What users hold: `Session`, `Branch`, `Generation`, `Reply`. Thin views of the client core.
+"""The objects that users hold: `Session`, `Branch`, `Generation`, `Reply`. Thin views of the client
+core.
 
 Every method queues one frame and waits for the replies of its own ops. Nothing here knows sockets:
-`connect.Link` sends frames and wakes those who wait.
+`session_link.SessionLink` sends frames and wakes waiting tasks.
 """
 
 import asyncio
@@ -124,20 +125,20 @@ class GenerateOptions(_Options, total=False):
 
 
 class TypedOptions(GenerateOptions, _Said, total=False):
-    """The same, where a constraint may be said in short: `regex`, `json_schema`, `choices`, `grammar`,
-    `structural_tag`, or
-    `type`, a Python type whose JSON the output is to be (`Generation.parsed` gives the object).
+    """Options of `generate`, with short forms for a constraint: `regex`, `json_schema`, `choices`,
+    `grammar`, `structural_tag`, or `type`, a Python type whose JSON the output becomes
+    (`Generation.parsed` gives the object).
     """
 
 
 class GapOptions(_Options, _Said, total=False):
-    """The same for a gap of a program, where `stop` may be one text."""
+    """Options of a gap of a program, where `stop` may be one text."""
 
     stop: str | list[str]
 
 
 class JoinOptions(TypedDict, total=False):
-    """How a join puts together what its sources generated last, once they have.
+    """How a join combines the last outputs of its sources, once these have ended.
 
     The text is `prefix` (none), `each` (the text and a line break) for each source, where {i}, {name}
     and {text} are the source's, and `suffix` (none). `role`: of the turn ("user"), None: raw text.
@@ -152,7 +153,7 @@ class JoinOptions(TypedDict, total=False):
 
 
 class Pruned(NamedTuple, Generic[B]):
-    """What a prune came to. `branches`: the winners where they are now, the best first.
+    """The result of a prune. `branches`: the winners where they are now, the best first.
 
     `kept`: the sources that they were; `scores`: of each source, None without one (by "first": empty).
     """
@@ -164,7 +165,7 @@ class Pruned(NamedTuple, Generic[B]):
 
 
 class SelectOptions(TypedDict, total=False):
-    """The fields of `select` beside its choices."""
+    """Fields of `select` beside its choices."""
 
     method: Method
     priority: int
@@ -368,7 +369,7 @@ class Session:
 
     @property
     def id(self) -> str:
-        """With `key`, what another `connect` needs to attach to this session."""
+        """The session's id; with `key`, another `connect` can attach to this session."""
         assert self.core.session is not None
         return self.core.session
 
@@ -406,7 +407,9 @@ class Session:
 
     @property
     def notes(self) -> list[str]:
-        """What the server says about how it was opened: a chat template that rewrites earlier turns."""
+        """The server's notes on how it was opened: for example, a chat template that rewrites earlier
+        turns.
+        """
         return self.core.notes
 
     @property
@@ -459,9 +462,9 @@ class Session:
     ) -> "Pruned[Branch]":
         """Keep the best `k` (1) of the sources, once their generations have ended, and drop the others.
 
-        By: who is `first`, the mean `logprob`, the last `number` in the text, or `vote`. `into`: names
-        for the winners, the best first; branches that exist are moved there. `score_from`: the branches
-        that are compared instead, one for each source. `keep`: drop nobody.
+        By: the `first` to end, the mean `logprob`, the last `number` in the text, or `vote`. `into`:
+        names for the winners, the best first; branches that exist are moved there. `score_from`: the
+        branches that are compared instead, one for each source. `keep`: drop none.
         """
         op = Prune(
             id=UNSENT,
@@ -511,7 +514,7 @@ class Session:
         return handles
 
     async def events(self) -> AsyncIterator[Event | Bye | Error | Delta]:
-        """What others do to the session, and their text. The last 1024 wait for the reader."""
+        """Changes of the session by others, with their text. The last 1024 wait for the reader."""
         while True:
             while self.link.notes:
                 yield self.link.notes.popleft()

@@ -53,7 +53,7 @@ class Heads:
         return self.by_name.setdefault(name, Head(0, 0))
 
     def have(self) -> dict[str, int]:
-        """For `open.have`: where each branch's text goes on."""
+        """The value of `open.have`: where each branch's text goes on."""
         return {name: head.received for name, head in self.by_name.items()}
 
     def attached(self, branches: Iterable[BranchState], revision: int, asked: set[str]) -> None:
@@ -135,7 +135,7 @@ class Heads:
             head.received = max(head.received, done.position)
 
     def noted(self, event: Event) -> int | None:
-        """Another client changed the tree. Returns the position the event names."""
+        """Note another client's change of the tree. Returns the position that the event names."""
         self._heard(event.revision)
         details = event.details or {}
         position: int | None = details.get("position")

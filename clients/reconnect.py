@@ -1,7 +1,8 @@
-"""What a client does when its connection ends: the table of close codes in docs/protocol.md, as data.
+"""The client's reaction to the end of its connection: the table of close codes in docs/protocol.md, as
+data.
 
-Also how long it waits before it tries again, and how fast it may send. Pure: no clock, no
-randomness of its own; times are seconds and are passed in.
+Also how long it waits before it tries again, and how fast it may send. Pure: no clock, no randomness of
+its own; times are seconds and are passed in.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,7 @@ class Action(Enum):
 
 
 class Verdict(NamedTuple):
-    """What to do, and the exception that ends the session if that is not possible."""
+    """The action to take, and the exception that ends the session if that is not possible."""
 
     action: Action
     error: RamifyError

@@ -61,7 +61,7 @@ _LONGEST_ID = 2**53 - 1  # an op's id is not known when the size of its frame is
 
 
 class SessionPhase(Enum):
-    """Where the connection stands."""
+    """The state of the connection."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -294,7 +294,7 @@ class ClientCore:
         return [SessionOpened(state, resumed)]
 
     def _place(self, branch: BranchState, seen: int) -> None:
-        """Where generations start on a branch whose text comes with the text it inherited."""
+        """Note where generations start on a branch whose text includes inherited text."""
         for ticket, stream in self._running.get(branch.branch, ()):
             assert ticket.id is not None
             if ticket.id > seen:

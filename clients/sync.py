@@ -187,7 +187,7 @@ class SyncReply:
 def _blocking(
     method: Callable[Concatenate[Branch, P], Coroutine[Any, Any, T]],
 ) -> "Callable[Concatenate[SyncBranch, P], T]":
-    """The same method, which waits."""
+    """The method as a plain function that waits."""
 
     def call(self: "SyncBranch", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.thread.run(method(self.twin, *args, **kwargs))
@@ -208,7 +208,7 @@ class SyncBranch:
 
     @property
     def thread(self) -> LoopThread:
-        """Where its session lives."""
+        """The thread that runs its session."""
         return self._thread
 
     @property
@@ -398,7 +398,7 @@ class SyncSession:
     def send(
         self, ops: Sequence[Op | Mapping[str, Any]]
     ) -> "list[SyncReply | SyncGeneration | list[SyncGeneration]]":
-        """One frame of ops; see `handles.Session.send`."""
+        """Send one frame of ops; see `handles.Session.send`."""
         return [self._wrap(handle) for handle in self._thread.run(self._session.send(ops))]
 
     def _wrap(

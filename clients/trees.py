@@ -12,7 +12,7 @@ from ramify.protocol.wire import BranchState, SegmentState, State
 
 
 def whole(pages: Sequence[State]) -> State:
-    """One `state` that shows everything: each branch once, with all its turns."""
+    """One `state` with each branch once, and all its turns."""
     branches: dict[str, BranchState] = {}
     for page in pages:
         for branch in page.branches:

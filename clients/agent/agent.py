@@ -27,7 +27,7 @@ Listener = Callable[[Event], None]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to.
+    """The result of a run.
 
     `text`: the last generation's, without thoughts and calls where the session tells them apart.
     `reason`: of the last generation's end; "steps" or "timeout" where the agent's limits ended the run.
@@ -83,7 +83,7 @@ class Agent:
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
-        """For `connect(tools=...)`."""
+        """The tools' schemas, for `connect(tools=...)`."""
         return [each.schema for each in self.tools.values()]
 
     def connect(self, url: str, **settings: Unpack[ConnectSettings]) -> Connecting:
@@ -198,7 +198,7 @@ class Agent:
 
 
 class Tooled(Backend, Protocol):
-    """A backend that was told of tools."""
+    """A backend that knows its tools."""
 
     @property
     def error(self) -> RamifyError | None: ...
@@ -207,7 +207,8 @@ class Tooled(Backend, Protocol):
 
 
 class Ground(NamedTuple):
-    """Where an agent runs. `post`: sends ops whose replies nobody waits for; what is kept warm needs it.
+    """The branch that an agent runs on. `post`: sends ops without waiting for replies, which `warm`
+    needs.
 
     `branch`: what its tools get as their context's branch.
     """
@@ -314,4 +315,4 @@ def _messages(say: str | Messages | None) -> list[ChatMessage]:
 
 
 def _nobody(event: Event) -> None:
-    """Nobody listens."""
+    """The default listener: ignores events."""

@@ -24,9 +24,10 @@ Aspect = Literal["text", "reason", "call"]
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """Something that went otherwise. `turn`: which of the transcript's turns, from 0; `what`: of it.
+    """A difference between a transcript and its replay. `turn`: of the transcript, from 0; `what`: the
+    part of it that differs.
 
-    `then`, `now`: None where there was, or is, nothing in its place.
+    `then`, `now`: the values; None where there is none.
     """
 
     turn: int

@@ -26,7 +26,7 @@ class SyncAgent:
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
-        """For `connect_sync(tools=...)`."""
+        """The tools' schemas, for `connect_sync(tools=...)`."""
         return self.agent.schemas
 
     def connect(self, url: str, **settings: Unpack[ConnectSettings]) -> SyncSession:

@@ -18,7 +18,7 @@ _JSON = msgspec.json.Encoder(enc_hook=str)
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """What the model wants. `arguments`: JSON text, as it came."""
+    """A call that the model makes. `arguments`: JSON text, as it came."""
 
     id: str
     name: str
@@ -26,13 +26,14 @@ class ToolCall(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(call: Mapping[str, Any]) -> "ToolCall":
-        """From an entry of `done.tool_calls`."""
+        """The call in an entry of `done.tool_calls`."""
         function = call["function"]
         return ToolCall(call["id"], function["name"], function["arguments"])
 
 
 class Context(msgspec.Struct, frozen=True):
-    """Where a tool is called: a parameter with this annotation gets it, and is not told to the model.
+    """The context of a tool call: a parameter with this annotation gets it, and is hidden from the
+    model.
 
     A sub-agent may fork `branch`: the fork has the history up to the call.
     """
@@ -77,7 +78,7 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """As `open.tools` and OpenAI's API want it: what was declared, as it was."""
+        """The tool's schema in the form of `open.tools` and OpenAI's API; as declared, where it was."""
         function = dict(self._declared or {})
         if not function:
             about = {"description": self.description} if self.description else {}
@@ -159,7 +160,7 @@ def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
 
 
 async def called(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-    """What `function` returns: awaited, or run in a thread."""
+    """The result of `function`: awaited, or run in a thread."""
     if inspect.iscoroutinefunction(function):
         return await function(**values)
     found = await asyncio.to_thread(function, **values)
@@ -167,7 +168,7 @@ async def called(function: Callable[..., Any], values: Mapping[str, Any]) -> Any
 
 
 def as_text(value: Any) -> str:
-    """As the model reads it: text as it is, anything else as JSON."""
+    """The text of `value` for the model: a text as it is, anything else as JSON."""
     return value if isinstance(value, str) else _JSON.encode(value).decode()
 
 

@@ -1,4 +1,5 @@
-"""What an agent was told, said and did, in order: to be saved, read, and done again.
+"""The transcript of an agent: what it was told, said and did, in order. It can be saved, read and
+replayed.
 
 A file is JSON lines, one for each entry. Knows no branch and no connection.
 """
@@ -14,7 +15,7 @@ from ramify.protocol.wire import ChatMessage
 
 
 class Told(msgspec.Struct, frozen=True, tag="told"):
-    """What began a turn."""
+    """The messages that began a turn."""
 
     messages: list[ChatMessage]
 
@@ -33,7 +34,7 @@ class Said(msgspec.Struct, frozen=True, tag="said", omit_defaults=True):
 
 
 class Did(msgspec.Struct, frozen=True, tag="did"):
-    """One call of a tool, and what came of it. `ok`: it ran, and raised nothing."""
+    """One call of a tool, and its result. `ok`: it ran, and raised nothing."""
 
     call: ToolCall
     text: str
@@ -84,7 +85,7 @@ class Transcript:
 
 
 def result_message(call: ToolCall, text: str) -> ChatMessage:
-    """What a call came to, as the model reads it."""
+    """The message that tells the model a call's result."""
     return ChatMessage(role="tool", content=text, name=call.name[:256], tool_call_id=call.id)
 
 

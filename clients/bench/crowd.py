@@ -23,7 +23,7 @@ DEAD = "a process of the load has died"
 
 
 class CrowdShare(msgspec.Struct, frozen=True, array_like=True):
-    """What one process gets to do."""
+    """The part of the load that one process runs."""
 
     target: Target
     programs: list[LoadProgram]
@@ -46,7 +46,7 @@ _answers = msgspec.msgpack.Decoder(Fault | Ready | LoadFinished)
 
 
 class Crowd:
-    """So many processes. With one, the load runs in this process. Use with `with`."""
+    """The processes of a load, as a context manager. With one, the load runs in this process."""
 
     def __init__(self, processes: int) -> None:
         self._workers: list[tuple[BaseProcess, Connection]] = []

@@ -28,7 +28,7 @@ def make_driver(target: Target) -> Driver:
 
 
 async def at_once() -> None:
-    """The word to go, where nobody else has to be waited for."""
+    """A start signal that comes at once, where there is no other process to wait for."""
 
 
 async def execute(
@@ -70,7 +70,7 @@ async def execute(
 async def perform(
     number: int, program: LoadProgram, session: BenchSession, barrier: asyncio.Barrier
 ) -> list[Trace]:
-    """One program to its end."""
+    """Run one program to its end."""
     lines: list[BenchBranch] = [session.root]
     found: list[Trace] = []
     for place, level in enumerate(program.levels):
@@ -105,7 +105,7 @@ async def _continue(lines: list[BenchBranch], level: Level, *, more: bool) -> li
 
 
 async def _all(jobs: Sequence[Awaitable[list[Trace]]]) -> list[list[Trace]]:
-    """All results. Raises the first fault, after the others have been cancelled."""
+    """All results. Raises the first error, after the other jobs have been cancelled."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     try:
         return list(await asyncio.gather(*tasks))

@@ -27,7 +27,7 @@ class AnswerReader(Protocol):
 
 
 class ServerApi(Protocol):
-    """How one kind of server is asked, and how it answers."""
+    """The API of one kind of server."""
 
     path: str
 
@@ -77,7 +77,7 @@ class HistorySession:
     async def generate(
         self, prompt: list[int], job: GenerateJob, *, ids: bool
     ) -> tuple[Trace, list[int]]:
-        """One request: its trace, and its output if `ids`. Raises BenchFailed."""
+        """Send one request. Returns its trace, and its output if `ids`. Raises BenchFailed."""
         connection = self._idle.pop()
         body = self._dialect.body(prompt, job, ids=ids)
         answer = self._dialect.answer(ids=ids)

@@ -129,7 +129,7 @@ class HttpConnection:
             self.close()
 
     async def _head(self, http: h11.Connection, path: str) -> tuple[float, bool]:
-        """When the head came, and whether the connection stays. Raises BenchFailed for no stream."""
+        """The time of the head, and whether the connection stays. Raises BenchFailed for no stream."""
         event = await self._event(http)
         while isinstance(event, h11.InformationalResponse):
             event = await self._event(http)

@@ -1,8 +1,9 @@
-"""What a load asks and what it sees: `LoadProgram` in, `Trace` out. Plain data that crosses processes.
+"""The requests of a load and its measurements: `LoadProgram` in, `Trace` out. Plain data that crosses
+processes.
 
-A program is what one session does. It holds *lines* (branches; for a stateless server, histories),
-starts with one empty line, and works through levels. Chat is one job a level on the same line; a
-flat load is one level of many jobs; a tree of thought forks one line of the level before.
+A program is the work of one session. It holds *lines* (branches; for a stateless server, histories),
+starts with one empty line, and works through levels. Chat is one job a level on the same line; a flat
+load is one level of many jobs; a tree of thought forks one line of the level before.
 """
 
 import msgspec
@@ -51,9 +52,9 @@ class LoadProgram(msgspec.Struct, frozen=True, array_like=True):
 class Trace(msgspec.Struct, array_like=True):
     """One generation as the client saw it. Times are `time.perf_counter()` seconds.
 
-    `arrivals[i]`: when `counts[i]` more tokens were known to have come. `cached` and `computed`:
-    prompt tokens by the server's own account; None where it gives none. `server_ttft_ms`: the
-    server's own. `extra`: a request of the client's own making (warming a prefix), not of the load.
+    `arrivals[i]`: when `counts[i]` more tokens were known to have come. `cached` and `computed`: prompt
+    tokens by the server's own account; None where it gives none. `server_ttft_ms`: the server's own.
+    `extra`: a request of the client's own making (warming a prefix), not of the load.
     """
 
     level: int = 0

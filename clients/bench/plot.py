@@ -125,7 +125,7 @@ def _cases(reports: Sequence[Report], key: str) -> list[str]:
 
 
 def _ttft_distribution(axis: Any, reports: Sequence[Report], names: Sequence[str]) -> None:
-    """Which share of requests had their first token after how long; all runs together."""
+    """Draw the share of requests with a first token by time; all runs together."""
     for place, report in enumerate(reports):
         values = sorted(
             value
@@ -140,7 +140,7 @@ def _ttft_distribution(axis: Any, reports: Sequence[Report], names: Sequence[str
 
 
 def _itl_distribution(axis: Any, reports: Sequence[Report], names: Sequence[str]) -> None:
-    """Which share of tokens came after how long; the median of the runs, quantile by quantile.
+    """Draw the share of tokens by the time since the token before; the median of the runs by quantile.
 
     The axis ends at the 99th percentile: the longest gap of all would leave no room for the rest.
     """

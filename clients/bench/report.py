@@ -1,4 +1,4 @@
-"""What a measurement leaves behind: a table for people, JSON for plots and comparisons."""
+"""The report of a measurement: a table for people, JSON for plots and comparisons."""
 
 import json
 import os
@@ -45,7 +45,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
 
 
 def headline(report: Mapping[str, Any]) -> str:
-    """Where and with what, in a line or two."""
+    """The machine, the server and the model, in a line or two."""
     machine = report["machine"]
     gpus = machine["gpus"]
     versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items() if v != "not installed")
@@ -101,7 +101,7 @@ def assemble(
 
 
 def without_tokens(flags: Sequence[str]) -> list[str]:
-    """The same flags, with bearer tokens made unreadable: reports are passed on."""
+    """The flags with bearer tokens made unreadable: reports are passed on."""
     shown: list[str] = []
     for flag in flags:
         name, sep, _ = flag.partition("=")

@@ -1,4 +1,4 @@
-"""What a driver offers to the load: sessions that hold lines. Interfaces only."""
+"""The driver's side of a load: sessions that hold lines. Interfaces only."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -39,7 +39,7 @@ class BenchSession(Protocol):
     extras: list[Trace]
 
     async def close(self) -> None:
-        """End it, and check that nothing came that nobody asked for."""
+        """End the session, and check that no unexpected message came."""
         ...
 
 

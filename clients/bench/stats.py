@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """By linear interpolation, as numpy's default. nan if there are no values."""
+    """The percentile by linear interpolation, as numpy's default. nan if there are no values."""
     return _at(sorted(values), percent)
 
 

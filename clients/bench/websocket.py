@@ -114,7 +114,7 @@ class ClientWebSocket(asyncio.Protocol):
         return self
 
     def send(self, payload: bytes) -> None:
-        """One message."""
+        """Send one message."""
         self._transport.write(client_frame(payload, self._opcode))
 
     def abort(self) -> None:

@@ -1,8 +1,8 @@
-"""What the benchmarks ask of a server: programs of random token ids. Pure.
+"""The workloads of the benchmarks: programs of random token ids. Pure.
 
-A `Case` is one row of a table: `build(dice, top)` makes its programs with ids below `top`, other
-ones for each `dice`, so that nothing of one run is cached for the next. `figures` names what is
-shown of it. Sizes are the defaults of the flags in `commands/bench.py`.
+A `Case` is one row of a table: `build(dice, top)` makes its programs with ids below `top`. Each `dice`
+makes other ids, so that nothing of one run is cached for the next. `figures` names the figures that are
+shown. Sizes are the defaults of the flags in `commands/bench.py`.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class Case:
 def throughput(
     requests: int, shortest: int, longest: int, out_shortest: int, out_longest: int, branches: int
 ) -> Case:
-    """So many requests at once, lengths uniform in [shortest, longest]; `branches` to a session."""
+    """`requests` requests at once, lengths uniform in [shortest, longest]; `branches` to a session."""
 
     def build(dice: Random, top: int) -> list[LoadProgram]:
         sizes = [

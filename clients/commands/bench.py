@@ -70,7 +70,7 @@ def _workload(kinds: Any, name: str, text: str) -> argparse.ArgumentParser:
 
 
 def _load_flags(parser: argparse.ArgumentParser) -> None:
-    """Of everything that sends requests."""
+    """Add the flags of every benchmark that sends requests."""
     parser.add_argument("--model", help="the model's name in requests (--openai needs one)")
     parser.add_argument("--token", help="bearer token (default: for --url, $RAMIFY_TOKEN)")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts (default 0)")

@@ -1,4 +1,4 @@
-"""What was said on a branch, as chat messages: from a `tree`, from a file, and to a file.
+"""A branch as chat messages: read from a `tree` or a file, written to a file.
 
 A conversation can be saved, loaded, and built again on a server that has lost it. Knows no sessions.
 """
@@ -96,7 +96,7 @@ def write(path: Path, model: str | None, branch: str, messages: Sequence[ChatMes
 
 
 def read(path: Path) -> list[ChatMessage]:
-    """What `write` wrote, or a plain list of messages. Raises BadRequest."""
+    """The messages in a file of `write`, or in a plain list. Raises BadRequest."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def question(given: str | None) -> str:
-    """What to ask: the argument, then what a pipe brings. Raises BadRequest if there is nothing."""
+    """The question: the argument, then a pipe's content. Raises BadRequest if both are missing."""
     parts = [given or ""]
     if not sys.stdin.isatty():
         parts.append(sys.stdin.read())
@@ -100,7 +100,7 @@ def question(given: str | None) -> str:
 
 
 def _once(args: argparse.Namespace, text: str, options: GenerateOptions) -> int:
-    """One answer on stdout."""
+    """Print one answer on stdout."""
     screen = _screen(args, sys.stdout.isatty(), notes_to_stderr=True)
     with (
         _server(args, screen) as url,
@@ -186,7 +186,9 @@ def _talk(args: argparse.Namespace, options: GenerateOptions) -> int:
 
 
 def _settings(args: argparse.Namespace, screen: Screen, *, keep: bool) -> ConnectSettings:
-    """Of the connection. A lost one is tried again, on a terminal for as long as the user waits."""
+    """The connection's settings. A lost one is tried again, on a terminal for as long as
+    the user waits.
+    """
     waits = sys.stdin.isatty() and args.question is None
     return ConnectSettings(
         token=args.token or os.environ.get("RAMIFY_TOKEN"),

@@ -134,7 +134,7 @@ class ChatSession:
                     raise
 
     def _message(self) -> tuple[str, bool] | None:
-        """One message, and whether it is one for sure (no command). None: the end."""
+        """Read one message, and whether it is certainly no command. None: the end."""
         name = self._branch.name
         prompt = "> " if name == "main" else f"{name}> "
         lines: list[str] = []
@@ -177,7 +177,9 @@ class ChatSession:
         raise SessionLost("the server lost the session again and again")
 
     def handle(self, text: str, *, quoted: bool = False) -> None:
-        """One message or command. `quoted`: a message, whatever it begins with. Raises RamifyError."""
+        """Handle one message or command. `quoted`: a message, whatever it begins with. Raises
+        RamifyError.
+        """
         if not text.strip():
             return
         name, _, rest = text.removeprefix("/").partition(" ")

@@ -1,8 +1,8 @@
-"""What `--model` names: a folder, or a model of the Hugging Face hub, `OWNER/NAME[@REVISION]`.
+"""The values of `--model`: a folder, or a model of the Hugging Face hub, `OWNER/NAME[@REVISION]`.
 
-A hub's name is looked up in the local cache first, which is where `huggingface_hub` and `transformers`
-put what they download. What is not there in full is downloaded, with progress on standard error; with
-HF_HUB_OFFLINE=1 it is not. Only what can be served is fetched: safetensors, configuration, tokenizer.
+A hub's name is looked up in the local cache first, where `huggingface_hub` and `transformers` put their
+downloads. An incomplete model is downloaded, with progress on standard error; not with HF_HUB_OFFLINE=1.
+Only files that can be served are fetched: safetensors, configuration, tokenizer.
 """
 
 import json

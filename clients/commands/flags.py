@@ -80,7 +80,7 @@ def given(kind: type[Settings], args: argparse.Namespace) -> dict[str, Any]:
 
 
 def or_variable(each: DeclaredSetting, value: Any) -> Any:
-    """What the setting's variable holds, where its flag says nothing; else `value`."""
+    """The value of the setting's environment variable if its flag is not given; else `value`."""
     known = each.setting
     text = os.environ.get(known.environment)
     silent = each.flag is None or value == known.default
@@ -90,7 +90,7 @@ def or_variable(each: DeclaredSetting, value: Any) -> Any:
 
 
 def help_of(each: DeclaredSetting, *, brief: bool = False) -> str:
-    """One setting's help: what it is, and its default."""
+    """One setting's help: its meaning and its default."""
     known = each.setting
     text = known.help.partition(";")[0] if brief else known.help
     text = f"{known.unit} {text}" if known.unit == "seconds" else text
@@ -132,7 +132,7 @@ def _add(group: Any, each: DeclaredSetting, *, brief: bool, hidden: bool) -> Non
 
 
 def _words(words: Mapping[str, object], kind: Any) -> Callable[[str], object]:
-    """For argparse: a word that stands for a value, or the text of one."""
+    """A converter for argparse: a word that stands for a value, or the text of one."""
 
     def read(text: str) -> object:
         if text in words:

@@ -1,4 +1,4 @@
-"""How the user called this program, so that hints are commands that work where they are read."""
+"""The way the user called this program, so that hints are commands that work where they are read."""
 
 import os
 import shlex

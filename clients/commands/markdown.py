@@ -55,7 +55,7 @@ class MarkdownScreen(Screen):
 
 
 class Blocks:
-    """One answer. `_pending`: the text of the block that is not complete."""
+    """The blocks of one answer. `_pending`: the text of the block that is not complete."""
 
     def __init__(self, console: Console, live: Live) -> None:
         self._console = console

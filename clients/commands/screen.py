@@ -1,7 +1,7 @@
-"""Where `ramify chat` shows things: answers as they come, and notes beside them.
+"""The output of `ramify chat`: answers as they come, and notes beside them.
 
-`Screen` writes plain text; `markdown.MarkdownScreen` renders. Notes may come from another thread,
-such as that the server is gone. This file does not know sessions or commands.
+`Screen` writes plain text; `markdown.MarkdownScreen` renders. Notes may come from another thread, such
+as that the server is gone. This file does not know sessions or commands.
 """
 
 import sys
@@ -47,7 +47,7 @@ class Screen:
         return self._notes or sys.stdout
 
     def answer(self) -> AbstractContextManager[PendingAnswer]:
-        """For the time of an answer."""
+        """A context for the time of an answer."""
         return nullcontext(self)
 
     def add(self, text: str, cut: int = 0) -> None:

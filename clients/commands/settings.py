@@ -36,7 +36,7 @@ NEED_REPLICAS = ("--replicas-max", "--ray-address", "--replica-secret-file", "--
 
 
 def add_model_flags(parser: argparse.ArgumentParser, every: bool) -> None:
-    """What to load and how to run it."""
+    """Add the flags of the model: which one, and how it runs."""
     add_flags(parser, SERVER, every=every, groups=["model"])
 
 
@@ -93,7 +93,9 @@ def address(given: str, flag: str) -> tuple[str, int]:
 
 
 def store_of(args: argparse.Namespace) -> str | None:
-    """What `--store` and `--port` of another command, or the variable, name; None: no store."""
+    """The store that `--store` and `--port` of another command, or the variable, name;
+    None: no store.
+    """
     (each,) = (each for each in declared(ServerConfig) if each.field == "store")
     named = each.setting.words.get(args.store, args.store)
     return store_place(or_variable(each, named), args.port)

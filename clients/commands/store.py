@@ -203,7 +203,7 @@ def _import(store: Any, args: argparse.Namespace) -> int:
 
 
 def _unsealed(found: Exported, args: argparse.Namespace) -> Exported:
-    """With its items in plain, whatever was exported."""
+    """The export with all items in plain."""
     if found.items.get(HEAD, b"")[:1] != SEALED:
         return found
     if args.store_key_file is None:
@@ -257,7 +257,9 @@ def _head(items: Any) -> SavedHead:
 
 
 def _texts(items: Any) -> list[tuple[str, int, list[tuple[str, str]]]]:
-    """Of each branch its name, its tokens, and who said what. Raises ConfigError if it is damaged."""
+    """For each branch its name, its tokens, and its messages with their roles. Raises ConfigError if it
+    is damaged.
+    """
     head = _head(items)
     found = []
     for branch in head.branches:

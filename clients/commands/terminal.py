@@ -48,7 +48,7 @@ class Terminal:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
 
     def read(self, prompt: str) -> str | None:
-        """One message; None at the end. Raises KeyboardInterrupt."""
+        """Read one message; None at the end. Raises KeyboardInterrupt."""
         try:
             with patch_stdout(raw=True):
                 return self._session.prompt(shown(prompt))  # it has a branch's name
@@ -63,7 +63,7 @@ class Terminal:
 
 
 class CommandCompleter(Completer):
-    """Commands, what may follow them, and files."""
+    """Completes commands, their arguments, and files."""
 
     def __init__(self, words: WordsOf) -> None:
         self._words = words
@@ -84,7 +84,7 @@ class CommandCompleter(Completer):
 
 
 def history_file() -> Path:
-    """In the user's state folder."""
+    """The file of entered messages, in the user's state folder."""
     state = os.environ.get("XDG_STATE_HOME")
     return (Path(state) if state else Path.home() / ".local" / "state") / "ramify" / "messages"
 

@@ -1,19 +1,18 @@
-"""Programs over endpoints that know no branches: OpenAI's chat and plain completions.
+r"""Programs over endpoints without branches: OpenAI's chat and plain completions.
 
     from openai import AsyncOpenAI
     session = ApiSession(AsyncOpenAI(), "gpt-4.1-mini", speculate=64)
     await profile.using(session=session).arun("Ada Lovelace")
 
-A branch is text that is kept here and sent whole with each call, so a fork is a copy and its
-children are independent requests.
+A branch is text that is kept here and sent whole with each call, so a fork is a copy and its children
+are independent requests.
 
-Guessing ahead (section 5 of arXiv 2312.07104). Between two gaps of one turn stands text that the
-model has usually seen the pattern of: "Name: ", gap, "\\nBorn: ", gap. With `speculate`, a call is not
-stopped where its gap ends but goes on for so many tokens; what it says beyond is a guess. If the
-program's own text follows the guess word for word, and the next gap's stop string is in what is
-left, that gap needs no call. Otherwise the guess is forgotten. At temperature 0 the texts are those
-of one call each; only `max_tokens` of a gap that was guessed is not enforced, for nobody here counts
-tokens.
+Guessing ahead (section 5 of arXiv 2312.07104). The text between two gaps of one turn often follows a
+pattern that the model has seen: "Name: ", gap, "\nBorn: ", gap. With `speculate`, a call does not stop
+where its gap ends but goes on for that many tokens; the text beyond is a guess. If the program's own
+text follows the guess word for word, and the next gap's stop string is in the rest, that gap needs no
+call. Otherwise the guess is dropped. At temperature 0 the texts are those of one call each; only
+`max_tokens` of a guessed gap is not enforced, because tokens are not counted here.
 """
 
 import asyncio
@@ -62,13 +61,14 @@ _REFUSED = ("constraint", "stop_token_ids", "deadline_ms", "top_k", "min_p", "re
 
 
 class ApiSession:
-    """What a program needs of a session, over an OpenAI client (`openai.AsyncOpenAI` or one like it).
+    """A program's session over an OpenAI client (`openai.AsyncOpenAI` or one like it).
 
-    `chat`: turns through `/chat/completions`; else raw text through `/completions`, and no turns.
-    `speculate`: tokens to ask for beyond a gap, 0: none. `continues`: the endpoint goes on in an
-    assistant's turn that it is given (`continue_final_message` of vLLM and SGLang).
-    `tools`: of OpenAI's shape, told with each call (`agent.schemas`). `calls`, `prompt_tokens`: what it
-    took so far.
+    - `chat`: turns through `/chat/completions`; else raw text through `/completions`, and no turns.
+    - `speculate`: tokens to ask for beyond a gap, 0: none.
+    - `continues`: the endpoint continues an assistant's turn that it is given (`continue_final_message`
+      of vLLM and SGLang).
+    - `tools`: of OpenAI's shape, sent with each call (`agent.schemas`).
+    - `calls`, `prompt_tokens`: used so far.
     """
 
     error: RamifyError | None = None
@@ -102,7 +102,7 @@ class ApiSession:
 
     @property
     def tool_names(self) -> list[str]:
-        """What the endpoint is told of."""
+        """The names of the tools that are sent."""
         return [str((tool.get("function") or tool).get("name")) for tool in self.tools]
 
     def fresh_names(self, parent: str, count: int) -> list[str]:
@@ -313,7 +313,7 @@ class ApiSession:
     async def _call(
         self, branch: ApiBranch, op: Generate, generation: ApiGeneration | None, ahead: int
     ) -> tuple[str, Reason, Any, list[JsonObject]]:
-        """One request: the whole text, how it ended, what it took, and the tools that it calls.
+        """One request. Returns the whole text, the reason of its end, its usage, and the tool calls.
 
         `generation` gets the text as it comes. With `ahead` the call is not stopped at the gap's end.
         """
@@ -369,7 +369,7 @@ class ApiSession:
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
-    """Where the first of the stop strings begins, and which it is."""
+    """The position of the first stop string, and that string."""
     found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
     return min(found, default=None)
 

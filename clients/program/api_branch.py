@@ -1,4 +1,4 @@
-"""What `api` keeps of a branch, and what it hands out for an op: a reply, a gap being filled."""
+"""The state of a branch over `api`, and the handles of its ops: a reply, a gap being filled."""
 
 import asyncio
 from collections.abc import Generator
@@ -49,7 +49,7 @@ class ApiBranch:
         return branch
 
     def moved(self, name: str) -> "ApiBranch":
-        """The same under another name."""
+        """This branch under another name."""
         branch = self.copy(name)
         branch.answer, branch.ended, branch.parent = self.answer, self.ended, self.parent
         return branch
@@ -75,7 +75,7 @@ class ApiBranch:
         return "".join(segment.text for segment in self.segments)
 
     def messages(self) -> list[dict[str, Any]]:
-        """As a chat endpoint takes it: segments of one turn are one message."""
+        """The messages for a chat endpoint: segments of one turn are one message."""
         joined: list[dict[str, Any]] = []
         for role, text, _, message in self.segments:
             if role is None and joined:

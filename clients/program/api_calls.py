@@ -1,4 +1,4 @@
-"""How OpenAI's API tells tools and errors, and what they are here."""
+"""OpenAI's forms of tools and errors, and ours."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from ramify.protocol.wire import JsonObject
 
 
 def tool_choice(choice: str) -> Any:
-    """As OpenAI's API wants it."""
+    """The choice in the form of OpenAI's API."""
     return (
         choice if choice in ("auto", "required") else {"type": "function", "function": {"name": choice}}
     )

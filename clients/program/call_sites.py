@@ -1,4 +1,4 @@
-"""Where in a program something happens: the first line on the stack that is not the language's own."""
+"""The program line that is running: the first line on the stack that is not the language's own."""
 
 import sys
 from pathlib import Path

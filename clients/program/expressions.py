@@ -1,4 +1,4 @@
-"""What a program adds to its state: text, turns, and gaps that the model fills. Pure values.
+"""The expressions that a program adds to its state: text, turns, and gaps for the model. Pure values.
 
     s += user("Capital of France?") + assistant(gen("city", stop="."))
 
@@ -118,17 +118,17 @@ def system(*parts: Expression) -> Turn:
 
 
 def user(*parts: Expression) -> Turn:
-    """What a person says."""
+    """A turn of the user."""
     return Turn("user", parts)
 
 
 def assistant(*parts: Expression) -> Turn:
-    """What the model says: text put into its mouth, gaps to fill, or both."""
+    """A turn of the model: given text, gaps to fill, or both."""
     return Turn("assistant", parts)
 
 
 def tool(*parts: Expression) -> Turn:
-    """What a tool answered."""
+    """A turn with a tool's result."""
     return Turn("tool", parts)
 
 

@@ -1,7 +1,7 @@
-"""The children of a fork, and what becomes of them: a join, a prune, or nothing.
+"""The children of a fork, and their end: a join, a prune, or nothing.
 
-After a prune nobody here knows what the winners hold until the server has said who they are. So
-their states have a `Past`, which is asked for texts when somebody reads them.
+After a prune the winners' content is unknown here until the server has named them. So their states have
+a `Past`, which is asked for texts when the program reads them.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class Forks(list["AsyncState"]):
         self.parent = parent
 
     async def values(self, name: str) -> list[str]:
-        """What the gap `name` got in each child, in order."""
+        """The texts of the gap `name` in each child, in order."""
         return list(await asyncio.gather(*(child[name] for child in self)))
 
     async def finish(self) -> None:
@@ -37,7 +37,7 @@ class Forks(list["AsyncState"]):
             await child.finish()
 
     def join(self, **options: Unpack[JoinOptions]) -> None:
-        """What each child generated last becomes input of the state that was forked; then they are over.
+        """Append what each child generated last to the state that was forked, and end the children.
 
         `options`: see `JoinOptions`.
         """
@@ -147,7 +147,7 @@ class Forks(list["AsyncState"]):
 
 
 class JoinedText:
-    """What a join appended, for those who read the text here."""
+    """The text that a join appended, for readers."""
 
     def __init__(self, op: Join, sources: "Sequence[AsyncState]") -> None:
         self._op = op
@@ -159,7 +159,7 @@ class JoinedText:
 
 
 class Past:
-    """What a state held when a prune made it: the text of one of `sources`, the `rank`-th winner."""
+    """The content of a state that a prune made: the text of the `rank`-th winner among `sources`."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class Past:
         self._turn = like.writer.turn
 
     def of(self, rank: int) -> "Past":
-        """The same for another winner."""
+        """The past of another winner."""
         return Past(self._sources, self.like, rank, self._shared)
 
     def told_winners(self, names: list[str]) -> None:
@@ -201,7 +201,7 @@ class Past:
         return next(source for source in self._sources if source.branch == name)
 
     async def answer(self) -> str:
-        """What the winner generated last."""
+        """The text that the winner generated last."""
         return await (await self._winner()).answer()()
 
     async def value(self, name: str) -> Value:

@@ -1,4 +1,4 @@
-"""What a program sends, drawn: one node for each op, and an arrow from what it stands behind."""
+"""The ops of a program, drawn: one node for each op, and an arrow from each op that it waits for."""
 
 import shutil
 import subprocess
@@ -44,7 +44,7 @@ class Graph(msgspec.Struct, frozen=True):
             last.update(dict.fromkeys((*reads, *writes), i))
 
     def labels(self) -> list[str]:
-        """What stands in each node."""
+        """The text of each node."""
         return [_label(op, name) for op, name in zip(self.ops, self.names, strict=True)]
 
     def mermaid(self) -> str:
@@ -133,7 +133,7 @@ class StepRecorder(Sender):
         pass
 
     def graph(self, why: str | None) -> Graph:
-        """What was recorded. `why`: the trace ended before the program did."""
+        """The recorded graph. `why`: why the trace ended before the program did."""
         graph = Graph(self._name, [], [], [] if why is None else [why])
         for step in self._steps:
             ops = list(step.ops())

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class ProgramSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and how a program runs. `options`: for every gap that does not say otherwise."""
+    """Where and how a program runs. `options`: for every gap without its own."""
 
     url: str | None = None
     session: Backend | None = None
@@ -89,21 +89,7 @@ class Program(Generic[P, T]):
         reorder: bool | None = None,
         **options: Unpack[GenerateOptions],
     ) -> "Program[P, T]":
-        """The same program with other settings.
-
-        `url`: the server (default: `RAMIFY_URL`, else this machine). `session`: one that is open
-        already, or an `ApiSession`, for the asynchronous calls. `connect`: arguments of `connect`,
-        like a token. `options`: of `generate`, for gaps that do not say otherwise.
-
-        `compiled`: "auto" sends what was added as one frame when the program waits (a plain function
-        waits for texts only), so one that reads nothing before its end takes one round trip; True raises
-        `NotOneFrame` where a second frame would be needed; False sends each step by itself, as soon as
-        the one before it is done.
-
-        `reorder`: True moves lines that are the same in every run before those that hold an argument, in
-        the first text that holds one, so that runs share more of their prompts. That changes the prompt:
-        `trace(...).show()` says how. The function is traced for it before each run, so it runs twice.
-        """
+        """The program with other settings."""
         now = self.settings
         return Program(
             self.function,
@@ -227,9 +213,9 @@ class Program(Generic[P, T]):
         return state
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Graph:
-        """What `run` would send, as a graph, without a server. See `Graph`.
+        """The ops that `run` would send, as a graph, without a server. See `Graph`.
 
-        Texts of gaps are holes that may be passed on and returned; where Python needs one the trace
+        Texts of gaps are holes that may be passed on and returned. Where Python needs a text the trace
         ends, and so does the frame that `run` sends.
         """
         with _loop() as thread:
@@ -244,7 +230,7 @@ class Program(Generic[P, T]):
         return msgspec.structs.replace(graph, moved=list(map(str, made.moved)))
 
     async def _reordering(self, *args: P.args, **kwargs: P.kwargs) -> Reordering:
-        """What to move. Raises what the function raises."""
+        """The reordering for these arguments. Raises what the function raises."""
         signature = inspect.signature(self.function)
         given = signature.bind(None, *args, **kwargs)
         _, *names = given.arguments

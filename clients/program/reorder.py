@@ -53,7 +53,7 @@ class Marked(str):
 
 
 class _Number:
-    """What marks a number that is written into a text."""
+    """The mark of a number that is written into a text."""
 
     argument: str
 
@@ -90,7 +90,7 @@ for _method in (
 
 
 def mark(value: Any, argument: str) -> Any:
-    """The same value, whose texts and numbers are known again in what is made of them."""
+    """`value` with marked texts and numbers, which can be recognised in texts made of them."""
     match value:
         case str():
             return Marked(value, argument)
@@ -111,7 +111,7 @@ def mark(value: Any, argument: str) -> Any:
 
 
 class ReorderedText(NamedTuple):
-    """A text that was reordered. `lines`: those that came to the front; `arguments`: what varies."""
+    """A text that was reordered. `lines`: those that came to the front; `arguments`: those that vary."""
 
     branch: str
     role: str
@@ -126,18 +126,18 @@ class ReorderedText(NamedTuple):
 
 
 class Reordering(NamedTuple):
-    """What becomes of which text, and what was moved."""
+    """The new form of each text, and what was moved."""
 
     texts: dict[str, str]
     moved: list[ReorderedText]
 
     def text(self, text: str) -> str:
-        """What is sent for `text`, a whole turn or all that stands between turns."""
+        """The text to send for `text`, a whole turn or all that stands between turns."""
         return self.texts.get(text, text)
 
 
 def reordering(ops: Iterable[Op], arguments: Mapping[str, Any]) -> Reordering:
-    """From the ops of a program that was traced with marked `arguments`."""
+    """The reordering for a program that was traced with marked `arguments` and sent `ops`."""
     made = Reordering({}, [])
     texts = {line for each in arguments.values() for text in _leaves(each) for line in text.splitlines()}
     told = {text for line in texts if len(text := line.strip()) >= _TOLD}

@@ -1,4 +1,4 @@
-"""What the states of one run share: who sends, who listens, and each other."""
+"""The shared parts of one run's states: the sender, the listener, and each other."""
 
 from typing import TYPE_CHECKING
 
@@ -22,11 +22,11 @@ class RunStates:
         self.at: str | None = None  # where the program is, if it runs in a thread of its own
 
     def where(self) -> str:
-        """Where the program is, as `at file.py:12`."""
+        """The program's current place, as `at file.py:12`."""
         return self.at or place()
 
     def reads(self) -> None:
-        """Somebody is about to wait: what was held back is sent."""
+        """Send what was held back: the program is about to wait."""
         self.sender.barrier(self.where)
 
 

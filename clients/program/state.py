@@ -79,13 +79,13 @@ class AsyncState:
             self.family.sender.flush()
 
     def settle(self) -> None:
-        """What was written becomes a step."""
+        """Make a step of what was written."""
         ops = self.writer.flush()
         if ops:
             self._step(ops, all_of)
 
     def mark(self) -> Mark:
-        """This place, for `rollback`."""
+        """A mark of this place, for `rollback`."""
         self.usable()
         self.settle()
         mark = Mark(self, len(self.writer.record), len(self.filled), self.past)
@@ -228,9 +228,9 @@ class AsyncState:
                 yield TurnPart(turn, role, text)
 
     def note(self, messages: Sequence[ChatMessage], results: Sequence[Result], name: str | None) -> None:
-        """Something else (an agent) has put `messages` onto the branch, which is where it left it.
+        """Note `messages` that something else (an agent) has put onto the branch.
 
-        `results`: of what was generated there; the last one is called `name`.
+        `results`: of the generations there; the last one gets `name`.
         """
         self.writer.note(messages)
         for i, result in enumerate(results, 1):
@@ -273,7 +273,7 @@ class AsyncState:
         return next((v for v in reversed(list(self._values()))), None)
 
     def answer(self) -> Callable[[], Awaitable[str]]:
-        """What it generated last since it was forked, as it stands now: what a join takes."""
+        """A function for the text that it generated last since it was forked: what a join takes."""
         own = [v for v in self.filled[self._inherited :] if isinstance(v, Value)]
         past = self.past if self.past is not self._forked else None
 

@@ -1,9 +1,9 @@
-"""What a program asks of its session, in order: steps, and who sends them when.
+"""Steps: the ops of a program in order, and when they are sent.
 
-A step is a few ops that belong together. It stands behind the last step of every branch it touches,
-and runs when those have succeeded. `Sender` sends steps: each by itself as soon as those before it are
-done (the interpreter), or all that have come together as one frame, in which the server keeps the
-order (compiled).
+A step is a few ops that belong together. It stands behind the last step of every branch it touches, and
+runs when those have succeeded. `Sender` sends each step by itself as soon as those before it are done
+(the interpreter), or all that have come together as one frame, in which the server keeps the order
+(compiled).
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class BackendBranch(Protocol):
 
 
 class Backend(Protocol):
-    """What a program runs on: a `Session`, or an `ApiSession`."""
+    """The session of a program: a `Session`, or an `ApiSession`."""
 
     @property
     def frames(self) -> bool:
@@ -55,10 +55,10 @@ class Member(Protocol):
 class Step:
     """Ops that are sent together.
 
-    `writes`: the states that fail with it; `reads`: those whose steps it waits for beside them, whose
-    failure does not stop it if they are `spared`. `ops` is asked when all before it is done or in the
-    same frame. `settle` waits for the replies; `fail` tells who waits
-    that there will be none.
+    `writes`: the states that fail with it. `reads`: states whose steps it waits for besides; their
+    failure does not stop it if they are `spared`. `ops` is called when all steps before it are done or
+    in the same frame. `settle` waits for the replies; `fail` tells waiting tasks that there will be
+    none.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Step:
         return self.over.done() and self.error is None
 
     def end(self, error: BaseException | None = None) -> None:
-        """It is over."""
+        """End the step."""
         if self.over.done():
             return
         self.error = error
@@ -137,7 +137,7 @@ class Sender:
             self.flush()
 
     def barrier(self, where: Callable[[], str]) -> None:
-        """Somebody is about to wait: what was held back is sent."""
+        """Send what was held back: the program is about to wait."""
         if self.strict and not self.read:
             self.read = where()
         self.flush()

@@ -113,7 +113,7 @@ class State:
         self._call(self.state.flush)
 
     def mark(self) -> Mark:
-        """This place, for `rollback`."""
+        """A mark of this place, for `rollback`."""
         return self._call(self.state.mark)
 
     def rollback(self, mark: Mark) -> None:
@@ -149,7 +149,7 @@ class SyncForks(list[State]):
         return self._thread.run(work)
 
     def values(self, name: str) -> list[str]:
-        """What the gap `name` got in each child, in order."""
+        """The texts of the gap `name` in each child, in order."""
         return self._run(self._forks.values(name))
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""What was said on a branch, in parts, as the program that made it reads it. Pure."""
+"""The text of a branch, in parts, as the program that made it reads it. Pure."""
 
 from collections.abc import AsyncIterator
 from typing import NamedTuple

@@ -1,6 +1,6 @@
-"""What stands for a generated text while a program is traced, where there is no model.
+"""Holes: stand-ins for generated texts while a program is traced, where there is no model.
 
-A hole may be passed on, kept and returned. Whatever needs its text ends the trace there.
+A hole may be passed on, kept and returned. Code that needs its text ends the trace there.
 """
 
 from typing import Any, NoReturn

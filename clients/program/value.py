@@ -1,4 +1,4 @@
-"""What gaps get: a text that is awaited, or read as it comes."""
+"""The values of gaps: texts that can be awaited, or read as they come."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
@@ -38,7 +38,7 @@ Listener = Callable[[Piece], None]
 
 
 class Readers(Protocol):
-    """Who is told before somebody waits for a text."""
+    """Is told before a task waits for a text."""
 
     tracing: bool
 
@@ -46,7 +46,7 @@ class Readers(Protocol):
 
 
 class Value:
-    """What a gap gets: await it for the text, iterate it for the text as it comes."""
+    """The value of a gap: await it for the text, iterate it for the text as it comes."""
 
     def __init__(self, gap: Gap, readers: Readers) -> None:
         self.gap = gap
@@ -118,12 +118,12 @@ class Value:
         self._result.set_result(await generation)
 
     def settle(self, result: Result) -> None:
-        """Something else has filled it, on the program's branch."""
+        """Set the result: something else has filled the gap, on the program's branch."""
         self.noted = True
         self._result.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        """It will never have a text."""
+        """Set the error: there will be no text."""
         for future in (self._generation, self._result):
             if not future.done():
                 future.set_exception(error)
@@ -159,6 +159,6 @@ def named(name: str | None) -> Gap:
 
 
 def look(future: "asyncio.Future[Any]") -> None:
-    """Nobody has to read a value: asyncio is not to complain about its error."""
+    """Mark the future's error as seen: values need not be read, and asyncio would complain."""
     if not future.cancelled():
         future.exception()

@@ -1,7 +1,7 @@
-"""From steps to ops on one branch. Pure: it knows the protocol, not who sends the ops.
+"""Turns the steps of one branch into ops. Pure: it knows the protocol, not who sends the ops.
 
-Text waits here until a gap needs it, so however a program was cut into `+=`, the same ops go out,
-and so the same tokens. Whole turns become messages of one `append`; text outside of turns is raw.
+Text waits here until a gap needs it, so however a program was cut into `+=`, the same ops go out, and so
+the same tokens. Whole turns become messages of one `append`; text outside of turns is raw.
 
     user("Q"), assistant("A: ", gen("a", stop="."), " and ", gen("b"))
 
@@ -31,11 +31,12 @@ Item: TypeAlias = str | Gap | Inserted | ChatMessage
 
 
 class Writer:
-    """What one branch has been given, and what of it still waits to be sent.
+    """The content of one branch, and the part of it that is not sent yet.
 
-    `record`: all of it in order, as (turn, role, text or gap, or what others did); the role is None
-    outside of turns, which are numbered, so that two of the same role stay apart. `defaults`: options of
-    gaps that do not say. `edit`: what is sent for a text, a whole turn or all that stands between turns.
+    `record`: all of it in order, as (turn, role, text or gap, or what others did). The role is None
+    outside of turns. Turns are numbered, so that two of the same role stay apart. `defaults`: options of
+    gaps without their own. `edit`: returns the text to send for a whole turn or for all that stands
+    between turns.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class Writer:
         return child
 
     def insert(self, role: TurnRole | None, item: Inserted) -> None:
-        """Something else appends to the branch, after `flush`. Raises TypeError inside a turn."""
+        """Note what something else appends to the branch, after `flush`. Raises TypeError
+        inside a turn.
+        """
         if role is not None:
             self._begin(role)
         self.record.append((self._turn, self._role, item))
@@ -71,7 +74,7 @@ class Writer:
             self._turn += 1
 
     def note(self, messages: Iterable[ChatMessage]) -> None:
-        """Somebody else has put whole turns onto the branch, after `flush`.
+        """Note whole turns that something else has put onto the branch, after `flush`.
 
         Raises TypeError inside a turn.
         """
@@ -165,7 +168,7 @@ class Writer:
         return [*self._take(), Generate(id=0, branch=self.branch, **options)]
 
     def _take(self) -> list[Op]:
-        """One `append` for each run of turns, and one for each run of text."""
+        """The ops: one `append` for each run of turns, and one for each run of text."""
         pending, self._pending = self._pending, []
         ops: list[Op] = []
         for is_turn, run in groupby(pending, lambda item: isinstance(item, ChatMessage)):
@@ -178,7 +181,7 @@ class Writer:
         return ops
 
     def _edited(self, text: str) -> str:
-        """What is sent for `text`, which the record ends with, but for the gap that it was sent for."""
+        """The text to send for `text`, which ends the record except for the gap that it is sent for."""
         edited = text if self._edit is None else self._edit(text)
         if edited == text:
             return text
