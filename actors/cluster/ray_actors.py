@@ -71,7 +71,7 @@ class RayActors:
         device: str,
     ) -> None:
         try:
-            import ray
+            import ray  # pyright: ignore[reportMissingImports] - optional
         except ImportError as error:
             raise ConfigError(
                 f"--replicas-on ray needs Ray: {sys.executable} -m pip install 'ramify[ray]', or leave "

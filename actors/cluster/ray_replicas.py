@@ -139,6 +139,7 @@ class RayReplicas:
                 started()
             await child.link.wait_closed()
         finally:
+            why = ""
             with anyio.CancelScope(shield=True):
                 self._tell(EndDriver())
                 with anyio.move_on_after(PARTING_SECONDS):

@@ -64,6 +64,7 @@ class ChildProcess(Generic[Out, In]):
         lifeline, end = os.pipe()
         held = os.fdopen(end, "wb", 0)
         log = msgspec.json.encode(configured()).decode()
+        process: asyncio.subprocess.Process | None = None
         try:
             with theirs, anyio.CancelScope(shield=True):  # cancelled in the midst it would be nobody's
                 process = await asyncio.create_subprocess_exec(
@@ -81,6 +82,7 @@ class ChildProcess(Generic[Out, In]):
             raise
         finally:
             os.close(lifeline)
+        assert process is not None  # a shielded scope lets errors pass
         self = cls(process, held)
         self._on_end = on_end
         try:

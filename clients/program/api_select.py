@@ -31,13 +31,17 @@ class Echoed(NamedTuple):
 def echoed(choice: Any, text: str) -> list[Echoed]:
     """The tokens of `text`, as a completion echoes them before what it generates."""
     logprobs = choice.logprobs
-    places = [] if logprobs is None else (logprobs.token_logprobs and logprobs.text_offset) or []
-    if logprobs is None or not places or places[0] != 0:  # -1: it does not know
+    if (
+        logprobs is None
+        or not logprobs.token_logprobs
+        or not logprobs.text_offset
+        or logprobs.text_offset[0] != 0  # -1: it does not know
+    ):
         raise Unsupported(
             "this endpoint does not echo a prompt with log-probabilities, which `select` needs: use "
             "another one, or gen() with a stop string"
         )
-    tokens = zip(places, logprobs.tokens, logprobs.token_logprobs, strict=True)
+    tokens = zip(logprobs.text_offset, logprobs.tokens, logprobs.token_logprobs, strict=True)
     return [Echoed(*each) for each in tokens if each[0] < len(text)]
 
 

@@ -506,7 +506,7 @@ class CudaExecutor:
         drafts = None
         if step.lines is not None:
             inputs, lines = frame.host.input_ids.astype(np.int32), frame.host.sampled_lines
-            inputs = inputs if lines is None else inputs[lines]
+            inputs = inputs if lines is None else inputs[lines.astype(np.int32, copy=False)]
             numbers = within(step.lines)
             drafts = Drafts(numbers, inputs[: len(step.sampling)], self._verifier.inputs)
         return self._sampler.resample(

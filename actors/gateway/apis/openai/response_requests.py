@@ -281,7 +281,7 @@ def _with_id(item: JsonObject, unique: str) -> JsonObject:
         content = [{"type": part, "text": content}]
         if part == "output_text":
             content[0]["annotations"] = []
-    shown = {"type": kind, "status": "completed", **item}
+    shown: JsonObject = {"type": kind, "status": "completed", **item}
     if content is not None:
         shown["content"] = content
     return {**shown, "id": item.get("id") or f"{prefix}_{unique}"}
