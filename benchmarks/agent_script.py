@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from agent_records import Call, Step
+from agent_records import ExpectedCall, RecordedStep
 from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -135,13 +135,13 @@ class Rendering:
         pairs = zip(made["input_ids"], made["offset_mapping"], strict=True)
         return [Token(token, start, end) for token, (start, end) in pairs]
 
-    def called(self, step: Step, position: int) -> dict[str, Any]:
+    def called(self, step: RecordedStep, position: int) -> dict[str, Any]:
         """The assistant's turn of a step that begins at `position`."""
         return _turn(step, position, *self._shape)
 
     def _try(self, shape: tuple[bool, str | None], calls: int) -> str:
         """A small conversation with calls; "" where the template refuses, or does not show them."""
-        turn = _turn(Step([Call("fname", {"akey": 1}, "")] * calls, ""), 9, *shape)
+        turn = _turn(RecordedStep([ExpectedCall("fname", {"akey": 1}, "")] * calls, ""), 9, *shape)
         try:
             text = self.text([{"role": "user", "content": "x"}, turn], [_TOOL], prompt=False)
         except Exception:
@@ -152,7 +152,7 @@ class Rendering:
 _SHAPES: list[tuple[bool, str | None]] = [(False, ""), (False, None), (True, ""), (True, None)]
 
 
-def _turn(step: Step, position: int, as_text: bool, no_content: str | None) -> dict[str, Any]:
+def _turn(step: RecordedStep, position: int, as_text: bool, no_content: str | None) -> dict[str, Any]:
     calls = []
     for index, call in enumerate(step.calls):
         arguments: Any = call.arguments
@@ -192,7 +192,7 @@ class ScriptState:
         """Somebody else's turns."""
         self._messages += [{"role": each.role, "content": each.content} for each in messages]
 
-    def speak(self, step: Step) -> tuple[list[int], list[int]]:
+    def speak(self, step: RecordedStep) -> tuple[list[int], list[int]]:
         """The prompt, and what the model says behind it; the results of its calls stand there then.
 
         Raises Unfit.

@@ -28,8 +28,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from agent_records import Conversation, Step, Turn, read, steps_of
-from agent_script import History, Rendering, ScriptedModel, Unfit, model_folder
+from agent_records import RecordedConversation, RecordedStep, RecordedTurn, read, steps_of
+from agent_script import Rendering, ScriptedModel, TokenHistory, Unfit, model_folder
 from report import headline, machine, table, write_json
 
 from ramify.actors.engine import Engine, running_engine
@@ -53,12 +53,12 @@ class ConversationReplay:
     """One conversation, as an agent has it. Its tools answer from the calls of the present step."""
 
     def __init__(
-        self, conversation: Conversation, rendering: Rendering, model: ScriptedModel, number: int
+        self, conversation: RecordedConversation, rendering: Rendering, model: ScriptedModel, number: int
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._turns = conversation.turns
         self._said = rendering.of(conversation.tools)
-        self._history = History(model)
+        self._history = TokenHistory(model)
         self._number = number
         self._expected: list[Any] = []
         tools = [self._tool(schema) for schema in conversation.tools]
@@ -81,7 +81,7 @@ class ConversationReplay:
             raise Otherwise("the branch does not hold what `transformers` renders")
         self.counts["tokens compared"] += len(whole)
 
-    async def _turn(self, branch: Branch, turn: Turn, steps: Sequence[Step]) -> None:
+    async def _turn(self, branch: Branch, turn: RecordedTurn, steps: Sequence[RecordedStep]) -> None:
         """The script of the turn, then the turn."""
         self._expected = [call for step in steps for call in step.calls]
         self._said.say(turn.said)
@@ -103,7 +103,9 @@ class ConversationReplay:
             self.counts["computed"] += result.usage.computed
             self.counts["output tokens"] += result.usage.output
 
-    def _check(self, step: Step, calls: list[dict[str, Any]], content: str | None, text: str) -> None:
+    def _check(
+        self, step: RecordedStep, calls: list[dict[str, Any]], content: str | None, text: str
+    ) -> None:
         found = [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls]
         if found != [(call.name, call.arguments) for call in step.calls]:
             raise Otherwise(f"{text[-200:]!r} was read as {found}")
@@ -127,7 +129,7 @@ class ConversationReplay:
 
 async def replay(
     engine: Engine,
-    conversations: Sequence[Conversation],
+    conversations: Sequence[RecordedConversation],
     rendering: Rendering,
     model: ScriptedModel,
     places: int,
@@ -137,7 +139,7 @@ async def replay(
     errors: list[str] = []
     free = asyncio.Semaphore(places)
 
-    async def one(number: int, conversation: Conversation) -> None:
+    async def one(number: int, conversation: RecordedConversation) -> None:
         async with free:
             replay = ConversationReplay(conversation, rendering, model, number)
             try:
@@ -153,7 +155,7 @@ async def replay(
 
 
 async def run(
-    conversations: Sequence[Conversation], template: Path | None, places: int
+    conversations: Sequence[RecordedConversation], template: Path | None, places: int
 ) -> tuple[Counter[str], list[str]]:
     """On an engine of their own, with the bundled model's template or a published one."""
     with tempfile.TemporaryDirectory() as folder:

@@ -44,7 +44,7 @@ from typing import Any
 
 import msgspec
 import psutil
-from hostile import MIXES, Codec, Frame, Hostile, Memory, Mood
+from hostile import MIXES, Codec, Hostile, HostileFrame, Memory, Mood
 from report import headline, machine, percentile, table, write_json
 
 from ramify.clients.bench.websocket import (
@@ -246,7 +246,9 @@ class Attack:
             case _:
                 socket.send(b"x" * (1 << 20), TEXT)
 
-    def _send(self, socket: FrameSocket, frame: Frame, last: "deque[tuple[int, str, bytes]]") -> None:
+    def _send(
+        self, socket: FrameSocket, frame: HostileFrame, last: "deque[tuple[int, str, bytes]]"
+    ) -> None:
         last.append((self.sent, "binary" if frame.binary else "text", frame.data))
         socket.send(frame.data, BINARY if frame.binary else TEXT)
         self.sent += 1

@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fake_server import FakeServer
-from load import Recorder
+from load import ChunkRecorder
 from report import headline, machine, percentile, spread, table, write_json
 
 PROMPT = "abcd" * 16
@@ -136,9 +136,9 @@ async def run(server: FakeServer, shape: LoadShape) -> OverheadRun:
     )
 
 
-async def _ready(port: int, index: int, branches: int) -> Recorder:
+async def _ready(port: int, index: int, branches: int) -> ChunkRecorder:
     """A socket with a session whose branches hold a prompt of their own."""
-    socket = await Recorder.connect(port)
+    socket = await ChunkRecorder.connect(port)
     wait = asyncio.ensure_future(socket.until(b'"type":"ok"', 2))
     await asyncio.sleep(0)
     socket.send(
@@ -151,7 +151,7 @@ async def _ready(port: int, index: int, branches: int) -> Recorder:
     return socket
 
 
-def _latencies(sockets: list[Recorder], shape: LoadShape) -> tuple[list[float], list[float], int]:
+def _latencies(sockets: list[ChunkRecorder], shape: LoadShape) -> tuple[list[float], list[float], int]:
     """TTFTs, ITLs (a delta of several tokens counts once), frames; checks that nothing is missing."""
     ttft: list[float] = []
     itl: list[float] = []

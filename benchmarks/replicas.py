@@ -38,7 +38,7 @@ from typing import Any
 
 import msgspec
 from fake_server import _cpu_of, write_model_folder
-from load import Recorder
+from load import ChunkRecorder
 from report import headline, machine, percentile, table, write_json
 
 from ramify.actors.engine import running_engine
@@ -147,7 +147,7 @@ async def serve(options: argparse.Namespace, folder: Path) -> None:
 class GenerationStream:
     """One generation on a socket of its own."""
 
-    def __init__(self, recorder: Recorder, tokens: int) -> None:
+    def __init__(self, recorder: ChunkRecorder, tokens: int) -> None:
         self._recorder = recorder
         self._tokens = tokens
         self.text = ""
@@ -157,7 +157,7 @@ class GenerationStream:
     @classmethod
     async def open(cls, port: int, prompt: str, tokens: int) -> "GenerationStream":
         """A session with a prompt."""
-        recorder = await Recorder.connect(port)
+        recorder = await ChunkRecorder.connect(port)
         waiting = asyncio.ensure_future(recorder.until(b'"type":"ok"'))
         await asyncio.sleep(0)
         message = {"role": "user", "content": prompt}

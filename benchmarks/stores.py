@@ -33,7 +33,7 @@ from typing import Any
 
 import psutil
 from fake_server import FakeServer
-from load import Recorder
+from load import ChunkRecorder
 from overhead import PROMPT
 from report import headline, machine, table, write_json
 
@@ -125,7 +125,7 @@ def _redis(server: Any) -> StorePlace:
 async def _run(
     server: FakeServer, place: StorePlace | None, options: argparse.Namespace
 ) -> dict[str, float]:
-    sockets = [await Recorder.connect(server.port) for _ in range(options.sockets)]
+    sockets = [await ChunkRecorder.connect(server.port) for _ in range(options.sockets)]
     empty = place.size() if place is not None else 0
     for number, socket in enumerate(sockets):
         wait = asyncio.ensure_future(socket.until(b'"type":"ok"', 1))

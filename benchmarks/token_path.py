@@ -36,7 +36,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from fake_server import write_model_folder
-from load import Recorder
+from load import ChunkRecorder
 
 from ramify.actors.engine import running_engine
 from ramify.actors.executor.spec import FakeSpec
@@ -180,7 +180,7 @@ async def measure(folder: Path, count: int) -> tuple[Way, Way, Way]:
         {"verify": False, "step_seconds": STEP_SECONDS}, {"vocab_size": vocab, "first": first, "eos": 2}
     )
     async with running_engine(config, spec=spec) as engine:
-        socket = await Recorder.connect(engine.port)
+        socket = await ChunkRecorder.connect(engine.port)
         opened = asyncio.ensure_future(socket.until(b'"type":"ok"'))
         await asyncio.sleep(0)
         socket.send({"type": "open", "client": "way"}, {"type": "append", "id": 1, "text": "abcd" * 4})

@@ -15,6 +15,12 @@ name. Bold flags are those that `--help` shows; `--help-all` shows all of them. 
 their declarations (`.venv/bin/python -m ramify.clients.commands.settings_page > docs/settings.md`).
 """
 
+# Variables of the server beside the settings' own: no flag says the same.
+VARIABLES = {
+    "RAMIFY_KERNEL_CACHE": "folder of the CPU kernels' compiled code (default: ramify/kernels in "
+    "$XDG_CACHE_HOME or ~/.cache); empty: none is kept",
+}
+
 
 def page() -> str:
     """The whole page."""
@@ -31,6 +37,7 @@ def page() -> str:
         f"| `{each.setting.environment}` | {_code(each.flag or '')} | {_cell(each.setting.help)} |\n"
         for each in named
     ]
+    parts += [f"| `{name}` |  | {_cell(meaning)} |\n" for name, meaning in VARIABLES.items()]
     return "".join(parts)
 
 

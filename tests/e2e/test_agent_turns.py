@@ -102,7 +102,7 @@ async def test_published_templates(bench: Any, data: Path, template: Path) -> No
 
 async def test_a_call_that_is_not_the_recorded_one_is_told(bench: Any, data: Path) -> None:
     conversations = bench.read(data)[:1]
-    bench.Replay._check = lambda self, step, *found: _other(bench)
+    bench.ConversationReplay._check = lambda self, step, *found: _other(bench)
     total, errors = await bench.run(conversations, None, 1)
     assert errors == ["c0: other"]
     assert total["conversations"] == 0

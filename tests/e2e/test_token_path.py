@@ -17,7 +17,7 @@ def token_path(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_moves_are_changes_of_the_file(token_path: ModuleType) -> None:
-    calls = [token_path.Call(file, "f") for file in ("a", "a", "b", "a")]
+    calls = [token_path.EnteredCall(file, "f") for file in ("a", "a", "b", "a")]
     assert token_path.figures(token_path.Way(calls)) == token_path.Figures(4, 2, 2)
 
 

@@ -196,7 +196,8 @@ class OpHandler(NamedTuple, Generic[O_contra]):
     - `run`: does a task that is first in its queues. It returns the reply, or None if the task goes on
       and ends later (`OpRunner.end`). It raises RamifyError before anything has changed. If it may be
       too much for a turn of the loop, it returns `Steps`.
-    - `entries`: how many names, texts and messages are in its lists, which `check` and `tasks` go through.
+    - `entries`: the number of names, texts and messages in its lists, which `check` and `tasks` go
+      through.
     - `size`: the bytes that it holds until its last task is done, in the units of `limits/sizes.py`.
     - `cost`: of `run`, or of its first step, beyond a constant and the names that the task touches (see
       `work`).

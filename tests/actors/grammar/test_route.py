@@ -109,7 +109,7 @@ def test_random_schemas_against_jsonschema(monkeypatch: pytest.MonkeyPatch) -> N
     """A few of the campaign `benchmarks/random_schemas.py`: random outputs and instances of each."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
     random_schemas = importlib.import_module("random_schemas")
-    campaign = random_schemas.Campaign(show=3)
+    campaign = random_schemas.SchemaCampaign(show=3)
     for seed in range(examples(40, 400)):
         campaign.one(seed)
     counts = campaign.counts

@@ -1,12 +1,14 @@
 """docs/settings.md says what the declarations say."""
 
+import re
 from pathlib import Path
 
 from ramify.clients.commands.settings import SERVER
 from ramify.clients.commands.settings_page import page
 from ramify.protocol.settings import declared
 
-PAGE = Path(__file__).parents[3] / "docs/settings.md"
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs/settings.md"
 
 
 def test_the_page_is_current() -> None:
@@ -21,3 +23,12 @@ def test_every_flag_and_variable_has_a_row() -> None:
             assert f"`{each.flag}`" in text
         if each.setting.environment:
             assert f"| `{each.setting.environment}` |" in text
+
+
+def test_every_variable_that_the_server_reads_has_a_row() -> None:
+    """RAMIFY_KERNEL_CACHE had none."""
+    sources = [path.read_text() for part in ("actors", "gpu") for path in (ROOT / part).rglob("*.py")]
+    read = {name for text in sources for name in re.findall(r"environ[^\n]*\"(RAMIFY_\w+)\"", text)}
+    assert "RAMIFY_KERNEL_CACHE" in read
+    text = page()
+    assert [name for name in sorted(read) if f"| `{name}` |" not in text] == []
