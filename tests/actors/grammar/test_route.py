@@ -114,6 +114,6 @@ def test_random_schemas_against_jsonschema(monkeypatch: pytest.MonkeyPatch) -> N
         campaign.one(seed)
     counts = campaign.counts
     assert not [kind for kind in random_schemas.FAULTS if counts[kind]]
-    assert counts["served: Automaton"] > 20
+    assert counts["served: AutomatonConstraint"] > 20
     assert counts["outputs: ended"] > 100
     assert counts["invalid instances"] > 200
