@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-GENERATED = ("settings.md", "python.md")  # as long as docstrings and help are
+GENERATED = "settings.md"  # its rows are as long as a setting's help
 PAGES = [
     page
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
-    if "log" not in page.parts and page.name not in GENERATED
+    if "log" not in page.parts and page.name != GENERATED
 ]
 MOST_WORDS = 35
 MOST_COLUMNS = 160
