@@ -13,9 +13,9 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskStatus
 
+from ramify.actors.cluster.ray_replicas import Drive
 from ramify.actors.kit.log import configured, get_log
 from ramify.actors.processes.messages import NotStarted
-from ramify.protocol.config import ReplicasConfig
 from ramify.protocol.errors import ConfigError
 
 LOOK_SECONDS, MOST_BACK_OFF = 1.0, 30.0
@@ -59,17 +59,9 @@ class ReplicaActor:
 
 
 class RayActors:
-    """`count` actors, or as many as `scale` says. `address`: where they join."""
+    """`drive.count` actors, or as many as `scale` says."""
 
-    def __init__(
-        self,
-        settings: ReplicasConfig,
-        host: str,
-        port: int,
-        secret: bytes,
-        pem: str | None,
-        device: str,
-    ) -> None:
+    def __init__(self, drive: Drive) -> None:
         try:
             import ray  # pyright: ignore[reportMissingImports] - optional
         except ImportError as error:
@@ -78,13 +70,14 @@ class RayActors:
                 "the flag out for processes on this machine"
             ) from error
         self._ray: Any = ray
+        settings = drive.settings
         self._settings = settings
-        self._where = host, port, secret, pem
-        self._gpus = settings.gpus if settings.gpus is not None else float(device == "cuda")
-        self._wanted = settings.count
+        self._where = drive.host, drive.port, drive.secret, drive.pem
+        self._gpus = settings.gpus if settings.gpus is not None else float(drive.device == "cuda")
+        self._wanted = drive.count
         self._count = 0
         self._failures = 0  # looks in a row that found failed actors
-        self.proven = False  # a replica has been ready: what fails now may pass
+        self.proven = drive.proven  # a replica has been ready: what fails now may pass
         self._actors: dict[str, tuple[Any, Any]] = {}  # by name: the actor, and what its run returns
 
     @property

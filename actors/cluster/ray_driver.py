@@ -49,11 +49,7 @@ class RayDriver:
             raise ParentGone
         code = 0
         try:
-            self._actors = actors = RayActors(
-                drive.settings, drive.host, drive.port, drive.secret, drive.pem, drive.device
-            )
-            actors.scale(drive.count)
-            actors.proven = drive.proven
+            self._actors = actors = RayActors(drive)
             async with anyio.create_task_group() as group:
                 await group.start(actors.run)
                 self._tell(Started())

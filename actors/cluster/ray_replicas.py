@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 import anyio
+import msgspec
 from anyio.abc import TaskStatus
 
 from ramify.actors.kit.log import get_log
@@ -43,7 +44,7 @@ class Drive(ProcessMessage, frozen=True):
     pem: str | None
     device: str
     count: int
-    proven: bool
+    proven: bool = False
 
 
 class Scale(ProcessMessage, frozen=True):
@@ -71,27 +72,15 @@ FromDriver = Started | StartFailed
 
 
 class RayReplicas:
-    """`settings.count` actors, or as many as `scale` says. `host`, `port`, ...: where they join.
+    """As many actors as `drive` says, or `scale`.
 
     `again` is called when a driver has taken the place of another one: Ray has forgotten earlier actors,
     and they may live: their processes outlive their nodes' Ray.
     """
 
-    def __init__(
-        self,
-        settings: ReplicasConfig,
-        host: str,
-        port: int,
-        secret: bytes,
-        pem: str | None,
-        device: str,
-        again: Callable[[], None],
-    ) -> None:
-        self._settings = settings
-        self._where = host, port, secret, pem, device
+    def __init__(self, drive: Drive, again: Callable[[], None]) -> None:
+        self._now = drive
         self._again = again
-        self._wanted = settings.count
-        self._proven = False
         self._child: ChildProcess[ToDriver, FromDriver] | None = None
         self._failure: RamifyError | None = None
         self._started = False  # by the driver that runs
@@ -99,13 +88,13 @@ class RayReplicas:
 
     def scale(self, count: int) -> None:
         """Have so many from now on. Fewer: the front dismisses some."""
-        self._wanted = count
+        self._now = msgspec.structs.replace(self._now, count=count)
         self._tell(Scale(count))
 
     def prove(self) -> None:
         """A replica has been ready: what fails from now on may pass."""
-        if not self._proven:
-            self._proven = True
+        if not self._now.proven:
+            self._now = msgspec.structs.replace(self._now, proven=True)
             self._tell(Proven())
 
     async def run(self, *, task_status: TaskStatus[None]) -> None:
@@ -123,7 +112,7 @@ class RayReplicas:
 
         policy = Policy(trials=1, attempts=None, first=BACK_OFF_SECONDS, steady=LONG_SECONDS)
         attempts = Attempts("the Ray driver", policy)
-        await keep(partial(self._drive, started), attempts, proven=lambda: self._proven)
+        await keep(partial(self._drive, started), attempts, proven=lambda: self._now.proven)
 
     async def _drive(self, started: Callable[[], None]) -> Ended:
         """Start a driver; return why it has ended. Cancelled, it is told to end."""
@@ -132,7 +121,7 @@ class RayReplicas:
             "Ray", PROGRAM, decoder(FromDriver), encoder(), self._receive, on_end=self._news.set
         )
         self._child = child
-        self._tell(Drive(self._settings, *self._where, self._wanted, self._proven))
+        self._tell(self._now)
         try:
             await self._news.wait()
             if self._started:
@@ -149,7 +138,7 @@ class RayReplicas:
                 why = child.explain(await child.ended())
                 self._child = None
         if self._failure is not None:
-            if not self._proven:
+            if not self._now.proven:
                 raise self._failure
             why = str(self._failure)
         log.error("Ray's driver has ended: its replicas end, too", reason=why)

@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from ramify.actors.cluster.local import environment, gpus, room_beside
 from ramify.actors.cluster.membership import Membership, ReplicaMember
-from ramify.actors.cluster.ray_replicas import RayReplicas
+from ramify.actors.cluster.ray_replicas import Drive, RayReplicas
 from ramify.actors.cluster.replica_messages import Dismiss, FromReplica, StartReplica, ToReplica
 from ramify.actors.front.core_messages import MAX_FRAME
 from ramify.actors.front.interface import Guard
@@ -177,7 +177,8 @@ class JoinedReplicas:
         progress(f"waiting for replicas at {host}:{number}")
         if settings.on == "ray":
             pem = settings.tls_cert.read_text() if settings.tls_cert is not None else None
-            self._ray = RayReplicas(settings, host, number, secret, pem, self._device, self.orphaned)
+            drive = Drive(settings, host, number, secret, pem, self._device, self.wanted)
+            self._ray = RayReplicas(drive, self.orphaned)
             await group.start(guard("Ray", self._ray.run))
 
     def scale(self, wanted: int) -> None:

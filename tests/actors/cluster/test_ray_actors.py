@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 
 from ramify.actors.cluster.ray_actors import ATTEMPTS, RayActors
+from ramify.actors.cluster.ray_replicas import Drive
 from ramify.actors.processes.messages import NotStarted
 from ramify.protocol.config import ReplicasConfig
 from ramify.protocol.errors import ConfigError
+
+
+def drive(host: str, port: int) -> Drive:
+    return Drive(ReplicasConfig(count=2, on="ray"), host, port, b"secret", None, "cpu", 2)
 
 
 class Failing(Exception):
@@ -75,7 +80,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
 
 
 def replicas() -> RayActors:
-    return RayActors(ReplicasConfig(count=2, on="ray"), "127.0.0.1", 1, b"secret", None, "cpu")
+    return RayActors(drive("127.0.0.1", 1))
 
 
 def test_there_are_as_many_actors_as_wanted(ray: Ray) -> None:
@@ -111,7 +116,7 @@ def test_actors_that_never_get_ready_end_the_start(ray: Ray) -> None:
 def test_actors_are_spread_and_told_an_address_that_they_reach(ray: Ray) -> None:
     """Not 0.0.0.0, which is each node's own; not loopback, where there are others."""
     ray.alive = 3
-    made = RayActors(ReplicasConfig(count=2, on="ray"), "0.0.0.0", 7000, b"secret", None, "cpu")
+    made = RayActors(drive("0.0.0.0", 7000))
     made._connect()
     made._look()
     assert made._where[:2] == ("10.0.0.7", 7000)

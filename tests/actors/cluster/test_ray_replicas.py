@@ -66,7 +66,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> "asyncio.Queue[Child]":
 
 def replicas(again: Callable[[], None] = lambda: None) -> RayReplicas:
     settings = ReplicasConfig(count=2, on="ray")
-    return RayReplicas(settings, "10.0.0.1", 1, b"secret", None, "cpu", again)
+    return RayReplicas(Drive(settings, "10.0.0.1", 1, b"secret", None, "cpu", 2), again)
 
 
 async def test_a_driver_that_ends_is_replaced(children: "asyncio.Queue[Child]") -> None:
