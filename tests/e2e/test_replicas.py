@@ -15,9 +15,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ramify.actors.routing import scaling
 
 SLOW = {"step_seconds": 0.005}
+WHERE = pytest.mark.parametrize("gateways", [0, 2])  # processes with the sessions
 PATIENCE = 30.0
 
 
@@ -86,10 +89,11 @@ async def _replicas(served: Any) -> list[dict[str, Any]]:
     return list(told["replicas"])
 
 
-async def test_a_replica_that_stands_still_is_replaced(serving: Any) -> None:
+@WHERE
+async def test_a_replica_that_stands_still_is_replaced(serving: Any, gateways: int) -> None:
     """It says nothing: its streams go on elsewhere."""
     async with (
-        serving(replicas={"count": 2, "silence_s": 1.0}, fake=SLOW) as served,
+        serving(gateways=gateways, replicas={"count": 2, "silence_s": 1.0}, fake=SLOW) as served,
         AsyncExitStack() as sockets,
     ):
         cluster = served.engine.core
@@ -338,13 +342,17 @@ async def test_sessions_go_where_their_prefix_is(serving: Any) -> None:
         assert max(computed[2:]) < 100, computed
 
 
-async def test_more_replicas_while_first_tokens_are_late(serving: Any, monkeypatch: Any) -> None:
+@WHERE
+async def test_more_replicas_while_first_tokens_are_late(
+    serving: Any, monkeypatch: Any, gateways: int
+) -> None:
     """And fewer when nothing is asked for: what is at the one that goes is kept."""
     monkeypatch.setattr(scaling, "UP_S", 0.5)
     monkeypatch.setattr(scaling, "DOWN_S", 2.0)
     monkeypatch.setattr(scaling, "RECENT_S", 2.0)
     settings = {"count": 1, "most": 2, "ttft_s": 0.01}
-    async with serving(replicas=settings, fake=SLOW) as served, AsyncExitStack() as sockets:
+    layout = {"gateways": gateways, "replicas": settings}
+    async with serving(**layout, fake=SLOW) as served, AsyncExitStack() as sockets:
         cluster = served.engine.core
         assert len(cluster.pids) == 1
         peers = [await sockets.enter_async_context(served.connect()) for _ in range(12)]
