@@ -34,7 +34,6 @@ from ramify.protocol.wire import (
     Error,
     Fork,
     Generate,
-    Hit,
     Join,
     Ok,
     Op,
@@ -49,9 +48,9 @@ from ramify.protocol.wire import (
     Set,
     State,
     Tree,
-    Usage,
     names,
 )
+from tests.messages import usage
 
 
 class Piece:
@@ -413,14 +412,11 @@ class ModelServer:
         piece.ended = True
         self._queue.popleft()
         self.revision += 1
-        usage = Usage(
+        used = usage(
             prompt=piece.start,
             cached=max(0, piece.start - 1),
             computed=min(1, piece.start),
             output=len(piece.texts),
-            forced=0,
-            hit=Hit(),
-            queue_ms=0.0,
             ttft_ms=1.0,
             total_ms=2.0,
         )
@@ -429,7 +425,7 @@ class ModelServer:
             branch=name,
             position=piece.end,
             reason=reason,
-            usage=usage,
+            usage=used,
             revision=self.revision,
             **more,
         )

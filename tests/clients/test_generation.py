@@ -15,28 +15,17 @@ from ramify.protocol.wire import (
     Done,
     Error,
     Generate,
-    Hit,
     Ok,
     Part,
     TokenLogprob,
-    Usage,
 )
+from tests.messages import usage
 
 
 def done(ident: int, position: int, **more: Any) -> Done:
-    usage = Usage(
-        prompt=9,
-        cached=8,
-        computed=1,
-        output=position - 9,
-        forced=0,
-        hit=Hit(),
-        queue_ms=0,
-        ttft_ms=None,
-        total_ms=0,
-    )
+    used = usage(prompt=9, cached=8, output=position - 9)
     fields = {"branch": "main", "reason": "stop"} | more
-    return Done(id=ident, position=position, usage=usage, **fields)
+    return Done(id=ident, position=position, usage=used, **fields)
 
 
 def delta(position: int, text: str, **more: Any) -> Delta:

@@ -11,14 +11,13 @@ from ramify.protocol.wire import (
     Drop,
     Event,
     Fork,
-    Hit,
     Join,
     Ok,
     Prune,
     Rollback,
     Set,
-    Usage,
 )
+from tests.messages import usage
 
 
 def of(heads: Heads) -> dict[str, tuple[int, int]]:
@@ -26,18 +25,8 @@ def of(heads: Heads) -> dict[str, tuple[int, int]]:
 
 
 def done(branch: str, position: int, revision: int) -> Done:
-    usage = Usage(
-        prompt=1,
-        cached=0,
-        computed=1,
-        output=1,
-        forced=0,
-        hit=Hit(),
-        queue_ms=0,
-        ttft_ms=None,
-        total_ms=0,
-    )
-    return Done(id=1, branch=branch, position=position, reason="stop", usage=usage, revision=revision)
+    used = usage()
+    return Done(id=1, branch=branch, position=position, reason="stop", usage=used, revision=revision)
 
 
 @pytest.fixture

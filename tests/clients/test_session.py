@@ -36,6 +36,7 @@ from ramify.protocol.wire import (
     Set,
     State,
 )
+from tests.messages import usage
 
 
 def append(text: str, branch: str = "main") -> Append:
@@ -373,19 +374,8 @@ def test_a_done_with_reason_error_is_an_error(server: Any) -> None:
 
 
 def server_usage(prompt: int) -> Any:
-    from ramify.protocol.wire import Hit, Usage
 
-    return Usage(
-        prompt=prompt,
-        cached=0,
-        computed=prompt,
-        output=1,
-        forced=0,
-        hit=Hit(),
-        queue_ms=0,
-        ttft_ms=None,
-        total_ms=0,
-    )
+    return usage(prompt=prompt, computed=prompt)
 
 
 def test_text_behind_a_lost_done_is_that_of_the_next_generation(server: Any) -> None:

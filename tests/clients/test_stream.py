@@ -10,11 +10,10 @@ from ramify.protocol.wire import (
     Drop,
     Fork,
     Generate,
-    Hit,
     Part,
     TokenLogprob,
-    Usage,
 )
+from tests.messages import usage
 
 
 def delta(position: int, text: str, **more: object) -> Delta:
@@ -22,18 +21,8 @@ def delta(position: int, text: str, **more: object) -> Delta:
 
 
 def done(position: int, prompt: int = 0) -> Done:
-    usage = Usage(
-        prompt=prompt,
-        cached=0,
-        computed=prompt,
-        output=position - prompt,
-        forced=0,
-        hit=Hit(),
-        queue_ms=0,
-        ttft_ms=None,
-        total_ms=0,
-    )
-    return Done(id=1, branch="main", position=position, reason="stop", usage=usage)
+    used = usage(prompt=prompt, computed=prompt, output=position - prompt)
+    return Done(id=1, branch="main", position=position, reason="stop", usage=used)
 
 
 def test_unread_deltas_are_merged() -> None:

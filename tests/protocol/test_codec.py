@@ -10,19 +10,10 @@ from hypothesis import strategies as st
 from ramify.protocol import wire
 from ramify.protocol.codec import SUBPROTOCOLS, Codec
 from ramify.protocol.errors import BadRequest
+from tests.messages import usage
 
 CODECS = [Codec(name) for name in SUBPROTOCOLS.values()]
-USAGE = wire.Usage(
-    prompt=5,
-    cached=4,
-    computed=1,
-    output=2,
-    forced=0,
-    hit=wire.Hit(gpu=4),
-    queue_ms=0.5,
-    ttft_ms=None,
-    total_ms=3.0,
-)
+USAGE = usage(prompt=5, cached=4, output=2, hit=wire.Hit(gpu=4), queue_ms=0.5, total_ms=3.0)
 CLIENT: list[wire.ClientMessage] = [
     wire.Open(client="c", have={"main": 3}, ttl_s=1.5, detach="pause", tokens=True, template="strict"),
     wire.Append(

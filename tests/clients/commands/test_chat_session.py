@@ -25,7 +25,6 @@ from ramify.protocol.wire import (
     ChatMessage,
     Constraint,
     Generate,
-    Hit,
     Ok,
     Op,
     Rollback,
@@ -33,12 +32,10 @@ from ramify.protocol.wire import (
     State,
     StructuralTag,
     Tag,
-    Usage,
 )
+from tests.messages import usage
 
-USAGE = Usage(
-    prompt=10, cached=6, computed=4, output=5, forced=0, hit=Hit(), queue_ms=0, ttft_ms=20, total_ms=60
-)
+USAGE = usage(prompt=10, cached=6, computed=4, output=5, ttft_ms=20, total_ms=60)
 
 
 class ScriptedGeneration(SyncGeneration):
@@ -533,24 +530,14 @@ def test_describe() -> None:
     result = Result(branch="main", text="", reason="length", usage=USAGE, position=1)
     assert describe(result).endswith("cached, length")
     assert "guessed" not in describe(result)
-    usage = msgspec.structs.replace(result.usage, accepted=3)
-    guessed = Result(branch="b", text="", reason="stop", usage=usage, position=1)
+    used = msgspec.structs.replace(result.usage, accepted=3)
+    guessed = Result(branch="b", text="", reason="stop", usage=used, position=1)
     assert ", 3 guessed, " in describe(guessed)
-    usage = msgspec.structs.replace(usage, forced=4)
-    constrained = Result(branch="b", text="", reason="stop", usage=usage, position=1)
+    used = msgspec.structs.replace(used, forced=4)
+    constrained = Result(branch="b", text="", reason="stop", usage=used, position=1)
     assert ", 4 forced, " in describe(constrained)
     assert ", 4 forced, 3 guessed, " in describe(constrained)
-    one = Usage(
-        prompt=1,
-        cached=0,
-        computed=1,
-        output=1,
-        forced=0,
-        hit=Hit(),
-        queue_ms=0,
-        ttft_ms=None,
-        total_ms=0,
-    )
+    one = usage()
     assert decode_rate(one) is None
     assert "tok/s" not in describe(Result(branch="b", text="", reason="stop", usage=one, position=1))
 

@@ -17,7 +17,6 @@ from ramify.protocol.wire import (
     Drop,
     Fork,
     Generate,
-    Hit,
     Join,
     Ok,
     Ping,
@@ -27,8 +26,8 @@ from ramify.protocol.wire import (
     ServerMessage,
     Set,
     Tree,
-    Usage,
 )
+from tests.messages import usage
 
 LONG = "x" * 10_000
 NAMES = [f"b{i}" for i in range(100)]
@@ -81,18 +80,8 @@ def test_a_short_message_counts_as_one(op: ClientMessage) -> None:
 
 
 def done(**fields: Any) -> Done:
-    usage = Usage(
-        prompt=1,
-        cached=0,
-        computed=1,
-        output=1,
-        forced=0,
-        hit=Hit(),
-        queue_ms=0,
-        ttft_ms=None,
-        total_ms=0,
-    )
-    return Done(id=1, branch="main", position=2, reason="stop", usage=usage, **fields)
+    used = usage()
+    return Done(id=1, branch="main", position=2, reason="stop", usage=used, **fields)
 
 
 REPLIES: dict[str, tuple[ServerMessage, int]] = {

@@ -11,6 +11,7 @@ from ramify.actors.session.limits.meter import Budget, Meter
 from ramify.actors.session.limits.sizes import OPENED, reply_bytes
 from ramify.actors.session.sockets.subscriber import Subscriber
 from ramify.protocol import wire as w
+from tests.messages import usage
 
 
 def meter() -> Meter:
@@ -78,18 +79,8 @@ def ok(ident: int) -> w.Ok:
 
 
 def done(ident: int, name: str = "a") -> w.Done:
-    usage = w.Usage(
-        prompt=1,
-        cached=0,
-        computed=1,
-        output=1,
-        forced=0,
-        hit=w.Hit(),
-        queue_ms=0,
-        ttft_ms=None,
-        total_ms=0,
-    )
-    return w.Done(id=ident, branch=name, position=2, reason="stop", usage=usage)
+    used = usage()
+    return w.Done(id=ident, branch=name, position=2, reason="stop", usage=used)
 
 
 # --- deltas ---------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ import pytest
 from ramify.actors.gateway.apis.ai.chunks import ChatDialogue, Transcript
 from ramify.actors.gateway.apis.ai.requests import SendRequest
 from ramify.protocol.errors import Overloaded
-from ramify.protocol.wire import Delta, Done, Error, Hit, JsonObject, Part, Usage
+from ramify.protocol.wire import Delta, Done, Error, JsonObject, Part
+from tests.messages import usage
 
 REQUEST = {
     "requestId": "r",
@@ -16,9 +17,7 @@ REQUEST = {
     "trigger": "submit-message",
     "messages": [{"role": "user", "parts": [{"type": "text", "text": "Hi"}]}],
 }
-USAGE = Usage(
-    prompt=5, cached=4, computed=1, output=3, forced=0, hit=Hit(), queue_ms=0, ttft_ms=0, total_ms=0
-)
+USAGE = usage(prompt=5, cached=4, output=3, ttft_ms=0)
 
 
 @pytest.fixture

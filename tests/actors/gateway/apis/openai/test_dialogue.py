@@ -9,11 +9,10 @@ from ramify.actors.gateway.apis.openai.chat import ChatAnswers, Heading
 from ramify.actors.gateway.apis.openai.requests import ChatRequest, decode
 from ramify.actors.gateway.port.http import Response
 from ramify.protocol.errors import Overloaded
-from ramify.protocol.wire import Delta, Done, Error, Hit, Ok, Part, ServerMessage, TokenLogprob, Usage
+from ramify.protocol.wire import Delta, Done, Error, Ok, Part, ServerMessage, TokenLogprob
+from tests.messages import usage
 
-USAGE = Usage(
-    prompt=7, cached=3, computed=4, output=5, forced=0, hit=Hit(), queue_ms=0, ttft_ms=1, total_ms=2
-)
+USAGE = usage(prompt=7, cached=3, computed=4, output=5, ttft_ms=1, total_ms=2)
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 SAID: list[ServerMessage] = [
     Ok(id=1, branch="main"),

@@ -11,19 +11,10 @@ from ramify.actors.gateway.apis.openai.requests import ChatRequest, decode
 from ramify.actors.gateway.apis.openai.response_output import Events, MessageOutput
 from ramify.actors.gateway.apis.openai.response_requests import ResponseRequest
 from ramify.actors.gateway.apis.openai.responses import ResponseDialogue
-from ramify.protocol.wire import Delta, Done, Hit, Ok, Part, State, Usage
+from ramify.protocol.wire import Delta, Done, Ok, Part, State
+from tests.messages import usage
 
-USAGE = Usage(
-    prompt=5,
-    cached=0,
-    computed=5,
-    output=9,
-    forced=0,
-    hit=Hit(),
-    queue_ms=0.0,
-    ttft_ms=1.0,
-    total_ms=2.0,
-)
+USAGE = usage(prompt=5, computed=5, output=9, ttft_ms=1.0, total_ms=2.0)
 CALLS = [("c1", "search", '{"query": "a"}'), ("c2", "calculator", '{"expression": "1 + 2"}')]
 
 
