@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 import msgspec
@@ -13,6 +11,7 @@ from openai import AsyncOpenAI
 from ramify.clients.program import AsyncState, assistant, gen, program, system, user
 from ramify.clients.program.api import ApiSession, first_stop
 from ramify.protocol.errors import RamifyError
+from tests.clients.program.endpoints import served
 
 PROFILE = "Name: Ada Lovelace\nBorn: 1815 in London\nJob: mathematician\n"
 FIELDS = ("Name", "Born", "Job")
@@ -64,20 +63,6 @@ class FakeApi:
         await writer.drain()
         writer.close()
         await writer.wait_closed()
-
-
-@asynccontextmanager
-async def served(api: FakeApi) -> AsyncIterator[AsyncOpenAI]:
-    server = await asyncio.start_server(api.serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    try:
-        async with AsyncOpenAI(
-            api_key="none", base_url=f"http://127.0.0.1:{port}/v1", max_retries=0
-        ) as client:
-            yield client
-    finally:
-        server.close()
-        await server.wait_closed()
 
 
 @program

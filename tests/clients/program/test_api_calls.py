@@ -3,8 +3,6 @@
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from ramify.clients.errors import ConnectionLost
 from ramify.clients.program import AsyncState, assistant, gen, program, user
 from ramify.clients.program.api import ApiSession
 from ramify.protocol.errors import BadRequest, Forbidden, Overloaded, RamifyError, Unauthorized
+from tests.clients.program.endpoints import served
 
 Answer = tuple[str, list[tuple[str, str, str]]]  # words, and calls as (id, name, arguments)
 
@@ -67,19 +66,6 @@ class ScriptedApi:
         end = "tool_calls" if calls else "stop"
         chunks.append({**base, "choices": [{"index": 0, "finish_reason": end, "delta": {}}]})
         return [*map(json.dumps, chunks), "[DONE]"]
-
-
-@asynccontextmanager
-async def served(api: ScriptedApi) -> AsyncIterator[AsyncOpenAI]:
-    server = await asyncio.start_server(api.serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    try:
-        async with AsyncOpenAI(
-            api_key="none", base_url=f"http://127.0.0.1:{port}/v1", max_retries=0
-        ) as client:
-            yield client
-    finally:
-        server.close()
 
 
 @tool
