@@ -18,6 +18,9 @@ from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
 from ramify.gpu.step.inputs import StepInputs
 
+Product = tuple[Linear, list[str], list[int]]
+"""With its blocks of rows: their names in checkpoints and how many rows they have."""
+
 
 @dataclass(slots=True)
 class Attention:
@@ -32,19 +35,38 @@ class Attention:
     def forward(self, x: AnyStream, ops: Ops[AnyStream], step: StepInputs[Tensor]) -> Projection:
         return ops.project(ops.attend(ops.linear(x, self.qkv), self.heads, step), self.output)
 
+    def products(self, prefix: str) -> Iterator[Product]:
+        """All of them, in the layer that is called `prefix`."""
+        heads = self.heads
+        own, kv = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
+        yield self.qkv, [f"{prefix}.self_attn.{part}_proj" for part in "qkv"], [own, kv, kv]
+        yield self.output, [f"{prefix}.self_attn.o_proj"], [len(self.norm.weight)]
+
+    def norms(self, prefix: str) -> Iterator[tuple[str, RMSNorm]]:
+        """Those inside, by their names: what is before and behind it is the layer's."""
+        for part, norm in (("q", self.heads.q_norm), ("k", self.heads.k_norm)):
+            if norm is not None:
+                yield f"{prefix}.self_attn.{part}_norm", norm
+
 
 @dataclass(slots=True)
 class GatedFeedForward:
     """A layer's feed-forward (Shazeer 2020): down(activation(gate(x)) * up(x))."""
 
     norm: RMSNorm
-    gate_up: Linear  # [2 * intermediate, hidden], the gate's rows first
+    gate_up: Linear  # [2 * size, hidden], the gate's rows first
     down: Linear
+    size: int
     activation: Activation
     post_norm: RMSNorm | None
 
     def forward(self, x: AnyStream, ops: Ops[AnyStream]) -> Projection:
         return ops.project(ops.gated(x, self.gate_up, self.activation), self.down)
+
+    def products(self, prefix: str) -> Iterator[Product]:
+        names = [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"]
+        yield self.gate_up, names, [self.size, self.size]
+        yield self.down, [f"{prefix}.mlp.down_proj"], [len(self.norm.weight)]
 
 
 @dataclass(slots=True)
@@ -54,12 +76,25 @@ class DecoderLayer:
     mixer: Attention
     feed_forward: GatedFeedForward
 
-    def norms(self) -> Iterator[RMSNorm]:
+    def products(self, prefix: str) -> Iterator[Product]:
+        """All of them, in the layer that is called `prefix`."""
+        yield from self.mixer.products(prefix)
+        yield from self.feed_forward.products(prefix)
+
+    def norms(self, prefix: str) -> Iterator[tuple[str, RMSNorm]]:
+        """All of them, by their names."""
         mixer, feed_forward = self.mixer, self.feed_forward
-        for norm in (mixer.norm, mixer.heads.q_norm, mixer.heads.k_norm, mixer.post_norm,
-                     feed_forward.norm, feed_forward.post_norm):  # fmt: skip
+        behind = mixer.post_norm is not None and feed_forward.post_norm is not None
+        before = "pre_feedforward_layernorm" if behind else "post_attention_layernorm"
+        for name, norm in (
+            ("input_layernorm", mixer.norm),
+            ("post_attention_layernorm", mixer.post_norm),
+            ("post_feedforward_layernorm", feed_forward.post_norm),
+            (before, feed_forward.norm),
+        ):
             if norm is not None:
-                yield norm
+                yield f"{prefix}.{name}", norm
+        yield from mixer.norms(prefix)
 
 
 class Decoder:
@@ -133,7 +168,8 @@ class Decoder:
     def complete(self) -> None:
         """Bring loaded weights into the form in which they are used. Call it once."""
         if self.config.norm_offset:
-            for norm in (self.norm, *(norm for layer in self.layers for norm in layer.norms())):
+            inside = [norm for layer in self.layers for _, norm in layer.norms("")]
+            for norm in (self.norm, *inside):
                 norm.weight += self.config.norm_offset
 
     def weights(self) -> dict[str, Tensor]:
@@ -146,15 +182,15 @@ class Decoder:
             views["lm_head.weight"] = self.head.tensor
         for index, layer in enumerate(self.layers):
             prefix = f"model.layers.{index}"
-            views |= self._norm_weights(prefix, layer)
-            for linear, names, sizes in self._layer_products(prefix, layer):
+            views |= {f"{name}.weight": norm.weight for name, norm in layer.norms(prefix)}
+            for linear, names, sizes in layer.products(prefix):
                 views |= blocks(linear, names, sizes)
         return views
 
     def products(self) -> Iterator[tuple[Linear, list[str]]]:
         """All of them, each with the names of its tensors among `weights`."""
         for index, layer in enumerate(self.layers):
-            for linear, names, _ in self._layer_products(f"model.layers.{index}", layer):
+            for linear, names, _ in layer.products(f"model.layers.{index}"):
                 kinds = ["weight"] if linear.bias is None else ["weight", "bias"]
                 yield linear, [f"{name}.{kind}" for kind in kinds for name in names]
         yield self.head, ["model.embed_tokens.weight" if self.config.tied else "lm_head.weight"]
@@ -162,33 +198,6 @@ class Decoder:
     def parameters(self) -> int:
         """Number of weights, a tied one counted once."""
         return sum(view.numel() for view in self.weights().values())
-
-    def _layer_products(
-        self, prefix: str, layer: DecoderLayer
-    ) -> Iterator[tuple[Linear, list[str], list[int]]]:
-        """Each with its blocks of rows: their names and how many rows they have."""
-        config, mixer, feed_forward = self.config, layer.mixer, layer.feed_forward
-        qkv = [f"{prefix}.self_attn.{part}_proj" for part in "qkv"]
-        yield mixer.qkv, qkv, [config.attention_width, config.kv_width, config.kv_width]
-        yield mixer.output, [f"{prefix}.self_attn.o_proj"], [config.hidden_size]
-        gate_up = [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"]
-        yield feed_forward.gate_up, gate_up, [config.intermediate_size] * 2
-        yield feed_forward.down, [f"{prefix}.mlp.down_proj"], [config.hidden_size]
-
-    def _norm_weights(self, prefix: str, layer: DecoderLayer) -> dict[str, Tensor]:
-        mixer, feed_forward = layer.mixer, layer.feed_forward
-        views = {f"{prefix}.input_layernorm.weight": mixer.norm.weight}
-        name = "post_attention_layernorm"
-        if mixer.post_norm is not None and feed_forward.post_norm is not None:
-            name = "pre_feedforward_layernorm"
-            views[f"{prefix}.post_attention_layernorm.weight"] = mixer.post_norm.weight
-            views[f"{prefix}.post_feedforward_layernorm.weight"] = feed_forward.post_norm.weight
-        views[f"{prefix}.{name}.weight"] = feed_forward.norm.weight
-        q_norm, k_norm = mixer.heads.q_norm, mixer.heads.k_norm
-        if q_norm is not None and k_norm is not None:
-            views[f"{prefix}.self_attn.q_norm.weight"] = q_norm.weight
-            views[f"{prefix}.self_attn.k_norm.weight"] = k_norm.weight
-        return views
 
     def _empty_layer(self, index: int) -> DecoderLayer:
         config = self.config
@@ -206,6 +215,7 @@ class Decoder:
                 norm=self._empty_norm(hidden),
                 gate_up=self._empty_linear(hidden, 2 * wide, config.mlp_bias, "gated"),
                 down=self._empty_linear(wide, hidden, config.mlp_bias),
+                size=wide,
                 activation=config.activation,
                 post_norm=self._empty_norm(hidden) if config.post_norms else None,
             ),
