@@ -13,6 +13,8 @@ clocks, and the same on every machine.
     a request          of two tokens, from the frame with `generate` to the frame with `done`: what a
                        generation costs beside its tokens. The median of some
 
+    an OpenAI chat     from the HTTP request for a streamed chat completion to the first chunk of text
+
     calls    Python functions that are entered (a coroutine that goes on is entered again)
     moves    how often the next call is in another file than the one before
     files    how many files the calls are in
@@ -24,6 +26,7 @@ know what the calls are for.
 import argparse
 import asyncio
 import json
+import re
 import statistics
 import sys
 import tempfile
@@ -52,6 +55,7 @@ STEP_SECONDS = 0.003  # long enough for a token to reach its socket before the n
 
 RESULT = ThreadExecutor._collect.__code__
 FRAME = Connection.data_received.__code__
+CHUNK = re.compile(rb'"content":"[^"]')
 
 
 @dataclass(frozen=True)
@@ -170,8 +174,32 @@ def figures(taken: Way) -> Figures:
     return Figures(len(taken.calls), taken.moves, len(taken.files))
 
 
-async def measure(folder: Path, count: int) -> tuple[Way, Way, Way]:
-    """The way of a median token among `count`, that of a first delta, and that of a request."""
+def first_chunk(events: list[CodeType | bytes]) -> Way:
+    """From the first read to the first chunk with text."""
+    start = next(i for i, event in enumerate(events) if event is FRAME)
+    end = next(i for i, e in enumerate(events) if isinstance(e, bytes) and CHUNK.search(e))
+    return way(events[start:end])
+
+
+async def chat(port: int) -> Way:
+    """The way of an OpenAI chat."""
+    body = {"model": "fake", "max_tokens": 8, "stream": True}
+    body["messages"] = [{"role": "user", "content": "abcd"}]
+    data = json.dumps(body).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    tracer = Tracer()
+    with tracer.tracing():
+        writer.write(f"{head}Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data)
+        answer = await reader.read()
+    writer.close()
+    if b"[DONE]" not in answer:
+        raise RuntimeError(f"no answer: {answer[:300]!r}")
+    return first_chunk(tracer.events)
+
+
+async def measure(folder: Path, count: int) -> tuple[Way, Way, Way, Way]:
+    """The ways of a median token among `count`, a first delta, a request, and an OpenAI chat."""
     vocab, first = write_model_folder(folder)
     config = EngineConfig(
         model=ModelConfig(path=folder), server=ServerConfig(port=0, grace_s=1.0), executor="thread"
@@ -203,10 +231,11 @@ async def measure(folder: Path, count: int) -> tuple[Way, Way, Way]:
                 socket.send({"type": "generate", "id": ident, "max_tokens": 2, "ignore_eos": True})
                 await done
         await socket.end_session()
+        chatted = await chat(engine.port)
     found = tokens(tracer.events)
     if len(found) < count // 2:
         raise RuntimeError(f"{len(found)} of {count} tokens had a frame of their own: a busy machine")
-    return median(found[8:]), first_delta(tracer.events), median(requests(short.events))
+    return median(found[8:]), first_delta(tracer.events), median(requests(short.events)), chatted
 
 
 def main() -> None:
@@ -219,17 +248,19 @@ def main() -> None:
     options = parser.parse_args()
     configure(LogConfig(level="warning"))
     with tempfile.TemporaryDirectory() as folder:
-        token, delta, request = asyncio.run(measure(Path(folder), options.tokens))
+        token, delta, request, chatted = asyncio.run(measure(Path(folder), options.tokens))
     if options.list:
         for call in (token if options.list == "token" else request).calls:
             print(f"{call.file:42} {call.name}")
-    for name, taken in (("a decoded token", token), ("the first delta", delta), ("a request", request)):
+    ways = {"a decoded token": token, "the first delta": delta, "a request": request}
+    for name, taken in (ways | {"an OpenAI chat": chatted}).items():
         found = figures(taken)
         print(f"{name}: {found.calls} calls, {found.moves} moves, {found.files} files")
     if options.json is not None:
         result = {
             "token": asdict(figures(token)) | {"way": [asdict(call) for call in token.calls]},
             "first_delta": asdict(figures(delta)) | {"in": delta.files},
+            "chat": asdict(figures(chatted)) | {"in": chatted.files},
             "request": asdict(figures(request)) | {"way": [asdict(call) for call in request.calls]},
         }
         options.json.write_text(json.dumps(result, indent=1))

@@ -1,5 +1,6 @@
 """Sampling parameters. Plain values; the sampler itself lives in `ramify.gpu`."""
 
+from operator import le
 from typing import Annotated
 
 import msgspec
@@ -20,6 +21,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "seed": (0, 2**63 - 1),
     "logprobs": (0, 20),
 }
+_LOW, _HIGH = zip(*RANGES.values(), strict=True)
 MIN_TEMPERATURE = 1e-30  # above 0; this is greedy already, and far less is 0 as a float32
 
 
@@ -72,9 +74,10 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def __post_init__(self) -> None:
         values = msgspec.structs.astuple(self)
-        for (name, (low, high)), value in zip(RANGES.items(), values, strict=True):
-            if not low <= value <= high:
-                raise InvalidField(f"`{name}` is {value}: must be {low} to {high}")
+        if not (all(map(le, _LOW, values)) and all(map(le, values, _HIGH))):
+            for (name, (low, high)), value in zip(RANGES.items(), values, strict=True):
+                if not low <= value <= high:
+                    raise InvalidField(f"`{name}` is {value}: must be {low} to {high}")
         check_temperature(self.temperature)
 
     @property

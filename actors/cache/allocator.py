@@ -26,6 +26,7 @@ class PageAllocator:
         self._count = total
         self._out = np.zeros(total, dtype=np.bool_)
         self._place = np.zeros(total, dtype=np.int32)  # scratch: finds duplicates within one call
+        self._order = np.arange(total, dtype=np.int32)
 
     @property
     def free_pages(self) -> int:
@@ -45,9 +46,10 @@ class PageAllocator:
         count = len(pages)
         if not count:
             return
-        order = np.arange(count, dtype=np.int32)
-        self._place[pages] = order
-        if not self._out[pages].all() or not np.array_equal(self._place[pages], order):
+        # Compared as bytes, which costs half as much for a few pages.
+        places = self._order[:count].tobytes()
+        self._place[pages] = self._order[:count]
+        if b"\0" in self._out.take(pages).tobytes() or self._place.take(pages).tobytes() != places:
             raise DoubleFree(f"{count} pages were freed of which some are not out, or occur twice")
         self._out[pages] = False
         self._stack[self._count : self._count + count] = pages

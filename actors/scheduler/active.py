@@ -17,8 +17,9 @@ Its own new sessions leave all of its reserve free.
 A session whose only run gave its pages back, because other runs grew, is no longer active: more sessions
 had begun than the pool can serve.
 
-Everything is a counter: an event costs O(1), whatever the number of sessions. This file knows tokens and
-steps, not which requests wait or in which order.
+Everything is a counter: an event costs O(1), whatever the number of sessions. Of the sessions that have
+changed, the reserve is counted anew when it is asked for: a request changes what it needs several times
+between two questions. This file knows tokens and steps, not which requests wait or in which order.
 """
 
 from collections import Counter, deque
@@ -41,7 +42,15 @@ class ActiveSessions:
         self._between: deque[tuple[int, int, Account]] = deque()  # the same, for those with ops to come
         self._rests = 0
         self._rows: Counter[int] = Counter()  # that run, by priority
-        self.reserved = 0  # tokens
+        self._reserved = 0  # tokens, without what `_changed` have more or less
+        self._changed: set[Account] = set()  # since their reserve was counted
+
+    @property
+    def reserved(self) -> int:
+        """Tokens that are kept for active sessions. Those of each are right after this is asked."""
+        if self._changed:
+            self._count()
+        return self._reserved
 
     def renew(self, pool: int) -> None:
         """Set the size of the pool in tokens."""
@@ -56,35 +65,38 @@ class ActiveSessions:
         account.active = True
         account.goal -= account.kept - account.held
         account.kept = account.held
-        self.update(account)
+        self._changed.add(account)
 
     def end(self, account: Account) -> None:
         """Stop counting `account`: what it left in the tree belongs to no session."""
         account.active = False
         account.kept = account.goal = 0
-        self.update(account)
+        self._changed.add(account)
+        self._count()  # it may be gone for good
 
     def announce(self, account: Account, tokens: int) -> None:
         """Note how many tokens the ops of `account` will still add, as its session says."""
         account.goal = account.kept + tokens
         account.behind = tokens > account.foreseen
-        self.update(account)
+        self._changed.add(account)
 
     def foresee(self, request: Request, slots: int) -> None:
         """Note that `request` may use `slots` more slots than it has."""
         account = request.account
-        most = int(account.tenant.output) - max(0, request.limit - slots)  # of a usual one
-        most = max(most, FORESEEN)
-        slots = 0 if slots < 0 else slots if slots < most else most
+        if slots > FORESEEN:  # else all of them, whatever is usual
+            most = int(account.tenant.output) - max(0, request.limit - slots)
+            slots = min(slots, max(most, FORESEEN))
+        elif slots < 0:
+            slots = 0
         account.foreseen += slots - request.foreseen
         request.foreseen = slots
-        self.update(account)
+        self._changed.add(account)
 
     def take(self, account: Account, slots: int) -> None:
         """Note that a run of `account` got `slots` slots of its own."""
         account.kept += slots
         account.held += slots
-        self.update(account)
+        self._changed.add(account)
 
     def granted(self, request: Request) -> None:
         self._rows[request.submit.priority] += 1
@@ -97,15 +109,15 @@ class ActiveSessions:
 
     def reserved_from(self, tenant: Tenant) -> int:
         """Tokens that new sessions of `tenant` must leave free, including the tenant's own reserve."""
-        most, own = self._most, tenant.reserved
-        return self.reserved + (own - most if own > most else 0)
+        reserved, most, own = self.reserved, self._most, tenant.reserved
+        return reserved + (own - most if own > most else 0)
 
     def stopped(self, request: Request, slots: int, left: int) -> None:
         """Note the end of a run that had `slots` slots of its own; `left` of them stay in the tree."""
         account, priority = request.account, request.submit.priority
         account.held -= slots
         account.kept += left - slots
-        self.update(account)
+        self._changed.add(account)
         self._rows[priority] -= 1
         if not self._rows[priority]:
             del self._rows[priority]
@@ -116,19 +128,21 @@ class ActiveSessions:
         needs = planned if planned > foreseen else foreseen
         return needs if needs < self._most else self._most
 
-    def update(self, account: Account) -> None:
-        """Recompute the account's reserve after a change of its rows, its kept KV or its needs."""
-        tokens = 0
-        if account.active:
-            tokens = self.needs(account) + (0 if account.rows else account.kept)
-        more = tokens - account.reserved
-        if not more:
-            return
-        account.reserved = tokens
-        tenant, most = account.tenant, self._most
-        before = tenant.reserved
-        tenant.reserved = after = before + more
-        self.reserved += (after if after < most else most) - (before if before < most else most)
+    def _count(self) -> None:
+        """Recompute the reserve of each changed account from its rows, its kept KV and its needs."""
+        most = self._most
+        for account in self._changed:
+            tokens = 0
+            if account.active:
+                tokens = self.needs(account) + (0 if account.rows else account.kept)
+            more = tokens - account.reserved
+            if more:
+                account.reserved = tokens
+                tenant = account.tenant
+                before = tenant.reserved
+                tenant.reserved = after = before + more
+                self._reserved += (after if after < most else most) - (before if before < most else most)
+        self._changed.clear()
 
     def rest(self, account: Account, step: int) -> None:
         """Start the quantum of an account without requests; `BETWEEN` quanta if it expects more."""
@@ -140,7 +154,7 @@ class ActiveSessions:
         resting.append((step, account.rested, account))
         if not account.behind:
             account.goal = 0
-            self.update(account)
+            self._changed.add(account)
 
     def expire(self, step: int) -> None:
         """End accounts whose quantum is over at `step`."""

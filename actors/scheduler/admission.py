@@ -166,8 +166,9 @@ class Admission:
 
     def stopped(self, run: Run, length: int) -> None:
         """Note the end of a run. `length`: positions of its branch whose KV stays in the tree."""
-        run.account.tenant.slots -= run.held
-        self.active.stopped(run.request, run.held, length - run.cached)
+        held = run.held
+        run.account.tenant.slots -= held
+        self.active.stopped(run.request, held, length - run.cached)
         self.active.foresee(run.request, run.request.remaining)
 
     def retracted(self, request: Request, cause: Cause) -> None:
@@ -185,19 +186,21 @@ class Admission:
 
     def granted(self, request: Request, run: Run) -> None:
         """Note a grant, and correct the request's charge to what it really holds."""
+        account, held = request.account, run.held
         self.active.granted(request)
-        if not request.account.active and not request.single_answer:
-            self.active.begin(request.account)
-            self._memory_queue.begin(request.account)
+        if not account.active and not request.single_answer:
+            self.active.begin(account)
+            self._memory_queue.begin(account)
         request.ignores_reserve = request.single_answer = False
-        self.active.take(request.account, run.held)
+        self.active.take(account, held)
         self.active.foresee(request, run.cap - run.slots)
         if request.level <= self._barred and not request.overtakes:
             self._single = False
             self._overtook = 0
         request.overtakes = False
-        request.account.charge(run.held - request.charge)
-        request.account.tenant.slots += run.held
+        if held != request.charge:
+            account.charge(held - request.charge)
+        account.tenant.slots += held
         request.charge = 0
         request.need = 0
 

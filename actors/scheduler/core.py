@@ -235,7 +235,8 @@ class Scheduler:
         refusal: tuple[Code, str] | None = None
         targets: Targets | None = None
         try:
-            targets = targets_of(submit, self._info.vocab_size)
+            if submit.places or submit.targets:
+                targets = targets_of(submit, self._info.vocab_size)
         except ValueError as error:  # a bug of that session, which must not stop the executor
             refusal = "internal", f"request {submit.request}: {error}"
         processed = self._planner.processed
@@ -278,11 +279,11 @@ class Scheduler:
             )
         if submit.prompt > pool:
             return "too_long", f"the branch has {submit.prompt} tokens, the KV cache holds {pool}"
-        most = self._config.max_waiting
+        most, waiting = self._config.max_waiting, self.waiting
         waited_for = submit.max_tokens > 0 or request.targets is not None
-        if self.waiting >= (most if waited_for else most // 2):  # the rest: for those
-            return "overloaded", f"{self.waiting} requests wait already: try again later"
-        if tenant.waiting > PLACES * (most - self.waiting):
+        if waiting >= (most if waited_for else most // 2):  # the rest: for those
+            return "overloaded", f"{waiting} requests wait already: try again later"
+        if tenant.waiting > PLACES * (most - waiting):
             return "overloaded", f"{tenant.waiting} of your requests wait already: try again later"
         return None
 
@@ -319,7 +320,8 @@ class Scheduler:
         if request.run is not None:
             self._stop(request.run, None if keep is None else keep - request.done)
             self._admission.unblock()
-        self._planner.pace.lacks(request, 0)
+        if request.lacking:
+            self._planner.pace.lacks(request, 0)
         request.state = RequestState.ENDED
         if request.started:
             held = now - request.started
@@ -342,7 +344,7 @@ class Scheduler:
         account.hold(-1)
         self._admission.stopped(run, max(commit.computed, run.cached))
         self._admission.queue.refund(account, run.slots - max(commit.computed, run.cached))
-        run.request.done += kept
+        run.request.keep(kept)
         run.request.forced_tokens += run.forced.count(1, 0, kept)
         run.request.run = None
         del self._runs[run.ident]

@@ -102,15 +102,14 @@ class Pace:
         """Note that `tokens` tokens of the prompt of `request` are not computed; 0: it has its first
         token.
         """
-        tokens = min(tokens, _OF_REQUEST)
-        more = tokens - request.lacking
-        if not more:
-            return
-        request.lacking = tokens
+        if tokens > _OF_REQUEST:
+            tokens = _OF_REQUEST
         tenant = request.account.tenant
-        before = min(_OF_TENANT, tenant.lacking)
-        tenant.lacking += more
-        self.waiting += min(_OF_TENANT, tenant.lacking) - before
+        before = tenant.lacking
+        tenant.lacking = after = before + tokens - request.lacking
+        request.lacking = tokens
+        most = _OF_TENANT
+        self.waiting += (after if after < most else most) - (before if before < most else most)
 
     def learn(self, prompts: int, decodes: int, seconds: float) -> None:
         """Learn from a step of `prompts` prompt tokens and `decodes` decodes."""

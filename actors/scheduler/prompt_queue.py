@@ -142,10 +142,10 @@ class PromptQueue:
             if cost > left:  # it is scored; about as many tokens as cost what is left
                 size = max(1, size * left // cost)
                 cost = min(left, self._pace.work(run, run.filled, run.filled + size))
-            before = self._weight(run)
+            left_over = run.prompt - run.filled
             run.filled += size
             run.lot -= size
-            line.weight += self._weight(run) - before
+            line.weight += min(self.enough, left_over - size) - min(self.enough, left_over)
             left -= cost
             if run.filled == run.prompt:
                 self._leave(run)
@@ -171,7 +171,7 @@ class PromptQueue:
         if not line.live:
             insort(self.order, run.level)
         line.live += 1
-        line.weight += self._weight(run)
+        line.weight += min(self.enough, run.prompt - run.filled)
         run.place = next(self._places)
         heapq.heappush(line.heap, (due, run.place, run))
 
@@ -179,7 +179,7 @@ class PromptQueue:
         line = self._lines[run.level]
         run.place = 0
         line.live -= 1
-        line.weight -= self._weight(run)
+        line.weight -= min(self.enough, run.prompt - run.filled)
         if not line.live:
             line.heap.clear()
             self.order.remove(run.level)
@@ -192,9 +192,6 @@ class PromptQueue:
         self._long -= run.prompt - run.cached > self._step
         account.prefilling -= 1
         account.tenant.prefilling -= not account.prefilling
-
-    def _weight(self, run: Run) -> int:
-        return min(self.enough, run.prompt - run.filled)
 
     @staticmethod
     def _clean(line: _LevelQueue) -> None:

@@ -64,7 +64,7 @@ class ServiceHeap(Generic[M]):
         notes = self.notes
         while notes:
             posted, _, member = notes[0]
-            if not self._valid(notes[0]):
+            if member.live <= 0 or member.posted != posted:  # not `_valid`
                 heapq.heappop(notes)
             elif member.who.served > posted:
                 member.posted = member.who.served
@@ -171,6 +171,8 @@ class WaitingQueue:
 
     def refund(self, account: Account, tokens: int) -> None:
         """Take back a charge of `tokens` that were not used; the account moves up."""
+        if not tokens:
+            return
         account.charge(-tokens)
         for share in account.shares.values():
             assert isinstance(share, SessionQueue)

@@ -180,8 +180,10 @@ class Request:
         "need",
         "overtakes",
         "promised",
+        "prompt",
         "reached",
         "record",
+        "remaining",
         "repeated",
         "resident",
         "run",
@@ -221,7 +223,9 @@ class Request:
         self.ending: Reason | None = None  # ACQUIRING: cancelled meanwhile
         self.resident = 0
         self.repeated = False  # it runs once more, because KV that it found was not finite
-        self.done = 0
+        self.done = 0  # this and the two that follow it: see `keep`
+        self.prompt = submit.prompt  # tokens of the branch before the next output token
+        self.remaining = limit
         self.accepted = 0  # of its output tokens, those that came as drafts
         self.record: DraftRecord | None = None  # how its drafts did; see `speculation`
         self.ticket = 0  # its valid entry in the waiting queue
@@ -255,14 +259,11 @@ class Request:
         behind = bool(submit.constraint) and submit.obeyed + self.done > 0
         return self.limit > 0 and (submit.sampling.penalized or behind)
 
-    @property
-    def prompt(self) -> int:
-        """Tokens of the branch before the next output token."""
-        return self.submit.prompt + self.done
-
-    @property
-    def remaining(self) -> int:
-        return self.limit - self.done
+    def keep(self, tokens: int) -> None:
+        """So many output tokens more are its branch's."""
+        self.done += tokens
+        self.prompt += tokens
+        self.remaining -= tokens
 
     def extra(self, lookahead: int) -> int:
         """Slots to ask for beyond the prompt: the last output token never needs one."""

@@ -1,9 +1,9 @@
 """The session actor: drains its mailbox into the core, then sends what the core wants sent.
 
 It sends in this order: to sockets, to the cache, to the scheduler. A socket gets one frame for all that
-was read from the mailbox at once. Tokens that find it idle are handled and sent in the turn that brings
-them (`SessionActor.tell_all`); what cannot be done then is left to its task. It also has the timer and
-the way to the queue for long text (`encoder`).
+was read from the mailbox at once. A frame, tokens and ends that find it idle are handled in the turn of
+the loop that brings them (`SessionActor._take`); what is too much for that turn is left to its task. It
+also has the timer and the way to the queue for long text (`encoder`).
 
 Back-pressure. What clients cause has a part of the room in the mailboxes of gateway, cache and scheduler
 (`kit.mailbox.LimitedAddress`). When it is used up, a session keeps what it wanted to say and reads
@@ -145,41 +145,54 @@ class SessionActor:
     # --- an `Addressee` ------------------------------------------------------------------------
 
     def tell(self, message: SessionMessage, /) -> None:
-        self._mailbox.tell(message)
+        """As the mailbox does, but a frame is handled now if the session waits for something to do."""
+        if type(message) is Frame and self._mailbox.awaited:
+            self._take(message)
+        else:
+            self._mailbox.tell(message)
 
     def leave(self, message: SessionMessage, /) -> None:
         self._mailbox.leave(message)
 
     def tell_all(self, messages: list[SessionMessage], /) -> None:
-        """As the mailbox does, but tokens are handled now, in the caller's turn of the event loop, if
-        the session waits for something to do: that costs less than waking its task.
+        """As the mailbox does, but tokens and ends are handled now if the session waits for something
+        to do.
         """
         message: SessionMessage | None = None
         if self._mailbox.awaited:
             together = messages if len(messages) == 1 else joined(messages)
             message = together[0] if len(together) == 1 else None
-        if type(message) is not Tokens or message.finished:
+        if type(message) is not Tokens:
             tell_each(self._mailbox.tell, messages)
             return
         messages.clear()
+        self._take(message)
+
+    def _take(self, message: Frame | Tokens) -> None:
+        """Handle it and send what follows, in the caller's turn of the event loop: that costs less than
+        waking the task, which goes on with what is too much for now.
+        """
+        core, work, working = self.core, self.core.work, self._working
         try:
-            self._take(message)
+            if working is not None:
+                working.on(self._cell)
+            if isinstance(message, Frame):
+                core.framed(message, self._clock.now())
+            else:
+                core.tokens(message, self._clock.now())
+            sent = self._send()
         except BaseException as error:  # as in `live`
             if isinstance(error, ENDS):
                 raise
             self._fault = error
             self._tell(Lost(repr(error)))
-
-    def _take(self, message: Tokens) -> None:
-        """Handle it and send what follows, here and now."""
-        working, core = self._working, self.core
-        if working is not None:
-            working.on(self._cell)
-        core.tokens(message, self._clock.now())
-        if not self._send() or core.ended is not None:
-            self._tell(Tick())  # `run` goes on
+            return
         if working is not None:
             working.off()
+        if not sent or core.unfinished or core.ended is not None or self._to_change:
+            self._tell(Tick())  # `run` goes on
+        elif work.left < work.most:
+            self._turns.renew(work)
 
     def fail(self, reason: str) -> None:
         """The engine is broken: once it has read what waits, the session ends its ops and itself."""
@@ -241,7 +254,11 @@ class SessionActor:
             await self._hand_over()
             await self._finish()  # what it was restored with
             while core.ended is None:
-                for message in joined(await self._mailbox.drain()):
+                messages = await self._mailbox.drain()
+                await self._finish()  # what was begun in the turn of another (`_take`)
+                if core.ended is not None:
+                    break
+                for message in joined(messages):
                     self._handle(message)
                     if type(message) is Tokens and not message.finished:
                         continue  # no op has begun or ended: nothing is to be done about it

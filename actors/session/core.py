@@ -238,7 +238,7 @@ class SessionCore:
     @property
     def unfinished(self) -> bool:
         """Whether what was brought last is not done: `go_on` before anything else is brought."""
-        return bool(self._steps) or self.runner.due or self._behind
+        return bool(self._steps) or self.runner.due or (self.recorder is not None and self._behind)
 
     @property
     def inside(self) -> bool:
@@ -372,10 +372,11 @@ class SessionCore:
         """
         self.publisher.now = now
         progress = self.generations.progress
+        ended = {each.request for each in message.finished} if message.finished else ()
         grown: dict[Branch, None] = {}
         for item in message.progress:
             branch = progress(item, now)
-            if branch is not None:
+            if branch is not None and item.request not in ended:  # else its end tells of them
                 grown[branch] = None
         self.publisher.flush(grown)
         if message.finished:  # tokens alone decide no race
@@ -486,7 +487,8 @@ class SessionCore:
                             yield from more
                         yield from runner.steps()
                 case Op():
-                    if self._admit(subscriber, reply_log, op, sum(not t.kind.silent for t in tasks)):
+                    silent = [task.kind.silent for task in tasks]
+                    if self._admit(subscriber, reply_log, op, silent.count(False)):
                         for task in tasks:
                             yield 2 + len(task.touched) * (3 if task.race is not None else 1)
                             runner.add(task)

@@ -593,7 +593,8 @@ class Connection(asyncio.Protocol):
     def _flush_websocket(self, ws: WebSocket) -> None:
         """Write queued frames, then what websockets has to send (pongs, close, handshake)."""
         writes = ws.data_to_send()
-        self._out += [data for data in writes if data]
+        if writes:
+            self._out += [data for data in writes if data]
         self.flush()
         if b"" in writes:  # websockets' mark for the end of the stream
             self._half_close()

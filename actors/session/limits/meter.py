@@ -85,8 +85,9 @@ class Meter:
                 "drop branches, roll back, or wait for replies and read them",
                 details={"max": self.most, "held": self.held},
             )
-        self._owner.require(more)
-        self._process.require(more)
+        for budget in (self._owner, self._process):
+            if budget.held + more > budget.most:
+                budget.require(more)
 
     def close(self) -> None:
         """The session has ended: nothing of it counts any more."""

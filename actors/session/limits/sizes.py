@@ -26,7 +26,7 @@ def json_size(value: Any) -> int:
 
 def json_bytes(value: Any) -> int:
     """Of a value that came as JSON."""
-    return JSON * json_size(value)
+    return JSON * len(msgspec.json.encode(value)) if value else 0
 
 
 def reply_bytes(message: ServerMessage) -> int:

@@ -10,7 +10,6 @@ output (a *prefill*).
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import msgspec
 
@@ -67,8 +66,8 @@ _Queue = OrderedDict[int, tuple[GenerationState, Task]]
 class Generations:
     """See the module's top.
 
-    `on_output(branch)`: text was released; `on_done(task, done, text)`: a generation ended;
-    `on_cut(branch, to)`: the branch was moved back.
+    `on_output(branch)`: text was released; `on_done(task, done, text)`: a generation ended, and perhaps
+    text was released; `on_cut(branch, to)`: the branch was moved back.
     """
 
     def __init__(
@@ -126,13 +125,14 @@ class Generations:
         """
         op = task.op
         assert isinstance(op, Generate)
-        chat = branch.tail is not Tail.RAW
+        tail = branch.tail
+        chat, begun = tail is not Tail.RAW, tail is Tail.OPEN
         self._check(branch)
-        self._writer.check_stops(op.stop_token_ids)
+        if op.stop_token_ids:
+            self._writer.check_stops(op.stop_token_ids)
         self._state.meter.require(SEGMENT)
         begun_output = self._continued(branch, op)
         speech, tools = self._writer.speech, task.frame.tools
-        begun = branch.tail is Tail.OPEN
         opening = speech.opening(op.tool_choice, tools, chat=chat, begun=begun)
         opened = self._writer.open_turn(branch, task.frame.opened, opening, known=task.frame.prompts)
         position = branch.position
@@ -307,16 +307,17 @@ class Generations:
             self._state.out.grammar.append(Abandon(generation.request))
 
     def _sampling(self, op: Generate, index: int, scored: bool) -> SamplingParams:
-        given = self._writer.tokenizer.generation_defaults
+        usual = self._writer.tokenizer.generation_defaults
+        repetition = op.repetition_penalty
         seed = op.seed if op.seed is not None else self._random_seed()
         return SamplingParams(
-            temperature=_either(op.temperature, given.temperature),
-            top_k=_either(op.top_k, given.top_k),
-            top_p=_either(op.top_p, given.top_p),
-            min_p=_either(op.min_p, given.min_p),
+            temperature=usual.temperature if op.temperature is None else op.temperature,
+            top_k=usual.top_k if op.top_k is None else op.top_k,
+            top_p=usual.top_p if op.top_p is None else op.top_p,
+            min_p=usual.min_p if op.min_p is None else op.min_p,
             frequency_penalty=op.frequency_penalty,
             presence_penalty=op.presence_penalty,
-            repetition_penalty=_either(op.repetition_penalty, given.repetition_penalty),
+            repetition_penalty=usual.repetition_penalty if repetition is None else repetition,
             seed=(seed + index) % 2**63,  # branches of one op differ
             logprobs=max(op.logprobs, int(scored)),
         )
@@ -491,18 +492,24 @@ class Generations:
         generation, task = entry
         generation.note(finished)
         if finished.stale and not generation.ending and not generation.expired:
-            away = self._paused.get(task.frame.client) if generation.pausing else None
-            (self._ready if away is None else away)[id(task)] = generation, task
+            self._wait(generation, task)
             return
         # A stop may meet a pause.
         if finished.reason == "cancelled" and generation.expired and not generation.ending:
             finished = msgspec.structs.replace(finished, reason="deadline")
         elif finished.reason == "cancelled" and not generation.ending and generation.remaining > 0:
-            # Without `pausing`: paused, and unpaused before the scheduler had stopped it.
-            away = self._paused.get(task.frame.client) if generation.pausing else None
-            (self._ready if away is None else away)[id(task)] = generation, task
+            self._wait(generation, task)
             return
         self._close(generation, task, finished)
+
+    def _wait(self, generation: GenerationState, task: Task) -> None:
+        """Its request has ended, and another one goes on with it: where it is paused, later.
+
+        Without `pausing` it was paused, and unpaused before the scheduler had stopped it.
+        """
+        away = self._paused.get(task.frame.client) if generation.pausing else None
+        (self._ready if away is None else away)[id(task)] = generation, task
+        self._on_output(generation.branch)
 
     def _close(self, generation: GenerationState, task: Task, finished: Finished) -> None:
         """Bring segment, handle and text to their final state, and reply."""
@@ -514,9 +521,4 @@ class Generations:
             self._on_refused(task, generation.refusal or refusal(finished))
             return
         done = self._endings.close(generation, task, finished)
-        self._on_output(generation.branch)
         self._on_done(task, done, generation.segment.text)
-
-
-def _either(given: float | None, default: float) -> Any:
-    return default if given is None else given

@@ -22,17 +22,12 @@ class Races:
         self._queues = queues
         self._branches = branches
         self._running: dict[int, Task] = {}  # by id()
-        self._due: dict[int, Task] = {}  # those that have heard something
+        self.due: dict[int, Task] = {}  # those that have heard something, by id() too
         self._scored: Counter[str] = Counter()  # by how many prunes
 
     def __bool__(self) -> bool:
         """Whether one waits that is to hear of each task that ends."""
         return bool(self._running)
-
-    @property
-    def due(self) -> bool:
-        """Whether one has heard something."""
-        return bool(self._due)
 
     def scored(self, branch: str) -> bool:
         """Whether a prune waits for the mean log-probability of what is generated there."""
@@ -40,7 +35,8 @@ class Races:
 
     def add(self, task: Task, now: float) -> None:
         """A task was queued."""
-        self._scored.update(task.scored)
+        if task.scored:
+            self._scored.update(task.scored)
         if task.race is not None:
             self._running[id(task)] = task
             self._tell(task.touched, now)
@@ -52,7 +48,7 @@ class Races:
             if not self._scored[name]:
                 del self._scored[name]
         self._running.pop(id(task), None)
-        self._due.pop(id(task), None)
+        self.due.pop(id(task), None)
         if self._running:
             self._tell(task.touched, now)
 
@@ -61,12 +57,12 @@ class Races:
             task = self._queues.first(name)
             if task is not None and task.race is not None:
                 task.race.through(name, now, whole=_whole(self._branches.get(name)))
-                self._due[id(task)] = task
+                self.due[id(task)] = task
 
     def losing(self) -> Iterator[tuple[set[str], list[Task]]]:
         """Of each prune that was just decided: the losing branches, and tasks that run there."""
-        while self._due:
-            _, task = self._due.popitem()
+        while self.due:
+            _, task = self.due.popitem()
             if task.race is not None and task.race.decide(task.frame.failed):
                 losers = task.race.losers
                 late = {id(t): t for name in losers for t in self._queues.ahead(task, name)}

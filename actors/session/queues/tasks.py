@@ -13,7 +13,7 @@ from ramify.actors.session.branches.rules import Rule
 from ramify.actors.session.branches.segments import OutputSegment
 from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.session.queues.race import Race
-from ramify.actors.session.text.stops import StopSet
+from ramify.actors.session.text.stops import NO_STOPS, StopSet
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.saved import SavedRun
 from ramify.protocol.wire import Generate, Op, Open
@@ -83,6 +83,8 @@ class FrameRun:
 
     def stops(self, op: Generate) -> StopSet:
         """The stop strings of `op`, which came in this frame."""
+        if not op.stop:
+            return NO_STOPS
         known = self._stops.get(op.id)
         if known is None:
             known = self._stops[op.id] = StopSet(op.stop)

@@ -60,7 +60,10 @@ class Publisher:
     def announce(self, task: Task, reply: Ok | Done) -> None:
         """Tell the other clients that the tree changed. The author's own socket may be gone."""
         client = task.frame.client
-        others = [a for a in self.subscribers.values() if a.client != client or not a.write]
+        others: list[Subscriber] = []
+        for subscriber in self.subscribers.values():
+            if subscriber.client != client or not subscriber.write:
+                others.append(subscriber)
         if not others:
             return
         details: JsonObject = {"position": reply.position}
@@ -86,6 +89,8 @@ class Publisher:
             # Who reads nothing for so long misses events: the next one's `revision` shows it.
             if subscriber.held < self._state.limits.ops_in_flight:
                 subscriber.reply(branch, event, children)
+            elif branch is not None:
+                subscriber.flush(branch)
 
     def flush(self, branches: Iterable[Branch]) -> None:
         """Send what these have released to each socket that may have it now."""

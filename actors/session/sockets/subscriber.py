@@ -301,13 +301,18 @@ class Subscriber:
 
         `children`: branches that it tells of. Nothing about them is sent before it.
         """
-        if branch is not None:
-            self.flush(branch)
-            name = branch.name
-            if name in self._held or name in self._untold or self._behind(branch):
-                self._wait(branch, branch.released, message, children)
-                return
-        self.out.append(message)
+        if branch is not None and not self._catches_up(branch):
+            self._wait(branch, branch.released, message, children)
+        else:
+            self.out.append(message)
+
+    def _catches_up(self, branch: Branch) -> bool:
+        """Send what is due of `branch`: whether that is all that it has released."""
+        name = branch.label.name
+        if not (self._late or self._held or self._untold):  # as nearly always
+            return self._advance(branch, name, UNLIMITED) or not self._behind(branch)
+        self.flush(branch)
+        return not (name in self._held or name in self._untold or self._behind(branch))
 
     def replay(self, branch: Branch, replies: dict[int, list[ServerMessage]]) -> None:
         """After `resume`: what was missed, the replies of this client's generations in between."""

@@ -37,6 +37,9 @@ class StopSet:
         self.first = frozenset(stop[0] for stop in self.stops)
 
 
+NO_STOPS = StopSet(())
+
+
 def _borders(stop: str) -> "array[int]":
     borders = array("H", [0])
     length = 0

@@ -62,7 +62,7 @@ def test_log_probabilities_go_with_those_that_asked(deliveries):
 def test_ends_wait_for_the_cache_and_are_told_once(deliveries):
     account = Account(1)
     request = run_of(account, 11).request
-    request.done = 2
+    request.keep(2)
     deliveries.ended(request, "error", 7.0, "internal", "it broke")
     assert deliveries.take(False) == []
     deliveries.landed(result(5), [run_of(account, 12)], None)

@@ -62,7 +62,7 @@ def test_a_new_request():
 def test_what_a_request_has_left():
     request = request_of(limit=5)
     assert (request.prompt, request.remaining, request.extra(9), request.extra(2)) == (10, 5, 4, 2)
-    request.done = 4
+    request.keep(4)
     assert (request.prompt, request.remaining, request.extra(9)) == (14, 1, 0)
     assert request_of(limit=0).extra(9) == 0
 
@@ -102,7 +102,7 @@ def test_a_new_run():
 
 def test_a_run_goes_on_where_the_last_one_ended():
     request = request_of(limit=5, places=[1, 2, 3])
-    request.done = 2
+    request.keep(2)
     request.targets.scores.extend([-1.0, -1.0])
     run = run_of(request)
     assert (run.prompt, run.limit, run.cap, run.target) == (12, 3, 14, 2)

@@ -226,15 +226,95 @@ async def test_nothing_overtakes_what_waits_for_the_session(tokenizer: Tokenizer
         assert "".join(delta.text for delta in it.gateway.deltas()) == "BCD"
 
 
-async def test_the_end_of_a_request_goes_by_way_of_the_mailbox(tokenizer: Tokenizer) -> None:
+async def test_the_end_of_a_request_is_told_in_the_turn_that_brings_it(tokenizer: Tokenizer) -> None:
     async with generating(tokenizer) as it:
         ended = end_of(it.request)
         it.actor.tell_all([it.step("B"), it.step("C", ended)])
-        assert len(it.mailbox) == 2
-        await it.settle()
         (sent,) = it.gateway.drain_nowait()
         assert [type(each) for each in sent.messages] == [w.Delta, w.Done]
         assert sent.messages[0].text == "BC"
+
+
+def frame_of(*ops: w.Op) -> m.Frame:
+    return m.Frame(1, list(ops))
+
+
+@asynccontextmanager
+async def resting(tokenizer: Tokenizer) -> AsyncIterator[Generating]:
+    """One whose generation has ended."""
+    async with generating(tokenizer) as it:
+        it.actor.tell_all([it.step("B", end_of(it.request))])
+        it.gateway.drain_nowait()
+        await asyncio.sleep(0)
+        yield it
+
+
+async def test_a_frame_is_run_in_the_turn_that_brings_it(tokenizer: Tokenizer) -> None:
+    async with resting(tokenizer) as it:
+        it.actor.tell(frame_of(w.Fork(id=3, as_=["twin"]), w.Generate(id=4, branch="twin")))
+        assert "twin" in it.alone.core.state.branches
+        assert [type(each) for each in it.scheduler.drain_nowait()[-1:]] == [m.Submit]
+        assert not len(it.mailbox)
+
+
+async def test_a_frame_behind_others_waits_for_its_turn(tokenizer: Tokenizer) -> None:
+    async with resting(tokenizer) as it:
+        it.mailbox.leave(it.step("B"))
+        it.actor.tell(frame_of(w.Fork(id=3, as_=["twin"])))
+        assert "twin" not in it.alone.core.state.branches
+        assert len(it.mailbox) == 2
+
+
+async def test_what_is_too_much_for_the_turn_of_another_is_done_by_the_task(
+    tokenizer: Tokenizer,
+) -> None:
+    async with resting(tokenizer) as it:
+        core = it.alone.core
+        core.work.most = core.work.left = 300
+        forks = [w.Fork(id=3 + i, branch="main", as_=[f"twin{i}"]) for i in range(20)]
+        it.actor.tell(frame_of(*forks))
+        assert core.unfinished
+        it.actor.tell(frame_of(w.Fork(id=30, branch="twin19", as_=["last"])))  # behind what is left
+        assert "last" not in core.state.branches
+        for _ in range(50):
+            await it.settle()
+        assert not core.unfinished
+        assert {"twin0", "twin19", "last"} <= core.state.branches.keys()
+
+
+async def test_each_turn_of_the_loop_has_its_budget(tokenizer: Tokenizer) -> None:
+    async with resting(tokenizer) as it:
+        core = it.alone.core
+        for i in range(3):
+            it.actor.tell(frame_of(w.Fork(id=3 + i, branch="main", as_=[f"twin{i}"])))
+        spent = core.work.most - core.work.left
+        assert spent > 0
+        await asyncio.sleep(0)
+        assert core.work.left == core.work.most
+
+
+async def test_an_op_that_ends_the_session_ends_its_task(tokenizer: Tokenizer) -> None:
+    it = Generating(tokenizer)
+    task = asyncio.ensure_future(it.actor.run())
+    await it.settle()
+    it.actor.tell(frame_of(w.CloseSession(id=3)))
+    await asyncio.wait_for(task, 10)
+    assert it.alone.core.ended is not None
+
+
+async def test_a_fault_with_a_frame_ends_the_session_not_who_told_it(tokenizer: Tokenizer) -> None:
+    it = Generating(tokenizer)
+    ends: list[int] = []
+    task = asyncio.ensure_future(it.actor.live(lambda code, reason: ends.append(code)))
+    await it.settle()
+
+    def fault(*_: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    it.alone.core.framed = fault  # type: ignore[method-assign]
+    it.actor.tell(frame_of(w.Fork(id=3, as_=["twin"])))
+    await asyncio.wait_for(task, 10)
+    assert ends == [Close.SERVER_BUG]
 
 
 async def test_what_the_gateway_has_no_room_for_is_sent_later_in_order(tokenizer: Tokenizer) -> None:

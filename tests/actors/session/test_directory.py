@@ -446,6 +446,7 @@ async def test_a_session_that_another_server_has_taken_ends_unsaved(doors: Calla
         await opened(each, 2)
         each.store.drain_nowait()
         number = number_of(told, 1)
+        each.sessions.leave(number, m.Tick())  # so the frame waits behind it
         each.sessions.tell(number, m.Frame(1, [w.Set(id=1, persist="sync")]))
         each.sessions.tell(number, m.Moved(taken=True))
         told = await each.settle()

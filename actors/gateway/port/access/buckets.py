@@ -10,19 +10,19 @@ class _Bucket:
     def __init__(self, rate: float, burst: float, now: float) -> None:
         self._rate = rate
         self._burst = burst
-        self._level = burst
+        self.level = burst  # when it was last looked at: time only adds to it
         self._at = now
 
     def set_rate(self, rate: float, burst: float, now: float) -> None:
         """Another rate from now on. What was taken stays taken."""
         self._refill(now)
         self._rate, self._burst = rate, burst
-        self._level = min(self._level, burst)
+        self.level = min(self.level, burst)
 
     def _refill(self, now: float) -> None:
         if now > self._at:
-            level = self._level + (now - self._at) * self._rate
-            self._level = level if level < self._burst else self._burst
+            level = self.level + (now - self._at) * self._rate
+            self.level = level if level < self._burst else self._burst
             self._at = now
 
 
@@ -33,10 +33,10 @@ class TokenBucket(_Bucket):
         """Take tokens. 0.0 if they were there; else seconds until they are (none were taken)."""
         self._refill(now)
         # What exceeds the burst could never be had: it costs a full bucket.
-        missing = min(tokens, self._burst) - self._level
+        missing = min(tokens, self._burst) - self.level
         if missing > 0:
             return missing / self._rate
-        self._level = max(0.0, self._level - tokens)
+        self.level = max(0.0, self.level - tokens)
         return 0.0
 
 
@@ -48,12 +48,15 @@ class DebtBucket(_Bucket):
 
     def spend(self, amount: float, now: float) -> None:
         """Take `amount`, whether it is there or not."""
-        self._refill(now)
-        self._level -= amount
+        if now > self._at:  # `_refill`, with each frame
+            level = self.level + (now - self._at) * self._rate
+            self.level = level if level < self._burst else self._burst
+            self._at = now
+        self.level -= amount
 
     def wait(self, now: float) -> float:
         """Seconds until the debt is paid; 0.0 if there is none."""
-        if self._level >= 0:  # as with each frame; time only adds to it
+        if self.level >= 0:
             return 0.0
         self._refill(now)
-        return max(0.0, -self._level / self._rate)
+        return max(0.0, -self.level / self._rate)

@@ -41,6 +41,7 @@ class SocketLimits:
         self._frames = DebtBucket(*frames, now)
         reads = READS_PER_OP * limits.ops_per_second, READS_PER_OP * limits.ops_burst
         self._reads = DebtBucket(*reads, now)
+        self._debts = self._bytes, self._frames, self._reads
         self._patience = TokenBucket(FORGIVEN_PER_S, VIOLATIONS, now)
         self._strikes = 0
         self.abusive = False
@@ -93,12 +94,15 @@ class SocketLimits:
 
     def wait(self, now: float) -> float:
         """Seconds until more may be read."""
-        waits = [self._bytes.wait(now), self._frames.wait(now), self._reads.wait(now)]
+        wait = 0.0
+        for bucket in self._debts:
+            if bucket.level < 0:
+                wait = max(wait, bucket.wait(now))
         if self._guest is not None:
-            waits.append(self._guest.wait(now))
-        if self.share is not None:
-            waits.append(self.share.wait(now))
-        return max(waits)
+            wait = max(wait, self._guest.wait(now))
+        if self.share is not None and self.share.metered:
+            wait = max(wait, self.share.wait(now))
+        return wait
 
     def known(self, now: float) -> None:
         """The client has shown a token: what it cost before is no stranger's."""

@@ -29,7 +29,7 @@ class Share:
         self.usage = CredentialUsage()
         self.elsewhere = 0  # its sockets in other processes
         self._limits = credential.limits
-        self._metered = bool(credential.name)
+        self.metered = bool(credential.name)  # else nobody's: they have no limits together
         self._ops = TokenBucket(*self._rate(self._limits.ops_per_second), now)
         self._bytes = DebtBucket(*self._rate(self._limits.bytes_per_second), now)
         self._frames = DebtBucket(*self._rate(FRAMES_PER_OP * self._limits.ops_per_second), now)
@@ -48,7 +48,7 @@ class Share:
     def enter(self, now: float) -> None:
         """One more socket. Raises LimitExceeded if there are enough."""
         most = self._limits.sockets
-        if self._metered and self.usage.sockets + self.elsewhere >= most:
+        if self.metered and self.usage.sockets + self.elsewhere >= most:
             raise LimitExceeded(
                 f"{self.name!r} has {most} sockets open, which is its limit: close one first",
                 details={"max": most},
@@ -63,7 +63,7 @@ class Share:
 
     def admit(self, ops: int, now: float) -> None:
         """Count messages. Raises LimitExceeded if all sockets together send too many."""
-        wait = self._ops.take(ops, now) if self._metered else 0.0
+        wait = self._ops.take(ops, now) if self.metered else 0.0
         if wait:
             self.usage.refused_ops += ops
             rate = self._limits.ops_per_second
@@ -77,13 +77,13 @@ class Share:
         """Count what was read."""
         self.usage.received_bytes += size
         self.usage.frames += frames
-        if self._metered:
+        if self.metered:
             self._bytes.spend(size, now)
             self._frames.spend(frames, now)
 
     def wait(self, now: float) -> float:
         """Seconds until more may be read."""
-        return max(self._bytes.wait(now), self._frames.wait(now)) if self._metered else 0.0
+        return max(self._bytes.wait(now), self._frames.wait(now)) if self.metered else 0.0
 
     def _rate(self, whole: float) -> tuple[float, float]:
         """This process' part of a rate, and the burst."""
@@ -92,7 +92,7 @@ class Share:
         return part, max(1.0, part * BURST_S)
 
     def _scale(self, now: float) -> None:
-        if self._metered:
+        if self.metered:
             self._ops.set_rate(*self._rate(self._limits.ops_per_second), now)
             self._bytes.set_rate(*self._rate(self._limits.bytes_per_second), now)
             self._frames.set_rate(*self._rate(FRAMES_PER_OP * self._limits.ops_per_second), now)

@@ -37,8 +37,9 @@ def take_apart(
     for i, op in enumerate(ops):
         tasks: list[Task] = []
         if isinstance(op, Op):
-            yield OP // 2 + op_entries(op)
             handler = HANDLERS.get(type(op))
+            of_op = handler.task_count(op) if handler is not None else 0
+            yield OP // 2 + op_entries(op) + 2 * of_op
             at_once = AT_ONCE.get(type(op))
             if not write and (at_once is None or not at_once.viewers):
                 what = type(op).__name__.lower()
@@ -52,7 +53,7 @@ def take_apart(
             if at_once is not None and at_once.looks_again:
                 count += 1
             if op.id > reply_log.last:
-                count += handler.task_count(op) if handler is not None else 0
+                count += of_op
                 if in_flight < count > limits.ops_in_flight:  # `cancel` and `credit` pass always
                     raise LimitExceeded(
                         f"{count} ops or more would be in flight: wait for replies, then send the "
@@ -65,7 +66,6 @@ def take_apart(
                     size += bill.size
                     for place_of, task in enumerate(tasks):
                         task.place, task.bill = place_of, bill
-                    yield 2 * len(tasks)
         taken.append((op, tasks))
     reply_log.admit(ids)
     if 0 < queued < size > limits.queued_op_bytes:  # a single frame always passes

@@ -85,7 +85,7 @@ class OpRunner:
     @property
     def due(self) -> bool:
         """Whether there is something to do: see `more`."""
-        return bool(self._ready) or self._races.due
+        return bool(self._ready or self._races.due)
 
     @property
     def inside(self) -> bool:
@@ -174,7 +174,7 @@ class OpRunner:
             self._freed = []
             try:
                 reply = self._run(task)
-                if isinstance(reply, Generator):
+                if reply is not None and not isinstance(reply, Ok):
                     reply = yield from reply
             except RamifyError as error:
                 self._fail(task, error)
@@ -439,7 +439,7 @@ class OpRunner:
         """`again`: what is sent instead of `reply` if it has to be sent once more."""
         branches = self._state.branches
         branch = branches.get(reply.branch or "")
-        children = [branches[name] for name in task.children]
+        children = [branches[name] for name in task.children] if task.children else ()
         self._publisher.reply(
             task.frame.client, task.op.id, reply, branch, again=again, children=children
         )

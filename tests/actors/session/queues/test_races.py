@@ -105,7 +105,7 @@ def test_a_prune_that_is_gone_hears_nothing() -> None:
     world.finish(prune, 2.0)
     assert world.losing() == []
     world.finish(mine, 3.0)
-    assert (world.losing(), world.races._running, world.races._due) == ([], {}, {})
+    assert (world.losing(), world.races._running, world.races.due) == ([], {}, {})
 
 
 def test_two_prunes_are_decided_by_themselves() -> None:
