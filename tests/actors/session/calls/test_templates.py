@@ -100,7 +100,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> None:
         def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
             return datetime.fromisoformat(PUBLISHED["now"])
 
-    monkeypatch.setattr("ramify.actors.chat_jinja.datetime", Pinned)
+    monkeypatch.setattr("ramify.actors.tokenizer.chat_jinja.datetime", Pinned)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -17,7 +17,7 @@ from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import wire as w
 from ramify.protocol.errors import BadRequest, LimitExceeded, TooLong
 from tests.actors.session.test_conversations import MOVES, SHORTENS, STRIPS, Chat, bytewise, user
-from tests.actors.test_tokenizer import sentencepiece
+from tests.actors.tokenizer.test_tokenizer import sentencepiece
 
 # The user's turn begins with a space, as in many Llama-2 chats; the answer ends with </s>.
 SPACED = (

@@ -20,23 +20,22 @@ Only local files are read. This file does not know of sessions, branches or turn
 """
 
 import copy
-import json
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import tokenizers
 
-from ramify.actors.chat_jinja import ChatTemplates
-from ramify.actors.pretrained import Pretrained, of_transformers, read_json, read_pretrained
+from ramify.actors.tokenizer.chat_jinja import ChatTemplates
+from ramify.actors.tokenizer.pipeline import COMPOSED, bytes_bound, bytes_of_ids, without_prefix_space
+from ramify.actors.tokenizer.pretrained import Pretrained, of_transformers, read_json, read_pretrained
 from ramify.protocol.errors import BadRequest, InvalidField, ModelError, brief
 from ramify.protocol.sampling import SamplingParams
 
 GUARD = "\ufdd0"
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +81,7 @@ class Tokenizer:
             + pretrained.special_ids()
             + list(self.eos_ids)
         )
-        self.token_bytes = _token_bytes(self._backend, self.special_ids, _model_vocab(config))
+        self.token_bytes = bytes_of_ids(self._backend, self.special_ids, _model_vocab(config))
         self.vocab_size = len(self.token_bytes)
         self._size = 1 + max([*self._backend.get_vocab().values(), *added], default=-1)
         self.generation_defaults = _generation_defaults(generation_config)
@@ -90,7 +89,7 @@ class Tokenizer:
         contents = {i: token.content for i, token in added.items()}
         self._contents = contents
         self._strips = frozenset(i for i, token in added.items() if token.rstrip)
-        self._bound = _bytes_bound(self._backend, self.token_bytes)
+        self._bound = bytes_bound(self._backend, self.token_bytes)
         special = [text for i, text in contents.items() if i in self.special_ids]
         self._spelling = {i: contents[i].encode() for i in self.special_ids & contents.keys()}
         source = self._templates.source
@@ -99,7 +98,7 @@ class Tokenizer:
         self._control = _alternatives([*special, *written])
         self._added = _alternatives([*contents.values(), GUARD])
         self._longest = max(map(len, [*contents.values(), GUARD]))
-        self._continuing = _without_prefix_space(self._backend)
+        self._continuing = without_prefix_space(self._backend)
         self._guard_ids = set()
         for backend in (self._backend, self._continuing):
             backend.add_special_tokens([tokenizers.AddedToken(GUARD, normalized=False, special=True)])
@@ -226,7 +225,7 @@ class Tokenizer:
         size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
         size -= text.count(GUARD) * len(GUARD.encode())
         shrinks = any(not unicodedata.is_normalized(form, text) for form in self._bound.forms)
-        return -(-size // (self._bound.bytes * (_COMPOSED if shrinks else 1)))
+        return -(-size // (self._bound.bytes * (COMPOSED if shrinks else 1)))
 
     def inside_token(self, text: str, at: int) -> bool:
         """Whether an added token that is spelled in `text` spans the border before character `at`."""
@@ -373,137 +372,3 @@ def _alternatives(texts: Iterable[str]) -> re.Pattern[str]:
         {text for text in texts if len(text) > 1 or text == GUARD}, key=len, reverse=True
     )
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-
-
-# --- inside `tokenizers` ------------------------------------------------------------------------
-
-
-class _Bound(msgspec.Struct, frozen=True):
-    """How many bytes of text one token can stand for. 0: any number.
-
-    `strips`: white space beside tokens may be swallowed, and does not count. `forms`: the Unicode
-    normal forms that texts are brought into, which makes some of them shorter.
-    """
-
-    bytes: int
-    strips: bool
-    forms: tuple[Literal["NFC", "NFD", "NFKC", "NFKD"], ...] = ()
-
-
-_GROWS = {"Prepend", "ByteLevel"}  # normalizers that never shorten a text
-_COMPOSED = 4  # the most that a normal form divides a text's bytes by: U+1D400 is A in NFKC
-
-
-def _bytes_bound(backend: tokenizers.Tokenizer, table: list[bytes]) -> _Bound:
-    added = backend.get_added_tokens_decoder().values()
-    longest = max(max(map(len, table), default=0), *(len(t.content.encode()) for t in added), 4)
-    strips = any(token.lstrip or token.rstrip for token in added)
-    model = json.loads(backend.to_str())["model"]
-    bytewise = model.get("byte_fallback") or '"ByteLevel"' in json.dumps(_state(backend.decoder))
-    if not bytewise and (model.get("fuse_unk") or model.get("type") != "BPE"):
-        return _Bound(0, strips)  # one unknown token may stand for a whole word or text
-    forms: list[Literal["NFC", "NFD", "NFKC", "NFKD"]] = []
-    for step in _steps(_state(backend.normalizer)):
-        kind = step.get("type")
-        if kind in ("NFC", "NFD", "NFKC", "NFKD"):
-            forms.append(kind)
-        elif kind == "Strip":
-            strips = True
-        elif kind == "Replace":
-            pattern = step.get("pattern", {}).get("String")
-            if pattern is None or len(pattern.encode()) > len(step.get("content", "").encode()):
-                return _Bound(0, strips)
-        elif kind not in _GROWS:
-            return _Bound(0, strips)
-    return _Bound(longest, strips, tuple(forms))
-
-
-def _steps(normalizer: Any) -> list[dict[str, Any]]:
-    """The normalizers of a sequence, one after the other."""
-    if normalizer is None:
-        return []
-    if normalizer.get("type") == "Sequence":
-        return [step for part in normalizer["normalizers"] for step in _steps(part)]
-    return [normalizer]
-
-
-def _state(component: Any) -> Any:
-    """The JSON that a component of a `tokenizers` pipeline serializes to; None for None."""
-    return None if component is None else json.loads(component.__getstate__())
-
-
-def _token_bytes(backend: tokenizers.Tokenizer, special: frozenset[int], at_least: int) -> list[bytes]:
-    """The bytes of each id: b"" for control tokens and ids without a token."""
-    vocab = backend.get_vocab(with_added_tokens=False)
-    added = backend.get_added_tokens_decoder()
-    table = [b""] * max(at_least, 1 + max([*vocab.values(), *added], default=-1))
-    decoder = json.dumps(_state(backend.decoder), ensure_ascii=False)
-    if '"ByteLevel"' in decoder:
-        to_bytes = _byte_level
-    elif '"ByteFallback"' in decoder or "▁" in decoder:
-        to_bytes = _sentencepiece
-    else:
-        raise ModelError(
-            f"tokenizer.json: decoder {decoder} is not supported (byte-level BPE and SentencePiece are)"
-        )
-    for token, i in vocab.items():
-        table[i] = to_bytes(token)
-    for i, entry in added.items():
-        table[i] = entry.content.encode()
-    for i in special:
-        if i < len(table):
-            table[i] = b""
-    return table
-
-
-def _gpt2_byte_map() -> dict[int, str]:
-    """Character -> character of the byte it stands for (Radford et al. 2019, `bytes_to_unicode`)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(256) if byte not in set(printable)]
-    return {b: chr(b) for b in printable} | {256 + n: chr(b) for n, b in enumerate(rest)}
-
-
-_GPT2_BYTES = _gpt2_byte_map()
-
-
-def _byte_level(token: str) -> bytes:
-    try:
-        return token.translate(_GPT2_BYTES).encode("latin-1")
-    except UnicodeEncodeError:  # not a byte-level token: `tokenizers` shows it as it is
-        return token.encode()
-
-
-def _sentencepiece(token: str) -> bytes:
-    byte = _BYTE_TOKEN.fullmatch(token)
-    return bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ").encode()
-
-
-def _without_prefix_space(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """The same tokenizer without the space it puts before a text; `backend` itself if it puts none."""
-    steps = [_state(backend.normalizer), _state(backend.pre_tokenizer)]
-    if _prefix_free(steps) == steps:
-        return backend
-    whole = json.loads(backend.to_str())
-    for name in ("normalizer", "pre_tokenizer"):
-        whole[name] = _prefix_free(whole[name])
-    return tokenizers.Tokenizer.from_str(json.dumps(whole))
-
-
-def _prefix_free(step: Any) -> Any:
-    """A pipeline's JSON with Prepend, Metaspace's and ByteLevel's prefix space taken out."""
-    if isinstance(step, list):
-        return [_prefix_free(part) for part in step if not _is_prepend(part)]
-    if not isinstance(step, dict):
-        return step
-    if _is_prepend(step):
-        return None
-    step = {key: _prefix_free(value) for key, value in step.items()}
-    if "prepend_scheme" in step:
-        step["prepend_scheme"] = "never"
-    if "add_prefix_space" in step:
-        step["add_prefix_space"] = False
-    return step
-
-
-def _is_prepend(step: Any) -> bool:
-    return isinstance(step, dict) and step.get("type") == "Prepend"

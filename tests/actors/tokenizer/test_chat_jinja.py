@@ -7,8 +7,8 @@ import pytest
 from jinja2.exceptions import SecurityError, TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from ramify.actors import chat_jinja
-from ramify.actors.chat_jinja import ChatTemplates
+from ramify.actors.tokenizer import chat_jinja
+from ramify.actors.tokenizer.chat_jinja import ChatTemplates
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "image_token": "<image>"}
 TOOLS = [

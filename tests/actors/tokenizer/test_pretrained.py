@@ -17,11 +17,11 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from ramify.actors.pretrained import Pretrained, read_pretrained
 from ramify.actors.tokenizer import Tokenizer
+from ramify.actors.tokenizer.pretrained import Pretrained, read_pretrained
 from ramify.protocol.errors import ModelError
 
-SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "tokenizers"
+SHARED = Path(__file__).parents[3].parent / "shared" / "data" / "tokenizers"
 PUBLISHED = Path(os.environ.get("RAMIFY_TOKENIZERS", SHARED))
 TEXTS = [
     *("Hello world", " a  b ", "", "don't they're a.", "▁under▁score", "ﬁ Å é 中文 😀"),
@@ -217,7 +217,7 @@ def test_tokenization_of_a_saved_truncation_and_padding_is_whole(tmp_path: Path)
 
 
 def test_a_bundled_model_needs_no_transformers() -> None:
-    folder = Path(__file__).parents[2] / "gpu" / "default_model"
+    folder = Path(__file__).parents[3] / "gpu" / "default_model"
     check(read_pretrained(folder), theirs(folder))
 
 

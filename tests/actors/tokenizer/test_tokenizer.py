@@ -14,8 +14,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from ramify.actors.pretrained import of_transformers
 from ramify.actors.tokenizer import GUARD, GenerationDefaults, Tokenizer
+from ramify.actors.tokenizer.pretrained import of_transformers
 from ramify.protocol.errors import BadRequest, ModelError
 
 CORPUS = [
