@@ -88,7 +88,9 @@ class Cluster:
         if settings.most is not None and settings.most > settings.count:
             self._scaling = Scaling(settings.count, settings.most, settings.ttft_s)
         routing = routing or SessionRouter(clock.now, late=self._first_token)
-        self._cores = Cores(config, routing, clock, self._successor, listens=not gateways)
+        self._cores = Cores(
+            config, routing, clock, lambda *who: self._starter.successor(*who), listens=not gateways
+        )
         self._members = self._cores.members
         self._up = asyncio.Event()  # a replica has been ready
         self._stop = asyncio.Event()
@@ -266,9 +268,6 @@ class Cluster:
         if not self._stop.is_set():
             self._members.leave(number, self._clock.now())
             self._judge()
-
-    def _successor(self, member: ReplicaMember, now: float) -> float | None:
-        return self._starter.successor(member, now)
 
     # --- how many --------------------------------------------------------------------------------
 

@@ -180,17 +180,17 @@ class Replica:
             try:
                 await front.open(await self._reach(port, begin.secret))
                 hello = await front.begun
-                pauses.succeeded()
-                await self._attend(front, hello, begin.number)
+                if isinstance(hello, Hello):
+                    pauses.succeeded()
+                    await self._attend(front, hello, begin.number)
             except (OSError, TimeoutError, Stranger, MailboxClosed) as error:
                 log.debug("no gateway process", port=port, reason=str(error))
             finally:
                 await front.leave()
             await anyio.sleep(pauses.failed())
 
-    async def _attend(self, front: "_Front", hello: StartReplica | Hello, number: int) -> None:
+    async def _attend(self, front: "_Front", hello: Hello, number: int) -> None:
         """Serve a front until it goes, or has dismissed this replica. Reports to it."""
-        assert isinstance(hello, Hello)
         assert self._core is not None
         assert self._addresses is not None
         shift = Shift.between(machine(), self._clock.now(), hello.machine, hello.now)
