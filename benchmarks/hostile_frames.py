@@ -14,8 +14,8 @@ answers were noted before the attack, over one socket and, each tenth time, over
 The exit code is 1 if
 - the control client waited over `--patience` seconds (1) for a first token or between two, or got
   another answer,
-- the server's memory (proportional set size of all its processes) grew by more than 5% from the middle
-  to the end,
+- the server's memory (proportional set size of all its processes but compile workers, whose jobs come
+  and go) grew by more than 5% from the middle to the end,
 - its log holds a traceback, it does not answer at the end, or SIGTERM does not end it with code 0.
 
 Then the seed and the last frames of each socket are printed. The frames follow from the seed and from
@@ -65,6 +65,7 @@ ANSWER = 16  # tokens
 STARTING_S, STOPPING_S, GIVE_UP_S = 120.0, 60.0, 30.0
 KEPT = 12  # frames of a socket that are printed after a failure
 BACKLOG = 1 << 20  # bytes of an attacker's socket that wait to be sent
+_PROGRAM = re.compile(r"-m ramify\.(?:\w+\.)*(\w+)")
 _READY = re.compile(r"ready: ws://[^:]+:(\d+)")
 
 
@@ -448,14 +449,20 @@ class HostileServer:
             sys.exit(f"the server did not start:\n{log.read_text()}")
 
     def memory(self) -> float:
-        """MiB of all its processes, shared pages counted once."""
-        total = 0
+        """MiB of all its processes but compile workers, shared pages counted once."""
+        return sum(mib for name, mib in self.parts() if name != "compile_program")
+
+    def parts(self) -> list[tuple[str, float]]:
+        """MiB of each of its processes, by the name of its program."""
+        found = []
         with suppress(psutil.Error):
             root = psutil.Process(self.process.pid)
             for each in [root, *root.children(recursive=True)]:
                 with suppress(psutil.Error):
-                    total += each.memory_full_info().pss
-        return total / 2**20
+                    named = _PROGRAM.search(" ".join(each.cmdline()))
+                    mib = each.memory_full_info().pss / 2**20
+                    found.append((named[1] if named is not None else "", mib))
+        return found
 
     @property
     def lives(self) -> bool:
@@ -528,6 +535,7 @@ async def campaign(
     assert attacker.stdout is not None
     wrong: list[str] = []
     memory: dict[int, float] = {}
+    parts: dict[int, list[tuple[str, float]]] = {}
     counts: dict[str, int] = {}
     last: dict[str, list[Any]] = {}
     begin = shown = time.perf_counter()
@@ -543,6 +551,7 @@ async def campaign(
                 for share in (10, 25, 50, 75, 100):
                     if share not in memory and sent >= options.frames * share / 100:
                         memory[share] = server.memory()
+                        parts[share] = server.parts()
                 if time.perf_counter() - shown > 10:
                     shown = time.perf_counter()
                     print(
@@ -587,6 +596,9 @@ async def campaign(
         "memory_mib": {f"{share}%": round(mib, 1) for share, mib in memory.items()},
         "counts": counts,
     }
+    for share in (50, 100):
+        found = ", ".join(f"{name} {mib:.0f}" for name, mib in parts.get(share, []))
+        figures[f"processes_mib {share}%"] = found
     for name, values in (("open", control.opens), ("ttft", control.waits), ("gap", control.gaps)):
         figures[f"{name}_ms"] = {
             f"p{p:g}": round(percentile(values, p) * 1e3, 1) for p in (50, 99, 100) if values
