@@ -2,7 +2,7 @@
 
 | route | needs a token, if the server has any |
 |---|---|
-| /healthz, /readyz | no, and any Host: probes call by address |
+| /healthz (/health), /readyz | no, and any Host: probes call by address |
 | /metrics | with --metrics-auth |
 | / and the browser client's files | no |
 | /v1/info | yes |
@@ -69,7 +69,7 @@ class Routes:
                 Allow=", ".join(allowed),
             )
         match request.path:
-            case "/healthz":
+            case "/healthz" | "/health":
                 return json_response(200, {"ok": True})
             case "/readyz":
                 return self._ready()

@@ -3,11 +3,11 @@
 Settings of Ollama's own engine (threads, memory, context size) are accepted and change nothing.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from ramify.actors.gateway.apis.openai.requests import Struct, seed_of
+from ramify.actors.gateway.apis.openai.requests import NO_IMAGES, Struct, seed_of
 from ramify.protocol.errors import InvalidField
 from ramify.protocol.json_value import check_json
 from ramify.protocol.sampling import MinP, TopK, check_temperature
@@ -103,7 +103,9 @@ class Options(Struct, frozen=True, kw_only=True):
 class _Asked(Struct, frozen=True, kw_only=True):
     """What both ways to ask for text have."""
 
-    model: Annotated[str, Meta(min_length=1, max_length=4096)]
+    MENDS: ClassVar[dict[str, str]] = {"images": NO_IMAGES}
+
+    model: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None  # the one that is served
     stream: bool | None = None
     format: JsonObject | Literal["", "json"] | None = None
     options: Options | None = None

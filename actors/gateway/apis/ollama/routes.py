@@ -1,5 +1,6 @@
 """Which paths speak Ollama's API, and what becomes of a request there."""
 
+import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,6 +15,7 @@ from ramify.actors.gateway.port.http import HttpRequest, Response, error_in, jso
 from ramify.actors.gateway.port.hub import Hub
 from ramify.protocol.errors import RamifyError
 
+API_VERSION = "0.13.0"  # of Ollama, whose API this is as of then: clients look whether it is new enough
 NDJSON = "application/x-ndjson"
 _METHODS = {
     "/api/chat": "POST",
@@ -66,10 +68,10 @@ def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
             wanted = decode(request.body, ChatRequest)
         else:
             wanted = decode(request.body, GenerateRequest)
-        _check(wanted.model, served)
+        _check(wanted.model or served, served)
         if not (wanted.messages if isinstance(wanted, ChatRequest) else wanted.prompt):
             return loaded(wanted, served)
-        dialogue = OllamaAnswers(wanted, wanted.model, hub.vocabulary)
+        dialogue = OllamaAnswers(wanted, wanted.model or served, hub.vocabulary)
         return accept(hub, dialogue, credential, request, now, media=NDJSON)
     except RamifyError as error:
         return of_error(error)
@@ -120,14 +122,14 @@ def _size(parameters: int) -> str:
 
 def _seen(path: str, info: dict[str, Any]) -> dict[str, Any]:
     if path == "/api/version":
-        return {"version": info["version"]}
+        return {"version": API_VERSION}
     model = info["model"]
     entry = {
         "name": model["model"],
         "model": model["model"],
         "modified_at": _date(info["started"]),
         "size": 0,  # of a file: there is none of Ollama's
-        "digest": "",
+        "digest": hashlib.sha256(f"{model['model']} {model['architecture']}".encode()).hexdigest(),
         "details": _details(model),
     }
     if path == "/api/ps":

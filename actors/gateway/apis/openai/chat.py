@@ -39,7 +39,6 @@ def ops_of(request: ChatRequest) -> tuple[list[ClientMessage], list[str]]:
     tools = request.tools if request.tools else None
     choices = request.choices
     branches = ["main"] if choices == 1 else [f"choice{i}" for i in range(choices)]
-    form = request.response_format
     return [
         Open(detach="cancel", ttl_s=0.0, tools=tools, parts=True),
         Append(id=1, messages=[message.chat() for message in request.messages]),
@@ -51,7 +50,7 @@ def ops_of(request: ChatRequest) -> tuple[list[ClientMessage], list[str]]:
             as_=None if choices == 1 else branches,
             tool_choice=request.choice_of_tool,
             parallel_tool_calls=request.parallel_tool_calls is not False,
-            constraint=form.constraint() if form is not None else None,
+            constraint=request.constraint(),
             **request.sampling(),
         ),
     ], branches

@@ -63,6 +63,7 @@ def ops_of(request: CompletionRequest) -> tuple[list[ClientMessage], list[str]]:
                 logprobs=top,
                 n=n,
                 as_=None if n == 1 else names,
+                constraint=request.constraint(),
                 **request.sampling(),
             )
         )

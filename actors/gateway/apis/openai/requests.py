@@ -22,6 +22,7 @@ from ramify.protocol.wire import (
     JsonObject,
     LongText,
     ShortText,
+    StructuralTag,
     Text,
     TokenId,
     Tools,
@@ -33,8 +34,24 @@ _Stop = Annotated[str, Meta(min_length=1, max_length=256)]
 _Stops = _Stop | Annotated[list[_Stop], Meta(max_length=16)] | None
 _Prompt = Annotated[list[TokenId], Meta(min_length=1, max_length=1 << 24)]
 Choices = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
+ChoicesOfText = Annotated[list[LongText], Meta(min_length=1, max_length=1024)]
 
 R = TypeVar("R")
+
+NO_IMAGES = "no served model reads images: send text"
+_OWN_TOOLS = (
+    "the server runs no tools of its own: declare functions, or let the client call (an MCP "
+    "server's tools: `ramify.agent.mcp_tools`)"
+)
+# Kinds of parts and tools that the APIs have and this server does not, and what to do instead.
+NOT_SERVED = {
+    **dict.fromkeys(("image", "image_url", "input_image", "video_url"), NO_IMAGES),
+    **dict.fromkeys(("audio_url", "input_audio"), "no served model hears: send text"),
+    **dict.fromkeys(("file", "input_file"), "files are not read: send their text"),
+    **dict.fromkeys(
+        ("mcp", "web_search", "web_search_preview", "file_search", "code_interpreter", "local_shell",
+         "image_generation", "computer_use_preview", "shell", "custom"), _OWN_TOOLS),
+}  # fmt: skip
 
 
 class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -120,6 +137,31 @@ class ResponseFormat(Struct, kw_only=True, frozen=True):
         return Constraint(json_schema=self.json_schema.schema or {}, after_thought=True)
 
 
+class StructuredOutputs(Struct, kw_only=True, frozen=True):
+    """A constraint as vLLM's `structured_outputs` has it: one of these."""
+
+    json: JsonObject | LongText | None = None
+    regex: LongText | None = None
+    choice: ChoicesOfText | None = None
+    grammar: LongText | None = None
+    json_object: bool | None = None
+    structural_tag: StructuralTag | None = None
+
+    def constraint(self) -> Constraint:
+        """The same as `generate` has it. Raises InvalidField."""
+        named = [name for name in self.__struct_fields__ if getattr(self, name) not in (None, False)]
+        if len(named) != 1:
+            raise InvalidField(f"`structured_outputs` wants one of {', '.join(self.__struct_fields__)}")
+        return Constraint(
+            json_schema={"type": "object"} if self.json_object else self.json,
+            regex=self.regex,
+            choices=self.choice,
+            grammar=self.grammar,
+            structural_tag=self.structural_tag,
+            after_thought=True,
+        )
+
+
 class NamedFunction(Struct, kw_only=True, frozen=True):
     name: ShortText
 
@@ -134,7 +176,7 @@ class NamedTool(Struct, kw_only=True, frozen=True):
 class _Settings(Struct, kw_only=True, frozen=True):
     """What every way to ask for text has."""
 
-    model: Annotated[str, Meta(max_length=4096)]
+    model: Annotated[str, Meta(max_length=4096)] | None = None  # the one that is served
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     n: Choices | None = None
@@ -154,17 +196,42 @@ class _Settings(Struct, kw_only=True, frozen=True):
     ignore_eos: bool = False
     priority: Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
     deadline_ms: Count | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonObject | LongText | None = None
+    guided_regex: LongText | None = None
+    guided_choice: ChoicesOfText | None = None
+    guided_grammar: LongText | None = None
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
         if self.logit_bias:
-            raise InvalidField("`logit_bias` is not served: leave it out")
+            raise InvalidField(
+                "`logit_bias` is not served: constrain the output with `structured_outputs` "
+                "(choice, regex, json, grammar), or end it with `stop_token_ids`"
+            )
+        self.constraint()
         if self.stream_options is not None and not self.stream:
             raise InvalidField("`stream_options` goes with `stream`: set it, or leave them out")
 
     @property
     def choices(self) -> int:
         return self.n or 1
+
+    def constraint(self) -> Constraint | None:
+        """What the output must be. Raises InvalidField."""
+        guided = {
+            "json": self.guided_json,
+            "regex": self.guided_regex,
+            "choice": self.guided_choice,
+            "grammar": self.guided_grammar,
+        }
+        named = {name: value for name, value in guided.items() if value is not None}
+        if named and (self.structured_outputs is not None or len(named) > 1):
+            raise InvalidField(
+                f"`guided_{min(named)}` stands beside another constraint: give one of them"
+            )
+        given = StructuredOutputs(**named) if named else self.structured_outputs  # type: ignore[arg-type]
+        return given.constraint() if given is not None else None
 
     def sampling(self) -> dict[str, Any]:
         """The fields of `generate` that are set."""
@@ -195,6 +262,8 @@ class ChatRequest(_Settings, kw_only=True, frozen=True):
         "input": "use `messages`, or POST /v1/responses",
         "prompt": "use `messages`, or POST /v1/completions",
         "max_output_tokens": "use `max_completion_tokens`",
+        "chat_template_kwargs": "the chat template decides alone; a model that can be told not to "
+        "think is told so in a message, as its card says",
     }
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=1 << 14)]
@@ -223,6 +292,13 @@ class ChatRequest(_Settings, kw_only=True, frozen=True):
             check_json(self.tools, "tools")
         if self.metadata is not None:
             check_json(self.metadata, "metadata")
+
+    def constraint(self) -> Constraint | None:
+        given = super().constraint()
+        form = self.response_format.constraint() if self.response_format is not None else None
+        if given is not None and form is not None:
+            raise InvalidField("`response_format` stands beside another constraint: give one of them")
+        return given or form
 
     @property
     def limit(self) -> int | None:
@@ -294,7 +370,7 @@ def decode(body: bytes, kind: type[R]) -> R:
 def _bad(message: str, mends: dict[str, str]) -> BadRequest:
     """msgspec says: what is wrong - at `$.path`; the field stands in the text where it is unknown."""
     told, field = _told(message)
-    mend = mends.get(field or "")
+    mend = mends.get(field or "") or mends.get((field or "").rpartition(".")[2])
     return BadRequest(f"{told}: {mend}" if mend else told, details={"field": field})
 
 
@@ -310,6 +386,10 @@ def _told(message: str) -> tuple[str, str | None]:
         name = what.removeprefix("Object missing required field `").removesuffix("`")
         path = f"{path}.{name}" if path else name
         return f"missing parameter: `{path}`", path
-    if not path and what.startswith("`"):
-        path = what[1:].partition("`")[0]
+    if what.startswith("Invalid value '") and path.endswith("type"):
+        name = what.removeprefix("Invalid value '").removesuffix("'")
+        if name in NOT_SERVED:
+            return f"`{path}` {name!r}: {NOT_SERVED[name]}", path
+    if not path and what.startswith("`"):  # said here, with its name
+        return what, what[1:].partition("`")[0]
     return f"{what} - at `{path}`" if path else what, path or None

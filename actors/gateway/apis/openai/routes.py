@@ -5,6 +5,8 @@ import time
 from typing import Any
 from urllib.parse import unquote
 
+import msgspec
+
 from ramify.actors.gateway.apis.openai.chat import ChatAnswers, Heading
 from ramify.actors.gateway.apis.openai.completions import CompletionAnswers
 from ramify.actors.gateway.apis.openai.dialogue import Vocabulary
@@ -24,28 +26,13 @@ from ramify.protocol.wire import Cancel, Drop
 MODELS = "/v1/models"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, CANCEL, ITEMS = "/v1/responses", "/cancel", "/input_items"
-# OpenAI's, and not served: said in its shape
-_OTHERS = (
-    "/v1/assistants",
-    "/v1/audio",
-    "/v1/batches",
-    "/v1/conversations",
-    "/v1/embeddings",
-    "/v1/files",
-    "/v1/fine_tuning",
-    "/v1/images",
-    "/v1/moderations",
-    "/v1/realtime",
-    "/v1/threads",
-    "/v1/uploads",
-    "/v1/vector_stores",
-)
+_OURS = ("/v1/ai", "/v1/info", "/v1/tokens", "/v1/ws")  # all else below /v1/ is OpenAI's, or would be
 _METHODS = {CHAT: "POST", COMPLETIONS: "POST", MODELS: "GET", RESPONSES: "POST"}
 
 
 def spoken_at(path: str) -> bool:
     """Whether requests to `path` are for `respond`."""
-    return path in _METHODS or path.startswith((f"{MODELS}/", f"{RESPONSES}/", *_OTHERS))
+    return path.startswith("/v1/") and path not in _OURS
 
 
 def refuse(request: HttpRequest, hub: Hub) -> Response | None:
@@ -53,12 +40,13 @@ def refuse(request: HttpRequest, hub: Hub) -> Response | None:
     refusal = hub.routes.refuse(request)
     if refusal is not None:
         return reshaped(refusal)
-    if request.path.startswith(_OTHERS):
+    if request.path not in _METHODS and not request.path.startswith((f"{MODELS}/", f"{RESPONSES}/")):
         return error_answer(404, f"{request.path[:256]} is not served", code="unknown_url")
     wanted = _methods(request.path)
     if request.method not in wanted:
         message = f"{request.path[:256]} answers {' and '.join(wanted)}, not {request.method}"
-        return error_answer(405, message, code="method_not_allowed")
+        refusal = error_answer(405, message, code="method_not_allowed")
+        return msgspec.structs.replace(refusal, headers={"Allow": ", ".join(wanted)})
     if hub.draining or not hub.status.ready:
         phase = "draining" if hub.draining else hub.status.phase
         return error_answer(503, f"not ready: {phase}", code="overloaded", retry_ms=1000)
@@ -117,7 +105,7 @@ def _dialogue(request: HttpRequest, served: str, vocabulary: Vocabulary) -> Dial
         return ChatAnswers(chat, _heading("chatcmpl", chat.model, served), vocabulary)
     if request.path == RESPONSES:
         asked = decode(request.body, ResponseRequest)
-        _heading("", asked.model or served, served)
+        _heading("", asked.model, served)
         return ResponseDialogue(asked, served, int(time.time()), vocabulary)
     if request.path.startswith(f"{RESPONSES}/"):
         return _stored(request)
@@ -140,8 +128,8 @@ def _stored(request: HttpRequest) -> Dialogue:
     return StoredDialogue(stored, ident, ask, page)
 
 
-def _heading(prefix: str, asked: str, served: str) -> Heading:
+def _heading(prefix: str, asked: str | None, served: str) -> Heading:
     """Raises Refused."""
-    if asked != served:
+    if asked is not None and asked != served:
         raise unknown_model(asked, served)
     return Heading(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), served)

@@ -88,21 +88,64 @@ def test_what_to_do_instead_is_said(kind: type[Any], fields: dict[str, Any], mes
 
 
 def test_a_bias_of_logits_is_refused_in_words() -> None:
-    with pytest.raises(BadRequest, match="`logit_bias` is not served: leave it out"):
+    with pytest.raises(
+        BadRequest, match=r"`logit_bias` is not served: constrain the output with `structured_outputs`"
+    ):
         chat(logit_bias={"5": 1.0})
     assert chat(logit_bias={}).logit_bias == {}
 
 
 def test_a_schema_is_asked_for() -> None:
-    form = chat(response_format={"type": "json_object"}).response_format
-    assert form is not None
-    constraint = form.constraint()
+    constraint = chat(response_format={"type": "json_object"}).constraint()
     assert constraint is not None
     assert constraint.json_schema == {"type": "object"}
-    form = chat(response_format={"type": "json_schema"}).response_format
-    assert form is not None
     with pytest.raises(BadRequest, match="json_schema"):
-        form.constraint()
+        chat(response_format={"type": "json_schema"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "value"),
+    [
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "choices", ["yes", "no"]),
+        ({"structured_outputs": {"json": {"type": "integer"}}}, "json_schema", {"type": "integer"}),
+        ({"structured_outputs": {"json_object": True}}, "json_schema", {"type": "object"}),
+        ({"structured_outputs": {"regex": "[0-9]+"}}, "regex", "[0-9]+"),
+        ({"guided_json": {"type": "integer"}}, "json_schema", {"type": "integer"}),
+        ({"guided_regex": "[0-9]+"}, "regex", "[0-9]+"),
+        ({"guided_choice": ["yes"]}, "choices", ["yes"]),
+        ({"guided_grammar": "start: /a/"}, "grammar", "start: /a/"),
+    ],
+)
+@pytest.mark.parametrize("completes", [False, True])
+def test_constraints_of_other_servers_are_read(
+    fields: dict[str, Any], kind: str, value: Any, completes: bool
+) -> None:
+    asked = {"prompt": "x", **fields} if completes else {"messages": [], **CHAT, **fields}
+    request = decode(json.dumps(asked).encode(), CompletionRequest if completes else ChatRequest)
+    constraint = request.constraint()
+    assert constraint is not None
+    assert getattr(constraint, kind) == value
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"structured_outputs": {}},
+        {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+        {"guided_regex": "a", "guided_choice": ["a"]},
+        {"guided_regex": "a", "structured_outputs": {"regex": "a"}},
+        {"guided_regex": "a", "response_format": {"type": "json_object"}},
+    ],
+)
+def test_one_constraint_is_enough(fields: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match=r"one of (them|json)"):
+        chat(**fields)
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
+def test_parts_that_no_model_reads_are_refused_in_words(kind: str) -> None:
+    with pytest.raises(BadRequest, match=r"`messages\[0\].content\[0\].type` '.*: .*send"):
+        chat(messages=[{"role": "user", "content": [{"type": kind, kind: {}}]}])
 
 
 def test_settings_that_are_not_given_are_left_to_the_model() -> None:
