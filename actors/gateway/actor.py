@@ -110,7 +110,7 @@ class GatewayActor:
         return sum(1 for connection in self.hub.connections.values() if connection.websocket)
 
     def spells(self, vocabulary: Sequence[bytes]) -> None:
-        """What each token id of the model stands for."""
+        """Take the bytes of each token id."""
         self.hub.vocabulary = vocabulary
 
     def accept(self, credentials: Sequence[Credential]) -> None:
@@ -128,7 +128,7 @@ class GatewayActor:
         self.hub.shares.told(elsewhere, self.hub.clock.now())
 
     def usage(self) -> dict[str, CredentialUsage]:
-        """What each credential has and had here."""
+        """Sockets and work of each credential in this process."""
         return self.hub.shares.usage()
 
     def tell(self, message: GatewayMessage, /) -> None:
@@ -273,7 +273,7 @@ class GatewayActor:
                     connection.on_timer(now)
 
     def _retry(self) -> None:
-        """What sessions had no room for."""
+        """Try frames again that sessions had no room for."""
         blocked, self.hub.blocked = self.hub.blocked, set()
         for number in blocked:
             connection = self.hub.connections.get(number)

@@ -162,7 +162,7 @@ class SessionCore:
         count: int = 0,
         whole: bool = False,
     ) -> Changes | None:
-        """What its store does not have; None: nothing, or there is no store. `force`: even so."""
+        """The changes that the store lacks; None: no change, or no store. `force`: even without one."""
         if self.recorder is None:
             return None
         times = self._attachments

@@ -171,7 +171,7 @@ class Saver:
             self._covered = {}
 
     def failed(self, ticket: int) -> None:
-        """What was told with this ticket could not be written, and is tried again."""
+        """Note that a save could not be written; the store tries it again."""
         if ticket == self._sync:
             self._failing = True
 
@@ -184,7 +184,7 @@ class Saver:
                 self._blank = True
 
     def _save_anew(self) -> None:
-        """What waited for saves that were lost waits for this one."""
+        """Save everything anew; replies that waited for lost saves wait for this one."""
         waits = self._sync is not None
         ticket = self._save(sync=waits or self._synced, awaited=waits, whole=True)
         self._anew = None

@@ -54,7 +54,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True):
-    """What goes back."""
+    """A response: status, headers and body."""
 
     status: int
     body: bytes = b""
@@ -143,7 +143,7 @@ class RequestParser:
 
     @property
     def path(self) -> str:
-        """What is asked for, as far as it is known, of a head that cannot be read too; else ""."""
+        """The path of the request, also of a head that is faulty; "" if it is not known."""
         if self._head is not None:
             return self._head.path
         words = bytes(self._raw[:HEAD_BYTES]).partition(b"\r\n")[0].split(b" ")

@@ -55,7 +55,7 @@ class Inflow:
         return not self._transport.is_reading()
 
     def receive(self, data: bytes) -> None:
-        """What the transport has read."""
+        """Take bytes that the transport has read."""
         now = self._clock.now()
         self._guard.read(now)
         if self.deaf:

@@ -18,7 +18,7 @@ from ramify.protocol.wire import ClientMessage, Error, Op, Open, Ping, ServerMes
 
 
 class Intake(msgspec.Struct, frozen=True):
-    """What a frame comes to. `pings`: their `n`. `close`: (code, reason) after the replies.
+    """The outcome of a frame. `pings`: their `n`. `close`: (code, reason) after the replies.
 
     `ops`: from the first message on that is no ping; `place`, `limit`: see `messages.Frame`.
     """

@@ -138,7 +138,7 @@ class Routes:
         return json_response(200, told) if told["ready"] else json_response(503, told, Retry_After="1")
 
     def _holder(self, request: HttpRequest) -> Credential | None:
-        """Who asks, with a token that the server was configured with."""
+        """The credential of a request with a token that the server was configured with."""
         token = bearer_header(request.headers.get("authorization"))
         return self._tokens.configured(token) if token else None
 

@@ -90,7 +90,7 @@ def kind_of(label: Label) -> PartKind:
 
 
 def label_bytes(label: Label) -> int:
-    """What it takes in memory."""
+    """The bytes that labels take in memory."""
     if not isinstance(label, tuple):
         return 8
     return sum(_PART + len(part.text) + len(part.arguments or "") for part in label)

@@ -101,7 +101,7 @@ class Reader:
 
     @property
     def reasoning(self) -> str:
-        """What was thought, without blanks around it."""
+        """The thought, without blanks around it."""
         return "".join(self._reasoning).strip()
 
     @property

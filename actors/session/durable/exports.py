@@ -117,7 +117,7 @@ def exported(state: SessionState) -> bytes:
 
 
 class Importing(NamedTuple):
-    """What a session that is made of a file will be."""
+    """The parts of a session that is made of a file."""
 
     identity: Identity
     owner: str
@@ -362,7 +362,7 @@ class Checked:
                     raise Unsound(f"s{number}.history", "is of none of the last segments that have one")
 
     def _segment(self, number: int, segment: SavedInput | SavedOutput) -> int:
-        """Its tokens."""
+        """The tokens of a segment."""
         where = f"s{number}"
         if len(segment.tokens) % 4:
             raise Unsound(f"{where}.tokens", "are no int32")

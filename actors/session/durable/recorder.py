@@ -1,4 +1,4 @@
-"""What a session has that its store does not have yet. Pure.
+"""Finds what a session has that its store lacks. Pure.
 
 `collect` compares the session with what was collected before and returns the items that differ. Its cost
 follows the branches and the ops that wait, not the text: a segment is encoded once, when it is complete,

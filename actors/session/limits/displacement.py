@@ -27,13 +27,13 @@ class Displacement:
         return len(self._by_owner.get(owner, ()))
 
     def use(self, owner: str, session: str) -> None:
-        """It is used now: the others are older."""
+        """Note a use: the owner's other sessions are older now."""
         sessions = self._by_owner.setdefault(owner, {})
         sessions.pop(session, None)
         sessions[session] = None
 
     def drop(self, owner: str, session: str) -> None:
-        """It has ended."""
+        """Forget a session that has ended."""
         sessions = self._by_owner.get(owner)
         if sessions is not None:
             sessions.pop(session, None)

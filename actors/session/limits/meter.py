@@ -23,7 +23,7 @@ SESSION = 24 << 10
 
 
 class Budget:
-    """What the sessions of one credential, or of this process, hold. `what` names them in errors."""
+    """The bytes that a credential's or the process' sessions hold. `what` names them in errors."""
 
     __slots__ = ("advice", "held", "most", "most_sessions", "sessions", "what")
 
@@ -55,7 +55,7 @@ class Budget:
 
 
 class Meter:
-    """What one session holds; it counts for its credential and for the process too."""
+    """The bytes that one session holds; they count for its credential and for the process too."""
 
     __slots__ = ("_owner", "_process", "full", "held", "most")
 
@@ -171,7 +171,7 @@ class Held:
 
     @property
     def meter(self) -> Meter | None:
-        """Whose bytes these are."""
+        """The owner of these bytes."""
         return getattr(self, "_meter", None)
 
     def __del__(self) -> None:

@@ -27,7 +27,7 @@ def at_once(steps: Steps[T]) -> T:
 
 
 class Work:
-    """What is left of the turn. `most`: the budget."""
+    """The work that is left of a turn. `most`: the budget."""
 
     __slots__ = ("left", "most")
 

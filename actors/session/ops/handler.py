@@ -60,7 +60,7 @@ class Faults:
 
 
 class OpContext:
-    """What the ops of one session work with. The time is `publisher.now`.
+    """The parts of a session that its ops work with. The time is `publisher.now`.
 
     `scored(branch)`: whether an op that waits wants the mean log-probability of what is generated there.
     """
@@ -123,13 +123,13 @@ class OpContext:
 
 
 def said_on(branch: Branch) -> str:
-    """What was generated there last, "" if nothing was since it was forked."""
+    """The last text generated on a branch, "" if none was since it was forked."""
     answer = branch.answer()
     return answer.said if answer is not None else ""
 
 
 def reading(branch: Branch) -> int:
-    """What `said_on` costs (see `work`)."""
+    """The cost of `said_on` (see `work`)."""
     answer = branch.answer()
     return len(answer.chunks) // CHUNKS if answer is not None else 0
 
@@ -147,7 +147,7 @@ def _no_cost(ctx: OpContext, op: Op, task: Task) -> int:
 
 
 class Hands(NamedTuple):
-    """What ops that run at once work with. `end(why)`: the session is over."""
+    """The parts of a session that ops which run at once work with. `end(why)`: the session is over."""
 
     state: SessionState
     publisher: Publisher

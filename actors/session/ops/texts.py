@@ -41,7 +41,7 @@ class _Waiting(NamedTuple):
 
 
 class Texts:
-    """What is tokenized for one session."""
+    """The texts that are tokenized for one session."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Texts:
             return waiting.task, bare(failure)
 
     def cost(self, task: Task, branch: Branch, op: Append) -> int:
-        """What `put` is going to cost, about."""
+        """The cost of `put`, about."""
         shared, writer = task.shared, self._writer
         assert shared is not None
         strict = task.frame.opened.template == "strict"

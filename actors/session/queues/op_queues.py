@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Touches(Protocol):
-    """What a queue needs to know of a task."""
+    """A task as a queue sees it."""
 
     @property
     def touched(self) -> tuple[str, ...]: ...

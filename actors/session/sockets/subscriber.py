@@ -108,7 +108,7 @@ class Subscriber:
             self._truncate[branch.name] = start
 
     def restart(self, branch: Branch, have: int) -> None:
-        """Nothing that the socket has seen of the branch is sure: begin anew."""
+        """Forget what the socket has seen of a branch, and send it from its beginning."""
         self._cursors[branch.name] = 0
         if have:
             self._truncate[branch.name] = 0
@@ -209,7 +209,7 @@ class Subscriber:
         self._credit[name] = upto
 
     def close(self) -> None:
-        """It is detached: nothing waits for it any more."""
+        """Drop all that waits for a socket that is detached."""
         self._hold(-self._size)
         self._held.clear()
         self._untold.clear()

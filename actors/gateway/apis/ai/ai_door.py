@@ -147,7 +147,7 @@ class AiDoor:
             raise LimitExceeded(f"{MOST_REQUESTS} requests are under way on this socket: wait for one")
 
     def _admitted(self, headers: dict[str, str]) -> Credential | None:
-        """Who asks. A token may come with the first request. None: it was wrong, and ends the socket."""
+        """The client's credential; None: the token of its first request is wrong; the socket ends."""
         if self._line.credential is None:
             given = next(
                 (value for name, value in headers.items() if name.lower() == "authorization"), None
@@ -162,7 +162,7 @@ class AiDoor:
         return listener
 
     def _answer(self, request_id: str) -> Listener:
-        """Somebody to tell things to who is not registered."""
+        """A listener for one answer, not registered with a run."""
         return Listener(self._line, request_id, lambda _: None)
 
     def _ended(self, listener: Listener) -> None:

@@ -49,7 +49,7 @@ class Listener:
         self.line.write(self.line.frame(msgspec.json.encode(message)))
 
     def end(self, error: str | None = None) -> None:
-        """Its one end."""
+        """Tell the end of the request, once."""
         if error is None:
             self.tell("end")
         else:
@@ -96,7 +96,7 @@ class ChatRun(DialogueRun):
         self.start()
 
     def join(self, listener: Listener) -> None:
-        """Somebody came back: all that was said, then what comes."""
+        """Add a listener: it gets the transcript, then what follows."""
         listener.replay(self._transcript)
         self._listeners.append(listener)
         self._hub.timers.forget(self.id)

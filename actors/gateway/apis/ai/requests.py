@@ -138,7 +138,7 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
 
     @property
     def constraint(self) -> Constraint | None:
-        """What the output must be."""
+        """The constraint that `responseFormat` asks for."""
         wanted = self.response_format
         if wanted is None or wanted.type == "text":
             return None
@@ -161,7 +161,7 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
 
 
 class Envelope(msgspec.Struct, frozen=True, rename="camel"):
-    """What every frame has."""
+    """The fields of every frame."""
 
     type: Literal["send", "resume", "abort"]
     request_id: RequestId
@@ -265,7 +265,7 @@ _RESULTS = ("output-available", "output-error", "output-denied")
 
 
 def _result(part: UiPart) -> str:
-    """What a call gave, as text."""
+    """The result of a call, as text."""
     if part.state == "output-denied":
         return "The user did not allow this call."
     if part.state == "output-error":

@@ -107,7 +107,7 @@ class OllamaAnswers(Answers):
 
 
 def loaded(request: ChatRequest | GenerateRequest, model: str) -> Response:
-    """Nothing was asked for: the model is there."""
+    """The answer to a request without a prompt: the model is loaded."""
     speech: JsonObject = {"message": {"role": "assistant", "content": ""}}
     if isinstance(request, GenerateRequest):
         speech = {"response": ""}

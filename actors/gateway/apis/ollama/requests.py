@@ -30,7 +30,7 @@ class Message(Struct, frozen=True, kw_only=True):
     tool_call_id: ShortText | None = None
 
     def chat(self) -> ChatMessage:
-        """The same as the session's templates know it. Raises InvalidField for bad `tool_calls`."""
+        """The message as a session's template takes it. Raises InvalidField for bad `tool_calls`."""
         return ChatMessage(
             role=self.role,
             content=self.content or "",
@@ -101,7 +101,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 class _Asked(Struct, frozen=True, kw_only=True):
-    """What both ways to ask for text have."""
+    """The fields of both kinds of requests."""
 
     MENDS: ClassVar[dict[str, str]] = {"images": NO_IMAGES}
 
@@ -129,7 +129,7 @@ class _Asked(Struct, frozen=True, kw_only=True):
 
     @property
     def constraint(self) -> Constraint | None:
-        """What `format` asks for."""
+        """The constraint that `format` asks for."""
         if isinstance(self.format, dict):
             return Constraint(json_schema=self.format)
         return Constraint(json_schema={"type": "object"}) if self.format else None

@@ -33,7 +33,7 @@ def spoken_at(path: str) -> bool:
 
 
 def refuse(request: HttpRequest, hub: Hub) -> Response | None:
-    """What is wrong with the head of a request whose path is `spoken_at`; None: its body is wanted."""
+    """Refuse a request by its head, where its path is `spoken_at`; None: its body is wanted."""
     refusal = hub.routes.refuse(request)
     if refusal is not None:
         return reshaped(refusal)

@@ -24,7 +24,7 @@ _QUICK_END = b'},"finish_reason":null,"logprobs":null}]}\n\n'
 
 
 class Heading(msgspec.Struct, frozen=True):
-    """What every object of one answer begins with. `created`: seconds since 1970."""
+    """The first fields of every object of one answer. `created`: seconds since 1970."""
 
     ident: str
     created: int

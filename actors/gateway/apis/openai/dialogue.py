@@ -174,7 +174,7 @@ def count_tokens(prompt: int, cached: int, usages: Sequence[Usage]) -> dict[str,
 
 
 def noted(done: Sequence[Done]) -> dict[str, Any]:
-    """What a constraint was read as, where that needs a word: `notes`, a field of ours."""
+    """The field `notes` of ours: how a constraint was read, where that needs saying."""
     notes = list(dict.fromkeys(note for each in done for note in each.notes or ()))
     return {"notes": notes} if notes else {}
 

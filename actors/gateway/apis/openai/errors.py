@@ -81,7 +81,7 @@ class Refused(BadRequest):
 
 
 def unknown_model(asked: str, served: str) -> Refused:
-    """It names another model than the one that is served."""
+    """The error for a model that is not served."""
     message = f"the model {asked[:256]!r} is not served here: this server has {served!r}"
     return Refused(404, message, param="model", named="model_not_found")
 
@@ -143,5 +143,5 @@ def param_of(details: dict[str, Any]) -> str | None:
 
 
 def event_of_error(error: Error | RamifyError) -> dict[str, Any]:
-    """What a stream that has begun sends instead of its end."""
+    """The event that ends a stream with an error."""
     return status_and_body(error)[1]

@@ -30,7 +30,7 @@ CANCEL = 1000  # id of the op: above those of a dialogue
 
 
 class _Envelope(msgspec.Struct, frozen=True):
-    """What says where a message belongs."""
+    """The fields by which a message is routed to its lane."""
 
     type: str
     stream_id: StreamId = None
@@ -65,7 +65,7 @@ class _Lane:
         return self.running is None and not self.waiting
 
     def forget(self) -> None:
-        """Its last response can be continued no more."""
+        """Drop the last response, which cannot be continued any more."""
         if self.last is not None:
             channel, dialogue = self.last
             self.last = None

@@ -92,7 +92,7 @@ class Message(Struct, kw_only=True, frozen=True):
     parsed: Any = None  # what a client made of the content: it sends it back with the message
 
     def chat(self) -> ChatMessage:
-        """The same as the session's templates know it. Raises InvalidField for bad `tool_calls`."""
+        """The message as a session's template takes it. Raises InvalidField for bad `tool_calls`."""
         return ChatMessage(
             role="system" if self.role == "developer" else self.role,
             content=content_text(self.content) or self.refusal or "",
@@ -125,7 +125,7 @@ class ResponseFormat(Struct, kw_only=True, frozen=True):
     format: JsonObject | None = None
 
     def constraint(self) -> Constraint | None:
-        """What it asks of a generation. Raises InvalidField."""
+        """The constraint that it asks for. Raises InvalidField."""
         if self.type == "text":
             return None
         if self.type == "json_object":
@@ -174,7 +174,7 @@ class NamedTool(Struct, kw_only=True, frozen=True):
 
 
 class _Settings(Struct, kw_only=True, frozen=True):
-    """What every way to ask for text has."""
+    """The fields of every request for text."""
 
     model: Annotated[str, Meta(max_length=4096)] | None = None  # the one that is served
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
@@ -375,7 +375,7 @@ def _bad(message: str, mends: dict[str, str]) -> BadRequest:
 
 
 def _told(message: str) -> tuple[str, str | None]:
-    """What to say, and the field."""
+    """The message of an error, and the field it names."""
     what, _, where = message.partition(" - at `$")
     path = where.removesuffix("`").removeprefix(".")
     if what.startswith("Object contains unknown field `"):

@@ -62,7 +62,7 @@ class OutputItem(ABC):
 
     @abstractmethod
     def shown(self, status: str) -> JsonObject:
-        """What it looks like, as far as it is there."""
+        """The item as JSON, as far as it is written."""
 
     def opened(self, events: Events) -> bytes:
         item = self.shown("in_progress")

@@ -249,7 +249,7 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def constraint(self) -> Constraint | None:
-        """What `text.format` asks for."""
+        """The constraint that `text.format` asks for."""
         form = self.text.format if self.text is not None else None
         if isinstance(form, SchemaFormat):
             return Constraint(json_schema=form.schema or {}, after_thought=True)
@@ -258,7 +258,7 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
         return None
 
     def messages(self, *, instructed: bool) -> list[ChatMessage]:
-        """What is appended. `instructed`: the branch begins with the instructions already.
+        """The messages to append. `instructed`: the branch begins with the instructions already.
 
         Raises BadRequest.
         """

@@ -125,7 +125,7 @@ class ResponseDialogue:
         return self.over and self._done is not None and self._done is not _FAILED
 
     def forget(self) -> list[ClientMessage]:
-        """Nobody continues it any more: its branch goes."""
+        """Drop the branch of a response that cannot be continued."""
         return [Drop(id=FORGET, branch=self._branch)]
 
     def abandon(self) -> list[ClientMessage]:
@@ -412,7 +412,7 @@ def _asked(request: ResponseRequest) -> JsonObject:
 
 
 def keyed(response: JsonObject, key: str) -> JsonObject:
-    """The same object, whose ids have this key of its session. What is kept has none ("")."""
+    """The response with the session's key in its ids. What is stored has none ("")."""
     ids = {name: response.get(name) for name in IDS}
     return {**response, **{n: with_key(i, key) for n, i in ids.items() if isinstance(i, str)}}
 

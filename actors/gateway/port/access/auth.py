@@ -52,7 +52,7 @@ class AccessTokens:
         self._by_name = {one.name: one for one in self._accepted.values()}
 
     def configured(self, token: str) -> Credential | None:
-        """Whose token it is, if the server was configured with it (these may mint)."""
+        """The credential of a token that the server was configured with (these may mint)."""
         return self._accepted.get(digest_of(token))
 
     def accepts(self, token: str | None, now: float) -> bool:
@@ -63,7 +63,7 @@ class AccessTokens:
         return digest in self._accepted or self._minted.holds(digest, now)
 
     def admit(self, token: str, now: float) -> Credential | None:
-        """Who opens a connection with the token now; None: nobody may.
+        """The credential that opens a connection with the token now; None: the token is refused.
 
         A minted token is used up by this, and stands for whoever minted it: without a digest.
         """

@@ -105,7 +105,7 @@ class Strangers:
 
 
 def network_of(address: str) -> str:
-    """What one client can choose freely is one account: an IPv4 address, 64 bits of an IPv6 one."""
+    """The account of an address: an IPv4 address, or the first 64 bits of an IPv6 one."""
     if ":" not in address:
         return address
     try:

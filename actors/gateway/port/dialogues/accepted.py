@@ -1,4 +1,4 @@
-"""A request that a session is going to answer: who asks, and what it counts against."""
+"""A request that a session is going to answer, with its credential and the share that it counts in."""
 
 import msgspec
 
@@ -45,7 +45,7 @@ def may_ask(request: HttpRequest, hub: Hub) -> bool:
 
 
 def credential_of(request: HttpRequest, hub: Hub, now: float, *, spends: bool) -> Credential | None:
-    """Who asks; None: nobody may. `spends`: a minted token is used up."""
+    """The credential of a request; None: it is refused. `spends`: use up a minted token."""
     if not hub.tokens.required:
         return NOBODY
     token = bearer_header(request.headers.get("authorization"))

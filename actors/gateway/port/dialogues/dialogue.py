@@ -27,7 +27,7 @@ class Dialogue(Protocol):
 
     @property
     def over(self) -> bool:
-        """Nothing more is to be said."""
+        """Whether the answer is complete."""
         ...
 
     def receive(self, messages: Sequence[ServerMessage]) -> bytes | Response | None:
@@ -39,7 +39,7 @@ class Dialogue(Protocol):
         ...
 
     def abandon(self) -> list[ClientMessage]:
-        """What the session is told if the client goes before the dialogue is over; empty: nothing.
+        """The ops for a session whose client went before the dialogue was over; may be empty.
 
         What runs for this client alone is cancelled anyway.
         """

@@ -105,7 +105,7 @@ class DialogueRun(ABC):
 
     @abstractmethod
     def _queue(self, made: bytes | Response | None) -> None:
-        """What the dialogue made goes to the client with the next `flush`."""
+        """Queue bytes of the dialogue for the client; they go with the next `flush`."""
 
     @abstractmethod
     def _ended(self) -> None:

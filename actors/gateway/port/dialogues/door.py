@@ -1,4 +1,4 @@
-"""What may be spoken on a WebSocket instead of ramify.v1: a door, chosen by the path of the upgrade.
+"""Doors: protocols over WebSocket beside ramify.v1, chosen by the path of the upgrade.
 
 `Connection` owns the socket: handshake, limits, pings, flow control and the closing handshake are the
 same for all. It gives each complete text message to the `Door`, which knows one protocol, and starts a
@@ -19,7 +19,7 @@ from ramify.protocol.errors import RamifyError
 class Line(Protocol):
     """The socket, as a door sees it.
 
-    `credential`: who speaks; None until a token was shown, at the handshake or to `admit`.
+    `credential`: the client's; None until a token was shown, at the handshake or to `admit`.
     """
 
     @property
