@@ -64,14 +64,6 @@ def nothing(symbols: int) -> Fragment:
     return Fragment(np.full((1, symbols), -1, np.int32), np.zeros(1, np.bool_))
 
 
-def concatenation(parts: Sequence[Fragment]) -> Fragment:
-    """`parts` (one or more) one behind the other."""
-    chain = Concatenation(parts[-1])
-    for part in reversed(parts[:-1]):
-        chain.prepend(part)
-    return chain.fragment()
-
-
 class Concatenation:
     """A concatenation that grows to the left, each part copied once."""
 

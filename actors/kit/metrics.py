@@ -28,7 +28,6 @@ from ramify.protocol.messages import Finished
 from ramify.protocol.plan import StepResult, unpack
 
 PAST = -1  # instead of a gateway process' number
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # Upper bounds in seconds. Latencies that a user feels; steps of a device; planning on the host.
 LATENCY = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60)
@@ -277,11 +276,6 @@ class Metrics:
         return self._lag
 
     @property
-    def kv_slots(self) -> tuple[int, int, int]:
-        """Token slots of the KV pool: free, evictable, referenced."""
-        return self._kv
-
-    @property
     def kv_in_use(self) -> float:
         """Part of the pool that running requests hold, 0..1."""
         total = sum(self._kv)
@@ -309,7 +303,7 @@ class Metrics:
         )
 
     def render(self) -> bytes:
-        """The text exposition format, version 0.0.4 (`CONTENT_TYPE`)."""
+        """The text exposition format, version 0.0.4."""
         return generate_latest(self.registry)
 
     def scrape(self, done: Callable[[bytes], object], /) -> None:

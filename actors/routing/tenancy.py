@@ -22,8 +22,6 @@ HALF_LIFE = 20.0  # seconds, of what a tenant's load is measured by
 MOST_TENANTS = 4096
 _FILL = 0.5  # of a home's replicas, so much is the tenant's own load
 
-Floats = npt.NDArray[np.float64]
-
 
 class _Tenant:
     __slots__ = ("order", "rate", "seed", "since", "version")

@@ -9,7 +9,6 @@ MAX_EXPRESSIONS = 20_000  # values and members that are spelled
 MAX_NESTING = 48  # of spelled values in each other
 MAX_COUNT = 1_000  # of minLength, maxLength, minItems, maxItems
 MAX_MULTIPLE = 2_000  # of multipleOf, in its last digit
-MAX_PERMUTED = 8  # values whose unique lists are spelled in every order
 ANY_DEPTHS = (3, 1)  # how deep a value may nest that no schema describes: the first that fits
 MAX_SECONDS = 4.0  # of the processor, for one schema; another back end may then be tried in time
 MAX_NOTES = 64  # what is told of one schema
