@@ -86,10 +86,10 @@ def parse(pattern: str) -> Expression:
         ) from None
     if size > MAX_BYTES:
         raise ConstraintError(f"the regex has {size} bytes: at most {MAX_BYTES}")
-    return _Parser(pattern).whole()
+    return _RegexParser(pattern).whole()
 
 
-class _Parser:
+class _RegexParser:
     """A recursive descent over `text`."""
 
     def __init__(self, text: str) -> None:
