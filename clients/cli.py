@@ -9,7 +9,7 @@ import difflib
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, cast
 
 from ramify.clients.commands import bench, chat, info, replica, serve, store
 from ramify.clients.commands.screen import shown
@@ -40,7 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 class _Parser(argparse.ArgumentParser):
     """Refuses a flag that it does not know by naming the closest one that it does."""
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    # The base's overloads have several signatures; all callers pass what this one takes.
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, args: Any = None, namespace: Any = None
+    ) -> Any:
         known, left = super().parse_known_args(args, namespace)
         if left:
             flags = [name for action in self._actions for name in action.option_strings]
@@ -54,8 +57,11 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    parser: argparse.ArgumentParser = _Parser(
-        prog="ramify", description="Serve language models to stateful clients, and talk to them."
+    parser = cast(
+        argparse.ArgumentParser,
+        _Parser(
+            prog="ramify", description="Serve language models to stateful clients, and talk to them."
+        ),
     )
     parser.add_argument("--version", action="version", version=f"ramify {installed_version()}")
     commands: argparse._SubParsersAction[argparse.ArgumentParser]

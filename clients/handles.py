@@ -228,8 +228,8 @@ class Branch:
     def generate(
         self, *, type: "type[Parsed]", n: None = None, **options: Unpack[GenerateOptions]
     ) -> TypedGeneration[Parsed]: ...
-    @overload
-    def generate(
+    @overload  # a list of typed ones is no list of the others
+    def generate(  # pyright: ignore[reportOverlappingOverload]
         self,
         *,
         type: "type[Parsed]",

@@ -236,8 +236,8 @@ class SyncBranch:
     def generate(
         self, *, type: "type[Parsed]", n: None = None, **options: Unpack[GenerateOptions]
     ) -> TypedSyncGeneration[Parsed]: ...
-    @overload
-    def generate(
+    @overload  # a list of typed ones is no list of the others
+    def generate(  # pyright: ignore[reportOverlappingOverload]
         self,
         *,
         type: "type[Parsed]",

@@ -278,9 +278,10 @@ def _with_id(item: JsonObject, unique: str) -> JsonObject:
     content = item.get("content")
     if kind == "message" and isinstance(content, str):
         part = "output_text" if item.get("role") == "assistant" else "input_text"
-        content = [{"type": part, "text": content}]
+        text: JsonObject = {"type": part, "text": content}
         if part == "output_text":
-            content[0]["annotations"] = []
+            text["annotations"] = []
+        content = [text]
     shown: JsonObject = {"type": kind, "status": "completed", **item}
     if content is not None:
         shown["content"] = content
