@@ -69,6 +69,7 @@ class StepWork:
 
 STALL = 64  # tokens: four times the least that a step may take
 STREAMS = 64
+MARKS = ("p50", 0.5), ("p90", 0.9), ("max", 1.0)
 CPU = (
     5.0,
     0.3,
@@ -470,7 +471,8 @@ def crowd(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
 
         def finish(answer: SimulatedAnswer) -> None:
             others.append(answer)
-            turn(session, branch, position + 600)
+            rest = sim.dice.expovariate(1 / options.think) if options.think else 0.0
+            sim.at(sim.now + rest, partial(turn, session, branch, position + 600))
 
         answer = SimulatedAnswer(branch, sim.now, finish)
         sim.submit(answer, session, position + 100, 500, 0, f"own {session}" if options.own else "crowd")
@@ -491,7 +493,13 @@ def crowd(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
         sim.open(branch)
         sim.at(0.0, partial(turn, number + 1, branch, 0))
     sim.at(5000.0, lambda: come(0))
-    return lambda: f"newcomers: {_latencies(new)}\nthe crowd: {_latencies(others)}"
+    return lambda: (
+        f"newcomers: {_latencies(new)}; the longest {max(a.ttft for a in new):.0f} ms\n"
+        f"the crowd: {_latencies(others)}\n"
+        f"seconds of a turn until its first token: {_marks([a.ttft for a in others])}; "
+        f"until its last: {_marks([a.arrivals[-1] - a.sent for a in others])}; "
+        f"its longest pause: {_marks([max(a.gaps) for a in others])}"
+    )
 
 
 class Rounds:
@@ -570,6 +578,13 @@ def _latencies(answers: list[SimulatedAnswer]) -> str:
     return f"TTFT {_spread([a.ttft for a in answers])}, ITL {_spread(gaps)} ms ({len(answers)})"
 
 
+def _marks(values: Sequence[float]) -> str:
+    """Milliseconds, in seconds."""
+    found = sorted(values)
+    shown = ", ".join(f"{name} {found[int(part * (len(found) - 1))] / 1e3:.1f}" for name, part in MARKS)
+    return f"mean {statistics.fmean(found) / 1e3:.1f}, {shown}"
+
+
 def _spread(values: Sequence[float]) -> str:
     marks = statistics.quantiles(values, n=100)
     shown = " ".join(f"p{percent} {marks[percent - 1]:.2f}" for percent in (50, 90, 99))
@@ -595,6 +610,7 @@ def main() -> None:
     parser.add_argument("--spread", type=float, default=0.0, metavar="MS", help="of their starts")
     parser.add_argument("--owners", action="store_true", help="newcomer: the 5 have one credential")
     parser.add_argument("--own", action="store_true", help="crowd: each session is a client of its own")
+    parser.add_argument("--think", type=float, default=0.0, metavar="MS", help="crowd: between turns")
     parser.add_argument("--steps", action="store_true", help="print every step")
     parser.add_argument("--cpu", action="store_true", help="steps of a small model on a CPU")
     parser.add_argument("--noise", type=float, nargs="+", default=[0.0], help="of the steps' times")

@@ -14,6 +14,11 @@ An output counts until it is as long as its tenant's outputs usually are: most s
 may. A tenant reserves at most `SHARE` of the pool, so that announcements alone keep no other tenant out.
 Its own new sessions leave all of its reserve free.
 
+Where others wait, a *stay* ends with a turn: when the session has had as many output tokens as its next
+prompt is long, or after `STAY` quanta. A session that makes room computes its prompt anew when it comes
+back, so that costs no more than what the stay gave. A session that opens a new branch has little to
+compute anew, and its stay ends there.
+
 A session whose only run gave its pages back, because other runs grew, is no longer active: more sessions
 had begun than the pool can serve.
 
@@ -29,6 +34,7 @@ from ramify.actors.scheduler.request import Account, Request, Tenant
 FORESEEN = 64  # output tokens of a request that count at least, if it may have so many
 LEARNT = 16  # outputs over which the usual length is learnt
 BETWEEN = 8  # quanta that a session stays active whose next ops are known: their text is being prepared
+STAY = 64  # quanta after which a session makes room for those that wait, whatever that costs
 SHARE = 4  # a tenant reserves at most one part in so many
 
 
@@ -66,6 +72,13 @@ class ActiveSessions:
         account.goal -= account.kept - account.held
         account.kept = account.held
         self._changed.add(account)
+
+    def over(self, request: Request, step: int) -> bool:
+        """Whether the stay of its session ends with the turn before `request`, as others wait."""
+        account = request.account
+        if not account.active or account.behind or len(account.requests) > 1:
+            return False
+        return account.given >= request.prompt or step - account.began >= STAY * self._quantum
 
     def end(self, account: Account) -> None:
         """Stop counting `account`: what it left in the tree belongs to no session."""

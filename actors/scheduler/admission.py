@@ -154,6 +154,8 @@ class Admission:
 
     def submitted(self, request: Request) -> None:
         """Queue a new request."""
+        if self._memory_queue and self.active.over(request, self._planner.step):
+            self.active.end(request.account)
         self.active.foresee(request, request.limit)
         self.active.announce(request.account, request.submit.expects)
         self.enqueue(request)
@@ -168,6 +170,7 @@ class Admission:
         """Note the end of a run. `length`: positions of its branch whose KV stays in the tree."""
         held = run.held
         run.account.tenant.slots -= held
+        run.account.given += len(run.out)
         self.active.stopped(run.request, held, length - run.cached)
         self.active.foresee(run.request, run.request.remaining)
 
@@ -188,6 +191,8 @@ class Admission:
         """Note a grant, and correct the request's charge to what it really holds."""
         account, held = request.account, run.held
         self.active.granted(request)
+        if not account.active:
+            account.began, account.given = self._planner.step, 0
         if not account.active and not request.single_answer:
             self.active.begin(account)
             self._memory_queue.begin(account)

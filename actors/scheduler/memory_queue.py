@@ -12,17 +12,18 @@ The waiting queue decides on rows as always. When a candidate's session begins, 
 requests leave this queue too. A candidate of a tenant that runs something may last, for a tenant takes
 no pages from its own runs. So while it lasts, a second one is tried, of a tenant that runs nothing.
 
-A newcomer overtakes both queues: a tenant that runs nothing, in the quantum of steps after its first
-request came, if no other did so for half a quantum. So whoever comes alone to a full pool waits neither
-for a crowd that came at once nor for requests that lack many pages. A request that had to give its
-pages back is no newcomer's. If it is the only request of its session, it is admitted for a *single
-answer*: the session does not begin with it and queues here afterwards. So a crowd of newcomers gets
-first tokens soon without overfilling the pool.
+A newcomer overtakes both queues: a tenant that runs nothing and has had no more than its share, in the
+quantum of steps after its first request came, if no other did so for half a quantum. The shortest
+prompt is first, and does not wait for the pages of a longer one. So whoever comes alone to a full pool
+waits neither for a crowd that came at once nor for requests that lack many pages. A request that had to
+give its pages back is no newcomer's, nor is one of a tenant that has just had an answer. If it is the
+only request of its session, it is admitted for a *single answer*: the session does not begin with it
+and queues here afterwards. So a crowd of newcomers gets first tokens soon without overfilling the pool.
 
 This file knows steps and pages, not why there is no room.
 """
 
-from collections import deque
+import heapq
 from collections.abc import Callable
 
 from ramify.actors.scheduler.queue import WaitingQueue
@@ -38,7 +39,7 @@ class MemoryQueue:
         self._waiting = waiting
         self._queue = empty
         self._quantum = quantum
-        self.newcomers: deque[Request] = deque()  # in the order in which they came
+        self.newcomers: list[tuple[int, int, Request]] = []  # a heap: the shortest prompt is first
         self._refused = -1  # the step in which a candidate was last denied pages
         self._need = 0  # pages that the last denied candidate asked for
         self._overfilled = 0  # tokens computed when a candidate was last tried without room
@@ -54,12 +55,16 @@ class MemoryQueue:
     def add(self, request: Request, step: int, *, first: bool = False) -> None:
         """Queue `request`. `step`: the last planned step. `first`: before equal requests."""
         request.in_memory_queue = True
+        owed = request.account.tenant.served <= self._waiting.virtual  # no more than its share
         self._queue.virtual = self._waiting.virtual  # later requests do not go before earlier ones
         self._queue.push(request, first=first)
         if request.came < 0:
             request.came = step
-            if not request.ahead and not request.started:
-                self.newcomers.append(request)
+            if owed and not request.ahead and not request.started:
+                heapq.heappush(self.newcomers, (request.prompt, request.seq, request))
+                if len(self.newcomers) > 64 + 2 * len(self._queue):  # of those that have left; amortised
+                    self.newcomers = [entry for entry in self.newcomers if entry[2].in_memory_queue]
+                    heapq.heapify(self.newcomers)
 
     def denied(self, request: Request, need: int, step: int) -> None:
         """`request` was denied: it needs `need` available pages."""
@@ -116,7 +121,9 @@ class MemoryQueue:
         """Move the first newcomer to the head of the waiting queue, if it is time. Whether it did."""
         new = self._newcomer(step)
         last = self._overtaker
-        if new is None or (last is not None and last.overtakes and _is_undecided(last)):
+        if new is None:
+            return False
+        if last is not None and last.overtakes and _is_undecided(last) and last.prompt <= new.prompt:
             return False
         if step - self._overtaken < self._quantum // 2:
             return False
@@ -140,17 +147,17 @@ class MemoryQueue:
         self._waiting.push(request)
 
     def _newcomer(self, step: int) -> Request | None:
-        """The first queued request of a new tenant, or None."""
+        """The queued request of a new tenant that has the shortest prompt, or None."""
         new = self.newcomers
         while new:
-            request = new[0]
+            request = new[0][2]
             if (
                 request.in_memory_queue
                 and step - request.came < self._quantum
                 and not request.account.tenant.rows
             ):
                 return request
-            new.popleft()
+            heapq.heappop(new)
         return None
 
 

@@ -9,6 +9,8 @@
 3. Turns, where there are more tenants than rows: a tenant without a row gets the row of a run that has
    had it for `TURN` quanta. It also gets the pages of such a run, where that run's tenant holds at least
    as many as it asks for. So a tenant's only run does not hold the whole pool until it ends.
+   But the pages' contents have to be computed anew: a turn of pages takes at least as many steps as the
+   run's prompt has tokens, up to `LONGEST` quanta.
 
 A run keeps its row for a quantum of steps before (2), so that the cost of a retraction, a token or two,
 stays small beside what the run achieved. For a tenant without a row it is a few steps: a quantum is
@@ -23,6 +25,7 @@ from collections.abc import Collection, Iterable
 from ramify.actors.scheduler.request import Request, Run, Tenant
 
 TURN = 8  # quanta
+LONGEST = 64  # quanta
 SOON = 4  # steps
 
 
@@ -89,7 +92,7 @@ def for_slots(
         if rest >= mine:
             wait = quantum if tenant.slots else min(quantum, SOON)
         elif had >= mine and not tenant.slots:
-            wait = TURN * quantum
+            wait = min(max(TURN * quantum, run.prompt), LONGEST * quantum)
         else:
             continue
         if step - run.since >= wait:
@@ -101,14 +104,16 @@ def for_slots(
     return [], False
 
 
-def for_growth(run: Run) -> tuple[bool, int, int, int]:
+def for_growth(run: Run) -> tuple[bool, int, int, int, int]:
     """Sort key of runs to retract when running ones need pages: the least goes first.
 
-    Among equals the tenant with the most slots gives its youngest run. A tenant's only run goes last of
-    these, except the youngest of all, so the oldest request always comes to its end.
+    Among equals the tenant with the most slots gives one, of its session that began last: that has least
+    to compute anew. Only runs of tenants go last of these, in the same order. So the session that began
+    first always comes to the end of its stay, and in it the oldest request.
     """
     tenant = run.account.tenant
-    return (*run.level, -tenant.slots if tenant.rows > 1 else 0, -run.request.seq)
+    crowded = -tenant.slots if tenant.rows > 1 else 0
+    return (*run.level, crowded, -run.account.began, -run.request.seq)
 
 
 def _youngest(run: Run) -> tuple[bool, int, int]:

@@ -97,11 +97,13 @@ class Account:
 
     __slots__ = (
         "active",
+        "began",
         "behind",
         "closed",
         "due",
         "finished",
         "foreseen",
+        "given",
         "goal",
         "held",
         "kept",
@@ -126,6 +128,8 @@ class Account:
         self.prefilling = 0  # its requests whose prompts are being computed
         self.shares: dict[tuple[object, Level], object] = {}  # its places in waiting queues
         self.active = False  # it has begun to use the pool; this and what follows: see `active`
+        self.began = 0  # the step when its stay began
+        self.given = 0  # output tokens in it
         self.rested = 0  # number of its last rest
         self.kept = 0  # tokens of KV that its requests have added to the pool since it began
         self.held = 0  # those of them that running requests hold

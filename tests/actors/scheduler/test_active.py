@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ramify.actors.scheduler.active import BETWEEN, FORESEEN, SHARE, ActiveSessions
+from ramify.actors.scheduler.active import BETWEEN, FORESEEN, SHARE, STAY, ActiveSessions
 from ramify.actors.scheduler.request import Account, Request, Tenant
 from ramify.protocol.messages import Submit
 from ramify.protocol.sampling import SamplingParams
@@ -308,3 +308,28 @@ def test_a_priority_counts_as_long_as_one_of_it_runs(active, ask):
     assert not active.outranks(ask(Account(3), priority=2))
     active.stopped(two, 0, 0)
     assert dict(active._rows) == {}
+
+
+def test_a_stay_is_over_when_it_has_given_as_much_as_coming_back_costs(active, ask):
+    account = Account(1)
+    request = ask(account)  # of 10 tokens
+    assert not active.over(request, 0)  # it has not begun
+    active.begin(account)
+    account.given = 9
+    assert not active.over(request, 0)
+    account.given = 10
+    assert active.over(request, 0)
+    active.announce(account, 100)
+    assert not active.over(request, 0)  # a program is in its middle
+    active.announce(account, 0)
+    ask(account)
+    assert not active.over(request, 0)  # another request of it runs
+
+
+def test_no_stay_lasts_for_ever(active, ask):
+    account = Account(1)
+    request = ask(account)
+    active.begin(account)
+    account.began = 7
+    assert not active.over(request, 6 + STAY * QUANTUM)
+    assert active.over(request, 7 + STAY * QUANTUM)

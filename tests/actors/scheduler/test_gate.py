@@ -424,7 +424,9 @@ def test_what_a_run_holds_and_leaves(gate):
     request = gate.ask(limit=30)
     account = request.account
     gate.gate.pick()
-    run = SimpleNamespace(held=10, cached=4, cap=39, slots=14, account=account, request=request)
+    run = SimpleNamespace(
+        held=10, cached=4, cap=39, slots=14, account=account, request=request, out=[7, 7]
+    )
     gate.gate.granted(request, run)
     assert (account.tenant.slots, account.held, request.foreseen) == (10, 10, 25)
     run.held, run.slots = 14, 18
@@ -432,6 +434,7 @@ def test_what_a_run_holds_and_leaves(gate):
     assert (account.tenant.slots, account.held, request.foreseen) == (14, 14, 21)
     gate.gate.stopped(run, 16)
     assert (account.tenant.slots, account.held, account.kept, request.foreseen) == (0, 0, 12, 30)
+    assert account.given == 2
     gate.gate.ended(request)
     assert (request.foreseen, account.rested) == (0, 0)
     account.requests.clear()

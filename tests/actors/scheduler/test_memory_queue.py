@@ -27,9 +27,9 @@ class Door:
         self.missing = lambda request: 0  # tokens
         self.tried = {}  # request: the step
 
-    def ask(self, account=None, priority=0, limit=5):
+    def ask(self, account=None, priority=0, limit=5, prompt=10):
         self.count += 1
-        submit = Submit(self.count, self.count, 10, limit, SamplingParams(), priority=priority)
+        submit = Submit(self.count, self.count, prompt, limit, SamplingParams(), priority=priority)
         account = account or Account(self.count)
         request = Request(submit, account, self.count, self.count, 0, limit)
         account.requests[self.count] = request
@@ -213,7 +213,7 @@ def test_when_it_came_is_noted_once(door):
     door.step += 3
     door.refuse(request)
     assert request.came == START
-    assert list(door.queue.newcomers) == [request] or not door.queue.newcomers
+    assert [entry[2] for entry in door.queue.newcomers] in ([], [request])
 
 
 def test_who_came_first_does_not_wait_for_who_comes_later(door):
@@ -355,7 +355,48 @@ def test_the_line_counts_who_waits_in_it(door):
 
 def test_an_empty_queue_forgets_who_was_new(door):
     new = door.come()
-    assert list(door.queue.newcomers) == [new]
+    assert [entry[2] for entry in door.queue.newcomers] == [new]
     door.queue.discard(new)
     door.advance()
     assert not door.queue.newcomers
+
+
+def test_the_shortest_of_those_who_are_new_is_first(door):
+    """It does not wait for the pages of a longer one either."""
+    aged(door, 2)
+    door.advance()
+
+    def look(step):
+        door.queue.advance(step, door.computed, FULL, door.missing, idle=False)
+
+    long, short, shorter = (door.come(prompt=prompt) for prompt in (900, 90, 80))
+    look(102)
+    assert [r.in_memory_queue for r in (long, short, shorter)] == [True, True, False]
+    look(102 + QUANTUM // 2)
+    assert [r.in_memory_queue for r in (long, short)] == [True, True]  # one at a time waits for pages
+    less = door.come(prompt=10)
+    look(103 + QUANTUM // 2)
+    assert (less.in_memory_queue, short.in_memory_queue) == (False, True)
+
+
+def test_who_has_just_had_an_answer_is_not_new(door):
+    """It was: each turn of each tenant went past the line, and those who came waited behind them."""
+    aged(door, 2)
+    door.advance()
+    account = Account(500)
+    account.charge(600)
+    door.come(account)
+    assert door.advance() is None
+    door.waiting.virtual = 600  # the others have had as much since
+    later = Account(501)
+    later.charge(600)
+    owed = door.come(later)
+    assert door.advance() is owed
+
+
+def test_newcomers_that_have_left_are_forgotten(door):
+    stays = door.come(prompt=1)
+    for _ in range(1000):
+        door.queue.discard(door.come(prompt=50))
+    assert stays.in_memory_queue
+    assert len(door.queue.newcomers) <= 70

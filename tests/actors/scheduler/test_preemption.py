@@ -380,12 +380,13 @@ def test_what_was_cached_is_not_held_by_the_one_who_found_it(world):
 # --- the choices by themselves --------------------------------------------------------------------
 
 
-def on(account, seq, *, since=0, level=(True, 0), complete=False, held=8):
+def on(account, seq, *, since=0, level=(True, 0), complete=False, held=8, prompt=8):
     """A run of `account`."""
     request = SimpleNamespace(seq=seq)
     return SimpleNamespace(
-        account=account, request=request, since=since, level=level, complete=complete, held=held
-    )
+        account=account, request=request, since=since, level=level, complete=complete, held=held,
+        prompt=prompt,
+    )  # fmt: skip
 
 
 def session(rows=0, tenant=None, slots=0):
@@ -393,7 +394,7 @@ def session(rows=0, tenant=None, slots=0):
     tenant = tenant or Tenant()
     tenant.rows += rows
     tenant.slots += slots
-    return SimpleNamespace(tenant=tenant, rows=rows)
+    return SimpleNamespace(tenant=tenant, rows=rows, began=0)
 
 
 def asking(account, level=(True, 0)):
@@ -503,6 +504,14 @@ def test_an_only_run_gives_its_pages_to_who_has_none_when_it_had_its_turn():
     assert for_slots(asking(mine), 8, two, turn, 10) == ([two[1]], False)
 
 
+def test_a_turn_is_as_long_as_what_has_to_be_computed_anew_up_to_a_bound():
+    for prompt, steps in ((79, 80), (200, 200), (700, 640)):
+        run = on(session(slots=8), 1, prompt=prompt)
+        mine = asking(session())
+        assert for_slots(mine, 8, [run], steps - 1, 10) == ([], False)
+        assert for_slots(mine, 8, [run], steps, 10) == ([run], False)
+
+
 def test_each_run_that_gives_pages_leaves_its_tenant_less():
     other, mine = session(slots=40), session()
     runs = [on(other, seq) for seq in range(5)]
@@ -523,6 +532,10 @@ def test_the_tenant_with_the_most_slots_gives_its_youngest_pages():
 
 
 def test_in_which_order_runs_are_retracted():
+    """Of sessions that run one thing, the one that began last: it has the least to compute anew."""
     account = session(2, slots=30)
-    assert for_growth(on(account, 5, level=(True, 3))) == (True, 3, -30, -5)
-    assert for_growth(on(session(1, slots=30), 5)) == (True, 0, 0, -5)
+    account.began = 7
+    assert for_growth(on(account, 5, level=(True, 3))) == (True, 3, -30, -7, -5)
+    early, late = (on(session(1, slots=30), seq) for seq in (5, 4))
+    late.account.began = 9
+    assert min(early, late, key=for_growth) is late
