@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Refuses a flag that it does not know by naming the closest one that it does."""
+    """Refuses a flag, command or choice that it does not know by naming the closest one that it does."""
 
     # The base's overloads have several signatures; all callers pass what this one takes.
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -53,6 +53,15 @@ class _Parser(argparse.ArgumentParser):
                 + (f" (did you mean {near[0]}?)" if near else "")
             )
         return known, left
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            choices = [str(choice) for choice in action.choices or ()]
+            if near := difflib.get_close_matches(str(value), choices, n=1):
+                error.message += f" (did you mean {near[0]}?)"
+            raise
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@ session resumed, unseen by those who wait for replies. This file does not know w
 """
 
 import asyncio
+import errno
 import inspect
 import random
 import time
@@ -362,4 +363,7 @@ def _dial_error(raised: Exception, url: str) -> tuple[RamifyError, bool]:
     if isinstance(raised, InvalidURI):
         return BadRequest(f"{url!r} is not a WebSocket address: {raised}"), False
     reason = str(raised) or type(raised).__name__
+    if isinstance(raised, OSError) and f"[Errno {errno.ECONNREFUSED}]" in reason:
+        # Also one of several addresses: asyncio puts their errors into one text, without an errno.
+        reason = "nothing listens there (ramify serve starts a server)"
     return ConnectionLost(f"cannot connect to {url}: {reason}"), not isinstance(raised, InvalidHandshake)

@@ -8,15 +8,16 @@ import ramify
 
 async def main(url: str) -> None:
     async with ramify.connect(url) as session:
-        async for delta in session.main.chat("Tell me a very short story.", max_tokens=120, seed=1):
+        async for delta in session.main.chat("Tell me a very short story.", max_tokens=80, seed=1):
             print(delta.text, end="", flush=True)
-        happy, sad = await session.main.fork("happy", "sad")
+        # The story stops after 80 tokens, in mid-sentence; two branches go on with it at once.
+        one, other = await session.main.fork("one", "other")
         endings = await asyncio.gather(
-            happy.chat("Give it a happy end.", max_tokens=60, seed=2),
-            sad.chat("Give it a sad end.", max_tokens=60, seed=2),
+            one.generate(max_tokens=200, seed=2),
+            other.generate(max_tokens=200, seed=3),
         )
         for ending in endings:
-            print(f"\n\n{ending.branch}: {ending.text}")
+            print(f"\n\n{ending.branch}: ...{ending.text}")
             print(f"  ({ending.usage.cached} of {ending.usage.prompt} prompt tokens were cached)")
 
 

@@ -29,6 +29,7 @@ from ramify.clients.session_link import Connection
 from ramify.clients.sync import SyncSession, connect_sync
 from ramify.protocol.config import EngineConfig, LogConfig, ServerConfig
 from ramify.protocol.errors import BadRequest, TooLong
+from ramify.protocol.wire import Generate, Usage
 
 PORT = ServerConfig().port
 LEAST_CUT = 200  # characters: what is shorter and does not fit is not too long, the model is too small
@@ -123,8 +124,15 @@ def _once(args: argparse.Namespace, text: str, options: GenerateOptions) -> int:
         if len(text) < whole:
             screen.note(f"cut: the model was given {len(text):,} of {whole:,} characters")
         if result.reason == "length":
-            screen.note(f"cut after {result.usage.output} tokens: --set max_tokens=N allows more")
+            screen.note(cut_note(result.usage, options.get("max_tokens", Generate(id=0).max_tokens)))
     return 0
+
+
+def cut_note(usage: Usage, most: int) -> str:
+    """What to say of an answer that was cut: by `most`, its max_tokens, or where the context ends."""
+    if usage.output >= most:
+        return f"cut after {usage.output} tokens: --set max_tokens=N allows more"
+    return f"cut after {usage.output} tokens: with the {usage.prompt} before them, the context is full"
 
 
 def _answer(session: SyncSession, screen: Screen, text: str, options: GenerateOptions) -> Result:

@@ -1,6 +1,7 @@
 """A session's connection, on sockets and a clock that a test makes: what is tried again, and when."""
 
 import asyncio
+import errno
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -177,6 +178,19 @@ async def test_the_first_connection_is_tried_once(network: Network) -> None:
     with pytest.raises(ConnectionLost, match="cannot connect to ws://h:1/v1/ws: refused"):
         await linked(network, OSError("refused")).start()
     assert network.waits == []
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('127.0.0.1', 1)"),
+        OSError(f"Multiple exceptions: [Errno {errno.ECONNREFUSED}] Connect call failed ('::1', 1)"),
+    ],
+)
+async def test_a_port_where_nothing_listens_is_said_in_words(network: Network, raised: OSError) -> None:
+    with pytest.raises(ConnectionLost, match="ws://h:1/v1/ws: nothing listens there") as caught:
+        await linked(network, raised).start()
+    assert "Errno" not in str(caught.value)
 
 
 async def test_without_reconnect_a_loss_is_the_end(network: Network) -> None:

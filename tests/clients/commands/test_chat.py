@@ -19,6 +19,7 @@ from ramify.clients.commands.screen import Screen
 from ramify.clients.errors import ConnectionLost, SessionLost
 from ramify.clients.session_link import Connection
 from ramify.protocol.errors import BadRequest
+from ramify.protocol.wire import Usage
 
 PATIENCE = 60.0  # seconds
 
@@ -45,6 +46,16 @@ def test_a_question(url: str, server: Any, piped: Any, capsys: pytest.CaptureFix
     assert err == "cut after 2 tokens: --set max_tokens=N allows more\n"
     assert asked(server) == ["hi!"]
     assert server.closes == [False]
+
+
+def test_an_answer_that_fills_the_context_is_not_cut_by_max_tokens() -> None:
+    usage = Usage(
+        prompt=1641, cached=0, computed=1641, output=407, forced=0, hit="none",
+        queue_ms=0, ttft_ms=1, total_ms=2,
+    )  # fmt: skip
+    assert chat.cut_note(usage, 407) == "cut after 407 tokens: --set max_tokens=N allows more"
+    full = chat.cut_note(usage, 1024)
+    assert full == "cut after 407 tokens: with the 1641 before them, the context is full"
 
 
 def test_a_pipe_is_one_question(url: str, server: Any, piped: Any) -> None:
