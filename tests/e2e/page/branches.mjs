@@ -130,6 +130,10 @@ scene("a tree of thought: the whole search is one frame, and every branch stream
   await page.waitForFunction(() => document.querySelector(".facts")?.textContent.includes("in all"));
   await soon(async () => assert.equal(await page.locator(".thought-card").count(), 1 + 5 + 10 + 10));
   await soon(async () => assert.equal(await page.locator(".thought-card.kept").count(), 6));
+  assert.match(await page.getByRole("status").textContent(), /^The search is done\. (A|No) branch makes 24\.$/);
+  assert.ok((await page.getByRole("status").boundingBox()).width > 100, "the result is for those who see, too");
+  const card = page.locator(".thought-card.kept").first();
+  assert.ok((await card.getAttribute("title")).startsWith(`${await card.locator("span").first().textContent()}\n`));
   const sent = frames.flat().filter(({ type }) => type !== "open" && type !== "ping" && type !== "close");
   assert.equal(frames.filter((frame) => Array.isArray(frame)).length, 1);
   assert.equal(sent.filter(({ type }) => type === "prune").length, 3);

@@ -64,7 +64,7 @@ function Figures({ search }) {
   const writing = all.filter(({ state }) => state === "writing").length;
   const { prompt, cached, output } = search.total;
   const seconds = search.status === "running" ? (performance.now() - search.began) / 1000 : search.seconds;
-  const solved = all.find(({ solves }) => solves);
+  const done = search.status === "done";
   const facts = [
     [`${search.ops}`, "ops, sent as one frame"],
     [`${all.length}`, "proposals"],
@@ -76,7 +76,7 @@ function Figures({ search }) {
   return (
     <>
       <dl class="facts">{facts.map(([value, label]) => <div key={label}><dd>{value}</dd><dt>{label}</dt></div>)}</dl>
-      <p class="unseen" role="status">{search.status === "done" ? `The search is done. ${solved ? "One branch makes 24." : "No branch makes 24."}` : ""}</p>
+      <p class={done ? "soft" : "unseen"} role="status">{done ? `The search is done. ${all.some(({ solves }) => solves) ? "A branch makes 24." : "No branch makes 24."}` : ""}</p>
     </>
   );
 }
@@ -99,7 +99,7 @@ function Card({ search, thought }) {
   const { state, score, usage, text } = thought;
   const wrong = state !== "writing" && thought.left === null;
   return (
-    <div class={`thought-card ${state}${thought.solves ? " solved" : ""}`} title={usage ? `${usage.cached} of ${usage.prompt} prompt tokens cached, ${usage.output} written` : ""}>
+    <div class={`thought-card ${state}${thought.solves ? " solved" : ""}`} title={usage ? `${text}\n${usage.cached} of ${usage.prompt} prompt tokens cached, ${usage.output} written` : ""}>
       <span>{text || "…"}{state === "writing" && <span class="cursor" />}</span>
       {wrong && <small class="wrong">wrong</small>}
       {score !== null && <b aria-label={`Mark ${score} of 9`}>{score}</b>}
