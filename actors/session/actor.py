@@ -140,13 +140,14 @@ class SessionActor:
         self._failure = "the server has stopped"
         self._broken = False
         self._to_change = False  # the core, as soon as nothing runs
-        self._fault: BaseException | None = None  # what `tell_all` has met; `run` raises it
+        self._fault: BaseException | None = None  # what `_take` has met; `run` raises it
+        self._taking = False  # in the turn of another
 
     # --- an `Addressee` ------------------------------------------------------------------------
 
     def tell(self, message: SessionMessage, /) -> None:
         """As the mailbox does, but a frame is handled now if the session waits for something to do."""
-        if type(message) is Frame and self._mailbox.awaited:
+        if type(message) is Frame and self._idle:
             self._take(message)
         else:
             self._mailbox.tell(message)
@@ -159,7 +160,7 @@ class SessionActor:
         to do.
         """
         message: SessionMessage | None = None
-        if self._mailbox.awaited:
+        if self._idle:
             together = messages if len(messages) == 1 else joined(messages)
             message = together[0] if len(together) == 1 else None
         if type(message) is not Tokens:
@@ -168,11 +169,19 @@ class SessionActor:
         messages.clear()
         self._take(message)
 
+    @property
+    def _idle(self) -> bool:
+        """Whether it waits for something to do. While it sends, whoever hears of it may answer at once:
+        that is for later.
+        """
+        return not self._taking and self._mailbox.awaited
+
     def _take(self, message: Frame | Tokens) -> None:
         """Handle it and send what follows, in the caller's turn of the event loop: that costs less than
         waking the task, which goes on with what is too much for now.
         """
         core, work, working = self.core, self.core.work, self._working
+        self._taking = True
         try:
             if working is not None:
                 working.on(self._cell)
@@ -187,6 +196,8 @@ class SessionActor:
             self._fault = error
             self._tell(Lost(repr(error)))
             return
+        finally:
+            self._taking = False
         if working is not None:
             working.off()
         if not sent or core.unfinished or core.ended is not None or self._to_change:

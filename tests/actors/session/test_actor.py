@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -263,6 +263,26 @@ async def test_a_frame_behind_others_waits_for_its_turn(tokenizer: Tokenizer) ->
         it.actor.tell(frame_of(w.Fork(id=3, as_=["twin"])))
         assert "twin" not in it.alone.core.state.branches
         assert len(it.mailbox) == 2
+
+
+async def test_a_frame_that_comes_while_it_sends_waits_and_loses_nothing(tokenizer: Tokenizer) -> None:
+    """Whoever gets a reply may answer it at once, in the same turn of the loop."""
+    async with resting(tokenizer) as it:
+        told: list[int] = []
+
+        class Answering:
+            def tell(self, message: m.Deliver) -> None:
+                told.extend(reply.id for reply in message.messages if isinstance(reply, w.Ok))
+                if told == [3]:
+                    it.actor.tell(frame_of(w.Fork(id=4, as_=["second"])))
+
+        it.actor._gateway = cast(Any, Answering())
+        it.actor.tell(frame_of(w.Fork(id=3, as_=["first"])))
+        assert it.alone.core.state.branches.keys() == {"main", "first"}
+        for _ in range(3):
+            await it.settle()
+        assert it.alone.core.state.branches.keys() == {"main", "first", "second"}
+        assert told == [3, 4]
 
 
 async def test_what_is_too_much_for_the_turn_of_another_is_done_by_the_task(
