@@ -1,4 +1,4 @@
-"""What guesses the next tokens of rows, cheaply, ahead of each step: where steps are over at once.
+"""What guesses the next tokens of rows, cheaply, ahead of each step.
 
 A drafter never decides what is sampled: a wrong guess costs time, not truth. So it may forget, stop
 guessing, or guess fewer tokens than it is asked for, whenever that is cheaper. Called by the executor's
@@ -6,12 +6,14 @@ thread only, in the order of the plans:
 
     close, open -> propose, continued -> runs -> [the model runs the step, drafts included] -> observe
 
-There are two interfaces, because guesses have two homes. A `Drafter` is handed the tokens that were
-sampled and hands over tokens: so a step must be over before the next one is planned, as on a CPU. A GPU
-has two steps in flight, whose tokens the host does not know: a `device.DeviceDrafter` says ahead of a
-step only which rows it can guess for, and launches kernels that read and write tokens on the device.
-What both share is not theirs: plans count drafts, `StepRows` lays them out, `RowTable.settle` takes back
-the refused, by one rule (`sampling.acceptance`).
+Executors know drafts by one contract: `drafts.begin(plan)` applies a plan to the row table and returns
+the step that runs, with the drafts that were found and without rows whose constraints are not ready.
+There are two of it, because guesses have two homes. Where a step is over before the next one is planned,
+as on a CPU, it is `host.HostDrafts`, and the `Drafter` beside it is handed the tokens that were sampled
+and hands over tokens. A GPU has two steps in flight, whose tokens the host does not know: in
+`device_drafts.DeviceDrafts` a `device.DeviceDrafter` says ahead of a step only which rows it can guess
+for, and launches kernels that read and write tokens on the device. Both lay drafts out as `StepRows` and
+take the refused back by `RowTable.settle`, by one rule (`sampling.acceptance`).
 
 `ngram` and `model` implement it. A head on the model's own hidden states (EAGLE; Li et al. 2024) would
 be another one: it needs the stream behind the last norm of the accepted lines, which an executor would

@@ -1,4 +1,4 @@
-"""What guesses tokens on a GPU: the interface that the CUDA executor launches (why: see `base`).
+"""What guesses tokens on a GPU: the interface that `device_drafts` launches (why: see `base`).
 
 A drafter there never waits. Which rows it can guess for it says before a step is laid out, on the host;
 what it guesses only the device knows. How many guesses a row gets is decided by who plans the steps,

@@ -33,7 +33,7 @@ class HostDrafts:
         if constraints is None:
             constraints = ConstrainedRows(len(table.requests), table.vocab_size)
         self._constraints = constraints
-        self._drafter = drafter
+        self.drafter = drafter
 
     @property
     def late_us(self) -> int:
@@ -46,7 +46,7 @@ class HostDrafts:
 
         Raises PlanError if the plan contradicts the rows.
         """
-        table, drafter = self._table, self._drafter
+        table, drafter = self._table, self.drafter
         self._late, self._guessed = 0.0, {}
         table.change(plan)
         self._constraints.begin(plan)
@@ -74,7 +74,7 @@ class HostDrafts:
         most = np.frombuffer(plan.drafts, dtype=np.int32).astype(np.int64)
         if absent is not None:
             most[absent] = 0
-        held, drafter = self._constraints.active[rows], self._drafter
+        held, drafter = self._constraints.active[rows], self.drafter
         if not held.any():
             return no_guesses(len(rows)) if drafter is None else drafter.propose(rows, most)
         allowed = np.zeros_like(most)
@@ -122,7 +122,7 @@ class HostDrafts:
         self._constraints.sampled(rows, accepted.counts, tokens[accepted.kept])
         if self._guessed:
             accepted.guessed = self._count_guesses(rows, accepted.counts)
-        if step.lines is None and self._drafter is None:
+        if step.lines is None and self.drafter is None:
             return accepted
         some = accepted.counts > 0
         if step.lines is not None:
@@ -130,9 +130,9 @@ class HostDrafts:
             self._table.settle(rows[some], lines - 1, lines - counts)
             self.drafted += len(tokens) - len(rows)
             self.accepted += int(counts.sum()) - len(counts)
-        if self._drafter is not None:
+        if self.drafter is not None:
             kept = tokens[accepted.kept].astype(np.int32)
-            self._drafter.observe(rows[some], accepted.counts[some], kept)
+            self.drafter.observe(rows[some], accepted.counts[some], kept)
         return accepted
 
     def _count_guesses(self, rows: Ints, counts: Ints) -> Ints:

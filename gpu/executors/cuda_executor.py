@@ -17,8 +17,8 @@ from torch import Tensor
 from ramify.gpu.attention.groups import is_grouped
 from ramify.gpu.attention.registry import KernelChoice
 from ramify.gpu.drafting.device import DeviceDrafter
+from ramify.gpu.drafting.device_drafts import DeviceDrafts
 from ramify.gpu.executors.base import Counters
-from ramify.gpu.executors.cuda_constraints import CudaConstraints
 from ramify.gpu.executors.launched_step import DraftedLines, LaunchedStep, Obeyed
 from ramify.gpu.kv.layout import KVPool, copy_pages
 from ramify.gpu.models.decoder import Decoder
@@ -31,14 +31,15 @@ from ramify.gpu.programmatic_launch import overlaps
 from ramify.gpu.progress import Progress
 from ramify.gpu.sampling.automata import Constrained
 from ramify.gpu.sampling.cuda_sampler import CudaSampler, Drafts
+from ramify.gpu.sampling.device_constraints import DeviceConstraints
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.triton_sampling import sample_into
 from ramify.gpu.sampling.verifier import Verifier
 from ramify.gpu.step.buckets import NOTHING, Bucket, decode_buckets, largest, tailored
 from ramify.gpu.step.graphs import StepGraphs
 from ramify.gpu.step.inputs import NO_DRAWS, Plan, StepFrame, StepInputs, lay, layout
-from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
-from ramify.gpu.step.staging import RING, Download, Int32s, StepClock, Upload, frame_bytes
+from ramify.gpu.step.rows import RowTable, Scored, StepRows
+from ramify.gpu.step.staging import RING, Download, StepClock, Upload, frame_bytes
 from ramify.gpu.step.step_rows import within
 from ramify.protocol.plan import ExecutorInfo, OpenRow, StepPlan
 from ramify.protocol.sampling import SamplingParams
@@ -70,12 +71,8 @@ class CudaExecutor:
         self._pages = torch.full(
             (info.max_rows + 1, columns), pool.pages, dtype=torch.int32, device=self._device
         )
-        self._drafter = drafter
         slots = pool.padding_slot + 1 if drafter is not None and drafter.reads_tokens else None
         self._verifier = Verifier(info.max_drafts, self._pages, info.page_size, slots)
-        if drafter is not None:
-            drafter.serve(table, self._verifier)
-        self._in_flight = 0  # steps with drafts whose end the host does not know
         self._last = self._verifier.last
         # of each line that samples: its token, whether that is output (only of steps with drafts),
         # and whether its constraint allowed no other (only of lines that have one)
@@ -83,9 +80,10 @@ class CudaExecutor:
             (3, -(-info.max_rows // 4) * 4), dtype=torch.int32, device=self._device
         )
         self._tokens, self._kept, self._forced = self._results
-        self.constraints: CudaConstraints | None = None
+        self.constraints: DeviceConstraints | None = None
         if info.constrains:
-            self.constraints = CudaConstraints(info, table, self._device)
+            self.constraints = DeviceConstraints(info, table, self._device)
+        self.drafts = DeviceDrafts(table, drafter, self.constraints, self._verifier)
         # of whatever step runs: were each graph to keep its own, they would fill a gigabyte
         self._logits = torch.empty(
             (info.max_rows, info.vocab_size), dtype=model.dtype, device=self._device
@@ -129,8 +127,8 @@ class CudaExecutor:
         self.warm([])
         wanted = dict.fromkeys(form for bucket in buckets for form in self.forms(bucket))
         self._graphs.capture(list(wanted), progress)
-        if self._drafter is not None:
-            self._drafter.capture(progress)
+        if self.drafts.drafter is not None:
+            self.drafts.drafter.capture(progress)
         return len(wanted)
 
     def forms(self, bucket: Bucket) -> list[Bucket]:
@@ -156,7 +154,7 @@ class CudaExecutor:
         """Start the step. Raises PlanError if the plan contradicts the rows."""
         entry = self._take_entry()
         clock = self._clocks[entry]
-        step = self._apply(entry, plan)
+        step = self._begin(entry, plan)
         rows = step.rows[step.sampling]
         scored = step.rows[:0] if step.scored is None else step.scored.owners
         more = obeyed = None
@@ -164,7 +162,7 @@ class CudaExecutor:
         self._copy_pages(entry)
         self._upload_pages(entry)
         if len(step.rows):
-            late = self._is_late()
+            late = self.drafts.late
             self._sampler.model_begins()
             frame, final = self._run(entry, step, late)
             constrained = None if self.constraints is None else self.constraints.lines(step)
@@ -187,7 +185,8 @@ class CudaExecutor:
         requests = self.rows.requests.copy()
         launched = LaunchedStep(plan.step, step, requests, clock, asked, scored, results, fetched)
         if step.lines is not None:
-            launched.drafted = self._drafted(step, results[len(self._tokens) :])
+            kept = results[len(self._tokens) :]
+            launched.drafted = DraftedLines(step.lines, kept, self.drafts.watch(step))
         settled = None if self.constraints is None else self.constraints.watch(step)
         if self.constraints is not None and settled is not None and obeyed is not None:
             launched.constrained = Obeyed(
@@ -203,13 +202,13 @@ class CudaExecutor:
         """
         entry = self._take_entry()
         self._ring[entry] = None
-        step = self._apply(entry, plan)
+        step = self._begin(entry, plan)
         self._copy_pages(entry)
         self._upload_pages(entry)
         if len(step.rows):
-            late = self._is_late()
+            late = self.drafts.late
             inputs = self._tailor(entry, step, late).device
-            self._prepare(entry, inputs, step, late)
+            self.drafts.launch(entry, inputs, step, late, self._clocks[entry])
             self._logits_of(self._compute(inputs), inputs.sampled_lines, len(step.sampling))
         if self._device.type == "cuda":
             torch.cuda.synchronize()
@@ -237,14 +236,14 @@ class CudaExecutor:
     @torch.inference_mode()
     def warm_drafter(self) -> None:
         """Load the kernels of what guesses, of all its sizes."""
-        if self._drafter is not None and self._device.type == "cuda":
-            self._drafter.warm_sizes()
+        if self.drafts.drafter is not None and self._device.type == "cuda":
+            self.drafts.drafter.warm_sizes()
 
     @torch.inference_mode()
     def rehearse_drafter(self, progress: Progress) -> None:
         """Let what guesses take the memory that it needs, its CUDA graphs included."""
-        if self._drafter is not None:
-            self._drafter.capture(progress)
+        if self.drafts.drafter is not None:
+            self.drafts.drafter.capture(progress)
 
     @torch.inference_mode()
     def sample_the_slowest(self) -> None:
@@ -275,11 +274,11 @@ class CudaExecutor:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         self._graphs.close()
-        if self._drafter is not None:
-            self._drafter.close()
+        if self.drafts.drafter is not None:
+            self.drafts.drafter.close()
         self._ring.clear()  # its steps hold the executor
         del self._graphs, self._model, self._ops, self._attention, self._pages, self._logits, self._pool
-        self._drafter = None
+        del self.drafts
 
     # --- the host's part of a step ---
 
@@ -292,22 +291,18 @@ class CudaExecutor:
             before.settle()
         return entry
 
-    def _apply(self, entry: int, plan: StepPlan) -> StepRows:
-        step = self.rows.apply(plan)
+    def _begin(self, entry: int, plan: StepPlan) -> StepRows:
+        """Apply the plan: what it runs."""
+        step = self.drafts.begin(plan)
         if self.constraints is not None:
-            plan, step = self.constraints.begin(plan, step)
             self.constraints.automata.upload(entry)
             if step.asked is not None:
                 self._remember(entry, step)
-        if self._drafter is not None:
-            step = self._drafter.begin(plan, step)
-        step = step.with_short_extends_as_decodes()
         if plan.closes or plan.opens:
             closes = np.frombuffer(plan.closes, dtype=np.int32).tolist()
             self._sampler.apply(entry, closes, plan.opens)
-            self._verifier.opened([opened.row for opened in plan.opens])
         self.counters.count(step.computed)
-        return step
+        return step.with_short_extends_as_decodes()
 
     def _remember(self, entry: int, step: StepRows) -> None:
         """Let rows whose extends were to sample, and do not, run their last token next."""
@@ -350,12 +345,12 @@ class CudaExecutor:
             bucket, plan = self._plan(step, bucket, captured=True)
             frame = self._frame(entry, bucket)
             self._fill(entry, frame, step, plan, late)
-            self._prepare(entry, frame.device, step, late)
+            self.drafts.launch(entry, frame.device, step, late, self._clocks[entry])
             self._download.settle()
             self._graphs.replay(bucket)
             return frame, None
         frame = self._tailor(entry, step, late)
-        self._prepare(entry, frame.device, step, late)
+        self.drafts.launch(entry, frame.device, step, late, self._clocks[entry])
         self._download.settle()
         return frame, self._issue(frame.device)
 
@@ -379,12 +374,7 @@ class CudaExecutor:
     def _fill(self, entry: int, frame: StepFrame, step: StepRows, plan: Plan, late: bool) -> None:
         draws = self._sampler.draws_for(step.rows[step.sampling], step.draws)
         lay(frame.host, step, draws, plan, self._spare)
-        if late or step.lines is not None:
-            self._verifier.track(entry, step.rows, self._sampler.seeds)
-        if late:
-            self._verifier.assume(frame.host, step)
-        if step.lines is not None:
-            self._verifier.lay(frame.host, step)
+        self.drafts.lay(entry, frame.host, step, late, self._sampler.seeds)
         self._send(frame)
 
     def _send(self, frame: StepFrame) -> None:
@@ -400,44 +390,9 @@ class CudaExecutor:
         drafted = step.lines is not None
         return replace(bucket, grouped=is_grouped(plan), drafted=drafted), plan
 
-    # --- drafts ---
-
-    def _is_late(self) -> bool:
-        """Whether the device must correct what the host lays out: it may know of refused drafts."""
-        return self._in_flight > 0
-
-    def _prepare(self, entry: int, inputs: StepInputs[Tensor], step: StepRows, late: bool) -> None:
-        """What is launched ahead of a step's model because of drafts."""
-        guesses = self._drafter is not None and step.lines is not None and inputs.bucket.decodes > 0
-        if late:
-            self._verifier.correct(inputs)
-        elif guesses:
-            self._verifier.remember(inputs)
-        if self._drafter is not None and guesses:
-            if self._drafter.is_behind:
-                self._clocks[entry].start_part()
-                self._drafter.catch_up(entry)
-                self._clocks[entry].stop_part()
-            self._drafter.propose(entry, step, inputs, self._verifier)
-
     def _accept(self, step: StepRows, frame: StepFrame) -> None:
         self._verifier.accept(frame.device, len(step.sampling), self._tokens, self._kept)
         self._sampler.record(self._verifier, self._tokens, self._kept)
-
-    def _drafted(self, step: StepRows, kept: Int32s) -> DraftedLines:
-        """What settles the step's drafts once it is over."""
-        assert step.lines is not None
-        rows, drafts = step.sampled_rows, step.lines - 1
-        openings = self.rows.openings[rows]
-        self._in_flight += 1
-
-        def settled(refused: Ints) -> None:
-            self._in_flight -= 1
-            self.rows.settle(rows, drafts, refused, openings)
-            same = self.rows.openings[rows] == openings
-            self._verifier.known(rows[same], refused[same])
-
-        return DraftedLines(step.lines, kept, settled)
 
     def _warm_sampler(self) -> None:
         """Launch what no bucket does: what some rows ask for, and what steps with drafts need."""
@@ -449,8 +404,8 @@ class CudaExecutor:
             self._pad(bucket)
             inputs = self._frame(0, bucket).device
             self._verifier.correct(inputs)
-            if self._drafter is not None:
-                self._drafter.warm(inputs, self._verifier)
+            if self.drafts.drafter is not None:
+                self.drafts.drafter.warm(inputs, self._verifier)
             self._verifier.accept(inputs, 1, self._tokens, self._kept)
 
     # --- the device's part ---

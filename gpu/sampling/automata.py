@@ -2,7 +2,7 @@
 
 The tables of all of them lie in one piece of memory of a fixed size. One that nobody uses stays until
 its place is needed. Those that find no place, and grammars, are followed on the host: see
-`executors.cuda_constraints`, which also knows what plans say.
+`device_constraints`, which also knows what plans say.
 """
 
 from dataclasses import dataclass

@@ -129,7 +129,7 @@ def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     if importlib.util.find_spec("triton") is not None and not torch.cuda.is_available():
         monkeypatch.setattr("ramify.gpu.attention.triton_decode._MOST_SPLITS", 4)
-        monkeypatch.setattr("ramify.gpu.executors.cuda_constraints.ARENA_BYTES", 8 << 20)
+        monkeypatch.setattr("ramify.gpu.sampling.device_constraints.ARENA_BYTES", 8 << 20)
 
 
 @pytest.fixture(

@@ -213,7 +213,7 @@ def test_a_prefix_that_another_row_left(load: Any, folder: Path, plain: Any) -> 
     engine.start(one)
     engine.go_on([one], [3])
     engine.close(one)
-    keys = engine.executor._drafter._keys
+    keys = engine.executor.drafts.drafter._keys
     fork = Row(3, PROMPT, [*range(2), *range(50, 65)], cached=8)
     engine.start(fork)
     assert keys.missing[3] == len(PROMPT) - 8
@@ -238,7 +238,7 @@ def test_rows_that_begin_together_share_the_work(load: Any, folder: Path, plain:
     more = [Row(row, PROMPT, [0, 1, *range(32 * row, 32 * row + 30)], cached=8) for row in (1, 2)]
     engine.start(*more)
     rows += more
-    drafter = engine.executor._drafter
+    drafter = engine.executor.drafts.drafter
     engine.go_on(rows, [2, 2, 2])
     assert drafter._guessing.counts.tolist() == [len(PROMPT) - 1]
     engine.go_on(rows, [3, 3, 3])
@@ -348,13 +348,13 @@ def test_keys_of_the_draft_model_count_as_memory(load: Any, folder: Path) -> Non
     alone, both = load(), load(str(folder))
     layout = alone.executor.info.kv_bytes_per_token
     assert both.executor.info.kv_bytes_per_token == 2 * layout + 4
-    assert both.executor._drafter.bytes_per_token == layout
+    assert both.executor.drafts.drafter.bytes_per_token == layout
     assert alone.executor.info.drafter == ""
 
 
 def test_undrafted_rows_cost_nothing(load: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = load(str(folder))
-    drafter = engine.executor._drafter
+    drafter = engine.executor.drafts.drafter
     ran: list[Any] = []
     monkeypatch.setattr(drafter, "_forward", lambda *about: ran.append(about))
     rows = [Row(row, PROMPT[row:], list(range(32 * row, 32 * row + 32))) for row in range(2)]

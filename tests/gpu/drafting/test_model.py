@@ -122,7 +122,7 @@ def test_a_prefix_that_another_row_left(twin: Any, plain: list[int]) -> None:
     close(twin, one)
     fork = Row(3, PROMPT, [*range(5), *range(50, 65)], cached=20)
     fork.start(twin)
-    drafter = twin.executor.drafts._drafter
+    drafter = twin.executor.drafts.drafter
     assert drafter._ready[3] == 20  # five pages of 4
     go_on(twin, [fork], [4])
     assert fork.output == plain[: len(fork.output)]
@@ -210,7 +210,7 @@ def test_forced_tokens_and_other_rows_that_run(twin: Any) -> None:
 
 def test_nothing_is_guessed_without_a_history(twin: Any) -> None:
     twin.step(opens=[twin.open(0, range(20))], extends=[ExtendRow(0, 0, pack(PROMPT), True)])
-    drafter = twin.executor.drafts._drafter
+    drafter = twin.executor.drafts.drafter
     assert drafter._histories.lengths[0] == len(PROMPT) + 1  # an extend from the start says it as well
     twin.step(closes=[0], opens=[twin.open(1, range(20), cached=8)],
               extends=[ExtendRow(1, 8, pack(PROMPT[8:]), True)])  # fmt: skip

@@ -221,7 +221,7 @@ def test_values_that_no_schema_describes(make: Any) -> None:
 
 def test_followed_on_the_host(make: Any, plain: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """What finds no room on the device has the same output."""
-    monkeypatch.setattr("ramify.gpu.executors.cuda_constraints.ARENA_BYTES", 1 << 10)
+    monkeypatch.setattr("ramify.gpu.sampling.device_constraints.ARENA_BYTES", 1 << 10)
     executor = make()
     same(plain, Run(executor, 0, LENGTH))
     assert executor.constraints.automata.used_bytes == 0
@@ -264,7 +264,7 @@ def test_a_late_constraint_delays_its_rows_alone(make: Any, plain: Run) -> None:
 
 def test_a_prompt_of_one_token_beside_forced_drafts(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its extend runs as a decode, and its row, followed on the host, has its mask all the same."""
-    monkeypatch.setattr("ramify.gpu.executors.cuda_constraints.ARENA_BYTES", 1 << 10)
+    monkeypatch.setattr("ramify.gpu.sampling.device_constraints.ARENA_BYTES", 1 << 10)
     executor = make()
     words = vocabulary(executor.info.vocab_size)
     machine = Machine.from_regex(r'\{"name": "pilot, pilot, pilot"\}')
@@ -441,7 +441,7 @@ class Crowd:
 def test_more_constraints_than_fit(make: Any, monkeypatch: pytest.MonkeyPatch, drafts: int) -> None:
     """Some rows are followed on the host, the next of the same constraint on the device: all obey."""
     monkeypatch.setattr("ramify.gpu.constraints.token_automaton.QUICK_NODES", 0)
-    monkeypatch.setattr("ramify.gpu.executors.cuda_constraints.ARENA_BYTES", 3 * 1280)
+    monkeypatch.setattr("ramify.gpu.sampling.device_constraints.ARENA_BYTES", 3 * 1280)
     crowd = Crowd(make(), drafts)
     crowd.run(16 if drafts else 24, 5)
     assert crowd.placed > 10

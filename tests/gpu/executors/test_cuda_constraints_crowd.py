@@ -1,8 +1,8 @@
 """Hundreds of steps of rows that come, pause and go, under more automata than the device has room for.
 
-The host's part is the executor's own: row table, `CudaConstraints`, and work in threads, which are late
-at random. The device's part is played here in Python: it does in order what it is told, and its results
-are known a step later, or two. Kernels and the real executor are in `test_cuda_constraints`.
+The host's part is the executor's own: row table, `DeviceConstraints`, and work in threads, which are
+late at random. The device's part is played here in Python: it does in order what it is told, and its
+results are known a step later, or two. Kernels and the real executor are in `test_cuda_constraints`.
 """
 
 import json
@@ -100,16 +100,16 @@ def different(words: Vocabulary) -> Any:
 
 class Crowd:
     def __init__(self, seed: int, drafts: bool, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        from ramify.gpu.executors import cuda_constraints
+        from ramify.gpu.sampling import device_constraints
 
-        monkeypatch.setattr(cuda_constraints, "ARENA_BYTES", room)
+        monkeypatch.setattr(device_constraints, "ARENA_BYTES", room)
         self.dice, self.drafts = random.Random(seed), drafts
         info = ExecutorInfo(
             "m", "a", 1, SIZE, 4096, 16, 4096, LINES, 2048, "cpu", "float32", "triton", [STOP], 1, 0.0,
             constrains=True, max_forced=32 if drafts else 0,
         )  # fmt: skip
         self.table = RowTable(info)
-        self.constraints = cuda_constraints.CudaConstraints(info, self.table, torch.device("cpu"))
+        self.constraints = device_constraints.DeviceConstraints(info, self.table, torch.device("cpu"))
         self.automata = self.constraints.automata
         words = Vocabulary(TEXTS, [STOP], encode, SIZE)
         for ident, pattern in enumerate(PATTERNS, 1):

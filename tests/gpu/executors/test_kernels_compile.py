@@ -91,8 +91,8 @@ def warm(executor, buckets):
 cuda_executor.CudaExecutor.warm = torch.inference_mode()(warm)
 
 def warm_drafter(executor):
-    executor._drafter.warm_sizes()
-    executor._drafter.capture(lambda what, done: None)
+    executor.drafts.drafter.warm_sizes()
+    executor.drafts.drafter.capture(lambda what, done: None)
 
 cuda_executor.CudaExecutor.warm_drafter = torch.inference_mode()(warm_drafter)
 

@@ -194,7 +194,7 @@ def test_drafts_change_no_token(make: Any, deterministic: bool) -> None:
     # all that was refused is settled
     table = executor.rows
     assert not table.unsettled.any()
-    assert executor._in_flight == 0
+    assert not executor.drafts.late
 
 
 def test_ngrams_find_what_the_row_says(make: Any) -> None:

@@ -32,7 +32,7 @@ Settled = Callable[[Int32s, Int32s | None], None]
 """Is told what the S lines of a step sampled, and which of them are output (None: all)."""
 
 
-class CudaConstraints:
+class DeviceConstraints:
     """The constraints of the rows in `table`."""
 
     def __init__(self, info: ExecutorInfo, table: RowTable, device: torch.device) -> None:
