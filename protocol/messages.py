@@ -383,6 +383,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New output tokens of one request, in order. `logprobs`: empty, or one for each token.
 
     `forced`, `accepted`: of them, as in `Finished`: the engine may be gone before it tells the end.
+    `cached`: with a request's first tokens, as in `Finished`; -1 with all others.
     """
 
     request: int
@@ -390,6 +391,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: list[TokenLogprobs | None] = []
     forced: int = 0
     accepted: int = 0
+    cached: int = -1
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):

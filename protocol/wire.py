@@ -195,6 +195,7 @@ class Open(ClientBase, kw_only=True, frozen=True):
     tools: Tools | None = None
     template: Literal["append", "strict"] = "append"
     parts: bool = False
+    usage: bool = False  # the first delta of each generation tells `prompt` and `cached`
     import_: Text | None = msgspec.field(default=None, name="import")
 
     def __post_init__(self) -> None:
@@ -554,6 +555,8 @@ class Delta(ServerBase, kw_only=True, frozen=True):
     tokens: list[int] | None = None
     logprobs: list[TokenLogprob] | None = None
     truncate: int | None = None
+    prompt: int | None = None  # this and the next, with `open.usage`: as `Usage`, in the first delta
+    cached: int | None = None
 
 
 class Hit(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):

@@ -434,8 +434,9 @@ class Scheduler:
         runs = [run for run in [*self._tokenless, *step.bound[: step.firsts]] if run.live]
         for run in runs:
             self._planner.pace.lacks(run.request, 0)
-            if run.out:
-                run.request.first_token = run.request.first_token or now
+            if run.out and not run.request.first_token:
+                run.request.first_token = now
+                self._deliveries.began(run)
         self._tokenless = [run for run in runs if not run.out]
 
     def _over(self, over: list[Run], now: float) -> None:

@@ -4,6 +4,8 @@ Results are only noted when they arrive. They become messages after the next pla
 fan-out is not on the device's critical path. This file makes no decisions.
 """
 
+import msgspec
+
 from ramify.actors.scheduler.request import Account, Reason, Request, Run
 from ramify.protocol.errors import Code
 from ramify.protocol.messages import Progress, Tokens
@@ -17,6 +19,7 @@ class Deliveries:
     def __init__(self) -> None:
         # as `landed` got them, or as `landed_several` did
         self._landed: list[tuple[StepResult, list[Run], list[int] | None, list[Segment]]] = []
+        self._began: dict[int, int] = {}  # of requests with their first token: what was cached
         self._ended: list[tuple[Request, Reason, float, Code | None, str]] = []
 
     def landed(self, result: StepResult, bound: list[Run], live: list[int] | None) -> None:
@@ -26,6 +29,10 @@ class Deliveries:
     def landed_several(self, result: StepResult, segments: list[Segment]) -> None:
         """`result` has several tokens for some runs. What is in no segment counts for nothing."""
         self._landed.append((result, [], None, segments))
+
+    def began(self, run: Run) -> None:
+        """The tokens of `run` that come next are its request's first."""
+        self._began[run.ident] = run.request.cached
 
     def ended(
         self, request: Request, reason: Reason, now: float, error: Code | None, message: str
@@ -41,6 +48,8 @@ class Deliveries:
             if segments:
                 self._segments(result, segments, told)
         self._landed.clear()
+        if self._began:
+            self._introduce(told)
         if ends and self._ended:
             for request, reason, now, error, message in self._ended:
                 account = request.account
@@ -53,6 +62,14 @@ class Deliveries:
             messages.append((session, Tokens(account.progress, account.finished)))
             account.progress, account.finished = [], []
         return messages
+
+    def _introduce(self, told: dict[int, Account]) -> None:
+        """Say with first tokens what was cached."""
+        for account in told.values():
+            for i, each in enumerate(account.progress):
+                if (cached := self._began.pop(each.request, None)) is not None:
+                    account.progress[i] = msgspec.structs.replace(each, cached=cached)
+        self._began.clear()  # the others' sessions are gone
 
     def _progress(
         self, result: StepResult, bound: list[Run], live: list[int] | None, told: dict[int, Account]

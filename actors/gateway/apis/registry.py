@@ -4,6 +4,8 @@ from functools import partial
 
 from ramify.actors.gateway.apis.ai.ai_door import AiDoor
 from ramify.actors.gateway.apis.ai.chats import Chats
+from ramify.actors.gateway.apis.anthropic import errors as anthropic_errors
+from ramify.actors.gateway.apis.anthropic.routes import AnthropicApi
 from ramify.actors.gateway.apis.ollama import routes as ollama
 from ramify.actors.gateway.apis.openai import errors as openai_errors
 from ramify.actors.gateway.apis.openai import routes as openai
@@ -16,8 +18,10 @@ AI = "/v1/ai"
 
 def apis() -> Apis:
     """The APIs of one gateway, with what they remember between requests."""
+    anthropic = AnthropicApi()
     return Apis(
         http=(
+            Api(anthropic.spoken_at, anthropic.refuse, anthropic.respond, anthropic_errors.reshaped),
             Api(openai.spoken_at, openai.refuse, openai.respond, openai_errors.reshaped),
             Api(ollama.spoken_at, ollama.refuse, ollama.respond, ollama.reshaped),
         ),

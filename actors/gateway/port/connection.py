@@ -309,7 +309,7 @@ class Connection(asyncio.Protocol):
                 self._respond(answer)
             else:
                 self._go_live(answer)
-        elif (api := self._apis.at(request.path)) is not None:
+        elif (api := self._apis.at(request.path, request.headers)) is not None:
             self._exchange(request, api)
         else:
             self._inflow.deaf = True
@@ -318,7 +318,7 @@ class Connection(asyncio.Protocol):
 
     def _shaped(self, fault: Response, parser: RequestParser | None) -> Response:
         """An error as the API has it that is asked for."""
-        api = self._apis.at(parser.path) if parser is not None else None
+        api = self._apis.at(parser.path, parser.headers) if parser is not None else None
         return api.reshaped(fault) if api is not None else fault
 
     def _respond(self, response: Response, *, head_only: bool = False) -> None:
@@ -332,7 +332,7 @@ class Connection(asyncio.Protocol):
         """See `RequestParser`. Only the APIs take bodies: as long as a frame may be."""
         if may_ask(head, self._hub):
             self._guard.known(self._hub.clock.now())
-        api = self._apis.at(head.path)
+        api = self._apis.at(head.path, head.headers)
         if api is None:
             return None
         refusal = api.refuse(head, self._hub)
@@ -356,6 +356,7 @@ class Connection(asyncio.Protocol):
             answer.share,
             len(request.body),
             answer.media,
+            answer.headers,
         ).start()
 
     def _go_live(self, accepted: Upgrade) -> None:

@@ -9,7 +9,7 @@ This file does not know routes.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from http import HTTPStatus
 
@@ -24,6 +24,7 @@ HEAD_LINES = 100  # h11 takes 1.6 us for each, however short it is
 FRAMING_BYTES = 2 << 10  # a chunk's size with its extensions; the trailers behind the last one
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HEAD_END = re.compile(rb"\n\r?\n")
+_PHRASES = {529: "Overloaded"}  # of statuses that are no standard's
 _ORIGIN = re.compile(r"https?://([^/?#]*)(.*)", re.IGNORECASE)  # of a target in absolute form
 
 SECURITY_HEADERS = {
@@ -77,14 +78,15 @@ def _head(status: int, content_type: str, more: dict[str, str]) -> bytes:
         **SECURITY_HEADERS,
         **more,
     }
-    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
+    lines = [f"HTTP/1.1 {status} {_PHRASES.get(status) or HTTPStatus(status).phrase}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
-def stream_head(content_type: str) -> bytes:
+def stream_head(content_type: str, headers: Mapping[str, str]) -> bytes:
     """The head of a response whose body follows in chunks, as they come."""
-    return _head(200, content_type, {"Transfer-Encoding": "chunked", "X-Accel-Buffering": "no"})
+    chunked = {"Transfer-Encoding": "chunked", "X-Accel-Buffering": "no"}
+    return _head(200, content_type, {**chunked, **headers})
 
 
 def json_response(status: int, value: object, **headers: str) -> Response:
@@ -148,6 +150,11 @@ class RequestParser:
             return self._head.path
         words = bytes(self._raw[:HEAD_BYTES]).partition(b"\r\n")[0].split(b" ")
         return words[1].decode("latin-1").partition("?")[0] if len(words) == 3 else ""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Those of the request; none of a head that is faulty or incomplete."""
+        return self._head.headers if self._head is not None else {}
 
     def handshake(self) -> tuple[bytes, bytes]:
         """The raw bytes of an upgrade request's head, and what came after it."""

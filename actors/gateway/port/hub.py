@@ -1,8 +1,10 @@
 """What all connections of one gateway share: settings, tables, and the actors they talk to."""
 
 import math
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from ramify.actors.gateway.port.access.auth import AccessTokens
@@ -76,6 +78,7 @@ class Hub:
     blocked: set[int] = field(default_factory=set)  # sockets with frames for which sessions have no room
     codecs: dict[CodecName, Codec] = field(default_factory=_codecs)
     vocabulary: Sequence[bytes] = ()  # what each token id stands for, once the model is loaded
+    secret: bytes = field(default_factory=partial(secrets.token_bytes, 32))  # signs what clients keep
     draining: bool = False
     failed: bool = False  # the engine is gone: sessions end, and sockets are about to be closed
     abuse_logged: float = -math.inf  # engine seconds

@@ -37,7 +37,7 @@ class Upgrade(msgspec.Struct, frozen=True):
 def upgrade(request: HttpRequest, parser: RequestParser, hub: Hub, apis: Apis) -> Upgrade | Response:
     """Accept or refuse a handshake."""
     answer = _upgrade(request, parser, hub, apis.doors.get(request.path))
-    api = apis.at(request.path) if isinstance(answer, Response) else None
+    api = apis.at(request.path, request.headers) if isinstance(answer, Response) else None
     return api.reshaped(answer) if api is not None and isinstance(answer, Response) else answer
 
 

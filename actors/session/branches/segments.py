@@ -166,6 +166,7 @@ class OutputSegment(Held):
     """
 
     __slots__ = (
+        "cached",
         "chunks",
         "client",
         "complete",
@@ -190,6 +191,7 @@ class OutputSegment(Held):
 
     def __init__(self, start: int, *, op: int | None = None, client: str | None = None) -> None:
         self.start = start
+        self.cached: int | None = None  # of the prompt, once it has a token; None: nobody knows
         self.tokens: array[int] = array("i")
         self.counts: list[int] = []
         self.chunks: list[str] = []

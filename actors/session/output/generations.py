@@ -365,6 +365,8 @@ class Generations:
         generation = entry[0]
         if not generation.first_token and not generation.resumed:
             generation.first_token = now
+            if item.cached >= 0:
+                generation.segment.cached = min(item.cached, generation.segment.start)
         generation.forced += item.forced
         generation.accepted += item.accepted
         if generation.push(unpack(item.tokens), item.logprobs):

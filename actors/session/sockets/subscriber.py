@@ -375,6 +375,7 @@ class Subscriber:
         chunks = segment.chunks
         low = segment.counts[first - 1] if first else 0
         high = segment.counts[last - 1]
+        begins = first == 0 and self.opened.usage
         return Delta(
             branch=name,
             position=segment.start + high,
@@ -383,6 +384,8 @@ class Subscriber:
             tokens=segment.tokens[low:high].tolist() if self.opened.tokens else None,
             logprobs=segment.logprobs[low:high] if segment.logprobs is not None else None,
             truncate=self._truncate.pop(name, None) if self._truncate else None,
+            prompt=segment.start if begins else None,
+            cached=segment.cached if begins else None,
         )
 
 

@@ -85,3 +85,17 @@ def test_a_session_that_is_gone_is_told_nothing(deliveries):
     deliveries.ended(run.request, "stop", 7.0, None, "")
     assert deliveries.take(True) == []
     assert account.finished == []
+
+
+def test_first_tokens_say_what_was_cached(deliveries):
+    account = Account(1)
+    runs = [run_of(account, 11), run_of(account, 12)]
+    runs[0].request.cached = 2
+    deliveries.landed(result(5, 6), runs, None)
+    deliveries.landed(result(7, 8), runs, None)
+    deliveries.began(runs[0])
+    ((_, tokens),) = deliveries.take(True)
+    assert [(p.request, p.cached) for p in tokens.progress] == [(11, 2), (12, -1), (11, -1), (12, -1)]
+    deliveries.landed(result(9, 9), runs, None)
+    ((_, tokens),) = deliveries.take(True)
+    assert {p.cached for p in tokens.progress} == {-1}

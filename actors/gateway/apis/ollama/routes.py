@@ -1,6 +1,7 @@
 """Which paths speak Ollama's API, and what becomes of a request there."""
 
 import hashlib
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,7 +28,7 @@ _METHODS = {
 }
 
 
-def spoken_at(path: str) -> bool:
+def spoken_at(path: str, headers: Mapping[str, str]) -> bool:
     """Whether requests to `path` are for `respond`. All of /api/: what is missing is said in shape."""
     return path.startswith("/api/")
 

@@ -55,7 +55,8 @@ NOT_SERVED = {
 
 
 class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of what clients send. `MENDS`: what to do instead, by a field that is not served."""
+    """Base of what clients send. `MENDS`: what to do instead, by a field that is not served;
+    `UNSERVED`: by a kind of part (default: `NOT_SERVED`)."""
 
     MENDS: ClassVar[dict[str, str]] = {}
 
@@ -360,21 +361,22 @@ def decode(body: bytes, kind: type[R]) -> R:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise _bad(str(error), getattr(kind, "MENDS", {})) from None
+        mends, unserved = getattr(kind, "MENDS", {}), getattr(kind, "UNSERVED", NOT_SERVED)
+        raise _bad(str(error), mends, unserved) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is no JSON object: {error}") from None
     except RecursionError:
         raise BadRequest("the body is nested too deeply") from None
 
 
-def _bad(message: str, mends: dict[str, str]) -> BadRequest:
+def _bad(message: str, mends: dict[str, str], unserved: dict[str, str]) -> BadRequest:
     """msgspec says: what is wrong - at `$.path`; the field stands in the text where it is unknown."""
-    told, field = _told(message)
+    told, field = _told(message, unserved)
     mend = mends.get(field or "") or mends.get((field or "").rpartition(".")[2])
     return BadRequest(f"{told}: {mend}" if mend else told, details={"field": field})
 
 
-def _told(message: str) -> tuple[str, str | None]:
+def _told(message: str, unserved: dict[str, str]) -> tuple[str, str | None]:
     """The message of an error, and the field it names."""
     what, _, where = message.partition(" - at `$")
     path = where.removesuffix("`").removeprefix(".")
@@ -388,8 +390,8 @@ def _told(message: str) -> tuple[str, str | None]:
         return f"missing parameter: `{path}`", path
     if what.startswith("Invalid value '") and path.endswith("type"):
         name = what.removeprefix("Invalid value '").removesuffix("'")
-        if name in NOT_SERVED:
-            return f"`{path}` {name!r}: {NOT_SERVED[name]}", path
+        if name in unserved:
+            return f"`{path}` {name!r}: {unserved[name]}", path
     if not path and what.startswith("`"):  # said here, with its name
         return what, what[1:].partition("`")[0]
     return f"{what} - at `{path}`" if path else what, path or None

@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -30,7 +31,7 @@ _OURS = ("/v1/ai", "/v1/info", "/v1/tokens", "/v1/ws")  # all else below /v1/ is
 _METHODS = {CHAT: "POST", COMPLETIONS: "POST", MODELS: "GET", RESPONSES: "POST"}
 
 
-def spoken_at(path: str) -> bool:
+def spoken_at(path: str, headers: Mapping[str, str]) -> bool:
     """Whether requests to `path` are for `respond`."""
     return path.startswith("/v1/") and path not in _OURS
 

@@ -12,7 +12,7 @@ import base64
 import binascii
 import ipaddress
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
 import msgspec
@@ -98,6 +98,11 @@ def bearer_header(value: str | None) -> str | None:
         return None
     scheme, _, token = value.strip().partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def shown_token(headers: Mapping[str, str]) -> str | None:
+    """The token that an API's client shows: a bearer, or as Anthropic's clients do."""
+    return bearer_header(headers.get("authorization")) or headers.get("x-api-key")
 
 
 def bearer_subprotocol(offered: Iterable[str]) -> str | None:

@@ -15,6 +15,7 @@ reads nothing for `STALLED_S` is cut off.
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 
 from ramify.actors.gateway.port.access.shares import Share
 from ramify.actors.gateway.port.binding import Stage
@@ -53,6 +54,7 @@ class Exchange(DialogueRun, asyncio.Protocol):
         share: Share,
         size: int,
         media: str = EVENTS,
+        headers: Mapping[str, str] = {},
     ) -> None:
         super().__init__(hub, number, dialogue, credential, size)
         self._transport = transport
@@ -60,6 +62,7 @@ class Exchange(DialogueRun, asyncio.Protocol):
         self._share = share
         self._streaming = False
         self._media = media
+        self._headers = headers
         self._out: list[bytes] = []
         self._answered = False  # the last byte of the response is written or queued
         self._half_closed = False
@@ -193,7 +196,7 @@ class Exchange(DialogueRun, asyncio.Protocol):
             return
         if not self._streaming:
             self._streaming = True
-            self._out.append(stream_head(self._media))
+            self._out.append(stream_head(self._media, self._headers))
         self._out.append(b"%x\r\n%b\r\n" % (len(made), made))
 
     def _half_close(self) -> None:

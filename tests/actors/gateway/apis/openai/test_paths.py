@@ -20,4 +20,4 @@ from ramify.actors.gateway.apis.openai.routes import spoken_at
     ],
 )
 def test_who_answers(path: str, theirs: bool) -> None:
-    assert spoken_at(path) is theirs
+    assert spoken_at(path, {}) is theirs

@@ -1,0 +1,214 @@
+"""POST /v1/messages: from the request to ops, from deltas to events or one message."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ramify.actors.gateway.apis.anthropic.caching import Marks
+from ramify.actors.gateway.apis.anthropic.content import Content, event
+from ramify.actors.gateway.apis.anthropic.conversation import Conversation
+from ramify.actors.gateway.apis.anthropic.errors import fields_of_error, named, new_id, of_error
+from ramify.actors.gateway.apis.anthropic.requests import CountRequest, MessagesRequest
+from ramify.actors.gateway.apis.anthropic.signatures import Signer
+from ramify.actors.gateway.apis.openai.dialogue import Answers, noted, text_parts
+from ramify.actors.gateway.port.http import Response, json_response
+from ramify.protocol.errors import InvalidField, RamifyError
+from ramify.protocol.wire import (
+    Append,
+    ClientMessage,
+    Delta,
+    Done,
+    Error,
+    Generate,
+    JsonObject,
+    Ok,
+    Open,
+    Part,
+    ServerMessage,
+)
+
+APPEND, PREFILL, GENERATE = 1, 2, 3  # ids of the ops, which increase
+_REASONS = {"tool": "tool_use", "length": "max_tokens", "deadline": "max_tokens"}
+
+
+def opening(request: CountRequest, told: Conversation) -> list[ClientMessage]:
+    """The ops that put the prompt on a branch. Raises InvalidField."""
+    if not told.messages:
+        raise InvalidField("`messages` hold no turn before the prefill: begin with a user's")
+    ops: list[ClientMessage] = [
+        Open(detach="cancel", ttl_s=0.0, tools=request.declared(), parts=True, usage=True),
+        Append(id=APPEND, messages=told.messages),
+    ]
+    if told.prefill:
+        ops.append(Append(id=PREFILL, text=told.prefill))
+    return ops
+
+
+def ops_of(request: MessagesRequest, told: Conversation) -> list[ClientMessage]:
+    """The frame of a request. Raises InvalidField."""
+    ops = opening(request, told)
+    if request.max_tokens == 0:  # one token that nobody sees computes the prompt
+        return [*ops, Generate(id=GENERATE, max_tokens=1, hidden=True)]
+    choice = request.tool_choice
+    return [
+        *ops,
+        Generate(
+            id=GENERATE,
+            max_tokens=request.max_tokens,
+            tool_choice=request.choice_of_tool,
+            parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
+            constraint=request.constraint,
+            **request.sampling(),
+        ),
+    ]
+
+
+class MessageAnswers(Answers):
+    """See `Dialogue`. `context`: most tokens of a branch. `ident`: the request's."""
+
+    def __init__(
+        self, request: MessagesRequest, told: Conversation, signer: Signer, context: int, ident: str
+    ) -> None:
+        super().__init__(ops_of(request, told), ["main"], streams=bool(request.stream))
+        thinking = request.thinking
+        self._content = Content(
+            signer,
+            streams=self.streams,
+            omits=thinking is not None and thinking.display == "omitted",
+            held=_held(request),
+        )
+        self._marks = Marks.of(request)
+        self._most = request.max_tokens
+        self._stops = request.stop_sequences or ()
+        self._context = context
+        self._ident = ident
+        self._introduced = False
+        self._head: JsonObject = {
+            "id": new_id("msg"),
+            "type": "message",
+            "role": "assistant",
+            "model": request.model,
+        }
+        if request.diagnostics is not None:
+            self._head["diagnostics"] = {"cache_miss_reason": {"type": "unavailable"}}
+
+    def said(self, index: int, delta: Delta) -> bytes:
+        out = b"".join(map(self._content.add, text_parts(delta)))
+        if self._introduced or not self.streams:
+            return out
+        return self._introduce(delta.prompt or 0, delta.cached or 0) + out
+
+    def ended(self, index: int, done: Done) -> bytes:
+        told = self._content.calls
+        out = b""
+        for call in done.tool_calls or ():
+            if call["id"] not in told:  # what was taken for text is a call
+                out += self._content.add(_part(call))
+        out += self._content.close()
+        if not self.streams:
+            return b""
+        if not self._introduced:
+            out = self._introduce(done.usage.prompt, done.usage.cached) + out
+        ends = {"delta": self._end(done), "usage": self._usage(done)}
+        return out + event("message_delta", **ends, **noted([done]))
+
+    def last(self) -> bytes:
+        return event("message_stop")
+
+    def whole(self) -> Response:
+        (done,) = self.done
+        calls = {
+            call["id"]: msgspec.json.decode(call["function"]["arguments"])
+            for call in done.tool_calls or ()
+        }
+        message = {
+            **self._head,
+            "content": self._content.whole(calls),
+            **self._end(done),
+            "usage": self._usage(done),
+            **noted([done]),
+        }
+        return msgspec.structs.replace(json_response(200, message), headers=named(self._ident))
+
+    def refusal(self, error: Error | RamifyError) -> Response:
+        return of_error(error, self._ident)
+
+    def broken(self, error: Error | RamifyError) -> bytes:
+        return event("error", **fields_of_error(error, self._ident))
+
+    def _introduce(self, prompt: int, cached: int) -> bytes:
+        self._introduced = True
+        message = {
+            **self._head,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "stop_details": None,
+            "usage": self._marks.usage(prompt, cached, 0),
+        }
+        return event("message_start", message=message) + event("ping")
+
+    def _usage(self, done: Done) -> JsonObject:
+        usage = done.usage
+        output = usage.output if self._most else 0
+        return self._marks.usage(usage.prompt, usage.cached, output)
+
+    def _end(self, done: Done) -> JsonObject:
+        reason, sequence = _REASONS.get(done.reason, "end_turn"), None
+        if done.reason == "stop" and done.stop in self._stops:
+            reason, sequence = "stop_sequence", done.stop
+        if done.reason == "length" and done.position >= self._context:
+            reason = "model_context_window_exceeded"
+        return {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None}
+
+
+class CountAnswers:
+    """POST /v1/messages/count_tokens: the position of a branch with the prompt. See `Dialogue`."""
+
+    keeps = saves = outlives = streams = False
+
+    def __init__(self, request: CountRequest, told: Conversation, ident: str) -> None:
+        Marks.of(request)
+        self.ops = opening(request, told)
+        self.over = False
+        self._last = PREFILL if told.prefill else APPEND
+        self._ident = ident
+
+    def receive(self, messages: Sequence[ServerMessage]) -> Response | None:
+        """See `Dialogue`."""
+        for message in messages:
+            match message:
+                case Ok() if message.id == self._last:
+                    self.over = True
+                    told = json_response(200, {"input_tokens": message.position})
+                    return msgspec.structs.replace(told, headers=named(self._ident))
+                case Error() if message.code != "skipped":
+                    self.over = True
+                    return of_error(message, self._ident)
+        return None
+
+    def take_ops(self) -> list[ClientMessage]:
+        """See `Dialogue`."""
+        return []
+
+    def abandon(self) -> list[ClientMessage]:
+        """See `Dialogue`."""
+        return []
+
+    def fail(self, error: RamifyError) -> Response:
+        """See `Dialogue`."""
+        self.over = True
+        return of_error(error, self._ident)
+
+
+def _held(request: CountRequest) -> frozenset[str]:
+    """Tools whose input is to be told in one piece."""
+    tools = request.tools or ()
+    return frozenset(tool.name for tool in tools if tool.name and tool.eager_input_streaming is False)
+
+
+def _part(call: JsonObject) -> Part:
+    function = call["function"]
+    return Part(
+        kind="call", text="", id=call["id"], name=function["name"], arguments=function["arguments"]
+    )

@@ -1,0 +1,172 @@
+"""From the messages of a request to the turns of a chat template.
+
+Turns of one role that follow each other are one turn, results of tools are turns of their own in front
+of what the user says beside them, and a thought is the assistant's if it has our signature. The last
+turn of the assistant is a prefill: the answer goes on with it.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ramify.actors.gateway.apis.anthropic.blocks import (
+    MOST_MESSAGES,
+    Block,
+    Message,
+    RedactedThinkingBlock,
+    System,
+    TextBlock,
+    ThinkingBlock,
+    ToolReference,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from ramify.actors.gateway.apis.anthropic.signatures import Signer
+from ramify.protocol.errors import InvalidField
+from ramify.protocol.wire import ChatMessage, JsonObject
+
+BILLING = "x-anthropic-billing-header:"  # a line of Claude Code that changes with each request
+ERROR = "Error: "  # in front of a result with `is_error`, which templates have no place for
+
+
+class Conversation(NamedTuple):
+    """`prefill`: text that the answer begins with. `billed`: a billing header was taken out. `forgot`: a
+    thought was left out because it is not ours."""
+
+    messages: list[ChatMessage]
+    prefill: str
+    billed: bool
+    forgot: bool
+
+
+def conversation_of(system: System | None, messages: Sequence[Message], signer: Signer) -> Conversation:
+    """Raises InvalidField, which names the block that cannot stand where it does."""
+    told, billed = _system(system)
+    turns = _Turns(signer)
+    if told:
+        turns.made.append(ChatMessage(role="system", content=told))
+    for number, message in enumerate(messages):
+        turns.take(message, f"messages[{number}]")
+    prefill = turns.end()
+    if len(turns.made) > MOST_MESSAGES:
+        raise InvalidField(f"`messages` are over {MOST_MESSAGES} turns: send fewer")
+    return Conversation(turns.made, prefill, billed, turns.forgot)
+
+
+def _system(system: System | None) -> tuple[str, bool]:
+    """The text, and whether a billing header stood at its head."""
+    texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
+    billed = bool(texts) and texts[0].startswith(BILLING)
+    if billed:
+        texts[0] = texts[0].partition("\n")[2]
+    return "\n".join(text for text in texts if text), billed
+
+
+class _Turns:
+    """Collects the turn that is open. `asked`: calls without results yet, names by id."""
+
+    def __init__(self, signer: Signer) -> None:
+        self.made: list[ChatMessage] = []
+        self.forgot = False
+        self._signer = signer
+        self._role = ""
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[JsonObject] = []
+        self._asked: dict[str, str] = {}
+        self._place = ""  # of the turn's first message
+
+    def take(self, message: Message, place: str) -> None:
+        if message.role != self._role:
+            self._close()
+            self._role, self._place = message.role, place
+            if message.role == "assistant" and self._asked:
+                self._demand_results()
+        for number, block in enumerate(message.blocks):
+            self._add(block, f"{place}.content[{number}]")
+
+    def end(self) -> str:
+        """No more messages: the prefill, "" if there is none."""
+        if self._asked or self._calls:
+            self._demand_results()
+        if self._role != "assistant":
+            self._close()
+            return ""
+        if self._thoughts:
+            raise InvalidField(f"`{self._place}` is a prefill, which is text: leave its thinking out")
+        return "".join(self._texts)
+
+    def _demand_results(self) -> None:
+        idents = list(self._asked)[:4] or [str(call["id"]) for call in self._calls[:4]]
+        raise InvalidField(
+            f"`messages`: tool_use {', '.join(ident[:64] for ident in idents)} has no tool_result in "
+            "the message behind it: send one for each call"
+        )
+
+    def _add(self, block: Block, place: str) -> None:
+        match block:
+            case TextBlock():
+                self._texts.append(block.text)
+            case ToolResultBlock() if self._role == "user":
+                self._result(block, place)
+            case ToolUseBlock() if self._role == "assistant":
+                function = {"name": block.name, "arguments": block.input}
+                self._calls.append({"id": block.id, "type": "function", "function": function})
+            case ThinkingBlock() if self._role == "assistant":
+                self._think(block, place)
+            case RedactedThinkingBlock() if self._role == "assistant":
+                self.forgot = True
+            case _:
+                kind = block.__struct_config__.tag
+                raise InvalidField(f"`{place}`: a {kind} block cannot stand in a {self._role} message")
+
+    def _think(self, block: ThinkingBlock, place: str) -> None:
+        verdict = self._signer.verify(block.thinking, block.signature)
+        if verdict == "altered":
+            raise InvalidField(
+                f"`{place}.signature` is of another thought: send thinking blocks back as they came, or "
+                "leave them out"
+            )
+        if verdict == "ours":
+            self._thoughts.append(block.thinking)
+        self.forgot = self.forgot or verdict == "foreign"
+
+    def _result(self, block: ToolResultBlock, place: str) -> None:
+        name = self._asked.pop(block.tool_use_id, None)
+        if name is None:
+            raise InvalidField(
+                f"`{place}.tool_use_id` {block.tool_use_id[:64]!r} is of no tool_use in the message "
+                "before: send results right behind their calls, one for each"
+            )
+        text = _result_text(block)
+        if block.is_error and not text[: len(ERROR)].lower().startswith("error"):
+            text = ERROR + text
+        self.made.append(
+            ChatMessage(role="tool", content=text, tool_call_id=block.tool_use_id, name=name)
+        )
+
+    def _close(self) -> None:
+        """The turn is over."""
+        match self._role:
+            case "user" if self._texts:
+                self.made.append(ChatMessage(role="user", content="\n".join(self._texts)))
+            case "system":
+                self.made.append(ChatMessage(role="system", content="\n".join(self._texts)))
+            case "assistant":
+                self._asked = {str(call["id"]): call["function"]["name"] for call in self._calls}
+                self.made.append(
+                    ChatMessage(
+                        role="assistant",
+                        content="".join(self._texts),
+                        tool_calls=self._calls or None,
+                        reasoning="\n".join(thought for thought in self._thoughts if thought) or None,
+                    )
+                )
+        self._texts, self._thoughts, self._calls = [], [], []
+
+
+def _result_text(block: ToolResultBlock) -> str:
+    if block.content is None or isinstance(block.content, str):
+        return block.content or ""
+    return "\n".join(
+        part.tool_name if isinstance(part, ToolReference) else part.text for part in block.content
+    )
