@@ -19,10 +19,12 @@ AI = "/v1/ai"
 def apis() -> Apis:
     """The APIs of one gateway, with what they remember between requests."""
     anthropic = AnthropicApi()
+    answers = openai.refuse, openai.respond, openai_errors.reshaped
     return Apis(
         http=(
+            Api(openai.serves, *answers),
             Api(anthropic.spoken_at, anthropic.refuse, anthropic.respond, anthropic_errors.reshaped),
-            Api(openai.spoken_at, openai.refuse, openai.respond, openai_errors.reshaped),
+            Api(openai.spoken_at, *answers),  # all else of /v1/
             Api(ollama.spoken_at, ollama.refuse, ollama.respond, ollama.reshaped),
         ),
         doors={

@@ -35,8 +35,7 @@ _LOG = get_log("ramify.gateway")
 MESSAGES, COUNT, MODELS = "/v1/messages", "/v1/messages/count_tokens", "/v1/models"
 VERSION = "anthropic-version"
 _DATE = re.compile(r"20\d\d-\d\d-\d\d", re.ASCII)  # a version; what is served is alike in all
-_ELSEWHERE = ("/v1/ai", "/v1/info", "/v1/tokens", "/v1/ws", "/v1/completions")
-_OPENAI = ("/v1/chat/", "/v1/responses")
+_OURS = ("/v1/ai", "/v1/info", "/v1/tokens", "/v1/ws")
 _MOST_TOLD = 64  # names of betas that are remembered, and so said once
 _LONGEST = 100  # characters of one
 
@@ -48,12 +47,11 @@ class AnthropicApi:
         self._told: set[str] = set()
 
     def spoken_at(self, path: str, headers: Mapping[str, str]) -> bool:
-        """Its own paths; and what a client that names a version of this API asks for, where no other API
-        answers, and of models."""
+        """Its own paths; and what a client that names a version of this API asks for, models
+        among it, where no other API answered before."""
         if path == MESSAGES or path.startswith(f"{MESSAGES}/"):
             return True
-        theirs = VERSION in headers and path.startswith("/v1/")
-        return theirs and path not in _ELSEWHERE and not path.startswith(_OPENAI)
+        return VERSION in headers and path.startswith("/v1/") and path not in _OURS
 
     def refuse(self, request: HttpRequest, hub: Hub) -> Response | None:
         """Refuse a request by its head; None: its body is wanted."""

@@ -31,8 +31,13 @@ _OURS = ("/v1/ai", "/v1/info", "/v1/tokens", "/v1/ws")  # all else below /v1/ is
 _METHODS = {CHAT: "POST", COMPLETIONS: "POST", MODELS: "GET", RESPONSES: "POST"}
 
 
+def serves(path: str, headers: Mapping[str, str]) -> bool:
+    """Whether `path` is one that no other API has."""
+    return path in (CHAT, COMPLETIONS, RESPONSES) or path.startswith(f"{RESPONSES}/")
+
+
 def spoken_at(path: str, headers: Mapping[str, str]) -> bool:
-    """Whether requests to `path` are for `respond`."""
+    """Whether requests to `path` are for `respond`, unless another API has it."""
     return path.startswith("/v1/") and path not in _OURS
 
 
