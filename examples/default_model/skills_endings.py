@@ -54,15 +54,22 @@ PLOTS = skills_story.load_plots("seed_short.txt")
 
 
 def end(choose: Chooser, cast: Cast, story: str, mood: str) -> str:
-    """An end of two to four sentences in a mood. It names the friend only if the story got that far."""
+    """An end of two to four sentences in a mood. It names the hero, and the friend if the story got that far."""
     first, *middle, last = choose.rng.choice(ENDS[mood])
     if choose.chance(0.4):
         middle = middle[: choose.number(0, 1)]
     known = cast["m"] in story
-    sentences = []
-    for step in (first, *middle, last):
-        wordings = [each for each in step if known or "{m}" not in each] or step
-        sentences.append(choose.rng.choice(wordings).format(**cast))
+    wordings = [
+        [each for each in step if known or "{m}" not in each] or step for step in (first, *middle, last)
+    ]
+    chosen = [choose.rng.choice(each) for each in wordings]
+    named = [place for place, each in enumerate(wordings) if any("{n}" in one for one in each)]
+    if named and not any(
+        "{n}" in each for each in chosen
+    ):  # an end without its hero could be any story's
+        place = choose.rng.choice(named)
+        chosen[place] = choose.rng.choice([each for each in wordings[place] if "{n}" in each])
+    sentences = [each.format(**cast) for each in chosen]
     return skills_story.tidy(" ".join(each[0].upper() + each[1:] for each in sentences))
 
 
