@@ -116,6 +116,7 @@ class GatewayProgram:
             credentials=start.credentials,
             minted=_minted(start),
             working=Working(start.working, start.worker) if start.working is not None else None,
+            secret=start.signing,
         )
         self._cores: GatewayCores | None = None
         if start.door is not None:

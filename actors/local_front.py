@@ -68,7 +68,9 @@ class LocalFront:
         minted: Minted | None = None,
         credentials: Sequence[Credential] = (),
         working: Working | None = None,
+        secret: bytes | None = None,
     ) -> None:
+        """`secret`: with which the gateway signs, where several do and no store has one."""
         self._working = working
         self._barred: set[str] = set()
         self._config = config
@@ -93,6 +95,8 @@ class LocalFront:
             minted=minted,
             credentials=credentials,
         )
+        if secret is not None:
+            self.gateway.signs(secret)
         self._mailboxes.here = self.gateway
         metrics.usage_from(self.gateway.usage)
 
@@ -171,18 +175,19 @@ class LocalFront:
         server = self._config.server
         assert server.store is not None
 
-        def opened(place: str) -> tuple[Store, list[str]]:
+        def opened(place: str) -> tuple[Store, list[str], bytes]:
             store = open_store(place, server.store_key_file)
             try:
-                return store, store.waiting()
+                return store, store.waiting(), store.secret()
             except BaseException:
                 store.close()
                 raise
 
         try:
-            store, waiting = await anyio.to_thread.run_sync(opened, server.store)
+            store, waiting, secret = await anyio.to_thread.run_sync(opened, server.store)
         except StoreError as error:
             raise ConfigError(str(error)) from error
+        self.gateway.signs(secret)
         mailbox: Mailbox[StoreMessage] = Mailbox("store", BIG)
         actor = StoreActor(
             mailbox,

@@ -57,7 +57,8 @@ class StartGateway(ProcessMessage, frozen=True):
 
     `listeners`, `minted`, `working`, `door`: inherited file descriptors. `minted`: None if nobody shares
     tokens; `working`: where to write which session it works on; `door`: where replicas join, which know
-    the `secret`; None: the engine is the core. `barred`: see `Bar`.
+    the `secret`; None: the engine is the core. `barred`: see `Bar`. `signing`: the secret of all gateway
+    processes for what clients keep for them.
     """
 
     config: EngineConfig
@@ -71,6 +72,7 @@ class StartGateway(ProcessMessage, frozen=True):
     barred: list[str] = []
     door: int | None = None
     secret: bytes = b""
+    signing: bytes = b""
 
 
 class Bar(ProcessMessage, frozen=True):

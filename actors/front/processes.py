@@ -89,6 +89,7 @@ class ProcessFront:
     ) -> None:
         self.doors: list[socket.socket] = []
         self._secret = secret
+        self._signing = secrets.token_bytes(32)  # until the store, if there is one, has its own
         self._config = config
         self._share = share(config, count)
         self._count = count
@@ -234,6 +235,7 @@ class ProcessFront:
             barred=self._barred,
             door=door,
             secret=self._secret,
+            signing=self._signing,
         )
         Working(self._working, worker.number).off()
         process = await GatewayProcess.start(start, partial(self._receive, worker), self._take)

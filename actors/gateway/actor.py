@@ -109,6 +109,10 @@ class GatewayActor:
         """Open WebSockets."""
         return sum(1 for connection in self.hub.connections.values() if connection.websocket)
 
+    def signs(self, secret: bytes) -> None:
+        """From now on, with this secret."""
+        self.hub.secret = secret
+
     def spells(self, vocabulary: Sequence[bytes]) -> None:
         """Take the bytes of each token id."""
         self.hub.vocabulary = vocabulary

@@ -17,7 +17,7 @@ from ramify.protocol.saved import Changes, StoredSession
 How = Literal["free", "ask", "force"]
 Refusal = Literal["moved", "lost"]
 GONE_SECONDS = 86_400  # for which a shared store remembers that a session was deleted
-
+SECRET_BYTES = 32  # with which servers sign what clients keep for them
 
 ASIDE = " (damaged "  # in the name of what was set aside, which no session's id has
 
@@ -142,6 +142,10 @@ class Store(Protocol):
 
     def set_clock(self, now: float) -> None:
         """Set the time of the last sweep, in seconds since 1970."""
+        ...
+
+    def secret(self) -> bytes:
+        """`SECRET_BYTES` at random, the same for all servers of this store as long as it lasts."""
         ...
 
     def rewrite(self) -> None:

@@ -24,6 +24,7 @@ from ramify.actors.kit.log import get_log
 from ramify.actors.store.base import (
     ASIDE,
     GONE_SECONDS,
+    SECRET_BYTES,
     How,
     Refusal,
     StoreDamaged,
@@ -585,6 +586,15 @@ class PostgresStore:
                 "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
                 (repr(now),),
             )
+
+    def secret(self) -> bytes:
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO ramify_about VALUES ('secret', %s) ON CONFLICT DO NOTHING",
+                (secrets.token_hex(SECRET_BYTES),),
+            )
+            row = db.execute("SELECT value FROM ramify_about WHERE name = 'secret'").fetchone()
+        return bytes.fromhex(row[0])
 
     def mark(self) -> bytes | None:
         with self._transaction() as db:

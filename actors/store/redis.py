@@ -29,6 +29,7 @@ from redis.retry import Retry
 from ramify.actors.kit.log import get_log
 from ramify.actors.store.base import (
     GONE_SECONDS,
+    SECRET_BYTES,
     How,
     Refusal,
     StoreDamaged,
@@ -495,6 +496,12 @@ class RedisStore:
 
     def set_clock(self, now: float) -> None:
         self._call(lambda: self._db.hset("ramify:about", "clock", repr(now)))
+
+    def secret(self) -> bytes:
+        made = secrets.token_bytes(SECRET_BYTES)
+        self._call(partial(self._db.hsetnx, "ramify:about", "secret", made))
+        secret: bytes = self._call(lambda: self._db.hget("ramify:about", "secret"))
+        return secret
 
     def mark(self) -> bytes | None:
         mark: bytes | None = self._call(lambda: self._db.hget("ramify:about", "mark"))

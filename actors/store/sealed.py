@@ -7,7 +7,8 @@ nonces do not run out (NIST SP 800-38D, 8.3: 2^32 for one key). Session and item
 an item that was put in another one's place cannot be opened.
 
 Sealed: all of a session's items, which are texts, tokens, ops and hashes of keys. Not sealed: its id,
-its owner's name, the names of its clients (in the items' names), sizes and times.
+its owner's name, the names of its clients (in the items' names), sizes and times; the secret with
+which servers sign, which serves nobody without a token of theirs.
 """
 
 import base64
@@ -299,6 +300,9 @@ class SealedStore:
 
     def set_clock(self, now: float) -> None:
         self._store.set_clock(now)
+
+    def secret(self) -> bytes:
+        return self._store.secret()
 
     def mark(self) -> bytes | None:
         return self._store.mark()

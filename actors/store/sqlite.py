@@ -8,6 +8,7 @@ process that asks for a session gets it: its former owner has gone, or hangs.
 
 import fcntl
 import os
+import secrets
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,16 @@ from pathlib import Path
 from typing import IO
 
 from ramify.actors.kit.log import get_log
-from ramify.actors.store.base import ASIDE, How, Refusal, StoreDamaged, StoreError, Taken, refusal
+from ramify.actors.store.base import (
+    ASIDE,
+    SECRET_BYTES,
+    How,
+    Refusal,
+    StoreDamaged,
+    StoreError,
+    Taken,
+    refusal,
+)
 from ramify.actors.store.retention import surplus
 from ramify.protocol.keyless import HOLD_KEYS, keyless
 from ramify.protocol.saved import HEAD, Changes, StoredSession, next_fence
@@ -418,6 +428,13 @@ class SqliteStore:
     def set_clock(self, now: float) -> None:
         with self._errors(), self._transaction():
             self._db.execute("INSERT OR REPLACE INTO about VALUES ('clock', ?)", (now,))
+
+    def secret(self) -> bytes:
+        with self._errors(), self._transaction():
+            made = secrets.token_bytes(SECRET_BYTES)
+            self._db.execute("INSERT OR IGNORE INTO about VALUES ('secret', ?)", (made,))
+            row = self._db.execute("SELECT value FROM about WHERE name = 'secret'").fetchone()
+        return bytes(row[0])
 
     def mark(self) -> bytes | None:
         with self._errors():

@@ -5,6 +5,7 @@ The real `anthropic` packages are run by `test_other_clients.py`, where they are
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -101,3 +102,11 @@ async def test_a_client_that_goes_away_cancels_its_request(serving: Any) -> None
                 break
         async with asyncio.timeout(60):
             await served.until_alone(sessions=0)
+
+
+async def test_signatures_outlive_a_server_with_a_store(serving: Any, tmp_path: Path) -> None:
+    secrets = []
+    for store in (tmp_path / "s.db", tmp_path / "s.db", tmp_path / "other.db"):
+        async with serving(server={"store": str(store)}) as served:
+            secrets.append(served.engine.front.gateway.hub.secret)
+    assert secrets[0] == secrets[1] != secrets[2]

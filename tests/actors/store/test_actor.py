@@ -101,6 +101,9 @@ class Memory:
     def clock(self) -> float | None:
         return self.seen
 
+    def secret(self) -> bytes:
+        return b"s"
+
     def set_clock(self, now: float) -> None:
         self.seen = now
 

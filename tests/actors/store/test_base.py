@@ -455,3 +455,9 @@ def rewritten(place: str) -> None:
             if not info["aof_rewrite_in_progress"] and not info["aof_rewrite_scheduled"]:
                 return
             time.sleep(0.02)
+
+
+def test_a_store_has_one_secret(opened) -> None:
+    secret = opened().secret()
+    assert len(secret) == 32
+    assert opened().secret() == opened().secret() == secret
