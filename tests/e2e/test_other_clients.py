@@ -2,7 +2,8 @@
 
 Each case is skipped where its package is not installed. For Node: `npm ci` in tests/e2e/node. For the
 libraries, which bring many others: an environment of their own, as RAMIFY_CLIENTS_PYTHON=PATH/bin/python
-(`pip install openai-agents langchain-openai instructor litellm ollama`).
+(`pip install openai-agents langchain-openai instructor litellm ollama anthropic`). For Anthropic's package
+for Node: a folder with it (`npm install @anthropic-ai/sdk`), as RAMIFY_CLIENTS_NODE=FOLDER.
 """
 
 import json
@@ -21,7 +22,9 @@ HERE = Path(__file__).parent
 NODE = shutil.which("node")
 PYTHON = os.environ.get("RAMIFY_CLIENTS_PYTHON", sys.executable)
 MODEL = "default_model"
+FOLDER = Path(os.environ.get("RAMIFY_CLIENTS_NODE", HERE / "node"))
 PROGRAMS = {
+    "anthropic": "anthropic",
     "agents_sdk": "agents",
     "instructor": "instructor",
     "langchain": "langchain_openai",
@@ -54,6 +57,16 @@ def test_the_package_for_node(request: pytest.FixtureRequest) -> None:
     told = json.loads(run(NODE, str(HERE / "node" / "suite.mjs"), address, MODEL).splitlines()[-1])
     assert told["failed"] == {}
     assert len(told["passed"]) >= 16
+
+
+@pytest.mark.skipif(
+    NODE is None or not (FOLDER / "node_modules" / "@anthropic-ai").exists(),
+    reason="npm install @anthropic-ai/sdk in RAMIFY_CLIENTS_NODE",
+)
+def test_anthropic_for_node(request: pytest.FixtureRequest) -> None:
+    assert NODE is not None
+    program = str(HERE / "programs" / "with_anthropic.mjs")
+    assert run(NODE, program, request.getfixturevalue("address"), MODEL, str(FOLDER)).strip() == "ok"
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
