@@ -594,6 +594,7 @@ class PostgresStore:
                 (secrets.token_hex(SECRET_BYTES),),
             )
             row = db.execute("SELECT value FROM ramify_about WHERE name = 'secret'").fetchone()
+        assert row is not None
         return bytes.fromhex(row[0])
 
     def mark(self) -> bytes | None:

@@ -2,8 +2,8 @@
 
 Each case is skipped where its package is not installed. For Node: `npm ci` in tests/e2e/node. For the
 libraries, which bring many others: an environment of their own, as RAMIFY_CLIENTS_PYTHON=PATH/bin/python
-(`pip install openai-agents langchain-openai instructor litellm ollama anthropic`). For Anthropic's package
-for Node: a folder with it (`npm install @anthropic-ai/sdk`), as RAMIFY_CLIENTS_NODE=FOLDER.
+(`pip install openai-agents langchain-openai instructor litellm ollama anthropic`). For Anthropic's
+package for Node: a folder with it (`npm install @anthropic-ai/sdk`), as RAMIFY_CLIENTS_NODE=FOLDER.
 """
 
 import json
