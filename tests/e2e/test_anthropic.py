@@ -52,6 +52,12 @@ async def test_messages_whole_and_streamed(serving: Any) -> None:
         assert (warmed.json()["content"], warmed.json()["usage"]["output_tokens"]) == ([], 0)
         again = (await http.post("/v1/messages", json={**asked, "messages": warm})).json()["usage"]
         assert (again["input_tokens"], again["cache_creation_input_tokens"]) == (1, 0)
+        late = [*HELLO, {"role": "system", "content": "Be brief."}]  # as Claude Code does
+        told = (await http.post("/v1/messages", json={**asked, "messages": late})).json()["usage"]
+        count = {"model": model["id"], "messages": late}
+        counted = await http.post("/v1/messages/count_tokens", json=count)
+        both = told["input_tokens"] + told["cache_read_input_tokens"]
+        assert counted.json() == {"input_tokens": both}
         begun = [*HELLO, {"role": "assistant", "content": text[:4]}]
         raw = [*prompt, *served.oracle.tokenizer.encode(text[:4], after=prompt[-1])]
         went_on = (await http.post("/v1/messages", json={**asked, "messages": begun})).json()
