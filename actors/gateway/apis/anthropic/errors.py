@@ -85,7 +85,7 @@ def told(error: Error | RamifyError) -> str:
         return error.message
     tokens = details.get("tokens", 0) + details.get("position", 0)
     if "tokens" not in details:
-        return f"prompt is too long: {tokens} tokens leave no room for an answer in {most}"
+        return f"prompt is too long: {tokens} tokens > {most - 1} maximum"  # an answer needs one
     return f"prompt is too long: at least {tokens} tokens > {most} maximum"
 
 

@@ -138,10 +138,13 @@ class ThoughtOutput(OutputItem):
 
 
 class CallOutput(OutputItem):
-    def __init__(self, index: int, ident: str, call_id: str, name: str) -> None:
+    def __init__(
+        self, index: int, ident: str, call_id: str, name: str, namespace: str | None = None
+    ) -> None:
         super().__init__(index, ident)
         self.call_id = call_id
         self.name = name
+        self._spaced = {"namespace": namespace} if namespace is not None else {}
 
     def shown(self, status: str) -> JsonObject:
         return {
@@ -151,6 +154,7 @@ class CallOutput(OutputItem):
             "name": self.name,
             "arguments": self.text,
             "status": status,
+            **self._spaced,
         }
 
     def says(self, events: Events, text: str, logprobs: list[JsonObject]) -> bytes:

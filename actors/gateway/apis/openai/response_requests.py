@@ -21,6 +21,7 @@ from ramify.protocol.wire import (
     Constraint,
     Count,
     JsonObject,
+    LongText,
     ShortText,
     Text,
 )
@@ -77,6 +78,12 @@ class CallItem(Struct, frozen=True, tag_field="type", tag="function_call", kw_on
     arguments: Text
     id: _Identity = None
     status: _Status = None
+    namespace: ShortText | None = None
+
+    @property
+    def told(self) -> str:
+        """As the model is told the tool's name."""
+        return within(self.namespace, self.name)
 
 
 class CallOutputItem(Struct, frozen=True, tag_field="type", tag="function_call_output", kw_only=True):
@@ -109,14 +116,15 @@ class FunctionTool(Struct, frozen=True, tag_field="type", tag="function", kw_onl
     parameters: JsonObject | None = None
     strict: bool | None = None
 
-    def declared(self) -> JsonObject:
-        """As `open.tools` has it."""
-        function: JsonObject = {"name": self.name, "parameters": self.parameters or {}}
+    def declared(self, namespace: str | None = None) -> list[JsonObject]:
+        """As `open.tools` has it. `namespace`: it is one of these tools."""
+        name = within(namespace, self.name)
+        function: JsonObject = {"name": name, "parameters": self.parameters or {}}
         if self.description is not None:
             function["description"] = self.description
         if self.strict is not None:
             function["strict"] = self.strict
-        return {"type": "function", "function": function}
+        return [{"type": "function", "function": function}]
 
     def shown(self) -> JsonObject:
         """As a response repeats it."""
@@ -127,6 +135,33 @@ class FunctionTool(Struct, frozen=True, tag_field="type", tag="function", kw_onl
             "parameters": self.parameters or {},
             "strict": bool(self.strict),
         }
+
+
+class NamespaceTool(Struct, frozen=True, tag_field="type", tag="namespace", kw_only=True):
+    """Tools under a name: the model is told each with both names."""
+
+    name: ShortText
+    description: Text | None = None
+    tools: Annotated[list[FunctionTool], Meta(max_length=1024)]
+
+    def declared(self) -> list[JsonObject]:
+        """As `open.tools` has them."""
+        return [each for tool in self.tools for each in tool.declared(self.name)]
+
+    def shown(self) -> JsonObject:
+        """As a response repeats it."""
+        tools = [tool.shown() for tool in self.tools]
+        return {
+            "type": "namespace",
+            "name": self.name,
+            "description": self.description or "",
+            "tools": tools,
+        }
+
+
+def within(namespace: str | None, name: str) -> str:
+    """The name of a tool with that of its namespace, in letters that all templates take."""
+    return name if namespace is None else f"{namespace}__{name}"
 
 
 class ToolOfName(Struct, frozen=True):
@@ -190,7 +225,7 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
     max_output_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    tools: Annotated[list[FunctionTool], Meta(max_length=1024)] | None = None
+    tools: Annotated[list[FunctionTool | NamespaceTool], Meta(max_length=1024)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolOfName | None = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
@@ -205,6 +240,7 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
     prompt_cache_retention: ShortText | None = None  # the radix tree keeps what it has room for
     prompt_cache_key: ShortText | None = None
     safety_identifier: ShortText | None = None
+    client_metadata: Annotated[dict[ShortText, LongText], Meta(max_length=64)] | None = None  # Codex's
     # not OpenAI's
     priority: Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
 
@@ -215,7 +251,9 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
         if self.background and self.stream:
             raise InvalidField("`stream` does not go with `background` here: poll the response")
         for i, tool in enumerate(self.tools or ()):
-            if tool.parameters is not None:
+            if isinstance(tool, NamespaceTool):
+                check_json([each.parameters for each in tool.tools], f"tools[{i}].tools")
+            elif tool.parameters is not None:
                 check_json(tool.parameters, f"tools[{i}].parameters")
 
     @property
@@ -239,6 +277,19 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
     def generates(self) -> bool:
         """Whether it asks for output, not only for its prompt to be computed."""
         return True
+
+    def declared(self) -> list[JsonObject] | None:
+        """As `open.tools`."""
+        return [each for tool in self.tools or () for each in tool.declared()] or None
+
+    def namespaces(self) -> dict[str, tuple[str, str]]:
+        """Namespace and name of tools that have one, by the name that the model is told."""
+        return {
+            within(space.name, tool.name): (space.name, tool.name)
+            for space in self.tools or ()
+            if isinstance(space, NamespaceTool)
+            for tool in space.tools
+        }
 
     @property
     def choice_of_tool(self) -> str:
@@ -328,7 +379,7 @@ def _messages(items: Iterable[Item]) -> Iterable[ChatMessage]:
                     yield from turn()
                 said = text_of(item.content)
             case CallItem():
-                function = {"name": item.name, "arguments": item.arguments}
+                function = {"name": item.told, "arguments": item.arguments}
                 calls.append({"id": item.call_id, "type": "function", "function": function})
             case CallOutputItem():
                 yield from turn()

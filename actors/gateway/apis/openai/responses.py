@@ -80,6 +80,7 @@ class ResponseDialogue:
         self._request = request
         self._model = model
         self._vocabulary = vocabulary
+        self._namespaces = request.namespaces()
         self._created = created
         self._unique = secrets.token_hex(6)
         self._branch = f"r{self._unique}"
@@ -195,13 +196,12 @@ class ResponseDialogue:
     def _all_ops(self, previous: Stored | None) -> list[ClientMessage]:
         request, branch = self._request, self._branch
         detach = "run" if self.outlives else "cancel"
-        tools = [tool.declared() for tool in request.tools or ()] or None
         opened = Open(
             session=previous.session if previous else None,
             key=previous.key if previous else None,
             detach=detach,  # type: ignore[arg-type]  # a literal
             ttl_s=0.0 if self._ephemeral(previous) else None,
-            tools=tools,
+            tools=request.declared(),
             parts=True,
         )
         from_ = previous.branch if previous else None
@@ -293,7 +293,9 @@ class ResponseDialogue:
         return f"{self._unique}{len(self._items)}"
 
     def _new_call(self, part: Part) -> CallOutput:
-        return CallOutput(len(self._items), f"fc_{self._name()}", part.id or "", part.name or "")
+        told = part.name or ""
+        namespace, name = self._namespaces.get(told, (None, told))
+        return CallOutput(len(self._items), f"fc_{self._name()}", part.id or "", name, namespace)
 
     def _switch(self, item: OutputItem | None, status: str = "completed") -> bytes:
         """Close the item that is open, and open another one."""

@@ -179,6 +179,9 @@ def test_a_prompt_that_is_too_long() -> None:
     long = Error(code="too_long", message="no", details={"max": 64, "tokens": 90, "position": 1})
     told = body_of(dialogue().receive([long]), 400)["error"]["message"]
     assert told == "prompt is too long: at least 91 tokens > 64 maximum"
+    full = Error(code="too_long", message="no", details={"max": 64, "position": 64})
+    told = body_of(dialogue().receive([full]), 400)["error"]["message"]
+    assert told == "prompt is too long: 64 tokens > 63 maximum"
 
 
 def test_tokens_are_counted_at_the_end_of_the_prompt() -> None:

@@ -113,3 +113,17 @@ def test_calls_side_by_side_have_their_index_in_chunks() -> None:
             made[2] += call["function"]["arguments"]
     assert [tuple(found[i]) for i in sorted(found)] == CALLS
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_call_says_the_namespace_of_its_tool() -> None:
+    tool = {"type": "function", "name": "close", "parameters": {}}
+    space = {"type": "namespace", "name": "agents", "description": "", "tools": [tool]}
+    body = {"model": "m", "input": "hi", "store": False, "tools": [space]}
+    it = ResponseDialogue(decode(json.dumps(body).encode(), ResponseRequest), "m", 5)
+    it.receive([State(session="s_1", key="k", op=0, revision=0, branches=[])])
+    said = Part(kind="call", text="", call=0, id="c1", name="agents__close", arguments="{}")
+    answer = it.receive(
+        [Delta(branch=it.branch, position=9, text="", parts=[said]), done(it.branch), Ok(id=7)]
+    )
+    (call,) = json.loads(answer.body)["output"]  # type: ignore[union-attr]
+    assert (call["namespace"], call["name"]) == ("agents", "close")

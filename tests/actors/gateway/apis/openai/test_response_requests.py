@@ -72,3 +72,21 @@ def test_an_id_says_where_a_response_is() -> None:
     assert checksum(None) == 0
     for ident in ("", "resp_", "resp_abc", "resp_\u00e4", stored.ident[:-9], "resp_" + "A" * 500):
         assert Stored.of(ident) is None
+
+
+def test_tools_of_a_namespace_are_told_with_both_names() -> None:
+    """As Codex declares those of its agents."""
+    tool = {
+        "type": "function", "name": "close", "description": None, "parameters": {}, "strict": False,
+    }  # fmt: skip
+    space = {"type": "namespace", "name": "agents", "description": "Agents.", "tools": [tool]}
+    call = {**CALL, "name": "close", "namespace": "agents"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "4"}
+    request = asked(tools=[tool, space], input=[call, output], client_metadata={"session": "s"})
+    declared = request.declared() or []
+    assert [each["function"]["name"] for each in declared] == ["close", "agents__close"]
+    assert request.namespaces() == {"agents__close": ("agents", "close")}
+    called = request.messages(instructed=False)[0].tool_calls or []
+    assert called[0]["function"]["name"] == "agents__close"
+    assert request.tools is not None
+    assert request.tools[1].shown() == space
