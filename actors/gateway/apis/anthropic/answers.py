@@ -10,7 +10,7 @@ from ramify.actors.gateway.apis.anthropic.conversation import Conversation
 from ramify.actors.gateway.apis.anthropic.errors import fields_of_error, named, new_id, of_error
 from ramify.actors.gateway.apis.anthropic.requests import CountRequest, MessagesRequest
 from ramify.actors.gateway.apis.anthropic.signatures import Signer
-from ramify.actors.gateway.apis.openai.dialogue import Answers, failure, noted, text_parts
+from ramify.actors.gateway.apis.openai.dialogue import Answers, noted, text_parts
 from ramify.actors.gateway.port.http import Response, json_response
 from ramify.protocol.errors import InvalidField, RamifyError
 from ramify.protocol.wire import (
@@ -33,15 +33,13 @@ _REASONS = {"tool": "tool_use", "length": "max_tokens", "deadline": "max_tokens"
 
 def opening(request: CountRequest, told: Conversation) -> list[ClientMessage]:
     """The ops that put the prompt on a branch. Raises InvalidField."""
-    if not told.messages:
-        raise InvalidField("`messages` hold no turn before the prefill: begin with a user's")
+    if not told.messages or told.messages[-1].role == "system":
+        raise InvalidField("`messages` hold no user's turn before the answer: begin with one")
     ops: list[ClientMessage] = [
         Open(detach="cancel", ttl_s=0.0, tools=request.declared(), parts=True, usage=True),
         Append(id=APPEND, messages=told.messages),
     ]
     if told.prefill:
-        if told.messages[-1].role == "system":
-            raise InvalidField("`messages`: a prefill follows a user's turn, not a system's")
         ops.append(Append(id=PREFILL, text=told.prefill))
     return ops
 
@@ -165,19 +163,13 @@ class MessageAnswers(Answers):
 
 
 class CountAnswers:
-    """POST /v1/messages/count_tokens: the position of a branch with the prompt. See `Dialogue`.
-
-    Behind a system's turn only a generation adds what begins an answer, so there one token is made.
-    """
+    """POST /v1/messages/count_tokens: the position of a branch with the prompt. See `Dialogue`."""
 
     keeps = saves = outlives = streams = False
 
     def __init__(self, request: CountRequest, told: Conversation, ident: str) -> None:
         Marks.of(request)
         self.ops = opening(request, told)
-        self._generates = told.messages[-1].role == "system"
-        if self._generates:
-            self.ops.append(Generate(id=GENERATE, max_tokens=1, hidden=True))
         self.over = False
         self._last = PREFILL if told.prefill else APPEND
         self._ident = ident
@@ -186,20 +178,13 @@ class CountAnswers:
         """See `Dialogue`."""
         for message in messages:
             match message:
-                case Ok() if message.id == self._last and not self._generates:
-                    return self._told(message.position)
-                case Done(reason="error"):
-                    return self._fails(failure(message))
-                case Done():
-                    return self._told(message.usage.prompt)
+                case Ok() if message.id == self._last:
+                    self.over = True
+                    answer = json_response(200, {"input_tokens": message.position})
+                    return msgspec.structs.replace(answer, headers=named(self._ident))
                 case Error() if message.code != "skipped":
                     return self._fails(message)
         return None
-
-    def _told(self, tokens: int | None) -> Response:
-        self.over = True
-        answer = json_response(200, {"input_tokens": tokens})
-        return msgspec.structs.replace(answer, headers=named(self._ident))
 
     def _fails(self, error: Error | RamifyError) -> Response:
         self.over = True

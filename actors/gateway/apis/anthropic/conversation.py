@@ -1,12 +1,15 @@
 """From the messages of a request to the turns of a chat template.
 
 Turns of one role that follow each other are one turn, results of tools are turns of their own in front
-of what the user says beside them, and a thought is the assistant's if it has our signature. The last
-turn of the assistant is a prefill: the answer goes on with it.
+of what the user says beside them, and a thought is the assistant's if it has our signature. A system's
+turn between others, which half of the published templates refuse, is a part of the user's turn or of the
+result in front of it. The last turn of the assistant is a prefill: the answer goes on with it.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from ramify.actors.gateway.apis.anthropic.blocks import (
     MOST_MESSAGES,
@@ -25,6 +28,7 @@ from ramify.protocol.errors import InvalidField
 from ramify.protocol.wire import ChatMessage, JsonObject
 
 BILLING = "x-anthropic-billing-header:"  # a line of Claude Code that changes with each request
+REMINDER = "<system-reminder>\n{}\n</system-reminder>"  # as agents mark what no user said
 ERROR = "Error: "  # in front of a result with `is_error`, which templates have no place for
 
 
@@ -42,9 +46,11 @@ def conversation_of(system: System | None, messages: Sequence[Message], signer: 
     """Raises InvalidField, which names the block that cannot stand where it does."""
     told, billed = _system(system)
     turns = _Turns(signer)
+    first = next((i for i, each in enumerate(messages) if each.role != "system"), len(messages))
+    told += ["\n".join(map(_text_of, each.blocks)) for each in messages[:first]]
     if told:
-        turns.made.append(ChatMessage(role="system", content=told))
-    for number, message in enumerate(messages):
+        turns.made.append(ChatMessage(role="system", content="\n".join(told)))
+    for number, message in enumerate(messages[first:], first):
         turns.take(message, f"messages[{number}]")
     prefill = turns.end()
     if len(turns.made) > MOST_MESSAGES:
@@ -52,13 +58,13 @@ def conversation_of(system: System | None, messages: Sequence[Message], signer: 
     return Conversation(turns.made, prefill, billed, turns.forgot)
 
 
-def _system(system: System | None) -> tuple[str, bool]:
-    """The text, and whether a billing header stood at its head."""
+def _system(system: System | None) -> tuple[list[str], bool]:
+    """The texts, and whether a billing header stood at their head."""
     texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
     billed = bool(texts) and texts[0].startswith(BILLING)
     if billed:
         texts[0] = texts[0].partition("\n")[2]
-    return "\n".join(text for text in texts if text), billed
+    return [text for text in texts if text], billed
 
 
 class _Turns:
@@ -76,11 +82,15 @@ class _Turns:
         self._place = ""  # of the turn's first message
 
     def take(self, message: Message, place: str) -> None:
-        if message.role != self._role:
+        role = "user" if message.role == "system" else message.role
+        if role != self._role:
             self._close()
-            self._role, self._place = message.role, place
-            if message.role == "assistant" and self._asked:
+            self._role, self._place = role, place
+            if role == "assistant" and self._asked:
                 self._demand_results()
+        if message.role == "system":
+            self._remind("\n".join(map(_text_of, message.blocks)))
+            return
         for number, block in enumerate(message.blocks):
             self._add(block, f"{place}.content[{number}]")
 
@@ -119,6 +129,15 @@ class _Turns:
                 kind = block.__struct_config__.tag
                 raise InvalidField(f"`{place}`: a {kind} block cannot stand in a {self._role} message")
 
+    def _remind(self, text: str) -> None:
+        """A system's turn."""
+        told = REMINDER.format(text)
+        last = self.made[-1] if self.made and not self._texts else None
+        if last is None or last.role != "tool":
+            self._texts.append(told)
+        else:
+            self.made[-1] = msgspec.structs.replace(last, content=f"{last.content}\n{told}")
+
     def _think(self, block: ThinkingBlock, place: str) -> None:
         verdict = self._signer.verify(block.thinking, block.signature)
         if verdict == "altered":
@@ -149,8 +168,6 @@ class _Turns:
         match self._role:
             case "user" if self._texts:
                 self.made.append(ChatMessage(role="user", content="\n".join(self._texts)))
-            case "system":
-                self.made.append(ChatMessage(role="system", content="\n".join(self._texts)))
             case "assistant":
                 self._asked = {str(call["id"]): call["function"]["name"] for call in self._calls}
                 self.made.append(
@@ -162,6 +179,14 @@ class _Turns:
                     )
                 )
         self._texts, self._thoughts, self._calls = [], [], []
+
+
+def _text_of(block: Block) -> str:
+    """Of a block in a system's turn."""
+    if isinstance(block, TextBlock):
+        return block.text
+    kind = block.__struct_config__.tag
+    raise InvalidField(f"`messages`: a {kind} block cannot stand in a system message")
 
 
 def _result_text(block: ToolResultBlock) -> str:

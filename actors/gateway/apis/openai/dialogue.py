@@ -68,7 +68,7 @@ class Answers(ABC):
                 case Delta() if message.branch in self._number:
                     out.append(self.said(self._number[message.branch], message))
                 case Done(reason="error"):
-                    return self._ends(out, failure(message))
+                    return self._ends(out, _failure(message))
                 case Done() if message.branch in self._number:
                     out.append(self.end(self._number[message.branch], message))
                 case Ok():
@@ -144,8 +144,7 @@ class Answers(ABC):
         return self.refusal(error)
 
 
-def failure(done: Done) -> Error:
-    """Why a generation ended with an error."""
+def _failure(done: Done) -> Error:
     return Error(code=done.error or "internal", message=done.message or "the generation failed")
 
 

@@ -132,9 +132,31 @@ def test_a_thought_that_was_not_told_stands_for_none() -> None:
         ([user(CALL)], "tool_use block cannot stand in a user message"),
         ([said(RESULT), ASKED], "tool_result block cannot stand in a assistant"),
         ([user(thought("hm"))], "thinking block cannot stand"),
+        ([ASKED, {"role": "system", "content": [CALL]}], "tool_use block cannot stand in a system"),
     ],
 )
 def test_what_cannot_stand_where_it_does(messages: list[Any], named: str) -> None:
     with pytest.raises(BadRequest) as raised:
         told(*messages)
     assert named in raised.value.message
+
+
+def reminder(value: str) -> str:
+    return f"<system-reminder>\n{value}\n</system-reminder>"
+
+
+def test_a_systems_turn_is_told_where_all_templates_take_it() -> None:
+    system = {"role": "system", "content": "Be brief."}
+    told_first = told(system, ASKED, system="Be kind.").messages
+    assert [(m.role, m.content) for m in told_first] == [
+        ("system", "Be kind.\nBe brief."),
+        ("user", "Add."),
+    ]
+    behind = told(ASKED, system, said(CALL), user(RESULT), {**system, "content": [text("Go on.")]})
+    assert [(m.role, m.content) for m in behind.messages] == [
+        ("user", f"Add.\n{reminder('Be brief.')}"),
+        ("assistant", ""),
+        ("tool", f"3\n{reminder('Go on.')}"),
+    ]
+    alone = told(ASKED, said(text("A")), system).messages
+    assert (alone[-1].role, alone[-1].content) == ("user", reminder("Be brief."))

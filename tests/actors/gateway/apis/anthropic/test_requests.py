@@ -80,7 +80,8 @@ CLAUDE_CODE: dict[str, Any] = {
                 {"type": "text", "text": "<system-reminder>\nToday.\n</system-reminder>"},
                 {"type": "text", "text": "hey", "cache_control": {"type": "ephemeral"}},
             ],
-        }
+        },
+        {"role": "system", "content": "Agents that may be asked:\n- reviewer"},
     ],
     "system": [
         {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=fa690;"},
@@ -89,6 +90,7 @@ CLAUDE_CODE: dict[str, Any] = {
     "tools": [{**TOOL, "type": "custom", "eager_input_streaming": True, "defer_loading": True}],
     "metadata": {"user_id": "user_1_account__session_2"},
     "thinking": {"type": "adaptive", "display": "omitted"},
+    "output_config": {"effort": "high"},
     "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     "diagnostics": {"previous_message_id": None},
     "max_tokens": 32000,
@@ -102,7 +104,8 @@ def test_what_agents_send_is_accepted() -> None:
     assert append.messages is not None
     assert [m.content for m in append.messages] == [
         "You are an agent.",
-        "<system-reminder>\nToday.\n</system-reminder>\nhey",
+        "<system-reminder>\nToday.\n</system-reminder>\nhey\n"
+        "<system-reminder>\nAgents that may be asked:\n- reviewer\n</system-reminder>",
     ]
 
 
@@ -171,7 +174,7 @@ def nested(depth: int) -> Any:
             "cache_control",
         ),
         ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "cache_control.ttl"),
-        ({"messages": [{"role": "assistant", "content": "So"}]}, "before the prefill"),
+        ({"messages": [{"role": "assistant", "content": "So"}]}, "no user's turn"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "reads images"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "no files are read"),
         ({"messages": [{"role": "user", "content": [{"type": "server_tool_use"}]}]}, "runs no tools"),
