@@ -228,6 +228,7 @@ class Append(Op, kw_only=True, frozen=True):
     text: Text | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=1 << 14)] | None = None
     tokens: Annotated[list[TokenId], Meta(min_length=1, max_length=1 << 24)] | None = None
+    special: bool = True  # control tokens that `text` spells count as such
     expect: Position | None = None
     logprobs: Logprobs = 0  # of what is appended: the reply has each token's, and of so many likely ones
 

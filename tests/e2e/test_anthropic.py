@@ -99,6 +99,18 @@ async def test_who_may_ask_and_what_errors_look_like(serving: Any) -> None:
             assert theirs.json()["object"] == "list"
 
 
+async def test_who_asks_too_much_at_once_is_told_when_to_come_again(serving: Any) -> None:
+    limited: dict[str, Any] = {"limits": {"client_sessions": 1}, "server": {"tokens": (SECRET,)}}
+    async with serving(**limited) as served, client_of(served, **{"x-api-key": SECRET}) as http:
+        model = (await http.get("/v1/models")).json()["first_id"]
+        asked = {"model": model, "max_tokens": 3000, "messages": HELLO, "stream": True}
+        async with http.stream("POST", "/v1/messages", json=asked) as stream:
+            await anext(stream.aiter_bytes())
+            second = await http.post("/v1/messages", json=asked)
+        assert (second.status_code, second.json()["error"]["type"]) == (429, "rate_limit_error")
+        await served.until_alone(sessions=0)
+
+
 async def test_a_client_that_goes_away_cancels_its_request(serving: Any) -> None:
     async with serving() as served, client_of(served) as http:
         model = (await http.get("/v1/models")).json()["first_id"]

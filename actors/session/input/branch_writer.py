@@ -125,8 +125,10 @@ class BranchWriter:
         encoded: list[PartTokens] = []
         start, after = pending.start, pending.after
         for part in pending.parts:
-            encode = self.tokenizer.encode_chat if part.chat else self.tokenizer.encode
-            tokens = encode(part.text, start=start, after=after)
+            if part.chat:
+                tokens = self.tokenizer.encode_chat(part.text, start=start, after=after)
+            else:
+                tokens = self.tokenizer.encode(part.text, start=start, special=op.special, after=after)
             self._check(tokens)
             encoded.append(_encoded(tokens))
             if tokens:

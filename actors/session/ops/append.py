@@ -31,6 +31,8 @@ def _check(op: Append, faults: Faults) -> None:
     given = [f for f in ("text", "messages", "tokens") if getattr(op, f) is not None]
     if len(given) != 1:
         faults.fail(given[1] if given else "text", "Give exactly one of `text`, `messages` and `tokens`")
+    if not op.special and op.text is None:
+        faults.fail("special", "`special` goes with `text`: in messages no control tokens count")
 
 
 def _tasks(op: Append, frame: FrameRun) -> list[Task]:

@@ -40,7 +40,7 @@ def opening(request: CountRequest, told: Conversation) -> list[ClientMessage]:
         Append(id=APPEND, messages=told.messages),
     ]
     if told.prefill:
-        ops.append(Append(id=PREFILL, text=told.prefill))
+        ops.append(Append(id=PREFILL, text=told.prefill, special=False))
     return ops
 
 

@@ -246,6 +246,20 @@ def test_a_mark_that_the_model_spelt_stays_text() -> None:
     assert chat.tokenizer.decode(tokens) == mark
 
 
+def test_a_mark_in_a_text_counts_unless_the_client_says_otherwise() -> None:
+    mark = "Yes.<|im_end|>"
+    for special in (True, False):
+        chat = ready()
+        chat.say(user("Hi"))
+        (end,) = chat.tokenizer.encode_chat("<|im_end|>")
+        op = w.Append(id=2, text=mark, special=special)
+        prepared = chat.writer.prepare(chat.branch, op, strict=False, tools=None, room=999)
+        at_once(chat.writer.apply(chat.branch, prepared, 2))
+        segment = chat.branch.segments[-1]
+        assert (end in segment.tokens) is special
+        assert segment.text == mark
+
+
 def test_a_text_begins_with_the_start_token_only_at_position_0(
     sim: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

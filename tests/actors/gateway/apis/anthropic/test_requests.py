@@ -69,7 +69,7 @@ def test_the_form_of_the_answer(where: dict[str, Any]) -> None:
 
 def test_a_prefill_is_said_before_the_answer() -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "So"}]
-    assert ops(messages=messages)[2] == Append(id=2, text="So")
+    assert ops(messages=messages)[2] == Append(id=2, text="So", special=False)
 
 
 CLAUDE_CODE: dict[str, Any] = {
