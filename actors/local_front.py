@@ -148,6 +148,7 @@ class LocalFront:
             working=self._working,
             barred=self._barred,
         )
+        self.gateway.thinks(directory.thought.end if directory.thought is not None else None)
         await group.start(guard("directory", directory.run))
         if config.server.store is not None and config.server.warm_start != 0:
             warm_start = WarmStart(

@@ -113,6 +113,10 @@ class GatewayActor:
         """From now on, with this secret."""
         self.hub.secret = secret
 
+    def thinks(self, end: str | None) -> None:
+        """The model is loaded, and ends its thoughts with this mark; None: it has none."""
+        self.hub.thought_end = end
+
     def spells(self, vocabulary: Sequence[bytes]) -> None:
         """Take the bytes of each token id."""
         self.hub.vocabulary = vocabulary

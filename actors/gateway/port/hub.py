@@ -79,6 +79,7 @@ class Hub:
     codecs: dict[CodecName, Codec] = field(default_factory=_codecs)
     vocabulary: Sequence[bytes] = ()  # what each token id stands for, once the model is loaded
     secret: bytes = field(default_factory=partial(secrets.token_bytes, 32))  # signs what clients keep
+    thought_end: str | None = None  # the mark behind what the model thinks, if it does
     draining: bool = False
     failed: bool = False  # the engine is gone: sessions end, and sockets are about to be closed
     abuse_logged: float = -math.inf  # engine seconds

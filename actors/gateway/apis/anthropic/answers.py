@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ramify.actors.gateway.apis.anthropic.budget import GENERATE, Budget
 from ramify.actors.gateway.apis.anthropic.caching import Marks
 from ramify.actors.gateway.apis.anthropic.content import Content, event
 from ramify.actors.gateway.apis.anthropic.conversation import Conversation
@@ -27,7 +28,7 @@ from ramify.protocol.wire import (
     ServerMessage,
 )
 
-APPEND, PREFILL, GENERATE = 1, 2, 3  # ids of the ops, which increase
+APPEND, PREFILL = 1, 2  # ids of the ops, which increase
 _REASONS = {"tool": "tool_use", "length": "max_tokens", "deadline": "max_tokens"}
 
 
@@ -44,32 +45,31 @@ def opening(request: CountRequest, told: Conversation) -> list[ClientMessage]:
     return ops
 
 
-def ops_of(request: MessagesRequest, told: Conversation) -> list[ClientMessage]:
+def ops_of(request: MessagesRequest, told: Conversation, budget: Budget) -> list[ClientMessage]:
     """The frame of a request. Raises InvalidField."""
     ops = opening(request, told)
     if request.max_tokens == 0:  # one token that nobody sees computes the prompt
         return [*ops, Generate(id=GENERATE, max_tokens=1, hidden=True)]
-    choice = request.tool_choice
-    return [
-        *ops,
-        Generate(
-            id=GENERATE,
-            max_tokens=request.max_tokens,
-            tool_choice=request.choice_of_tool,
-            parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
-            constraint=request.constraint,
-            **request.sampling(),
-        ),
-    ]
+    return [*ops, budget.first]
 
 
 class MessageAnswers(Answers):
-    """See `Dialogue`. `context`: most tokens of a branch. `ident`: the request's."""
+    """See `Dialogue`. `context`: most tokens of a branch. `ident`: the request's. `thought_end`: the
+    mark behind what the model thinks, if it does."""
 
     def __init__(
-        self, request: MessagesRequest, told: Conversation, signer: Signer, context: int, ident: str
+        self,
+        request: MessagesRequest,
+        told: Conversation,
+        signer: Signer,
+        context: int,
+        ident: str,
+        thought_end: str | None = None,
     ) -> None:
-        super().__init__(ops_of(request, told), ["main"], streams=bool(request.stream))
+        self._budget = Budget(request, thought_end)
+        self._more: list[ClientMessage] = []
+        ops = ops_of(request, told, self._budget)
+        super().__init__(ops, ["main"], streams=bool(request.stream))
         thinking = request.thinking
         self._content = Content(
             signer,
@@ -91,6 +91,18 @@ class MessageAnswers(Answers):
         }
         if request.diagnostics is not None:
             self._head["diagnostics"] = {"cache_miss_reason": {"type": "unavailable"}}
+
+    def take_ops(self) -> list[ClientMessage]:
+        """See `Dialogue`."""
+        more, self._more = self._more, []
+        return more
+
+    def end(self, index: int, done: Done) -> bytes:
+        content = self._content
+        self._more = self._budget.goes_on(
+            done, self._context, thinks=content.thinks, calls=bool(content.calls)
+        )
+        return b"" if self._more else super().end(index, self._budget.whole(done))
 
     def said(self, index: int, delta: Delta) -> bytes:
         out = b"".join(map(self._content.add, text_parts(delta)))

@@ -110,7 +110,7 @@ class AnthropicApi:
         if told.forgot:
             self._say("thinking", "thoughts that were not signed here are left out of prompts")
         if isinstance(asked, MessagesRequest):
-            return MessageAnswers(asked, told, signer, model["context"], ident)
+            return MessageAnswers(asked, told, signer, model["context"], ident, hub.thought_end)
         return CountAnswers(asked, told, ident)
 
     def _say_betas(self, header: str) -> None:
