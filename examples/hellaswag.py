@@ -10,7 +10,7 @@ from stage import brief, stage, total
 from ramify.clients.program import Failed, State, program, select
 
 SHOTS = 20
-ROOM = 3600  # characters of examples: the bundled model's context is 2,048 tokens
+ROOM = 3600  # characters of examples: the bundled model's context is 4,096 tokens
 THINGS = ("ball", "book", "cup", "boat", "kite", "lamp", "coin", "cake", "drum", "shoe", "bell", "rope")
 MADE_UP = [
     {

@@ -66,7 +66,7 @@ def ending(words: set[str], story: str, mood: str) -> Judge:
     """An end in a mood that takes up somebody of the story."""
     marks = {
         "happy": r"happ|laugh|smile|joy|feast|friend|sun|wonderful|good|best|danc",
-        "sad": r"sad|cried|cry|tear|alone|lost|never|goodbye|rain|too late|quiet|away|empty",
+        "sad": r"sad|cried|cry|tear|alone|lost|never|goodbye|rain|too late|quiet|away|empty|\bill\b|nobody",
     }[mood]
     names = set(re.findall(r"\b[A-Z][a-z]+\b", story)) - {
         "Once",

@@ -15,6 +15,7 @@ import skills_json
 import skills_math
 import skills_story
 import skills_talk
+import skills_tools
 from words import Chooser, article
 
 Piece = tuple[str, bool]
@@ -236,11 +237,27 @@ def named(choose: Chooser) -> Turn:
     return ask.format(article(kind)), say.format(one)
 
 
+def called(choose: Chooser) -> list[Piece]:
+    """A tool that is called; sums most of all, since elsewhere in this stage they are answered without a tool."""
+    messages = skills_tools.tool_call(choose, "calculator" if choose.chance(0.4) else None)
+    pieces: list[Piece] = []
+    for message in messages:
+        pieces += [
+            (f"<|im_start|>{message['role']}\n", False),
+            (f"{message['content']}<|im_end|>", message["role"] == "assistant"),
+            ("\n", False),
+        ]
+    return pieces
+
+
 def document(choose: Chooser) -> list[Piece]:
     """One of the things that this file and `skills_endings.py` teach, in pieces."""
     kind = choose.rng.choices(
-        ("ends", "story", "form", "judged", "named", "place"), weights=(36, 16, 20, 12, 8, 8)
+        ("ends", "story", "form", "judged", "named", "place", "called"),
+        weights=(34, 14, 19, 10, 7, 7, 9),
     )[0]
+    if kind == "called":
+        return called(choose)
     if kind == "form":
         return form(choose)
     if kind == "ends":

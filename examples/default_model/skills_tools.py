@@ -151,9 +151,8 @@ TOOLS_LEAD = (
 )
 
 
-def _request(choose: Chooser) -> tuple[str, str, dict[str, str], str, str]:
+def _request(choose: Chooser, tool: str) -> tuple[str, str, dict[str, str], str, str]:
     """question, tool, arguments, tool result, final answer."""
-    tool = choose.one(list(TOOLS))
     city, name = choose.value("city"), choose.value("name")
     if tool == "get_weather":
         weather, degrees = choose.value("weather"), choose.number(-8, 36)
@@ -201,9 +200,9 @@ def _request(choose: Chooser) -> tuple[str, str, dict[str, str], str, str]:
     return ask, tool, {"instrument": instrument}, "playing", f"Now playing {instrument} music."
 
 
-def tool_call(choose: Chooser) -> Dialogue:
-    """Tools in the system turn, a call as JSON, its result, and an answer from the result."""
-    ask, tool, arguments, seen, answer = _request(choose)
+def tool_call(choose: Chooser, tool: str | None = None) -> Dialogue:
+    """Tools in the system turn, a call as JSON (of any tool, or `tool`), its result, and an answer from it."""
+    ask, tool, arguments, seen, answer = _request(choose, tool or choose.one(list(TOOLS)))
     others = [name for name in TOOLS if name != tool]
     names = [*choose.rng.sample(others, choose.number(0, 3)), tool]
     choose.rng.shuffle(names)
