@@ -200,13 +200,41 @@ def _request(choose: Chooser, tool: str) -> tuple[str, str, dict[str, str], str,
     return ask, tool, {"instrument": instrument}, "playing", f"Now playing {instrument} music."
 
 
+def _listed(choose: Chooser, names: list[str]) -> str:
+    """The tools as JSON, one a line, half of the time with what clients' schemas hold besides."""
+    tools = [dict(TOOLS[name]) for name in names]
+    if choose.chance(0.5):
+        return "\n".join(map(json.dumps, tools))
+    titles, closed, told, strict, types = (choose.chance(0.4) for _ in range(5))
+    for tool in tools:
+        ((name, kind),) = tool["parameters"]["properties"].items()
+        value = dict(kind)
+        if told:
+            value["description"] = choose.one(
+                (f"The {name}", f"{name.capitalize()} to use", tool["description"])
+            )
+        if titles:
+            value["title"] = name.capitalize()
+        parameters: dict[str, Any] = {"type": "object", "properties": {name: value}, "required": [name]}
+        if closed:
+            parameters["additionalProperties"] = False
+        if titles:
+            parameters["title"] = f"{tool['name']}Arguments"
+        tool["parameters"] = parameters
+        if strict:
+            tool["strict"] = True
+    if types:  # in another order, as a template's `tojson` or a client may write them
+        return "\n".join(json.dumps(tool, sort_keys=True) for tool in tools)
+    return "\n".join(map(json.dumps, tools))
+
+
 def tool_call(choose: Chooser, tool: str | None = None) -> Dialogue:
     """Tools in the system turn, a call as JSON (of any tool, or `tool`), its result, and an answer from it."""
     ask, tool, arguments, seen, answer = _request(choose, tool or choose.one(list(TOOLS)))
     others = [name for name in TOOLS if name != tool]
     names = [*choose.rng.sample(others, choose.number(0, 3)), tool]
     choose.rng.shuffle(names)
-    system = TOOLS_LEAD + "\n".join(json.dumps(TOOLS[name]) for name in names)
+    system = TOOLS_LEAD + _listed(choose, names)
     if choose.chance(0.4):
         system = (
             choose.one(("You are a helpful assistant.", "Help the user. Be brief.")) + "\n\n" + system
