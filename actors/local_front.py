@@ -115,7 +115,6 @@ class LocalFront:
     async def serve(self, group: TaskGroup, guard: Guard, core: Core) -> None:
         assert self._tokenizer is not None
         config = self._config
-        self.gateway.spells(self._tokenizer.token_bytes)
         holdings = Holdings(
             config.limits, sessions=config.server.max_sessions, most=config.server.sessions_bytes
         )
@@ -148,7 +147,8 @@ class LocalFront:
             working=self._working,
             barred=self._barred,
         )
-        self.gateway.thinks(directory.thought.end if directory.thought is not None else None)
+        end = directory.thought.end if directory.thought is not None else None
+        self.gateway.loaded(self._tokenizer.token_bytes, core.context, end)
         await group.start(guard("directory", directory.run))
         if config.server.store is not None and config.server.warm_start != 0:
             warm_start = WarmStart(

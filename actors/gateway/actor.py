@@ -113,13 +113,12 @@ class GatewayActor:
         """From now on, with this secret."""
         self.hub.secret = secret
 
-    def thinks(self, end: str | None) -> None:
-        """The model is loaded, and ends its thoughts with this mark; None: it has none."""
-        self.hub.thought_end = end
-
-    def spells(self, vocabulary: Sequence[bytes]) -> None:
-        """Take the bytes of each token id."""
+    def loaded(self, vocabulary: Sequence[bytes], context: int, thought_end: str | None) -> None:
+        """The model is loaded: what each token id stands for, the most tokens of a branch, and the mark
+        behind what it thinks, if it does."""
         self.hub.vocabulary = vocabulary
+        self.hub.context = context
+        self.hub.thought_end = thought_end
 
     def accept(self, credentials: Sequence[Credential]) -> None:
         """From now on these tokens are accepted. Sockets whose token is gone close with 4401."""

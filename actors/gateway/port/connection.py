@@ -329,14 +329,14 @@ class Connection(asyncio.Protocol):
         self._closing()
 
     def _wants(self, head: HttpRequest) -> int | Response | None:
-        """See `RequestParser`. Only the APIs take bodies: as long as a frame may be."""
+        """See `RequestParser`. Only the APIs take bodies."""
         if may_ask(head, self._hub):
             self._guard.known(self._hub.clock.now())
         api = self._apis.at(head.path, head.headers)
         if api is None:
             return None
         refusal = api.refuse(head, self._hub)
-        return self._hub.limits.frame_bytes if refusal is None else refusal
+        return self._hub.body_bytes if refusal is None else refusal
 
     def _exchange(self, request: HttpRequest, api: Api) -> None:
         """A request to an API that sessions answer: answered here, or by a session."""

@@ -26,6 +26,7 @@ from ramify.protocol.wire import Error, ServerMessage
 
 _LOG = get_log("ramify.gateway")
 
+TOKEN_BYTES = 8  # of JSON, for a token of a conversation that comes whole with each request
 SPARE = 1000  # connections over `max_sockets` that may still ask something by HTTP
 ABUSE_LOG_S = 10.0  # between two lines of the log about abuse
 
@@ -79,10 +80,16 @@ class Hub:
     codecs: dict[CodecName, Codec] = field(default_factory=_codecs)
     vocabulary: Sequence[bytes] = ()  # what each token id stands for, once the model is loaded
     secret: bytes = field(default_factory=partial(secrets.token_bytes, 32))  # signs what clients keep
+    context: int = 0  # most tokens of a branch, once the model is loaded
     thought_end: str | None = None  # the mark behind what the model thinks, if it does
     draining: bool = False
     failed: bool = False  # the engine is gone: sessions end, and sockets are about to be closed
     abuse_logged: float = -math.inf  # engine seconds
+
+    @property
+    def body_bytes(self) -> int:
+        """The most bytes of a request's body: as a frame, or what fills the context."""
+        return max(self.limits.frame_bytes, TOKEN_BYTES * self.context)
 
     @property
     def full(self) -> bool:

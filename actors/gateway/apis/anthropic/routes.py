@@ -67,15 +67,15 @@ class AnthropicApi:
             message = f"{path[:256]} answers {wanted}, not {request.method}"
             refusal = error_answer(405, message, ident)
             return msgspec.structs.replace(refusal, headers={**refusal.headers, "Allow": wanted})
-        if _DATE.fullmatch(request.headers.get(VERSION, "")) is None:
-            message = (
-                f"the header `{VERSION}` must be a date: send 2023-06-01, or what your client knows"
-            )
-            return error_answer(400, message, ident)
         if hub.draining or not hub.status.ready:
             phase = "draining" if hub.draining else hub.status.phase
             return error_answer(OVERLOADED, f"not ready: {phase}", ident, retry_ms=1000)
-        return None if may_ask(request, hub) else _unauthorized(ident)
+        if not may_ask(request, hub):
+            return _unauthorized(ident)
+        if _DATE.fullmatch(request.headers.get(VERSION, "")) is None:
+            message = f"the header `{VERSION}` must be a date: send 2023-06-01, or a later one"
+            return error_answer(400, message, ident)
+        return None
 
     def respond(self, request: HttpRequest, hub: Hub) -> Response | Accepted:
         """Answer, or accept a whole request that was not refused."""

@@ -33,7 +33,10 @@ def post(gateway: Any, path: str, more: str = CHUNKED) -> bytes:
 @pytest.mark.parametrize(
     "more", [CHUNKED, "Content-Length: 1000000\r\n", "Expect: 100-continue\r\n" + CHUNKED]
 )
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/api/chat", "/v1/tokens"])
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat", "/v1/tokens"],
+)
 async def test_a_stranger_is_refused_before_its_body(serve, path, more) -> None:
     """Whatever looks like a token: it is the head that is answered. No byte of a body was sent."""
     async with serve(tokens=("k",)) as gateway:
@@ -55,6 +58,15 @@ async def test_what_a_refused_client_goes_on_sending_is_not_parsed(serve, monkey
         )
         assert status == 401
     assert sum(fed) <= SLICE
+
+
+async def test_a_body_may_fill_the_context(serve) -> None:
+    async with serve(limits=Limits(frame_bytes=1000)) as gateway:
+        gateway.status.info = lambda: INFO
+        for context, size, status in ((0, 1001, 413), (200, 1600, 400), (200, 1601, 413)):
+            gateway.actor.loaded((), context, None)
+            head = post(gateway, "/v1/chat/completions", f"Content-Length: {size}\r\n")
+            assert (await gateway.http(head + b" " * size))[0] == status
 
 
 async def test_chunks_of_a_byte_are_paced_as_frames_are(serve) -> None:
