@@ -12,6 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVING := $(VENV)/.installed
 TESTING := $(VENV)/.installed-dev
+ENGINE := src/ramify-engine
 
 # the chat page's tools: for its tests, and to build it
 PAGE := clients/web/page
@@ -59,15 +60,15 @@ format: $(TESTING)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-$(SERVING): pyproject.toml
+$(SERVING): pyproject.toml $(ENGINE)/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ramify needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --editable .
+	$(BIN)/python -m pip install --editable '.[serve]' --editable $(ENGINE)
 	touch $@
 
 $(TESTING): $(SERVING)
-	$(BIN)/python -m pip install --editable '.[dev]'
+	$(BIN)/python -m pip install --editable '.[serve,dev]' --editable $(ENGINE)
 	touch $@
 
 $(PAGE)/node_modules/.package-lock.json: $(PAGE)/package-lock.json
