@@ -249,6 +249,12 @@ def _server(args: argparse.Namespace, screen: Screen) -> Iterator[str]:
             )
             yield url
             return
+        try:
+            engine.load("ramify.actors.engine")
+        except engine.EngineMissing as error:
+            raise BadRequest(
+                f"no server answers on port {PORT} (--url names another one), and {error.message}"
+            ) from None
     config = EngineConfig(
         model=model_config(args),
         server=ServerConfig(port=0, grace_s=1.0),

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ramify.clients.commands.engine import load
 from ramify.protocol.errors import ConfigError
 
 _NAME = re.compile(r"(?P<name>[\w.-]{1,96}/[\w.-]{1,96})(?:@(?P<revision>[\w./-]{1,128}))?", re.ASCII)
@@ -30,8 +31,8 @@ def find_model(given: str, cache: Path | None = None) -> tuple[Path, str | None]
         return folder, None
     name, revision = named["name"], named["revision"]
     # here: it takes a third of a second that a folder need not cost
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    snapshot_download = load("huggingface_hub").snapshot_download
+    errors = load("huggingface_hub.errors")
 
     wanted: dict[str, Any] = {
         "repo_id": name,
@@ -43,7 +44,12 @@ def find_model(given: str, cache: Path | None = None) -> tuple[Path, str | None]
     for local in (True, False):
         try:
             found = Path(snapshot_download(**wanted, local_files_only=local))
-        except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        except (
+            errors.HfHubHTTPError,
+            errors.HFValidationError,
+            errors.LocalEntryNotFoundError,
+            OSError,
+        ) as error:
             fault = _first_line(error)
             continue
         if _complete(found):

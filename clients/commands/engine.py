@@ -6,6 +6,7 @@ here and nowhere else, when a command needs it.
 """
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -25,18 +26,38 @@ class EngineStopped(RamifyError):
     """The engine ended by a fault of its own."""
 
 
+class EngineMissing(ConfigError):
+    """This installation is the client alone."""
+
+
+def load(module: str) -> Any:
+    """Import a module that only an installation with the engine has. Raises EngineMissing."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        missing = error.name or module
+        if missing in ("ramify.actors", "ramify.gpu"):
+            missing = "ramify-engine"
+        elif missing.startswith("ramify."):
+            raise  # the engine is here, and has a fault
+        raise EngineMissing(
+            f"the engine is not installed ({missing} is missing): "
+            f"{sys.executable} -m pip install 'ramify[serve]'; in a clone: make serve"
+        ) from None
+
+
 def configure_log(config: LogConfig) -> None:
     """Set up the engine's log (on stderr)."""
-    log = import_module("ramify.actors.kit.log")
+    log = load("ramify.actors.kit.log")
     if config.format == "json":  # whatever else this process or its children print is wrapped
-        import_module("ramify.actors.kit.console").json_console(config)
+        load("ramify.actors.kit.console").json_console(config)
     else:
         log.configure(config)
 
 
 def serve(config: EngineConfig, progress: Progress) -> None:
     """Serve until SIGINT or SIGTERM. Raises ConfigError, ModelError, EngineStopped."""
-    engine = import_module("ramify.actors.engine")
+    engine = load("ramify.actors.engine")
     with _faults(engine, config):
         asyncio.run(engine.serve(config, progress=progress))
 
@@ -55,8 +76,7 @@ def join(
     `model`, `device`: what is other here than there. Raises ConfigError, ModelError, EngineStopped.
     """
     joining, tcp, handshake = (
-        import_module(f"ramify.actors.{name}")
-        for name in ("cluster.joining", "links.tcp", "links.handshake")
+        load(f"ramify.actors.{name}") for name in ("cluster.joining", "links.tcp", "links.handshake")
     )
     tls = None
     if tls_ca is not None:
@@ -96,7 +116,7 @@ def store(
 
     `writes`: no server may run on a file meanwhile. `key_file`, `converts`: as of `open_store`.
     """
-    base, opening = (import_module(f"ramify.actors.store.{name}") for name in ("base", "opening"))
+    base, opening = (load(f"ramify.actors.store.{name}") for name in ("base", "opening"))
     try:
         with (opening.claim_store(place) if writes else None) or nullcontext():
             if writes:  # one that was killed may have left what it had taken
@@ -112,7 +132,7 @@ def store(
 
 def keys(key_file: Path) -> Any:
     """`actors.store.sealed.Keys`, to seal and unseal items elsewhere. Raises ConfigError."""
-    base, opening = (import_module(f"ramify.actors.store.{name}") for name in ("base", "opening"))
+    base, opening = (load(f"ramify.actors.store.{name}") for name in ("base", "opening"))
     try:
         return opening.sealing().read_keys(key_file)
     except base.StoreError as error:
@@ -121,7 +141,7 @@ def keys(key_file: Path) -> Any:
 
 def check_saved(items: Mapping[str, bytes]) -> None:
     """The checks of what clients import, for a session of a store. Raises ConfigError."""
-    exports = import_module("ramify.actors.session.durable.exports")
+    exports = load("ramify.actors.session.durable.exports")
     try:
         exports.check_saved(items)
     except exports.Unsound as error:
@@ -131,7 +151,7 @@ def check_saved(items: Mapping[str, bytes]) -> None:
 @contextmanager
 def embedded(config: EngineConfig, progress: Progress) -> Iterator[str]:
     """An engine in a thread of this process; gives its URL. Raises as `serve` does."""
-    engine = import_module("ramify.actors.engine")
+    engine = load("ramify.actors.engine")
     started = threading.Event()
     host = _Host(engine, config, progress, started)
     thread = threading.Thread(target=host.run, name="ramify-engine", daemon=True)
@@ -198,7 +218,7 @@ def _faults(engine: Any, config: EngineConfig) -> Iterator[None]:
 
 def log_progress() -> Progress:
     """Progress as log records, one for each phase."""
-    log = import_module("ramify.actors.kit.log").get_log("ramify.start")
+    log = load("ramify.actors.kit.log").get_log("ramify.start")
     phase = ""
 
     def report(what: str, done: float) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.clients.commands.checkpoints import find_model
+from ramify.clients.commands.engine import load
 from ramify.clients.commands.flags import add_flags, given, or_variable
 from ramify.protocol.config import (
     EngineConfig,
@@ -114,7 +115,7 @@ def store_place(store: str | None, port: int) -> str | None:
 
 def bundled_model() -> Path:
     """The model folder that comes with the package. Raises ConfigError if it is not there."""
-    folder = Path(str(files("ramify.gpu") / "default_model"))
+    folder = Path(str(files(load("ramify.gpu")) / "default_model"))
     if not (folder / "config.json").is_file():
         raise ConfigError("this installation holds no default model: give --model DIR")
     return folder
