@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 from ramify.actors.front.interface import BIG, Core, Guard, Mailboxes, Naming
 from ramify.actors.gateway.actor import GatewayActor
 from ramify.actors.gateway.port.access.minted import Minted
-from ramify.actors.gateway.port.interfaces import Metrics, Status
+from ramify.actors.gateway.port.interfaces import Metrics, Served, Status
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import FanOut, Spread
 from ramify.actors.kit.health import StoreHealth
@@ -147,8 +147,15 @@ class LocalFront:
             working=self._working,
             barred=self._barred,
         )
-        end = directory.thought.end if directory.thought is not None else None
-        self.gateway.loaded(self._tokenizer.token_bytes, core.context, end)
+        thought = directory.speech.dialect.thought
+        self.gateway.loaded(
+            self._tokenizer.token_bytes,
+            Served(
+                context=core.context,
+                thought_end=thought.end if thought is not None else None,
+                unthought=directory.speech.unthought,
+            ),
+        )
         await group.start(guard("directory", directory.run))
         if config.server.store is not None and config.server.warm_start != 0:
             warm_start = WarmStart(

@@ -26,7 +26,7 @@ from ramify.actors.gateway.port.access.minted import Minted
 from ramify.actors.gateway.port.access.strangers import Strangers
 from ramify.actors.gateway.port.connection import CLOSE_TIMEOUT_S, Connection
 from ramify.actors.gateway.port.hub import Hub, Socket
-from ramify.actors.gateway.port.interfaces import Metrics, Status
+from ramify.actors.gateway.port.interfaces import Metrics, Served, Status
 from ramify.actors.gateway.port.notices import Notices
 from ramify.actors.gateway.port.routes import Routes
 from ramify.actors.gateway.port.server import bind_shared, listen, port_of
@@ -113,12 +113,10 @@ class GatewayActor:
         """From now on, with this secret."""
         self.hub.secret = secret
 
-    def loaded(self, vocabulary: Sequence[bytes], context: int, thought_end: str | None) -> None:
-        """The model is loaded: what each token id stands for, the most tokens of a branch, and the mark
-        behind what it thinks, if it does."""
+    def loaded(self, vocabulary: Sequence[bytes], served: Served) -> None:
+        """The model is loaded. `vocabulary`: what each token id stands for."""
         self.hub.vocabulary = vocabulary
-        self.hub.context = context
-        self.hub.thought_end = thought_end
+        self.hub.served = served
 
     def accept(self, credentials: Sequence[Credential]) -> None:
         """From now on these tokens are accepted. Sockets whose token is gone close with 4401."""

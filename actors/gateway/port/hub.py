@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ramify.actors.gateway.port.access.auth import AccessTokens
 from ramify.actors.gateway.port.access.shares import Shares
 from ramify.actors.gateway.port.access.strangers import Strangers
-from ramify.actors.gateway.port.interfaces import Metrics, Status
+from ramify.actors.gateway.port.interfaces import Metrics, Served, Status
 from ramify.actors.gateway.port.notices import Notices
 from ramify.actors.gateway.port.pump import Pump
 from ramify.actors.gateway.port.routes import Routes
@@ -80,8 +80,7 @@ class Hub:
     codecs: dict[CodecName, Codec] = field(default_factory=_codecs)
     vocabulary: Sequence[bytes] = ()  # what each token id stands for, once the model is loaded
     secret: bytes = field(default_factory=partial(secrets.token_bytes, 32))  # signs what clients keep
-    context: int = 0  # most tokens of a branch, once the model is loaded
-    thought_end: str | None = None  # the mark behind what the model thinks, if it does
+    served: Served = field(default_factory=Served)
     draining: bool = False
     failed: bool = False  # the engine is gone: sessions end, and sockets are about to be closed
     abuse_logged: float = -math.inf  # engine seconds
@@ -89,7 +88,7 @@ class Hub:
     @property
     def body_bytes(self) -> int:
         """The most bytes of a request's body: as a frame, or what fills the context."""
-        return max(self.limits.frame_bytes, TOKEN_BYTES * self.context)
+        return max(self.limits.frame_bytes, TOKEN_BYTES * self.served.context)
 
     @property
     def full(self) -> bool:

@@ -1,9 +1,21 @@
 """What the gateway needs to know of the rest of the engine, as interfaces that the engine fills."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ramify.actors.kit.health import StoreHealth
+
+
+class Served(NamedTuple):
+    """What doors know of the model, once it is loaded.
+
+    `context`: most tokens of a branch. `thought_end`: the mark behind what it thinks, if it does.
+    `unthought`: text at the head of an answer that keeps it from thinking; None: nothing does.
+    """
+
+    context: int = 0
+    thought_end: str | None = None
+    unthought: str | None = ""
 
 
 class Status(Protocol):

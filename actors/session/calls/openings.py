@@ -72,6 +72,25 @@ class Openings:
         return Written(opening, f"{argument} " if argument.endswith(":") else argument)
 
     @cached_property
+    def unthought(self) -> str | None:
+        """What keeps the model from thinking, behind a generation prompt: an empty thought, or the end
+        of the one that the prompt began. "": it does not think anyway; None: nothing does."""
+        thought = self._dialect.thought
+        if thought is None:
+            return ""
+        if self._dialect.tags:  # a thought is a message of its own
+            return None
+        try:
+            prompt = self._render([_QUESTION], generate=True)
+        except BadRequest:
+            return None
+        begun, ended = prompt.rfind(thought.begin), prompt.rfind(thought.end)
+        if ended > begun:
+            return ""
+        end = f"\n{thought.end}\n\n"
+        return end if begun >= 0 else f"{thought.begin}\n{end}"
+
+    @cached_property
     def thinks_first(self) -> bool:
         """Whether the generation prompt begins a thought that the opening does not end."""
         thought = self._dialect.thought

@@ -34,6 +34,11 @@ class Speech:
             return ""
         return self._openings.text(choice)
 
+    @property
+    def unthought(self) -> str | None:
+        """See `Openings`."""
+        return self._openings.unthought
+
     def calls(
         self,
         choice: str,

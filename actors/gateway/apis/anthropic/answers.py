@@ -13,6 +13,7 @@ from ramify.actors.gateway.apis.anthropic.requests import CountRequest, Messages
 from ramify.actors.gateway.apis.anthropic.signatures import Signer
 from ramify.actors.gateway.apis.openai.dialogue import Answers, noted, text_parts
 from ramify.actors.gateway.port.http import Response, json_response
+from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import InvalidField, RamifyError
 from ramify.protocol.wire import (
     Append,
@@ -28,11 +29,11 @@ from ramify.protocol.wire import (
     ServerMessage,
 )
 
-APPEND, PREFILL = 1, 2  # ids of the ops, which increase
+APPEND, UNTHOUGHT, PREFILL = 1, 2, 3  # ids of the ops, which increase; then those of `budget`
 _REASONS = {"tool": "tool_use", "length": "max_tokens", "deadline": "max_tokens"}
 
 
-def opening(request: CountRequest, told: Conversation) -> list[ClientMessage]:
+def opening(request: CountRequest, told: Conversation, served: Served) -> list[ClientMessage]:
     """The ops that put the prompt on a branch. Raises InvalidField."""
     if not told.messages or told.messages[-1].role == "system":
         raise InvalidField("`messages` hold no user's turn before the answer: begin with one")
@@ -40,35 +41,39 @@ def opening(request: CountRequest, told: Conversation) -> list[ClientMessage]:
         Open(detach="cancel", ttl_s=0.0, tools=request.declared(), parts=True, usage=True),
         Append(id=APPEND, messages=told.messages),
     ]
+    if request.thinking is not None and request.thinking.type == "disabled" and served.unthought != "":
+        if served.unthought is None:
+            raise InvalidField("`thinking`: this model cannot be kept from thinking: leave it out")
+        ops.append(Append(id=UNTHOUGHT, text=served.unthought))
     if told.prefill:
         ops.append(Append(id=PREFILL, text=told.prefill, special=False))
     return ops
 
 
-def ops_of(request: MessagesRequest, told: Conversation, budget: Budget) -> list[ClientMessage]:
+def ops_of(
+    request: MessagesRequest, told: Conversation, budget: Budget, served: Served
+) -> list[ClientMessage]:
     """The frame of a request. Raises InvalidField."""
-    ops = opening(request, told)
+    ops = opening(request, told, served)
     if request.max_tokens == 0:  # one token that nobody sees computes the prompt
         return [*ops, Generate(id=GENERATE, max_tokens=1, hidden=True)]
     return [*ops, budget.first]
 
 
 class MessageAnswers(Answers):
-    """See `Dialogue`. `context`: most tokens of a branch. `ident`: the request's. `thought_end`: the
-    mark behind what the model thinks, if it does."""
+    """See `Dialogue`. `ident`: the request's."""
 
     def __init__(
         self,
         request: MessagesRequest,
         told: Conversation,
         signer: Signer,
-        context: int,
+        served: Served,
         ident: str,
-        thought_end: str | None = None,
     ) -> None:
-        self._budget = Budget(request, thought_end)
+        self._budget = Budget(request, served.thought_end)
         self._more: list[ClientMessage] = []
-        ops = ops_of(request, told, self._budget)
+        ops = ops_of(request, told, self._budget, served)
         super().__init__(ops, ["main"], streams=bool(request.stream))
         thinking = request.thinking
         self._content = Content(
@@ -80,7 +85,7 @@ class MessageAnswers(Answers):
         self._marks = Marks.of(request)
         self._most = request.max_tokens
         self._stops = request.stop_sequences or ()
-        self._context = context
+        self._context = served.context
         self._ident = ident
         self._introduced = False
         self._head: JsonObject = {
@@ -179,11 +184,11 @@ class CountAnswers:
 
     keeps = saves = outlives = streams = False
 
-    def __init__(self, request: CountRequest, told: Conversation, ident: str) -> None:
+    def __init__(self, request: CountRequest, told: Conversation, served: Served, ident: str) -> None:
         Marks.of(request)
-        self.ops = opening(request, told)
+        self.ops = opening(request, told, served)
         self.over = False
-        self._last = PREFILL if told.prefill else APPEND
+        self._last = max(op.id for op in self.ops if isinstance(op, Append))
         self._ident = ident
 
     def receive(self, messages: Sequence[ServerMessage]) -> Response | None:

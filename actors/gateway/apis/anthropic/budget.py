@@ -9,7 +9,7 @@ import msgspec
 from ramify.actors.gateway.apis.anthropic.requests import MessagesRequest
 from ramify.protocol.wire import Append, ClientMessage, Constraint, Done, Generate
 
-GENERATE, CLOSE, GO_ON = 3, 4, 5  # ids of the ops, which increase
+GENERATE, CLOSE, GO_ON = 4, 5, 6  # ids of the ops, which increase
 
 
 def generation(request: MessagesRequest, most: int) -> Generate:

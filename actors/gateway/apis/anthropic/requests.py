@@ -114,6 +114,11 @@ class CountRequest(Struct, frozen=True, kw_only=True):
         config = self.output_config
         if self.output_format is not None and config is not None and config.format is not None:
             raise InvalidField("`output_format` stands beside `output_config.format`: give one")
+        if config is not None and config.effort not in (None, "high"):
+            raise InvalidField(
+                f"`output_config.effort` {config.effort!r}: the model cannot be told how much to think; "
+                "leave it out, or set `thinking.budget_tokens`"
+            )
         names = {tool.name for tool in self.tools or ()}
         choice = self.tool_choice
         if choice is not None and choice.name is not None and choice.name not in names:

@@ -100,9 +100,9 @@ class AnthropicApi:
         """Raises RamifyError."""
         kind = MessagesRequest if request.path == MESSAGES else CountRequest
         asked = decode(request.body, kind)
-        model = hub.status.info()["model"]
-        if asked.model != model["model"]:
-            raise unknown_model(asked.model, model["model"])
+        model = hub.status.info()["model"]["model"]
+        if asked.model != model:
+            raise unknown_model(asked.model, model)
         signer = Signer(hub.secret, credential.name)
         told = conversation_of(asked.system, asked.messages, signer)
         if told.billed:
@@ -110,8 +110,8 @@ class AnthropicApi:
         if told.forgot:
             self._say("thinking", "thoughts that were not signed here are left out of prompts")
         if isinstance(asked, MessagesRequest):
-            return MessageAnswers(asked, told, signer, model["context"], ident, hub.thought_end)
-        return CountAnswers(asked, told, ident)
+            return MessageAnswers(asked, told, signer, hub.served, ident)
+        return CountAnswers(asked, told, hub.served, ident)
 
     def _say_betas(self, header: str) -> None:
         for name in header.split(",", _MOST_TOLD):

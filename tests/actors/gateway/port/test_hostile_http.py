@@ -11,6 +11,7 @@ from ramify.actors.gateway.apis.openai.stored_responses import ItemPage
 from ramify.actors.gateway.port.access.strangers import BURST_S, MOST_DEBT_S, WORK_PER_S
 from ramify.actors.gateway.port.connection import Connection
 from ramify.actors.gateway.port.http import HEAD_LINES, RequestParser
+from ramify.actors.gateway.port.interfaces import Served
 from ramify.actors.gateway.port.pump import SLICE
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
@@ -64,7 +65,7 @@ async def test_a_body_may_fill_the_context(serve) -> None:
     async with serve(limits=Limits(frame_bytes=1000)) as gateway:
         gateway.status.info = lambda: INFO
         for context, size, status in ((0, 1001, 413), (200, 1600, 400), (200, 1601, 413)):
-            gateway.actor.loaded((), context, None)
+            gateway.actor.loaded((), Served(context))
             head = post(gateway, "/v1/chat/completions", f"Content-Length: {size}\r\n")
             assert (await gateway.http(head + b" " * size))[0] == status
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ramify.actors.session.calls import forms
-from ramify.actors.session.calls.dialects import DIALECTS, DialectName
+from ramify.actors.session.calls.dialects import DIALECTS, THOUGHTS, DialectName
 from ramify.actors.session.calls.openings import Openings
 from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.protocol.errors import BadRequest
@@ -170,3 +170,22 @@ def test_calls_of_a_template_of_another_family_are_not_opened_as_it_writes_them(
     found = Openings(template(write), kind)
     assert found.text("required") == kind.opening
     assert found.written().opening.rstrip(' "') == kind.opening
+
+
+@pytest.mark.parametrize(
+    ("prompt", "unthought"),
+    [
+        ("<a>", "<think>\n\n</think>\n\n"),  # as Qwen3's template has it where thinking is off
+        ("<a><think>\n", "\n</think>\n\n"),
+        ("<a></think>", ""),
+        ("<a><think>\n\n</think>\n\n", ""),
+    ],
+)
+def test_an_empty_thought_keeps_a_model_from_thinking(prompt: str, unthought: str) -> None:
+    thinks = DIALECTS["hermes"]._replace(thought=THOUGHTS[0])
+    assert Openings(template(hermes, prompt=prompt), thinks).unthought == unthought
+
+
+def test_what_needs_no_empty_thought_and_what_has_none() -> None:
+    assert Openings(template(hermes), DIALECTS["hermes"]).unthought == ""
+    assert Openings(template(hermes), DIALECTS["harmony"]).unthought is None

@@ -9,6 +9,7 @@ from ramify.actors.gateway.apis.anthropic.requests import CountRequest, Messages
 from ramify.actors.gateway.apis.anthropic.signatures import Signer
 from ramify.actors.gateway.apis.openai.requests import decode
 from ramify.actors.gateway.port.http import Response
+from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import Overloaded
 from ramify.protocol.wire import Delta, Done, Error, Ok, Part, ServerMessage
 from tests.messages import usage
@@ -35,7 +36,7 @@ SAID: list[ServerMessage] = [
     delta(Part(kind="call", text='{"a"', call=0, arguments='{"a"')),
     delta(Part(kind="call", text=": 1}", call=0, arguments=": 1}")),
     delta(Part(kind="text", text="\n")),
-    Done(id=3, branch="main", position=12, reason="tool", usage=USAGE, tool_calls=[CALL]),
+    Done(id=4, branch="main", position=12, reason="tool", usage=USAGE, tool_calls=[CALL]),
 ]
 
 
@@ -43,7 +44,7 @@ def dialogue(**fields: Any) -> MessageAnswers:
     body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], **fields}
     request = decode(json.dumps(body).encode(), MessagesRequest)
     told = conversation_of(request.system, request.messages, SIGNER)
-    return MessageAnswers(request, told, SIGNER, 64, "req_1")
+    return MessageAnswers(request, told, SIGNER, Served(64), "req_1")
 
 
 def events(data: object) -> list[Any]:
@@ -63,7 +64,7 @@ def body_of(answer: object, status: int = 200) -> Any:
 
 
 def ended(reason: Any, **fields: Any) -> Done:
-    return Done(**{"id": 3, "branch": "main", "position": 12, "usage": USAGE, **fields}, reason=reason)
+    return Done(**{"id": 4, "branch": "main", "position": 12, "usage": USAGE, **fields}, reason=reason)
 
 
 def test_a_stream_of_blocks() -> None:
@@ -187,9 +188,9 @@ def test_a_prompt_that_is_too_long() -> None:
 def test_tokens_are_counted_at_the_end_of_the_prompt() -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
     begun = [*body["messages"], {"role": "assistant", "content": "b"}]
-    for messages, last in ((body["messages"], 1), (begun, 2)):
+    for messages, last in ((body["messages"], 1), (begun, 3)):
         request = decode(json.dumps({**body, "messages": messages}).encode(), CountRequest)
-        count = CountAnswers(request, conversation_of(None, request.messages, SIGNER), "req_1")
+        count = CountAnswers(request, conversation_of(None, request.messages, SIGNER), Served(), "req_1")
         assert count.receive([Ok(id=0)]) is None
         assert body_of(count.receive([Ok(id=last, position=17)])) == {"input_tokens": 17}
         assert count.over

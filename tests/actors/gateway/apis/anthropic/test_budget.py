@@ -9,6 +9,7 @@ from ramify.actors.gateway.apis.anthropic.requests import MessagesRequest
 from ramify.actors.gateway.apis.anthropic.signatures import Signer
 from ramify.actors.gateway.apis.openai.requests import decode
 from ramify.actors.gateway.port.http import Response
+from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.wire import Append, Constraint, Delta, Done, Generate, Part
 from tests.messages import usage
 
@@ -28,7 +29,7 @@ def dialogue(end: str | None = "</think>", **fields: Any) -> MessageAnswers:
     }
     request = decode(json.dumps(body).encode(), MessagesRequest)
     told = conversation_of(request.system, request.messages, SIGNER)
-    return MessageAnswers(request, told, SIGNER, 4096, "req_1", end)
+    return MessageAnswers(request, told, SIGNER, Served(4096, end), "req_1")
 
 
 def said(kind: Any, text: str, **fields: Any) -> Delta:
@@ -38,7 +39,7 @@ def said(kind: Any, text: str, **fields: Any) -> Delta:
 def ended(output: int, reason: Any = "length", **fields: Any) -> Done:
     used = usage(prompt=7, cached=3, computed=4, output=output)
     return Done(
-        **{"id": 3, "branch": "main", "position": 7 + output, **fields}, reason=reason, usage=used
+        **{"id": 4, "branch": "main", "position": 7 + output, **fields}, reason=reason, usage=used
     )
 
 
@@ -49,11 +50,11 @@ def test_a_thought_is_ended_and_an_answer_follows() -> None:
     assert chat.receive([said("reasoning", "hm"), ended(1024)]) is None
     assert not chat.over
     close, rest = chat.take_ops()
-    assert close == Append(id=4, text="\n</think>\n\n")
+    assert close == Append(id=5, text="\n</think>\n\n")
     assert isinstance(rest, Generate)
-    assert (rest.id, rest.max_tokens) == (5, 976)
+    assert (rest.id, rest.max_tokens) == (6, 976)
     assert chat.take_ops() == []
-    answer = chat.receive([said("text", "So."), ended(6, "stop", id=5)])
+    answer = chat.receive([said("text", "So."), ended(6, "stop", id=6)])
     assert isinstance(answer, Response)
     message = json.loads(answer.body)
     assert [block["type"] for block in message["content"]] == ["thinking", "text"]
@@ -82,7 +83,7 @@ def test_a_call_that_has_begun_is_not_forced_again() -> None:
     (rest,) = chat.take_ops()
     assert isinstance(rest, Generate)
     assert rest.tool_choice == "auto"
-    events = chat.receive([ended(3, "stop", id=5)])
+    events = chat.receive([ended(3, "stop", id=6)])
     assert isinstance(events, bytes)
     assert b'"stop_reason":"tool_use"' in events
 

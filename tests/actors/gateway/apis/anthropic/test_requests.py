@@ -10,6 +10,7 @@ from ramify.actors.gateway.apis.anthropic.conversation import conversation_of
 from ramify.actors.gateway.apis.anthropic.requests import MessagesRequest
 from ramify.actors.gateway.apis.anthropic.signatures import Signer
 from ramify.actors.gateway.apis.openai.requests import decode
+from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import Append, ClientMessage, Constraint, Generate, Open
 
@@ -19,11 +20,11 @@ FORMAT: dict[str, Any] = {"type": "json_schema", "schema": {"type": "object"}}
 MARK: dict[str, Any] = {"type": "ephemeral", "ttl": "1h"}
 
 
-def ops(**fields: Any) -> list[ClientMessage]:
+def ops(*, unthought: str | None = "", **fields: Any) -> list[ClientMessage]:
     body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], **fields}
     request = decode(json.dumps(body).encode(), MessagesRequest)
     told = conversation_of(request.system, request.messages, SIGNER)
-    return MessageAnswers(request, told, SIGNER, 2048, "req_1").ops
+    return MessageAnswers(request, told, SIGNER, Served(2048, "</think>", unthought), "req_1").ops
 
 
 def test_a_request_is_a_session_of_its_own() -> None:
@@ -36,7 +37,7 @@ def test_a_request_is_a_session_of_its_own() -> None:
     assert opened.tools == [{"type": "function", "function": function}]
     assert isinstance(append, Append)
     assert generate == Generate(
-        id=3, max_tokens=9, temperature=0.5, top_p=1e-20, top_k=3, stop=["x"],
+        id=4, max_tokens=9, temperature=0.5, top_p=1e-20, top_k=3, stop=["x"],
         tool_choice="required", parallel_tool_calls=False,
     )  # fmt: skip
 
@@ -57,7 +58,7 @@ def test_which_tool_is_called(choice: dict[str, Any], said: str) -> None:
 
 
 def test_no_tokens_only_compute_the_prompt() -> None:
-    assert ops(max_tokens=0)[-1] == Generate(id=3, max_tokens=1, hidden=True)
+    assert ops(max_tokens=0)[-1] == Generate(id=4, max_tokens=1, hidden=True)
 
 
 @pytest.mark.parametrize("where", [{"output_config": {"format": FORMAT}}, {"output_format": FORMAT}])
@@ -69,7 +70,14 @@ def test_the_form_of_the_answer(where: dict[str, Any]) -> None:
 
 def test_a_prefill_is_said_before_the_answer() -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "So"}]
-    assert ops(messages=messages)[2] == Append(id=2, text="So", special=False)
+    assert ops(messages=messages)[2] == Append(id=3, text="So", special=False)
+
+
+def test_a_model_is_kept_from_thinking() -> None:
+    off = {"thinking": {"type": "disabled"}}
+    assert ops(unthought="<think></think>", **off)[2] == Append(id=2, text="<think></think>")
+    assert isinstance(ops(unthought="", **off)[2], Generate)
+    assert isinstance(ops(unthought="<think></think>")[2], Generate)
 
 
 CLAUDE_CODE: dict[str, Any] = {
@@ -148,6 +156,8 @@ def nested(depth: int) -> Any:
         ({"output_config": {"format": FORMAT}, "tools": [TOOL]}, "output_config.format"),
         ({"output_config": {"format": FORMAT}, "output_format": FORMAT}, "output_format"),
         ({"output_config": {"effort": "huge"}}, "effort"),
+        ({"output_config": {"effort": "low"}}, "how much to think"),
+        ({"unthought": None, "thinking": {"type": "disabled"}}, "cannot be kept from thinking"),
         ({"tool_choice": {"type": "any"}}, "goes with `tools`"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f"}}, "none of the `tools`"),
