@@ -50,7 +50,7 @@ class Content:
         self._held = held
         self._blocks: list[_Block] = []
         self._open: _Block | None = None
-        self._blanks = ""
+        self._blanks: list[str] = []
         self._last = ""  # kind of the last part
 
     @property
@@ -75,7 +75,7 @@ class Content:
             case "call":
                 out = b""
                 if part.name is not None:
-                    self._blanks = ""
+                    self._blanks.clear()
                     named = {"id": part.id or "", "name": part.name, "input": {}}
                     out = self._begin("tool_use", {"type": "tool_use", **named})
                 if part.arguments and self._open is not None and self._open.kind == "tool_use":
@@ -85,7 +85,7 @@ class Content:
 
     def close(self) -> bytes:
         """The events that end the block that is open, if one is."""
-        self._blanks = ""
+        self._blanks.clear()
         block, self._open = self._open, None
         if block is None or not self._streams:
             return b""
@@ -122,10 +122,10 @@ class Content:
         if block is not None and block.kind == kind:
             return self._put(text)
         if not text.strip():
-            self._blanks += text
+            self._blanks.append(text)
             return b""
-        blanks, self._blanks = self._blanks, ""
-        return self._begin(kind, opened) + self._put(blanks + text)
+        begun = "".join([*self._blanks, text])
+        return self._begin(kind, opened) + self._put(begun)
 
     def _begin(self, kind: str, opened: JsonObject) -> bytes:
         out = self.close()

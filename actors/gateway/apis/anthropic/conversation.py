@@ -76,6 +76,7 @@ class _Turns:
         self._signer = signer
         self._role = ""
         self._texts: list[str] = []
+        self._behind: list[str] = []  # what a system said behind the last result
         self._thoughts: list[str] = []
         self._calls: list[JsonObject] = []
         self._asked: dict[str, str] = {}
@@ -131,12 +132,15 @@ class _Turns:
 
     def _remind(self, text: str) -> None:
         """A system's turn."""
-        told = REMINDER.format(text)
-        last = self.made[-1] if self.made and not self._texts else None
-        if last is None or last.role != "tool":
-            self._texts.append(told)
-        else:
-            self.made[-1] = msgspec.structs.replace(last, content=f"{last.content}\n{told}")
+        behind = bool(self.made) and self.made[-1].role == "tool" and not self._texts
+        (self._behind if behind else self._texts).append(REMINDER.format(text))
+
+    def _settle(self) -> None:
+        """Nothing more stands behind the last result."""
+        if self._behind:
+            content = "\n".join([self.made[-1].content, *self._behind])
+            self.made[-1] = msgspec.structs.replace(self.made[-1], content=content)
+            self._behind = []
 
     def _think(self, block: ThinkingBlock, place: str) -> None:
         verdict = self._signer.verify(block.thinking, block.signature)
@@ -156,6 +160,7 @@ class _Turns:
                 f"`{place}.tool_use_id` {block.tool_use_id[:64]!r} is of no tool_use in the message "
                 "before: send results right behind their calls, one for each"
             )
+        self._settle()
         text = _result_text(block)
         if block.is_error and not text[: len(ERROR)].lower().startswith("error"):
             text = ERROR + text
@@ -165,6 +170,7 @@ class _Turns:
 
     def _close(self) -> None:
         """The turn is over."""
+        self._settle()
         match self._role:
             case "user" if self._texts:
                 self.made.append(ChatMessage(role="user", content="\n".join(self._texts)))

@@ -1,6 +1,6 @@
 """The tools of a request, as clients declare them and as templates take them."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -78,8 +78,6 @@ class Tool(Struct, frozen=True, kw_only=True):
 
 class ToolChoice(Struct, frozen=True, kw_only=True):
     """Which tool must be called, if any."""
-
-    MENDS: ClassVar[dict[str, str]] = {}
 
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None
