@@ -92,7 +92,7 @@ def write(path: Path, model: str | None, branch: str, messages: Sequence[ChatMes
     try:
         path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
-        raise BadRequest(f"cannot save: {error}") from None
+        raise BadRequest(f"cannot save {path}: {error.strerror}") from None
 
 
 def read(path: Path) -> list[ChatMessage]:
@@ -100,7 +100,7 @@ def read(path: Path) -> list[ChatMessage]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise BadRequest(f"cannot load: {error}") from None
+        raise BadRequest(f"cannot load {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"cannot load {path}: it is not JSON: {error}") from None
     messages = record.get("messages") if isinstance(record, dict) else record

@@ -5,6 +5,7 @@ remembers what was said, and when the server has lost the session it says that a
 does not know terminals, flags or sockets.
 """
 
+import difflib
 import json
 import shlex
 from collections.abc import Callable, Sequence
@@ -15,14 +16,14 @@ import msgspec
 from ramify.clients.commands import branch_transcript
 from ramify.clients.commands.branch_transcript import BranchTranscript
 from ramify.clients.commands.describe import describe, draw_tree
-from ramify.clients.commands.options import set_option
+from ramify.clients.commands.options import USUAL, set_option
 from ramify.clients.commands.screen import Screen
 from ramify.clients.errors import SessionLost
 from ramify.clients.generation import Result
 from ramify.clients.handles import GenerateOptions
 from ramify.clients.sync import SyncBranch, SyncGeneration, SyncReply, SyncSession
 from ramify.protocol.errors import BadRequest, Cancelled, RamifyError
-from ramify.protocol.wire import Append, ChatMessage, Generate, Op, Rollback, SegmentState
+from ramify.protocol.wire import Append, ChatMessage, Fork, Generate, Op, Rollback, SegmentState
 
 ReadLine = Callable[[str], str | None]
 Renew = Callable[[], SyncSession]
@@ -30,6 +31,7 @@ Import = Callable[[bytes], SyncSession]
 WHOLE = ".session"  # files with this ending hold a whole session
 MOST_BYTES = 1 << 26  # of such a file
 QUOTES = '"""'
+NAME_CHARS = 56  # of a branch that gives its name to others: 64 are allowed
 RENEWALS = 3  # sessions that may be lost while one line is worked on
 
 HELP = """\
@@ -37,7 +39,7 @@ HELP = """\
 /switch NAME     go on with another branch
 /tree            the branches
 /undo            take the last turn back
-/retry           answer the last message again
+/retry           answer the last message again; the answer before stays on a branch of its own
 /continue        go on with an answer that was cut
 /set KEY VALUE   a generation option (temperature, max_tokens, ...); without VALUE: the default again
 /set regex R     what answers must be; also choices, json_schema (JSON), grammar; without R: anything
@@ -187,7 +189,7 @@ class ChatSession:
         if quoted or not text.startswith("/") or (command is None and "\n" in text):
             self._say(text)
         elif command is None:
-            raise BadRequest(f"/{name} is no command: /help lists them")
+            raise BadRequest(f"/{name} is no command{_near(name, self.commands)}: /help lists them")
         else:
             command(rest.strip())
 
@@ -298,27 +300,44 @@ class ChatSession:
     def _switch(self, rest: str) -> None:
         name = _one(rest, "/switch NAME")
         if name not in self.branches:
-            raise BadRequest(f"there is no branch {name!r}: {', '.join(self.branches)}")
+            raise BadRequest(f"there is no branch {name!r}; there are {', '.join(self.branches)}")
         self._branch = self.session.branch(name)
 
     def _undo(self, _: str) -> None:
+        if self._branch.position == 0:
+            raise BadRequest(f"nothing was said on {self._branch.name}: there is no turn to take back")
         position = self._branch.rollback(turns=1).position or 0
         self._transcript.cut(position)
         self._screen.note(f"back at token {position}")
 
     def _retry(self, _: str) -> None:
-        """Roll back to where the last answer began, generate: one frame; the prompt is still cached."""
+        """Roll back to where the last answer began, generate: one frame; the prompt is still cached.
+        The answer that was there is kept on a branch of its own.
+        """
         name = self._branch.name
         ops = before_answer(name, self._branch.tree(text=True).turns or [])
+        old = None
+        if ops:  # there is an answer: it stays, as a branch
+            old = self._free_name(name)
+            ops = [Fork(id=0, branch=name, as_=[old]), *ops]
         *_handles, generation = self.session.send([*ops, Generate(id=0, branch=name, **self._options)])
         assert isinstance(generation, SyncGeneration)
-        self._stale.add(name)
+        self._stale |= {name, old} if old else {name}
         self._show(generation)
+        if old in self.branches:
+            self._screen.note(f"the answer before is on {old}: /switch {old}")
+
+    def _free_name(self, name: str) -> str:
+        """`name-1`, or the first of `name-2`, ... that no branch has."""
+        taken, number = set(self.branches), 1
+        while f"{name[:NAME_CHARS]}-{number}" in taken:
+            number += 1
+        return f"{name[:NAME_CHARS]}-{number}"
 
     def _continue(self, _: str) -> None:
         """Go on with an answer that was cut: under its own constraint, whatever is set now."""
         if self._branch.tree().reason in (None, "stop", "tool"):
-            raise BadRequest("there is no answer that was cut")
+            raise BadRequest("no answer was cut here: /continue goes on where max_tokens or Ctrl-C cut")
         options = self._options.copy()
         options.pop("constraint", None)
         generation = self._branch.generate(**options)
@@ -328,7 +347,7 @@ class ChatSession:
     def system(self, text: str) -> None:
         """Start the branch over with a system message."""
         if not text:
-            raise BadRequest("use /system TEXT")
+            raise BadRequest("say the system message as well: /system TEXT")
         self._start_over([ChatMessage(role="system", content=text)])
 
     def _start_over(self, messages: Sequence[ChatMessage]) -> None:
@@ -341,7 +360,8 @@ class ChatSession:
     def _set(self, rest: str) -> None:
         if not rest:
             plain = msgspec.to_builtins(self._options)  # a constraint is a struct
-            self._screen.note(json.dumps(plain) if plain else "all defaults")
+            note = json.dumps(plain) if plain else f"all defaults; /set NAME VALUE changes one: {USUAL}"
+            self._screen.note(note)
             return
         name, _, value = rest.partition(" ")
         set_option(self._options, name, value.strip())
@@ -413,13 +433,19 @@ def before_answer(branch: str, turns: Sequence[SegmentState]) -> list[Op]:
     raise BadRequest("there is no message to answer on this branch")
 
 
+def _near(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(f"/{name}", known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
 def _one(rest: str, usage: str) -> str:
     """The one argument of a command; spaces in it are quoted. Raises BadRequest."""
     try:
         words = shlex.split(rest)
     except ValueError as error:
         raise BadRequest(f"{rest}: {error}. Use {usage}") from None
-    if len(words) != 1 or not words[0]:
-        quoted = shlex.quote(rest) if rest else "'a name with spaces'"
-        raise BadRequest(f"use {usage}; a name with spaces goes in quotes: {quoted}")
+    if not any(words):
+        raise BadRequest(f"the name is missing: use {usage}")
+    if len(words) > 1:
+        raise BadRequest(f"use {usage}; a name with spaces goes in quotes: {shlex.quote(rest)}")
     return words[0]
