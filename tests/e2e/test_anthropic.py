@@ -10,6 +10,8 @@ from typing import Any
 
 import httpx2
 
+from tests.conftest import write_tokenizer
+
 SECRET = "a key of ours"
 VERSION = {"anthropic-version": "2023-06-01"}
 HELLO: list[Any] = [{"role": "user", "content": "Hello."}]
@@ -128,3 +130,38 @@ async def test_signatures_outlive_a_server_with_a_store(serving: Any, tmp_path: 
         async with serving(server={"store": str(store)}) as served:
             secrets.append(served.engine.front.gateway.hub.secret)
     assert secrets[0] == secrets[1] != secrets[2]
+
+
+async def test_thoughts_with_a_budget_and_signatures(serving: Any, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    prompt = "<|im_start|>assistant\n"
+    assert prompt in settings["chat_template"]
+    settings["chat_template"] = (
+        settings["chat_template"].replace(prompt, f"{prompt}<think>\n")
+        + "{#- </think>, in front of which earlier thoughts are left out #}"
+    )
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    async with serving(model={"path": tmp_path}) as served, client_of(served) as http:
+        model = (await http.get("/v1/models")).json()["first_id"]
+        asked = {"model": model, "max_tokens": 1040, "messages": HELLO, "temperature": 0}
+        thinking = {"type": "enabled", "budget_tokens": 1024}
+        answer = (await http.post("/v1/messages", json={**asked, "thinking": thinking})).json()
+        thought, said = answer["content"]
+        assert (thought["type"], said["type"], answer["stop_reason"]) == (
+            "thinking",
+            "text",
+            "max_tokens",
+        )
+        assert answer["usage"]["output_tokens"] == 1040
+        streamed = await http.post("/v1/messages", json={**asked, "thinking": thinking, "stream": True})
+        deltas = [each["delta"] for each in events(streamed.text) if "delta" in each]
+        assert "".join(each.get("thinking", "") for each in deltas) == thought["thinking"]
+        assert [each["signature"] for each in deltas if "signature" in each] == [thought["signature"]]
+        for block, status in ((thought, 200), ({**thought, "thinking": "Something else."}, 400)):
+            again = [*HELLO, {"role": "assistant", "content": [block, said]}, *HELLO]
+            body = {"model": model, "messages": again}
+            assert (await http.post("/v1/messages/count_tokens", json=body)).status_code == status
+        off = {**asked, "max_tokens": 20, "thinking": {"type": "disabled"}}
+        (only,) = (await http.post("/v1/messages", json=off)).json()["content"]
+        assert only["type"] == "text"
