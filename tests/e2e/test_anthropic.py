@@ -105,12 +105,11 @@ async def test_who_asks_too_much_at_once_is_told_when_to_come_again(serving: Any
     limited: dict[str, Any] = {"limits": {"client_sessions": 1}, "server": {"tokens": (SECRET,)}}
     async with serving(**limited) as served, client_of(served, **{"x-api-key": SECRET}) as http:
         model = (await http.get("/v1/models")).json()["first_id"]
-        asked = {"model": model, "max_tokens": 3000, "messages": HELLO, "stream": True}
-        async with http.stream("POST", "/v1/messages", json=asked) as stream:
-            await anext(stream.aiter_bytes())
-            second = await http.post("/v1/messages", json=asked)
-        assert (second.status_code, second.json()["error"]["type"]) == (429, "rate_limit_error")
-        await served.until_alone(sessions=0)
+        asked = {"model": model, "max_tokens": 3, "messages": HELLO, "stream": True}
+        async with served.connect() as peer:
+            await peer.open(token=SECRET)  # the one session that there may be
+            answer = await http.post("/v1/messages", json=asked)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (429, "rate_limit_error")
 
 
 async def test_a_client_that_goes_away_cancels_its_request(serving: Any) -> None:
