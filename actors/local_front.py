@@ -147,13 +147,15 @@ class LocalFront:
             working=self._working,
             barred=self._barred,
         )
-        thought = directory.speech.dialect.thought
+        template = directory.template
+        thought = template.speech.dialect.thought
         self.gateway.loaded(
             self._tokenizer.token_bytes,
             Served(
                 context=core.context,
                 thought_end=thought.end if thought is not None else None,
-                unthought=directory.speech.unthought,
+                unthought=template.speech.unthought,
+                users_follow_results=template.lets_users_follow_results(),
             ),
         )
         await group.start(guard("directory", directory.run))

@@ -194,7 +194,7 @@ class Directory:
         shown = tokenizer.showing(dialect.marks)
         self._tokenizer = shown
         self._template = ChatTemplate(shown, dialect, control=shown is not tokenizer)
-        self.speech = self._template.speech
+        self.template = self._template
         self._detokenizer = Detokenizer(shown.token_bytes)
         self._server = server
         self.model = f"{server.model} ({vocab} tokens)"  # as `SavedHead.model`

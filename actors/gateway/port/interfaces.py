@@ -11,11 +11,13 @@ class Served(NamedTuple):
 
     `context`: most tokens of a branch. `thought_end`: the mark behind what it thinks, if it does.
     `unthought`: text at the head of an answer that keeps it from thinking; None: nothing does.
+    `users_follow_results`: its chat template takes a user's turn behind results of tools.
     """
 
     context: int = 0
     thought_end: str | None = None
     unthought: str | None = ""
+    users_follow_results: bool = True
 
 
 class Status(Protocol):

@@ -286,6 +286,15 @@ class ChatTemplate:
             )
         return after
 
+    def lets_users_follow_results(self) -> bool:
+        """Whether a user's turn may stand behind results of tools, before the answer to them."""
+        calls = self.as_dicts([calling(ASKED, 1)])
+        asking = [QUESTION, *calls, RESULT, {"role": "user", "content": MARKER}]
+        try:
+            return MARKER in self._renderer.render(asking, [TOOL], True)
+        except BadRequest:
+            return False
+
     def _system_can_stand(self, tools: Sequence[JsonObject] | None) -> bool:
         """Whether a system turn may be appended before the user turn is known."""
         shown = [TOOL] if tools else None

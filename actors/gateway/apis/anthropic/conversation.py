@@ -42,10 +42,15 @@ class Conversation(NamedTuple):
     forgot: bool
 
 
-def conversation_of(system: System | None, messages: Sequence[Message], signer: Signer) -> Conversation:
-    """Raises InvalidField, which names the block that cannot stand where it does."""
+def conversation_of(
+    system: System | None, messages: Sequence[Message], signer: Signer, *, joins: bool = False
+) -> Conversation:
+    """`joins`: the template takes no user's turn behind results: what is said there joins the last one.
+
+    Raises InvalidField, which names the block that cannot stand where it does.
+    """
     told, billed = _system(system)
-    turns = _Turns(signer)
+    turns = _Turns(signer, joins=joins)
     first = next((i for i, each in enumerate(messages) if each.role != "system"), len(messages))
     told += ["\n".join(map(_text_of, each.blocks)) for each in messages[:first]]
     if told:
@@ -70,7 +75,8 @@ def _system(system: System | None) -> tuple[list[str], bool]:
 class _Turns:
     """Collects the turn that is open. `asked`: calls without results yet, names by id."""
 
-    def __init__(self, signer: Signer) -> None:
+    def __init__(self, signer: Signer, *, joins: bool) -> None:
+        self._joins = joins
         self.made: list[ChatMessage] = []
         self.forgot = False
         self._signer = signer
@@ -170,6 +176,9 @@ class _Turns:
 
     def _close(self) -> None:
         """The turn is over."""
+        if self._joins and self._role == "user" and self.made and self.made[-1].role == "tool":
+            self._behind += self._texts
+            self._texts = []
         self._settle()
         match self._role:
             case "user" if self._texts:

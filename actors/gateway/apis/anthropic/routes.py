@@ -104,7 +104,8 @@ class AnthropicApi:
         if asked.model != model:
             raise unknown_model(asked.model, model)
         signer = Signer(hub.secret, credential.name)
-        told = conversation_of(asked.system, asked.messages, signer)
+        joins = not hub.served.users_follow_results
+        told = conversation_of(asked.system, asked.messages, signer, joins=joins)
         if told.billed:
             self._say(BILLING, "a billing header that changes each time is left out of the prompt")
         if told.forgot:

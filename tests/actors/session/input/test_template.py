@@ -468,6 +468,11 @@ def test_mistral_tool_results(load: Any) -> None:
     assert template.generation_prompt("tool") == ""
 
 
+@pytest.mark.parametrize(("name", "follow"), [("mistral", False), ("qwen-3", True), ("llama-3", True)])
+def test_whether_users_may_speak_behind_results(load: Any, name: str, follow: bool) -> None:
+    assert load(name).lets_users_follow_results() is follow
+
+
 def test_thoughts_stay_in_append_mode_and_go_in_strict_mode(load: Any) -> None:
     template = load("qwen-3")
     answer = "<think>\nhm\n</think>\n\nParis"

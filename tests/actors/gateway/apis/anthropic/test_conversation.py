@@ -26,10 +26,10 @@ def thought(value: str, signer: Signer = OURS) -> dict[str, Any]:
     return {"type": "thinking", "thinking": value, "signature": signer.sign(value)}
 
 
-def told(*messages: Any, system: Any = None) -> Conversation:
+def told(*messages: Any, system: Any = None, joins: bool = False) -> Conversation:
     body = {"model": "m", "messages": messages, **({"system": system} if system else {})}
     request = decode(json.dumps(body).encode(), CountRequest)
-    return conversation_of(request.system, request.messages, OURS)
+    return conversation_of(request.system, request.messages, OURS, joins=joins)
 
 
 def said(*content: Any) -> dict[str, Any]:
@@ -160,3 +160,17 @@ def test_a_systems_turn_is_told_where_all_templates_take_it() -> None:
     ]
     alone = told(ASKED, said(text("A")), system).messages
     assert (alone[-1].role, alone[-1].content) == ("user", reminder("Be brief."))
+
+
+def test_what_a_user_says_behind_results_joins_them_where_it_must() -> None:
+    second = {**CALL, "id": "t2"}
+    results = [RESULT, text("Now?"), {**RESULT, "tool_use_id": "t2"}, text("Go on.")]
+    turns = (ASKED, said(CALL, second), user(*results))
+    apart, joined = told(*turns).messages, told(*turns, joins=True).messages
+    assert [(m.role, m.content) for m in apart[2:]] == [
+        ("tool", "3"),
+        ("tool", "3"),
+        ("user", "Now?\nGo on."),
+    ]
+    assert [(m.role, m.content) for m in joined[2:]] == [("tool", "3"), ("tool", "3\nNow?\nGo on.")]
+    assert told(ASKED, joins=True).messages[0].content == "Add."
