@@ -255,6 +255,7 @@ def _server(args: argparse.Namespace, screen: Screen) -> Iterator[str]:
             raise BadRequest(
                 f"no server answers on port {PORT} (--url names another one), and {error.message}"
             ) from None
+    engine.load("ramify.actors.engine")  # before anything is said of its model
     config = EngineConfig(
         model=model_config(args),
         server=ServerConfig(port=0, grace_s=1.0),
