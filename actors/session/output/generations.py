@@ -493,9 +493,12 @@ class Generations:
             return
         generation, task = entry
         generation.note(finished)
-        if finished.stale and not generation.ending and not generation.expired:
-            self._wait(generation, task)
-            return
+        if finished.stale:  # it never began, since its constraint is not there any more
+            reason = reason_here(generation)
+            if reason is None:
+                self._wait(generation, task)
+                return
+            finished = msgspec.structs.replace(finished, reason=reason, error=None, message="")
         # A stop may meet a pause.
         if finished.reason == "cancelled" and generation.expired and not generation.ending:
             finished = msgspec.structs.replace(finished, reason="deadline")

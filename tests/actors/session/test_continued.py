@@ -382,5 +382,24 @@ def test_random_sessions(sim_class: Any, tokenizer: Tokenizer, seed: int) -> Non
     assert not [each for known in client.replies.values() for each in known if is_stuck(each)]
 
 
+@pytest.mark.parametrize("steps", range(10))
+def test_a_cancel_beside_a_constraint_that_gives_way(
+    sim_class: Any, tokenizer: Tokenizer, steps: int
+) -> None:
+    """One fits. A request that is cancelled while its constraint gives way is cancelled, and no error."""
+    engine = sim_class(tokenizer, seed=3, eos_every=0, constraints=1)
+    one, other = engine.session(), engine.session("d")
+    for client in (one, other):
+        client.send(w.Append(id=1, text="hello"))
+    engine.pump()
+    one.send(generate(2, constraint=RECORD))
+    other.send(generate(2, constraint=SCHEMA))
+    engine.pump(steps)
+    one.send(w.Cancel(id=3, branch="main"))
+    other.send(w.Cancel(id=3, branch="main"))
+    engine.pump()
+    assert {done(one, 2).reason, done(other, 2).reason} <= {"cancelled", "stop"}
+
+
 def is_stuck(reply: Any) -> bool:
     return isinstance(reply, w.Done) and reply.reason == "error" and reply.error != "limit"
