@@ -386,7 +386,7 @@ def test_random_sessions(sim_class: Any, tokenizer: Tokenizer, seed: int) -> Non
 def test_a_cancel_beside_a_constraint_that_gives_way(
     sim_class: Any, tokenizer: Tokenizer, steps: int
 ) -> None:
-    """One fits. A request that is cancelled while its constraint gives way is cancelled, and no error."""
+    """One fits. A request cancelled while its constraint gives way is cancelled, and no error."""
     engine = sim_class(tokenizer, seed=3, eos_every=0, constraints=1)
     one, other = engine.session(), engine.session("d")
     for client in (one, other):
