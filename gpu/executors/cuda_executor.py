@@ -488,12 +488,12 @@ class CudaExecutor:
 
 def layer_sizes(model: Decoder, products: Products) -> LayerSizes:
     """The sizes and abilities by which `tilings` chooses kernels for the model's products."""
-    config = model.config
+    config, attention = model.config, model.config.attention
     tried = products.follows_tilings and model.dtype == torch.bfloat16  # else Gluon is never chosen
     return LayerSizes(
         hidden=config.hidden_size,
-        attention=config.attention_width,
-        qkv=config.attention_width + 2 * config.kv_width,
+        attention=attention.width,
+        qkv=attention.width + 2 * attention.kv_width,
         intermediate=config.intermediate_size,
         dtype=model.dtype,
         overlaps=overlaps(model.device),

@@ -5,28 +5,28 @@ business), pages, requests or files. Plain objects instead of torch modules: at 
 call overhead shows.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ramify.gpu.models.config import DecoderConfig
+from ramify.gpu.models.definition import AttentionSettings, Definition, LayerSettings, TensorNames
 from ramify.gpu.ops.base import Activation, AnyStream, LayerAttention, Ops, Projection
 from ramify.gpu.ops.linear.base import Linear, Use, blocks, empty_linear, plain
 from ramify.gpu.ops.rmsnorm import RMSNorm
-from ramify.gpu.ops.rotary import Rotary
+from ramify.gpu.ops.rotary import RopeSettings, Rotary
 from ramify.gpu.step.inputs import StepInputs
 
 Product = tuple[Linear, list[str], list[int]]
-"""With its blocks of rows: their names in checkpoints and how many rows they have."""
+"""With its blocks of rows: their names in checkpoints and, of several, how many rows they have."""
 
 
 @dataclass(slots=True)
 class Attention:
     """A layer's mixer: what lets a position read the ones before it."""
 
-    norm: RMSNorm
+    norm: RMSNorm | None  # of its input
     qkv: Linear  # rows: q heads, k heads, v heads
     heads: LayerAttention
     output: Linear
@@ -35,12 +35,12 @@ class Attention:
     def forward(self, x: AnyStream, ops: Ops[AnyStream], step: StepInputs[Tensor]) -> Projection:
         return ops.project(ops.attend(ops.linear(x, self.qkv), self.heads, step), self.output)
 
-    def products(self, prefix: str) -> Iterator[Product]:
+    def products(self, prefix: str, names: TensorNames) -> Iterator[Product]:
         """All of them, in the layer that is called `prefix`."""
         heads = self.heads
         own, kv = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
-        yield self.qkv, [f"{prefix}.self_attn.{part}_proj" for part in "qkv"], [own, kv, kv]
-        yield self.output, [f"{prefix}.self_attn.o_proj"], [len(self.norm.weight)]
+        yield _product(self.qkv, f"{prefix}.self_attn", names.qkv, [own, kv, kv])
+        yield _product(self.output, f"{prefix}.self_attn", ("o_proj",))
 
     def norms(self, prefix: str) -> Iterator[tuple[str, RMSNorm]]:
         """Those inside, by their names: what is before and behind it is the layer's."""
@@ -53,7 +53,7 @@ class Attention:
 class GatedFeedForward:
     """A layer's feed-forward (Shazeer 2020): down(activation(gate(x)) * up(x))."""
 
-    norm: RMSNorm
+    norm: RMSNorm | None
     gate_up: Linear  # [2 * size, hidden], the gate's rows first
     down: Linear
     size: int
@@ -63,59 +63,54 @@ class GatedFeedForward:
     def forward(self, x: AnyStream, ops: Ops[AnyStream]) -> Projection:
         return ops.project(ops.gated(x, self.gate_up, self.activation), self.down)
 
-    def products(self, prefix: str) -> Iterator[Product]:
-        names = [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"]
-        yield self.gate_up, names, [self.size, self.size]
-        yield self.down, [f"{prefix}.mlp.down_proj"], [len(self.norm.weight)]
+    def products(self, prefix: str, names: TensorNames) -> Iterator[Product]:
+        yield _product(self.gate_up, f"{prefix}.mlp", names.gate_up, [self.size, self.size])
+        yield _product(self.down, f"{prefix}.mlp", ("down_proj",))
 
 
 @dataclass(slots=True)
 class DecoderLayer:
-    """One block: a mixer and a feed-forward, each behind a norm and added to the residual."""
+    """One block: a mixer and a feed-forward, each between norms and added to the residual."""
 
     mixer: Attention
     feed_forward: GatedFeedForward
 
-    def products(self, prefix: str) -> Iterator[Product]:
+    def products(self, prefix: str, names: TensorNames) -> Iterator[Product]:
         """All of them, in the layer that is called `prefix`."""
-        yield from self.mixer.products(prefix)
-        yield from self.feed_forward.products(prefix)
+        yield from self.mixer.products(prefix, names)
+        yield from self.feed_forward.products(prefix, names)
 
-    def norms(self, prefix: str) -> Iterator[tuple[str, RMSNorm]]:
+    def norms(self, prefix: str, names: TensorNames) -> Iterator[tuple[str, RMSNorm]]:
         """All of them, by their names."""
         mixer, feed_forward = self.mixer, self.feed_forward
-        behind = mixer.post_norm is not None and feed_forward.post_norm is not None
-        before = "pre_feedforward_layernorm" if behind else "post_attention_layernorm"
-        for name, norm in (
-            ("input_layernorm", mixer.norm),
-            ("post_attention_layernorm", mixer.post_norm),
-            ("post_feedforward_layernorm", feed_forward.post_norm),
-            (before, feed_forward.norm),
-        ):
+        found = (mixer.norm, feed_forward.norm, mixer.post_norm, feed_forward.post_norm)
+        for name, norm in zip((*names.before, *names.after), found, strict=True):
             if norm is not None:
                 yield f"{prefix}.{name}", norm
         yield from mixer.norms(prefix)
+
+
+def _product(linear: Linear, prefix: str, names: tuple[str, ...], sizes: Sequence[int] = ()) -> Product:
+    """`sizes`: of its blocks, where the checkpoint has each as a tensor."""
+    return linear, [f"{prefix}.{name}" for name in names], list(sizes) if len(names) > 1 else []
 
 
 class Decoder:
     """Weights and forward pass. Built empty: the loader fills what `weights` names, then `complete`."""
 
     def __init__(
-        self, config: DecoderConfig, context: int, dtype: torch.dtype, device: torch.device
+        self, config: Definition, context: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.config = config
         self.context = context  # positions that it knows the angles of
         self.dtype = dtype
         self.device = device
-        rope, local_rope = config.rope, config.local_rope
-        self.rotary = Rotary(rope, config.head_dim, context, device)
-        self._local_rotary = self.rotary
-        if local_rope is not None:
-            self._local_rotary = Rotary(local_rope, config.head_dim, context, device)
+        self._rotaries: list[tuple[RopeSettings | None, int, Rotary]] = []
         self.embedding = self._empty(config.vocab_size, config.hidden_size)
-        # rounded as the product with an embedding of this type is
-        self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
-        self.layers = [self._empty_layer(index) for index in range(config.layers)]
+        self._embedding_scale = config.embedding_scale
+        if config.embedding_scale_rounded:
+            self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
+        self.layers = [self._empty_layer(*numbered) for numbered in enumerate(config.layers)]
         self.norm = self._empty_norm(config.hidden_size)
         head = self.embedding if config.tied else self._empty(config.vocab_size, config.hidden_size)
         self.head = plain(head, use="logits")
@@ -123,7 +118,7 @@ class Decoder:
     @property
     def rotaries(self) -> list[Rotary]:
         """All that the layers use."""
-        return list({layer.mixer.heads.rotary: None for layer in self.layers})
+        return [rotary for _, _, rotary in self._rotaries]
 
     @torch.inference_mode()
     def forward(
@@ -160,15 +155,19 @@ class Decoder:
 
         The first layer's input is a normalised one; else layers differ by their attention.
         """
-        specs = (layer.mixer.heads.spec for layer in self.layers)
-        kinds = ((spec.window, spec.softcap, spec.sinks is None) for spec in specs)
-        unlike = {(kind, index == 0): index for index, kind in enumerate(kinds)}
+        unlike: dict[object, int] = {}
+        for index, layer in enumerate(self.config.layers):
+            spec, following = layer.mixer.spec, self.config.layers[index + 1 : index + 2]
+            attention = (spec.window, spec.softcap, spec.sinks is None, layer.mixer.qk_norm)
+            norms = (layer.norms, [each.norms for each in following])
+            unlike[str((attention, norms, layer.feed_forward.activation, index == 0))] = index
         return sorted(unlike.values())
 
     def complete(self) -> None:
         """Bring loaded weights into the form in which they are used. Call it once."""
+        names = self.config.names
         if self.config.norm_offset:
-            inside = [norm for layer in self.layers for _, norm in layer.norms("")]
+            inside = [norm for layer in self.layers for _, norm in layer.norms("", names)]
             for norm in (self.norm, *inside):
                 norm.weight += self.config.norm_offset
 
@@ -180,17 +179,18 @@ class Decoder:
         views = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm.weight}
         if not self.config.tied:
             views["lm_head.weight"] = self.head.tensor
+        called = self.config.names
         for index, layer in enumerate(self.layers):
             prefix = f"model.layers.{index}"
-            views |= {f"{name}.weight": norm.weight for name, norm in layer.norms(prefix)}
-            for linear, names, sizes in layer.products(prefix):
-                views |= blocks(linear, names, sizes)
+            views |= {f"{name}.weight": norm.weight for name, norm in layer.norms(prefix, called)}
+            for linear, names, sizes in layer.products(prefix, called):
+                views |= blocks(linear, names, sizes or [len(linear.tensor)])
         return views
 
     def products(self) -> Iterator[tuple[Linear, list[str]]]:
         """All of them, each with the names of its tensors among `weights`."""
         for index, layer in enumerate(self.layers):
-            for linear, names, _ in layer.products(f"model.layers.{index}"):
+            for linear, names, _ in layer.products(f"model.layers.{index}", self.config.names):
                 kinds = ["weight"] if linear.bias is None else ["weight", "bias"]
                 yield linear, [f"{name}.{kind}" for kind in kinds for name in names]
         yield self.head, ["model.embed_tokens.weight" if self.config.tied else "lm_head.weight"]
@@ -199,40 +199,50 @@ class Decoder:
         """Number of weights, a tied one counted once."""
         return sum(view.numel() for view in self.weights().values())
 
-    def _empty_layer(self, index: int) -> DecoderLayer:
-        config = self.config
-        hidden, wide = config.hidden_size, config.intermediate_size
-        width, kv = config.attention_width, config.kv_width
+    def _empty_layer(self, index: int, settings: LayerSettings) -> DecoderLayer:
+        hidden, own = self.config.hidden_size, settings.feed_forward
+        mixer, wide = settings.mixer, own.size
+        before, after = settings.norms != "after", settings.norms != "before"
         return DecoderLayer(
             Attention(
-                norm=self._empty_norm(hidden),
-                qkv=self._empty_linear(hidden, width + 2 * kv, config.qkv_bias),
-                heads=self._empty_attention(index),
-                output=self._empty_linear(width, hidden, config.output_bias),
-                post_norm=self._empty_norm(hidden) if config.post_norms else None,
+                norm=self._empty_norm(hidden) if before else None,
+                qkv=self._empty_linear(hidden, mixer.width + 2 * mixer.kv_width, mixer.qkv_bias),
+                heads=self._empty_attention(index, mixer),
+                output=self._empty_linear(mixer.width, hidden, mixer.output_bias),
+                post_norm=self._empty_norm(hidden) if after else None,
             ),
             GatedFeedForward(
-                norm=self._empty_norm(hidden),
-                gate_up=self._empty_linear(hidden, 2 * wide, config.mlp_bias, "gated"),
-                down=self._empty_linear(wide, hidden, config.mlp_bias),
+                norm=self._empty_norm(hidden) if before else None,
+                gate_up=self._empty_linear(hidden, 2 * wide, own.bias, "gated"),
+                down=self._empty_linear(wide, hidden, own.bias),
                 size=wide,
-                activation=config.activation,
-                post_norm=self._empty_norm(hidden) if config.post_norms else None,
+                activation=own.activation,
+                post_norm=self._empty_norm(hidden) if after else None,
             ),
         )
 
-    def _empty_attention(self, index: int) -> LayerAttention:
-        config, spec = self.config, self.config.specs[index]
+    def _empty_attention(self, index: int, mixer: AttentionSettings) -> LayerAttention:
+        sizes = {None: (0, 0), "head": (mixer.head_dim,) * 2, "width": (mixer.width, mixer.kv_width)}
+        q_norm, k_norm = (self._empty_norm(n) if n else None for n in sizes[mixer.qk_norm])
         return LayerAttention(
             index=index,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            spec=spec,
-            rotary=self.rotary if spec.window is None else self._local_rotary,
-            q_norm=self._empty_norm(config.head_dim) if config.qk_norm else None,
-            k_norm=self._empty_norm(config.head_dim) if config.qk_norm else None,
+            heads=mixer.heads,
+            kv_heads=mixer.kv_heads,
+            head_dim=mixer.head_dim,
+            spec=mixer.spec,
+            rotary=self._rotary(mixer.rope, mixer.head_dim),
+            q_norm=q_norm,
+            k_norm=k_norm,
         )
+
+    def _rotary(self, rope: RopeSettings | None, dim: int) -> Rotary:
+        """One for all layers with the same settings."""
+        for known, size, rotary in self._rotaries:
+            if (known, size) == (rope, dim):
+                return rotary
+        rotary = Rotary(rope, dim, self.context, self.device)
+        self._rotaries.append((rope, dim, rotary))
+        return rotary
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)

@@ -118,17 +118,17 @@ class Kernels:
     def rotate(
         self, count: Words, qkv: Tensor, positions: Words, slots: Words, angles: tuple[Tensor, Tensor],
         pool: tuple[Tensor, Tensor], heads: tuple[int, int],
-        norms: tuple[Tensor, Tensor, float] | None,
+        norms: tuple[Tensor, Tensor, float] | None, wide: bool = False,
     ) -> Instruction:  # fmt: skip
-        """Rotate q in place; k, rotated, and v go to the pool."""
-        args = _args(rotary.EPS + 1, {
+        """Rotate q in place; k, rotated, and v go to the pool. `wide`: norms are over all heads."""
+        args = _args(rotary.WIDE + 1, {
             rotary.QKV: qkv, rotary.QKV_STRIDE: qkv.stride(0), rotary.POSITIONS: positions,
             rotary.SLOTS: slots, rotary.COS: angles[0], rotary.SIN: angles[1],
             rotary.KEYS: pool[0], rotary.VALUES: pool[1],
             rotary.HEADS: heads[0], rotary.KV_HEADS: heads[1],
             rotary.Q_NORM: 0 if norms is None else norms[0],
             rotary.K_NORM: 0 if norms is None else norms[1],
-            rotary.EPS: 0.0 if norms is None else norms[2],
+            rotary.EPS: 0.0 if norms is None else norms[2], rotary.WIDE: int(wide),
         })  # fmt: skip
         keep = (qkv, positions, slots, angles, pool, norms)
         return self._instruction(f"rotary_{self._dim}", count, args, keep)

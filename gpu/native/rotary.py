@@ -1,4 +1,4 @@
-"""Item i: the heads of token i's q and k normed (if the model does), rotated, and k and v stored.
+"""Item i: the heads of token i's q and k normed (if the layer does), rotated, and k and v stored.
 
 q stays where it is; k and v go to their slot of the KV pool, in the pool's type.
 """
@@ -6,19 +6,21 @@ q stays where it is; k and v go to their slot of the KV pool, in the pool's type
 from typing import Any
 
 from ramify.gpu.native.ir import F16, F32, I64, LANES, PTR, Function, IrValue, Module, vector
+from ramify.gpu.native.rows import row_root
 
 _V = vector(F32)
 _MOST_F16 = 65504.0
 
 # words of the arguments
 (QKV, QKV_STRIDE, POSITIONS, SLOTS, COS, SIN, KEYS, VALUES, HEADS, KV_HEADS, Q_NORM, K_NORM,
- EPS) = range(13)  # fmt: skip
+ EPS, WIDE) = range(14)  # fmt: skip
 
 
 def emit_rotary(module: Module, dim: int, kind: Any) -> str:
     """`dim`: size of a head, a multiple of 32; `kind`: F32 or F16, the pool's.
 
-    COS and SIN are float32[positions, dim / 2]: the angles of halves (as in GPT-NeoX).
+    COS and SIN are float32[positions, dim / 2]: the angles of halves (as in GPT-NeoX). WIDE: norms are
+    over all heads of q, and of k, with a weight for each value of theirs; 0: over each head.
     """
     f = Function(module, f"rotary_{dim}", [PTR, I64, I64])
     args, begin, end = f.args
@@ -30,13 +32,15 @@ def emit_rotary(module: Module, dim: int, kind: Any) -> str:
         sin = f.at(f.pointer(args, SIN), position * (dim // 2), F32)
         slot = f.word(f.pointer(args, SLOTS), item) * kv_heads * dim
         keys, values = (f.at(f.pointer(args, pool), slot, kind) for pool in (KEYS, VALUES))
+        root = _wide_root(f, args, line, heads * dim)
         with f.loop(0, heads) as head:
             x = f.at(line, head * dim, F32)
-            for at, value in enumerate(_rotated(f, args, x, dim, cos, sin, Q_NORM)):
+            for at, value in enumerate(_rotated(f, args, x, head, dim, (cos, sin), Q_NORM, root)):
                 f.store(value, f.at(x, at * LANES, F32))
+        root = _wide_root(f, args, f.at(line, heads * dim, F32), kv_heads * dim)
         with f.loop(0, kv_heads) as head:
             x = f.at(line, (heads + head) * dim, F32)
-            for at, value in enumerate(_rotated(f, args, x, dim, cos, sin, K_NORM)):
+            for at, value in enumerate(_rotated(f, args, x, head, dim, (cos, sin), K_NORM, root)):
                 f.store(_stored(f, value, kind), f.at(keys, head * dim + at * LANES, kind))
         with f.loop(0, kv_heads * dim, LANES) as place:
             value = f.load(f.at(line, (heads + kv_heads) * dim + place, F32), _V)
@@ -45,26 +49,37 @@ def emit_rotary(module: Module, dim: int, kind: Any) -> str:
     return f.name
 
 
+def _wide_root(f: Function, args: IrValue, x: IrValue, size: IrValue) -> IrValue:
+    """1 / sqrt(mean(x^2) + eps) of all heads, if norms are over all of them."""
+    root = f.var(f.constant(F32, 0.0))
+    with f.when(f.word(args, WIDE).differs(0)):
+        root.set(row_root(f, x, size, f.load(f.at(args, EPS, I64), F32)))
+    return root.get()
+
+
 def _rotated(
-    f: Function, args: IrValue, x: IrValue, dim: int, cos: IrValue, sin: IrValue, norm: int
-) -> list[IrValue]:
-    """One head, as vectors."""
+    f: Function, args: IrValue, x: IrValue, head: IrValue, dim: int, angles: tuple[IrValue, IrValue],
+    norm: int, root: IrValue,
+) -> list[IrValue]:  # fmt: skip
+    """One head, as vectors. `root`: of all heads, if norms are over all of them."""
     count = dim // LANES
     parts = [f.var(f.load(f.at(x, at * LANES, F32), _V)) for at in range(count)]
     with f.when(f.word(args, norm).differs(0)):
-        weight = f.pointer(args, norm)
+        wide = f.word(args, WIDE)
+        weight = f.at(f.pointer(args, norm), wide * head * dim, F32)
         squares = f.constant(_V, 0.0)
         for part in parts:
             squares = f.fma(part.get(), part.get(), squares)
         mean = f.reduce(squares, lambda a, b: a + b) * (1 / dim)
         eps = f.load(f.at(args, EPS, I64), F32)
-        factor = f.constant(F32, 1.0) / f.call("llvm.sqrt.f32", F32, mean + eps)
+        own = f.constant(F32, 1.0) / f.call("llvm.sqrt.f32", F32, mean + eps)
+        factor = f.select(wide.differs(0), root, own)
         for at, part in enumerate(parts):
             part.set(part.get() * factor * f.load(f.at(weight, at * LANES, F32), _V))
     low, high = [], []
     for at in range(count // 2):
         a, b = parts[at].get(), parts[at + count // 2].get()
-        c, s = (f.load(f.at(table, at * LANES, F32), _V) for table in (cos, sin))
+        c, s = (f.load(f.at(table, at * LANES, F32), _V) for table in angles)
         low.append(a * c - b * s)
         high.append(f.fma(a, s, b * c))
     return low + high

@@ -40,7 +40,7 @@ def emit_quantise(module: Module, isa: Isa, normed: bool) -> str:
     size = f.word(args, SIZE)
     with f.loop(begin, end) as item:
         source = f.at(f.pointer(args, ROWS_IN), _line(f, args, item) * f.word(args, IN_STRIDE), F32)
-        factor = _root(f, source, size, _float(f, args, EPS)) if normed else None
+        factor = row_root(f, source, size, _float(f, args, EPS)) if normed else None
         _quantise_row(f, isa, args, item, source, size, factor)
     f.done()
     return f.name
@@ -54,7 +54,7 @@ def emit_norm_add(module: Module) -> str:
     with f.loop(begin, end) as item:
         source = f.at(f.pointer(args, ROWS_IN), item * f.word(args, IN_STRIDE), F32)
         target = f.at(f.pointer(args, ADDED), item * size, F32)
-        factor = _root(f, source, size, _float(f, args, EPS))
+        factor = row_root(f, source, size, _float(f, args, EPS))
         with f.loop(0, size, LANES) as at:
             value = f.load(f.at(source, at, F32), _V) * factor
             value = value * f.load(f.at(f.pointer(args, NORM), at, F32), _V)
@@ -75,7 +75,7 @@ def _float(f: Function, args: IrValue, index: int) -> IrValue:
     return f.load(f.at(args, index, I64), F32)
 
 
-def _root(f: Function, source: IrValue, size: IrValue, eps: IrValue) -> IrValue:
+def row_root(f: Function, source: IrValue, size: IrValue, eps: IrValue) -> IrValue:
     """1 / sqrt(mean(x^2) + eps) of a row."""
     squares = f.var(f.constant(_V, 0.0))
     with f.loop(0, size, LANES) as at:

@@ -27,7 +27,7 @@ class ResidualStream:
     """The residual stream, and what the next product reads of it. Both [T, hidden]."""
 
     residual: Tensor
-    normed: Tensor  # the residual behind the norm of what comes next
+    normed: Tensor  # the residual behind the norm of what comes next; without one the residual itself
 
 
 @dataclass(slots=True)
@@ -40,8 +40,13 @@ class LayerAttention:
     head_dim: int
     spec: AttentionSpec
     rotary: Rotary
-    q_norm: RMSNorm | None  # over a head, before it is rotated
+    q_norm: RMSNorm | None  # over a head, or over all heads if it is as wide; before they are rotated
     k_norm: RMSNorm | None
+
+    @property
+    def wide_norms(self) -> bool:
+        """Whether q and k are each normalised over all heads together."""
+        return self.q_norm is not None and self.heads > 1 and len(self.q_norm.weight) > self.head_dim
 
 
 @dataclass(slots=True)
@@ -66,7 +71,9 @@ class Ops(Protocol[AnyStream]):
         """Prepare what the layers of the step share."""
         ...
 
-    def embed(self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm) -> AnyStream:
+    def embed(
+        self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm | None
+    ) -> AnyStream:
         """Look the tokens up in table [vocabulary, hidden], times `scale`; `norm`: the first layer's."""
         ...
 
@@ -90,9 +97,12 @@ class Ops(Protocol[AnyStream]):
         ...
 
     def add_norm(
-        self, x: AnyStream, projection: Projection, norm: RMSNorm, post: RMSNorm | None = None
+        self, x: AnyStream, projection: Projection, norm: RMSNorm | None, post: RMSNorm | None = None
     ) -> AnyStream:
-        """residual += post(projection), in place; `norm`: that of what reads the stream next."""
+        """residual += post(projection), in place; `norm`: that of what reads the stream next.
+
+        At least one of the two norms is there.
+        """
         ...
 
     def gated(self, x: AnyStream, linear: Linear, activation: Activation) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.kv.layout import KVPool
-from ramify.gpu.models.config import DecoderConfig
+from ramify.gpu.models.definition import Definition
 from ramify.gpu.native.attention import MOST_ROWS, TILE_WORDS
 from ramify.gpu.native.kernels import Kernels, Quantised, empty_quantised
 from ramify.gpu.native.linear import GATED, PANEL, PackedWeight
@@ -84,7 +84,7 @@ class DrawArrays:
 class CpuStream(ResidualStream):
     """The residual; its norm is applied by what reads it."""
 
-    norm: RMSNorm
+    norm: RMSNorm | None
 
 
 class AngleTable:
@@ -107,16 +107,18 @@ class AngleTable:
             self._compute(min(self._known + _ANGLES, len(self.cos)))
 
 
-def obstacle(config: DecoderConfig, page_size: int) -> str | None:
+def obstacle(config: Definition, page_size: int) -> str | None:
     """Why these operations cannot run a model, None if they can."""
-    if config.head_dim % 32 or config.head_dim > 256:
-        return f"heads of {config.head_dim} are not a multiple of 32 up to 256"
-    if config.heads // config.kv_heads > MOST_ROWS:
+    sizes = config.attention
+    if sizes.head_dim % 32 or sizes.head_dim > 256:
+        return f"heads of {sizes.head_dim} are not a multiple of 32 up to 256"
+    if sizes.heads // sizes.kv_heads > MOST_ROWS:
         return f"more than {MOST_ROWS} query heads share a KV head"
     if config.hidden_size % PANEL or config.intermediate_size % 16:
         return f"layers are not a multiple of {PANEL} wide"
-    if config.activation not in GATED:
-        return f"the activation {config.activation} has no kernel"
+    for activation in _activations(config):
+        if activation not in GATED:
+            return f"the activation {activation} has no kernel"
     if page_size & (page_size - 1):
         return f"pages of {page_size} tokens are not a power of 2"
     if config.logit_softcap is not None and config.vocab_size % PANEL:
@@ -124,10 +126,14 @@ def obstacle(config: DecoderConfig, page_size: int) -> str | None:
     return None
 
 
-def endings(config: DecoderConfig) -> tuple[str, ...]:
+def endings(config: Definition) -> tuple[str, ...]:
     """What is done with the model's products."""
     capped = () if config.logit_softcap is None else ("softcap",)
-    return ("store", "add", config.activation, *capped)
+    return ("store", "add", *_activations(config), *capped)
+
+
+def _activations(config: Definition) -> list[Activation]:
+    return list(dict.fromkeys(layer.feed_forward.activation for layer in config.layers))
 
 
 class CpuOps:
@@ -150,7 +156,9 @@ class CpuOps:
     def begin(self, step: StepInputs[Tensor]) -> None:
         self.instructions = []
 
-    def embed(self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm) -> CpuStream:
+    def embed(
+        self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm | None
+    ) -> CpuStream:
         residual = self._buffer("residual", table.shape[1])
         own = self.step
         self.instructions.append(
@@ -179,7 +187,7 @@ class CpuOps:
         spec = layer.spec
         self.instructions += [
             kernels.rotate(own.tokens, qkv, positions, own.slots, (angles.cos, angles.sin), pool, heads,
-                           norms),
+                           norms, layer.wide_norms),
             kernels.attend(own.tiles_count, own.tiles, qkv, pool, out, heads, kv.page_size, spec.scale,
                            spec.softcap, spec.window, spec.sinks),
         ]  # fmt: skip
@@ -192,7 +200,7 @@ class CpuOps:
         return projection
 
     def add_norm(
-        self, x: CpuStream, projection: Projection, norm: RMSNorm, post: RMSNorm | None = None
+        self, x: CpuStream, projection: Projection, norm: RMSNorm | None, post: RMSNorm | None = None
     ) -> CpuStream:
         if projection.linear is None:
             raise ValueError("a recording adds products only")
@@ -230,7 +238,7 @@ class CpuOps:
             raise ValueError("the logits need room of their own")
         own, size = self.step, x.residual.shape[1]
         quantised = self._quantised(size)
-        norm = (x.norm.weight, x.norm.eps)
+        norm = _norm(x)
         self.instructions.append(
             self._kernels.quantise(own.lines_count, x.residual, size, quantised, norm, own.lines)
         )
@@ -259,7 +267,7 @@ class CpuOps:
     def _normed(self, x: CpuStream) -> Quantised:
         size = x.residual.shape[1]
         quantised = self._quantised(size)
-        norm = (x.norm.weight, x.norm.eps)
+        norm = _norm(x)
         self.instructions.append(
             self._kernels.quantise(self.step.tokens, x.residual, size, quantised, norm)
         )
@@ -279,3 +287,7 @@ class CpuOps:
         if key not in self._buffers:
             self._buffers[key] = torch.zeros((self._most, width))
         return self._buffers[key]
+
+
+def _norm(x: CpuStream) -> tuple[Tensor, float] | None:
+    return None if x.norm is None else (x.norm.weight, x.norm.eps)

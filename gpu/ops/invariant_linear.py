@@ -54,7 +54,7 @@ class InvariantProducts(Products):
     def add(
         self, x: Tensor, linear: Linear, residual: Tensor, norm: RMSNorm, tiling: AnyTiling | None
     ) -> UnscaledRows:
-        return UnscaledRows(add_norm(invariant_product(linear, x), residual, norm.weight, norm.eps))
+        return UnscaledRows(add_norm(invariant_product(linear, x), residual, norm))
 
     def head(self, x: Tensor, linear: Linear, output: Tensor) -> None:
         output.copy_(invariant_product(linear, x))

@@ -37,8 +37,11 @@ def inverse_frequencies(rope: RopeSettings, dim: int, context: int) -> tuple[Ten
 class Rotary:
     """cos and sin for the positions of one step, computed once and used by all layers."""
 
-    def __init__(self, rope: RopeSettings, dim: int, context: int, device: torch.device) -> None:
-        frequencies, self._factor = inverse_frequencies(rope, dim, context)
+    def __init__(self, rope: RopeSettings | None, dim: int, context: int, device: torch.device) -> None:
+        """`rope`: None: no positions, every angle is 0."""
+        frequencies, self._factor = torch.zeros(dim // 2), 1.0
+        if rope is not None:
+            frequencies, self._factor = inverse_frequencies(rope, dim, context)
         self._frequencies = frequencies.to(device)
         self._half = dim // 2
 

@@ -42,12 +42,12 @@ class TorchOps:
         self._angles.clear()
 
     def embed(
-        self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm
+        self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm | None
     ) -> ResidualStream:
         residual = F.embedding(tokens_of(step.input_ids, self._last), table)
         if scale != 1.0:
             residual = residual * scale
-        return ResidualStream(residual, norm(residual))
+        return ResidualStream(residual, residual if norm is None else norm(residual))
 
     def linear(self, x: ResidualStream, linear: Linear) -> Tensor:
         return linear(x.normed)
@@ -57,7 +57,12 @@ class TorchOps:
         parts = qkv.view(-1, rotated + layer.kv_heads, layer.head_dim)
         qk = parts[:, :rotated]
         if layer.q_norm is not None and layer.k_norm is not None:
-            qk = torch.cat((layer.q_norm(parts[:, :heads]), layer.k_norm(parts[:, heads:rotated])), 1)
+            q, k = parts[:, :heads], parts[:, heads:rotated]
+            if layer.wide_norms:
+                q, k = layer.q_norm(q.flatten(1)).view_as(q), layer.k_norm(k.flatten(1)).view_as(k)
+            else:
+                q, k = layer.q_norm(q), layer.k_norm(k)
+            qk = torch.cat((q, k), 1)
         angles = self._angles.get(layer.rotary)
         if angles is None:
             angles = self._angles[layer.rotary] = layer.rotary.angles(step.positions, qkv.dtype)
@@ -73,11 +78,15 @@ class TorchOps:
         return projection
 
     def add_norm(
-        self, x: ResidualStream, projection: Projection, norm: RMSNorm, post: RMSNorm | None = None
+        self,
+        x: ResidualStream,
+        projection: Projection,
+        norm: RMSNorm | None,
+        post: RMSNorm | None = None,
     ) -> ResidualStream:
         added = projection.rows
         residual = x.residual.add_(added if post is None else post(added))
-        return ResidualStream(residual, norm(residual))
+        return ResidualStream(residual, residual if norm is None else norm(residual))
 
     def gated(self, x: ResidualStream, linear: Linear, activation: Activation) -> Tensor:
         gate, up = linear(x.normed).chunk(2, -1)

@@ -16,36 +16,43 @@ from torch import Tensor
 
 from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.ops.base import Activation, LayerAttention
+from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.programmatic_launch import launch_options, overlaps, wait, wait_first
 
 
 def embed_norm(
-    input_ids: Tensor, last: Tensor, table: Tensor, scale: float, weight: Tensor, eps: float
+    input_ids: Tensor, last: Tensor, table: Tensor, scale: float, norm: "RMSNorm | None"
 ) -> tuple[Tensor, Tensor]:
     """Look the inputs up, times `scale`, and normalise them for the first layer.
 
     input_ids int32[T]: a token, or -(row + 1) for the token that `last` int32[rows] holds of a row.
-    Returns (embeddings, normalised), both [T, hidden] in the table's type.
+    Returns (embeddings, normalised), both [T, hidden] in the table's type; without a norm one twice.
     """
     tokens, hidden = len(input_ids), table.shape[1]
     residual = table.new_empty((tokens, hidden))
-    normed = torch.empty_like(residual)
+    normed = residual if norm is None else torch.empty_like(residual)
     block = triton.next_power_of_2(hidden)
+    weight, eps = (residual, 0.0) if norm is None else (norm.weight, norm.eps)  # not read without one
     _embed_norm[(tokens,)](
         input_ids, last, table, weight, residual, normed, hidden, eps, BLOCK=block, SCALE=scale,
-        num_warps=_warps(block),
+        NORM=norm is not None, num_warps=_warps(block),
     )  # fmt: skip
     return residual, normed
 
 
-def add_norm(x: "Tensor | None", residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """residual += x in place, if there is an x; returns its RMS norm times weight. All [T, hidden]."""
-    normed = torch.empty_like(residual)
+def add_norm(x: "Tensor | None", residual: Tensor, norm: "RMSNorm | None") -> Tensor:
+    """residual += x in place, if there is an x; returns it, normalised if there is a norm.
+
+    All [T, hidden].
+    """
+    normed = residual if norm is None else torch.empty_like(residual)
+    weight, eps = (residual, 0.0) if norm is None else (norm.weight, norm.eps)  # not read without one
     (tokens, hidden), device = residual.shape, residual.device
     block = triton.next_power_of_2(hidden)
     _add_norm[(tokens,)](
         x, residual, weight, normed, hidden, eps, BLOCK=block, ADD=x is not None,
-        OVERLAP=overlaps(device), num_warps=_warps(block), **launch_options(device),
+        NORM=norm is not None, OVERLAP=overlaps(device), num_warps=_warps(block),
+        **launch_options(device),
     )  # fmt: skip
     return normed
 
@@ -90,6 +97,8 @@ def rope_store(
 ) -> Tensor:
     """Normalise (if the layer does) and rotate q and k, write k and v into `kv`, return q.
 
+    With norms over all heads each program reads all of q, or of k: they are few, and lie in the cache.
+
     qkv [T, (heads + 2 kv_heads) * D]; cos_sin: each float32[positions, D / 2]; rows, positions
     int32[T]; pages int32[rows, columns]. Returns [T, heads, D].
     """
@@ -104,7 +113,8 @@ def rope_store(
     _rope_store[(tokens, (heads + 2 * kv_heads) // together)](
         qkv, q, kv.k, kv.v, q_weight, k_weight, cos_sin[0], cos_sin[1], rows, positions, pages,
         pages.shape[1], eps, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, HALF=dim // 2,
-        TOGETHER=together, PAGE=kv.page_size, NORM=norms, OVERLAP=overlaps(qkv.device),
+        TOGETHER=together, PAGE=kv.page_size, NORM=norms, WIDE=layer.wide_norms,
+        BLOCK=min(1024, triton.next_power_of_2(heads * dim)), OVERLAP=overlaps(qkv.device),
         num_warps=2, **launch_options(qkv.device),
     )  # fmt: skip
     return q
@@ -117,7 +127,7 @@ def _warps(block: int) -> int:
 @triton.jit
 def _embed_norm(
     input_ids, last, table, weight, residual, normed, hidden, eps, BLOCK: tl.constexpr,
-    SCALE: tl.constexpr,
+    SCALE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64)
     token = tl.load(input_ids + index)
@@ -129,17 +139,18 @@ def _embed_norm(
     if SCALE != 1.0:
         x = (x.to(tl.float32) * SCALE).to(residual.dtype.element_ty)
     tl.store(residual + index * hidden + columns, x, mask=inside)
-    wide = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide) / hidden + eps)
-    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    y = (wide * scale * gain).to(normed.dtype.element_ty)
-    tl.store(normed + index * hidden + columns, y, mask=inside)
+    if NORM:
+        wide = x.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(wide * wide) / hidden + eps)
+        gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+        y = (wide * scale * gain).to(normed.dtype.element_ty)
+        tl.store(normed + index * hidden + columns, y, mask=inside)
 
 
 @triton.jit
 def _add_norm(
     x, residual, weight, normed, hidden, eps, BLOCK: tl.constexpr, ADD: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    NORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     wait(OVERLAP)
     start = tl.program_id(0).to(tl.int64) * hidden
@@ -150,10 +161,12 @@ def _add_norm(
         added = tl.load(x + start + columns, mask=inside, other=0.0).to(tl.float32)
         total = (added + total.to(tl.float32)).to(residual.dtype.element_ty)
         tl.store(residual + start + columns, total, mask=inside)
-    wide = total.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide) / hidden + eps)
-    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(normed + start + columns, (wide * scale * gain).to(normed.dtype.element_ty), mask=inside)
+    if NORM:
+        wide = total.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(wide * wide) / hidden + eps)
+        gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+        y = (wide * scale * gain).to(normed.dtype.element_ty)
+        tl.store(normed + start + columns, y, mask=inside)
 
 
 @triton.jit(do_not_specialize_on_alignment=["which"])  # it may be a slice
@@ -201,10 +214,21 @@ def _gate_mul(
 
 
 @triton.jit
+def _mean_square(row, size: tl.constexpr, BLOCK: tl.constexpr):
+    columns = tl.arange(0, BLOCK)
+    squares = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, size, BLOCK):
+        x = tl.load(row + start + columns, mask=start + columns < size, other=0.0).to(tl.float32)
+        squares += x * x
+    return tl.sum(squares) / size
+
+
+@triton.jit
 def _rope_store(
     qkv, q_out, k_pool, v_pool, q_weight, k_weight, cos, sin, rows, positions, pages,
     columns, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
-    TOGETHER: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr, OVERLAP: tl.constexpr,
+    TOGETHER: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * TOGETHER
@@ -226,12 +250,24 @@ def _rope_store(
         low_wide, high_wide = low.to(tl.float32), high.to(tl.float32)
         is_q = first < HEADS
         if NORM:
-            square = tl.sum(low_wide * low_wide + high_wide * high_wide, 1) / DIM
-            scale = tl.rsqrt(square + eps)[:, None]
-            if is_q:
-                gain_low, gain_high = tl.load(q_weight + half), tl.load(q_weight + HALF + half)
+            if WIDE:
+                row = qkv + token * (HEADS + 2 * KV_HEADS) * DIM
+                if is_q:
+                    scale = tl.rsqrt(_mean_square(row, HEADS * DIM, BLOCK) + eps)
+                else:
+                    scale = tl.rsqrt(_mean_square(row + HEADS * DIM, KV_HEADS * DIM, BLOCK) + eps)
+                place = (first + heads) * DIM + half
             else:
-                gain_low, gain_high = tl.load(k_weight + half), tl.load(k_weight + HALF + half)
+                square = tl.sum(low_wide * low_wide + high_wide * high_wide, 1) / DIM
+                scale = tl.rsqrt(square + eps)[:, None]
+                place = half
+            if is_q:
+                gains = q_weight + place
+            else:
+                gains = k_weight + place
+                if WIDE:
+                    gains -= HEADS * DIM
+            gain_low, gain_high = tl.load(gains), tl.load(gains + HALF)
             low_wide = low_wide * scale * gain_low.to(tl.float32)
             high_wide = high_wide * scale * gain_high.to(tl.float32)
         c = tl.load(cos + position.to(tl.int64) * HALF + half)

@@ -100,9 +100,9 @@ class Products:
         """residual [T, outputs] += the product, in place; returns its rows for `norm`."""
         if tiling is None and linear.bias is None and isinstance(linear.weight, PlainWeight):
             torch.addmm(residual, x, linear.tensor.t(), out=residual)
-            return UnscaledRows(add_norm(None, residual, norm.weight, norm.eps))
+            return UnscaledRows(add_norm(None, residual, norm))
         if tiling is None:
-            return UnscaledRows(add_norm(linear(x), residual, norm.weight, norm.eps))
+            return UnscaledRows(add_norm(linear(x), residual, norm))
         tokens, outputs = residual.shape
         parts = triton.cdiv(outputs, tiling.outputs)
         squares = torch.empty((tokens, parts), dtype=torch.float32, device=x.device)

@@ -79,11 +79,13 @@ class TritonOps:
         nothing = torch.zeros(shape, dtype=self._sizes.dtype, device=device)
         return LazyStream(nothing, nothing, None, 0.0, OpTilings())
 
-    def embed(self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm) -> LazyStream:
+    def embed(
+        self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm | None
+    ) -> LazyStream:
         ids = step.input_ids
         tilings = self._tilings(len(ids), self._sizes)
-        residual, normed = embed_norm(ids, self._last, table, scale, norm.weight, norm.eps)
-        return LazyStream(residual, normed, None, norm.eps, tilings)
+        residual, normed = embed_norm(ids, self._last, table, scale, norm)
+        return LazyStream(residual, normed, None, 0.0 if norm is None else norm.eps, tilings)
 
     def linear(self, x: LazyStream, linear: Linear) -> Tensor:
         return self._products.plain(x.rows, linear, x.eps, x.tilings.linear)
@@ -102,17 +104,18 @@ class TritonOps:
         return projection
 
     def add_norm(
-        self, x: LazyStream, projection: Projection, norm: RMSNorm, post: RMSNorm | None = None
+        self, x: LazyStream, projection: Projection, norm: RMSNorm | None, post: RMSNorm | None = None
     ) -> LazyStream:
         y, linear = projection.rows, projection.linear
-        if linear is not None and post is None:
+        if linear is not None and post is None and norm is not None:
             rows = self._products.add(y, linear, x.residual, norm, x.tilings.add)
         else:
             added = y if linear is None else self._products.library(y, linear)
             if post is not None:
-                added = add_norm(None, added, post.weight, post.eps)
-            rows = UnscaledRows(add_norm(added, x.residual, norm.weight, norm.eps))
-        return LazyStream(x.residual, rows.values, rows.squares, norm.eps, x.tilings)
+                added = add_norm(None, added, post)
+            rows = UnscaledRows(add_norm(added, x.residual, norm))
+        eps = 0.0 if norm is None else norm.eps
+        return LazyStream(x.residual, rows.values, rows.squares, eps, x.tilings)
 
     def gated(self, x: LazyStream, linear: Linear, activation: Activation) -> Tensor:
         return self._products.gated(x.rows, linear, x.eps, x.tilings.gated, activation)

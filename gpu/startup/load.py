@@ -22,8 +22,9 @@ from ramify.gpu.drafting.torch_runner import TorchRunner
 from ramify.gpu.executors.base import Executor
 from ramify.gpu.executors.torch_executor import TorchExecutor
 from ramify.gpu.kv.layout import KVLayout, KVPool
-from ramify.gpu.models.config import DecoderConfig, read_config
+from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.models.definition import Definition
 from ramify.gpu.ops.linear.base import Form, plain_weight
 from ramify.gpu.ops.linear.onednn import float_weight
 from ramify.gpu.progress import Progress
@@ -214,7 +215,7 @@ def _int8(
         info = _with_bytes(info, small.config.kv_layout(KV_DTYPE))
     info = _with_pages(info, config, free_bytes(model.device), model.device)
     progress("compiling kernels", 0.0)
-    kernels = compiled_kernels(isa, model.config.head_dim, KV_DTYPE, endings(model.config))
+    kernels = compiled_kernels(isa, model.config.attention.head_dim, KV_DTYPE, endings(model.config))
     progress(f"allocating KV cache for {info.pages * info.page_size} tokens", 1.0)
     pool = layout.allocate(info.pages, info.page_size, model.device)
     table = RowTable(info)
@@ -222,7 +223,7 @@ def _int8(
     crew = Crew(kernels.compiled, min(torch.get_num_threads(), MOST_THREADS))
     drafter: Drafter | None = NgramDrafter(info.max_rows) if draft.kind == "ngram" else None
     if small is not None:
-        own = compiled_kernels(isa, small.config.head_dim, KV_DTYPE, endings(small.config))
+        own = compiled_kernels(isa, small.config.attention.head_dim, KV_DTYPE, endings(small.config))
         small_pool = small.config.kv_layout(KV_DTYPE).allocate(info.pages, info.page_size, model.device)
         room = max(CATCH_UP, info.max_rows)
         small_ops = CpuOps(own, small_pool, room, small.context)
@@ -352,7 +353,7 @@ def _step_tokens(config: ModelConfig, device: torch.device) -> int:
     return 8192 if device.type == "cuda" else 2048
 
 
-def _context(config: ModelConfig, shape: DecoderConfig) -> int:
+def _context(config: ModelConfig, shape: Definition) -> int:
     """Longest sequence: what config.json says, stretched as its rotary scaling says."""
     if config.context is None:
         return shape.context
@@ -374,7 +375,7 @@ def _device(config: ModelConfig) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _dtype(config: ModelConfig, shape: DecoderConfig, device: torch.device) -> torch.dtype:
+def _dtype(config: ModelConfig, shape: Definition, device: torch.device) -> torch.dtype:
     """auto: float32 on a CPU (exact; half precision is a choice there), else the checkpoint's own."""
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
@@ -385,7 +386,7 @@ def _dtype(config: ModelConfig, shape: DecoderConfig, device: torch.device) -> t
 
 def _info(
     config: ModelConfig,
-    shape: DecoderConfig,
+    shape: Definition,
     model: Decoder,
     context: int,
     dtype: torch.dtype,
@@ -414,7 +415,7 @@ def _info(
     )
 
 
-def _logits_cost(shape: DecoderConfig, parameters: int) -> float:
+def _logits_cost(shape: Definition, parameters: int) -> float:
     """The multiplications for one position's logits over those of its layers."""
     head = shape.vocab_size * shape.hidden_size
     return head / max(1, parameters - (head if shape.tied else 2 * head))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from ramify.gpu.models.config import DecoderConfig
+from ramify.gpu.models.definition import Definition
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 
@@ -29,7 +29,7 @@ class Quantization:
     isa: "Isa | None" = None
 
 
-def choose_quantization(config: ModelConfig, shape: DecoderConfig, device: torch.device) -> Quantization:
+def choose_quantization(config: ModelConfig, shape: Definition, device: torch.device) -> Quantization:
     """Raises ModelError if int8 is asked for and cannot be had."""
     asked = config.quantization
     if asked == "none":
@@ -76,7 +76,7 @@ def _instructions() -> "tuple[Isa | None, str | None]":
     return isa, None if isa is not None else "the kernels need AVX2 or NEON, and a POSIX system"
 
 
-def _shape(shape: DecoderConfig, page_size: int) -> str | None:
+def _shape(shape: Definition, page_size: int) -> str | None:
     from ramify.gpu.ops.cpu_ops import obstacle
 
     return obstacle(shape, page_size)

@@ -108,8 +108,11 @@ def executor_for(config, dtype, sinks, deterministic, draft):
     Path("config.json").write_text(json.dumps(config))
     shape = read_config(Path("."))
     if sinks:
-        specs = [replace(spec, sinks=torch.zeros(shape.heads)) for spec in shape.specs]
-        shape = replace(shape, specs=tuple(specs))
+        sunk = torch.zeros(shape.attention.heads)
+        mixers = [layer.mixer for layer in shape.layers]
+        mixers = [replace(one, spec=replace(one.spec, sinks=sunk)) for one in mixers]
+        pairs = zip(shape.layers, mixers, strict=True)
+        shape = replace(shape, layers=tuple(replace(layer, mixer=one) for layer, one in pairs))
     model = Decoder(shape, 512, dtype, CPU)
     choice = KernelChoice("triton", "triton", "a test", deterministic=deterministic)
     info = ExecutorInfo(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from ramify.gpu.models.config import parse_config
+from ramify.gpu.models.definition import Definition
 from ramify.protocol.errors import ModelError
 
 PATH = Path("config.json")
@@ -32,27 +33,40 @@ def test_gemma_3_as_its_checkpoints_spell_it() -> None:
         },
     }
     for config in (parse_config(raw, {}, PATH) for raw in (old, new)):
-        assert [spec.window for spec in config.specs] == [512, 512, None, 512, 512, None, 512]
-        assert (config.rope["rope_type"], config.rope["factor"]) == ("linear", 8.0)
-        assert config.rope["rope_theta"] == 900_000.0
-        assert config.local_rope is not None
-        assert (config.local_rope["rope_type"], config.local_rope["rope_theta"]) == ("default", 9_000.0)
-        assert config.activation == "gelu_tanh"
+        assert windows(config) == [512, 512, None, 512, 512, None, 512]
+        everywhere, local = rope_of(config, 2), rope_of(config, 0)
+        assert (everywhere["rope_type"], everywhere["factor"]) == ("linear", 8.0)
+        assert everywhere["rope_theta"] == 900_000.0
+        assert (local["rope_type"], local["rope_theta"]) == ("default", 9_000.0)
+        assert config.layers[0].feed_forward.activation == "gelu_tanh"
 
 
 def test_gemma_as_its_defaults_say() -> None:
     three = parse_config(GEMMA | {"hidden_size": 1152}, {}, PATH)
-    assert [spec.window for spec in three.specs] == [512] * 5 + [None, 512]
-    assert {(spec.scale, spec.softcap) for spec in three.specs} == {(256**-0.5, None)}
-    assert three.local_rope is not None
-    assert (three.rope["rope_theta"], three.local_rope["rope_theta"]) == (1_000_000.0, 10_000.0)
-    assert (three.tied, three.qk_norm, three.post_norms) == (True, True, True)
+    assert windows(three) == [512] * 5 + [None, 512]
+    specs = [layer.mixer.spec for layer in three.layers]
+    assert {(spec.scale, spec.softcap) for spec in specs} == {(256**-0.5, None)}
+    thetas = [rope_of(three, layer)["rope_theta"] for layer in (5, 0)]
+    assert thetas == [1_000_000.0, 10_000.0]
+    assert three.tied
+    assert {(layer.mixer.qk_norm, layer.norms) for layer in three.layers} == {("head", "both")}
     assert (three.norm_offset, three.embedding_scale) == (1.0, 1152**0.5)
     assert three.logit_softcap is None
     two = parse_config({"architectures": ["Gemma2ForCausalLM"], "num_hidden_layers": 3}, {}, PATH)
-    assert [spec.window for spec in two.specs] == [4096, None, 4096]
-    assert [spec.softcap for spec in two.specs] == [50.0] * 3
-    assert (two.logit_softcap, two.local_rope, two.qk_norm) == (30.0, None, False)
+    assert windows(two) == [4096, None, 4096]
+    assert [layer.mixer.spec.softcap for layer in two.layers] == [50.0] * 3
+    assert (two.logit_softcap, two.layers[0].mixer.qk_norm) == (30.0, None)
+    assert rope_of(two, 0) == rope_of(two, 1)
+
+
+def windows(config: Definition) -> list[int | None]:
+    return [layer.mixer.spec.window for layer in config.layers]
+
+
+def rope_of(config: Definition, layer: int) -> dict[str, Any]:
+    rope = config.layers[layer].mixer.rope
+    assert rope is not None
+    return rope
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,8 @@ def test_rings_are_tried_where_they_may_be_chosen(
     from ramify.gpu.ops.invariant_linear import InvariantProducts
 
     monkeypatch.setattr(cuda_executor, "gluon_works", lambda device: True)
-    config = SimpleNamespace(hidden_size=512, attention_width=512, kv_width=128, intermediate_size=1024)
+    attention = SimpleNamespace(width=512, kv_width=128)
+    config = SimpleNamespace(hidden_size=512, attention=attention, intermediate_size=1024)
     model: Any = SimpleNamespace(config=config, dtype=dtype, device=torch.device("cpu"))
     products = (InvariantProducts if deterministic else Products)(torch.device("cpu"))
     assert cuda_executor.layer_sizes(model, products).gluon == (

@@ -192,7 +192,7 @@ def test_norms_and_activation(dtype: torch.dtype, size: int) -> None:
     n = 300 if CUDA else 3
     x, residual, weight = draw(n, size, dtype=dtype), draw(n, size, dtype=dtype), draw(size, dtype=dtype)
     total = x.float() + residual.float()
-    close(add_norm(x, residual, weight, 1e-6), F.rms_norm(total, (size,), weight.float(), 1e-6))
+    close(add_norm(x, residual, RMSNorm(weight, 1e-6)), F.rms_norm(total, (size,), weight.float(), 1e-6))
     close(residual, total)
     gate, up = x.float().chunk(2, -1)
     close(gate_mul(x, "silu"), F.silu(gate) * up)
@@ -200,7 +200,7 @@ def test_norms_and_activation(dtype: torch.dtype, size: int) -> None:
     table, last = draw(20, size, dtype=dtype), torch.arange(19, -1, -1, dtype=torch.int32, device=DEVICE)
     codes = torch.tensor([3, -3, 0], dtype=torch.int32, device=DEVICE)  # the second: what row 2 sampled
     for scale in (1.0, 6.5):
-        embedded, normed = embed_norm(codes, last, table, scale, weight, 1e-6)
+        embedded, normed = embed_norm(codes, last, table, scale, RMSNorm(weight, 1e-6))
         wanted = table[torch.tensor([3, 17, 0], device=DEVICE)] * scale
         assert torch.equal(embedded, wanted)
         close(normed, F.rms_norm(wanted.float(), (size,), weight.float(), 1e-6))

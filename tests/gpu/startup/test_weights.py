@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ramify.gpu.models.config import DecoderConfig, parse_config, read_config
+from ramify.gpu.models.config import parse_config, read_config
 from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.models.definition import Definition
 from ramify.gpu.ops.linear.onednn import float_weight
 from ramify.gpu.startup.load import load_executor
 from ramify.gpu.startup.packing import Packing
@@ -185,8 +186,10 @@ def test_no_folder_no_config(tmp_path: Path) -> None:
         ({"architectures": ["MambaForCausalLM"]}, ["MambaForCausalLM", "LlamaForCausalLM"]),
         ({"architectures": None, "model_type": "gpt2"}, ["gpt2", "LlamaForCausalLM"]),
         ({"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
-        ({"use_bidirectional_attention": True}, ["use_bidirectional_attention", "causal"]),
-        ({"query_pre_attn_scalar": -1}, ["query_pre_attn_scalar", "positive"]),
+        ({"use_bidirectional_attention": True}, ["use_bidirectional_attention"]),
+        ({"num_local_experts": 8}, ["num_local_experts", "LlamaForCausalLM"]),
+        ({"layer_types": ["sliding_attention"] * 2}, ["layer_types", "full_attention"]),
+        ({"num_hidden_layers": 1 << 40}, ["num_hidden_layers", "1024"]),
         ({"quantization_config": {"quant_method": "awq"}}, ["awq", "quantization_config"]),
         ({"num_key_value_heads": 3}, ["num_attention_heads", "3"]),
         ({"head_dim": 7}, ["head_dim"]),
@@ -217,8 +220,8 @@ def test_windows_of_layers(tiny_config: dict[str, Any]) -> None:
         "use_sliding_window": True, "max_window_layers": 2,
     }  # fmt: skip
 
-    def windows(config: DecoderConfig) -> tuple[int | None, ...]:
-        return tuple(spec.window for spec in config.specs)
+    def windows(config: Definition) -> tuple[int | None, ...]:
+        return tuple(layer.mixer.spec.window for layer in config.layers)
 
     assert windows(parse_config(qwen, {}, Path("config.json"))) == (None, None, 8)
     listed = qwen | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
@@ -333,7 +336,7 @@ def test_frequencies_are_those_of_transformers(settings: dict[str, Any]) -> None
     ours = parse_config(theirs.to_dict() | {"architectures": ["Qwen3ForCausalLM"]}, {}, Path("c"))
     init = ROPE_INIT_FUNCTIONS[settings["rope_type"]]
     wanted = init(theirs, torch.device("cpu"), seq_len=131072)
-    found = inverse_frequencies(ours.rope, 128, 131072)
+    found = inverse_frequencies(ours.attention.rope or {}, 128, 131072)
     torch.testing.assert_close(found[0], wanted[0], rtol=2e-7, atol=0)
     assert found[1] == pytest.approx(wanted[1], rel=1e-12)
 

@@ -1,0 +1,121 @@
+"""One definition for every decoder: a list of layers, each with settings of its own.
+
+A family (`families/`) fills it from config.json, and `decoder` builds it. Devices and kernels read it;
+none of them knows a family.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
+from ramify.gpu.kv.layout import KVLayout, PairLayout
+from ramify.gpu.ops.base import Activation
+from ramify.gpu.ops.rotary import RopeSettings
+
+NormPlaces = Literal["before", "after", "both"]
+"""Of a mixer and a feed-forward: their input is normalised, or what they add to the stream, or both."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSettings:
+    """A mixer: attention to all positions, or to those of a window (`spec`)."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    spec: AttentionSpec
+    rope: RopeSettings | None  # has at least rope_type and rope_theta; None: no positions
+    qk_norm: Literal["head", "width"] | None = None  # over each head of q and k, or over all of them
+    qkv_bias: bool = False
+    output_bias: bool = False
+
+    @property
+    def width(self) -> int:
+        """Heads times head size: what goes into the output projection."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.heads // self.kv_heads
+
+
+@dataclass(frozen=True, slots=True)
+class DenseSettings:
+    """A feed-forward with a gate (Shazeer 2020)."""
+
+    size: int
+    activation: Activation
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSettings:
+    """One block of a decoder."""
+
+    mixer: AttentionSettings
+    feed_forward: DenseSettings
+    norms: NormPlaces = "before"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """What a checkpoint calls its tensors. Two names: the mixer's, the feed-forward's.
+
+    One name for several blocks of rows: the checkpoint has them as one tensor.
+    """
+
+    before: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
+    after: tuple[str, str] = ("post_attention_layernorm", "post_feedforward_layernorm")
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A decoder. Of all layers the heads, KV heads, head sizes and feed-forward sizes are equal so far.
+
+    Kernels are planned for one shape of attention, and the KV pool has one shape of token.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerSettings, ...]
+    names: TensorNames
+    rms_eps: float
+    tied: bool  # lm_head shares the embedding
+    max_position: int  # max_position_embeddings
+    context: int  # longest sequence to serve unless another is asked for
+    longest: int | None  # the most that may be asked for; None: any
+    eos_token_ids: tuple[int, ...]
+    dtype: str  # as the file states it
+    embedding_scale: float = 1.0
+    embedding_scale_rounded: bool = False  # to the model's type, before the product
+    norm_offset: float = 0.0  # added to the weights of the norms
+    logit_softcap: float | None = None
+
+    @property
+    def attention(self) -> AttentionSettings:
+        """Settings whose sizes are those of all layers."""
+        return self.layers[0].mixer
+
+    @property
+    def intermediate_size(self) -> int:
+        return self.layers[0].feed_forward.size
+
+    def attention_shape(self, dtype: torch.dtype) -> AttentionShape:
+        """What attention back ends are chosen and made by."""
+        one = self.attention
+        specs = tuple(layer.mixer.spec for layer in self.layers)
+        return AttentionShape(one.heads, one.kv_heads, one.head_dim, dtype, specs)
+
+    def kv_layout(self, dtype: torch.dtype) -> KVLayout:
+        """How keys and values are kept."""
+        return PairLayout(len(self.layers), self.attention.kv_heads, self.attention.head_dim, dtype)

@@ -1,0 +1,30 @@
+"""Mistral: Llama's layers, with a window in all of them or in none."""
+
+from ramify.gpu.models.definition import Definition, LayerSettings
+from ramify.gpu.models.fields import Fields
+from ramify.gpu.models.parts import COMMON, Family, attention, decoder, dense, windows
+from ramify.gpu.models.rope import rope
+
+DEFAULTS = COMMON | {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+    "eos_token_id": 2,
+}
+
+
+def define(fields: Fields) -> Definition:
+    positions, feed_forward = rope(fields), dense(fields)
+    layers = [
+        LayerSettings(attention(fields, positions, window=window), feed_forward)
+        for window in windows(fields, lambda index: True)
+    ]
+    return decoder(fields, layers)
+
+
+FAMILIES = (Family("MistralForCausalLM", "mistral", DEFAULTS, define),)

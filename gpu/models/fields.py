@@ -1,0 +1,103 @@
+"""Typed access to the values of a config.json, with errors that name the file and the field.
+
+It remembers what was read, so that a setting which changes the mathematics and that a family does not
+read is refused instead of lost.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from ramify.protocol.errors import ModelError
+
+_MOST = 1 << 31
+
+# Fields that change what a model computes, unless they are null, false, 0 or empty
+_SWITCHES = (
+    "attention_chunk_size", "attn_logit_softcapping", "attn_output_gate", "attn_temperature_tuning",
+    "clip_qkv", "conv_L_cache", "final_logit_softcapping", "hidden_size_per_layer_input",
+    "kv_lora_rank", "linear_num_value_heads", "mamba_d_state", "mlp_bias", "n_routed_experts",
+    "no_rope_layers", "num_experts", "num_kv_shared_layers", "num_local_experts", "parallel_attn",
+    "q_lora_rank", "use_bidirectional_attention", "use_parallel_residual", "use_qk_norm",
+)  # fmt: skip
+# ... or unless they are 1
+_FACTORS = (
+    "attention_multiplier", "embedding_multiplier", "logit_scale", "logits_scaling",
+    "partial_rotary_factor", "residual_multiplier",
+)  # fmt: skip
+
+
+class Fields:
+    """The `values` of a file `path`, with defaults in them; `generation`: the other file's."""
+
+    def __init__(
+        self, architecture: str, values: dict[str, Any], generation: dict[str, Any], path: Path
+    ) -> None:
+        self.architecture = architecture
+        self._values = values
+        self._generation = generation
+        self._read: set[str] = set()
+        self.path = path
+
+    def get(self, name: str) -> Any:
+        self._read.add(name)
+        return self._values.get(name)
+
+    def refused(self, told: str) -> ModelError:
+        """To be raised."""
+        return ModelError(f"{self.path}: {told}")
+
+    def integer(self, name: str, default: int | None = None, most: int = _MOST) -> int:
+        value = self.get(name)
+        if value is None:
+            value = default
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            least = "a positive integer" if most == _MOST else f"an integer from 1 to {most}"
+            raise self.refused(f"{name} is {value!r}: must be {least}")
+        return value
+
+    def optional_integer(self, name: str) -> int | None:
+        """A positive integer; None: the config has none."""
+        if self.get(name) is None:
+            return None
+        value = self.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
+            raise self.refused(f"{name} is {value!r}: must be a positive integer or null")
+        return value
+
+    def optional(self, name: str) -> float | None:
+        """A positive number; None: the config has none."""
+        if self.get(name) is None:
+            return None
+        value = self.number(name)
+        if not 0 < value < _MOST:
+            raise self.refused(f"{name} is {value!r}: must be a positive number or null")
+        return value
+
+    def number(self, name: str) -> float:
+        value = self.get(name)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise self.refused(f"{name} is {value!r}: must be a number")
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        return bool(self.get(name))
+
+    def eos(self) -> tuple[int, ...]:
+        """All ids that end a text: generation_config.json and config.json may each name some."""
+        ids: list[int] = []
+        for value in (self._generation.get("eos_token_id"), self.get("eos_token_id")):
+            for token in value if isinstance(value, list) else [value]:
+                if isinstance(token, int) and token not in ids:
+                    ids.append(token)
+        return tuple(ids)
+
+    def refuse_unread(self) -> None:
+        """Raise ModelError for a field that changes the mathematics and was not read."""
+        for name in (*_SWITCHES, *_FACTORS):
+            value = self._values.get(name)
+            matters = value and not (name in _FACTORS and value == 1)
+            if matters and name not in self._read:
+                raise self.refused(f"{name} is {value!r}: {self.architecture} is not served with it")
+        types = self._values.get("layer_types") or []
+        if "layer_types" not in self._read and any(kind != "full_attention" for kind in types):
+            raise self.refused(f"layer_types: {self.architecture} is served with full_attention only")

@@ -1,0 +1,114 @@
+"""The parts that family files are written with: layers' settings out of a config's fields."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ramify.gpu.attention.spec import AttentionSpec
+from ramify.gpu.models.definition import (
+    AttentionSettings,
+    Definition,
+    DenseSettings,
+    LayerSettings,
+    TensorNames,
+)
+from ramify.gpu.models.fields import Fields
+from ramify.gpu.models.rope import TYPES, contexts
+from ramify.gpu.ops.base import Activation
+from ramify.gpu.ops.rotary import RopeSettings
+
+_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_MOST_LAYERS = 1024
+
+COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+"""Defaults that most config classes of `transformers` have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """`defaults`: of its config class, because a saved config.json leaves out what equals them."""
+
+    architecture: str
+    model_type: str
+    defaults: dict[str, Any]
+    define: Callable[[Fields], Definition]
+
+
+def layer_count(fields: Fields) -> int:
+    return fields.integer("num_hidden_layers", most=_MOST_LAYERS)
+
+
+def windows(fields: Fields, windowed: Callable[[int], bool]) -> list[int | None]:
+    """Each layer's sliding window. `windowed`: which layers have it where `layer_types` is not given."""
+    layers, window = layer_count(fields), fields.optional_integer("sliding_window")
+    types = fields.get("layer_types")
+    if window is None:
+        return [None] * layers
+    if not types:
+        return [window if windowed(index) else None for index in range(layers)]
+    if not isinstance(types, list) or len(types) != layers or not all(kind in TYPES for kind in types):
+        raise fields.refused(f"layer_types must name {layers} layers, each one of {sorted(TYPES)}")
+    return [window if kind == "sliding_attention" else None for kind in types]
+
+
+def attention(
+    fields: Fields,
+    rope: RopeSettings | None,
+    *,
+    window: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    qk_norm: Literal["head", "width"] | None = None,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+) -> AttentionSettings:
+    """`scale`: None: by the size of a head."""
+    heads = fields.integer("num_attention_heads")
+    kv_heads = fields.integer("num_key_value_heads", heads)
+    head_dim = fields.integer("head_dim", fields.integer("hidden_size") // heads)
+    if heads % kv_heads:
+        raise fields.refused(f"num_attention_heads {heads} is no multiple of {kv_heads} kv heads")
+    if head_dim % 2:
+        raise fields.refused(f"head_dim {head_dim} is odd: rotary embedding needs an even one")
+    spec = AttentionSpec(head_dim**-0.5 if scale is None else scale, softcap, window)
+    return AttentionSettings(heads, kv_heads, head_dim, spec, rope, qk_norm, qkv_bias, output_bias)
+
+
+def dense(fields: Fields, *, bias: bool = False) -> DenseSettings:
+    name = str(fields.get("hidden_activation") or fields.get("hidden_act"))
+    if name not in _ACTIVATIONS:
+        raise fields.refused(f"hidden_act {name!r} is not supported: only {', '.join(_ACTIVATIONS)}")
+    return DenseSettings(fields.integer("intermediate_size"), _ACTIVATIONS[name], bias)
+
+
+def decoder(
+    fields: Fields,
+    layers: Sequence[LayerSettings],
+    *,
+    names: TensorNames = TensorNames(),  # noqa: B008
+    embedding_scale: float = 1.0,
+    embedding_scale_rounded: bool = False,
+    norm_offset: float = 0.0,
+    logit_softcap: float | None = None,
+) -> Definition:
+    """What is beside the layers."""
+    max_position = fields.integer("max_position_embeddings")
+    context, longest = contexts((layer.mixer.rope for layer in layers), max_position, fields)
+    return Definition(
+        architecture=fields.architecture,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=fields.integer("hidden_size"),
+        layers=tuple(layers),
+        names=names,
+        rms_eps=fields.number("rms_norm_eps"),
+        tied=fields.flag("tie_word_embeddings"),
+        max_position=max_position,
+        context=context,
+        longest=longest,
+        eos_token_ids=fields.eos(),
+        dtype=str(fields.get("dtype") or fields.get("torch_dtype") or "float32"),
+        embedding_scale=embedding_scale,
+        embedding_scale_rounded=embedding_scale_rounded,
+        norm_offset=norm_offset,
+        logit_softcap=logit_softcap,
+    )

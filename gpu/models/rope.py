@@ -1,0 +1,92 @@
+"""The rotary settings of a config.json, in both spellings, and the contexts that they allow.
+
+`rope_theta` + `rope_scaling`, or `rope_parameters` of transformers 5, which may hold a dictionary for
+each type of layer.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from ramify.gpu.models.fields import Fields
+from ramify.gpu.ops.rotary import RopeSettings
+
+TYPES = ("full_attention", "sliding_attention")
+
+
+def rope(fields: Fields, theta: float = 10_000.0) -> RopeSettings:
+    """Of all layers. `theta`: where the config has none."""
+    given = _given(fields)
+    if any(isinstance(value, dict) for value in given.values()):
+        raise fields.refused(f"rope_parameters per layer type: {fields.architecture} has none")
+    return _settings(fields, given, fields.get("rope_theta") or theta)
+
+
+def ropes(fields: Fields, theta: float, local_theta: float) -> tuple[RopeSettings, RopeSettings]:
+    """Of the layers that see all positions, and of those with a window, which no scaling concerns."""
+    given = _given(fields)
+    local: Any = {}
+    if any(name in given for name in TYPES):
+        local = given.get("sliding_attention") or {}
+        given = given.get("full_attention") or {}
+    return _settings(fields, given, theta), _settings(fields, local, local_theta)
+
+
+def contexts(
+    settings: Iterable[RopeSettings | None], max_position: int, fields: Fields
+) -> tuple[int, int | None]:
+    """The context to serve with such layers, and the longest that may be asked for (None: any)."""
+    found = [_contexts(each, max_position, fields) for each in settings if each is not None]
+    context = max((each[0] for each in found), default=max_position)
+    longest = [each[1] for each in found if each[1] is not None]
+    return context, None if len(longest) < len(found) else max(longest, default=max_position)
+
+
+def _given(fields: Fields) -> dict[str, Any]:
+    given = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
+    if not isinstance(given, dict):
+        raise fields.refused(f"rope_parameters is {given!r}: must be an object")
+    return given
+
+
+def _settings(fields: Fields, given: Any, theta: float) -> RopeSettings:
+    """Both spellings as one dict with `rope_type`, `rope_theta` and the type's own fields."""
+    if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
+        raise fields.refused("rope_parameters nests objects in the settings of a layer type")
+    settings = dict(given)
+    settings["rope_type"] = settings.get("rope_type") or settings.get("type") or "default"
+    if settings.get("rope_theta") is None:
+        settings["rope_theta"] = theta
+    partial = settings.pop("partial_rotary_factor", None)
+    if partial not in (None, 1):
+        raise fields.refused(
+            f"partial_rotary_factor is {partial!r}: {fields.architecture} is served with 1.0"
+        )
+    max_position = fields.integer("max_position_embeddings")
+    outer = fields.get("original_max_position_embeddings")
+    if outer is not None:
+        settings["original_max_position_embeddings"] = outer
+    settings.setdefault("original_max_position_embeddings", max_position)
+    settings["max_position_embeddings"] = max_position
+    return settings
+
+
+def _contexts(settings: RopeSettings, max_position: int, fields: Fields) -> tuple[int, int | None]:
+    """Of layers with these settings.
+
+    `max_position_embeddings` means either of two lengths. Qwen's documentation adds YaRN to a config
+    that keeps stating the original length; other checkpoints state the stretched one. With
+    YaRN the product of factor and original length tells, because both are given for it. The factor
+    of `linear` may or may not be counted in already, so it is served only if it is asked for;
+    `llama3` and `longrope` always state the stretched length. `dynamic` stretches to any length.
+    """
+    kind, factor = settings["rope_type"], settings.get("factor")
+    if kind == "dynamic":
+        return max_position, None
+    if kind not in ("yarn", "linear") or factor is None:
+        return max_position, max_position
+    original = settings["original_max_position_embeddings"] if kind == "yarn" else max_position
+    for name, value in (("factor", factor), ("original_max_position_embeddings", original)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 2**31:
+            raise fields.refused(f"{name} of rope_type {kind!r} is {value!r}: must be a positive number")
+    stretched = max(max_position, int(factor * original))
+    return stretched if kind == "yarn" else max_position, stretched
