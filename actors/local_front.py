@@ -148,14 +148,14 @@ class LocalFront:
             barred=self._barred,
         )
         template = directory.template
-        thought = template.speech.dialect.thought
         self.gateway.loaded(
             self._tokenizer.token_bytes,
             Served(
                 context=core.context,
-                thought_end=thought.end if thought is not None else None,
+                thinks=template.speech.dialect.thought is not None,
                 unthought=template.speech.unthought,
                 users_follow_results=template.lets_users_follow_results(),
+                tells_effort=template.tells_effort(),
             ),
         )
         await group.start(guard("directory", directory.run))

@@ -98,6 +98,7 @@ class _Options(TypedDict, total=False):
     expect: int
     tool_choice: str
     parallel_tool_calls: bool
+    thought_tokens: int
 
 
 class _Said(TypedDict, total=False):

@@ -46,6 +46,8 @@ OpId = Annotated[int, Meta(ge=0, le=_INT53)]
 Position = Annotated[int, Meta(ge=0, le=_INT53)]
 TokenId = Annotated[int, Meta(ge=0, le=_INT31)]
 Count = Annotated[int, Meta(ge=1, le=_INT31)]
+Effort = Literal["low", "medium", "high"]
+ThoughtTokens = Annotated[int, Meta(ge=0, le=_INT31)]
 Seconds = Annotated[float, Meta(ge=0, le=_MONTH_S)]
 ShortText = Annotated[str, Meta(max_length=256)]  # ids, names, keys
 LongText = Annotated[str, Meta(max_length=MAX_TEXT)]
@@ -194,6 +196,7 @@ class Open(ClientBase, kw_only=True, frozen=True):
     tokens: bool = False
     tools: Tools | None = None
     template: Literal["append", "strict"] = "append"
+    effort: Effort | None = None  # for templates that tell the model how much to think
     parts: bool = False
     usage: bool = False  # the first delta of each generation tells `prompt` and `cached`
     import_: Text | None = msgspec.field(default=None, name="import")
@@ -261,6 +264,7 @@ class Generate(Op, kw_only=True, frozen=True):
     expect: Position | None = None
     tool_choice: Annotated[str, Meta(min_length=1, max_length=256)] = "auto"
     parallel_tool_calls: bool = True
+    thought_tokens: ThoughtTokens | None = None  # a longer thought is ended; 0: there is none
 
     def __post_init__(self) -> None:
         ClientBase.__post_init__(self)

@@ -46,10 +46,17 @@ class ChatTemplates:
         """All that is written in them; "" if there is none."""
         return "\n".join(self._sources.values())
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Any, generate: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any,
+        generate: bool,
+        effort: str | None = None,
+    ) -> str:
         """The text of a conversation of plain JSON values.
 
-        `generate`: with what stands before an answer. Raises what the template's expressions raise.
+        `generate`: with what stands before an answer; `effort`: the variable `reasoning_effort`, if it
+        is set. Raises what the template's expressions raise.
         """
         if not messages:
             raise TemplateError("there is no message")
@@ -66,6 +73,7 @@ class ChatTemplates:
             tools=tools,
             documents=None,
             add_generation_prompt=generate,
+            **({} if effort is None else {"reasoning_effort": effort}),
         )
         environment = template.environment
         assert isinstance(environment, _Environment)

@@ -275,6 +275,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         generate: bool = False,
+        effort: str | None = None,
     ) -> str:
         """The chat template's text for `messages`, guarded (see the top); for `encode_chat`.
 
@@ -288,7 +289,7 @@ class Tokenizer:
         guarded = [self._guarded_message(message) for message in messages]
         try:
             known = self._guarded_value(list(tools), self._control) if tools else None
-            return self._templates.render(guarded, known, generate)
+            return self._templates.render(guarded, known, generate, effort)
         except Exception as error:  # jinja2 errors, and whatever a template's expressions raise
             reason = brief(self.unguarded(str(error))) or type(error).__name__
             raise BadRequest(f"the model's chat template refuses this conversation: {reason}") from error

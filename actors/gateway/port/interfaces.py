@@ -9,15 +9,17 @@ from ramify.actors.kit.health import StoreHealth
 class Served(NamedTuple):
     """What doors know of the model, once it is loaded.
 
-    `context`: most tokens of a branch. `thought_end`: the mark behind what it thinks, if it does.
+    `context`: most tokens of a branch. `thinks`: its output may begin with a thought.
     `unthought`: text at the head of an answer that keeps it from thinking; None: nothing does.
+    `tells_effort`: its chat template tells it how much to think.
     `users_follow_results`: its chat template takes a user's turn behind results of tools.
     """
 
     context: int = 0
-    thought_end: str | None = None
+    thinks: bool = False
     unthought: str | None = ""
     users_follow_results: bool = True
+    tells_effort: bool = False
 
 
 class Status(Protocol):

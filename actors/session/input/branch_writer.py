@@ -45,7 +45,7 @@ from ramify.actors.session.limits.sizes import json_size
 from ramify.actors.session.limits.work import Steps
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.errors import BadRequest, RamifyError, TooLong
-from ramify.protocol.wire import Append, ChatMessage, JsonObject, Open, Role
+from ramify.protocol.wire import Append, ChatMessage, Effort, JsonObject, Open, Role
 
 RENDERED = 8  # characters that a template writes in the time in which one is tokenized, about
 LOT = 64  # parts that are appended in one go: a strict template may bring all turns anew
@@ -110,13 +110,20 @@ class BranchWriter:
         return size + _history(branch) if strict else size
 
     def prepare(
-        self, branch: Branch, op: Append, *, strict: bool, tools: list[JsonObject] | None, room: int
+        self,
+        branch: Branch,
+        op: Append,
+        *,
+        strict: bool,
+        tools: list[JsonObject] | None,
+        room: int,
+        effort: Effort | None = None,
     ) -> Prepared:
         """The text and tokens that `op` appends. No tokens if they certainly need more than `room`.
 
         Raises BadRequest. Changes nothing: another thread may run it while the branch is at rest.
         """
-        pending = self._pending(branch, op, strict=strict, tools=tools)
+        pending = self._pending(branch, op, tools, effort, strict=strict)
         if pending.tokens is not None:
             return Prepared(pending, [_encoded(pending.tokens)])
         least = sum(self.tokenizer.least_tokens(part.text) for part in pending.parts)
@@ -190,15 +197,21 @@ class BranchWriter:
     # --- pending appends ----------------------------------------------------------------------
 
     def _pending(
-        self, branch: Branch, op: Append, *, strict: bool, tools: list[JsonObject] | None
+        self,
+        branch: Branch,
+        op: Append,
+        tools: list[JsonObject] | None,
+        effort: Effort | None,
+        *,
+        strict: bool,
     ) -> PendingAppend:
         if op.messages is not None and strict:
-            return self._append_strict(branch, op.messages, tools)
+            return self._append_strict(branch, op.messages, tools, effort)
         tail, role, over_prompt = self._end(branch, op)
         at = branch.segments[-1].start if over_prompt else branch.position
         after = self._after(branch, at)
         if op.messages is not None:
-            text = self._added(branch, tail, role, op.messages, tools)
+            text = self._added(branch, tail, role, op.messages, tools, effort)
             parts = self._parts(text, op.messages)
             return PendingAppend(parts, at == 0, after, over_prompt=over_prompt)
         if op.tokens is not None:
@@ -232,10 +245,11 @@ class BranchWriter:
         role: Role | None,
         messages: Sequence[ChatMessage],
         tools: list[JsonObject] | None,
+        effort: Effort | None,
     ) -> str:
         """What the template adds for `messages` behind a branch that ends so."""
         if tail is Tail.RAW or role is None:
-            return self._template.first(messages, tools, False)
+            return self._template.first(messages, tools, False, effort)
         closed = tail not in (Tail.OPEN, Tail.PENDING)
         asked = _asked(branch, messages, self.tokenizer.eos_texts)
         text = self._template.delta(role, closed, messages, tools, False, asked)
@@ -266,19 +280,23 @@ class BranchWriter:
     # --- strict ------------------------------------------------------------------------------
 
     def _append_strict(
-        self, branch: Branch, messages: Sequence[ChatMessage], tools: list[JsonObject] | None
+        self,
+        branch: Branch,
+        messages: Sequence[ChatMessage],
+        tools: list[JsonObject] | None,
+        effort: Effort | None,
     ) -> PendingAppend:
         before = Conversation.of(branch.segments)
         every = [*before.messages, *messages]
         try:
-            closed = self._template.strict(every, tools, False)
+            closed = self._template.strict(every, tools, False, effort)
         except BadRequest as error:
             if messages[-1].role != "system":
                 raise
             raise BadRequest(f"{error}; append a system and a user turn in one `append`") from error
         rendered, end = closed, len(closed)
         if messages[-1].role in ("user", "tool"):
-            rendered = self._template.strict(every, tools, True)
+            rendered = self._template.strict(every, tools, True, effort)
             end = common_prefix(closed, rendered)  # then comes the generation prompt
         at, begin = common(branch, before.base, rendered, self.tokenizer.inside_token)
         end = max(end, begin)
@@ -412,7 +430,8 @@ class BranchWriter:
         """The generation prompt behind them."""
         every = Conversation.of(segments).messages
         closed, rendered = (
-            self._template.strict(every, opened.tools, generate) for generate in (False, True)
+            self._template.strict(every, opened.tools, generate, opened.effort)
+            for generate in (False, True)
         )
         return rendered[common_prefix(closed, rendered) :]
 
@@ -440,6 +459,11 @@ class BranchWriter:
         known = [token for token in tokens if token not in self._unknown]
         log.warning("text that the model said has tokens that it does not have", extra={"text": text})
         return known
+
+    def end_of_thought(self, branch: Branch) -> list[int]:
+        """Tokens that end the thought in which the branch stands."""
+        tokens = self._continue(branch, self.speech.end_of_thought)
+        return tokens if self._unknown.keys().isdisjoint(tokens) else []
 
     def check_stops(self, stop_token_ids: Sequence[int]) -> None:
         """Raises BadRequest for ids that the model cannot sample."""

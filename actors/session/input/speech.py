@@ -10,6 +10,7 @@ from ramify.actors.session.calls.labels import Labels
 from ramify.actors.session.calls.openings import Openings, Render
 from ramify.actors.session.calls.reader import PRIMED_MOST, Reader
 from ramify.actors.session.calls.toolbox import Toolbox
+from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import ChatMessage
 
 _NO_TOOLS = Toolbox(None)
@@ -24,15 +25,35 @@ class Speech:
         self._control = control
         self._openings = Openings(render, dialect)
 
-    def opening(self, choice: str, tools: Toolbox, *, chat: bool, begun: bool = False) -> str:
-        """What `tool_choice` forces the answer to begin with; "" for nothing. Raises BadRequest.
+    def opening(
+        self, choice: str, tools: Toolbox, *, chat: bool, begun: bool = False, thinks: bool = True
+    ) -> str:
+        """What the answer is to begin with; "" for nothing: a call that `tool_choice` forces, without
+        `thinks` behind an empty thought. Raises BadRequest.
 
-        Nothing where the prompt begins a thought: the call comes behind it. `begun`: the turn is older.
+        Where the prompt begins a thought, the call comes behind it. `begun`: the turn is older.
         """
         self._openings.check(choice, tools, chat=chat)
-        if choice in ("auto", "none") or (self._openings.thinks_first and not begun):
+        call = self._openings.text(choice) if choice not in ("auto", "none") else ""
+        late = not begun and self._openings.thinks_first
+        if thinks or begun or not chat or (call and not late):
+            return "" if late else call
+        unthought = self._openings.unthought
+        if unthought is None:
+            raise BadRequest(
+                "`thought_tokens` 0: this model cannot be kept from thinking: give it some, or leave "
+                "them out",
+                details={"field": "thought_tokens"},
+            )
+        return unthought + call
+
+    @property
+    def end_of_thought(self) -> str:
+        """What ends a thought; "" where there are none."""
+        thought = self.dialect.thought
+        if thought is None:
             return ""
-        return self._openings.text(choice)
+        return thought.end if self.dialect.tags else f"\n{thought.end}\n\n"
 
     @property
     def unthought(self) -> str | None:

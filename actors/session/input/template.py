@@ -34,7 +34,7 @@ from ramify.actors.session.input.stand_ins import (
     stand_in,
 )
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.wire import ChatMessage, JsonObject, Role
+from ramify.protocol.wire import ChatMessage, Effort, JsonObject, Role
 
 
 class Renderer(Protocol):
@@ -45,8 +45,12 @@ class Renderer(Protocol):
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         generate: bool = False,
+        effort: str | None = None,
     ) -> str:
-        """The template's text. Raises BadRequest with the template's words if it refuses."""
+        """The template's text. `effort`: how much to think, for those that tell it.
+
+        Raises BadRequest with the template's words if it refuses.
+        """
         ...
 
     def unguarded(self, rendered: str) -> str:
@@ -76,13 +80,21 @@ class ChatTemplate:
     # --- strict mode, and the first turns -------------------------------------------------------
 
     def strict(
-        self, messages: Sequence[ChatMessage], tools: Sequence[JsonObject] | None, generate: bool
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[JsonObject] | None,
+        generate: bool,
+        effort: Effort | None = None,
     ) -> str:
         """The whole conversation, rendered anew. Raises BadRequest."""
-        return self._renderer.render(self.as_dicts(messages), tools, generate)
+        return self._renderer.render(self.as_dicts(messages), tools, generate, effort)
 
     def first(
-        self, messages: Sequence[ChatMessage], tools: Sequence[JsonObject] | None, generate: bool
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[JsonObject] | None,
+        generate: bool,
+        effort: Effort | None = None,
     ) -> str:
         """The first turns of an empty branch, with BOS and a default system prompt as the template
         has them. Raises BadRequest if the template refuses them, or would lose a turn."""
@@ -91,7 +103,7 @@ class ChatTemplate:
                 "this model's chat template shows a system turn together with the user turn that "
                 "follows: append both in one `append`"
             )
-        text = self.strict(messages, tools, generate)
+        text = self.strict(messages, tools, generate, effort)
         self._check_system(messages, text)
         return text
 
@@ -285,6 +297,14 @@ class ChatTemplate:
                 "cannot be continued after it: open the session with template 'strict'"
             )
         return after
+
+    def tells_effort(self) -> bool:
+        """Whether it tells the model how much to think."""
+        try:
+            low, high = (self._renderer.render([QUESTION], None, True, each) for each in ("low", "high"))
+        except BadRequest:
+            return False
+        return low != high
 
     def lets_users_follow_results(self) -> bool:
         """Whether a user's turn may stand behind results of tools, before the answer to them."""

@@ -91,6 +91,7 @@ class Texts:
             op,
             strict=strict,
             tools=task.frame.opened.tools,
+            effort=task.frame.opened.effort,
             room=self._state.context if strict else writer.room(targets),
         )
         tools = task.frame.tools.size if op.messages is not None else 0

@@ -63,7 +63,8 @@ class Constraints:
             return Held("constraint", place if chat else Place("answer", ""), "")
         if not tools or op.tool_choice == "none" or op.ignore_eos or not chat:
             return None
-        if op.tool_choice == "auto" and all(tool.strict is False for tool in tools.tools):
+        loose = all(tool.strict is False for tool in tools.tools)
+        if op.tool_choice == "auto" and loose and op.parallel_tool_calls:
             return None  # the client wants them as the model likes
         if any(tool.strict for tool in tools.tools):
             return Held("strict", place, opening)

@@ -46,6 +46,7 @@ class GenerationState:
         "notes",
         "op",
         "opened",
+        "paced",
         "pausing",
         "refusal",
         "request",
@@ -91,6 +92,7 @@ class GenerationState:
         self.before = 0  # output tokens of earlier requests (a pause)
         self.stopping = False  # a stop string matched: the request is being cut there
         self.stop_token: int | None = None  # sampled: the last token of the segment, never text
+        self.paced = False  # its request ends with the budget of its thought, not with the output
         self.pausing = False  # its client went away with `detach: pause`
         self.cancelled = False
         self.expired = False  # its deadline has passed
@@ -126,6 +128,30 @@ class GenerationState:
     @property
     def remaining(self) -> int:
         return self.max_tokens - len(self.segment.tokens)
+
+    def thinks_too_long(self) -> bool:
+        """Whether it is in a thought that has used up its tokens."""
+        most, reading = self.op.thought_tokens, self.segment.reading
+        if most is None or reading is None or len(self.segment.tokens) < most:
+            return False
+        return reading.reader.place.part == "thought"
+
+    def pace(self) -> int:
+        """Most tokens of its next request: up to where a thought is to end, if one may be going on."""
+        most, left = self.op.thought_tokens, self.remaining
+        until = most - len(self.segment.tokens) if most is not None else 0
+        self.paced = self.segment.reading is not None and 0 < until < left
+        return until if self.paced else left
+
+    def put(self, tokens: Sequence[int]) -> None:
+        """Say `tokens` in the model's place, between two requests: nothing else was possible."""
+        self.forced += len(tokens)
+        self._counted = self.accepted, self.forced
+        if self.op.logprobs:
+            certain = [TokenLogprob(token=token, logprob=0.0, top=[(token, 0.0)]) for token in tokens]
+            self.segment.logprobs = [*(self.segment.logprobs or ()), *certain]
+            self.segment.grow(2 * LOGPROB * len(tokens))
+        self.push(tokens, ())
 
     def push(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> bool:
         """New tokens in order. True if a stop string was completed by them.

@@ -133,7 +133,8 @@ class Generations:
         self._state.meter.require(SEGMENT)
         begun_output = self._continued(branch, op)
         speech, tools = self._writer.speech, task.frame.tools
-        opening = speech.opening(op.tool_choice, tools, chat=chat, begun=begun)
+        thinks = op.thought_tokens != 0
+        opening = speech.opening(op.tool_choice, tools, chat=chat, begun=begun, thinks=thinks)
         opened = self._writer.open_turn(branch, task.frame.opened, opening, known=task.frame.prompts)
         position = branch.position
         segment = OutputSegment(position, op=op.id, client=task.frame.client)
@@ -239,6 +240,8 @@ class Generations:
             self._submit(generation, task)
 
     def _submit(self, generation: GenerationState, task: Task) -> None:
+        if generation.thinks_too_long() and self._end_thought(generation, task):
+            return
         generation.request = self._state.next_id()
         generation.before = len(generation.segment.tokens)
         self._by_request[generation.request] = (generation, task)
@@ -255,13 +258,28 @@ class Generations:
         generation.compiling = True
         self._state.out.grammar.append(Compile(generation.request, spec, self._state.owner))
 
+    def _end_thought(self, generation: GenerationState, task: Task) -> bool:
+        """End the thought, if there is room for an answer. True if that ends the output."""
+        branch = generation.branch
+        tokens = self._writer.end_of_thought(branch)
+        if len(tokens) >= generation.remaining:
+            return False
+        self._state.extend_handle(branch, tokens)
+        generation.put(tokens)
+        self._on_output(branch)
+        if not generation.decided:
+            return False
+        now = generation.first.ended if generation.first is not None else task.arrived
+        self._close(generation, task, ended_here(generation, now, reason="stop"))
+        return True
+
     def _tell_scheduler(self, generation: GenerationState, constraint: int = 0) -> None:
         self._state.out.scheduler.append(
             Submit(
                 request=generation.request,
                 branch=generation.branch.handle,
                 prompt=generation.branch.position,
-                max_tokens=generation.remaining,
+                max_tokens=generation.pace(),
                 sampling=generation.sampling,
                 stop_token_ids=generation.stop_token_ids,
                 priority=generation.op.priority,
@@ -499,6 +517,9 @@ class Generations:
                 self._wait(generation, task)
                 return
             finished = msgspec.structs.replace(finished, reason=reason, error=None, message="")
+        if finished.reason == "length" and generation.paced and not generation.ending:
+            self._wait(generation, task)
+            return
         # A stop may meet a pause.
         if finished.reason == "cancelled" and generation.expired and not generation.ending:
             finished = msgspec.structs.replace(finished, reason="deadline")

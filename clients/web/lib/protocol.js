@@ -60,6 +60,7 @@
  * @property {boolean} [hidden]
  * @property {boolean} [keep_open]
  * @property {string} [tool_choice]
+ * @property {number} [thought_tokens]  a longer thought is ended; 0: there is none
  * @property {number} [expect]
  *
  * @typedef {object} SelectFields

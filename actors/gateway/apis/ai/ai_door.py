@@ -95,7 +95,7 @@ class AiDoor:
         before = self._chats.running(chat)
         if before is not None and before.wanted:
             raise LimitExceeded("an answer is under way in this chat: stop it, or wait for its end")
-        dialogue = ChatDialogue(request, f"msg-{secrets.token_hex(12)}")
+        dialogue = ChatDialogue(request, f"msg-{secrets.token_hex(12)}", self._hub.served)
         if self._line.share is not None:
             self._line.share.admit(len(dialogue.ops), self._hub.clock.now())
         run = ChatRun(self._hub, self._chats, chat, dialogue, credential, size)

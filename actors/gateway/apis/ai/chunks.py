@@ -6,6 +6,7 @@ import msgspec
 
 from ramify.actors.gateway.apis.ai.requests import NO_LIMIT, SendRequest, answers_to, chat_messages
 from ramify.actors.gateway.port.http import Response
+from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import (
     Append,
@@ -35,18 +36,22 @@ class ChatDialogue:
     saves = False
     outlives = True
 
-    def __init__(self, request: SendRequest, message_id: str) -> None:
+    def __init__(self, request: SendRequest, message_id: str, served: Served = Served()) -> None:  # noqa: B008
         settings = request.body
+        thinking = settings.thinking(served)
         self.error: str | None = None
         self.over = False
         self.ops: list[ClientMessage] = [
-            Open(detach="cancel", ttl_s=0.0, tools=settings.functions, parts=True),
+            Open(
+                detach="cancel", ttl_s=0.0, tools=settings.functions, effort=thinking.effort, parts=True
+            ),
             Append(id=1, messages=chat_messages(request.messages, settings)),
             Generate(
                 id=2,
                 max_tokens=settings.max_output_tokens or NO_LIMIT,
                 tool_choice=settings.choice_of_tool,
                 constraint=settings.constraint,
+                thought_tokens=thinking.tokens,
                 **settings.sampling(),
             ),
         ]

@@ -13,6 +13,8 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 from msgspec import Meta
 
+from ramify.actors.gateway.apis.openai.effort import Asked, Thinking, thinking
+from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import BadRequest, InvalidField
 from ramify.protocol.json_value import check_json
 from ramify.protocol.sampling import MinP, RepetitionPenalty, TopK, check_temperature
@@ -100,6 +102,7 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     ) = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     response_format: ResponseFormat | None = None
+    reasoning: Asked | Literal["provider-default"] | None = None
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
@@ -143,6 +146,11 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
         if wanted is None or wanted.type == "text":
             return None
         return Constraint(json_schema=wanted.schema if wanted.schema is not None else {"type": "object"})
+
+    def thinking(self, served: Served) -> Thinking:
+        """How much the model is to think. Raises InvalidField."""
+        asked = None if self.reasoning == "provider-default" else self.reasoning
+        return thinking(asked, self.max_output_tokens, served, "reasoning")
 
     def sampling(self) -> dict[str, Any]:
         """The fields of `generate` that are set."""

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ramify.actors.gateway.apis.anthropic.budget import GENERATE, Budget
 from ramify.actors.gateway.apis.anthropic.caching import Marks
 from ramify.actors.gateway.apis.anthropic.content import Content, event
 from ramify.actors.gateway.apis.anthropic.conversation import Conversation
@@ -12,6 +11,7 @@ from ramify.actors.gateway.apis.anthropic.errors import fields_of_error, named, 
 from ramify.actors.gateway.apis.anthropic.requests import CountRequest, MessagesRequest
 from ramify.actors.gateway.apis.anthropic.signatures import Signer
 from ramify.actors.gateway.apis.openai.dialogue import Answers, noted, text_parts
+from ramify.actors.gateway.apis.openai.effort import Thinking
 from ramify.actors.gateway.port.http import Response, json_response
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import InvalidField, RamifyError
@@ -29,16 +29,25 @@ from ramify.protocol.wire import (
     ServerMessage,
 )
 
-APPEND, UNTHOUGHT, PREFILL = 1, 2, 3  # ids of the ops, which increase; then those of `budget`
+APPEND, UNTHOUGHT, PREFILL, GENERATE = range(1, 5)  # ids of the ops, which increase
 _REASONS = {"tool": "tool_use", "length": "max_tokens", "deadline": "max_tokens"}
 
 
-def opening(request: CountRequest, told: Conversation, served: Served) -> list[ClientMessage]:
+def opening(
+    request: CountRequest, told: Conversation, served: Served, thinks: Thinking
+) -> list[ClientMessage]:
     """The ops that put the prompt on a branch. Raises InvalidField."""
     if not told.messages or told.messages[-1].role == "system":
         raise InvalidField("`messages` hold no user's turn before the answer: begin with one")
     ops: list[ClientMessage] = [
-        Open(detach="cancel", ttl_s=0.0, tools=request.declared(), parts=True, usage=True),
+        Open(
+            detach="cancel",
+            ttl_s=0.0,
+            tools=request.declared(),
+            effort=thinks.effort,
+            parts=True,
+            usage=True,
+        ),
         Append(id=APPEND, messages=told.messages),
     ]
     if request.thinking is not None and request.thinking.type == "disabled" and served.unthought != "":
@@ -50,14 +59,23 @@ def opening(request: CountRequest, told: Conversation, served: Served) -> list[C
     return ops
 
 
-def ops_of(
-    request: MessagesRequest, told: Conversation, budget: Budget, served: Served
-) -> list[ClientMessage]:
+def ops_of(request: MessagesRequest, told: Conversation, served: Served) -> list[ClientMessage]:
     """The frame of a request. Raises InvalidField."""
-    ops = opening(request, told, served)
+    thinks = request.thinks(request.max_tokens, served)
+    ops = opening(request, told, served, thinks)
     if request.max_tokens == 0:  # one token that nobody sees computes the prompt
         return [*ops, Generate(id=GENERATE, max_tokens=1, hidden=True)]
-    return [*ops, budget.first]
+    choice = request.tool_choice
+    generate = Generate(
+        id=GENERATE,
+        max_tokens=request.max_tokens,
+        tool_choice=request.choice_of_tool,
+        parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
+        thought_tokens=thinks.tokens,
+        constraint=request.constraint,
+        **request.sampling(),
+    )
+    return [*ops, generate]
 
 
 class MessageAnswers(Answers):
@@ -71,10 +89,7 @@ class MessageAnswers(Answers):
         served: Served,
         ident: str,
     ) -> None:
-        self._budget = Budget(request, served.thought_end)
-        self._more: list[ClientMessage] = []
-        ops = ops_of(request, told, self._budget, served)
-        super().__init__(ops, ["main"], streams=bool(request.stream))
+        super().__init__(ops_of(request, told, served), ["main"], streams=bool(request.stream))
         thinking = request.thinking
         self._content = Content(
             signer,
@@ -96,18 +111,6 @@ class MessageAnswers(Answers):
         }
         if request.diagnostics is not None:
             self._head["diagnostics"] = {"cache_miss_reason": {"type": "unavailable"}}
-
-    def take_ops(self) -> list[ClientMessage]:
-        """See `Dialogue`."""
-        more, self._more = self._more, []
-        return more
-
-    def end(self, index: int, done: Done) -> bytes:
-        content = self._content
-        self._more = self._budget.goes_on(
-            done, self._context, thinks=content.thinks, calls=bool(content.calls)
-        )
-        return b"" if self._more else super().end(index, self._budget.whole(done))
 
     def said(self, index: int, delta: Delta) -> bytes:
         out = b"".join(map(self._content.add, text_parts(delta)))
@@ -186,7 +189,7 @@ class CountAnswers:
 
     def __init__(self, request: CountRequest, told: Conversation, served: Served, ident: str) -> None:
         Marks.of(request)
-        self.ops = opening(request, told, served)
+        self.ops = opening(request, told, served, request.thinks(None, served))
         self.over = False
         self._last = max(op.id for op in self.ops if isinstance(op, Append))
         self._ident = ident

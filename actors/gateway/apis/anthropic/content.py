@@ -51,12 +51,6 @@ class Content:
         self._blocks: list[_Block] = []
         self._open: _Block | None = None
         self._blanks: list[str] = []
-        self._last = ""  # kind of the last part
-
-    @property
-    def thinks(self) -> bool:
-        """Whether what was said last is a thought that may go on."""
-        return self._last == "reasoning"
 
     @property
     def calls(self) -> set[str]:
@@ -65,7 +59,6 @@ class Content:
 
     def add(self, part: Part) -> bytes:
         """The events for a part of what was said."""
-        self._last = part.kind
         match part.kind:
             case "text":
                 return self._say("text", part.text, {"type": "text", "text": ""})

@@ -16,7 +16,10 @@ from ramify.actors.gateway.apis.anthropic.blocks import (
     System,
 )
 from ramify.actors.gateway.apis.anthropic.tools import MOST_TOOLS, Tool, ToolChoice
+from ramify.actors.gateway.apis.openai.effort import Thinking as Thinks
+from ramify.actors.gateway.apis.openai.effort import thinking
 from ramify.actors.gateway.apis.openai.requests import Struct
+from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import InvalidField
 from ramify.protocol.sampling import TopK, check_temperature
 from ramify.protocol.wire import Constraint, JsonObject, ShortText
@@ -114,11 +117,6 @@ class CountRequest(Struct, frozen=True, kw_only=True):
         config = self.output_config
         if self.output_format is not None and config is not None and config.format is not None:
             raise InvalidField("`output_format` stands beside `output_config.format`: give one")
-        if config is not None and config.effort not in (None, "high"):
-            raise InvalidField(
-                f"`output_config.effort` {config.effort!r}: the model cannot be told how much to think; "
-                "leave it out, or set `thinking.budget_tokens`"
-            )
         names = {tool.name for tool in self.tools or ()}
         choice = self.tool_choice
         if choice is not None and choice.name is not None and choice.name not in names:
@@ -142,6 +140,13 @@ class CountRequest(Struct, frozen=True, kw_only=True):
         config = self.output_config
         form = (config.format if config is not None else None) or self.output_format
         return Constraint(json_schema=form.schema, after_thought=True) if form is not None else None
+
+    def thinks(self, most: int | None, served: Served) -> Thinks:
+        """How much the model is to think, if it is to. `most`: tokens of the answer."""
+        if self.thinking is not None and self.thinking.budget_tokens is not None:
+            return Thinks(tokens=self.thinking.budget_tokens)
+        asked = self.output_config.effort if self.output_config is not None else None
+        return thinking(asked, most or None, served, "output_config.effort")
 
     def declared(self) -> list[JsonObject] | None:
         """As `open.tools`. Raises InvalidField."""

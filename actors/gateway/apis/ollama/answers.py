@@ -9,13 +9,14 @@ from ramify.actors.gateway.apis.ollama.requests import ChatRequest, GenerateRequ
 from ramify.actors.gateway.apis.openai.dialogue import Answers, Vocabulary, noted, ranked, text_parts
 from ramify.actors.gateway.apis.openai.errors import status_and_body, told
 from ramify.actors.gateway.port.http import Response, json_response
+from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import Append, ClientMessage, Delta, Done, Error, Generate, JsonObject, Open
 
 _REASONS = {"length": "length", "deadline": "length"}
 
 
-def ops_of(request: ChatRequest | GenerateRequest) -> list[ClientMessage]:
+def ops_of(request: ChatRequest | GenerateRequest, served: Served) -> list[ClientMessage]:
     """The frame of a request. Raises InvalidField."""
     raw = isinstance(request, GenerateRequest) and bool(request.raw)
     tools = (request.tools or None) if isinstance(request, ChatRequest) else None
@@ -25,15 +26,16 @@ def ops_of(request: ChatRequest | GenerateRequest) -> list[ClientMessage]:
         append = Append(id=1, text=request.prompt)
     else:
         append = Append(id=1, messages=request.messages())
-    options = request.settings
+    options, thinking = request.settings, request.thinking(served)
     return [
-        Open(detach="cancel", ttl_s=0.0, tools=tools, parts=not raw),
+        Open(detach="cancel", ttl_s=0.0, tools=tools, effort=thinking.effort, parts=not raw),
         append,
         Generate(
             id=2,
             max_tokens=options.limit,
             logprobs=request.ranks,
             constraint=request.constraint,
+            thought_tokens=None if raw else thinking.tokens,
             **options.sampling(),
         ),
     ]
@@ -43,9 +45,13 @@ class OllamaAnswers(Answers):
     """See `Dialogue`."""
 
     def __init__(
-        self, request: ChatRequest | GenerateRequest, model: str, vocabulary: Vocabulary
+        self,
+        request: ChatRequest | GenerateRequest,
+        model: str,
+        vocabulary: Vocabulary,
+        served: Served,
     ) -> None:
-        super().__init__(ops_of(request), ["main"], streams=request.stream is not False)
+        super().__init__(ops_of(request, served), ["main"], streams=request.stream is not False)
         self._chats = isinstance(request, ChatRequest)
         self._model = model
         self._vocabulary = vocabulary

@@ -7,7 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
+from ramify.actors.gateway.apis.openai.effort import Asked, Thinking, switched, thinking
 from ramify.actors.gateway.apis.openai.requests import NO_IMAGES, Struct, seed_of
+from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import InvalidField
 from ramify.protocol.json_value import check_json
 from ramify.protocol.sampling import MinP, TopK, check_temperature
@@ -110,7 +112,7 @@ class _Asked(Struct, frozen=True, kw_only=True):
     format: JsonObject | Literal["", "json"] | None = None
     options: Options | None = None
     keep_alive: float | ShortText | None = None  # the model stays
-    think: bool | ShortText | None = None  # models that think do
+    think: bool | Asked | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
@@ -121,6 +123,12 @@ class _Asked(Struct, frozen=True, kw_only=True):
     @property
     def settings(self) -> Options:
         return self.options or Options()
+
+    def thinking(self, served: Served) -> Thinking:
+        """How much the model is to think. Raises InvalidField."""
+        asked = switched(self.think, served, "think") if isinstance(self.think, bool) else self.think
+        most = self.settings.limit
+        return thinking(asked, most if most != NO_LIMIT else None, served, "think")
 
     @property
     def ranks(self) -> int:

@@ -72,7 +72,7 @@ def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
         _check(wanted.model or served, served)
         if not (wanted.messages if isinstance(wanted, ChatRequest) else wanted.prompt):
             return loaded(wanted, served)
-        dialogue = OllamaAnswers(wanted, wanted.model or served, hub.vocabulary)
+        dialogue = OllamaAnswers(wanted, wanted.model or served, hub.vocabulary, hub.served)
         return accept(hub, dialogue, credential, request, now, media=NDJSON)
     except RamifyError as error:
         return of_error(error)

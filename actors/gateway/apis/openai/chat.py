@@ -14,6 +14,7 @@ from ramify.actors.gateway.apis.openai.dialogue import (
 )
 from ramify.actors.gateway.apis.openai.requests import ChatRequest
 from ramify.actors.gateway.port.http import Response, json_response
+from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.wire import Append, ClientMessage, Delta, Done, Generate, JsonObject, Open, Part
 
 FINISH = {"stop": "stop", "length": "length", "tool": "tool_calls", "deadline": "length"}
@@ -34,13 +35,13 @@ class Heading(msgspec.Struct, frozen=True):
         return {"id": self.ident, "object": kind, "created": self.created, "model": self.model}
 
 
-def ops_of(request: ChatRequest) -> tuple[list[ClientMessage], list[str]]:
+def ops_of(request: ChatRequest, served: Served) -> tuple[list[ClientMessage], list[str]]:
     """The frame of a request, and the branch of each choice. Raises InvalidField."""
     tools = request.tools if request.tools else None
-    choices = request.choices
+    choices, thinking = request.choices, request.thinking(served)
     branches = ["main"] if choices == 1 else [f"choice{i}" for i in range(choices)]
     return [
-        Open(detach="cancel", ttl_s=0.0, tools=tools, parts=True),
+        Open(detach="cancel", ttl_s=0.0, tools=tools, effort=thinking.effort, parts=True),
         Append(id=1, messages=[message.chat() for message in request.messages]),
         Generate(
             id=2,
@@ -50,6 +51,7 @@ def ops_of(request: ChatRequest) -> tuple[list[ClientMessage], list[str]]:
             as_=None if choices == 1 else branches,
             tool_choice=request.choice_of_tool,
             parallel_tool_calls=request.parallel_tool_calls is not False,
+            thought_tokens=thinking.tokens,
             constraint=request.constraint(),
             **request.sampling(),
         ),
@@ -70,8 +72,14 @@ class _Choice:
 class ChatAnswers(Answers):
     """See `Dialogue`."""
 
-    def __init__(self, request: ChatRequest, heading: Heading, vocabulary: Vocabulary) -> None:
-        ops, branches = ops_of(request)
+    def __init__(
+        self,
+        request: ChatRequest,
+        heading: Heading,
+        vocabulary: Vocabulary,
+        served: Served = Served(),  # noqa: B008 - it is immutable
+    ) -> None:
+        ops, branches = ops_of(request, served)
         super().__init__(ops, branches, streams=bool(request.stream))
         self._heading = heading
         self._vocabulary = vocabulary

@@ -194,7 +194,9 @@ class ResponsesDoor:
             raise unknown_model(request.model, served)
         fields: JsonObject = {} if lane.stream_id is None else {"stream_id": lane.stream_id}
         events = Events(lambda _, data: self._line.frame(data), fields)
-        dialogue = ResponseDialogue(request, served, int(time.time()), self._hub.vocabulary, events)
+        dialogue = ResponseDialogue(
+            request, served, int(time.time()), self._hub.vocabulary, events, known=self._hub.served
+        )
         if self._line.share is not None:
             self._line.share.admit(len(dialogue.ops), self._hub.clock.now())
         channel = Channel(

@@ -10,7 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from ramify.actors.gateway.apis.openai.effort import Asked, Thinking, switched, thinking
 from ramify.actors.gateway.apis.openai.structural_tags import structural_constraint
+from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import BadRequest, InvalidField
 from ramify.protocol.json_value import check_json
 from ramify.protocol.sampling import MinP, RepetitionPenalty, Seed, TopK, check_temperature
@@ -24,6 +26,7 @@ from ramify.protocol.wire import (
     ShortText,
     StructuralTag,
     Text,
+    ThoughtTokens,
     TokenId,
     Tools,
 )
@@ -174,6 +177,18 @@ class NamedTool(Struct, kw_only=True, frozen=True):
     function: NamedFunction
 
 
+class TemplateSettings(Struct, kw_only=True, frozen=True):
+    """What can be said of a chat template. `thinking`: the name that some give to `enable_thinking`."""
+
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
+    reasoning_effort: Asked | None = None
+
+    @property
+    def thinks(self) -> bool | None:
+        return self.enable_thinking if self.enable_thinking is not None else self.thinking
+
+
 class _Settings(Struct, kw_only=True, frozen=True):
     """The fields of every request for text."""
 
@@ -263,8 +278,9 @@ class ChatRequest(_Settings, kw_only=True, frozen=True):
         "input": "use `messages`, or POST /v1/responses",
         "prompt": "use `messages`, or POST /v1/completions",
         "max_output_tokens": "use `max_completion_tokens`",
-        "chat_template_kwargs": "the chat template decides alone; a model that can be told not to "
-        "think is told so in a message, as its card says",
+        "chat_template_kwargs": "only `enable_thinking` and `reasoning_effort` are served",
+        "service_tier": "there is one: leave it out; `priority` says whose request goes first",
+        "verbosity": "only `medium` is served, which changes nothing: ask for brevity in a message",
     }
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=1 << 14)]
@@ -277,16 +293,27 @@ class ChatRequest(_Settings, kw_only=True, frozen=True):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     metadata: JsonObject | None = None
-    store: bool | None = None  # nothing is stored: see /v1/responses
+    store: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
-    reasoning_effort: ShortText | None = None  # templates of models that have it decide themselves
+    reasoning_effort: Asked | None = None
     verbosity: Literal["medium"] | None = None
     modalities: Annotated[list[Literal["text"]], Meta(max_length=1)] | None = None
     prompt_cache_key: ShortText | None = None  # the radix tree needs no key
     safety_identifier: ShortText | None = None
+    # not OpenAI's
+    thought_tokens: ThoughtTokens | None = None
+    chat_template_kwargs: TemplateSettings | None = None
 
     def __post_init__(self) -> None:
         _Settings.__post_init__(self)
+        if self.store:
+            raise InvalidField("`store`: chats are not kept: leave it out, or use POST /v1/responses")
+        given = self.chat_template_kwargs or TemplateSettings()
+        said = (self.reasoning_effort, self.thought_tokens, given.reasoning_effort, given.thinks)
+        if sum(each is not None for each in said) > 1:
+            raise InvalidField(
+                "`reasoning_effort` stands beside another field that says how much to think: give one"
+            )
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidField("`top_logprobs` goes with `logprobs`: set it to true")
         if self.tools is not None:
@@ -300,6 +327,17 @@ class ChatRequest(_Settings, kw_only=True, frozen=True):
         if given is not None and form is not None:
             raise InvalidField("`response_format` stands beside another constraint: give one of them")
         return given or form
+
+    def thinking(self, served: Served) -> Thinking:
+        """How much the model is to think. Raises InvalidField."""
+        given = self.chat_template_kwargs or TemplateSettings()
+        asked = self.reasoning_effort or given.reasoning_effort
+        name = "reasoning_effort"
+        if given.thinks is not None:
+            name = "chat_template_kwargs.enable_thinking"
+            asked = switched(given.thinks, served, name)
+        found = thinking(asked, self.limit, served, name)
+        return found if self.thought_tokens is None else Thinking(tokens=self.thought_tokens)
 
     @property
     def limit(self) -> int | None:
@@ -372,7 +410,8 @@ def decode(body: bytes, kind: type[R]) -> R:
 def _bad(message: str, mends: dict[str, str], unserved: dict[str, str]) -> BadRequest:
     """msgspec says: what is wrong - at `$.path`; the field stands in the text where it is unknown."""
     told, field = _told(message, unserved)
-    mend = mends.get(field or "") or mends.get((field or "").rpartition(".")[2])
+    first, _, rest = (field or "").partition(".")
+    mend = mends.get(field or "") or mends.get(rest.rpartition(".")[2]) or mends.get(first)
     return BadRequest(f"{told}: {mend}" if mend else told, details={"field": field})
 
 

@@ -7,11 +7,13 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
+from ramify.actors.gateway.apis.openai.effort import Asked, Thinking, thinking
 from ramify.actors.gateway.apis.openai.requests import (
     JsonSchemaFormat,
     Struct,
     TextPart,
 )
+from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import BadRequest, InvalidField
 from ramify.protocol.json_value import check_json
 from ramify.protocol.sampling import check_temperature
@@ -187,9 +189,9 @@ class TextSettings(Struct, frozen=True):
 
 
 class Reasoning(Struct, frozen=True):
-    """Accepted: templates of models that think decide themselves."""
+    """How much to think. No summaries are made: the whole thought is told."""
 
-    effort: ShortText | None = None
+    effort: Asked | None = None
     summary: ShortText | None = None
     generate_summary: ShortText | None = None
 
@@ -212,6 +214,8 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
         "max_completion_tokens": "use `max_output_tokens`",
         "response_format": "use `text.format`",
         "reasoning_effort": "use `reasoning.effort`",
+        "service_tier": "there is one: leave it out; `priority` says whose request goes first",
+        "verbosity": "only `medium` is served, which changes nothing: ask for brevity in a message",
     }
 
     model: Annotated[str, Meta(max_length=4096)] | None = None  # the one that is served
@@ -265,6 +269,15 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
         """`generate.logprobs`."""
         wanted = LOGPROBS in (self.include or ()) or self.top_logprobs is not None
         return max(1, self.top_logprobs or 0) if wanted else 0
+
+    @property
+    def effort(self) -> Asked | None:
+        """How much to think, as it was said."""
+        return self.reasoning.effort if self.reasoning is not None else None
+
+    def thinking(self, served: Served) -> Thinking:
+        """How much the model is to think. Raises InvalidField."""
+        return thinking(self.effort, self.max_output_tokens, served, "reasoning.effort")
 
     def items(self, unique: str) -> list[JsonObject]:
         """The input as items with ids. `unique`: what the ids are made of."""

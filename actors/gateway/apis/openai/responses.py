@@ -24,6 +24,7 @@ from ramify.actors.gateway.apis.openai.response_output import (
 )
 from ramify.actors.gateway.apis.openai.response_requests import ResponseRequest, checksum
 from ramify.actors.gateway.port.http import Response, json_response
+from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, RamifyError
 from ramify.protocol.stored_response import Stored, with_key
@@ -69,8 +70,10 @@ class ResponseDialogue:
         created: int,
         vocabulary: Vocabulary = (),
         events: Events | None = None,
+        *,
+        known: Served = Served(),  # noqa: B008 - it is immutable
     ) -> None:
-        """Raises BadRequest."""
+        """`known`: of the model. Raises BadRequest."""
         if request.input is None and request.generates:
             raise BadRequest("missing parameter: `input`", details={"field": "input"})
         self.streams = bool(request.stream) or events is not None
@@ -79,6 +82,7 @@ class ResponseDialogue:
         self.over = False
         self._request = request
         self._model = model
+        self._thinking = request.thinking(known)
         self._vocabulary = vocabulary
         self._namespaces = request.namespaces()
         self._created = created
@@ -202,6 +206,7 @@ class ResponseDialogue:
             detach=detach,  # type: ignore[arg-type]  # a literal
             ttl_s=0.0 if self._ephemeral(previous) else None,
             tools=request.declared(),
+            effort=self._thinking.effort,
             parts=True,
         )
         from_ = previous.branch if previous else None
@@ -227,6 +232,7 @@ class ResponseDialogue:
                 logprobs=request.ranks,
                 tool_choice=request.choice_of_tool,
                 parallel_tool_calls=request.parallel_tool_calls is not False,
+                thought_tokens=self._thinking.tokens,
                 constraint=request.constraint,
                 priority=request.priority,
                 **{name: value for name, value in given.items() if value is not None},
@@ -398,7 +404,7 @@ def _asked(request: ResponseRequest) -> JsonObject:
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": request.previous_response_id,
         "prompt_cache_key": request.prompt_cache_key,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": request.effort, "summary": None},
         "safety_identifier": request.safety_identifier,
         "service_tier": "default",
         "temperature": request.temperature,

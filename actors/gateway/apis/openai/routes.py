@@ -10,7 +10,6 @@ import msgspec
 
 from ramify.actors.gateway.apis.openai.chat import ChatAnswers, Heading
 from ramify.actors.gateway.apis.openai.completions import CompletionAnswers
-from ramify.actors.gateway.apis.openai.dialogue import Vocabulary
 from ramify.actors.gateway.apis.openai.errors import error_answer, of_error, reshaped, unknown_model
 from ramify.actors.gateway.apis.openai.requests import ChatRequest, CompletionRequest, decode
 from ramify.actors.gateway.apis.openai.response_requests import ResponseRequest
@@ -70,7 +69,7 @@ def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
     if request.path.startswith(MODELS):
         return _models(request.path, model, info["started"])
     try:
-        dialogue = _dialogue(request, model["model"], hub.vocabulary)
+        dialogue = _dialogue(request, model["model"], hub)
         return accept(hub, dialogue, credential, request, now)
     except RamifyError as error:
         return of_error(error)
@@ -104,15 +103,16 @@ def _models(path: str, model: dict[str, Any], started: float) -> Response:
     )
 
 
-def _dialogue(request: HttpRequest, served: str, vocabulary: Vocabulary) -> Dialogue:
+def _dialogue(request: HttpRequest, served: str, hub: Hub) -> Dialogue:
     """Raises RamifyError."""
+    vocabulary = hub.vocabulary
     if request.path == CHAT:
         chat = decode(request.body, ChatRequest)
-        return ChatAnswers(chat, _heading("chatcmpl", chat.model, served), vocabulary)
+        return ChatAnswers(chat, _heading("chatcmpl", chat.model, served), vocabulary, hub.served)
     if request.path == RESPONSES:
         asked = decode(request.body, ResponseRequest)
         _heading("", asked.model, served)
-        return ResponseDialogue(asked, served, int(time.time()), vocabulary)
+        return ResponseDialogue(asked, served, int(time.time()), vocabulary, known=hub.served)
     if request.path.startswith(f"{RESPONSES}/"):
         return _stored(request)
     completion = decode(request.body, CompletionRequest)

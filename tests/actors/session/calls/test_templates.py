@@ -408,3 +408,17 @@ def test_turns_that_are_appended_are_the_whole(name: str, kind: str, mode: str, 
     assert equal == (mode == "strict" or not rewritten)
     if not equal:
         assert "template 'strict'" in (writer.rewritten(tools=bool(tools)) or "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_effort_is_told_where_the_template_reads_it(name: str) -> None:
+    template = template_of(name)
+    assert template.tells_effort() == ("gpt-oss" in name)
+    for each in PUBLISHED["templates"][name]["renderings"]:
+        if each["kwargs"].keys() == {"reasoning_effort"} and "text" in each:
+            conversation = PUBLISHED["conversations"][each["conversation"]]
+            messages = [message_of(given) for given in conversation["messages"]]
+            arguments = (messages, conversation.get("tools"), each["add_generation_prompt"])
+            told = template.strict(*arguments, each["kwargs"]["reasoning_effort"])
+            if each.get("arguments_as") in (None, "object"):
+                assert Tokenizer.unguarded(told) == each["text"]

@@ -548,9 +548,10 @@ def test_the_history_is_not_rendered() -> None:
             messages: Sequence[Mapping[str, Any]],
             tools: Sequence[Mapping[str, Any]] | None = None,
             generate: bool = False,
+            effort: str | None = None,
         ) -> str:
             sizes.append(len(messages))
-            return self.inner.render(messages, tools, generate)
+            return self.inner.render(messages, tools, generate, effort)
 
         def unguarded(self, rendered: str) -> str:
             return self.inner.unguarded(rendered)
@@ -595,6 +596,7 @@ class Written:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         generate: bool = False,
+        effort: str | None = None,
     ) -> str:
         self.tools.append(tools)
         return self.write(messages, tools is not None) + ("<a>" if generate else "")

@@ -1,0 +1,58 @@
+"""How much a model is to think, as clients of the doors say it: by an effort, or not at all.
+
+A template that tells the model an effort gets it. For any other model that thinks, an effort is the
+most tokens of a thought, and "none" an empty one. A model that does not think has nothing to bound.
+"""
+
+from typing import Literal, NamedTuple
+
+from ramify.actors.gateway.port.interfaces import Served
+from ramify.protocol.errors import InvalidField
+from ramify.protocol.wire import Effort
+
+Asked = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+# Tokens of a thought, and the part of the answer's tokens that they are at most.
+BUDGETS: dict[Asked, tuple[int, float]] = {
+    "low": (1024, 1 / 4),
+    "medium": (4096, 1 / 2),
+    "high": (16384, 3 / 4),
+    "xhigh": (32768, 7 / 8),
+}
+_TOLD: dict[Asked, Effort] = {"minimal": "low", "low": "low", "medium": "medium"}  # others: "high"
+
+
+class Thinking(NamedTuple):
+    """`effort`: of `open`; `tokens`: `generate.thought_tokens`."""
+
+    effort: Effort | None = None
+    tokens: int | None = None
+
+
+def thinking(asked: Asked | None, most: int | None, served: Served, field: str) -> Thinking:
+    """What `asked` comes to. `most`: tokens of the answer, if they are given; `field`: how it was said.
+
+    Raises InvalidField.
+    """
+    if asked is None:
+        return Thinking()
+    if asked == "none" and served.unthought is None:
+        raise InvalidField(
+            f'`{field}`: this model cannot be kept from thinking: ask for "low", or leave it out'
+        )
+    if served.tells_effort and asked != "none":
+        return Thinking(effort=_TOLD.get(asked, "high"))
+    if not served.thinks:
+        return Thinking()
+    if asked in ("none", "minimal"):
+        return Thinking(tokens=0 if served.unthought is not None else BUDGETS["low"][0])
+    if asked not in BUDGETS:
+        return Thinking()
+    tokens, part = BUDGETS[asked]
+    return Thinking(tokens=tokens if most is None else max(1, min(tokens, int(most * part))))
+
+
+def switched(thinks: bool | None, served: Served, field: str) -> Asked | None:
+    """The same as an effort, where it is said as yes or no. Raises InvalidField."""
+    if thinks and (not served.thinks or served.unthought == ""):
+        raise InvalidField(f"`{field}`: this model does not think: leave it out")
+    return "none" if thinks is False else None
