@@ -255,9 +255,9 @@ class Renders:
         self.count = 0
         self._render = tokenizer.render
 
-    def __call__(self, messages: Any, tools: Any = None, generate: bool = False) -> str:
+    def __call__(self, messages: Any, tools: Any = None, *more: Any) -> str:
         self.count += len(tools or ()) > 1
-        text: str = self._render(messages, tools, generate)
+        text: str = self._render(messages, tools, *more)
         return text
 
 
