@@ -1,4 +1,4 @@
-"""Hostile HTTP bodies and WebSocket messages at the doors of OpenAI's and Ollama's APIs.
+"""Hostile HTTP bodies and WebSocket messages at the doors of OpenAI's, Anthropic's and Ollama's APIs.
 
     python benchmarks/hostile_doors.py [--requests 20000] [--seed 0] [--gateways 0] [--json FILE]
 
@@ -31,8 +31,16 @@ from ramify.clients.bench.websocket import CLOSE, PING, TEXT, FrameReader, clien
 
 PATIENCE_S = 60.0
 LARGEST = 300_000  # bytes of a hostile text
-SERVED = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/api/chat", "/api/generate"
-GETS = "/v1/models", "/v1/models/x", "/v1/responses/x", "/api/tags", "/api/x", "/v1/embeddings"
+MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+SERVED = (
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/api/chat", "/api/generate",
+    MESSAGES, COUNT,
+)  # fmt: skip
+GETS = (
+    "/v1/models", "/v1/models/x", "/v1/responses/x", "/api/tags", "/api/x", "/v1/embeddings",
+    "/v1/messages/x",
+)  # fmt: skip
+VERSION = "anthropic-version: 2023-06-01\r\n"
 
 
 def valid(path: str, model: str, random_: random.Random) -> dict[str, Any]:
@@ -80,6 +88,31 @@ def valid(path: str, model: str, random_: random.Random) -> dict[str, Any]:
             }
             if random_.random() < 0.7:
                 del more["previous_response_id"]
+        case "/v1/messages" | "/v1/messages/count_tokens":
+            mark = {"type": "ephemeral"}
+            thought = {"type": "thinking", "thinking": "hm", "signature": "x" * 56}
+            use = {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}
+            result = {
+                "type": "tool_result",
+                "tool_use_id": "t",
+                "content": [{"type": "text", "text": "1"}],
+            }
+            more = {
+                "messages": [
+                    hello[0],
+                    {"role": "assistant", "content": [thought, {"type": "text", "text": "Ho"}, use]},
+                    {"role": "user", "content": [result, {"type": "text", "text": "?"}]},
+                    {"role": "system", "content": "Be."},
+                ],
+                "max_tokens": 2048,
+                "system": [{"type": "text", "text": "Be.", "cache_control": mark}],
+                "tools": [{"name": "f", "description": "d", "input_schema": schema}],
+                "thinking": {"type": "enabled", "budget_tokens": 1024},
+                "stop_sequences": ["x"],
+                "metadata": {"user_id": "u"},
+            }
+            if path == COUNT:
+                del more["max_tokens"], more["stop_sequences"], more["metadata"]
         case "/api/chat":
             more = {
                 "messages": [hello[0]],
@@ -96,7 +129,8 @@ def valid(path: str, model: str, random_: random.Random) -> dict[str, Any]:
     stream = random_.random() < 0.5
     if not stream:
         chosen.pop("stream_options", None)
-    return {"model": model, **json.loads(json.dumps(chosen)), "stream": stream}
+    streams = {} if path == COUNT else {"stream": stream}
+    return {"model": model, **json.loads(json.dumps(chosen)), **streams}
 
 
 def hostile_value(random_: random.Random) -> Any:
@@ -192,6 +226,8 @@ class DoorCampaign:
         body = body_of(asked, random_)
         length = len(body) + random_.choice((0,) * 12 + (1, 50, -1))
         head = POST.format(path=path, port=self.port, length=max(0, length))
+        if path in (MESSAGES, COUNT) and random_.random() < 0.95:
+            head = head.replace("Content-Type", VERSION + "Content-Type")
         way = random_.randrange(16)
         if way == 0:
             path = random_.choice(GETS)
@@ -274,17 +310,19 @@ class DoorCampaign:
             return
         status = int(head.split(b" ", 2)[1])
         self.answers[str(status)] += 1
-        if status >= 500 and status not in (503, 504):
+        if status >= 500 and status not in (503, 504, 529):
             self.faults.append(f"{path}: {answer[:300]!r}")
         if status < 400 or b"chunked" in head:
             return
         try:
-            error = json.loads(body)["error"]
-            fits = (
-                isinstance(error, str)
-                if path.startswith("/api/")
-                else set(error) >= {"message", "type", "param", "code"}
-            )
+            told = json.loads(body)
+            error = told["error"]
+            if path.startswith("/api/"):
+                fits = isinstance(error, str)
+            elif path.startswith(MESSAGES):
+                fits = told["type"] == "error" and set(error) >= {"message", "type"}
+            else:
+                fits = set(error) >= {"message", "type", "param", "code"}
         except (ValueError, KeyError, TypeError):
             fits = False
         if not fits:

@@ -22,6 +22,7 @@ MIN_INT, MAX_INT = -(2**63), 2**63 - 1  # JavaScript reads those beyond 2**53 ro
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _SHOWN = 40  # characters of any other key in a path
+_TOO_MANY, _FAULTY = -1, -2
 
 # The way from a value to the outermost one: (the way of its container, its key or index).
 _Way = tuple[Any, str | int] | None
@@ -29,10 +30,11 @@ _Way = tuple[Any, str | int] | None
 
 class _Decoding(threading.local):
     """The decoding state of this thread. `left`: values that the current frame may still hold; None:
-    there is no frame.
+    there is no frame. `checked`: what was found to be sound in it, by id.
     """
 
     left: int | None = None
+    checked: dict[int, Any] | None = None
 
 
 _decoding = _Decoding()
@@ -40,13 +42,14 @@ _decoding = _Decoding()
 
 class OneFrame:
     """While it is entered, MAX_VALUES bounds all values that this thread checks, not each of them:
-    a frame has room for hundreds of values of that size, and they are checked in one go."""
+    a frame has room for hundreds of values of that size, and they are checked in one go. One that
+    stands in several messages is checked and counted once."""
 
     def __enter__(self) -> None:
-        _decoding.left = MAX_VALUES
+        _decoding.left, _decoding.checked = MAX_VALUES, {}
 
     def __exit__(self, *_: object) -> None:
-        _decoding.left = None
+        _decoding.left = _decoding.checked = None
 
 
 def check_json(value: Any, field: str) -> None:
@@ -54,17 +57,20 @@ def check_json(value: Any, field: str) -> None:
 
     Or if the frame that is being decoded (`OneFrame`) holds too many values with it.
     """
-    room = _decoding.left
+    room, checked = _decoding.left, _decoding.checked
+    if checked is not None and id(value) in checked:
+        return
     left = _left(value, MAX_VALUES if room is None else room)
     if room is not None:
         _decoding.left = left
     if left >= 0:
+        if checked is not None:
+            checked[id(value)] = value
         return
-    fault = _fault(value)
-    if fault is None:  # of itself it may
+    if left == _TOO_MANY and room not in (None, MAX_VALUES):
         why = f"and the other JSON of this frame hold more than {MAX_VALUES} values: send them apart"
-        fault = "", why
-    path, why = fault
+        raise InvalidField(f"`{field}` {why}")
+    path, why = _told(value, left)
     raise InvalidField(f"`{field}{path}` {why}")
 
 
@@ -73,44 +79,52 @@ def json_fault(value: Any) -> tuple[str, str] | None:
 
     O(size), at most MAX_VALUES.
     """
-    return None if _left(value, MAX_VALUES) >= 0 else _fault(value)
+    left = _left(value, MAX_VALUES)
+    return None if left >= 0 else _told(value, left)
+
+
+def _told(value: Any, left: int) -> tuple[str, str]:
+    """The fault for which `_left` gave a negative number."""
+    fault = _fault(value) if left != _TOO_MANY else None
+    return fault or ("", f"holds more than {MAX_VALUES} values: send less")
 
 
 def _left(value: Any, most: int) -> int:
-    """How many of `most` values are left behind this one; negative if it has a fault, or too many.
+    """How many of `most` values are left behind this one; `_TOO_MANY`, or `_FAULTY`.
 
     It only looks, level by level: a frame may hold 65,536 values, and nearly none has a fault.
     """
-    level: list[Any] = [[value]]
-    left = most + 1  # `value` itself is not counted
-    for _ in range(MAX_DEPTH + 1):
+    alone = not isinstance(value, dict | list | tuple)
+    level: list[Any] = [[value]] if alone else [value]
+    left = most + alone  # `value` itself is not counted
+    for _ in range(MAX_DEPTH + alone):
         below: list[Any] = []
         for container in level:
             left -= len(container)
             if left < 0:
-                return -1
+                return _TOO_MANY
             if isinstance(container, dict):
                 for key in container:
                     if type(key) is not str or not (key.isascii() or _encodable(key)):
-                        return -1
+                        return _FAULTY
             for item in container.values() if isinstance(container, dict) else container:
                 kind = type(item)  # the usual ones first
                 if kind is str:
                     if not (item.isascii() or _encodable(item)):
-                        return -1
+                        return _FAULTY
                 elif kind is dict or kind is list:
                     below.append(item)
                 elif kind is int:
                     if not MIN_INT <= item <= MAX_INT:
-                        return -1
+                        return _FAULTY
                 elif isinstance(item, dict | list | tuple):
                     below.append(item)
                 elif item is not None and kind is not bool and _fault_in_scalar(item) is not None:
-                    return -1
+                    return _FAULTY
         if not below:
             return left
         level = below
-    return -1
+    return _FAULTY
 
 
 def _fault(value: Any) -> tuple[str, str] | None:

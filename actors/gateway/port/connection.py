@@ -43,6 +43,7 @@ from ramify.actors.kit.log import get_log
 from ramify.protocol.codec import Codec
 from ramify.protocol.credentials import Credential
 from ramify.protocol.errors import Close, LimitExceeded, RamifyError
+from ramify.protocol.json_value import OneFrame
 from ramify.protocol.wire import Bye, ClientMessage, Error, Open, Pong, ServerMessage
 
 _LOG = get_log("ramify.gateway")
@@ -340,7 +341,8 @@ class Connection(asyncio.Protocol):
 
     def _exchange(self, request: HttpRequest, api: Api) -> None:
         """A request to an API that sessions answer: answered here, or by a session."""
-        answer = api.respond(request, self._hub)
+        with OneFrame():
+            answer = api.respond(request, self._hub)
         if isinstance(answer, Response):
             self._respond(answer, head_only=request.method == "HEAD")
             return
@@ -548,7 +550,9 @@ class Connection(asyncio.Protocol):
         except RamifyError as error:
             door.refuse(error)
         else:
-            if not door.receive(data) and self._guard.strike():
+            with OneFrame():
+                understood = door.receive(data)
+            if not understood and self._guard.strike():
                 self.close(Close.UNPARSEABLE, "unparseable messages")
         if self._guard.abusive:
             self._abused("too many messages")

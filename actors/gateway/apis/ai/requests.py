@@ -237,6 +237,8 @@ def _assistant(message: UiMessage, i: int) -> list[ChatMessage]:
 
 
 def _step(parts: list[tuple[int, UiPart]], i: int) -> list[ChatMessage]:
+    if not parts:  # of 80,000 empty steps
+        return []
     text = "".join(part.text for _, part in parts if part.type == "text")
     thought = "".join(part.text for _, part in parts if part.type == "reasoning")
     calls: list[JsonObject] = []

@@ -6,14 +6,14 @@ them. Unknown fields and kinds of blocks are refused by name.
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Raw
 
 from ramify.actors.gateway.apis.openai.requests import NO_IMAGES, Struct
 from ramify.protocol.tools import LONGEST_NAME
 from ramify.protocol.wire import JsonObject, ShortText, Text
 
 MOST_BLOCKS = 1 << 12  # of one message
-MOST_MESSAGES = 1 << 14  # of one request; as many as one `append` takes
+MOST_MESSAGES = 1 << 14  # of one request, with the blocks of all; as many as one `append` takes
 _SERVER_BLOCK = "the server runs no tools of its own: leave the block out"
 # Kinds of blocks that Anthropic's API has and this server does not, and what to do instead.
 NOT_SERVED = {
@@ -43,7 +43,7 @@ class TextBlock(Struct, frozen=True, kw_only=True, tag_field="type", tag="text")
     text: Text
     cache_control: CacheControl | None = None
     citations: _Nothing = None
-    parsed_output: Any = None  # what a client made of the text: it sends it back with the block
+    parsed_output: Raw = Raw()  # what a client made of the text: it sends it back with the block
 
 
 class ToolReference(Struct, frozen=True, kw_only=True, tag_field="type", tag="tool_reference"):

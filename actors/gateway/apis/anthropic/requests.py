@@ -114,6 +114,9 @@ class CountRequest(Struct, frozen=True, kw_only=True):
     speed: Literal["standard"] | None = None
 
     def __post_init__(self) -> None:
+        blocks = sum(len(each.content) for each in self.messages if isinstance(each.content, list))
+        if len(self.messages) + blocks > MOST_MESSAGES:
+            raise InvalidField(f"`messages` and their blocks are over {MOST_MESSAGES}: send fewer")
         config = self.output_config
         if self.output_format is not None and config is not None and config.format is not None:
             raise InvalidField("`output_format` stands beside `output_config.format`: give one")

@@ -28,7 +28,6 @@ from ramify.actors.gateway.port.hub import Hub
 from ramify.actors.kit.log import get_log
 from ramify.protocol.credentials import Credential
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.json_value import OneFrame
 
 _LOG = get_log("ramify.gateway")
 
@@ -88,8 +87,7 @@ class AnthropicApi:
             return _models(request, hub.status.info(), ident)
         self._say_betas(request.headers.get("anthropic-beta", ""))
         try:
-            with OneFrame():
-                dialogue = self._dialogue(request, hub, credential, ident)
+            dialogue = self._dialogue(request, hub, credential, ident)
             return accept(hub, dialogue, credential, request, now, headers=named(ident))
         except RamifyError as error:
             return of_error(error, ident)

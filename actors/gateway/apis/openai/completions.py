@@ -36,16 +36,18 @@ DEFAULT_TOKENS = 16  # OpenAI's
 FORK = 0  # id of the op that makes the roots of further prompts; ids increase
 
 
-def ops_of(request: CompletionRequest) -> tuple[list[ClientMessage], list[str]]:
+def ops_of(
+    request: CompletionRequest, prompts: Sequence[str | list[int]]
+) -> tuple[list[ClientMessage], list[str]]:
     """The frame of a request, and the branch of each choice. Raises InvalidField."""
     ops: list[ClientMessage] = [Open(detach="cancel", ttl_s=0.0)]
-    prompts = request.prompts
     roots = ["main", *(f"prompt{i}" for i in range(1, len(prompts)))]
     if len(roots) > 1:
         ops.append(Fork(id=FORK, branch=None, as_=roots[1:]))
     branches: list[str] = []
     n = request.choices
     top = max(1, request.logprobs) if request.logprobs is not None else 0
+    constraint = request.constraint()  # one for all prompts: it is checked, and as large as the body
     for i, (root, prompt) in enumerate(zip(roots, prompts, strict=True)):
         text = prompt if isinstance(prompt, str) else None
         tokens = None if isinstance(prompt, str) else prompt
@@ -63,7 +65,7 @@ def ops_of(request: CompletionRequest) -> tuple[list[ClientMessage], list[str]]:
                 logprobs=top,
                 n=n,
                 as_=None if n == 1 else names,
-                constraint=request.constraint(),
+                constraint=constraint,
                 **request.sampling(),
             )
         )
@@ -92,7 +94,8 @@ class CompletionAnswers(Answers):
     """See `Dialogue`."""
 
     def __init__(self, request: CompletionRequest, heading: Heading, vocabulary: Vocabulary) -> None:
-        ops, branches = ops_of(request)
+        prompts = request.prompts
+        ops, branches = ops_of(request, prompts)
         super().__init__(ops, branches, streams=bool(request.stream))
         self._heading = heading
         self._vocabulary = vocabulary
@@ -101,9 +104,9 @@ class CompletionAnswers(Answers):
         options = request.stream_options
         self._usage = options is not None and options.include_usage
         self._choices = [_Choice() for _ in branches]
-        self._echoed = request.prompts if request.echo else None
+        self._echoed = prompts if request.echo else None
         self._generates = request.max_tokens != 0
-        self._size = len(request.prompts)
+        self._size = len(prompts)
 
     def said(self, index: int, delta: Delta) -> bytes:
         choice = self._choices[index]

@@ -5,7 +5,7 @@ changes nothing, so that clients that send it always work, and others are told b
 not OpenAI's are those of `generate`, with the same names.
 """
 
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
@@ -93,7 +93,9 @@ class Message(Struct, kw_only=True, frozen=True):
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
-    parsed: Any = None  # what a client made of the content: it sends it back with the message
+    parsed: msgspec.Raw = (
+        msgspec.Raw()
+    )  # what a client made of the content: it sends it back with the message
 
     def chat(self) -> ChatMessage:
         """The message as a session's template takes it. Raises InvalidField for bad `tool_calls`."""
@@ -375,11 +377,10 @@ class CompletionRequest(_Settings, kw_only=True, frozen=True):
         prompt = self.prompt
         if isinstance(prompt, str):
             return [prompt]
-        tokens = [item for item in prompt if isinstance(item, int)]
-        others = [item for item in prompt if not isinstance(item, int)]
-        if tokens and others:
+        kinds = set(map(type, prompt))  # half a million token ids: no line of Python for each
+        if int in kinds and len(kinds) > 1:
             raise InvalidField("`prompt` mixes token ids and texts: give a list of one kind")
-        return others or [tokens]
+        return cast("list[str | list[int]]", [prompt] if int in kinds else prompt)
 
 
 def content_text(content: Content | None) -> str:

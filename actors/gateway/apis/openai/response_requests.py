@@ -356,18 +356,17 @@ _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "f
 
 
 def _items(values: list[Any]) -> list[Item]:
-    """The items; a message may come without a type."""
-    items: list[Item] = []
-    for i, value in enumerate(values):
-        if isinstance(value, dict) and "type" not in value:
-            value = {"type": "message", **value}
-        try:
-            items.append(msgspec.convert(value, Item))
-        except msgspec.ValidationError as error:
-            what, _, where = str(error).partition(" - at `$")
-            path = f"input[{i}]{where.removesuffix('`')}"
-            raise BadRequest(f"{what} - at `{path}`", details={"field": path}) from None
-    return items
+    """The items; a message may come without a type. All in one go: there may be 16,384."""
+    typed = [
+        {"type": "message", **value} if isinstance(value, dict) and "type" not in value else value
+        for value in values
+    ]
+    try:
+        return msgspec.convert(typed, list[Item])
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$")
+        path = f"input{where.removesuffix('`')}"
+        raise BadRequest(f"{what} - at `{path}`", details={"field": path}) from None
 
 
 def _messages(items: Iterable[Item]) -> Iterable[ChatMessage]:

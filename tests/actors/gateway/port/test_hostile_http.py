@@ -31,6 +31,11 @@ def post(gateway: Any, path: str, more: str = CHUNKED) -> bytes:
     return POST.format(path=path, host=gateway.address, more=more).encode()
 
 
+def _result(ident: str) -> dict[str, Any]:
+    result = {"type": "tool_result", "tool_use_id": ident, "content": "x"}
+    return {"role": "user", "content": [result]}
+
+
 @pytest.mark.parametrize(
     "more", [CHUNKED, "Content-Length: 1000000\r\n", "Expect: 100-continue\r\n" + CHUNKED]
 )
@@ -68,6 +73,39 @@ async def test_a_body_may_fill_the_context(serve) -> None:
             gateway.actor.loaded((), Served(context))
             head = post(gateway, "/v1/chat/completions", f"Content-Length: {size}\r\n")
             assert (await gateway.http(head + b" " * size))[0] == status
+
+
+@pytest.mark.parametrize(
+    ("path", "call", "version"),
+    [
+        ("/v1/chat/completions", {"function": {"name": "f", "arguments": {"a": [1] * 9000}}}, ""),
+        ("/api/chat", {"function": {"name": "f", "arguments": {"a": [1] * 9000}}}, ""),
+        ("/v1/messages", {"a": [1] * 9000}, "anthropic-version: 2023-06-01\r\n"),
+    ],
+)
+async def test_the_values_of_a_body_are_bounded_together(serve, path, call, version) -> None:
+    """1 MiB of them in calls of 16 messages held the loop for 66 ms."""
+    if path == "/v1/messages":
+        call = {"type": "tool_use", "id": "i", "name": "f", "input": call}
+        ask = [{"role": "assistant", "content": [call]}, _result("i")]
+    else:
+        ask = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    settings = {} if path == "/api/chat" else {"max_tokens": 9}
+    async with serve() as gateway:
+        gateway.status.info = lambda: INFO
+        for count, refused in ((8, True), (7, False)):
+            messages = [{"role": "user", "content": "hi"}, *(ask * count)]
+            data = json.dumps({"model": "stub", "messages": messages, **settings}).encode()
+            more = f"Content-Length: {len(data)}\r\n{version}"
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(post(gateway, path, more) + data)
+            if refused:
+                answer = await reader.read()
+                assert answer.startswith(b"HTTP/1.1 400 ")
+                assert b"hold more than 65536" in answer
+            else:
+                await gateway.next_open()
+            writer.close()
 
 
 async def test_chunks_of_a_byte_are_paced_as_frames_are(serve) -> None:

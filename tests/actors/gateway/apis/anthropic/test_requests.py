@@ -17,6 +17,7 @@ from ramify.protocol.wire import Append, ClientMessage, Constraint, Generate, Op
 SIGNER = Signer(b"secret", "ann")
 TOOL: dict[str, Any] = {"name": "add", "description": "Add", "input_schema": {"type": "object"}}
 FORMAT: dict[str, Any] = {"type": "json_schema", "schema": {"type": "object"}}
+TEXT: dict[str, Any] = {"type": "text", "text": ""}
 MARK: dict[str, Any] = {"type": "ephemeral", "ttl": "1h"}
 
 
@@ -189,6 +190,10 @@ def nested(depth: int) -> Any:
         ({"messages": [{"role": "user", "content": [{"type": "server_tool_use"}]}]}, "runs no tools"),
         ({"messages": [{"role": "user", "content": [{"type": "wing"}]}]}, "wing"),
         ({"messages": [{"role": "king", "content": ""}]}, "messages[0].role"),
+        (
+            {"messages": [{"role": "user", "content": [TEXT] * 4096}] * 4},
+            "and their blocks are over 16384",
+        ),
         ({"metadata": {"user_id": "u" * 4097}}, "metadata.user_id"),
     ],
 )
