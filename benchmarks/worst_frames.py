@@ -330,6 +330,12 @@ def frames() -> Iterator[tuple[str, list[dict[str, Any]]]]:
             f"append scored {top}",
             [{"type": "append", "id": 2, "tokens": [5] * count, "logprobs": top}],
         )
+    marks = "<|im_end|>" * 100_000  # control tokens, if they count
+    for special in (True, False):
+        how = "control" if special else "plain"
+        yield f"append {how}", [{"type": "append", "id": 2, "text": marks, "special": special}]
+        few = {"type": "append", "id": 2, "branch": NAMES, "text": marks[:90_000], "special": special}
+        yield f"append {how} all", [few]
     yield "append tokens", [{"type": "append", "id": 2, "tokens": [5] * 500_000}]
     yield (
         "append messages",
@@ -348,6 +354,8 @@ def frames() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         ],
     )
     yield "generate all", [{"type": "generate", "id": 2, "branch": NAMES, "max_tokens": 2}]
+    thinks = {"type": "generate", "branch": NAMES, "max_tokens": 4, "thought_tokens": 1}
+    yield "generate thoughts", [{**thinks, "id": 2}]
     yield "generate n", [{"type": "generate", "id": i, "n": 20, "max_tokens": 1} for i in range(2, 50)]
     yield (
         "generate, cancel",
@@ -377,7 +385,7 @@ def frames() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         "schemas",
         [
             {"type": "generate", "id": i, "branch": f"b{i}", "constraint": {"json_schema": schema}}
-            for i in range(2, 30)
+            for i in range(2, 11)  # 60,000 JSON values
         ],
     )
 
