@@ -90,6 +90,12 @@ class DecoderLayer:
         yield from mixer.norms(prefix)
 
 
+def _in_order(order: Tensor, heads: int) -> Tensor:
+    """The order of the values of so many heads."""
+    starts = torch.arange(heads) * len(order)
+    return (starts[:, None] + order).flatten()
+
+
 def _product(linear: Linear, prefix: str, names: tuple[str, ...], sizes: Sequence[int] = ()) -> Product:
     """`sizes`: of its blocks, where the checkpoint has each as a tensor."""
     return linear, [f"{prefix}.{name}" for name in names], list(sizes) if len(names) > 1 else []
@@ -111,7 +117,7 @@ class Decoder:
         if config.embedding_scale_rounded:
             self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self.layers = [self._empty_layer(*numbered) for numbered in enumerate(config.layers)]
-        self.norm = self._empty_norm(config.hidden_size)
+        self.norm = self._empty_norm(config.hidden_size, config.logit_scale != 1.0)
         head = self.embedding if config.tied else self._empty(config.vocab_size, config.hidden_size)
         self.head = plain(head, use="logits")
 
@@ -166,10 +172,18 @@ class Decoder:
     def complete(self) -> None:
         """Bring loaded weights into the form in which they are used. Call it once."""
         names = self.config.names
+        for layer in self.layers:
+            heads = layer.mixer.heads
+            for norm in (heads.q_norm, heads.k_norm):
+                if norm is not None and heads.rotary.order is not None:
+                    order = _in_order(heads.rotary.order, len(norm.weight) // heads.head_dim)
+                    norm.weight.copy_(norm.weight[order.to(self.device)])
         if self.config.norm_offset:
             inside = [norm for layer in self.layers for _, norm in layer.norms("", names)]
             for norm in (self.norm, *inside):
                 norm.weight += self.config.norm_offset
+        if self.config.logit_scale != 1.0:
+            self.norm.weight *= self.config.logit_scale
 
     def weights(self) -> dict[str, Tensor]:
         """What the loader fills: a view for each tensor, by its name in checkpoints.
@@ -202,12 +216,18 @@ class Decoder:
     def _empty_layer(self, index: int, settings: LayerSettings) -> DecoderLayer:
         hidden, own = self.config.hidden_size, settings.feed_forward
         mixer, wide = settings.mixer, own.size
+        heads = self._empty_attention(index, mixer)
+        qkv = self._empty_linear(hidden, mixer.width + 2 * mixer.kv_width, mixer.qkv_bias)
+        if heads.rotary.order is not None:  # values stay as they are
+            rotated = _in_order(heads.rotary.order, mixer.heads + mixer.kv_heads)
+            values = torch.arange(mixer.kv_width) + len(rotated)
+            qkv.order = torch.cat((rotated, values))
         before, after = settings.norms != "after", settings.norms != "before"
         return DecoderLayer(
             Attention(
                 norm=self._empty_norm(hidden) if before else None,
-                qkv=self._empty_linear(hidden, mixer.width + 2 * mixer.kv_width, mixer.qkv_bias),
-                heads=self._empty_attention(index, mixer),
+                qkv=qkv,
+                heads=heads,
                 output=self._empty_linear(mixer.width, hidden, mixer.output_bias),
                 post_norm=self._empty_norm(hidden) if after else None,
             ),
@@ -247,9 +267,9 @@ class Decoder:
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
-    def _empty_norm(self, size: int) -> RMSNorm:
-        # what is added to a weight would be rounded away in half precision
-        dtype = torch.float32 if self.config.norm_offset else self.dtype
+    def _empty_norm(self, size: int, changed: bool = False) -> RMSNorm:
+        # what is done to a weight would be rounded away in half precision
+        dtype = torch.float32 if self.config.norm_offset or changed else self.dtype
         weight = torch.empty(size, dtype=dtype, device=self.device)
         return RMSNorm(weight, self.config.rms_eps)
 

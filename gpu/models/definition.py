@@ -99,6 +99,7 @@ class Definition:
     embedding_scale: float = 1.0
     embedding_scale_rounded: bool = False  # to the model's type, before the product
     norm_offset: float = 0.0  # added to the weights of the norms
+    logit_scale: float = 1.0  # on the logits; the weight of the last norm takes it
     logit_softcap: float | None = None
 
     @property

@@ -70,6 +70,10 @@ def attention(
         raise fields.refused(f"num_attention_heads {heads} is no multiple of {kv_heads} kv heads")
     if head_dim % 2:
         raise fields.refused(f"head_dim {head_dim} is odd: rotary embedding needs an even one")
+    turned = int(head_dim * rope.get("partial_rotary_factor", 1)) if rope is not None else 0
+    if turned % 2:
+        told = f"partial_rotary_factor turns {turned} of a head's {head_dim} values"
+        raise fields.refused(f"{told}: rotary embedding needs an even number")
     spec = AttentionSpec(head_dim**-0.5 if scale is None else scale, softcap, window)
     return AttentionSettings(heads, kv_heads, head_dim, spec, rope, qk_norm, qkv_bias, output_bias)
 
@@ -89,9 +93,11 @@ def decoder(
     embedding_scale: float = 1.0,
     embedding_scale_rounded: bool = False,
     norm_offset: float = 0.0,
+    rms_eps: float | None = None,
+    logit_scale: float = 1.0,
     logit_softcap: float | None = None,
 ) -> Definition:
-    """What is beside the layers."""
+    """What is beside the layers. `rms_eps`: None: as the config says."""
     max_position = fields.integer("max_position_embeddings")
     context, longest = contexts((layer.mixer.rope for layer in layers), max_position, fields)
     return Definition(
@@ -100,7 +106,7 @@ def decoder(
         hidden_size=fields.integer("hidden_size"),
         layers=tuple(layers),
         names=names,
-        rms_eps=fields.number("rms_norm_eps"),
+        rms_eps=fields.number("rms_norm_eps") if rms_eps is None else rms_eps,
         tied=fields.flag("tie_word_embeddings"),
         max_position=max_position,
         context=context,
@@ -110,5 +116,6 @@ def decoder(
         embedding_scale=embedding_scale,
         embedding_scale_rounded=embedding_scale_rounded,
         norm_offset=norm_offset,
+        logit_scale=logit_scale,
         logit_softcap=logit_softcap,
     )

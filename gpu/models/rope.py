@@ -13,12 +13,20 @@ from ramify.gpu.ops.rotary import RopeSettings
 TYPES = ("full_attention", "sliding_attention")
 
 
-def rope(fields: Fields, theta: float = 10_000.0) -> RopeSettings:
-    """Of all layers. `theta`: where the config has none."""
+def rope(fields: Fields, theta: float = 10_000.0, partial: bool = False) -> RopeSettings:
+    """Of all layers. `theta`: where the config has none. `partial`: a part of each head may turn."""
     given = _given(fields)
     if any(isinstance(value, dict) for value in given.values()):
         raise fields.refused(f"rope_parameters per layer type: {fields.architecture} has none")
-    return _settings(fields, given, fields.get("rope_theta") or theta)
+    if partial:
+        share = given.get("partial_rotary_factor", fields.get("partial_rotary_factor"))
+        share = 1 if share is None else share
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+            raise fields.refused(
+                f"partial_rotary_factor is {share!r}: must be a number above 0, up to 1"
+            )
+        given = given | {"partial_rotary_factor": share}
+    return _settings(fields, given, fields.get("rope_theta") or theta, partial)
 
 
 def ropes(fields: Fields, theta: float, local_theta: float) -> tuple[RopeSettings, RopeSettings]:
@@ -48,7 +56,7 @@ def _given(fields: Fields) -> dict[str, Any]:
     return given
 
 
-def _settings(fields: Fields, given: Any, theta: float) -> RopeSettings:
+def _settings(fields: Fields, given: Any, theta: float, partial: bool = False) -> RopeSettings:
     """Both spellings as one dict with `rope_type`, `rope_theta` and the type's own fields."""
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
         raise fields.refused("rope_parameters nests objects in the settings of a layer type")
@@ -56,10 +64,10 @@ def _settings(fields: Fields, given: Any, theta: float) -> RopeSettings:
     settings["rope_type"] = settings.get("rope_type") or settings.get("type") or "default"
     if settings.get("rope_theta") is None:
         settings["rope_theta"] = theta
-    partial = settings.pop("partial_rotary_factor", None)
-    if partial not in (None, 1):
+    share = settings.get("partial_rotary_factor")
+    if not partial and share not in (None, 1):
         raise fields.refused(
-            f"partial_rotary_factor is {partial!r}: {fields.architecture} is served with 1.0"
+            f"partial_rotary_factor is {share!r}: {fields.architecture} is served with 1.0"
         )
     max_position = fields.integer("max_position_embeddings")
     outer = fields.get("original_max_position_embeddings")

@@ -3,8 +3,8 @@
 The angle of a position depends on the position alone, never on the present length of a sequence: a key
 is rotated once, then cached and shared by sequences of different lengths, and a cold run must equal a
 warm one. The formulas of `dynamic` and `longrope` contain the length, so the served context length is
-put in (as vLLM does). Up to the pretrained length the result is that of `transformers`; beyond it, that
-of `transformers` for a full context.
+put in (as vLLM does). Served up to the pretrained length the result is that of `transformers`; served
+beyond it, that of `transformers` for a full context, in short sequences too.
 """
 
 import math
@@ -38,10 +38,22 @@ class Rotary:
     """cos and sin for the positions of one step, computed once and used by all layers."""
 
     def __init__(self, rope: RopeSettings | None, dim: int, context: int, device: torch.device) -> None:
-        """`rope`: None: no positions, every angle is 0."""
-        frequencies, self._factor = torch.zeros(dim // 2), 1.0
-        if rope is not None:
-            frequencies, self._factor = inverse_frequencies(rope, dim, context)
+        """`rope`: None: no positions, every angle is 0.
+
+        Of a part of each head that is rotated (`partial_rotary_factor`, a share), the rest has angles of
+        0 too. Kernels know one order of a head, in which its halves turn together, so values of heads
+        have to be brought into `order`: both halves of the part to the beginnings of the halves.
+        """
+        self.order: Tensor | None = None
+        turned = 0 if rope is None else int(dim * rope.get("partial_rotary_factor", 1))
+        frequencies, factors = torch.zeros(dim // 2), torch.ones(dim // 2)
+        if rope is not None and turned:
+            frequencies[: turned // 2], factor = inverse_frequencies(rope, turned, context)
+            factors[: turned // 2] = factor
+        if 0 < turned < dim:
+            part, rest = torch.arange(turned).view(2, -1), torch.arange(turned, dim).view(2, -1)
+            self.order = torch.cat((part, rest), 1).flatten()
+        self._factors = None if bool((factors == 1).all()) else factors.to(device)
         self._frequencies = frequencies.to(device)
         self._half = dim // 2
 
@@ -52,8 +64,8 @@ class Rotary:
         """
         angles = positions[:, None, None].float() * self._frequencies
         cos, sin = angles.cos(), angles.sin()
-        if self._factor != 1.0:
-            cos, sin = cos * self._factor, sin * self._factor
+        if self._factors is not None:
+            cos, sin = cos * self._factors, sin * self._factors
         return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
     def table(self, positions: Tensor) -> tuple[Tensor, Tensor]:

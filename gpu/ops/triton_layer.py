@@ -251,11 +251,11 @@ def _rope_store(
         is_q = first < HEADS
         if NORM:
             if WIDE:
-                row = qkv + token * (HEADS + 2 * KV_HEADS) * DIM
+                whole = qkv + token * (HEADS + 2 * KV_HEADS) * DIM
                 if is_q:
-                    scale = tl.rsqrt(_mean_square(row, HEADS * DIM, BLOCK) + eps)
+                    scale = tl.rsqrt(_mean_square(whole, HEADS * DIM, BLOCK) + eps)
                 else:
-                    scale = tl.rsqrt(_mean_square(row + HEADS * DIM, KV_HEADS * DIM, BLOCK) + eps)
+                    scale = tl.rsqrt(_mean_square(whole + HEADS * DIM, KV_HEADS * DIM, BLOCK) + eps)
                 place = (first + heads) * DIM + half
             else:
                 square = tl.sum(low_wide * low_wide + high_wide * high_wide, 1) / DIM

@@ -34,6 +34,7 @@ class Packing:
         missing.discard(name)
         if missing:
             return
+        linear.put_in_order()
         linear.weight = self._form(linear)
         for each in names:
             del self._views[each], self._of[each]

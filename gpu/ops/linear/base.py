@@ -43,11 +43,15 @@ class PlainWeight(Weight):
 
 @dataclass(slots=True)
 class Linear:
-    """y = x W^T + b. bias [outputs] or None."""
+    """y = x W^T + b. bias [outputs] or None.
+
+    `order` int64[outputs]: which row of the checkpoint each of ours is; None: the same.
+    """
 
     weight: Weight
     bias: Tensor | None = None
     use: Use = "rows"
+    order: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, inputs] -> [T, outputs]."""
@@ -59,6 +63,13 @@ class Linear:
         if not isinstance(self.weight, PlainWeight):
             raise TypeError(f"this product reads plain weights, not a {type(self.weight).__name__}")
         return self.weight.tensor
+
+    def put_in_order(self) -> None:
+        """Bring rows that were loaded as the checkpoint has them into their order. Call it once."""
+        if self.order is not None:
+            order = self.order.to(self.tensor.device)
+            self.weight = PlainWeight(self.tensor[order])
+            self.bias = None if self.bias is None else self.bias[order]
 
     def into(self, x: Tensor, output: Tensor) -> None:
         """The same as a call, written to output [T, outputs], which is contiguous."""

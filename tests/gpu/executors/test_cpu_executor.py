@@ -51,6 +51,24 @@ FAMILIES = {
         "query_pre_attn_scalar": 32, "hidden_activation": "gelu_pytorch_tanh",
         "rope_local_base_freq": 10000.0,
     },
+    "smollm3": {
+        "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "no_rope_layer_interval": 2
+    },
+    "olmo3": {
+        "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "exaone4": {
+        "architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "sliding_window": 9,
+        "sliding_window_pattern": "LG",
+    },
+    "granite": {
+        "architectures": ["GraniteForCausalLM"], "model_type": "granite", "logits_scaling": 0.5,
+        "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.2,
+    },
+    "phi3": {
+        "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "partial_rotary_factor": 0.75
+    },
 }  # fmt: skip
 
 

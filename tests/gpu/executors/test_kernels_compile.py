@@ -186,6 +186,12 @@ GEMMA = LLAMA | {
     "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0,
 }
+OLMO = LLAMA | {
+    "architectures": ["Olmo3ForCausalLM"],
+    "model_type": "olmo3",
+    "sliding_window": 32,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 STEP = {"_embed_norm", "_add_norm", "_rope_store", "_extend"}
 DECODES = {"_attend", "_decode", "_merge", "_shared"}
 SAMPLING = {"_gather", "_search", "_masses", "_draw"}
@@ -206,10 +212,11 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
         (LLAMA, "bfloat16", "", False, "ngram", PLAIN | SAMPLING | DRAFTS | CONSTRAINTS | {"_propose"}),
         (LLAMA, "bfloat16", "", False, "model", PLAIN | DRAFTS | {"_begin", "_advance", "_fill"}),
         (GEMMA, "bfloat16", "", False, "ngram", STEP | DECODES | {"_gate_mul"}),
+        (OLMO, "bfloat16", "", False, "ngram", STEP | DECODES | {"_linear"}),
         (LLAMA, "float32", "sinks", False, "model", STEP | DECODES | {"_gate_mul"}),
         (GEMMA, "bfloat16", "sinks", True, "ngram", {"_attend", "_merge", "_rope_store"}),
     ],
-    ids=["llama", "draft model", "gemma", "float32-sinks", "deterministic"],
+    ids=["llama", "draft model", "gemma", "olmo", "float32-sinks", "deterministic"],
 )
 def test_the_compiler_takes_every_kernel(
     config: dict[str, object],

@@ -1,12 +1,15 @@
 """What config.json says of families whose layers differ. The rest of it: `startup/test_weights.py`."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ramify.gpu.models.config import parse_config
 from ramify.gpu.models.definition import Definition
+from ramify.gpu.ops.rotary import Rotary
 from ramify.protocol.errors import ModelError
 
 PATH = Path("config.json")
@@ -80,3 +83,73 @@ def rope_of(config: Definition, layer: int) -> dict[str, Any]:
 def test_what_gemma_3_may_not_say(change: dict[str, Any], told: str) -> None:
     with pytest.raises(ModelError, match=told):
         parse_config(GEMMA | change, {}, PATH)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "told"),
+    [
+        ("SmolLM3", {"no_rope_layers": [1, 0]}, "no_rope_layers must hold 0 or 1 for each of 3"),
+        ("SmolLM3", {"no_rope_layers": [1, 0, "x"]}, "no_rope_layers"),
+        ("SmolLM3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval is 0"),
+        ("Olmo2", {"clip_qkv": 8.0}, "clip_qkv is 8.0: Olmo2ForCausalLM"),
+        ("Olmo3", {"layer_types": [["full_attention"]] * 3}, "layer_types must name 3 layers"),
+        ("Exaone4", {"sliding_window_pattern": "LLX"}, "sliding_window_pattern is 'LLX'"),
+        ("Granite", {"residual_multiplier": -1}, "residual_multiplier is -1"),
+        ("Granite", {"logits_scaling": "x"}, "logits_scaling is 'x'"),
+        ("Granite", {"num_local_experts": 8}, "num_local_experts"),
+        ("Phi3", {"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5"),
+        ("Phi3", {"partial_rotary_factor": 0.1, "head_dim": 32}, "turns 3 of a head's 32"),
+        ("Llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
+    ],
+)
+def test_what_no_layer_knows_is_refused_by_name(name: str, change: dict[str, Any], told: str) -> None:
+    raw = {"architectures": [f"{name}ForCausalLM"], "num_hidden_layers": 3} | change
+    with pytest.raises(ModelError, match=re.escape(told)):
+        parse_config(raw, {}, PATH)
+
+
+def test_both_spellings_of_rope_fields_mean_the_same() -> None:
+    longrope = {"short_factor": [1.0] * 36, "long_factor": [2.0] * 36}
+    for name, old, new in (
+        ("SmolLM3", {"rope_theta": 5e6}, {"rope_parameters": {"rope_theta": 5e6}}),
+        (
+            "Phi3",
+            {
+                "rope_theta": 1e5,
+                "partial_rotary_factor": 0.75,
+                "rope_scaling": longrope | {"type": "su"},
+            },
+            {
+                "rope_parameters": longrope
+                | {"rope_theta": 1e5, "partial_rotary_factor": 0.75, "rope_type": "longrope"}
+            },
+        ),
+        (
+            "Olmo3",
+            {"rope_theta": 4e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 4e5},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 4e5},
+                }
+            },
+        ),
+    ):
+        named = {"architectures": [f"{name}ForCausalLM"]}
+        one, other = (parse_config(named | each, {}, PATH) for each in (old, new))
+        for a, b in zip(one.layers, other.layers, strict=True):
+            assert {k: v for k, v in (a.mixer.rope or {}).items() if k != "type"} == (b.mixer.rope or {})
+
+
+def test_a_part_of_a_head_is_rotated_in_the_order_of_the_kernels() -> None:
+    rotary = Rotary({"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}, 8, 64,
+                    torch.device("cpu"))  # fmt: skip
+    assert rotary.order is not None
+    assert rotary.order.tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
+    cos, sin = rotary.angles(torch.tensor([3]), torch.float32)
+    x = torch.arange(8.0).view(1, 1, 8)
+    turned = rotary.rotate(x[..., rotary.order], cos, sin)[0, 0]
+    assert turned[[2, 3, 6, 7]].tolist() == [4.0, 5.0, 6.0, 7.0]
+    angle = torch.tensor([3.0, 0.3])
+    wanted = torch.tensor([0.0, 1.0]) * angle.cos() - torch.tensor([2.0, 3.0]) * angle.sin()
+    torch.testing.assert_close(turned[:2], wanted)

@@ -18,6 +18,7 @@ SMALL = {
     "max_position_embeddings": 256,
     "initializer_range": 0.2,  # so that attention and rope matter to the outcome
 }
+PAD = {"pad_token_id": 0}  # where the default is beyond the vocabulary
 LONG = [1.0 + i / 2 for i in range(8)]
 SHORT = [1.0 + i / 8 for i in range(8)]
 
@@ -107,6 +108,58 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
+    "smollm3": ("SmolLM3", PAD | {"num_hidden_layers": 5, "no_rope_layer_interval": 2}, {}),
+    "smollm3-window": (
+        "SmolLM3",
+        PAD | {"no_rope_layers": [1, 0, 0], "use_sliding_window": True, "sliding_window": 20},
+        {},
+    ),
+    "olmo2": ("Olmo2", {}, {}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 4,
+            "sliding_window": 20,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "rope_theta": 500000.0,
+                    "original_max_position_embeddings": 64,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+            },
+        },
+        {},
+    ),
+    "exaone4": ("Exaone4", {"sliding_window": 20, "sliding_window_pattern": 3, "head_dim": 32}, {}),
+    "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}, {}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 3.0,
+        },
+        {},
+    ),
+    "phi3": ("Phi3", PAD | {"sliding_window": 20}, {}),
+    "phi4-short": (
+        "Phi3",
+        PAD
+        | {"num_attention_heads": 2, "original_max_position_embeddings": 192}
+        | rope("longrope", long_factor=LONG, short_factor=SHORT, partial_rotary_factor=0.5),
+        {"context": 192},
+    ),
+    "phi4-long": (
+        "Phi3",
+        PAD
+        | {"num_attention_heads": 2, "original_max_position_embeddings": 32}
+        | rope("longrope", long_factor=LONG, short_factor=SHORT, partial_rotary_factor=0.5),
+        {},
+    ),
     "qwen3-bias": ("Qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}, {}),
 }
 
@@ -192,7 +245,29 @@ def test_agrees_with_transformers(case: str, tmp_path: Path, device: str, drive:
         assert [outputs[row][:64] for row in range(3)] == wanted
 
 
-@pytest.mark.parametrize("case", ["llama-gqa", "mistral", "qwen3"])
+MIXED = ["smollm3", "olmo2", "olmo3", "exaone4", "granite", "phi3", "phi4-short", "phi4-long", "gemma3"]
+
+
+@pytest.mark.parametrize("case", MIXED)
+def test_log_probabilities_in_chunks_of_every_size(case: str, tmp_path: Path, drive: Any) -> None:
+    family, changes, settings = CASES[case]
+    model = save(tmp_path, family, changes)
+    prompt = prompts()[2][:60]
+    with torch.inference_mode():
+        wanted = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+    d = drive(tmp_path, page_size=4, **settings)
+    for size in range(1, len(prompt) + 1):
+        d.step(opens=[d.open(0, d.pages(0, 64))])
+        starts = range(0, len(prompt), size)
+        for start in starts[:-1]:
+            d.step(extends=[ExtendRow(0, start, pack(prompt[start : start + size]), False)])
+        last = ExtendRow(0, starts[-1], pack(prompt[starts[-1] :]), True)
+        _, ours = d.executor.forward(StepPlan(step=0, extends=[last]))
+        torch.testing.assert_close(ours[0].log_softmax(-1), wanted, atol=1e-4, rtol=0)
+        d.step(closes=[0])
+
+
+@pytest.mark.parametrize("case", ["llama-gqa", "mistral", "qwen3", *MIXED[:-2]])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_shared_prefix_is_read_from_the_cache(
     case: str, page_size: int, tmp_path: Path, device: str, drive: Any
@@ -219,22 +294,27 @@ def test_a_shared_prefix_is_read_from_the_cache(
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's: garbage in padding
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("case", ["gemma2", "gemma3-linear"])
+@pytest.mark.parametrize(
+    "case", ["gemma2", "gemma3-linear", "smollm3", "olmo3", "exaone4", "granite", "phi4-short"]
+)
 def test_other_norms_and_soft_caps_on_the_kernels(
     case: str, deterministic: bool, tmp_path: Path, drive: Any
 ) -> None:
-    """Soft caps, windows, two rotary bases, GeGLU, norms behind products; chunks and decodes."""
+    """Soft caps, windows, positions, GeGLU, norms behind products and over widths; chunks, decodes."""
     cuda = torch.cuda.is_available()
     # the interpreter of 3.6 does not know numpy 2.4
     pytest.importorskip("triton", minversion=None if cuda else "3.7")
-    family, changes, _ = CASES[case]
-    model = save(tmp_path, family, changes | {"head_dim": 16, "sliding_window": 6})
+    family, changes, settings = CASES[case]
+    own = {"head_dim": 32 if family == "Phi3" else 16}
+    window = {} if changes.get("sliding_window") is None else {"sliding_window": 6}
+    model = save(tmp_path, family, changes | own | window)
     prompt = prompts()[0][:11]
     with torch.inference_mode():
         logits = model(torch.tensor([prompt])).logits[0]
     d = drive(
         tmp_path, device="cuda" if cuda else "cpu", dtype="float32", deterministic=deterministic,
         attention="auto" if deterministic else "triton", max_rows=2, step_tokens=32, kv_tokens=256,
+        **settings,
     )  # fmt: skip
     d.step(opens=[d.open(0, d.pages(0, 32))])
     for start, stop in ((0, 9), (9, 10)):

@@ -21,7 +21,9 @@ class Sequences:
     def __init__(self, kernels: Kernels, run: Callable[..., None], seed: int, **spec: Any) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.qkv = torch.randn(2, LENGTH, WIDTH, generator=generator)
-        q_norm, k_norm = (torch.rand(DIM, generator=generator) + 0.5 for _ in range(2))
+        self.wide = bool(spec.pop("wide", False))
+        sizes = [n * DIM if self.wide else DIM for n in (HEADS, KV_HEADS)]
+        q_norm, k_norm = (torch.rand(size, generator=generator) + 0.5 for size in sizes)
         self.norms = (q_norm, k_norm, 1e-6)
         angles = torch.arange(LENGTH)[:, None] * torch.rand(DIM // 2, generator=generator)
         self.angles = angles.cos(), angles.sin()
@@ -51,7 +53,9 @@ class Sequences:
         out = torch.empty(count, HEADS * DIM)
         kernels, heads = self._kernels, (HEADS, KV_HEADS)
         self._run(
-            kernels.rotate(counts, qkv, positions, slots, self.angles, self.pool, heads, self.norms),
+            kernels.rotate(
+                counts, qkv, positions, slots, self.angles, self.pool, heads, self.norms, self.wide
+            ),
             kernels.attend(tiles_count, tiles, qkv, self.pool, out, heads, PAGE, **self.spec),
         )
         return list(out.split([stop - start for _, start, stop in parts]))
@@ -77,13 +81,16 @@ class Sequences:
         return torch.einsum("hqk,khd->qhd", shares, v).reshape(LENGTH, -1)
 
     def _rotated(self, x: Tensor, weight: Tensor) -> Tensor:
-        x = x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+        over = (-2, -1) if self.wide else -1
+        x = x / (x.pow(2).mean(over, keepdim=True) + 1e-6).sqrt()
+        x = x * (weight.view(-1, DIM) if self.wide else weight)
         a, b = x.chunk(2, -1)
         cos, sin = (table.double()[:, None] for table in self.angles)
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
-SPECS = [{}, {"softcap": 3.0}, {"window": 9}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}]
+SPECS = [{}, {"softcap": 3.0}, {"window": 9}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+         {"wide": True}]  # fmt: skip
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: next(iter(spec), "plain"))

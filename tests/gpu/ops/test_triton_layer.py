@@ -208,8 +208,8 @@ def test_norms_and_activation(dtype: torch.dtype, size: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("normed", [False, True])
-def test_rope_store(dtype: torch.dtype, page_size: int, normed: bool) -> None:
+@pytest.mark.parametrize("normed", ["", "head", "width"])
+def test_rope_store(dtype: torch.dtype, page_size: int, normed: str) -> None:
     from ramify.gpu.ops.triton_layer import rope_store
 
     heads, kv_heads, dim = (16, 8, 128) if CUDA else (4, 2, 16)
@@ -218,7 +218,8 @@ def test_rope_store(dtype: torch.dtype, page_size: int, normed: bool) -> None:
     qkv = draw(3, (heads + 2 * kv_heads) * dim, dtype=dtype)
     angles = draw(64, dim // 2)
     cos, sin = angles.cos(), angles.sin()
-    weights = draw(dim, dtype=dtype), draw(dim, dtype=dtype)
+    sizes = (heads * dim, kv_heads * dim) if normed == "width" else (dim, dim)
+    weights = [draw(size, dtype=dtype) for size in sizes]
     rows = torch.tensor([2, 0, 1], dtype=torch.int32, device=DEVICE)
     positions = torch.tensor([16, 4, 21], dtype=torch.int32, device=DEVICE)
     norms = [RMSNorm(weight, 1e-6) if normed else None for weight in weights]
@@ -230,7 +231,8 @@ def test_rope_store(dtype: torch.dtype, page_size: int, normed: bool) -> None:
     )
     for ours, part, weight in ((q, parts[0], weights[0]), (pool.k[slots], parts[1], weights[1])):
         if normed:
-            part = F.rms_norm(part, (dim,), weight.float(), 1e-6)
+            whole = part.flatten(1) if normed == "width" else part
+            part = F.rms_norm(whole, weight.shape, weight.float(), 1e-6).view_as(part)
         low, high = part.chunk(2, -1)
         c, s = cos[positions.long()][:, None], sin[positions.long()][:, None]
         close(ours, torch.cat((low * c - high * s, high * c + low * s), -1))
