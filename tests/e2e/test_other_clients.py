@@ -3,7 +3,8 @@
 Each case is skipped where its package is not installed. For Node: `npm ci` in tests/e2e/node. For the
 libraries, which bring many others: an environment of their own, as RAMIFY_CLIENTS_PYTHON=PATH/bin/python
 (`pip install openai-agents langchain-openai instructor litellm ollama anthropic`). For Anthropic's
-package for Node: a folder with it (`npm install @anthropic-ai/sdk`), as RAMIFY_CLIENTS_NODE=FOLDER.
+package for Node and the AI SDK's: a folder with them, as RAMIFY_CLIENTS_NODE=FOLDER (`npm install
+@anthropic-ai/sdk ai@6 @ai-sdk/anthropic@3 @ai-sdk/openai@3 @ai-sdk/openai-compatible@2 zod`).
 """
 
 import json
@@ -59,13 +60,13 @@ def test_the_package_for_node(request: pytest.FixtureRequest) -> None:
     assert len(told["passed"]) >= 16
 
 
-@pytest.mark.skipif(
-    NODE is None or not (FOLDER / "node_modules" / "@anthropic-ai").exists(),
-    reason="npm install @anthropic-ai/sdk in RAMIFY_CLIENTS_NODE",
+@pytest.mark.parametrize(
+    ("name", "package"), [("anthropic", "@anthropic-ai"), ("ai_sdk", "@ai-sdk/anthropic")]
 )
-def test_anthropic_for_node(request: pytest.FixtureRequest) -> None:
-    assert NODE is not None
-    program = str(HERE / "programs" / "with_anthropic.mjs")
+def test_a_program_for_node(request: pytest.FixtureRequest, name: str, package: str) -> None:
+    if NODE is None or not (FOLDER / "node_modules" / package).exists():
+        pytest.skip(f"{package} is not in RAMIFY_CLIENTS_NODE")
+    program = str(HERE / "programs" / f"with_{name}.mjs")
     assert run(NODE, program, request.getfixturevalue("address"), MODEL, str(FOLDER)).strip() == "ok"
 
 

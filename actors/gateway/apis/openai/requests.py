@@ -5,6 +5,7 @@ changes nothing, so that clients that send it always work, and others are told b
 not OpenAI's are those of `generate`, with the same names.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 import msgspec
@@ -401,14 +402,16 @@ def decode(body: bytes, kind: type[R]) -> R:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         mends, unserved = getattr(kind, "MENDS", {}), getattr(kind, "UNSERVED", NOT_SERVED)
-        raise _bad(str(error), mends, unserved) from None
+        raise bad_request(str(error), mends, unserved) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is no JSON object: {error}") from None
     except RecursionError:
         raise BadRequest("the body is nested too deeply") from None
 
 
-def _bad(message: str, mends: dict[str, str], unserved: dict[str, str]) -> BadRequest:
+def bad_request(
+    message: str, mends: Mapping[str, str] = {}, unserved: Mapping[str, str] = NOT_SERVED
+) -> BadRequest:
     """msgspec says: what is wrong - at `$.path`; the field stands in the text where it is unknown."""
     told, field = _told(message, unserved)
     first, _, rest = (field or "").partition(".")
@@ -416,7 +419,7 @@ def _bad(message: str, mends: dict[str, str], unserved: dict[str, str]) -> BadRe
     return BadRequest(f"{told}: {mend}" if mend else told, details={"field": field})
 
 
-def _told(message: str, unserved: dict[str, str]) -> tuple[str, str | None]:
+def _told(message: str, unserved: Mapping[str, str]) -> tuple[str, str | None]:
     """The message of an error, and the field it names."""
     what, _, where = message.partition(" - at `$")
     path = where.removesuffix("`").removeprefix(".")

@@ -12,9 +12,10 @@ from ramify.actors.gateway.apis.openai.requests import (
     JsonSchemaFormat,
     Struct,
     TextPart,
+    bad_request,
 )
 from ramify.actors.gateway.port.interfaces import Served
-from ramify.protocol.errors import BadRequest, InvalidField
+from ramify.protocol.errors import InvalidField
 from ramify.protocol.json_value import check_json
 from ramify.protocol.sampling import check_temperature
 from ramify.protocol.wire import (
@@ -364,9 +365,7 @@ def _items(values: list[Any]) -> list[Item]:
     try:
         return msgspec.convert(typed, list[Item])
     except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$")
-        path = f"input{where.removesuffix('`')}"
-        raise BadRequest(f"{what} - at `{path}`", details={"field": path}) from None
+        raise bad_request(str(error).replace(" - at `$", " - at `$.input")) from None
 
 
 def _messages(items: Iterable[Item]) -> Iterable[ChatMessage]:

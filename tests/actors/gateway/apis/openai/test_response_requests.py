@@ -55,8 +55,8 @@ def test_items_of_a_turn_become_one_message() -> None:
     [
         ({"type": "computer_call"}, "input[0].type"),
         ({"role": "user", "content": [{"type": "input_image"}]}, "input[0].content[0].type"),
-        ({"type": "function_call", "name": "f"}, "input[0]"),
-        ({"role": "user", "content": "x", "mood": 1}, "input[0]"),
+        ({"type": "function_call", "name": "f"}, "input[0].call_id"),
+        ({"role": "user", "content": "x", "mood": 1}, "input[0].mood"),
         (5, "input[0]"),
     ],
 )
@@ -90,3 +90,11 @@ def test_tools_of_a_namespace_are_told_with_both_names() -> None:
     assert called[0]["function"]["name"] == "agents__close"
     assert request.tools is not None
     assert request.tools[1].shown() == space
+
+
+def test_a_picture_in_the_input_is_refused_with_a_way_to_go() -> None:
+    part = {"type": "input_image", "image_url": "data:image/png;base64,"}
+    asked = {"input": [{"role": "user", "content": "x"}, {"role": "user", "content": [part]}]}
+    request = decode(json.dumps(asked).encode(), ResponseRequest)
+    with pytest.raises(BadRequest, match=r"`input\[1\].content\[0\].type` 'input_image': no served"):
+        request.messages(instructed=False)
