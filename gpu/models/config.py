@@ -11,6 +11,7 @@ from typing import Any
 from ramify.gpu.models.definition import Definition
 from ramify.gpu.models.families import FAMILIES
 from ramify.gpu.models.fields import Fields
+from ramify.gpu.models.parts import Family, of_text
 from ramify.protocol.errors import ModelError
 
 
@@ -33,10 +34,25 @@ def parse_config(raw: dict[str, Any], generation: dict[str, Any], path: Path) ->
         method = raw["quantization_config"].get("quant_method", "of an unknown method")
         raise ModelError(f"{path}: quantization_config ({method}) is not supported: give a checkpoint "
                          "in float32, bfloat16 or float16")  # fmt: skip
-    fields = Fields(family.architecture, family.defaults | raw, generation, path)
+    values, where = (raw, str(path)) if family.text is None else _text(raw, family, path)
+    fields = Fields(family.architecture, family.defaults | values, generation, where)
     definition = family.define(fields)
     fields.refuse_unread()
-    return definition
+    return definition if family.text is None else of_text(definition)
+
+
+def _text(raw: dict[str, Any], family: Family, path: Path) -> tuple[dict[str, Any], str]:
+    """The fields of the text part, with what is said of the whole; and where they are."""
+    inner = raw.get("text_config")
+    if not isinstance(inner, dict):
+        raise ModelError(f"{path}: text_config is {inner!r}: must be an object")
+    kind = inner.get("model_type", family.text)
+    if kind != family.text:
+        raise ModelError(f"{path}: text_config.model_type is {kind!r}: {family.architecture} is served "
+                         f"with {family.text}")  # fmt: skip
+    outer = ("tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype")
+    said = {name: raw[name] for name in outer if raw.get(name) is not None}
+    return inner | said, f"{path}: text_config"
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -75,6 +75,8 @@ class TensorNames:
     after: tuple[str, str] = ("post_attention_layernorm", "post_feedforward_layernorm")
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    renamed: tuple[tuple[str, str], ...] = ()  # how names begin in checkpoints, and here
+    skipped: tuple[str, ...] = ()  # how names of tensors begin that text does not need
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ It remembers what was read, so that a setting which changes the mathematics and 
 read is refused instead of lost.
 """
 
-from pathlib import Path
 from typing import Any
 
 from ramify.protocol.errors import ModelError
@@ -27,16 +26,19 @@ _FACTORS = (
 
 
 class Fields:
-    """The `values` of a file `path`, with defaults in them; `generation`: the other file's."""
+    """The `values` of a file, with defaults in them; `generation`: the other file's.
+
+    `where`: the file's name, for errors.
+    """
 
     def __init__(
-        self, architecture: str, values: dict[str, Any], generation: dict[str, Any], path: Path
+        self, architecture: str, values: dict[str, Any], generation: dict[str, Any], where: str
     ) -> None:
         self.architecture = architecture
         self._values = values
         self._generation = generation
         self._read: set[str] = set()
-        self.path = path
+        self._where = where
 
     def get(self, name: str) -> Any:
         self._read.add(name)
@@ -44,7 +46,7 @@ class Fields:
 
     def refused(self, told: str) -> ModelError:
         """To be raised."""
-        return ModelError(f"{self.path}: {told}")
+        return ModelError(f"{self._where}: {told}")
 
     def integer(self, name: str, default: int | None = None, most: int = _MOST) -> int:
         value = self.get(name)

@@ -1,7 +1,7 @@
 """The parts that family files are written with: layers' settings out of a config's fields."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ramify.gpu.attention.spec import AttentionSpec
@@ -20,18 +20,37 @@ from ramify.gpu.ops.rotary import RopeSettings
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _MOST_LAYERS = 1024
 
+# As models with a vision tower call them, those of the LLaVA kind; older ones have no `model.` in front
+_RENAMED = (
+    ("language_model.lm_head.", "lm_head."),
+    ("language_model.model.", "model."),
+    ("model.language_model.", "model."),
+)
+_TOWER = ("vision_tower.", "multi_modal_projector.")
+
 COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 """Defaults that most config classes of `transformers` have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`defaults`: of its config class, because a saved config.json leaves out what equals them."""
+    """`defaults`: of its config class, because a saved config.json leaves out what equals them.
+
+    `text`: of a model with a vision tower: the `model_type` of its text part, which is served alone.
+    """
 
     architecture: str
     model_type: str
     defaults: dict[str, Any]
     define: Callable[[Fields], Definition]
+    text: str | None = None
+
+
+def of_text(definition: Definition) -> Definition:
+    """The same, of a checkpoint with a vision tower beside it, whose tensors are not read."""
+    skipped = (*_TOWER, *(f"model.{name}" for name in _TOWER))
+    names = replace(definition.names, renamed=_RENAMED, skipped=skipped)
+    return replace(definition, names=names)
 
 
 def layer_count(fields: Fields) -> int:

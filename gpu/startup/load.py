@@ -116,7 +116,7 @@ def _fill(
             progress("making random weights", 0.0)
             fill_random(views, loaded=packing.loaded)
         else:
-            load_weights(folder or config.path, views, progress, packing.loaded)
+            load_weights(folder or config.path, views, progress, packing.loaded, model.config.names)
         with torch.inference_mode():
             model.complete()
 

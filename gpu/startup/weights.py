@@ -6,6 +6,7 @@ which tensors it wants.
 """
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ramify.gpu.models.definition import TensorNames
 from ramify.gpu.progress import Progress
 from ramify.protocol.errors import ModelError
 
+_LOG = logging.getLogger("ramify.gpu.startup")
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _FLOATS = {torch.float32, torch.bfloat16, torch.float16, torch.float64}
@@ -27,24 +30,29 @@ def load_weights(
     views: dict[str, Tensor],
     progress: Progress,
     loaded: Callable[[str], None] = lambda name: None,
+    called: TensorNames = TensorNames(),  # noqa: B008
 ) -> None:
-    """Fill `views` (checkpoint name -> tensor) from the checkpoint in `folder`.
+    """Fill `views` (name in the decoder -> tensor) from the checkpoint in `folder`.
 
-    `loaded` is told the name of each when it is filled, and may take views out that are.
+    `loaded` is told the name of each when it is filled, and may take views out that are. `called`: how
+    names in the checkpoint differ.
     """
-    files = checkpoint_files(folder)
+    files, skipped = checkpoint_files(folder), 0
     sizes = [path.stat().st_size for path in files]
     missing, names = set(views), frozenset(views)
     for number, path in enumerate(files):
         what = f"loading {path.name} ({number + 1} of {len(files)})"
         before, size, total = sum(sizes[:number]), sizes[number], max(1, sum(sizes))
         progress(what, before / total)
-        for part in _load_file(path, views, names, missing, loaded):
+        for part, left in _load_file(path, views, names, missing, loaded, called):
             progress(what, (before + part * size) / total)
+            skipped += left
     if missing:
         some = ", ".join(sorted(missing)[:3]) + (", ..." if len(missing) > 3 else "")
         raise ModelError(f"{folder}: {len(missing)} tensor(s) are in no file: {some}; the checkpoint is "
                          "incomplete or of another architecture than config.json says")  # fmt: skip
+    if skipped:
+        _LOG.info("%s: text alone is served; %d tensors of other parts are not read", folder, skipped)
     progress("weights loaded", 1.0)
 
 
@@ -111,13 +119,15 @@ def _load_file(
     known: frozenset[str],
     missing: set[str],
     loaded: Callable[[str], None],
-) -> Iterator[float]:
-    """Copy one file's tensors; yields now and then how much of it is done, 0..1."""
+    called: TensorNames,
+) -> Iterator[tuple[float, int]]:
+    """Copy one file's tensors; yields now and then how much is done, 0..1, and how many were left."""
     try:
         with safe_open(path, framework="pt") as file:
-            names = list(file.keys())
+            names = [name for name in file.keys() if not name.startswith(called.skipped)]  # noqa: SIM118
+            yield 0.0, len(file.keys()) - len(names)
             for number, name in enumerate(names, 1):
-                wanted = _in_decoder(name, known)
+                wanted = _in_decoder(name, known, called)
                 if wanted not in known:
                     _check_ignorable(path, name, known)
                     continue
@@ -128,13 +138,16 @@ def _load_file(
                 missing.discard(wanted)
                 loaded(wanted)
                 if number % 32 == 0:
-                    yield number / len(names)
+                    yield number / len(names), 0
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} is damaged or cut short ({error}): download it again") from None
 
 
-def _in_decoder(name: str, known: frozenset[str]) -> str:
+def _in_decoder(name: str, known: frozenset[str], called: TensorNames) -> str:
     """Checkpoints of the bare model leave out the `model.` in front."""
+    for theirs, ours in called.renamed:
+        if name.startswith(theirs):
+            return ours + name.removeprefix(theirs)
     prefixed = f"model.{name}"
     return prefixed if name not in known and prefixed in known else name
 

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3 (text): norms of 1 + w before and after, windows in a pattern, scaled embeddings."""
+"""Gemma 2 and 3, text alone: norms of 1 + w on both sides, windows in a pattern, scaled embeddings."""
 
 from ramify.gpu.models.definition import Definition, LayerSettings, TensorNames
 from ramify.gpu.models.fields import Fields
@@ -83,4 +83,5 @@ def _define(
 FAMILIES = (
     Family("Gemma2ForCausalLM", "gemma2", _SECOND, define_2),
     Family("Gemma3ForCausalLM", "gemma3_text", _THIRD, define_3),
+    Family("Gemma3ForConditionalGeneration", "gemma3", _THIRD, define_3, text="gemma3_text"),
 )

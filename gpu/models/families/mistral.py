@@ -1,4 +1,4 @@
-"""Mistral: Llama's layers, with a window in all of them or in none."""
+"""Mistral: Llama's layers, with a window in all of them or in none. Mistral 3: its text part."""
 
 from ramify.gpu.models.definition import Definition, LayerSettings
 from ramify.gpu.models.fields import Fields
@@ -27,4 +27,7 @@ def define(fields: Fields) -> Definition:
     return decoder(fields, layers)
 
 
-FAMILIES = (Family("MistralForCausalLM", "mistral", DEFAULTS, define),)
+FAMILIES = (
+    Family("MistralForCausalLM", "mistral", DEFAULTS, define),
+    Family("Mistral3ForConditionalGeneration", "mistral3", DEFAULTS, define, text="mistral"),
+)

@@ -153,3 +153,17 @@ def test_a_part_of_a_head_is_rotated_in_the_order_of_the_kernels() -> None:
     angle = torch.tensor([3.0, 0.3])
     wanted = torch.tensor([0.0, 1.0]) * angle.cos() - torch.tensor([2.0, 3.0]) * angle.sin()
     torch.testing.assert_close(turned[:2], wanted)
+
+
+def test_the_text_part_of_a_model_with_a_tower() -> None:
+    raw = {"architectures": ["Mistral3ForConditionalGeneration"], "eos_token_id": 7, "dtype": "bfloat16"}
+    text = {"model_type": "mistral", "num_hidden_layers": 2, "sliding_window": None}
+    found = parse_config(raw | {"text_config": text}, {}, PATH)
+    assert (len(found.layers), found.eos_token_ids, found.dtype) == (2, (7,), "bfloat16")
+    for other, told in (
+        ({}, "text_config is None"),
+        ({"text_config": text | {"model_type": "mistral4"}}, "text_config.model_type is 'mistral4'"),
+        ({"text_config": text | {"hidden_size": "x"}}, "text_config: hidden_size is 'x'"),
+    ):
+        with pytest.raises(ModelError, match=told):
+            parse_config(raw | other, {}, PATH)

@@ -414,3 +414,48 @@ def test_the_old_spelling_of_rope_settings(tmp_path: Path, drive: Any) -> None:
     d = drive(tmp_path)
     prompt = prompts()[0]
     assert d.generate(0, prompt, 32, d.pages(0, 128)) == reference(model, prompt, 32)
+
+
+TOWER = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+         "image_size": 28, "patch_size": 14}  # fmt: skip
+
+
+@pytest.mark.parametrize("names", ["old", "new"])
+@pytest.mark.parametrize("family", ["Gemma3", "Mistral3"])
+def test_the_text_of_a_model_with_a_vision_tower(
+    family: str, names: str, tmp_path: Path, drive: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Checkpoints name their tensors in an older or a newer way; those of the tower are not read."""
+    import transformers
+    from safetensors.torch import load_file, save_file
+
+    torch.manual_seed(7)
+    if family == "Gemma3":
+        text: Any = transformers.Gemma3TextConfig(**(SMALL | GEMMA))
+        tower: dict[str, Any] = {}
+    else:
+        text = transformers.MistralConfig(**SMALL, sliding_window=None)
+        tower = {"model_type": "pixtral", "head_dim": 16}
+    whole = getattr(transformers, f"{family}Config")(
+        text_config=text.to_dict(), vision_config=TOWER | tower, tie_word_embeddings=family == "Gemma3"
+    )
+    model = getattr(transformers, f"{family}ForConditionalGeneration")(whole).eval()
+    model.save_pretrained(tmp_path)
+    if names == "new":
+        path = tmp_path / "model.safetensors"
+        tensors = {f"model.{name}": tensor for name, tensor in load_file(path).items()}
+        renamed = {
+            "model.language_model.model.": "model.language_model.",
+            "model.language_model.lm_head.": "lm_head.",
+        }
+        for old, new in renamed.items():
+            tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+        save_file(tensors, path)
+    prompt = prompts()[0]
+    with torch.inference_mode(), caplog.at_level("INFO", "ramify.gpu.startup"):
+        wanted = model(input_ids=torch.tensor([prompt])).logits[0, -1]
+        d = drive(tmp_path)
+    assert "text alone is served" in caplog.text
+    d.step(opens=[d.open(0, d.pages(0, 64))])
+    _, ours = d.executor.forward(StepPlan(step=0, extends=[ExtendRow(0, 0, pack(prompt), True)]))
+    torch.testing.assert_close(ours[0], wanted, atol=1e-4, rtol=1e-4)
