@@ -63,6 +63,8 @@ def valid(path: str, model: str, random_: random.Random) -> dict[str, Any]:
                 "top_logprobs": 2,
                 "stop": ["x"],
                 "seed": 1,
+                "reasoning_effort": "low",
+                "parallel_tool_calls": False,
                 "stream_options": {"include_usage": True},
                 "response_format": {
                     "type": "json_schema",
@@ -83,6 +85,7 @@ def valid(path: str, model: str, random_: random.Random) -> dict[str, Any]:
                 "tools": [{"type": "function", **function}],
                 "metadata": {"a": "b"},
                 "temperature": 0.5,
+                "reasoning": {"effort": "low", "summary": "auto"},
                 "text": {"format": {"type": "json_schema", "name": "s", "schema": schema}},
                 "previous_response_id": "resp_x",
             }
@@ -108,6 +111,7 @@ def valid(path: str, model: str, random_: random.Random) -> dict[str, Any]:
                 "system": [{"type": "text", "text": "Be.", "cache_control": mark}],
                 "tools": [{"name": "f", "description": "d", "input_schema": schema}],
                 "thinking": {"type": "enabled", "budget_tokens": 1024},
+                "output_config": {"effort": "medium"},
                 "stop_sequences": ["x"],
                 "metadata": {"user_id": "u"},
             }
@@ -118,6 +122,7 @@ def valid(path: str, model: str, random_: random.Random) -> dict[str, Any]:
                 "messages": [hello[0]],
                 "tools": tools,
                 "format": schema,
+                "think": "low",
                 "options": {"num_predict": 9, "seed": 1},
             }
         case _:

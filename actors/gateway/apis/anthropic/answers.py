@@ -39,17 +39,18 @@ def opening(
     """The ops that put the prompt on a branch. Raises InvalidField."""
     if not told.messages or told.messages[-1].role == "system":
         raise InvalidField("`messages` hold no user's turn before the answer: begin with one")
-    ops: list[ClientMessage] = [
-        Open(
+    try:
+        opened = Open(
             detach="cancel",
             ttl_s=0.0,
             tools=request.declared(),
             effort=thinks.effort,
             parts=True,
             usage=True,
-        ),
-        Append(id=APPEND, messages=told.messages),
-    ]
+        )
+    except InvalidField as error:  # of a schema that is no plain JSON
+        raise InvalidField(error.message.replace(".function.parameters", ".input_schema")) from None
+    ops: list[ClientMessage] = [opened, Append(id=APPEND, messages=told.messages)]
     if request.thinking is not None and request.thinking.type == "disabled" and served.unthought != "":
         if served.unthought is None:
             raise InvalidField("`thinking`: this model cannot be kept from thinking: leave it out")

@@ -185,15 +185,24 @@ class _Turns:
                 self.made.append(ChatMessage(role="user", content="\n".join(self._texts)))
             case "assistant":
                 self._asked = {str(call["id"]): call["function"]["name"] for call in self._calls}
-                self.made.append(
-                    ChatMessage(
-                        role="assistant",
-                        content="".join(self._texts),
-                        tool_calls=self._calls or None,
-                        reasoning="\n".join(thought for thought in self._thoughts if thought) or None,
-                    )
-                )
+                self.made.append(self._answer())
         self._texts, self._thoughts, self._calls = [], [], []
+
+    def _answer(self) -> ChatMessage:
+        """The assistant's turn. Raises InvalidField in words of this API."""
+        try:
+            return ChatMessage(
+                role="assistant",
+                content="".join(self._texts),
+                tool_calls=self._calls or None,
+                reasoning="\n".join(thought for thought in self._thoughts if thought) or None,
+            )
+        except InvalidField as error:  # of an input that is no plain JSON
+            place = f"`{self._place}: tool_use["
+            told = error.message.replace("`tool_calls[", place).replace(
+                "].function.arguments", "].input"
+            )
+            raise InvalidField(told) from None
 
 
 def _text_of(block: Block) -> str:

@@ -18,6 +18,9 @@ SIGNER = Signer(b"secret", "ann")
 TOOL: dict[str, Any] = {"name": "add", "description": "Add", "input_schema": {"type": "object"}}
 FORMAT: dict[str, Any] = {"type": "json_schema", "schema": {"type": "object"}}
 TEXT: dict[str, Any] = {"type": "text", "text": ""}
+DEEP: dict[str, Any] = json.loads('{"a":' * 40 + "1" + "}" * 40)
+HI: dict[str, Any] = {"role": "user", "content": "hi"}
+CALL: dict[str, Any] = {"type": "tool_use", "id": "t", "name": "add", "input": DEEP}
 MARK: dict[str, Any] = {"type": "ephemeral", "ttl": "1h"}
 
 
@@ -166,6 +169,11 @@ def nested(depth: int) -> Any:
             "tool_choice.name",
         ),
         ({"tools": [TOOL, TOOL]}, "tools[1]"),
+        ({"tools": [{**TOOL, "input_schema": DEEP}]}, "tools[0].input_schema.a"),
+        (
+            {"messages": [HI, {"role": "assistant", "content": [CALL]}, HI]},
+            "messages[1]: tool_use[0].input",
+        ),
         ({"tools": [{"name": "add"}]}, "tools[0].input_schema"),
         ({"tools": [{"type": "custom", "input_schema": {}}]}, "tools[0].name"),
         ({"tools": [{**TOOL, "input_schema": {"properties": []}}]}, "tools[0].input_schema.properties"),
