@@ -80,6 +80,17 @@ def messages() -> None:
     assert list(json.loads(parsed.content[0].text)) == ["name"]
 
 
+def inputs(heard: list[Any], answer: Any) -> None:
+    """Inputs of calls come in pieces as they are said, block by block, and are whole at the end."""
+    pieces: dict[int, list[str]] = {}
+    for event in heard:
+        if event.type == "content_block_delta" and event.delta.type == "input_json_delta":
+            pieces.setdefault(event.index, []).append(event.delta.partial_json)
+    for index, said in pieces.items():
+        assert json.loads("".join(said)) == answer.content[index].input, said
+        assert answer.content[index].name != "calculator" or len(said) > 2, said
+
+
 def tools(*, stream: bool) -> None:
     """Five turns: each answer is a call, each message of the user its result."""
     said: list[Any] = [{"role": "user", "content": "What is 31 + 47?"}]
@@ -93,10 +104,13 @@ def tools(*, stream: bool) -> None:
     ]
     for choice in choices:
         asked: dict[str, Any] = {**ASKED, "max_tokens": 90, "messages": said, "tools": [SUM, CLOCK]}
+        asked["output_config"] = {"effort": "medium"}
         if stream:
             with client.messages.stream(**asked, tool_choice=choice) as events:
-                kinds = [event.type for event in events]
+                heard: list[Any] = list(events)
                 answer: Any = events.get_final_message()
+            kinds = [event.type for event in heard]
+            inputs(heard, answer)
             assert kinds[0] == "message_start"
             assert kinds[-1] == "message_stop"
             assert kinds.count("content_block_start") == len(answer.content)
@@ -116,7 +130,12 @@ def tools(*, stream: bool) -> None:
                 assert list(call.input) == ["expression"]
         said.append({"role": "assistant", "content": answer.content})
         results = [
-            {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "78"}]}
+            {
+                "type": "tool_result",
+                "tool_use_id": call.id,
+                "content": [{"type": "text", "text": "78"}] if call.name == "calculator" else "no clock",
+                "is_error": call.name == "clock",
+            }
             for call in calls
         ]
         said.append({"role": "user", "content": [*results, {"type": "text", "text": "Go on."}]})
@@ -143,12 +162,17 @@ def result(ident: str) -> dict[str, Any]:
 def errors() -> None:
     text = {"role": "user", "content": "x"}
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+    call = {"type": "tool_use", "id": "t", "name": "clock", "input": {}}
+    picture = {"type": "tool_result", "tool_use_id": "t", "content": [image]}
+    pictured = [text, {"role": "assistant", "content": [call]}, {"role": "user", "content": [picture]}]
     mark = {"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}
     wrong: dict[str, dict[str, Any]] = {
         "messages": {"messages": []},
         "max_tokens": {"max_tokens": -1},
         "role": {"messages": [{"role": "king", "content": ""}]},
         "image": {"messages": [{"role": "user", "content": [image]}]},
+        "messages[2].content[0].content[0].type` 'image'": {"messages": pictured},
+        "vast": {"output_config": {"effort": "vast"}},
         "too long": {"messages": [{"role": "user", "content": "x " * 9000}]},
         "web_search": {"tools": [{"type": "web_search_20250305", "name": "w", "max_uses": 1}]},
         "tools": {"tool_choice": {"type": "any"}},

@@ -96,6 +96,7 @@ class CountRequest(Struct, frozen=True, kw_only=True):
         "stop": "use `stop_sequences`",
         "functions": "use `tools`",
         "task_budget": "use `max_tokens`",
+        "service_tier": "there is one: leave it out",
     }
 
     model: Annotated[str, Meta(min_length=1, max_length=4096)]
