@@ -1,6 +1,7 @@
 """What config.json says of families whose layers differ. The rest of it: `startup/test_weights.py`."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,11 @@ import pytest
 import torch
 
 from ramify.gpu.models.config import parse_config
+from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.models.definition import Definition
+from ramify.gpu.ops.linear.base import plain_weight
 from ramify.gpu.ops.rotary import Rotary
+from ramify.gpu.startup.packing import Packing
 from ramify.protocol.errors import ModelError
 
 PATH = Path("config.json")
@@ -167,3 +171,30 @@ def test_the_text_part_of_a_model_with_a_tower() -> None:
     ):
         with pytest.raises(ModelError, match=told):
             parse_config(raw | other, {}, PATH)
+
+
+def test_biases_and_norms_of_heads_follow_the_order_of_their_rows() -> None:
+    """No family has both of them and a partial rotation so far."""
+    raw = {"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 1, "attention_bias": True,
+           "hidden_size": 32, "intermediate_size": 16, "vocab_size": 16, "num_attention_heads": 2,
+           "num_key_value_heads": 1, "head_dim": 8}  # fmt: skip
+    config = parse_config(raw, {}, PATH)
+    mixer = config.layers[0].mixer
+    partial = replace(mixer, rope=(mixer.rope or {}) | {"partial_rotary_factor": 0.5})
+    layer = replace(config.layers[0], mixer=partial)
+    model = Decoder(replace(config, layers=(layer,)), 64, torch.float32, torch.device("cpu"))
+    views, order = model.weights(), torch.tensor([0, 1, 4, 5, 2, 3, 6, 7])
+    for view in views.values():
+        view.copy_(torch.arange(len(view)).view(-1, *[1] * (view.dim() - 1)).expand_as(view))
+    packing = Packing(views, model.products(), plain_weight)
+    for name in list(views):
+        packing.loaded(name)
+    model.complete()
+    ours = model.layers[0].mixer
+    rows = torch.cat((order, order + 8, order, torch.arange(8)))
+    assert ours.qkv.bias is not None
+    assert torch.equal(ours.qkv.bias, rows.float())
+    assert torch.equal(ours.qkv.tensor[:, 0], rows.float())
+    for norm in (ours.heads.q_norm, ours.heads.k_norm):
+        assert norm is not None
+        assert torch.equal(norm.weight, order.float())

@@ -292,6 +292,30 @@ def test_a_shared_prefix_is_read_from_the_cache(
         assert [first[row], *rest[row]] == reference(model, prefix + tail, 32)
 
 
+@pytest.mark.parametrize("case", ["qwen3", *MIXED])
+def test_in_8_bits_near_transformers(case: str, tmp_path: Path, drive: Any) -> None:
+    """On the CPU's own kernels, which want heads of 32."""
+    pytest.importorskip("llvmlite")
+    from ramify.gpu.native.host import host_isa
+
+    if host_isa() is None:
+        pytest.skip("the kernels do not run on this CPU")
+    family, changes, settings = CASES[case]
+    if family in ("Phi3", "Olmo2", "Olmo3"):
+        wide = {"num_attention_heads": 2, "num_key_value_heads": 2 if family == "Olmo3" else 1}
+    else:
+        wide = {"head_dim": 32}
+    model = save(tmp_path, family, changes | wide | {"initializer_range": 0.1})
+    d = drive(tmp_path, quantization="int8", device="cpu", **settings)
+    prompt = prompts()[0]
+    d.step(opens=[d.open(0, d.pages(0, 64))])
+    d.step(extends=[ExtendRow(0, 0, pack(prompt[:33]), False)])
+    _, ours = d.executor.forward(StepPlan(step=0, extends=[ExtendRow(0, 33, pack(prompt[33:]), True)]))
+    with torch.inference_mode():
+        wanted = model(torch.tensor([prompt])).logits[0, -1]
+    assert torch.nn.functional.cosine_similarity(ours[0], wanted, dim=0) > 0.995
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's: garbage in padding
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
@@ -350,10 +374,12 @@ def test_half_precision_and_sharded_checkpoints(tmp_path: Path, drive: Any, dtyp
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_runs_in_half_precision(tmp_path: Path, device: str, drive: Any, dtype: Any) -> None:
-    model = save(tmp_path, "Qwen3", {"head_dim": 32, "initializer_range": 0.05})
+@pytest.mark.parametrize("case", ["qwen3", "olmo3", "granite", "phi4-short"])
+def test_runs_in_half_precision(case: str, tmp_path: Path, device: str, drive: Any, dtype: Any) -> None:
+    family, changes, settings = CASES[case]
+    model = save(tmp_path, family, changes | {"initializer_range": 0.05})
     first, second, _ = prompts()
-    d = drive(tmp_path, dtype=dtype)
+    d = drive(tmp_path, dtype=dtype, **settings)
     assert d.executor.info.dtype == dtype
     d.step(opens=[d.open(row, d.pages(512 * row, 128)) for row in range(2)])
     extends = [ExtendRow(row, 0, pack(prompt), True) for row, prompt in enumerate((first, second))]
