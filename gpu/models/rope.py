@@ -10,6 +10,8 @@ from typing import Any
 from ramify.gpu.models.fields import Fields
 from ramify.gpu.ops.rotary import RopeSettings
 
+# Fields of rotary settings that change the mathematics and that no layer knows
+_UNKNOWN = ("llama_4_scaling_beta", "long_mscale", "mrope_section", "short_mscale")
 TYPES = ("full_attention", "sliding_attention")
 
 
@@ -60,6 +62,11 @@ def _settings(fields: Fields, given: Any, theta: float, partial: bool = False) -
     """Both spellings as one dict with `rope_type`, `rope_theta` and the type's own fields."""
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
         raise fields.refused("rope_parameters nests objects in the settings of a layer type")
+    for name in _UNKNOWN:
+        if given.get(name):
+            raise fields.refused(
+                f"{name} is {given[name]!r}: {fields.architecture} is not served with it"
+            )
     settings = dict(given)
     settings["rope_type"] = settings.get("rope_type") or settings.get("type") or "default"
     if settings.get("rope_theta") is None:

@@ -103,6 +103,7 @@ def test_what_gemma_3_may_not_say(change: dict[str, Any], told: str) -> None:
         ("Granite", {"num_local_experts": 8}, "num_local_experts"),
         ("Phi3", {"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5"),
         ("Phi3", {"partial_rotary_factor": 0.1, "head_dim": 32}, "turns 3 of a head's 32"),
+        ("Mistral", {"rope_parameters": {"llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta is 0.1"),
         ("Llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
     ],
 )
