@@ -160,6 +160,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         | rope("longrope", long_factor=LONG, short_factor=SHORT, partial_rotary_factor=0.5),
         {},
     ),
+    "seed-oss": ("SeedOss", {"head_dim": 32, "attention_out_bias": True}, {}),
     "qwen3-bias": ("Qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}, {}),
 }
 
