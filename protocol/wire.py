@@ -585,6 +585,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ttft_ms: float | None
     total_ms: float
     accepted: int = 0  # of `output`: tokens that were guessed, and right
+    thought: int = 0  # of `output`: tokens of thoughts
 
 
 class Done(ServerBase, kw_only=True, frozen=True):

@@ -273,6 +273,16 @@ class OutputSegment(Held):
         self.grow(sum(map(label_bytes, labels)) + reading.grown())
 
     @property
+    def thought(self) -> int:
+        """Tokens of thoughts, as far as it is labelled."""
+        total = before = 0
+        for count, label in zip(self.counts, self.labels or (), strict=False):
+            if kind_of(label) == "reasoning":
+                total += count - before
+            before = count
+        return total
+
+    @property
     def labelled(self) -> int:
         """How many chunks have their label, so that they can be sent as parts."""
         return len(self.chunks) if self.labels is None else len(self.labels)

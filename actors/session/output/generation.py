@@ -151,7 +151,8 @@ class GenerationState:
             certain = [TokenLogprob(token=token, logprob=0.0, top=[(token, 0.0)]) for token in tokens]
             self.segment.logprobs = [*(self.segment.logprobs or ()), *certain]
             self.segment.grow(2 * LOGPROB * len(tokens))
-        self.push(tokens, ())
+        for token in tokens:  # one by one, as the model would: each has a label of its own
+            self.push([token], ())
 
     def push(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> bool:
         """New tokens in order. True if a stop string was completed by them.
@@ -220,6 +221,7 @@ class GenerationState:
             ttft_ms=None if (ttft := self.ttft) is None else round(ttft * 1e3, 3),
             total_ms=round((finished.ended - self.arrived) * 1e3, 3),
             accepted=min(self.accepted, output),
+            thought=min(self.segment.thought, output),
         )
 
     def note(self, finished: Finished) -> None:

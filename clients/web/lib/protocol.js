@@ -192,6 +192,7 @@
  * @property {number} output
  * @property {number} forced
  * @property {number} [accepted]
+ * @property {number} [thought]
  * @property {{gpu?: number, host?: number, disk?: number}} hit
  * @property {number} queue_ms
  * @property {number | null} ttft_ms

@@ -165,11 +165,13 @@ def counted(done: Sequence[Done]) -> dict[str, Any]:
 def count_tokens(prompt: int, cached: int, usages: Sequence[Usage]) -> dict[str, Any]:
     """`usage` for so many prompt tokens and what was generated."""
     output = sum(usage.output for usage in usages)
+    thought = sum(usage.thought for usage in usages)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": cached},
+        **({"completion_tokens_details": {"reasoning_tokens": thought}} if thought else {}),
     }
 
 

@@ -441,7 +441,7 @@ def _usage(done: Done) -> JsonObject:
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
         "output_tokens": usage.output,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.thought},
         "total_tokens": usage.prompt + usage.output,
     }
 

@@ -54,6 +54,7 @@ def test_a_thought_is_ended_and_the_answer_follows(sim: Callable[..., Any]) -> N
     assert done.usage.output == 60
     assert 0 < done.usage.forced < 20
     assert done.content
+    assert (done.usage.thought, free.usage.thought) == (21, 60)  # with the line break that ends it
     assert free.reasoning.startswith(done.reasoning)
     said = "".join(delta.text for delta in client.deltas)
     assert said.count(END) == 1

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from ramify.actors.gateway.apis.openai.chat import ChatAnswers, Heading
+from ramify.actors.gateway.apis.openai.dialogue import count_tokens
 from ramify.actors.gateway.apis.openai.requests import ChatRequest, decode
 from ramify.actors.gateway.port.http import Response
 from ramify.protocol.errors import Overloaded
@@ -106,3 +107,9 @@ def test_an_error_before_and_after_the_first_words() -> None:
     ended = chat.fail(Overloaded("bye", retry_ms=1500))
     assert isinstance(ended, Response)
     assert (ended.status, ended.headers["Retry-After"]) == (503, "2")
+
+
+def test_tokens_of_thoughts_are_counted_where_there_are_some() -> None:
+    assert "completion_tokens_details" not in count_tokens(3, 0, [usage(output=5)])
+    told = count_tokens(3, 0, [usage(output=5, thought=2), usage(output=1, thought=1)])
+    assert told["completion_tokens_details"] == {"reasoning_tokens": 3}
