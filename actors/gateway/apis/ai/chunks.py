@@ -178,6 +178,7 @@ class ChatDialogue:
             "cachedInputTokens": usage.cached,
             "outputTokens": usage.output,
             "totalTokens": usage.prompt + usage.output,
+            "queueMs": usage.queue_ms,
         }
         reason = FINISH.get(done.reason, "other")
         ending = {"finishReason": reason, "messageMetadata": {"usage": counted}}

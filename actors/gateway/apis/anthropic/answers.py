@@ -172,12 +172,13 @@ class MessageAnswers(Answers):
     def _usage(self, done: Done) -> JsonObject:
         usage = done.usage
         output = usage.output if self._most else 0
-        told = self._marks.usage(usage.prompt, usage.cached, output)
-        return (
-            {**told, "output_tokens_details": {"thinking_tokens": usage.thought}}
-            if usage.thought
-            else told
-        )
+        told = {
+            **self._marks.usage(usage.prompt, usage.cached, output),
+            "queue_ms": usage.queue_ms,
+        }
+        if usage.thought:
+            told["output_tokens_details"] = {"thinking_tokens": usage.thought}
+        return told
 
     def _end(self, done: Done) -> JsonObject:
         reason, sequence = _REASONS.get(done.reason, "end_turn"), None

@@ -143,6 +143,7 @@ def _counts(done: Done) -> dict[str, Any]:
         "prompt_eval_duration": int(max(0.0, first - waited) * 1e6),
         "eval_count": usage.output,
         "eval_duration": int(max(0.0, usage.total_ms - first) * 1e6),
+        "queue_ms": waited,
     }
 
 

@@ -163,7 +163,7 @@ def counted(done: Sequence[Done]) -> dict[str, Any]:
 
 
 def count_tokens(prompt: int, cached: int, usages: Sequence[Usage]) -> dict[str, Any]:
-    """`usage` for so many prompt tokens and what was generated."""
+    """`usage` for so many prompt tokens and what was generated. `queue_ms`: the longest wait."""
     output = sum(usage.output for usage in usages)
     thought = sum(usage.thought for usage in usages)
     return {
@@ -172,6 +172,7 @@ def count_tokens(prompt: int, cached: int, usages: Sequence[Usage]) -> dict[str,
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": cached},
         **({"completion_tokens_details": {"reasoning_tokens": thought}} if thought else {}),
+        "queue_ms": max((usage.queue_ms for usage in usages), default=0.0),
     }
 
 

@@ -443,6 +443,7 @@ def _usage(done: Done) -> JsonObject:
         "output_tokens": usage.output,
         "output_tokens_details": {"reasoning_tokens": usage.thought},
         "total_tokens": usage.prompt + usage.output,
+        "queue_ms": usage.queue_ms,
     }
 
 

@@ -52,7 +52,7 @@ def test_thoughts_text_and_the_end(dialogue: ChatDialogue) -> None:
     ]
     assert chunks[0] == {"type": "start", "messageId": "msg-1"}
     assert [chunk["delta"] for chunk in chunks if chunk["type"] == "text-delta"] == ["\n\nYes", "."]
-    usage = {"inputTokens": 5, "cachedInputTokens": 4, "outputTokens": 3, "totalTokens": 8}
+    usage = {"inputTokens": 5, "cachedInputTokens": 4, "outputTokens": 3, "totalTokens": 8, "queueMs": 0}
     assert chunks[-1] == {"type": "finish", "finishReason": "stop", "messageMetadata": {"usage": usage}}
     assert (dialogue.over, dialogue.error, dialogue.take()) == (True, None, [])
 

@@ -92,7 +92,7 @@ def test_a_stream_of_blocks() -> None:
     assert made[-2]["delta"]["stop_reason"] == "tool_use"
     start, end = made[0]["message"]["usage"], made[-2]["usage"]
     assert (start["input_tokens"], start["cache_read_input_tokens"]) == (4, 3)
-    assert end == {**start, "output_tokens": 5}
+    assert end == {**start, "output_tokens": 5, "queue_ms": 0}
 
 
 def test_one_answer_has_the_same_blocks() -> None:

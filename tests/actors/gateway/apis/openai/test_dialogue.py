@@ -113,3 +113,10 @@ def test_tokens_of_thoughts_are_counted_where_there_are_some() -> None:
     assert "completion_tokens_details" not in count_tokens(3, 0, [usage(output=5)])
     told = count_tokens(3, 0, [usage(output=5, thought=2), usage(output=1, thought=1)])
     assert told["completion_tokens_details"] == {"reasoning_tokens": 3}
+
+
+def test_usage_says_how_long_the_longest_choice_waited() -> None:
+    first = usage(prompt=5, cached=4, computed=1, output=2, queue_ms=3.5)
+    told = count_tokens(5, 4, [first, msgspec.structs.replace(first, queue_ms=7.25)])
+    assert (told["queue_ms"], told["completion_tokens"]) == (7.25, 4)
+    assert count_tokens(5, 0, [])["queue_ms"] == 0.0
