@@ -1,6 +1,7 @@
 """The JavaScript programs in README, docs and examples run as they are printed."""
 
 import asyncio
+import json
 import re
 import shutil
 import subprocess
@@ -14,6 +15,8 @@ from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
 from tests.conftest import greedy
 
 ROOT = Path(__file__).resolve().parents[2]
+WEB = ROOT / "clients/web"
+TSC = WEB / "node_modules/.bin/tsc"
 SOCKETS = "--experimental-websocket"  # what Node 20 needs, and later ones ignore
 ADDRESS = "ws://127.0.0.1:8765"
 
@@ -55,6 +58,51 @@ async def test_a_printed_program_runs(
         output, _ = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0, output.decode()
     assert output.strip()
+
+
+@pytest.mark.skipif(not TSC.exists(), reason="needs `npm ci` in clients/web")
+def test_the_types_in_the_tree_are_those_of_the_sources(tmp_path: Path) -> None:
+    """`npm install ./clients/web` and `npm pack` of a fresh clone build nothing."""
+    command = [str(TSC), "-p", str(WEB), "--noEmit", "false", "--outDir", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    made, kept = ({p.name: p.read_text() for p in d.iterdir()} for d in (tmp_path, WEB / "types"))
+    assert made == kept, "npm run build:types in clients/web, and commit"
+
+
+STRICT = {
+    "strict": True,
+    "exactOptionalPropertyTypes": True,
+    "noUncheckedIndexedAccess": True,
+    "module": "nodenext",
+    "target": "es2022",
+    "lib": ["es2022", "dom", "dom.asynciterable"],
+    "noEmit": True,
+    "types": [],
+}
+TYPED = """import { connect, TooLong, type Result } from "ramify";
+const session = connect("ws://127.0.0.1:8765");
+for await (const { text } of session.main.chat("Hi", { max_tokens: 3 })) console.log(text.length);
+const result: Result = await session.main.chat("Hi").result;
+console.log(result.usage.prompt satisfies number, TooLong.name);
+"""
+
+
+@pytest.mark.skipif(not TSC.exists(), reason="needs `npm ci` in clients/web")
+def test_a_strict_typescript_project_uses_the_package_as_packed(tmp_path: Path) -> None:
+    """Nothing but what `npm pack` packs, and no package of development."""
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    (tmp_path / "tsconfig.json").write_text(
+        json.dumps({"compilerOptions": STRICT, "files": ["main.ts"]})
+    )
+    (tmp_path / "main.ts").write_text(TYPED)
+    pack = ["npm", "pack", "--silent", "--pack-destination", str(tmp_path)]
+    packed = subprocess.run(pack, cwd=WEB, check=True, capture_output=True, text=True).stdout.strip()
+    unpack = ["tar", "-xzf", str(tmp_path / packed), "-C", str(tmp_path)]
+    subprocess.run(unpack, check=True)
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "package").rename(tmp_path / "node_modules/ramify")
+    found = subprocess.run([str(TSC), "-p", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout
 
 
 def test_there_are_programs() -> None:

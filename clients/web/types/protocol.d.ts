@@ -1,0 +1,541 @@
+/**
+ * The messages of `ramify.v1` as types: what the fields mean is in docs/protocol.md.
+ *
+ * @typedef {"bad_request" | "unauthorized" | "forbidden" | "no_session" | "no_branch" | "exists" | "conflict"
+ *   | "limit" | "too_long" | "bad_constraint" | "unsupported" | "overloaded" | "deadline" | "cancelled"
+ *   | "skipped" | "internal"} ErrorCode
+ * @typedef {"system" | "user" | "assistant" | "tool"} Role
+ * @typedef {"stop" | "length" | "tool" | "cancelled" | "deadline" | "error"} Reason  why a generation ended
+ *
+ * @typedef {object} ChatMessage  One turn.
+ * @property {Role} role
+ * @property {string} [content]
+ * @property {string} [name]
+ * @property {string} [tool_call_id]
+ * @property {object[]} [tool_calls]
+ * @property {string} [reasoning]  of an assistant, for templates that show it
+ *
+ * @typedef {object} Constraint  What an output must be: one of the fields.
+ * @property {string} [regex]
+ * @property {object | string} [json_schema]
+ * @property {string[]} [choices]
+ * @property {string} [grammar]
+ * @property {boolean} [continue]  whether it goes on with the constrained output that the branch ends in
+ *
+ * @typedef {object} ToolCall
+ * @property {string} id
+ * @property {"function"} type
+ * @property {{name: string, arguments: string}} function  `arguments`: the JSON text of an object
+ *
+ * @typedef {object} OpenFields  Fields of `open` that stay the same in a session.
+ * @property {string} [model]
+ * @property {number} [ttl_s]
+ * @property {"run" | "pause" | "cancel"} [detach]
+ * @property {number} [tick_ms]
+ * @property {boolean} [tokens]
+ * @property {boolean} [parts]
+ * @property {object[]} [tools]
+ * @property {"append" | "strict"} [template]
+ *
+ * @typedef {object} GenerateFields
+ * @property {number} [max_tokens]
+ * @property {number} [temperature]
+ * @property {number} [top_p]
+ * @property {number} [top_k]
+ * @property {number} [min_p]
+ * @property {number} [frequency_penalty]
+ * @property {number} [presence_penalty]
+ * @property {number} [repetition_penalty]
+ * @property {number} [seed]
+ * @property {string[]} [stop]
+ * @property {number[]} [stop_token_ids]
+ * @property {boolean} [ignore_eos]
+ * @property {Constraint} [constraint]
+ * @property {number} [logprobs]
+ * @property {number} [n]  so many children, each with a generation
+ * @property {string[]} [as]  their names
+ * @property {number} [priority]
+ * @property {number} [deadline_ms]
+ * @property {boolean} [quiet]
+ * @property {boolean} [hidden]
+ * @property {boolean} [keep_open]
+ * @property {string} [tool_choice]
+ * @property {number} [expect]
+ *
+ * @typedef {object} SelectFields
+ * @property {"token_length_normalized" | "greedy_token_selection" | "unconditional_likelihood_normalized"} [method]
+ * @property {number} [priority]
+ * @property {number} [deadline_ms]
+ * @property {number} [expect]
+ *
+ * @typedef {object} JoinFields
+ * @property {string} [prefix]
+ * @property {string} [each]  for each source, where {i}, {name} and {text} are the source's
+ * @property {string} [suffix]
+ * @property {Role | null} [role]  of the turn; null: raw text
+ * @property {boolean} [keep]
+ *
+ * @typedef {object} PruneFields
+ * @property {"first" | "logprob" | "number" | "vote"} [by]
+ * @property {number} [k]
+ * @property {boolean} [keep]
+ *
+ * @typedef {object} Place  Where an answer to `tree` ended.
+ * @property {string} branch
+ * @property {number} position
+ *
+ * @typedef {object} Op  A message with an id, as it is sent.
+ * @property {"append" | "generate" | "select" | "fork" | "join" | "prune" | "rollback" | "set" | "drop" | "tree"
+ *   | "export" | "cancel" | "close"} type
+ * @property {number} id
+ * @property {string | string[] | null} [branch]
+ * @property {string[]} [as]
+ * @property {string[]} [from]
+ * @property {string | string[]} [into]
+ * @property {string[]} [score_from]
+ * @property {string} [name]
+ * @property {number} [at]
+ * @property {number} [n]
+ * @property {boolean} [hidden]
+ *
+ * @typedef {object} Turn  One segment of a branch, [start, end) in tokens.
+ * @property {"input" | "output"} kind
+ * @property {number} start
+ * @property {number} end
+ * @property {number} [op]
+ * @property {string} [role]
+ * @property {string} [text]
+ * @property {number[]} [tokens]
+ * @property {ChatMessage[]} [messages]
+ *
+ * @typedef {object} BranchState
+ * @property {string} branch
+ * @property {number} position
+ * @property {string} [parent]
+ * @property {number} [at]
+ * @property {number} [running]
+ * @property {number} [started_at]
+ * @property {"gpu" | "host" | "disk" | "none"} [kv]
+ * @property {number} [resident]
+ * @property {number} [retain_s]
+ * @property {Reason} [reason]
+ * @property {Record<string, unknown>} [meta]
+ * @property {Turn[]} [turns]
+ * @property {number} [turns_from]
+ *
+ * @typedef {object} StateMessage
+ * @property {"state"} type
+ * @property {string} session
+ * @property {number} op
+ * @property {number} revision
+ * @property {BranchState[]} branches
+ * @property {string} [client]
+ * @property {string} [key]
+ * @property {string} [view_key]
+ * @property {boolean} [resumed]
+ * @property {boolean} [cold]
+ * @property {boolean} [lost] the server restarted without what this client has seen last
+ * @property {"none" | "lazy" | "sync"} [persist] how the session is saved
+ * @property {Record<string, number>} [limits]
+ * @property {{version: number, epoch: string, model: string, context?: number}} [server]
+ * @property {Record<string, unknown>} [meta]
+ * @property {number} [id]
+ * @property {number} [ttl_s]
+ * @property {string[]} [tools] names of those in force
+ * @property {string[]} [notes] on `open.template`
+ * @property {Place} [next]
+ *
+ * @typedef {object} OkMessage
+ * @property {"ok"} type
+ * @property {number} id
+ * @property {string} [branch]
+ * @property {number} [position]
+ * @property {number} [revision]
+ * @property {OpResult} [result]
+ *
+ * @typedef {object} OpResult  What an op came to.
+ * @property {number} [rebased]
+ * @property {{from: string, into: string, position: number, rebased?: number}[]} [kept]
+ * @property {string[]} [dropped]
+ * @property {Record<string, number | null>} [scores]
+ * @property {number} [cancelled]
+ * @property {string} [file]  what `export` wrote, in base64
+ *
+ * @typedef {object} TokenLogprob
+ * @property {number} token
+ * @property {number} logprob
+ * @property {[number, number][]} [top]
+ *
+ * @typedef {object} Part  A part of a delta's text, and what it is.
+ * @property {"text" | "reasoning" | "call" | "markup"} kind
+ * @property {string} text
+ * @property {number} [call]
+ * @property {string} [id]
+ * @property {string} [name]
+ * @property {string} [arguments]
+ *
+ * @typedef {object} DeltaMessage
+ * @property {"delta"} type
+ * @property {string} branch
+ * @property {number} position
+ * @property {string} text
+ * @property {Part[]} [parts]
+ * @property {number[]} [tokens]
+ * @property {TokenLogprob[]} [logprobs]
+ * @property {number} [truncate]
+ *
+ * @typedef {object} Usage  Tokens, and milliseconds from the op's arrival.
+ * @property {number} prompt
+ * @property {number} cached
+ * @property {number} computed
+ * @property {number} output
+ * @property {number} forced
+ * @property {number} [accepted]
+ * @property {{gpu?: number, host?: number, disk?: number}} hit
+ * @property {number} queue_ms
+ * @property {number | null} ttft_ms
+ * @property {number} total_ms
+ *
+ * @typedef {object} DoneMessage
+ * @property {"done"} type
+ * @property {number} id
+ * @property {string} branch
+ * @property {number} position
+ * @property {Reason} reason
+ * @property {Usage} usage
+ * @property {number} [revision]
+ * @property {string} [text]
+ * @property {ToolCall[]} [tool_calls]
+ * @property {string | number} [stop]
+ * @property {number} [choice]
+ * @property {number[]} [scores]
+ * @property {number} [rebased]
+ * @property {number} [mean_logprob]
+ * @property {ErrorCode} [error]
+ * @property {string} [message]
+ * @property {string[]} [notes]
+ * @property {string} [content]
+ * @property {string} [reasoning]
+ *
+ * @typedef {object} ErrorMessage
+ * @property {"error"} type
+ * @property {ErrorCode} code
+ * @property {string} message
+ * @property {number} [id]
+ * @property {string} [branch]
+ * @property {number} [retry_ms]
+ * @property {Record<string, unknown>} [details]
+ *
+ * @typedef {object} EventMessage  Another client changed the tree.
+ * @property {"event"} type
+ * @property {number} revision
+ * @property {string} op
+ * @property {string} [branch]
+ * @property {string} [by]
+ * @property {OpResult & {position?: number, reason?: Reason, as?: string[], from?: string}} [details]
+ *
+ * @typedef {{type: "bye", reason: string, after_ms: number}} ByeMessage
+ * @typedef {{type: "pong", n: number, load: Record<string, number>}} PongMessage
+ *
+ * @typedef {StateMessage | OkMessage | DeltaMessage | DoneMessage | ErrorMessage | EventMessage | ByeMessage
+ *   | PongMessage} ServerMessage
+ */
+export type ErrorCode = "bad_request" | "unauthorized" | "forbidden" | "no_session" | "no_branch" | "exists" | "conflict" | "limit" | "too_long" | "bad_constraint" | "unsupported" | "overloaded" | "deadline" | "cancelled" | "skipped" | "internal";
+export type Role = "system" | "user" | "assistant" | "tool";
+export type Reason = "stop" | "length" | "tool" | "cancelled" | "deadline" | "error";
+export type ChatMessage = {
+    role: Role;
+    content?: string;
+    name?: string;
+    tool_call_id?: string;
+    tool_calls?: object[];
+    /**
+     * of an assistant, for templates that show it
+     */
+    reasoning?: string;
+};
+export type Constraint = {
+    regex?: string;
+    json_schema?: object | string;
+    choices?: string[];
+    grammar?: string;
+    /**
+     * whether it goes on with the constrained output that the branch ends in
+     */
+    continue?: boolean;
+};
+export type ToolCall = {
+    id: string;
+    type: "function";
+    /**
+     * `arguments`: the JSON text of an object
+     */
+    function: {
+        name: string;
+        arguments: string;
+    };
+};
+export type OpenFields = {
+    model?: string;
+    ttl_s?: number;
+    detach?: "run" | "pause" | "cancel";
+    tick_ms?: number;
+    tokens?: boolean;
+    parts?: boolean;
+    tools?: object[];
+    template?: "append" | "strict";
+};
+export type GenerateFields = {
+    max_tokens?: number;
+    temperature?: number;
+    top_p?: number;
+    top_k?: number;
+    min_p?: number;
+    frequency_penalty?: number;
+    presence_penalty?: number;
+    repetition_penalty?: number;
+    seed?: number;
+    stop?: string[];
+    stop_token_ids?: number[];
+    ignore_eos?: boolean;
+    constraint?: Constraint;
+    logprobs?: number;
+    /**
+     * so many children, each with a generation
+     */
+    n?: number;
+    /**
+     * their names
+     */
+    as?: string[];
+    priority?: number;
+    deadline_ms?: number;
+    quiet?: boolean;
+    hidden?: boolean;
+    keep_open?: boolean;
+    tool_choice?: string;
+    expect?: number;
+};
+export type SelectFields = {
+    method?: "token_length_normalized" | "greedy_token_selection" | "unconditional_likelihood_normalized";
+    priority?: number;
+    deadline_ms?: number;
+    expect?: number;
+};
+export type JoinFields = {
+    prefix?: string;
+    /**
+     * for each source, where {i}, {name} and {text} are the source's
+     */
+    each?: string;
+    suffix?: string;
+    /**
+     * of the turn; null: raw text
+     */
+    role?: Role | null;
+    keep?: boolean;
+};
+export type PruneFields = {
+    by?: "first" | "logprob" | "number" | "vote";
+    k?: number;
+    keep?: boolean;
+};
+export type Place = {
+    branch: string;
+    position: number;
+};
+export type Op = {
+    type: "append" | "generate" | "select" | "fork" | "join" | "prune" | "rollback" | "set" | "drop" | "tree" | "export" | "cancel" | "close";
+    id: number;
+    branch?: string | string[] | null;
+    as?: string[];
+    from?: string[];
+    into?: string | string[];
+    score_from?: string[];
+    name?: string;
+    at?: number;
+    n?: number;
+    hidden?: boolean;
+};
+export type Turn = {
+    kind: "input" | "output";
+    start: number;
+    end: number;
+    op?: number;
+    role?: string;
+    text?: string;
+    tokens?: number[];
+    messages?: ChatMessage[];
+};
+export type BranchState = {
+    branch: string;
+    position: number;
+    parent?: string;
+    at?: number;
+    running?: number;
+    started_at?: number;
+    kv?: "gpu" | "host" | "disk" | "none";
+    resident?: number;
+    retain_s?: number;
+    reason?: Reason;
+    meta?: Record<string, unknown>;
+    turns?: Turn[];
+    turns_from?: number;
+};
+export type StateMessage = {
+    type: "state";
+    session: string;
+    op: number;
+    revision: number;
+    branches: BranchState[];
+    client?: string;
+    key?: string;
+    view_key?: string;
+    resumed?: boolean;
+    cold?: boolean;
+    /**
+     * the server restarted without what this client has seen last
+     */
+    lost?: boolean;
+    /**
+     * how the session is saved
+     */
+    persist?: "none" | "lazy" | "sync";
+    limits?: Record<string, number>;
+    server?: {
+        version: number;
+        epoch: string;
+        model: string;
+        context?: number;
+    };
+    meta?: Record<string, unknown>;
+    id?: number;
+    ttl_s?: number;
+    /**
+     * names of those in force
+     */
+    tools?: string[];
+    /**
+     * on `open.template`
+     */
+    notes?: string[];
+    next?: Place;
+};
+export type OkMessage = {
+    type: "ok";
+    id: number;
+    branch?: string;
+    position?: number;
+    revision?: number;
+    result?: OpResult;
+};
+export type OpResult = {
+    rebased?: number;
+    kept?: {
+        from: string;
+        into: string;
+        position: number;
+        rebased?: number;
+    }[];
+    dropped?: string[];
+    scores?: Record<string, number | null>;
+    cancelled?: number;
+    /**
+     * what `export` wrote, in base64
+     */
+    file?: string;
+};
+export type TokenLogprob = {
+    token: number;
+    logprob: number;
+    top?: [number, number][];
+};
+export type Part = {
+    kind: "text" | "reasoning" | "call" | "markup";
+    text: string;
+    call?: number;
+    id?: string;
+    name?: string;
+    arguments?: string;
+};
+export type DeltaMessage = {
+    type: "delta";
+    branch: string;
+    position: number;
+    text: string;
+    parts?: Part[];
+    tokens?: number[];
+    logprobs?: TokenLogprob[];
+    truncate?: number;
+};
+export type Usage = {
+    prompt: number;
+    cached: number;
+    computed: number;
+    output: number;
+    forced: number;
+    accepted?: number;
+    hit: {
+        gpu?: number;
+        host?: number;
+        disk?: number;
+    };
+    queue_ms: number;
+    ttft_ms: number | null;
+    total_ms: number;
+};
+export type DoneMessage = {
+    type: "done";
+    id: number;
+    branch: string;
+    position: number;
+    reason: Reason;
+    usage: Usage;
+    revision?: number;
+    text?: string;
+    tool_calls?: ToolCall[];
+    stop?: string | number;
+    choice?: number;
+    scores?: number[];
+    rebased?: number;
+    mean_logprob?: number;
+    error?: ErrorCode;
+    message?: string;
+    notes?: string[];
+    content?: string;
+    reasoning?: string;
+};
+export type ErrorMessage = {
+    type: "error";
+    code: ErrorCode;
+    message: string;
+    id?: number;
+    branch?: string;
+    retry_ms?: number;
+    details?: Record<string, unknown>;
+};
+export type EventMessage = {
+    type: "event";
+    revision: number;
+    op: string;
+    branch?: string;
+    by?: string;
+    details?: OpResult & {
+        position?: number;
+        reason?: Reason;
+        as?: string[];
+        from?: string;
+    };
+};
+export type ByeMessage = {
+    type: "bye";
+    reason: string;
+    after_ms: number;
+};
+export type PongMessage = {
+    type: "pong";
+    n: number;
+    load: Record<string, number>;
+};
+export type ServerMessage = StateMessage | OkMessage | DeltaMessage | DoneMessage | ErrorMessage | EventMessage | ByeMessage | PongMessage;
+export {};
