@@ -10,7 +10,7 @@ import { about, nameOf } from "./sidebar.jsx";
 
 const EXAMPLES = [
   ["Tell me a short story about a fox.", 1],
-  ["Tell me a story about a dragon.", 3],
+  ["Tell me a story about an owl.", 3],
   ["What is 27 + 48?", 1],
 ];
 const NEAR_END = 60; // pixels
