@@ -236,7 +236,7 @@ def page(found: list[Found]) -> str:
         "# A newcomer's walk\n",
         "What `benchmarks/newcomer_walk.py` got: the README, line by line, in a fresh clone and",
         "environment. The answers are those of the bundled model: patterns judge that there is one, a",
-        "reader how good it is. Outputs are cut to 300 characters, and what installers write is left out.",
+        "reader how good it is. Outputs are cut to 300 characters; what installers write is left out.",
         f"{done} of {len(found)} steps are as the README says.\n",
     ]
     for name, wrong, seconds, output, pattern in found:

@@ -60,6 +60,7 @@
  * @property {boolean} [hidden]
  * @property {boolean} [keep_open]
  * @property {string} [tool_choice]
+ * @property {number} [thought_tokens]  a longer thought is ended; 0: there is none
  * @property {number} [expect]
  *
  * @typedef {object} SelectFields
@@ -191,6 +192,7 @@
  * @property {number} output
  * @property {number} forced
  * @property {number} [accepted]
+ * @property {number} [thought]
  * @property {{gpu?: number, host?: number, disk?: number}} hit
  * @property {number} queue_ms
  * @property {number | null} ttft_ms
@@ -314,6 +316,10 @@ export type GenerateFields = {
     hidden?: boolean;
     keep_open?: boolean;
     tool_choice?: string;
+    /**
+     * a longer thought is ended; 0: there is none
+     */
+    thought_tokens?: number;
     expect?: number;
 };
 export type SelectFields = {
@@ -475,6 +481,7 @@ export type Usage = {
     output: number;
     forced: number;
     accepted?: number;
+    thought?: number;
     hit: {
         gpu?: number;
         host?: number;
