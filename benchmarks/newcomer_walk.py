@@ -251,7 +251,7 @@ def page(found: list[Found]) -> str:
 
 def main() -> None:
     """Command line; exits with 1 where a step is not as it should be."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", type=Path, help="write the walk to this file, as Markdown")
     parser.add_argument("--only", default="", help="only steps that hold this text")
     parser.add_argument("--tests", action="store_true", help="run `make test`, too")
