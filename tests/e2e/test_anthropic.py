@@ -48,6 +48,7 @@ async def test_messages_whole_and_streamed(serving: Any) -> None:
         start, end = made[0]["message"]["usage"], made[-2]["usage"]
         assert start["cache_read_input_tokens"] == len(prompt) - 1  # in the same tree
         assert (start["input_tokens"], start["output_tokens"]) == (1, 0)
+        assert end.pop("queue_ms") >= 0
         assert end == {**start, "output_tokens": len(tokens)}
         warm = [{"role": "user", "content": "Something else."}]
         warmed = await http.post("/v1/messages", json={**asked, "messages": warm, "max_tokens": 0})
