@@ -147,6 +147,7 @@ class LocalFront:
             working=self._working,
             barred=self._barred,
         )
+        self._metrics.watch_histories(directory.histories.counts)
         template = directory.template
         self.gateway.loaded(
             self._tokenizer.token_bytes,

@@ -44,6 +44,10 @@ class Limits(Settings, frozen=True, kw_only=True):
         ),
     ] = MOST_PRIORITY
     attachments: Annotated[int, _most("sockets of a session, and as many viewers")] = 8
+    histories: Annotated[
+        int, _most("conversations of stateless requests whose tokens are kept, in one process")
+    ] = 1 << 14
+    history_bytes: Annotated[int, _most("bytes of text and tokens of those conversations")] = 256 << 20
     # it is kept and shown again
     meta_bytes: Annotated[int, _most("bytes of one `meta`, as JSON")] = 16 << 10
     queued_bytes: Annotated[

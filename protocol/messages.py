@@ -605,6 +605,7 @@ class OpenSession(Base, frozen=True):
     displaceable: bool = False
     saves: bool = True  # False: nobody comes back to a new session, so no store needs it
     fetched: bool = False  # the store was asked for the session
+    binds: bool = False  # a new one is for a request that brings its history as text: see `Histories`
 
 
 class Fetched(Base, frozen=True):

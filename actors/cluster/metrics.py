@@ -25,6 +25,8 @@ OF_FRONT = (
     "ramify_event_loop_lag",
     "ramify_owner_",
     "ramify_gateway_",
+    "ramify_history",
+    "ramify_tokenized",
     "ramify_replica",
     "ramify_store",
 )

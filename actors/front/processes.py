@@ -406,5 +406,7 @@ def share(config: EngineConfig, count: int) -> EngineConfig:
             limits,
             client_sessions=part(limits.client_sessions),
             client_bytes=part(limits.client_bytes),
+            histories=part(limits.histories),
+            history_bytes=part(limits.history_bytes),
         ),
     )

@@ -52,6 +52,7 @@ class RemoteMetrics:
         self._sockets = self._sessions = 0
         self._lag = 0.0
         self._held: Callable[[], int] = lambda: 0
+        self._histories: Callable[[], dict[str, int]] = dict
         self._store = StoreHealth()
         self._loop = asyncio.get_running_loop()
         self._due = False
@@ -70,6 +71,9 @@ class RemoteMetrics:
 
     def watch_held(self, held: Callable[[], int], /) -> None:
         self._held = held
+
+    def watch_histories(self, counts: Callable[[], dict[str, int]], /) -> None:
+        self._histories = counts
 
     def store_is(self, health: StoreHealth, /) -> None:
         self._store = health
@@ -116,6 +120,7 @@ class RemoteMetrics:
                 sessions=self._sessions,
                 session_bytes=self._held(),
                 usage=usage or {},
+                histories=self._histories(),
                 store=self._store,
             )
         )

@@ -105,6 +105,8 @@ class Metrics:
         # By gateway process; PAST: of those that have ended.
         self._usage: dict[int, dict[str, CredentialUsage]] = {}
         self._usage_here: Callable[[], dict[str, CredentialUsage]] = dict
+        self._histories: dict[int, Mapping[str, int]] = {}  # by gateway process, as `_usage`
+        self._histories_here: Callable[[], Mapping[str, int]] = dict
         self._kv = (0, 0, 0)
         self._lag = self._worst_lag = 0.0
         self._steps = self._executor_tokens = self._sampled = 0
@@ -198,6 +200,10 @@ class Metrics:
         """`held()`: bytes of the host's memory that sessions here hold, by estimate."""
         self._held = held
 
+    def watch_histories(self, counts: Callable[[], Mapping[str, int]]) -> None:
+        """`counts()`: tokens that sessions here made of text, and histories by their outcome."""
+        self._histories_here = counts
+
     @property
     def store(self) -> StoreHealth:
         """The health of the store, over all processes that have sessions."""
@@ -217,6 +223,7 @@ class Metrics:
         """Set the gauges of a gateway in another process; they are added to this process' own."""
         self._gateways[number] = (report.sockets, report.sessions, report.lag, report.session_bytes)
         self._usage.setdefault(number, {}).update(report.usage)
+        self._histories[number] = report.histories
         self.store_is(report.store, number)
 
     def usage_from(self, source: Callable[[], dict[str, CredentialUsage]], /) -> None:
@@ -227,6 +234,8 @@ class Metrics:
         """A gateway process has ended: what it counted stays, its sockets do not."""
         self._gateways[number] = (0, 0, 0.0, 0)
         self.store_is(StoreHealth(), number)
+        was = Counter(self._histories.get(PAST, {}))
+        self._histories[PAST] = was + Counter(self._histories.pop(number, {}))
         past = self._usage.setdefault(PAST, {})
         for name, usage in self._usage.pop(number, {}).items():
             usage.sockets = 0
@@ -366,6 +375,23 @@ class Metrics:
             refused.add_metric([name], usage.refused_ops)
         yield from (sockets, received, frames, refused, abuses)
 
+    def _texts(self) -> Iterator[Metric]:
+        """Yield what became of the text that requests brought."""
+        total = Counter(self._histories_here())
+        for counts in self._histories.values():
+            total.update(counts)
+        yield CounterMetricFamily(
+            "ramify_tokenized_tokens", "Tokens that were made of text.", value=total["tokenized"]
+        )
+        histories = CounterMetricFamily(
+            "ramify_history",
+            "Stateless requests, by what was known of their history.",
+            labels=["outcome"],
+        )
+        for outcome in ("bound", "new", "edited", "evicted"):
+            histories.add_metric([outcome], total[outcome])
+        yield histories
+
     def _gateway_gauges(self) -> Iterator[Metric]:
         for i, (name, help) in enumerate(
             (
@@ -392,6 +418,7 @@ class Metrics:
             ("computed_twice_tokens", "Tokens that retractions made the model run again.", self._twice),
         ):
             yield CounterMetricFamily(f"ramify_{name}", help, value=value)
+        yield from self._texts()
         warm = CounterMetricFamily(
             "ramify_warm_start_sessions",
             "Saved sessions whose branch was computed after the start, before anybody asked.",

@@ -16,6 +16,7 @@ class Report(msgspec.Struct, tag=True, array_like=True, frozen=True, kw_only=Tru
     sessions: int = 0
     session_bytes: int = 0  # of the host's memory
     usage: dict[str, CredentialUsage] = {}  # of the credentials for which it has changed
+    histories: dict[str, int] = {}  # see `Histories.counts`
     store: StoreHealth = StoreHealth()
     # of a front that has replicas
     moves: int = 0  # sessions that went from one to another since the last report

@@ -27,6 +27,7 @@ from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFu
 from ramify.actors.kit.relay import Relay
 from ramify.actors.kit.working import Working, cell_of
 from ramify.actors.session.actor import ENDS, SessionActor, SessionEvent, SessionMailbox
+from ramify.actors.session.branches.histories import Histories
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.calls.dialects import dialect_of
 from ramify.actors.session.core import FAILED, SessionCore
@@ -87,6 +88,10 @@ class SessionMetrics(Protocol):
         """A session began (+1) or ended (-1)."""
         ...
 
+    def watch_histories(self, counts: Callable[[], dict[str, int]], /) -> None:
+        """`counts()`: see `Histories.counts`."""
+        ...
+
     def watch_held(self, held: Callable[[], int], /) -> None:
         """`held()`: bytes of the host's memory that the sessions here hold now."""
         ...
@@ -117,6 +122,7 @@ class _Terms(NamedTuple):
     priority: int
     saves: bool
     displaceable: bool
+    binds: bool = False
 
     @classmethod
     def of(cls, message: OpenSession) -> "_Terms":
@@ -127,6 +133,7 @@ class _Terms(NamedTuple):
             message.priority,
             message.saves,
             message.displaceable,
+            message.binds,
         )
 
 
@@ -208,6 +215,7 @@ class Directory:
         self._ttl_s = ttl_s
         self._ttl_max_s = ttl_max_s
         self.holdings = holdings if holdings is not None else Holdings(limits)
+        self.histories = Histories(limits)
         self._cache = cache
         self._scheduler = scheduler
         self._grammar = grammar
@@ -613,6 +621,7 @@ class Directory:
             saved=found is not None,
             kept_s=self._kept_s if saves else None,
         )
+        core.state.histories, core.state.binds = self.histories, terms.binds
         saver = None
         if self._store is not None and saves:
             created = self._wall() if found is None else read_head(found.items).created

@@ -42,7 +42,8 @@ class Stage(enum.Enum):
 class SessionBinding:
     """The session side of one WebSocket.
 
-    `credential`: whom sessions that it opens belong to. `displaceable`, `saves`: see `OpenSession`.
+    `credential`: whom sessions that it opens belong to. `displaceable`, `saves`,
+    `binds`: see `OpenSession`.
     `open_by`: when an `open` must have come (engine seconds), None unless one is awaited.
     """
 
@@ -54,6 +55,7 @@ class SessionBinding:
         "_session",
         "_socket",
         "_throttled",
+        "binds",
         "credential",
         "displaceable",
         "open_by",
@@ -72,6 +74,7 @@ class SessionBinding:
         self.credential = NOBODY
         self.displaceable = False
         self.saves = True
+        self.binds = False
         self.open_by: float | None = None
         self.stage = Stage.WAITING
         self._await_open()
@@ -179,6 +182,7 @@ class SessionBinding:
                     place=place,
                     displaceable=self.displaceable,
                     saves=self.saves,
+                    binds=self.binds,
                 )
             )
         except (MailboxFull, MailboxClosed):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ramify.actors.session.branches.histories import Bound
 from ramify.actors.session.branches.segments import History, Tail
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import ChatMessage, Role
@@ -57,10 +58,15 @@ class PartTokens(NamedTuple):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """`encoded`: the tokens of each part; None if they certainly need more than the room there was."""
+    """`encoded`: the tokens of each part; None if they certainly need more than the room there was.
+
+    `tokenized`: how many of them were made of text. `bound`: what was known of the first part.
+    """
 
     pending: PendingAppend
     encoded: list[PartTokens] | None
+    tokenized: int = 0
+    bound: Bound | None = None
 
 
 class Shared:

@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from ramify.actors.session.branches.branch import Branch, Label, input_segment
+from ramify.actors.session.branches.histories import Bound, Histories
 from ramify.actors.session.branches.outbox import Outbox
 from ramify.actors.session.branches.rules import Rule
 from ramify.actors.session.branches.segments import Decode, InputSegment
@@ -67,6 +68,9 @@ class SessionState:
         self.unsaved = 0  # bytes of text and tokens since the last save, about
         self.out = Outbox()
         self.expects = 0  # tokens that its ops, waiting or running, are going to add, about
+        self.histories = Histories(limits)  # the server's, where there is one
+        self.binds = False  # its first messages may be a history that is known
+        self.asked: tuple[str, Bound] | None = None  # what those became: text, and what was known of it
         self._rules = WeakValueDictionary[SavedRule, Rule]()
         self._count = 0
         self._meta_bytes = 0

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.histories import Bound
 from ramify.actors.session.branches.pending_appends import (
     PartTokens,
     PendingAppend,
@@ -130,17 +131,61 @@ class BranchWriter:
         if least > room:
             return Prepared(msgspec.structs.replace(pending, least=least), None)
         encoded: list[PartTokens] = []
+        tokenized = 0
         start, after = pending.start, pending.after
+        bound = self._bound(op, pending, tools, effort) if not strict else None
+        known = bound.tokens() if bound is not None else array("i")
         for part in pending.parts:
-            if part.chat:
-                tokens = self.tokenizer.encode_chat(part.text, start=start, after=after)
+            text = part.text
+            if known and bound is not None and part is pending.parts[0]:
+                text, start, after = text[bound.chars :], False, self.tokenizer.context(known[-1])
+            if not part.chat:
+                tokens = self.tokenizer.encode(text, start=start, special=op.special, after=after)
             else:
-                tokens = self.tokenizer.encode(part.text, start=start, special=op.special, after=after)
+                tokens = self.tokenizer.encode_chat(text, start=start, after=after) if text else []
             self._check(tokens)
+            tokenized += len(tokens)
+            if known and part is pending.parts[0]:
+                tokens = [*known, *tokens]
             encoded.append(_encoded(tokens))
             if tokens:
                 start, after = False, tokens[-1]
-        return Prepared(pending, encoded)
+        return Prepared(pending, encoded, tokenized, bound)
+
+    def _bound(
+        self,
+        op: Append,
+        pending: PendingAppend,
+        tools: list[JsonObject] | None,
+        effort: Effort | None,
+    ) -> Bound | None:
+        """What is known of the history that a stateless request begins with. O(bytes)."""
+        state = self._state
+        if not state.binds or not op.messages or not pending.start:
+            return None
+        text, inside = pending.parts[0].text, self.tokenizer.inside_token
+        return state.histories.find(state.owner, op.messages, tools, effort, text, inside)
+
+    def prepared(self, prepared: Prepared) -> None:
+        """Count an append that was prepared."""
+        histories = self._state.histories
+        histories.tokenized += prepared.tokenized
+        if prepared.bound is not None:
+            self._state.asked = prepared.pending.parts[0].text, prepared.bound
+            histories.use(self._state.owner, prepared.bound)
+
+    def answered(self, branch: Branch) -> None:
+        """An answer has ended: if the history comes back, it goes on with these tokens."""
+        asked = self._state.asked
+        if asked is None:
+            return
+        (text, bound), segments = asked, list(branch.segments)
+        if segments[0].raw != text or any(each.messages for each in segments[1:]):
+            return  # a later turn, which only this session goes on from
+        known = len(bound.tokens())
+        pieces = [(text[bound.chars :], segments[0].tokens[known:])]
+        pieces += [(each.raw, each.tokens[:]) for each in segments[1:]]
+        self._state.histories.add(self._state.owner, bound, pieces)
 
     def room(self, branches: Iterable[str]) -> int:
         """The most tokens that any of these branches has room for."""
@@ -438,7 +483,7 @@ class BranchWriter:
     def _said(self, branch: Branch, prompt: list[int], opening: str) -> list[int]:
         """Tokens of an opening behind `prompt`, or behind the branch."""
         after = self.tokenizer.context(prompt[-1]) if prompt else self._after(branch, branch.position)
-        tokens = self.tokenizer.encode_chat(opening, after=after)
+        tokens = self._counted(self.tokenizer.encode_chat(opening, after=after))
         self._check(tokens)
         return tokens
 
@@ -453,7 +498,8 @@ class BranchWriter:
 
     def continue_output(self, branch: Branch, text: str) -> list[int]:
         """Tokens of `text`, which the model said as a part of other tokens, behind the branch."""
-        tokens = self.tokenizer.encode(text, special=False, after=self._after(branch, branch.position))
+        after = self._after(branch, branch.position)
+        tokens = self._counted(self.tokenizer.encode(text, special=False, after=after))
         if self._unknown.keys().isdisjoint(tokens):
             return tokens
         known = [token for token in tokens if token not in self._unknown]
@@ -481,7 +527,13 @@ class BranchWriter:
     # --- tokens ------------------------------------------------------------------------------
 
     def _continue(self, branch: Branch, text: str) -> list[int]:
-        return self.tokenizer.encode_chat(text, after=self._after(branch, branch.position))
+        return self._counted(
+            self.tokenizer.encode_chat(text, after=self._after(branch, branch.position))
+        )
+
+    def _counted(self, tokens: list[int]) -> list[int]:
+        self._state.histories.tokenized += len(tokens)
+        return tokens
 
     def _after(self, branch: Branch, at: int) -> int | None:
         """The token before position `at`, if it changes how text behind it is tokenized."""

@@ -107,6 +107,8 @@ class Texts:
         except RamifyError as error:
             prepared = bare(error)
         shared.prepared[situation] = prepared
+        if isinstance(prepared, Prepared):
+            writer.prepared(prepared)
         return self._apply(waiting, prepared)
 
     def encoded(
@@ -121,6 +123,8 @@ class Texts:
         assert shared is not None
         del shared.tickets[situation]
         shared.prepared[situation] = result
+        if isinstance(result, Prepared):
+            self._writer.prepared(result)
         self._state.meter.add(-entries[0].held)
         cost = applying(result)
         while entries:

@@ -67,6 +67,8 @@ class Endings:
         strict = task.frame.opened.template == "strict"
         if reader is not None and reason == "stop" and (calls or strict):
             self._speak(generation, reader)
+        if reason != "error":
+            self._writer.answered(branch)
         return Done(
             id=generation.op.id,
             branch=branch.name,

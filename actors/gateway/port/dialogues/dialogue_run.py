@@ -34,6 +34,7 @@ class DialogueRun(ABC):
         self._binding.credential = credential
         self._binding.displaceable = dialogue.keeps  # nobody closes it
         self._binding.saves = dialogue.saves
+        self._binding.binds = True
         self._size = size
 
     def start(self) -> None:

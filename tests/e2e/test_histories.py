@@ -1,0 +1,154 @@
+"""A history that comes back through a stateless door goes on with the tokens that it had.
+
+The fake model samples ids at random, so their text is other tokens when it is tokenized again.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+VERSION = {"anthropic-version": "2023-06-01"}
+TOOL: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}}
+
+
+def client_of(served: Any, **headers: str) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(base_url=served.http, headers={**VERSION, **headers}, trust_env=False)
+
+
+async def metric(http: httpx2.AsyncClient, name: str) -> int:
+    text = (await http.get("/metrics")).text
+    found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+    return int(float(found[1])) if found else 0
+
+
+async def bound(http: httpx2.AsyncClient, outcome: str = "bound") -> int:
+    return await metric(http, f'ramify_history_total{{outcome="{outcome}"}}')
+
+
+class Door:
+    """One stateless door: its history, and (prompt tokens, output tokens, text) of an answer."""
+
+    def __init__(self, http: httpx2.AsyncClient, kind: str, model: str) -> None:
+        self.http, self.kind, self.model = http, kind, model
+        self.history: list[dict[str, Any]] = []
+
+    async def say(self, text: str, **more: Any) -> tuple[int, int, str]:
+        self.history.append({"role": "user", "content": text})
+        path, body = self.request()
+        reply = await self.http.post(path, json={**body, **more})
+        assert reply.status_code == 200, reply.text
+        found = self.read(reply.json())
+        self.history.append({"role": "assistant", "content": found[2]})
+        return found
+
+    def request(self) -> tuple[str, dict[str, Any]]:
+        head = {"model": self.model, "messages": self.history}
+        flat = {"name": "look", "description": "Looks.", "parameters": TOOL}
+        match self.kind:
+            case "chat":
+                tools = [{"type": "function", "function": flat}]
+                return "/v1/chat/completions", {
+                    **head,
+                    "max_tokens": 24,
+                    "tools": tools,
+                    "temperature": 0,
+                }
+            case "messages":
+                own = [{"name": "look", "description": "Looks.", "input_schema": TOOL}]
+                return "/v1/messages", {**head, "max_tokens": 24, "tools": own, "temperature": 0}
+            case "ollama":
+                tools = [{"type": "function", "function": flat}]
+                options = {"num_predict": 24, "temperature": 0}
+                return "/api/chat", {**head, "stream": False, "options": options, "tools": tools}
+        tools = [{"type": "function", **flat}]
+        body = {"model": self.model, "input": self.history, "max_output_tokens": 24, "tools": tools}
+        return "/v1/responses", {**body, "store": False, "temperature": 0}
+
+    def read(self, body: Any) -> tuple[int, int, str]:
+        match self.kind:
+            case "chat":
+                usage, text = body["usage"], body["choices"][0]["message"]["content"]
+                return usage["prompt_tokens"], usage["completion_tokens"], text
+            case "messages":
+                usage = body["usage"]
+                prompt = sum(
+                    usage[name]
+                    for name in (
+                        "input_tokens",
+                        "cache_read_input_tokens",
+                        "cache_creation_input_tokens",
+                    )
+                )
+                return prompt, usage["output_tokens"], body["content"][0]["text"]
+            case "ollama":
+                return body["prompt_eval_count"], body["eval_count"], body["message"]["content"]
+        usage = body["usage"]
+        return usage["input_tokens"], usage["output_tokens"], body["output"][-1]["content"][0]["text"]
+
+
+DOORS = ["chat", "messages", "responses", "ollama"]
+
+
+@pytest.mark.parametrize("kind", DOORS)
+async def test_each_turn_tokenizes_what_is_new(serving: Any, kind: str) -> None:
+    async with serving() as served, client_of(served) as http:
+        (model,) = (await http.get("/v1/models")).json()["data"]
+        door = Door(http, kind, model["id"])
+        prompt, output, _ = await door.say("Hello. Look at this.")
+        for turn in range(1, 4):
+            before = await metric(http, "ramify_tokenized_tokens_total")
+            longer, more, _ = await door.say("And this.")
+            made = await metric(http, "ramify_tokenized_tokens_total") - before
+            assert longer == prompt + output + made  # the sampled ids, and what stands behind them
+            assert 0 < made < 40
+            assert await bound(http) == turn
+            prompt, output = longer, more
+        assert await bound(http, "new") == 1
+        door.history[-3]["content"] += " Edited."
+        before = await metric(http, "ramify_tokenized_tokens_total")
+        await door.say("Go on.")
+        assert (await bound(http, "edited"), await bound(http)) == (1, 3)
+        door.history[1]["content"] = "Said otherwise."
+        await door.say("Go on.")
+        assert await bound(http, "edited") == 2
+
+
+@pytest.mark.parametrize("limits", [{}, {"histories": 1}])
+async def test_names_do_not_meet(serving: Any, tmp_path: Path, limits: dict[str, int]) -> None:
+    names = [{"name": "one", "token": "a key"}, {"name": "two", "token": "another"}]
+    path = tmp_path / "tokens"
+    path.write_text("\n".join(map(json.dumps, names)))
+    path.chmod(0o600)
+    async with (
+        serving(server={"credentials_file": path}, limits=limits) as served,
+        client_of(served, authorization="Bearer a key") as one,
+        client_of(served, authorization="Bearer another") as two,
+    ):
+        (model,) = (await one.get("/v1/models")).json()["data"]
+        mine, other = Door(one, "chat", model["id"]), Door(two, "chat", model["id"])
+        await mine.say("Hello.")
+        other.history = list(mine.history)
+        await other.say("And?")
+        assert await bound(one) == 0
+        await mine.say("And?")
+        assert await bound(one, "evicted" if limits else "bound") == 1
+
+
+async def test_gateways_that_have_not_seen_a_history_serve_its_text(serving: Any) -> None:
+    async with serving(gateways=2) as served:
+        async with client_of(served) as http:
+            (model,) = (await http.get("/v1/models")).json()["data"]
+        door, history = "chat", list[dict[str, Any]]()
+        for _ in range(8):  # a connection each: the kernel spreads them
+            async with client_of(served) as http:
+                each = Door(http, door, model["id"])
+                each.history = history
+                await each.say("Go on.")
+        async with client_of(served) as http:
+            counts = [await bound(http, each) for each in ("bound", "new", "edited", "evicted")]
+        assert sum(counts) == 8
+        assert counts[3] == 0
