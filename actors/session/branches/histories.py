@@ -23,6 +23,7 @@ TOKENIZED = "tokenized"
 
 PIECE = 256  # bytes that a piece takes beside text and tokens, about
 ANSWERS = 4  # to one request that are kept: choices, and answers to it when it came again
+MOST_DROPPED = 256  # for one that is added: more small ones than that make room by and by
 EVICTED = 1 << 12  # fingerprints that are remembered without their tokens
 
 
@@ -172,10 +173,13 @@ class Histories:
             self._count += 1
         for piece in known[: len(known) + 1 - ANSWERS]:
             self._release(table, piece)
-        while self._count > self._most:
-            self._drop_oldest(max(self._owners, key=lambda name: len(self._owners[name].entries)))
-        while self.size > self._most_bytes:
-            self._drop_oldest(max(self._owners, key=lambda name: self._owners[name].size))
+        for _ in range(MOST_DROPPED):
+            if self._count > self._most:
+                self._drop_oldest(max(self._owners, key=lambda name: len(self._owners[name].entries)))
+            elif self.size > self._most_bytes:
+                self._drop_oldest(max(self._owners, key=lambda name: self._owners[name].size))
+            else:
+                break
 
     def _answers(self, owner: str, key: bytes) -> tuple[Piece, ...]:
         table = self._owners.get(owner)

@@ -3,7 +3,7 @@
 from array import array
 from typing import Any
 
-from ramify.actors.session.branches.histories import Bound, Histories, fingerprints
+from ramify.actors.session.branches.histories import MOST_DROPPED, Bound, Histories, fingerprints
 from ramify.protocol.limits import Limits
 from ramify.protocol.wire import ChatMessage, Role
 
@@ -127,3 +127,15 @@ def test_fingerprints_cost_one_pass() -> None:
     assert [key.messages for key in keys] == [1, 3, 5]
     again = fingerprints("", said("a", "b", "c"), None, None)
     assert [key.digest for key in again] == [key.digest for key in keys[:2]]
+
+
+def test_a_large_history_pushes_out_a_bounded_number_of_small_ones() -> None:
+    """What is left over goes with the next ones: no turn of the loop drops thousands."""
+    table = Histories(Limits(history_bytes=580_000))
+    for i in range(700):
+        answer(table, said(f"{i}"), "ok")
+    answer(table, said("long"), "y" * 300_000)
+    assert len(table) == 701 - MOST_DROPPED
+    for i in range(3):
+        answer(table, said(f"more {i}"), "ok")
+    assert table.size <= 580_000
