@@ -13,7 +13,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from ramify.actors.cache.actor import CacheActor
-from ramify.actors.cache.cache import RadixCache
+from ramify.actors.cache.cache import RadixCache, Shares
 from ramify.actors.executor.actor import start_executor
 from ramify.actors.executor.handle import ExecutorHandle
 from ramify.actors.executor.spec import ExecutorSpec, ModelSpec
@@ -112,7 +112,9 @@ class CoreActors:
         executor, config, metrics = self.executor, self._config, self._metrics
         assert executor is not None
         info = executor.info
-        self.cache = RadixCache(info.pages, info.page_size)
+        schedule = config.schedule
+        shares = Shares(schedule.retain_share, schedule.retain_leases)
+        self.cache = RadixCache(info.pages, info.page_size, shares=shares)
         metrics.kv(info.pages * info.page_size, 0, 0)
         cache = CacheActor(
             self._to_cache,

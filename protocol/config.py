@@ -208,6 +208,20 @@ class ScheduleConfig(Settings, frozen=True, kw_only=True):
             high=1e6,
         ),
     ] = 1.0
+    retain_share: Annotated[
+        int,
+        Setting(
+            "of the KV pool that one credential may retain (`retain_s`, `cache_control`, ...); what is "
+            "beyond is not retained",
+            low=0,
+            high=100,
+            unit="percent",
+        ),
+    ] = 50
+    retain_leases: Annotated[
+        int,
+        Setting("prefixes and branches that one credential may retain", low=0, high=1 << 20),
+    ] = 4096
     # without output half as many, the rest is for generations
     max_waiting: Annotated[
         int,

@@ -87,10 +87,12 @@ class MoveBranch(Base, frozen=True):
 class RetainBranches(Base, frozen=True):
     """Keep the KV of branches warm, each until its time (clock seconds; 0: no longer).
 
-    A soft priority. One message for all that a session retains in a turn, however many they are.
+    A soft priority, which outlives the session: `DropBranches` ends it. One message for all that a
+    session retains in a turn, however many they are. `owner`: whose share of the pool it takes.
     """
 
     until: dict[int, float]
+    owner: str = ""
 
 
 class DropBranches(Base, frozen=True):

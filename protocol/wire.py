@@ -36,7 +36,7 @@ MAX_TAGS = 128  # of one structural tag, and its triggers
 MAX_CHOICES = 1 << 17  # bytes of all choices of one op: what is scored is a tree of their tokens
 _INT31 = 2**31 - 1
 _INT53 = 2**53 - 1  # what every JSON reader keeps exactly
-_MONTH_S = 30 * 86400
+MONTH_S = 30 * 86400
 
 # Not Meta(pattern=...): with it, msgspec 0.22 on Python 3.11 crashes some processes at exit.
 BranchName = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -48,7 +48,7 @@ TokenId = Annotated[int, Meta(ge=0, le=_INT31)]
 Count = Annotated[int, Meta(ge=1, le=_INT31)]
 Effort = Literal["low", "medium", "high"]
 ThoughtTokens = Annotated[int, Meta(ge=0, le=_INT31)]
-Seconds = Annotated[float, Meta(ge=0, le=_MONTH_S)]
+Seconds = Annotated[float, Meta(ge=0, le=MONTH_S)]
 ShortText = Annotated[str, Meta(max_length=256)]  # ids, names, keys
 LongText = Annotated[str, Meta(max_length=MAX_TEXT)]
 Text = Annotated[str, Meta(max_length=1 << 26)]  # as long as a frame may be; a context is shorter

@@ -123,6 +123,6 @@ class CacheActor:
             case m.RenewPool(pages):
                 cache.renew(pages)
             case m.Reopen(session):
-                cache.drop_sessions(m.DropSessions([session]))
+                cache.drop_sessions(m.DropSessions([session]), keep=False)
             case m.Inspect():
                 self._sessions.put(message.session, cache.inspect(message))

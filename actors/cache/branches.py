@@ -1,14 +1,10 @@
-"""Branch handles: which node each branch's head is, and how long it is retained.
+"""Branch handles: which node each branch's head is.
 
-A handle is a pointer to a node whose end is the branch's head; tokens live in the tree. Retention
-is a hint to eviction: `Node.retained` counts, as locks do, what is retained at or below a node, so
-taking it back asks no sibling. Its end in time is kept here, in a heap.
-Does not know pages or requests.
+A handle is a pointer to a node whose end is the branch's head; tokens live in the tree. How long a
+branch is retained is a lease, which follows it (`leases.py`). Does not know pages or requests.
 """
 
-import heapq
-from collections.abc import Callable, Iterable
-
+from ramify.actors.cache.leases import Leases
 from ramify.actors.cache.node import Node, Tokens
 from ramify.actors.cache.tree import RadixTree
 from ramify.protocol.messages import session_of
@@ -19,15 +15,13 @@ class UnknownBranch(RuntimeError):
 
 
 class Branches:
-    """Handles by number. `lowered` is called with each node whose retention got shorter."""
+    """Handles by number."""
 
-    def __init__(self, tree: RadixTree, lowered: Callable[[Node], None]) -> None:
+    def __init__(self, tree: RadixTree, leases: Leases) -> None:
         self._tree = tree
-        self._lowered = lowered
+        self._leases = leases
         self._heads: dict[int, Node] = {}
         self._sessions: dict[int, set[int]] = {}  # the handles of each session
-        self._until: dict[int, float] = {}  # of the retained branches
-        self._expiry: list[tuple[float, int]] = []  # (until, branch); valid if `_until` says so too
 
     def __len__(self) -> int:
         return len(self._heads)
@@ -38,10 +32,6 @@ class Branches:
     def of(self, session: int) -> list[int]:
         """The handles of a session."""
         return list(self._sessions.get(session, ()))
-
-    def retained(self) -> Iterable[int]:
-        """The branches whose retention counts in the tree."""
-        return self._until.keys()
 
     def find(self, branch: int) -> Node | None:
         """The node whose end is the branch's head; None for an unknown branch."""
@@ -76,22 +66,19 @@ class Branches:
         self.move(branch, self._tree.ancestor(self.head(branch), to))
 
     def move(self, branch: int, node: Node) -> None:
-        """Put the handle on `node`; its retention goes with it."""
+        """Put the handle on `node`; its lease goes with it."""
         old = self.head(branch)
         if old is node:
             return
         node.refs += 1
         self._heads[branch] = node
-        until = self._until.get(branch)
-        if until is not None:
-            _retain(node, until)
-            self._release(old)
+        self._leases.follow(branch, node)
         self._leave(old)
 
-    def drop(self, branch: int) -> None:
+    def drop(self, branch: int, *, keep: bool = False) -> None:
+        """Forget the handle. `keep`: its lease goes on."""
         node = self.head(branch)
-        if self._until.pop(branch, None) is not None:
-            self._release(node)
+        self._leases.drop(branch, keep=keep)
         del self._heads[branch]
         mates = self._sessions[session_of(branch)]
         mates.discard(branch)
@@ -99,59 +86,6 @@ class Branches:
             del self._sessions[session_of(branch)]
         self._leave(node)
 
-    # --- retention --------------------------------------------------------------------------
-
-    def retain(self, branch: int, until: float) -> None:
-        """Retain the branch until that time; 0.0: no longer. Costs the nodes whose retention changes."""
-        node = self.head(branch)
-        before = self._until.pop(branch, None)
-        if until <= 0.0:
-            if before is not None:
-                self._release(node)
-            return
-        self._until[branch] = until
-        heapq.heappush(self._expiry, (until, branch))
-        if len(self._expiry) > 64 + 4 * len(self._until):
-            self._expiry = [(when, which) for which, when in self._until.items()]
-            heapq.heapify(self._expiry)
-        if before is None:
-            _retain(node, until)
-            return
-        node.until = until if node.retained == 1 else max(node.until, until)
-        if until < before:
-            self._lowered(node)
-
-    def expire(self, now: float) -> None:
-        """End the retentions whose time is over. O(1) for each, beside the nodes."""
-        expiry = self._expiry
-        while expiry and expiry[0][0] <= now:
-            until, branch = heapq.heappop(expiry)
-            if self._until.get(branch) == until:
-                del self._until[branch]
-                self._release(self._heads[branch])
-
-    def _release(self, node: Node) -> None:
-        """Count one retained branch or child of `node` less, up to the first node that has another."""
-        current: Node | None = node
-        while current is not None:
-            current.retained -= 1
-            if current.retained:
-                return
-            current.until = 0.0
-            self._lowered(current)
-            current = current.parent
-
     def _leave(self, node: Node) -> None:
         node.refs -= 1
         self._tree.prune(node)
-
-
-def _retain(node: Node, until: float) -> None:
-    """Count one retained branch or child of `node` more, up to the first node that had another."""
-    current: Node | None = node
-    while current is not None:
-        current.retained += 1
-        current.until = max(current.until, until)
-        if current.retained > 1:
-            return
-        current = current.parent

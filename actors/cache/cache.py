@@ -12,12 +12,14 @@ Does not know time (`now` is an argument), sockets, policy, or what a page holds
 """
 
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
 from ramify.actors.cache.allocator import PageAllocator
 from ramify.actors.cache.announcer import Announcer
 from ramify.actors.cache.branches import Branches
+from ramify.actors.cache.leases import Bounds, Leases
 from ramify.actors.cache.node import Node
 from ramify.actors.cache.residency import REACH, Residency
 from ramify.actors.cache.run import PageLease
@@ -31,6 +33,16 @@ _LOOKED_AT = 16  # nodes that are searched for the rest of a page
 GONE = -1  # the handle of a run whose session has dropped all of its own
 
 
+class Shares(NamedTuple):
+    """`held`: of the pool, in percent, that one holder may lease. `leases`: of a holder."""
+
+    held: int = 100
+    leases: int = 1 << 62
+
+
+ALL = Shares()
+
+
 class UnknownRequest(RuntimeError):
     """A commit or grow of a request that does not run (a second final commit, for instance)."""
 
@@ -39,13 +51,23 @@ class RadixCache:
     """`pages` KV pages of `page_size` tokens, and the tokens of every live branch.
 
     `reach`: see `Residency`. `block`: tokens of a block, see `Announcer`; a multiple of the page size.
+    `shares`: what may be leased.
     """
 
-    def __init__(self, pages: int, page_size: int = 1, reach: int = REACH, block: int = BLOCK) -> None:
+    def __init__(
+        self,
+        pages: int,
+        page_size: int = 1,
+        reach: int = REACH,
+        block: int = BLOCK,
+        shares: Shares = ALL,
+    ) -> None:
         self.page_size = page_size
         self.tree = RadixTree(page_size, block)
         self.residency = Residency(self.tree, PageAllocator(pages), reach)
-        self.branches = Branches(self.tree, self.residency.victims.reconsider)
+        self._shares = shares
+        self.leases = Leases(self.tree, self.residency.victims.reconsider, self._bounds())
+        self.branches = Branches(self.tree, self.leases)
         self.runs: dict[int, PageLease] = {}
         self._listeners: set[int] = set()
         self._copies: list[int] = []  # see `take_copies`
@@ -87,21 +109,23 @@ class RadixCache:
 
     def retain_branches(self, message: m.RetainBranches) -> None:
         for branch, until in message.until.items():
-            self.branches.retain(branch, until)
+            self.leases.retain(branch, self.branches.head(branch), message.owner, until)
 
     def drop_branches(self, message: m.DropBranches) -> None:
         for branch in message.branches:
             self.branches.drop(branch)
 
-    def drop_sessions(self, message: m.DropSessions) -> None:
+    def drop_sessions(self, message: m.DropSessions, *, keep: bool = True) -> None:
         """O(their handles and what runs). A session that has none, or has gone already, is no error.
+
+        `keep`: what they retained is kept until its time.
 
         What still runs there moves no handle any more: the session may open others of these numbers.
         """
         dropped = set(message.sessions)
         for session in dropped:
             for branch in self.branches.of(session):
-                self.branches.drop(branch)
+                self.branches.drop(branch, keep=keep)
         for run in self.runs.values():
             if m.session_of(run.branch) in dropped:
                 run.branch = GONE
@@ -201,7 +225,7 @@ class RadixCache:
         first = cached // self.page_size
         need = -(-(tip.end + message.extra) // self.page_size) - first
         tip.refs += 1  # evicting the tail that is run again must not delete it
-        self.branches.expire(now)
+        self.leases.expire(now)
         short_of_free = message.spare and need > self.free
         pages = None if short_of_free else self.residency.take(need, message.leave)
         if pages is None:
@@ -233,7 +257,7 @@ class RadixCache:
     def grow(self, message: m.Grow, now: float = 0.0) -> m.Grown:
         """Whole pages for at least `tokens` more slots, counted from the last page's end."""
         run = self._run(message.request)
-        self.branches.expire(now)
+        self.leases.expire(now)
         pages = self.residency.take(-(-message.tokens // self.page_size))
         if pages is None:
             return m.Grown(message.request, b"")
@@ -270,8 +294,13 @@ class RadixCache:
         if self.runs:
             raise RuntimeError(f"the pool is renewed while {len(self.runs)} requests run")
         self.residency.renew(PageAllocator(pages))
+        self.leases.bounds = self._bounds()
 
     # --- internals --------------------------------------------------------------------------
+
+    def _bounds(self) -> Bounds:
+        tokens, shares = self.total * self.page_size, self._shares
+        return Bounds(tokens * shares.held // 100, shares.leases)
 
     def _whole(self, position: int) -> int:
         return position - position % self.page_size

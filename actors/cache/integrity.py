@@ -4,6 +4,8 @@ Recomputes from the nodes what the other files keep incrementally, and compares.
 with them, so that one mistake does not hide in both.
 """
 
+from collections import Counter
+
 import numpy as np
 
 from ramify.actors.cache.allocator import Pages
@@ -83,15 +85,26 @@ def _check_trust(node: Node) -> None:
 
 
 def _check_retention(cache: RadixCache, nodes: list[Node]) -> None:
+    alive, leases = set(nodes), list(cache.leases.all())
     heads = dict(cache.branches.items())
-    retained = dict.fromkeys(nodes, 0)
-    for branch in cache.branches.retained():
-        _require(branch in heads, "branch {:#x} is retained but not open", branch)
-        retained[heads[branch]] += 1
+    held: dict[Node, dict[str, int]] = {node: {} for node in nodes}
+    for lease in leases:
+        _require(lease.node in alive, "a lease of {!r} ends at a deleted node", lease.holder)
+        _require(lease.branch is None or lease.branch in heads, "a lease follows no branch")
+        counts = held[lease.node]
+        counts[lease.holder] = counts.get(lease.holder, 0) + 1
+    for node in sorted(nodes, key=lambda node: -node.end):
+        if node.parent is not None:
+            above = held[node.parent]
+            for holder in held[node]:
+                above[holder] = above.get(holder, 0) + 1
+    tokens = Counter[str]()
     for node in nodes:
-        count = retained[node] + sum(child.retained > 0 for child in node.children.values())
-        _require(node.retained == count, "{!r}: retained {}, expected {}", node, node.retained, count)
-        _require((node.until > 0) == (count > 0), "{!r}: until {}", node, node.until)
+        counts = held[node]
+        _require((node.held or {}) == counts, "{!r}: held {}, expected {}", node, node.held, counts)
+        _require((node.until > 0) == node.retained, "{!r}: until {}", node, node.until)
+        tokens.update(dict.fromkeys(held[node], node.end - node.start))
+    _require(+tokens == +cache.leases.tokens, "held {}, found {}", cache.leases.tokens, tokens)
 
 
 def _check_references(cache: RadixCache, nodes: list[Node]) -> None:
@@ -101,6 +114,8 @@ def _check_references(cache: RadixCache, nodes: list[Node]) -> None:
     for branch, node in cache.branches.items():
         _require(node in alive, "branch {:#x} points to a deleted node", branch)
         refs[node] += 1
+    for lease in cache.leases.all():
+        refs[lease.node] += 1
     for run in cache.runs.values():
         _require(run.tip in alive and run.anchor in alive, "request {:#x}: deleted node", run.request)
         refs[run.tip] += 1

@@ -33,6 +33,7 @@ class Node:
         "children",
         "end",
         "hashes",
+        "held",
         "last_use",
         "locks",
         "owner",
@@ -42,7 +43,6 @@ class Node:
         "refs",
         "resident",
         "resident_children",
-        "retained",
         "stamp",
         "start",
         "state",
@@ -67,7 +67,8 @@ class Node:
         self.owner = 0  # COMPUTING only: the running request that is computing it
         self.last_use = 0
         self.stamp = 0  # of its valid entry in an eviction heap; 0: it has none
-        self.retained = 0  # retained branches whose head is here, plus retained children
+        # by holder: its leases that end here, plus the children that it holds (`Leases`)
+        self.held: dict[str, int] | None = None
         self.until = 0.0  # about when the last of them ends: who goes first among the retained
         self.proven = False  # DEVICE only: somebody sampled from finite logits over this KV
         self.hashes: Hashes | None = None  # of its first blocks, as far as they are known (`Announcer`)
@@ -78,6 +79,11 @@ class Node:
         pages = f" {len(self.pages)} pages" if self.resident else ""
         place = f"[{self.start}, {self.end}) {self.state.name.lower()}{pages}"
         return f"<Node {place} refs={self.refs} locks={self.locks}>"
+
+    @property
+    def retained(self) -> bool:
+        """Whether a lease ends at or below this node."""
+        return bool(self.held)
 
     # --- changes of state ---------------------------------------------------------------------
 

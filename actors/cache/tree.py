@@ -82,7 +82,7 @@ class RadixTree:
         lower_tokens = node.tokens[cut:]
         upper.children[int(lower_tokens[0])] = node
         upper.last_use = node.last_use
-        upper.retained = 1 if node.retained else 0
+        upper.held = dict.fromkeys(node.held, 1) if node.held else None
         upper.until = node.until
         upper.locks = 1 if node.locks else 0
         upper.cut_from(node, at // self.page_size - node.start // self.page_size)

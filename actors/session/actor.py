@@ -397,7 +397,7 @@ class SessionActor:
         """Send what the core wants sent. False if a mailbox is full: the rest waits, in order."""
         out = self.core.state.out
         if out.retained and not self.core.unfinished:  # else there may be another word of it
-            out.seal()
+            out.seal(self.core.state.owner)
         try:
             # Sockets first: when the engine goes down telling the others raises, and ends must be heard.
             holds = self._saver is not None and self._saver.turn()

@@ -81,10 +81,10 @@ class Outbox:
         for commands in (self.cache, self.retained, self.scheduler, self.grammar):
             commands.clear()
 
-    def seal(self) -> None:
+    def seal(self, owner: str = "") -> None:
         """Make one message of all that is retained, behind those that make, move or drop branches."""
         if self.retained:
-            self.cache.append(RetainBranches(self.retained))
+            self.cache.append(RetainBranches(self.retained, owner))
             self.retained = {}
 
     def wake(self, when: float) -> None:

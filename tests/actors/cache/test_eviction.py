@@ -187,7 +187,7 @@ def test_the_heap_does_not_grow_with_use(bench) -> None:
         b.cache.acquire(m.Acquire(7, 1, 0))
         b.cache.commit(m.Commit(7, 4, final=True))
     assert len(b.cache.residency.victims) < 100
-    assert len(b.cache.branches._expiry) < 100
+    assert len(b.cache.leases._expiry) < 100
 
 
 def test_the_heap_does_not_grow_with_the_turns_of_a_chat(bench) -> None:
@@ -245,7 +245,7 @@ def leaf(tree: RadixTree, token: int, last_use: int = 0, until: float = 0.0) -> 
     """A resident leaf of one token, retained if `until` is a time."""
     node = tree.insert(tree.root(""), np.array([token], dtype=np.int32))
     node.fill(np.array([token], dtype=np.int32))
-    node.last_use, node.until, node.retained = last_use, until, int(until > 0.0)
+    node.last_use, node.until, node.held = last_use, until, {"": 1} if until > 0.0 else None
     return node
 
 

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ramify.actors.cache.cache import RadixCache
+from ramify.actors.cache.cache import RadixCache, Shares
 from ramify.actors.cache.integrity import check
 from ramify.actors.cache.states import DEVICE, SUSPECT
 from ramify.protocol import messages as m
@@ -53,7 +53,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = RadixCache(self.pool, self.page_size, self.reach)
+        self.cache = RadixCache(self.pool, self.page_size, self.reach, shares=Shares(50, 8))
         self.branches: dict[int, Path] = {}
         self.rows: dict[int, Row] = {}
         self.content: dict[tuple[int, int], Path] = {}
@@ -61,6 +61,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.copies: dict[int, int] = {}  # page by where the next plan copies it to
         self.count = 0
         self.now = 0.0
+        self.most = 0
 
     def new_id(self) -> int:
         self.count += 1
@@ -133,6 +134,21 @@ class CacheMachine(RuleBasedStateMachine):
     def retain(self, which: int, seconds: float) -> None:
         until = self.now + seconds if seconds else 0.0
         self.cache.retain_branches(m.RetainBranches({self.pick(which): until}))
+
+    @has_branch
+    @rule(which=picks, seconds=st.sampled_from([0.0, 1.0, 50.0]))
+    def end_session(self, which: int, seconds: float) -> None:
+        """What it retained is kept, within the bounds of its owner."""
+        branch = self.pick(which)
+        until = self.now + seconds if seconds else 0.0
+        self.cache.retain_branches(m.RetainBranches({branch: until}, "other"))
+        self.cache.branches.drop(branch, keep=True)
+        del self.branches[branch]
+
+    @invariant()
+    def nobody_retains_too_much(self) -> None:
+        self.most = max(self.most, self.cache.total * self.cache.page_size)  # a pool may get smaller
+        assert all(held <= self.most // 2 for held in self.cache.leases.tokens.values())
 
     @rule()
     def time_passes(self) -> None:
@@ -359,6 +375,8 @@ class CacheMachine(RuleBasedStateMachine):
         assert not self.suspects()
         self.cache.drop_branches(m.DropBranches(list(self.branches)))
         check(self.cache)
+        self.cache.leases.expire(1e9)
+        assert (len(self.cache.leases), +self.cache.leases.tokens) == (0, {})
         if not self.cache.residency.kept:
             assert self.cache.free + self.cache.evictable == self.pool
         assert all(node.resident for node in self.cache.tree.walk()), "cold nodes leaked"

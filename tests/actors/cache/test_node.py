@@ -14,7 +14,7 @@ def test_a_new_node_is_cold_and_nobody_holds_it() -> None:
     assert (node.state, len(node.pages), node.table, node.owner) == (GONE, 0, None, 0)
     assert (node.refs, node.locks, node.resident) == (0, 0, False)
     assert (node.resident_children, node.last_use, node.stamp) == (0, 0, 0)
-    assert (node.retained, node.until, node.proven) == (0, 0.0, False)
+    assert (node.held, node.retained, node.until, node.proven) == (None, False, 0.0, False)
 
 
 def test_how_it_is_printed() -> None:

@@ -179,20 +179,20 @@ def test_what_both_parts_of_a_split_know() -> None:
     tree = RadixTree(2)
     node = held(tree, 1, 2, 3, 4, 5)
     node.fill(array(8, 9))
-    node.last_use, node.until, node.retained, node.locks = 5, 7.0, 3, 2
+    node.last_use, node.until, node.held, node.locks = 5, 7.0, {"a": 3, "b": 1}, 2
     node.prove()
     upper = tree.split(node, 3)
-    assert (upper.last_use, upper.until, upper.retained, upper.locks) == (5, 7.0, 1, 1)
+    assert (upper.last_use, upper.until, upper.held, upper.locks) == (5, 7.0, {"a": 1, "b": 1}, 1)
     assert (upper.proven, upper.state, upper.resident_children, upper.refs) == (True, DEVICE, 1, 0)
-    assert (node.retained, node.locks, node.refs, tree.nodes) == (3, 2, 1, 2)
+    assert (node.held, node.locks, node.refs, tree.nodes) == ({"a": 3, "b": 1}, 2, 1, 2)
     assert (upper.pages.tolist(), node.pages.tolist()) == ([8], [9])
     assert (upper.tokens.tolist(), node.tokens.tolist()) == ([1, 2, 3], [4, 5])
     assert tree.root("").children == {1: upper}
     assert upper.children == {4: node}
-    node.proven, node.retained, node.locks = False, 0, 0
+    node.proven, node.held, node.locks = False, None, 0
     node.distrust()
     again = tree.split(node, 4)
-    assert (again.proven, again.state, again.retained, again.locks) == (False, SUSPECT, 0, 0)
+    assert (again.proven, again.state, again.held, again.locks) == (False, SUSPECT, None, 0)
 
 
 def test_a_cold_node_is_split_without_pages() -> None:

@@ -472,7 +472,7 @@ class SimEngine:
             case m.DropBranches():
                 cache.drop_branches(message)
             case m.Reopen(session):
-                cache.drop_sessions(m.DropSessions([session]))
+                cache.drop_sessions(m.DropSessions([session]), keep=False)
             case m.Inspect():
                 self._mail[message.session].append(cache.inspect(message))
 

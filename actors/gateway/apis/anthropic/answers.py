@@ -12,6 +12,7 @@ from ramify.actors.gateway.apis.anthropic.requests import CountRequest, Messages
 from ramify.actors.gateway.apis.anthropic.signatures import Signer
 from ramify.actors.gateway.apis.openai.dialogue import Answers, noted, text_parts
 from ramify.actors.gateway.apis.openai.effort import Thinking
+from ramify.actors.gateway.apis.openai.retention import retaining
 from ramify.actors.gateway.port.http import Response, json_response
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import InvalidField, RamifyError
@@ -64,6 +65,7 @@ def ops_of(request: MessagesRequest, told: Conversation, served: Served) -> list
     """The frame of a request. Raises InvalidField."""
     thinks = request.thinks(request.max_tokens, served)
     ops = opening(request, told, served, thinks)
+    ops[1:1] = retaining(Marks.of(request).retain_s)
     if request.max_tokens == 0:  # one token that nobody sees computes the prompt
         return [*ops, Generate(id=GENERATE, max_tokens=1, hidden=True)]
     choice = request.tool_choice

@@ -1,8 +1,8 @@
 """Where a client asks that the prompt so far be kept: `cache_control` of blocks, tools, and requests.
 
-Every prompt is in the radix tree once it is computed, marked or not. What the marks decide here is
-how computed tokens are called in `usage`. This is the one place where an answer's doings on retention
-are to be asked for.
+Every prompt is in the radix tree once it is computed, marked or not. Marks decide how computed tokens
+are called in `usage`, and how long prompt and answer are kept behind others in eviction: as long as
+the longest `ttl` says.
 """
 
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from ramify.protocol.errors import InvalidField
 from ramify.protocol.wire import JsonObject, Usage
 
 MOST_BREAKPOINTS = 4
+_SECONDS = {"5m": 300.0, "1h": 3600.0}
 
 
 class Marks(NamedTuple):
@@ -30,6 +31,11 @@ class Marks(NamedTuple):
             if len(ttls) > MOST_BREAKPOINTS:
                 raise InvalidField(f"`cache_control` stands at more than {MOST_BREAKPOINTS} places")
         return cls(tuple(ttls))
+
+    @property
+    def retain_s(self) -> float | None:
+        """As `set.retain_s`; None: nothing is marked."""
+        return max((_SECONDS[ttl] for ttl in self.ttls), default=None)
 
     def usage(self, prompt: int, cached: int, output: int) -> JsonObject:
         """`usage` in this API's words: `prompt` tokens are those read, written, and neither.

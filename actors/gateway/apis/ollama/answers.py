@@ -8,6 +8,7 @@ import msgspec
 from ramify.actors.gateway.apis.ollama.requests import ChatRequest, GenerateRequest
 from ramify.actors.gateway.apis.openai.dialogue import Answers, Vocabulary, noted, ranked, text_parts
 from ramify.actors.gateway.apis.openai.errors import status_and_body, told
+from ramify.actors.gateway.apis.openai.retention import retaining, seconds_alive
 from ramify.actors.gateway.port.http import Response, json_response
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import RamifyError
@@ -29,6 +30,7 @@ def ops_of(request: ChatRequest | GenerateRequest, served: Served) -> list[Clien
     options, thinking = request.settings, request.thinking(served)
     return [
         Open(detach="cancel", ttl_s=0.0, tools=tools, effort=thinking.effort, parts=not raw),
+        *retaining(seconds_alive(request.keep_alive)),
         append,
         Generate(
             id=2,

@@ -111,7 +111,7 @@ class _Asked(Struct, frozen=True, kw_only=True):
     stream: bool | None = None
     format: JsonObject | Literal["", "json"] | None = None
     options: Options | None = None
-    keep_alive: float | ShortText | None = None  # the model stays
+    keep_alive: float | ShortText | None = None  # of what was computed; the model stays
     think: bool | Asked | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None

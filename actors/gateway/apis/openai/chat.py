@@ -13,6 +13,7 @@ from ramify.actors.gateway.apis.openai.dialogue import (
     text_parts,
 )
 from ramify.actors.gateway.apis.openai.requests import ChatRequest
+from ramify.actors.gateway.apis.openai.retention import retaining, seconds_of
 from ramify.actors.gateway.port.http import Response, json_response
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.wire import Append, ClientMessage, Delta, Done, Generate, JsonObject, Open, Part
@@ -42,6 +43,7 @@ def ops_of(request: ChatRequest, served: Served) -> tuple[list[ClientMessage], l
     branches = ["main"] if choices == 1 else [f"choice{i}" for i in range(choices)]
     return [
         Open(detach="cancel", ttl_s=0.0, tools=tools, effort=thinking.effort, parts=True),
+        *retaining(seconds_of(request.prompt_cache_retention, request.prompt_cache_key)),
         Append(id=1, messages=[message.chat() for message in request.messages]),
         Generate(
             id=2,

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from ramify.actors.gateway.apis.openai.effort import Asked, Thinking, switched, thinking
+from ramify.actors.gateway.apis.openai.retention import Retention
 from ramify.actors.gateway.apis.openai.structural_tags import structural_constraint
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import BadRequest, InvalidField
@@ -301,7 +302,8 @@ class ChatRequest(_Settings, kw_only=True, frozen=True):
     reasoning_effort: Asked | None = None
     verbosity: Literal["medium"] | None = None
     modalities: Annotated[list[Literal["text"]], Meta(max_length=1)] | None = None
-    prompt_cache_key: ShortText | None = None  # the radix tree needs no key
+    prompt_cache_key: ShortText | None = None
+    prompt_cache_retention: Retention | None = None
     safety_identifier: ShortText | None = None
     # not OpenAI's
     thought_tokens: ThoughtTokens | None = None

@@ -14,6 +14,7 @@ from ramify.actors.gateway.apis.openai.requests import (
     TextPart,
     bad_request,
 )
+from ramify.actors.gateway.apis.openai.retention import Retention
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import InvalidField
 from ramify.protocol.json_value import check_json
@@ -242,7 +243,7 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
     truncation: Literal["disabled"] | None = None
     service_tier: Literal["auto", "default"] | None = None
     user: Annotated[str, Meta(max_length=4096)] | None = None
-    prompt_cache_retention: ShortText | None = None  # the radix tree keeps what it has room for
+    prompt_cache_retention: Retention | None = None
     prompt_cache_key: ShortText | None = None
     safety_identifier: ShortText | None = None
     client_metadata: Annotated[dict[ShortText, LongText], Meta(max_length=64)] | None = None  # Codex's

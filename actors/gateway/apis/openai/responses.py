@@ -23,6 +23,7 @@ from ramify.actors.gateway.apis.openai.response_output import (
     ThoughtOutput,
 )
 from ramify.actors.gateway.apis.openai.response_requests import ResponseRequest, checksum
+from ramify.actors.gateway.apis.openai.retention import seconds_of
 from ramify.actors.gateway.port.http import Response, json_response
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.config import Limits
@@ -48,7 +49,7 @@ from ramify.protocol.wire import (
 )
 
 # ids of the ops, which increase
-FORK, HIDE, APPEND, BEGIN, WARM, GENERATE, COOL, KEEP, KEEP_LESS, FORGET = range(1, 11)
+FORK, SET, APPEND, BEGIN, WARM, GENERATE, COOL, KEEP, KEEP_LESS, FORGET = range(1, 11)
 IDS = ("id", "previous_response_id")  # of a response that hold a key
 META = "response"  # the key under which a branch's `meta` holds the object
 INPUT = "input"  # and the items that it answered, if both have room
@@ -216,8 +217,10 @@ class ResponseDialogue:
             given["top_p"] = max(request.top_p, 1e-20)
         self._instructions = previous.instructions if previous else checksum(request.instructions)
         ops: list[ClientMessage] = [opened, Fork(id=FORK, branch=from_, as_=[branch])]
-        if previous is not None and not request.stores:  # its session may be one that is saved
-            ops.append(Set(id=HIDE, branch=branch, persist="none"))
+        hides = previous is not None and not request.stores  # its session may be one that is saved
+        kept = seconds_of(request.prompt_cache_retention, request.prompt_cache_key)
+        if hides or kept:
+            ops.append(Set(id=SET, branch=branch, persist="none" if hides else None, retain_s=kept))
         if messages := request.messages(instructed=instructed):
             ops.append(Append(id=APPEND, branch=branch, messages=messages))
         if not request.generates:

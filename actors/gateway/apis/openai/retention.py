@@ -1,0 +1,50 @@
+"""How long a door keeps what a request computed: its words for it, as seconds of `set.retain_s`. Pure.
+
+The lease follows the request's branch to the end of its answer, and outlives the request's session.
+"""
+
+import re
+from typing import Literal
+
+from ramify.protocol.errors import InvalidField
+from ramify.protocol.wire import MONTH_S, BranchName, ClientMessage, Set
+
+RETAIN = 0  # id of the op, the first of a frame: ids increase
+Retention = Literal["in_memory", "in-memory", "24h"]
+IN_MEMORY_S, DAY_S = 300.0, 86_400.0
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d{1,12}(?:\.\d{0,12})?)(ns|us|µs|ms|s|m|h)", re.ASCII)
+
+
+def retaining(seconds: float | None, *, branch: BranchName | None = None) -> list[ClientMessage]:
+    """The op that keeps it so long, if the request says anything of it."""
+    return [Set(id=RETAIN, branch=branch, retain_s=seconds)] if seconds else []
+
+
+def seconds_of(retention: Retention | None, key: str | None) -> float | None:
+    """Of OpenAI's fields. A key alone means that requests with the same prefix follow soon."""
+    if retention == "24h":
+        return DAY_S
+    return IN_MEMORY_S if retention is not None or key else None
+
+
+def seconds_alive(keep_alive: float | str | None) -> float | None:
+    """Of Ollama's `keep_alive`: seconds, or a duration as Go writes it ("1h30m"); below 0: as long as
+    there may be. Raises InvalidField.
+    """
+    if keep_alive is None:
+        return None
+    if isinstance(keep_alive, str):
+        text = keep_alive.strip()
+        below = text.startswith("-")
+        digits = text[1:] if text[:1] in ("-", "+") else text
+        parts = _PART.findall(digits)
+        if digits.isascii() and digits.isdigit():
+            parts = [(digits, "s")]
+        elif not parts or "".join(number + unit for number, unit in parts) != digits:
+            raise InvalidField(
+                f'`keep_alive` {keep_alive[:64]!r} is no duration: send seconds, or text such as "5m"'
+            )
+        total = sum(float(number) * _UNITS[unit] for number, unit in parts)
+        keep_alive = -1.0 if below and total else total
+    return float(MONTH_S) if keep_alive < 0 else min(keep_alive, float(MONTH_S))

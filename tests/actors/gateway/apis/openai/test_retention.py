@@ -1,0 +1,45 @@
+"""What doors say of how long something is to be kept, in seconds."""
+
+import pytest
+
+from ramify.actors.gateway.apis.openai.retention import retaining, seconds_alive, seconds_of
+from ramify.protocol.errors import InvalidField
+from ramify.protocol.wire import MONTH_S, Set
+
+
+def test_words_of_openai() -> None:
+    assert seconds_of(None, None) is None
+    assert seconds_of(None, "a key") == seconds_of("in_memory", None) == 300.0
+    assert seconds_of("in-memory", None) == 300.0
+    assert seconds_of("24h", "a key") == 86_400.0
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        (None, None),
+        (0, 0.0),
+        (1.5, 1.5),
+        ("90", 90.0),
+        ("5m", 300.0),
+        ("1h30m", 5400.0),
+        ("500ms", 0.5),
+        (-1, MONTH_S),
+        ("-1m", MONTH_S),
+        ("99999h", MONTH_S),
+        (1e300, MONTH_S),
+    ],
+)
+def test_durations_of_ollama(said: float | str | None, seconds: float | None) -> None:
+    assert seconds_alive(said) == seconds
+
+
+@pytest.mark.parametrize("said", ["", "soon", "5 m", "5mx", "m5", "1d"])
+def test_what_is_no_duration_is_refused(said: str) -> None:
+    with pytest.raises(InvalidField, match="keep_alive"):
+        seconds_alive(said)
+
+
+def test_the_op() -> None:
+    assert retaining(None) == retaining(0.0) == []
+    assert retaining(5.0) == [Set(id=0, retain_s=5.0)]
