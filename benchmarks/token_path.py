@@ -51,7 +51,7 @@ from ramify.protocol.config import EngineConfig, LogConfig, ModelConfig, ServerC
 ROOT = Path(__file__).resolve().parent.parent
 OURS = tuple(f"{folder}/" for folder in ("actors", "protocol"))  # the server's folders
 REQUESTS = 9  # whose median is told
-CHATS = 5  # the shortest counts
+CHATS = 5  # and first deltas; the shortest counts
 STEP_SECONDS = 0.003  # long enough for a token to reach its socket before the next one comes
 
 RESULT = ThreadExecutor._collect.__code__
@@ -231,13 +231,26 @@ async def measure(folder: Path, count: int) -> tuple[Way, Way, Way, Way]:
             with short.tracing():
                 socket.send({"type": "generate", "id": ident, "max_tokens": 2, "ignore_eos": True})
                 await done
+        deltas = [first_delta(tracer.events)]
+        for ident in range(4 + REQUESTS, 2 + REQUESTS + 2 * CHATS, 2):
+            begun = Tracer()
+            done = asyncio.ensure_future(socket.until_done(1))
+            await asyncio.sleep(4 * STEP_SECONDS)
+            with begun.tracing():
+                socket.send(
+                    {"type": "append", "id": ident, "text": "dcba"},
+                    {"type": "generate", "id": ident + 1, "max_tokens": 2, "ignore_eos": True},
+                )
+                await done
+            deltas.append(first_delta(begun.events))
         await socket.end_session()
         # what happens beside a chat by chance (compile workers, timers) is no part of its way
         chatted = min([await chat(engine.port) for _ in range(CHATS)], key=lambda way: len(way.files))
     found = tokens(tracer.events)
     if len(found) < count // 2:
         raise RuntimeError(f"{len(found)} of {count} tokens had a frame of their own: a busy machine")
-    return median(found[8:]), first_delta(tracer.events), median(requests(short.events)), chatted
+    delta = min(deltas, key=lambda way: len(way.files))
+    return median(found[8:]), delta, median(requests(short.events)), chatted
 
 
 def main() -> None:

@@ -136,7 +136,8 @@ def qwen_code(turn: int) -> tuple[str, dict[str, Any]]:
 
 
 def events(body: str) -> list[dict[str, Any]]:
-    lines = [line.removeprefix("data: ") for line in body.splitlines() if line.startswith("data: ")]
+    # not `splitlines`: a text may hold U+2028 and the like
+    lines = [line.removeprefix("data: ") for line in body.split("\n") if line.startswith("data: ")]
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
