@@ -190,20 +190,19 @@ class SessionActor:
             else:
                 core.tokens(message, self._clock.now())
             sent = self._send()
+            self._taking = False
+            if working is not None:
+                working.off()
+            if not sent or core.unfinished or core.ended is not None or self._to_change:
+                self._tell(Tick())  # `run` goes on
+            elif work.left < work.most:
+                self._turns.renew(work)
         except BaseException as error:  # as in `live`
+            self._taking = False
             if isinstance(error, ENDS):
                 raise
             self._fault = error
             self._tell(Lost(repr(error)))
-            return
-        finally:
-            self._taking = False
-        if working is not None:
-            working.off()
-        if not sent or core.unfinished or core.ended is not None or self._to_change:
-            self._tell(Tick())  # `run` goes on
-        elif work.left < work.most:
-            self._turns.renew(work)
 
     def fail(self, reason: str) -> None:
         """The engine is broken: once it has read what waits, the session ends its ops and itself."""

@@ -27,7 +27,7 @@ from ramify.actors.grammar.constraint_registry import ConstraintRegistry
 from ramify.actors.grammar.vocabulary import packed
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.fanout import FanOut, Router
-from ramify.actors.kit.mailbox import LimitedAddress, Mailbox, MailboxClosed
+from ramify.actors.kit.mailbox import LimitedAddress, Mailbox
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.scheduler.actor import SchedulerActor
 from ramify.actors.scheduler.core import Scheduler
@@ -659,10 +659,7 @@ class World:
 
     async def __aexit__(self, *error: Any) -> None:
         self._group.cancel_scope.cancel()
-        try:
-            await self._group.__aexit__(*error)
-        except* MailboxClosed:
-            pass  # an actor had a message for one that was cancelled before it
+        await self._group.__aexit__(*error)
 
     def _at_once(self, executor: Any, function: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
         """As `run_in_executor`, without a thread: in the next turn of the loop."""
