@@ -390,7 +390,7 @@ def test_retention_and_facts_stay_with_the_name(sim: Sim) -> None:
     engine.pump()
     main = engine.cores[1].state.branches["main"]
     assert (main.retain_s, main.meta) == (1000, {"k": 1})
-    assert list(engine.cache.branches.retained()) == [main.handle]
+    assert list(engine.cache.leases.branches()) == [main.handle]
 
 
 def test_who_was_away_gets_the_text_under_the_new_name(sim: Sim) -> None:
