@@ -290,4 +290,5 @@ async def test_a_crash_at_any_line_ends_only_that_session(
             mine = range(before + 1, len(each.sockets) + 1)
             assert {each.closed.get(s) for s in mine} <= {None, Close.SERVER_BUG, Close.DONE}, where
         assert holdings.held < 2 << 20  # of the one that is left; its kept replies grow
-        assert reached > 0.95 * len(chosen)  # the rest: what is done once for all sessions
+        # the rest: what is done once for all sessions; of a small sample, as chance has it
+        assert len(chosen) - reached <= max(5, 0.05 * len(chosen))

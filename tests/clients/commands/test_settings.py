@@ -199,6 +199,8 @@ ZERO = (  # which may be 0
     "--replica-cpus",
     "--ageing",
     "--itl-target-ms",
+    "--retain-share",  # nothing is retained
+    "--retain-leases",
 )
 SIGNED = ("--limit-priority", "--credential-priority")  # which may be negative, too
 
