@@ -62,6 +62,11 @@ class Bound(NamedTuple):
     piece: Piece | None = None
     chars: int = 0
 
+    @property
+    def length(self) -> int:
+        """How many tokens the known text has."""
+        return sum(len(piece.tokens) for piece in _pieces(self.piece))
+
     def tokens(self) -> "array[int]":
         """Those of the known text."""
         out: array[int] = array("i")

@@ -182,7 +182,7 @@ class BranchWriter:
         (text, bound), segments = asked, list(branch.segments)
         if segments[0].raw != text or any(each.messages for each in segments[1:]):
             return  # a later turn, which only this session goes on from
-        known = len(bound.tokens())
+        known = bound.length
         pieces = [(text[bound.chars :], segments[0].tokens[known:])]
         pieces += [(each.raw, each.tokens[:]) for each in segments[1:]]
         self._state.histories.add(self._state.owner, bound, pieces)

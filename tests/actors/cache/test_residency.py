@@ -174,7 +174,7 @@ def test_taking_a_retention_back_asks_no_sibling(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Node, "held", property(get, lambda node, value: slot.__set__(node, value)))  # type: ignore[attr-defined]
     for child in reversed(children):
         cache.retain_branches(m.RetainBranches({child: 0.0}))
-    assert visits.since() + len(asked) < 30 * len(children)
+    assert visits.since() + len(asked) < 20 * len(children)
     check(cache)
     assert not any(node.retained for node in cache.tree.walk())
 

@@ -275,20 +275,24 @@ async def test_a_crash_at_any_line_ends_only_that_session(
         reached = 0
         chosen = list(points.items())[:: stride(75)]
         for number, (point, times) in enumerate(chosen):
-            bystander.begin()
-            before = len(each.sockets)
-            time = 1 if number % 2 else min(times, 1 + number % 7)
+            wanted = 1 if number % 2 else min(times, 1 + number % 7)
             fault = Panic if number % 4 == 3 else Fault
-            reached += await play_with_fault(each, point, time, fault)
-            where = f"{point[0].co_qualname}:{point[1]}, {time}"
-            bystander.check(text)
-            assert len(each.directory) == 1, where
-            assert len(each.cache.branches) == 1, where
-            assert (len(each.cache.runs), each.cache.referenced) == (0, 0), where
-            check(each.cache)
-            assert holdings.process.sessions == 1, where
-            mine = range(before + 1, len(each.sockets) + 1)
-            assert {each.closed.get(s) for s in mine} <= {None, Close.SERVER_BUG, Close.DONE}, where
+            # how often a line is run may differ where threads tokenize: then at its first time
+            for time in dict.fromkeys((wanted, 1)):
+                bystander.begin()
+                before = len(each.sockets)
+                hit = await play_with_fault(each, point, time, fault)
+                where = f"{point[0].co_qualname}:{point[1]}, {time}"
+                bystander.check(text)
+                assert len(each.directory) == 1, where
+                assert len(each.cache.branches) == 1, where
+                assert (len(each.cache.runs), each.cache.referenced) == (0, 0), where
+                check(each.cache)
+                assert holdings.process.sessions == 1, where
+                mine = range(before + 1, len(each.sockets) + 1)
+                assert {each.closed.get(s) for s in mine} <= {None, Close.SERVER_BUG, Close.DONE}, where
+                if hit:
+                    reached += 1
+                    break
         assert holdings.held < 2 << 20  # of the one that is left; its kept replies grow
-        # the rest: what is done once for all sessions; of a small sample, as chance has it
-        assert len(chosen) - reached <= max(5, 0.05 * len(chosen))
+        assert reached > 0.95 * len(chosen)  # the rest: what is done once for all sessions
