@@ -18,19 +18,27 @@ const QUIET = [
 const PATIENCE_MS = 30_000;
 const LONG_TASK_MS = 50;
 const TRIES = 3;
+const EXPECTED = /ERR_INTERNET_DISCONNECTED|^WebSocket connection to .* failed/;
+const CUT_LOAD = /^Failed to load resource: net::ERR_CONNECTION_(RESET|REFUSED) \(.*\/(katex|common)-\w+\.js\)$/;
 export const SETTINGS = { temperature: 0, max_tokens: 60 };
 
 const browser = await chromium.launch({ executablePath: CHROMIUM, args: QUIET });
 after(() => browser.close());
 
-/** A visit: a browser context, whose storage nobody shares. `problems`: what the page complained of. */
-export async function visit({ settings = {}, path = "/", ...options } = {}) {
+/**
+ * A visit: a browser context, whose storage nobody shares. `problems`: what the page complained of.
+ * `restarts`: the server does; the browser itself then says of a library that was just being loaded (the page loads it again) that it failed.
+ */
+export async function visit({ settings = {}, path = "/", restarts = false, ...options } = {}) {
   const context = await browser.newContext({ viewport: { width: 1280, height: 800 }, reducedMotion: "reduce", ...options });
   context.setDefaultTimeout(PATIENCE_MS);
   context.problems = [];
   context.on("page", (page) => {
     page.on("pageerror", (error) => context.problems.push(error.stack));
-    page.on("console", (message) => { if (message.type() === "error" && !/ERR_INTERNET_DISCONNECTED|^WebSocket connection to .* failed/.test(message.text())) context.problems.push(message.text()); });
+    page.on("console", (message) => {
+      const said = `${message.text()} (${message.location().url})`;
+      if (message.type() === "error" && !EXPECTED.test(said) && !(restarts && CUT_LOAD.test(said))) context.problems.push(said);
+    });
   });
   const page = await context.newPage();
   await page.addInitScript((kept) => { localStorage["ramify chat settings"] ??= JSON.stringify(kept); }, { ...SETTINGS, ...settings });

@@ -39,5 +39,5 @@ scene("an answer goes on over a restart, and what a restart has lost is told aga
   await settled(page);
   await soon(async () => assert.equal((await answers(page)).length, 3));
   await soon(async () => assert.equal(await page.locator(".failed, .notice:not(.mild)").count(), 0));
-}, { settings: { max_tokens: 300 } });
+}, { settings: { max_tokens: 300 }, restarts: true });
 process.stdin.unref?.();
