@@ -139,6 +139,7 @@ class Acquire(msgspec.Struct, frozen=True, array_like=True, gc=False):
       wanted (None: the last one only).
     - `leave`: pages, free or evictable, that must be left when it has its own.
     - `spare`: nothing is evicted for it.
+    - `slots`: state slots that it needs to run, beside those for snapshots (0: the model has no states).
     """
 
     request: int
@@ -149,6 +150,7 @@ class Acquire(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rerun: int | None = None
     leave: int = 0
     spare: bool = False
+    slots: int = 0
 
 
 class Grow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -170,6 +172,9 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     - `finite`: True: logits over [0, computed) were finite, which proves their KV. False: they were not,
       so nothing becomes resident, and unproven KV that the request found is dropped (only with `final`,
       without tokens). None: nothing was sampled.
+    - `states`: int32 pairs, a position up to `computed` and the slot of the request's that holds the state
+      there. It becomes a snapshot of the tree; the request may read it until it commits more than that
+      position, and never writes it again. `final` gives all other slots back.
     """
 
     request: int
@@ -177,6 +182,7 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tokens: bytes = b""
     final: bool = False
     finite: bool | None = None
+    states: bytes = b""
 
 
 class Settle(Base, frozen=True):
@@ -190,10 +196,11 @@ class Settle(Base, frozen=True):
 class RenewPool(Base, frozen=True):
     """Start over with an empty pool of that many pages: another executor has taken the old one's place.
 
-    Comes when no request runs. Branches keep their tokens.
+    Comes when no request runs. Branches keep their tokens. `state_slots`: of the new executor.
     """
 
     pages: int
+    state_slots: int = 0
 
 
 CacheMessage = (
@@ -224,6 +231,14 @@ class Granted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
     `Acquire.rerun` says.
     `history`: all tokens [0, prompt) if asked for. `proven`: see `Commit.finite`; False: some of the
     cached KV was only computed, nothing has been sampled over it yet.
+
+    With states `cached` is where both KV and a snapshot are:
+
+    - `state`: the slot with the state at `cached` (0 at position 0). The request only reads it.
+    - `slots`: int32, the slots that it may write: `Acquire.slots`, and one for each of `marks`.
+    - `marks`: int32, ascending, in (cached, prompt): positions where a snapshot is wanted, so a chunk of
+      the prefill ends there.
+    - `replayed`: of `tokens`, the first so many have KV in the tree; they run because no state is there.
     """
 
     request: int
@@ -232,12 +247,17 @@ class Granted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
     pages: bytes
     history: bytes = b""
     proven: bool = True
+    state: int = 0
+    slots: bytes = b""
+    marks: bytes = b""
+    replayed: int = 0
 
 
 class Denied(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
     """`request` cannot run now.
 
-    `reason` "memory": not enough free and evictable pages (`short`: how many are missing);
+    `reason` "memory": not enough free and evictable pages (`short`: how many are missing), or state
+    slots (`slots`);
     "shared": a part of its prefix is being computed by request `on`; acquire again when that
     one commits; "gone": the branch does not exist, or not as the request knew it.
     `resident`: tokens of the branch that are resident now, for the order of the queue.
@@ -248,6 +268,7 @@ class Denied(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
     resident: int = 0
     short: int = 0
     on: int = 0
+    slots: int = 0
 
 
 class Grown(msgspec.Struct, frozen=True, array_like=True, gc=False):

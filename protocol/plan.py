@@ -32,6 +32,14 @@ mask behind its output is still computed), and nobody else waits for that. Its l
 its random number are as before the step, and its next decode is what this one would have been. An
 extend that was to sample was computed all the same: the next decode runs its last token again, and
 samples.
+
+Fixed states (delta net, Mamba, short convolution): what such layers keep of a sequence, at one position,
+fills one *state slot*. Slots are written once and shared by reference, so a snapshot, a fork and an
+overrun step cost no copy. Slot 0 is all zeros, the state before any token, and is never written; slots
+1 to `ExecutorInfo.state_slots` are the cache's to hand out. A row reads one slot in a step and writes
+another. Two plans in flight: the second one reads what the first one writes. A row that sits a step out
+gets the state that it had: the executor copies it, so that the next plan may read the slot all the same.
+So the prompt's last token is an extend of its own where the row could sit out.
 """
 
 import sys
@@ -153,6 +161,10 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True)
       once rows were closed; no row has them.
     - `copies`: int32 pairs, a page and the page that its KV is copied to. All are read before one is
       written, so a page may be read that this plan hands to a row; none is written twice.
+    - `states`: int32 pairs, a state slot to read and one to write, which differ: for each extend, then
+      for each decode, in plan order. What is written stands for the row's tokens up to the last that it
+      runs in this step. A slot may be read by several rows; none is both read and written in one plan.
+      Empty where the model has no states.
 
     A plan may have no extends and no decodes (it only closes rows): it still gets a result.
     """
@@ -168,6 +180,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True)
     forgets: bytes = b""
     guesses: bytes = b""
     copies: bytes = b""
+    states: bytes = b""
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
@@ -240,6 +253,8 @@ class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
     constrains: bool = False  # rows may have a constraint
     max_forced: int = 0  # tokens of a row in a step that its constraint may draft; 0: it drafts none
     guesses_constrained: bool = False  # the drafter guesses for rows with a constraint, too
+    state_slots: int = 0  # of fixed states, without slot 0; 0: the model has none
+    state_bytes: int = 0  # of one slot
 
 
 class ExecutorDown(msgspec.Struct, frozen=True, array_like=True, tag=True):
