@@ -172,9 +172,9 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     - `finite`: True: logits over [0, computed) were finite, which proves their KV. False: they were not,
       so nothing becomes resident, and unproven KV that the request found is dropped (only with `final`,
       without tokens). None: nothing was sampled.
-    - `states`: int32 pairs, a position up to `computed` and the slot of the request's that holds the state
-      there. It becomes a snapshot of the tree; the request may read it until it commits more than that
-      position, and never writes it again. `final` gives all other slots back.
+    - `states`: int32 pairs, a position up to `computed` and that of the request's slots that holds the
+      state there. It becomes a snapshot of the tree. The request may read it until it commits more than
+      that position, and never writes it again. `final` gives all other slots back.
     """
 
     request: int
