@@ -50,7 +50,7 @@ EXPECTED: tuple[tuple[str, str | None, str], ...] = (
     ("from ollama import Client", WORDS, ""),
     ("curl ", r'"status": ?"completed"', ""),
     ("one, other = await story.fork", r"(?s)other: \.\.\..*prompt tokens were cached", ""),
-    ('import { connect } from "ramify"', WORDS, ""),
+    ('import { connect } from "ramify-client"', WORDS, ""),
     ("class City", r"City\(name=.+, country='(France|Peru)'\)", ""),
     ("ramify bench chat --serve", r"(?i)tok", ""),
     ("ramify bench tree --questions 4 --url", r"(?i)second", ""),

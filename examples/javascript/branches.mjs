@@ -4,7 +4,7 @@
 //     node branches.mjs ws://127.0.0.1:8765
 //
 // Node 22 has WebSockets; before it, `node --experimental-websocket`, or connect(url, { WebSocket: (await import("ws")).WebSocket }).
-import { connect } from "ramify";
+import { connect } from "ramify-client";
 
 const session = connect(process.argv[2] ?? "ws://127.0.0.1:8765");
 const story = session.main;

@@ -7,10 +7,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ramify.actors.engine import running_engine
 from ramify.actors.executor.spec import FakeSpec
+from ramify.protocol import wire
 from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
 from tests.conftest import greedy
 
@@ -48,7 +50,7 @@ async def test_a_printed_program_runs(
     )
     spec = FakeSpec(model={"vocab_size": 384, "eos": 2, "first": 3, "eos_every": 9999})
     (tmp_path / "node_modules").mkdir()
-    (tmp_path / "node_modules/ramify").symlink_to(ROOT / "clients/web")
+    (tmp_path / "node_modules/ramify-client").symlink_to(ROOT / "clients/web")
     async with running_engine(config, spec=spec, check_idle=True) as engine:
         (tmp_path / "program.mjs").write_text(source.replace(ADDRESS, f"ws://127.0.0.1:{engine.port}"))
         command = ["node", SOCKETS, "--no-warnings", "program.mjs"]
@@ -69,6 +71,43 @@ def test_the_types_in_the_tree_are_those_of_the_sources(tmp_path: Path) -> None:
     assert made == kept, "npm run build:types in clients/web, and commit"
 
 
+SETS_ITSELF = {  # fields that the library fills in
+    "OpenFields": {"client", "session", "key", "token", "have", "revision", "import"},
+    "GenerateFields": {"id", "branch"},
+    "SelectFields": {"id", "branch", "choices"},
+    "JoinFields": {"id", "branch", "from"},
+    "PruneFields": {"id", "from", "into", "score_from"},
+}
+STRUCTS = {
+    "OpenFields": wire.Open,
+    "GenerateFields": wire.Generate,
+    "SelectFields": wire.Select,
+    "JoinFields": wire.Join,
+    "PruneFields": wire.Prune,
+    "Constraint": wire.Constraint,
+    "ChatMessage": wire.ChatMessage,
+    "StateMessage": wire.State,
+    "BranchState": wire.BranchState,
+    "OkMessage": wire.Ok,
+    "DeltaMessage": wire.Delta,
+    "DoneMessage": wire.Done,
+    "ErrorMessage": wire.Error,
+    "Usage": wire.Usage,
+    "EventFields": wire.Event,
+}
+
+
+@pytest.mark.parametrize("name", STRUCTS)
+def test_the_types_have_every_field_of_the_wire(name: str) -> None:
+    source = (WEB / "lib/protocol.js").read_text()
+    block = re.search(rf" \* @typedef \{{object\}} {name}\b(.*?)\n \*\n", source, re.S)
+    assert block is not None
+    typed = set(re.findall(r"^ \* @property \{.*?\} \[?(\w+)\]?(?: |$)", block[1], re.M)) - {"type"}
+    fields = {each.encode_name for each in msgspec.structs.fields(STRUCTS[name])}
+    told_by_op = {"op", "details"} if name == "EventFields" else set()
+    assert typed == fields - SETS_ITSELF.get(name, set()) - told_by_op
+
+
 STRICT = {
     "strict": True,
     "exactOptionalPropertyTypes": True,
@@ -79,11 +118,18 @@ STRICT = {
     "noEmit": True,
     "types": [],
 }
-TYPED = """import { connect, TooLong, type Result } from "ramify";
+TYPED = """import { connect, TooLong, type Result, type SessionEvents } from "ramify-client";
 const session = connect("ws://127.0.0.1:8765");
 for await (const { text } of session.main.chat("Hi", { max_tokens: 3 })) console.log(text.length);
 const result: Result = await session.main.chat("Hi").result;
 console.log(result.usage.prompt satisfies number, TooLong.name);
+session.addEventListener("status", ({ detail }) => {
+  if (detail.status === "waiting") console.log(detail.retryAt satisfies number);
+});
+for await (const note of session.events()) {
+  if (note.type === "event" && note.op === "fork") console.log(note.details?.as);
+}
+export type Seen = SessionEvents["tree"];
 """
 
 
@@ -100,7 +146,7 @@ def test_a_strict_typescript_project_uses_the_package_as_packed(tmp_path: Path) 
     unpack = ["tar", "-xzf", str(tmp_path / packed), "-C", str(tmp_path)]
     subprocess.run(unpack, check=True)
     (tmp_path / "node_modules").mkdir()
-    (tmp_path / "package").rename(tmp_path / "node_modules/ramify")
+    (tmp_path / "package").rename(tmp_path / "node_modules/ramify-client")
     found = subprocess.run([str(TSC), "-p", str(tmp_path)], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout
 

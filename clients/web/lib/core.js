@@ -435,8 +435,8 @@ export class Core {
   /** @param {EventMessage} event */
   #event(event) {
     this.heads.noted(event);
-    const { op, branch, details = {} } = event;
-    if (op !== "generate" || branch === undefined) return;
+    if (event.op !== "generate" || event.branch === undefined) return;
+    const { branch, details = {} } = event;
     if (this.#adopted.has(branch)) this.#over(branch, details.reason);
     else if (details.position !== undefined) this.#running.get(branch)?.[0]?.[1].beginAt(details.position); // the text so far was another's
   }

@@ -90,19 +90,20 @@ export class Heads {
   }
 
   /** Another client changed the tree. @param {EventMessage} event */
-  noted({ revision, op, branch, details = {} }) {
+  noted(event) {
+    const { revision, op, branch, details = {} } = event;
     this.#heard(revision);
-    const { position, from, rebased } = details;
+    const { position, rebased } = details;
     if (branch === undefined) return;
     if (op === "drop") {
       this.byName.delete(branch);
     } else if (op !== "prune" && position !== undefined) {
-      if (from !== undefined) this.#rename(from, branch);
+      if (event.op === "set" && event.details?.from !== undefined) this.#rename(event.details.from, branch);
       const head = this.get(branch);
       if (op === "rollback") head.received = Math.min(head.received, position);
       if (rebased !== undefined) head.received = Math.min(head.received, rebased);
       if (op !== "fork") head.position = position;
-      this.#born(details.as ?? [], position);
+      if (event.op === "fork") this.#born(event.details?.as ?? [], position);
     }
     this.#placed(details);
   }

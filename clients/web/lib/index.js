@@ -1,7 +1,7 @@
 /**
- * `ramify`: the JavaScript client of the `ramify.v1` protocol, for browsers and Node.
+ * `ramify-client`: the JavaScript client of the `ramify.v1` protocol, for browsers and Node.
  *
- *     import { connect } from "ramify";
+ *     import { connect } from "ramify-client";
  *     const session = connect("ws://127.0.0.1:8765");
  *     for await (const { text } of session.main.chat("Tell me a story.")) console.log(text);
  *     await session.close();
@@ -22,9 +22,12 @@ export { connect, mintToken, Session } from "./session.js";
 
 /** @typedef {import("./session.js").Options} Options */
 /** @typedef {import("./session.js").Abortable} Abortable */
+/** @typedef {import("./session.js").SessionEvent} SessionEvent */
+/** @typedef {import("./session.js").SessionEvents} SessionEvents */
 /** @typedef {import("./generation.js").Result} Result */
 /** @typedef {import("./stream.js").TextDelta} TextDelta */
 /** @typedef {import("./link.js").Status} Status */
+/** @typedef {import("./link.js").StatusChange} StatusChange */
 /** @typedef {import("./protocol.js").ChatMessage} ChatMessage */
 /** @typedef {import("./protocol.js").GenerateFields} GenerateFields */
 /** @typedef {import("./protocol.js").OpenFields} OpenFields */
@@ -32,4 +35,6 @@ export { connect, mintToken, Session } from "./session.js";
 /** @typedef {import("./protocol.js").StateMessage} StateMessage */
 /** @typedef {import("./protocol.js").BranchState} BranchState */
 /** @typedef {import("./protocol.js").OkMessage} OkMessage */
+/** @typedef {import("./protocol.js").EventMessage} EventMessage */
+/** @typedef {import("./protocol.js").Note} Note */
 /** @typedef {import("./protocol.js").Usage} Usage */

@@ -9,7 +9,7 @@ import { frameOf } from "./frames.js";
 import { Pacer, RATE_DELAY_MS, afterClose, delay, pause } from "./reconnect.js";
 
 /** @import { Core } from "./core.js" */
-/** @import { ErrorMessage, ServerMessage, StateMessage } from "./protocol.js" */
+/** @import { ErrorMessage, Note, ServerMessage, StateMessage } from "./protocol.js" */
 
 const OPEN_TIMEOUT_MS = 10_000;
 const PING_EVERY_MS = 20_000;
@@ -25,6 +25,10 @@ const ENDLESS = Number.MAX_SAFE_INTEGER;
  * about to stop), `closed` (for good).
  *
  * @typedef {"connecting" | "open" | "waiting" | "offline" | "draining" | "closed"} Status
+ *
+ * @typedef {{status: "connecting" | "open" | "draining"}
+ *   | {status: "waiting" | "offline", retryAt: number, error: RamifyError}
+ *   | {status: "closed", error: RamifyError}} StatusChange  `retryAt`: when the next try is, as `Date.now()` tells it
  *
  * @typedef {object} Socket  What is used of a WebSocket.
  * @property {(data: string) => void} send
@@ -47,9 +51,9 @@ const ENDLESS = Number.MAX_SAFE_INTEGER;
  * @property {SocketClass} [WebSocket]  default: the global one, which Node has from 22 on
  *
  * @typedef {object} Hooks  Whom the link tells.
- * @property {(status: Status, more?: {retryAt?: number, error?: RamifyError}) => void} status
+ * @property {(change: StatusChange) => void} status
  * @property {(state: StateMessage) => void} attached
- * @property {(message: ServerMessage) => void} noted
+ * @property {(note: Note) => void} noted
  * @property {(error: RamifyError) => void} lost  the server has forgotten the session; a new one is being opened
  */
 
@@ -125,7 +129,7 @@ export class Link {
     this.#drop();
     this.#stop.abort();
     this.#core.end(error);
-    this.#tell("closed", { error });
+    this.#tell({ status: "closed", error });
   }
 
   // --- the connection -----------------------------------------------------------------------------
@@ -134,7 +138,7 @@ export class Link {
     clearTimeout(this.#timers.retry);
     const dialing = ++this.#dialing;
     this.#refusal = null;
-    this.#tell("connecting");
+    this.#tell({ status: "connecting" });
     try {
       const { token } = this.#options;
       const fresh = typeof token === "function" ? await token() : token;
@@ -177,8 +181,8 @@ export class Link {
     for (const note of notes) {
       if (note.type === "state") this.#attached(note);
       else if (note.type === "error" && !this.#since) this.#refused(note);
-      else if (note.type === "bye") this.#tell("draining");
-      else if (note.type !== "pong") this.#hooks.noted(note);
+      else if (note.type === "bye") this.#tell({ status: "draining" });
+      else if (note.type === "event" || note.type === "delta" || note.type === "error") this.#hooks.noted(note);
     }
     this.pump(); // replies make room for frames that wait
   }
@@ -191,7 +195,7 @@ export class Link {
     this.#lostAt = this.#floor = this.#refusals = 0;
     this.#pacer.limit(rate, burst, this.#since);
     this.#timers.ping = setInterval(() => this.#ping(PONG_WITHIN_MS), PING_EVERY_MS);
-    this.#tell("open");
+    this.#tell({ status: "open" });
     this.#hooks.attached(state);
     if (globalThis.document?.visibilityState === "hidden") this.#seen(false);
   }
@@ -247,7 +251,7 @@ export class Link {
     }
     this.#attempt += 1;
     if (status !== "offline") this.#timers.retry = setTimeout(() => this.#connect(), wait);
-    this.#tell(status, { retryAt: now + wait, error });
+    this.#tell({ status, retryAt: now + wait, error });
   }
 
   #drop() {
@@ -287,10 +291,10 @@ export class Link {
     else this.reconnect();
   }
 
-  /** @param {Status} status @param {{retryAt?: number, error?: RamifyError}} [more] */
-  #tell(status, more) {
-    this.status = status;
-    this.#hooks.status(status, more);
+  /** @param {StatusChange} change */
+  #tell(change) {
+    this.status = change.status;
+    this.#hooks.status(change);
   }
 }
 

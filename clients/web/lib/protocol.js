@@ -20,6 +20,8 @@
  * @property {object | string} [json_schema]
  * @property {string[]} [choices]
  * @property {string} [grammar]
+ * @property {object} [structural_tag]  free text with constrained parts, as docs/protocol.md tells
+ * @property {boolean} [after_thought]  what the model thinks first is free
  * @property {boolean} [continue]  whether it goes on with the constrained output that the branch ends in
  *
  * @typedef {object} ToolCall
@@ -34,7 +36,9 @@
  * @property {number} [tick_ms]
  * @property {boolean} [tokens]
  * @property {boolean} [parts]
+ * @property {boolean} [usage]  the first delta of each generation has `prompt` and `cached`
  * @property {object[]} [tools]
+ * @property {"low" | "medium" | "high"} [effort]  for chat templates that tell the model how much to think
  * @property {"append" | "strict"} [template]
  *
  * @typedef {object} GenerateFields
@@ -60,6 +64,7 @@
  * @property {boolean} [hidden]
  * @property {boolean} [keep_open]
  * @property {string} [tool_choice]
+ * @property {boolean} [parallel_tool_calls]
  * @property {number} [thought_tokens]  a longer thought is ended; 0: there is none
  * @property {number} [expect]
  *
@@ -119,6 +124,7 @@
  * @property {"gpu" | "host" | "disk" | "none"} [kv]
  * @property {number} [resident]
  * @property {number} [retain_s]
+ * @property {"none" | "lazy" | "sync"} [persist]  if not as the session
  * @property {Reason} [reason]
  * @property {Record<string, unknown>} [meta]
  * @property {Turn[]} [turns]
@@ -184,6 +190,8 @@
  * @property {number[]} [tokens]
  * @property {TokenLogprob[]} [logprobs]
  * @property {number} [truncate]
+ * @property {number} [prompt]  this and the next with `open.usage`, as in `Usage`
+ * @property {number} [cached]
  *
  * @typedef {object} Usage  Tokens, and milliseconds from the op's arrival.
  * @property {number} prompt
@@ -228,19 +236,27 @@
  * @property {number} [retry_ms]
  * @property {Record<string, unknown>} [details]
  *
- * @typedef {object} EventMessage  Another client changed the tree.
+ * @typedef {object} EventFields
  * @property {"event"} type
  * @property {number} revision
- * @property {string} op
  * @property {string} [branch]
- * @property {string} [by]
- * @property {OpResult & {position?: number, reason?: Reason, as?: string[], from?: string}} [details]
+ * @property {string} [by]  the client that did it
+ *
+ * @typedef {Pick<OpResult, "rebased" | "kept" | "dropped"> & {position?: number}} Moved  Where the branch ends now.
+ *
+ * @typedef {EventFields & (
+ *   {op: "append" | "join" | "rollback" | "prune" | "drop", details?: Moved}
+ *   | {op: "generate" | "select", details?: Moved & {reason?: Reason}}
+ *   | {op: "fork", details?: Moved & {as?: string[]}}
+ *   | {op: "set", details?: Moved & {from?: string}}
+ * )} EventMessage  Another client changed the tree: `op` tells how, and what `details` has.
  *
  * @typedef {{type: "bye", reason: string, after_ms: number}} ByeMessage
  * @typedef {{type: "pong", n: number, load: Record<string, number>}} PongMessage
  *
  * @typedef {StateMessage | OkMessage | DeltaMessage | DoneMessage | ErrorMessage | EventMessage | ByeMessage
  *   | PongMessage} ServerMessage
+ * @typedef {EventMessage | DeltaMessage | ErrorMessage} Note  What no op here has asked for: `type` tells which it is.
  */
 
 export {};

@@ -1,7 +1,7 @@
 /**
  * What a program holds of a session: `connect`, `Session`.
  *
- *     import { connect } from "ramify";
+ *     import { connect } from "ramify-client";
  *     const session = connect("ws://127.0.0.1:8765");
  *     for await (const { text } of session.main.chat("Tell me a story.")) console.log(text);
  *     await session.close();
@@ -20,9 +20,9 @@ import { Link, websocketUrl } from "./link.js";
 import { wholeTree } from "./tree.js";
 
 /** @import { NewOp, Sendable } from "./core.js" */
-/** @import { LinkOptions, Status } from "./link.js" */
-/** @import { ChatMessage, DeltaMessage, ErrorMessage, EventMessage, GenerateFields, JoinFields, OkMessage, OpenFields,
- *    PruneFields, SelectFields, ServerMessage, StateMessage } from "./protocol.js" */
+/** @import { LinkOptions, Status, StatusChange } from "./link.js" */
+/** @import { ChatMessage, DeltaMessage, ErrorMessage, EventMessage, GenerateFields, JoinFields, Note, OkMessage, OpenFields,
+ *    PruneFields, SelectFields, StateMessage } from "./protocol.js" */
 /** @import { Ticket, Stream } from "./stream.js" */
 
 const TREE_TRIES = 5; // a tree that does not fit into one answer may change between two
@@ -57,6 +57,29 @@ const KINDS = /** @type {const} */ (["regex", "json_schema", "choices", "grammar
  */
 
 /**
+ * @typedef {object} SessionEvents  What the `detail` of each event is.
+ * @property {StatusChange} status
+ * @property {StateMessage} state  the answer to an `open`
+ * @property {EventMessage} tree  another client changed it
+ * @property {DeltaMessage} text  of a generation that was not started here
+ * @property {RamifyError} lost  the server has forgotten the session and `renew` is set: all branches are gone, a new one
+ *   is being opened; ops called from the handler run in it
+ *
+ * @typedef {{[Name in keyof SessionEvents]: CustomEvent<SessionEvents[Name]> & {type: Name}}} Told
+ * @typedef {Told[keyof Told]} SessionEvent  Any of them: `type` tells which.
+ *
+ * @typedef {Pick<EventTarget, "dispatchEvent"> & {
+ *   addEventListener<Name extends keyof Told>(type: Name, listener: ((event: Told[Name]) => void) | {handleEvent(event: Told[Name]): void} | null,
+ *     options?: boolean | AddEventListenerOptions): void,
+ *   removeEventListener<Name extends keyof Told>(type: Name, listener: ((event: Told[Name]) => void) | {handleEvent(event: Told[Name]): void} | null,
+ *     options?: boolean | EventListenerOptions): void,
+ * }} TellsEvents
+ */
+
+/** An `EventTarget` whose events are typed. @type {new () => TellsEvents} */
+const Target = EventTarget;
+
+/**
  * Connect: a new session, or with `session` and `key` (or what `storage` kept) one that exists. Returns at once; ops
  * wait for the connection. `await session.ready` for the errors of connecting.
  *
@@ -76,20 +99,15 @@ export async function mintToken(base, bearer) {
   return body.token;
 }
 
-/**
- * A session. Events, each with a `detail`: `status` ({status, retryAt, error}), `state` (the answer to an `open`),
- * `tree` (another client changed it), `text` (a delta of a generation that was not started here), `lost` (the
- * server has forgotten the session and `renew` is set: all branches are gone, a new one is being opened; ops called
- * from the handler run in it).
- */
-export class Session extends EventTarget {
+/** A session. Its events are `SessionEvents`. */
+export class Session extends Target {
   #core;
   #link;
   #storage;
   #place;
   /** @type {Sendable[] | null} ops of this turn of the event loop */ #pending = null;
   /** @type {WeakMap<Stream, Generation>} */ #generations = new WeakMap();
-  /** @type {(EventMessage | DeltaMessage | ServerMessage)[]} */ #notes = [];
+  /** @type {Note[]} */ #notes = [];
   /** @type {(() => void)[]} */ #readers = [];
   #made = 0; // names of branches
   #settle = { resolve: () => {}, reject: (/** @type {RamifyError} */ _) => {} };
@@ -114,9 +132,9 @@ export class Session extends EventTarget {
     });
     this.ready.catch(() => {}); // whoever awaits it is told
     this.#link = new Link(address, this.#core, options, {
-      status: (status, more) => {
-        if (status === "closed") this.#ended(more?.error);
-        this.#emit("status", { status, ...more });
+      status: (change) => {
+        if (change.status === "closed") this.#ended(change.error);
+        this.#emit("status", change);
       },
       attached: (state) => {
         this.#save();
@@ -359,7 +377,7 @@ export class Session extends EventTarget {
   }
 
   /** What others do to the session, and their text, as it comes. The last 1,024 wait for the reader.
-   *  @returns {AsyncGenerator<ServerMessage>} */
+   *  @returns {AsyncGenerator<Note, void, void>} */
   async *events() {
     for (;;) {
       for (let note = this.#notes.shift(); note; note = this.#notes.shift()) yield note;
@@ -478,7 +496,7 @@ export class Session extends EventTarget {
     if (frame?.length) this.#core.submit(frame);
   }
 
-  /** @param {ServerMessage} message */
+  /** @param {Note} message */
   #note(message) {
     this.#notes.push(message);
     if (this.#notes.length > NOTES) this.#notes.shift();
@@ -499,7 +517,7 @@ export class Session extends EventTarget {
     this.#storage?.setItem(this.#place, JSON.stringify({ client: this.client, session, key }));
   }
 
-  /** @param {string} name @param {unknown} detail */
+  /** @template {keyof SessionEvents} Name @param {Name} name @param {SessionEvents[Name]} detail */
   #emit(name, detail) {
     this.dispatchEvent(new CustomEvent(name, { detail }));
   }

@@ -1,4 +1,4 @@
-import{B as M,M as t,c as S,f as N,g as b,h as y,n as E,r as I,y as _}from"./chunk-SSQJDKBL.js";import"./chunk-OOJM4CTU.js";var T=3,A=[1,2,3,4,5,6,7,8,9].map(s=>` ${s}`),K=40,w="[0-9]{1,3}",P=s=>` ${w} [-+*/] ${w} = ${w} \\(left: ${w}( ${w}){${T-1-s}}\\)`,B=`Use two of the numbers and + - * / in each step, until 24 is left.
+import{B as M,M as t,c as S,f as N,g as b,h as y,n as E,r as I,y as _}from"./chunk-PXV5FBXU.js";import"./chunk-OOJM4CTU.js";var T=3,A=[1,2,3,4,5,6,7,8,9].map(s=>` ${s}`),K=40,w="[0-9]{1,3}",P=s=>` ${w} [-+*/] ${w} = ${w} \\(left: ${w}( ${w}){${T-1-s}}\\)`,B=`Use two of the numbers and + - * / in each step, until 24 is left.
 Numbers: 2 8 8 14
 Step: 2 + 8 = 10 (left: 8 10 14)
 Step: 14 - 10 = 4 (left: 4 8)

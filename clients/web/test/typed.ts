@@ -1,5 +1,5 @@
 // Checked by `npm run check`, never run: what a TypeScript program sees of the package.
-import { Branch, Conflict, Generation, RamifyError, connect, type Options, type Result, type TextDelta } from "ramify";
+import { Branch, Conflict, Generation, RamifyError, connect, type Note, type Options, type Result, type SessionEvent, type TextDelta } from "ramify-client";
 
 const options: Options = { token: async () => "t", retry: "always", open: { parts: true, tick_ms: 30 } };
 const session = await connect("ws://127.0.0.1:8765", options).ready;
@@ -21,6 +21,36 @@ const scores: Record<string, number | null> | undefined = pruned?.scores;
 const best: string | undefined = (await session.main.tree({ text: true })).turns?.at(-1)?.text;
 const position: number | undefined = (await session.append("x")).position;
 session.send([{ type: "append", text: "x" }, { type: "generate", max_tokens: 1 }]);
+
+session.addEventListener("status", ({ detail }) => {
+  if (detail.status === "waiting") console.log(detail.retryAt satisfies number, detail.error.code);
+  // @ts-expect-error: only where there will be another try
+  else console.log(detail.retryAt);
+});
+const heard = (event: SessionEvent): string => {
+  switch (event.type) {
+    case "status": return event.detail.status;
+    case "state": return event.detail.session;
+    case "tree": return event.detail.op === "fork" ? `${event.detail.details?.as?.length}` : event.detail.op;
+    case "text": return event.detail.text;
+    case "lost": return event.detail.message;
+    default: return event satisfies never;
+  }
+};
+session.addEventListener("tree", heard, { once: true });
+session.addEventListener("lost", { handleEvent: ({ detail }) => console.log(detail.retryMs) });
+session.removeEventListener("tree", heard);
+const target: EventTarget = session;
+// @ts-expect-error: no such event
+session.addEventListener("open", () => {});
+// @ts-expect-error: only another client's `set` has an old name
+session.addEventListener("tree", ({ detail }) => detail.op === "fork" && detail.details?.from);
+for await (const note of session.events()) {
+  const said: Note = note;
+  if (said.type === "event" && said.op === "generate") console.log(said.details?.reason, target);
+  else if (said.type === "delta") console.log(said.text);
+  else if (said.type === "error") console.log(said.code);
+}
 
 // @ts-expect-error: no such option
 session.main.generate({ max_token: 1 });

@@ -1,7 +1,7 @@
 /**
  * The Vercel AI SDK (`ai` v7) over `ramify.v1`: a `ChatTransport` that keeps branches.
  *
- *     import { RamifyChatTransport } from "ramify/ai";
+ *     import { RamifyChatTransport } from "ramify-client/ai";
  *     const transport = new RamifyChatTransport({ url: "ws://127.0.0.1:8765" });
  *     const { messages, sendMessage, regenerate } = useChat({ transport });
  *

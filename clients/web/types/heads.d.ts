@@ -47,5 +47,5 @@ export declare class Heads {
     /** A generation is over. Its branch may have gone since, if `done` is sent again. @param {DoneMessage} done */
     ended({ branch, position, revision, rebased }: DoneMessage): void;
     /** Another client changed the tree. @param {EventMessage} event */
-    noted({ revision, op, branch, details }: EventMessage): void;
+    noted(event: EventMessage): void;
 }

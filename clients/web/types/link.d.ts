@@ -4,8 +4,18 @@
  */
 import { RamifyError } from "./errors.js";
 import type { Core } from "./core.js";
-import type { ServerMessage, StateMessage } from "./protocol.js";
+import type { Note, StateMessage } from "./protocol.js";
 export type Status = "connecting" | "open" | "waiting" | "offline" | "draining" | "closed";
+export type StatusChange = {
+    status: "connecting" | "open" | "draining";
+} | {
+    status: "waiting" | "offline";
+    retryAt: number;
+    error: RamifyError;
+} | {
+    status: "closed";
+    error: RamifyError;
+};
 export type Socket = {
     send: (data: string) => void;
     close: (code?: number) => void;
@@ -44,12 +54,9 @@ export type LinkOptions = {
     WebSocket?: SocketClass;
 };
 export type Hooks = {
-    status: (status: Status, more?: {
-        retryAt?: number;
-        error?: RamifyError;
-    }) => void;
+    status: (change: StatusChange) => void;
     attached: (state: StateMessage) => void;
-    noted: (message: ServerMessage) => void;
+    noted: (note: Note) => void;
     /**
      * the server has forgotten the session; a new one is being opened
      */
@@ -60,6 +67,10 @@ export type Hooks = {
  * about to stop), `closed` (for good).
  *
  * @typedef {"connecting" | "open" | "waiting" | "offline" | "draining" | "closed"} Status
+ *
+ * @typedef {{status: "connecting" | "open" | "draining"}
+ *   | {status: "waiting" | "offline", retryAt: number, error: RamifyError}
+ *   | {status: "closed", error: RamifyError}} StatusChange  `retryAt`: when the next try is, as `Date.now()` tells it
  *
  * @typedef {object} Socket  What is used of a WebSocket.
  * @property {(data: string) => void} send
@@ -82,9 +93,9 @@ export type Hooks = {
  * @property {SocketClass} [WebSocket]  default: the global one, which Node has from 22 on
  *
  * @typedef {object} Hooks  Whom the link tells.
- * @property {(status: Status, more?: {retryAt?: number, error?: RamifyError}) => void} status
+ * @property {(change: StatusChange) => void} status
  * @property {(state: StateMessage) => void} attached
- * @property {(message: ServerMessage) => void} noted
+ * @property {(note: Note) => void} noted
  * @property {(error: RamifyError) => void} lost  the server has forgotten the session; a new one is being opened
  */
 /** See the module. */

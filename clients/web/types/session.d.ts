@@ -1,7 +1,7 @@
 /**
  * What a program holds of a session: `connect`, `Session`.
  *
- *     import { connect } from "ramify";
+ *     import { connect } from "ramify-client";
  *     const session = connect("ws://127.0.0.1:8765");
  *     for await (const { text } of session.main.chat("Tell me a story.")) console.log(text);
  *     await session.close();
@@ -13,8 +13,8 @@ import { Branch } from "./branch.js";
 import { RamifyError } from "./errors.js";
 import { Generation } from "./generation.js";
 import type { NewOp } from "./core.js";
-import type { LinkOptions, Status } from "./link.js";
-import type { ChatMessage, GenerateFields, JoinFields, OkMessage, OpenFields, PruneFields, SelectFields, ServerMessage, StateMessage } from "./protocol.js";
+import type { LinkOptions, Status, StatusChange } from "./link.js";
+import type { ChatMessage, DeltaMessage, EventMessage, GenerateFields, JoinFields, Note, OkMessage, OpenFields, PruneFields, SelectFields, StateMessage } from "./protocol.js";
 import type { Ticket } from "./stream.js";
 export type SessionOptions = {
     /**
@@ -62,6 +62,40 @@ export type Short = {
      */
     continue_constraint?: boolean;
 };
+export type SessionEvents = {
+    status: StatusChange;
+    /**
+     * the answer to an `open`
+     */
+    state: StateMessage;
+    /**
+     * another client changed it
+     */
+    tree: EventMessage;
+    /**
+     * of a generation that was not started here
+     */
+    text: DeltaMessage;
+    /**
+     * the server has forgotten the session and `renew` is set: all branches are gone, a new one
+     * is being opened; ops called from the handler run in it
+     */
+    lost: RamifyError;
+};
+export type Told = {
+    [Name in keyof SessionEvents]: CustomEvent<SessionEvents[Name]> & {
+        type: Name;
+    };
+};
+export type SessionEvent = Told[keyof Told];
+export type TellsEvents = Pick<EventTarget, "dispatchEvent"> & {
+    addEventListener<Name extends keyof Told>(type: Name, listener: ((event: Told[Name]) => void) | {
+        handleEvent(event: Told[Name]): void;
+    } | null, options?: boolean | AddEventListenerOptions): void;
+    removeEventListener<Name extends keyof Told>(type: Name, listener: ((event: Told[Name]) => void) | {
+        handleEvent(event: Told[Name]): void;
+    } | null, options?: boolean | EventListenerOptions): void;
+};
 /**
  * @typedef {object} SessionOptions
  * @property {string} [client]  a name that stays the same across reconnects; default: a random one
@@ -87,6 +121,27 @@ export type Short = {
  *   no constraint is given), or fail; false: the output is free
  */
 /**
+ * @typedef {object} SessionEvents  What the `detail` of each event is.
+ * @property {StatusChange} status
+ * @property {StateMessage} state  the answer to an `open`
+ * @property {EventMessage} tree  another client changed it
+ * @property {DeltaMessage} text  of a generation that was not started here
+ * @property {RamifyError} lost  the server has forgotten the session and `renew` is set: all branches are gone, a new one
+ *   is being opened; ops called from the handler run in it
+ *
+ * @typedef {{[Name in keyof SessionEvents]: CustomEvent<SessionEvents[Name]> & {type: Name}}} Told
+ * @typedef {Told[keyof Told]} SessionEvent  Any of them: `type` tells which.
+ *
+ * @typedef {Pick<EventTarget, "dispatchEvent"> & {
+ *   addEventListener<Name extends keyof Told>(type: Name, listener: ((event: Told[Name]) => void) | {handleEvent(event: Told[Name]): void} | null,
+ *     options?: boolean | AddEventListenerOptions): void,
+ *   removeEventListener<Name extends keyof Told>(type: Name, listener: ((event: Told[Name]) => void) | {handleEvent(event: Told[Name]): void} | null,
+ *     options?: boolean | EventListenerOptions): void,
+ * }} TellsEvents
+ */
+/** An `EventTarget` whose events are typed. @type {new () => TellsEvents} */
+declare const Target: new () => TellsEvents;
+/**
  * Connect: a new session, or with `session` and `key` (or what `storage` kept) one that exists. Returns at once; ops
  * wait for the connection. `await session.ready` for the errors of connecting.
  *
@@ -97,13 +152,8 @@ export declare function connect(url: string, options?: Options): Session;
 /** A single-use token for `connect`, minted with a long-lived one. Throws RamifyError.
  *  @param {string | URL} base  `http(s)://host` @param {string} bearer @returns {Promise<string>} */
 export declare function mintToken(base: string | URL, bearer: string): Promise<string>;
-/**
- * A session. Events, each with a `detail`: `status` ({status, retryAt, error}), `state` (the answer to an `open`),
- * `tree` (another client changed it), `text` (a delta of a generation that was not started here), `lost` (the
- * server has forgotten the session and `renew` is set: all branches are gone, a new one is being opened; ops called
- * from the handler run in it).
- */
-export declare class Session extends EventTarget {
+/** A session. Its events are `SessionEvents`. */
+export declare class Session extends Target {
     #private;
     /**
      * Resolves with this session when it is attached for the first time; rejects with what prevented it.
@@ -352,8 +402,8 @@ export declare class Session extends EventTarget {
      *  @returns {Generation[]} */
     running(): Generation[];
     /** What others do to the session, and their text, as it comes. The last 1,024 wait for the reader.
-     *  @returns {AsyncGenerator<ServerMessage>} */
-    events(): AsyncGenerator<ServerMessage>;
+     *  @returns {AsyncGenerator<Note, void, void>} */
+    events(): AsyncGenerator<Note, void, void>;
     /** End the session on the server (`keep`: only leave it), and here. Never rejects. @param {{keep?: boolean}} [options] */
     close({ keep }?: {
         keep?: boolean;
@@ -366,3 +416,4 @@ export declare class Session extends EventTarget {
     /** For `Generation.cancel`. @param {Ticket} ticket @param {string} branch @returns {Promise<void>} */
     withdraw(ticket: Ticket, branch: string): Promise<void>;
 }
+export {};
