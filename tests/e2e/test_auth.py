@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import websockets
 
@@ -109,6 +110,48 @@ async def test_host_and_origin(serving: Any) -> None:
             (f"127.0.0.1:{port + 1}", 403),
         ):
             assert (await served.request("GET", "/v1/info", host=host))[0] == status, host
+
+
+async def test_pages_of_an_allowed_site_may_use_the_apis(serving: Any) -> None:
+    ours, theirs = "https://chat.example", "https://evil.example"
+    async with serving(server={"allowed_origins": (ours,), "tokens": ("secret",)}) as served:
+        asks = {
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization, content-type",
+        }
+        url = f"http://127.0.0.1:{served.engine.port}"
+        async with httpx.AsyncClient(base_url=url) as client:
+            for path in ("/v1/chat/completions", "/v1/messages", "/api/chat", "/v1/info", "/v1/nothing"):
+                told = await client.options(path, headers={"Origin": ours, **asks})
+                assert (told.status_code, told.content) == (200, b""), path
+                assert told.headers["access-control-allow-origin"] == ours
+                assert told.headers["access-control-allow-headers"] == "authorization, content-type"
+                assert "POST" in told.headers["access-control-allow-methods"]
+                assert "access-control-allow-private-network" not in told.headers
+                refused = await client.options(path, headers={"Origin": theirs, **asks})
+                assert refused.status_code == 403
+                assert "access-control-allow-origin" not in refused.headers
+                assert "--allowed-origin" in refused.text
+            near = {"Access-Control-Request-Private-Network": "true"}
+            told = await client.options("/v1/models", headers={"Origin": ours, **asks, **near})
+            assert told.headers["access-control-allow-private-network"] == "true"
+            # without what makes it a preflight it is a method like any other
+            assert (await client.options("/v1/info", headers={"Origin": ours})).status_code == 405
+            unread = await client.get("/v1/models", headers={"Origin": ours})  # a page may read why
+            assert (unread.status_code, unread.headers["access-control-allow-origin"]) == (401, ours)
+            bearer_and_origin = {"Origin": ours, "Authorization": "Bearer secret"}
+            for stream in (False, True):
+                body = {
+                    "messages": [{"role": "user", "content": "hi"}],
+                    "max_tokens": 2,
+                    "stream": stream,
+                }
+                answer = await client.post("/v1/chat/completions", headers=bearer_and_origin, json=body)
+                assert answer.status_code == 200
+                assert answer.headers["access-control-allow-origin"] == ours
+                assert answer.headers["vary"] == "Origin"
+            plain = await client.get("/v1/models", headers={"Authorization": "Bearer secret"})
+            assert "access-control-allow-origin" not in plain.headers
 
 
 @pytest.mark.parametrize("gateways", [0, 2])

@@ -71,6 +71,7 @@ class Connection(asyncio.Protocol):
         "_binding",
         "_bye",
         "_codec",
+        "_cors",
         "_credential",
         "_deadline",
         "_door",
@@ -101,6 +102,7 @@ class Connection(asyncio.Protocol):
         self._heard = 0.0
         self._opened_at = 0.0  # the WebSocket, where it has a door
         self._parser: RequestParser | None = RequestParser(self._wants)
+        self._cors: dict[str, str] = {}  # headers of the answer, for a page of another site
         self._ws: WebSocket | None = None
         self._codec: Codec = hub.codecs["json"]
         self._guard = cast(SocketLimits, None)  # this and the next: set by connection_made
@@ -325,7 +327,7 @@ class Connection(asyncio.Protocol):
     def _respond(self, response: Response, *, head_only: bool = False) -> None:
         if self._phase is not Phase.HEAD:  # it took too long, or the peer has gone
             return
-        self._transport.write(response.render(head_only=head_only))
+        self._transport.write(response.within(self._cors).render(head_only=head_only))
         self._half_close()
         self._closing()
 
@@ -333,6 +335,9 @@ class Connection(asyncio.Protocol):
         """See `RequestParser`. Only the APIs take bodies."""
         if may_ask(head, self._hub):
             self._guard.known(self._hub.clock.now())
+        self._cors = self._hub.routes.cors(head)
+        if (preflight := self._hub.routes.preflight(head)) is not None:
+            return preflight
         api = self._apis.at(head.path, head.headers)
         if api is None:
             return None
@@ -359,6 +364,7 @@ class Connection(asyncio.Protocol):
             len(request.body),
             answer.media,
             answer.headers,
+            self._cors,
         ).start()
 
     def _go_live(self, accepted: Upgrade) -> None:

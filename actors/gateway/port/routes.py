@@ -23,6 +23,7 @@ from ramify.protocol.errors import Overloaded
 WEBSOCKET_PATH = "/v1/ws"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _METHODS = {"/v1/tokens": ("POST",)}  # all others: GET, HEAD
+_PREFLIGHT_S = 600  # that a browser remembers what a page of another site may ask
 
 
 class Routes:
@@ -103,6 +104,40 @@ class Routes:
                 f"Origin {origin!r} is not on the allow-list: start with --allowed-origin",
             )
         return None
+
+    def cors(self, request: HttpRequest) -> dict[str, str]:
+        """Headers that let the page that asks read the answer, if its site is allowed."""
+        origin = request.headers.get("origin")
+        if origin is None or self.refuse(request) is not None:
+            return {}
+        return {
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Expose-Headers": "*",
+            "Vary": "Origin",
+        }
+
+    def preflight(self, request: HttpRequest) -> Response | None:
+        """The answer to what a browser asks first for a page of another site, without a token.
+
+        None: the request is something else.
+        """
+        asked = request.headers
+        if (
+            request.method != "OPTIONS"
+            or not {"origin", "access-control-request-method"} <= asked.keys()
+        ):
+            return None
+        refusal = self.refuse(request)
+        if refusal is not None:
+            return refusal
+        headers = {
+            "Access-Control-Allow-Methods": "GET, HEAD, POST, DELETE",
+            "Access-Control-Allow-Headers": asked.get("access-control-request-headers", "*"),
+            "Access-Control-Max-Age": str(_PREFLIGHT_S),
+        }
+        if "access-control-request-private-network" in asked:  # a public site asks a server at home
+            headers["Access-Control-Allow-Private-Network"] = "true"
+        return Response(200, content_type="text/plain; charset=utf-8", headers=headers)
 
     def upgrade(self, request: HttpRequest) -> Response | None:
         """Why a WebSocket may not be opened here and now; None if it may."""

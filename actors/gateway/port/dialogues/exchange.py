@@ -55,7 +55,9 @@ class Exchange(DialogueRun, asyncio.Protocol):
         size: int,
         media: str = EVENTS,
         headers: Mapping[str, str] = {},
+        cors: Mapping[str, str] = {},
     ) -> None:
+        """`headers`: of a stream; `cors`: of any answer."""
         super().__init__(hub, number, dialogue, credential, size)
         self._transport = transport
         self._inflow = inflow
@@ -63,6 +65,7 @@ class Exchange(DialogueRun, asyncio.Protocol):
         self._streaming = False
         self._media = media
         self._headers = headers
+        self._cors = cors
         self._out: list[bytes] = []
         self._answered = False  # the last byte of the response is written or queued
         self._half_closed = False
@@ -192,11 +195,11 @@ class Exchange(DialogueRun, asyncio.Protocol):
             return
         if isinstance(made, Response):
             self._answered = True
-            self._out.append(made.render())
+            self._out.append(made.within(self._cors).render())
             return
         if not self._streaming:
             self._streaming = True
-            self._out.append(stream_head(self._media, self._headers))
+            self._out.append(stream_head(self._media, {**self._cors, **self._headers}))
         self._out.append(b"%x\r\n%b\r\n" % (len(made), made))
 
     def _half_close(self) -> None:
