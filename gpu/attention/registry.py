@@ -8,7 +8,7 @@ import importlib.util
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.attention.base import AttentionBackend
+from ramify.gpu.attention.by_shape import AttentionByShape
 from ramify.gpu.attention.spec import AttentionShape
 from ramify.gpu.step.rows import RowTable
 from ramify.protocol.errors import ModelError
@@ -51,15 +52,19 @@ class KernelChoice:
     def back_end(
         self,
         table: RowTable,
-        shape: AttentionShape,
+        shapes: Sequence[AttentionShape],
         device: torch.device,
         pages: Tensor | None = None,
     ) -> AttentionBackend:
         """The back end, which reads the page tables in `table` on the host, or in `pages` on the device.
 
-        pages int32[rows, columns]: what torch does without.
+        `shapes`: see `choose`. pages int32[rows, columns]: what torch does without.
         """
-        return BACK_ENDS[self.kind](self, table, shape, device, pages)
+        # decodes share keys in layers without a window, and in the first part alone
+        ordered = sorted(shapes, key=lambda shape: None not in shape.windows)
+        make = BACK_ENDS[self.kind]
+        parts = [(shape, make(self, table, shape, device, pages)) for shape in ordered]
+        return parts[0][1] if len(parts) == 1 else AttentionByShape(parts)
 
     @property
     def kind(self) -> str:
@@ -138,29 +143,32 @@ BACK_ENDS: dict[str, Maker] = {
 
 def choose(
     asked: str,
-    shape: AttentionShape,
+    shapes: Sequence[AttentionShape],
     device: torch.device,
     deterministic: bool = False,
 ) -> KernelChoice:
-    """`asked` as of `--attention`. Raises ModelError if it cannot be had.
+    """`asked` as of `--attention`; `shapes`: those of the layers. Raises ModelError if it cannot be had.
 
     "auto" on CUDA is Triton, and FA3 for extends where FlashInfer's kernels are at hand on a
     Hopper GPU: see docs/log/gpu.md for the measurements.
     """
     if deterministic:
-        return _deterministic(asked, shape, device)
+        return _deterministic(asked, shapes, device)
     if asked == "torch":
         return KernelChoice("torch", "torch", "as asked")
     if asked == "auto" and device.type != "cuda":
         return KernelChoice("torch", "torch", "the device is a CPU")
-    obstacle = triton_obstacle(shape, device)
+    obstacle = triton_obstacle(shapes, device)
     if obstacle is not None:
         if asked == "auto":
             return KernelChoice("torch", "torch", obstacle)
         raise ModelError(f"--attention {asked}: {obstacle}; give --attention torch")
     if asked == "triton":
         return KernelChoice("triton", "triton", "as asked")
+    shape = shapes[0]
     obstacle = _flashinfer_obstacle(shape, device)
+    if len(shapes) > 1:
+        obstacle = "the model's layers have heads of several sizes, which it is not given"
     if asked == "auto":
         return _automatic(obstacle, shape, device)
     if obstacle is None:
@@ -179,11 +187,13 @@ def choose(
     raise ModelError(f"--attention flashinfer: {obstacle}; or give --attention triton")
 
 
-def _deterministic(asked: str, shape: AttentionShape, device: torch.device) -> KernelChoice:
+def _deterministic(asked: str, shapes: Sequence[AttentionShape], device: torch.device) -> KernelChoice:
     """Only Triton's kernels: results of torch's products and of FlashInfer depend on the batch."""
     if asked not in ("auto", "triton"):
         raise ModelError(f"--deterministic runs on Triton kernels: leave --attention {asked} out")
-    obstacle = triton_obstacle(shape, device)
+    obstacle = triton_obstacle(shapes, device)
+    if obstacle is None and any(shape.head_dim > 256 for shape in shapes):
+        obstacle = "its kernels know head sizes up to 256"
     if obstacle is not None:
         raise ModelError(f"--deterministic runs on Triton kernels: {obstacle}; serve on a CUDA device, "
                          "or leave --deterministic out")  # fmt: skip
@@ -211,13 +221,15 @@ def _automatic(obstacle: str | None, shape: AttentionShape, device: torch.device
     return KernelChoice("fa3", "triton", "a Hopper GPU and FlashInfer's FA3 kernels are here")
 
 
-def triton_obstacle(shape: AttentionShape, device: torch.device) -> str | None:
-    """Why the Triton kernels cannot serve this model here, None if they can."""
-    if shape.head_dim not in (16, 32, 64, 128, 256):
-        return f"the kernels know head sizes 16, 32, 64, 128 and 256, not {shape.head_dim}"
-    group = shape.heads // shape.kv_heads
-    if group > _MOST_HEADS:
-        return f"the kernels know at most {_MOST_HEADS} query heads for a KV head, not {group}"
+def triton_obstacle(shapes: Sequence[AttentionShape], device: torch.device) -> str | None:
+    """Why the Triton kernels cannot serve a model with such layers here, None if they can."""
+    for shape in shapes:
+        if shape.head_dim not in (16, 32, 64, 128, 256, 512):
+            return f"the kernels know head sizes 16, 32, 64, 128, 256 and 512, not {shape.head_dim}"
+        if shape.head_dim == 512 and shape.dtype == torch.float32:
+            return "heads of 512 do not fit into the kernels' memory in float32: give --dtype bfloat16"
+        if shape.group > _MOST_HEADS:
+            return f"the kernels know at most {_MOST_HEADS} query heads for a KV head, not {shape.group}"
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":

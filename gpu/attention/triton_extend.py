@@ -112,6 +112,9 @@ def extend_attention(
     kv_heads = kv.k.shape[1]
     exact = q.dtype == torch.float32
     scale, softcap = score_scale(spec)
+    # so that a tile's queries, keys and values fit into the 227 KiB of a Hopper's multiprocessor
+    narrow = exact or dim > 256
+    keys = _KEYS if dim <= 256 else 16 if exact else 32
     # more items than are wanted leave no parts, and no merges none at all
     most = min(len(items), _wanted(kv_heads)) if len(merges) else 0
     parts = torch.empty((most, kv_heads, _TILE, dim), dtype=torch.float32, device=q.device)
@@ -119,9 +122,9 @@ def extend_attention(
     _extend[(len(items), kv_heads)](
         q, kv.k, kv.v, items, pages, output, parts, sums, spec.sinks, pages.shape[1],
         scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
-        DIM=dim, PAGE=kv.page_size, WINDOW=spec.window or 0, TILE=_TILE, KEYS=_KEYS,
+        DIM=dim, PAGE=kv.page_size, WINDOW=spec.window or 0, TILE=_TILE, KEYS=keys,
         PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap, OVERLAP=overlaps(q.device),
-        num_warps=8 if exact else _WARPS, num_stages=2 if exact else _STAGES,
+        num_warps=8 if narrow else _WARPS, num_stages=2 if narrow else _STAGES,
         **launch_options(q.device),
     )  # fmt: skip
     if len(merges):

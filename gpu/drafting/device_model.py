@@ -64,7 +64,7 @@ class DeviceModelDrafter(DeviceDrafter):
         )
         self._last = torch.zeros_like(verifier.last)  # written by the sampler, read by nobody
         self._logits = torch.empty((rows, model.config.vocab_size), dtype=model.dtype, device=device)
-        shape = model.config.attention_shape(model.dtype)
+        (shape,) = model.config.attention_shapes(model.dtype)
         # rows that share keys are not grouped: it would pay for a large model of a draft model's kind
         self._attention = TritonPaged(verifier.pages, table, shape, shares_keys=False)
         self._ops = TritonOps(

@@ -88,8 +88,8 @@ class CudaExecutor:
         self._logits = torch.empty(
             (info.max_rows, info.vocab_size), dtype=model.dtype, device=self._device
         )
-        shape = model.config.attention_shape(model.dtype)
-        self._attention = attention.back_end(table, shape, self._device, self._pages)
+        shapes = model.config.attention_shapes(model.dtype)
+        self._attention = attention.back_end(table, shapes, self._device, self._pages)
         self._model = model
         self._unlike_layers = model.unlike_layers()
         products = (InvariantProducts if attention.deterministic else Products)(self._device)

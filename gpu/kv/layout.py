@@ -11,6 +11,7 @@ with scales, fewer slots for layers with a window) is a class like `PairLayout`,
 and kernels that read and write it; executors and models ask for nothing but what `KVLayout` says.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,7 +40,8 @@ class LayerKV:
 class KVPool:
     """The memory of all layers. The last slot is the padding's.
 
-    `memory`: tensors of [layers, slots, ...] that together hold everything which belongs to slots.
+    `memory`: tensors of [layers, slots, ...] that together hold everything which belongs to slots;
+    layers of unequal sizes are in tensors of their own.
     """
 
     pages: int
@@ -80,23 +82,30 @@ class KVLayout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PairLayout:
-    """Keys and values as two tensors of one type, token slot by token slot."""
+    """Keys and values as two tensors of one type, token slot by token slot.
 
-    layers: int
-    kv_heads: int
-    head_dim: int
+    `sizes`: KV heads and head size of each layer that keeps any. Layers of equal sizes lie in one
+    tensor, and no layer is padded to the size of another.
+    """
+
+    sizes: tuple[tuple[int, int], ...]
     dtype: torch.dtype
 
     @property
     def bytes_per_token(self) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return sum(2 * heads * dim for heads, dim in self.sizes) * self.dtype.itemsize
 
     def allocate(self, pages: int, page_size: int, device: torch.device) -> KVPool:
         """Not initialised: memory of pages that are never used is never committed by the system."""
-        shape = (self.layers, pages * page_size + 1, self.kv_heads, self.head_dim)
-        k, v = (torch.empty(shape, dtype=self.dtype, device=device) for _ in range(2))
-        k[:, -1] = 0
-        v[:, -1] = 0
-        # one view a layer, made once: indexing a tensor costs more than an attention layer's sums
-        pairs = zip(k.unbind(0), v.unbind(0), strict=True)
-        return KVPool(pages, page_size, [LayerKV(*pair, page_size) for pair in pairs], [k, v])
+        memory: list[Tensor] = []
+        views: dict[tuple[int, int], Iterator[tuple[Tensor, Tensor]]] = {}
+        for size in dict.fromkeys(self.sizes):
+            shape = (self.sizes.count(size), pages * page_size + 1, *size)
+            k, v = (torch.empty(shape, dtype=self.dtype, device=device) for _ in range(2))
+            k[:, -1] = 0
+            v[:, -1] = 0
+            memory += k, v
+            # one view a layer, made once: indexing a tensor costs more than an attention layer's sums
+            views[size] = zip(k.unbind(0), v.unbind(0), strict=True)
+        layers = [LayerKV(*next(views[size]), page_size) for size in self.sizes]
+        return KVPool(pages, page_size, layers, memory)

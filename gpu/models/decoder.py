@@ -1,4 +1,4 @@
-"""The decoder: Llama, Mistral, Qwen2, Qwen3 and Gemma are settings of it, written once over `Ops`.
+"""The decoder: every family is settings of it, written once over `Ops`.
 
 Knows layers, their weights and their order; it does not know devices and kernels (the operations'
 business), pages, requests or files. Plain objects instead of torch modules: at one token a step their
@@ -12,11 +12,22 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.models.definition import AttentionSettings, Definition, LayerSettings, TensorNames
-from ramify.gpu.ops.base import Activation, AnyStream, LayerAttention, Ops, Projection
+from ramify.gpu.models.token_inputs import TokenGate, table_product, table_views
+from ramify.gpu.ops.base import (
+    Activation,
+    AnyStream,
+    LayerAttention,
+    Ops,
+    Projection,
+    TokenInputTables,
+)
 from ramify.gpu.ops.linear.base import Linear, Use, blocks, empty_linear, plain
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import RopeSettings, Rotary
 from ramify.gpu.step.inputs import StepInputs
+from ramify.protocol.errors import ModelError
+
+_LEAST_DIVISOR = 1e-16  # of the stream: eps over its square stays a float32
 
 Product = tuple[Linear, list[str], list[int]]
 """With its blocks of rows: their names in checkpoints and, of several, how many rows they have."""
@@ -39,7 +50,8 @@ class Attention:
         """All of them, in the layer that is called `prefix`."""
         heads = self.heads
         own, kv = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
-        yield _product(self.qkv, f"{prefix}.self_attn", names.qkv, [own, kv, kv])
+        parts = names.qkv if len(names.qkv) == 1 else names.qkv[: 1 + heads.kv_parts]
+        yield _product(self.qkv, f"{prefix}.self_attn", parts, [own, kv, kv][: 1 + heads.kv_parts])
         yield _product(self.output, f"{prefix}.self_attn", ("o_proj",))
 
     def norms(self, prefix: str) -> Iterator[tuple[str, RMSNorm]]:
@@ -74,11 +86,15 @@ class DecoderLayer:
 
     mixer: Attention
     feed_forward: GatedFeedForward
+    gate: TokenGate | None = None
+    scalar: Tensor | None = None  # [1]: what the stream is multiplied by behind the layer
 
     def products(self, prefix: str, names: TensorNames) -> Iterator[Product]:
         """All of them, in the layer that is called `prefix`."""
         yield from self.mixer.products(prefix, names)
         yield from self.feed_forward.products(prefix, names)
+        if self.gate is not None:
+            yield from self.gate.products(prefix)
 
     def norms(self, prefix: str, names: TensorNames) -> Iterator[tuple[str, RMSNorm]]:
         """All of them, by their names."""
@@ -88,6 +104,22 @@ class DecoderLayer:
             if norm is not None:
                 yield f"{prefix}.{name}", norm
         yield from mixer.norms(prefix)
+        if self.gate is not None:
+            yield self.gate.named_norm(prefix)
+
+    def divide_stream(self, by: float) -> None:
+        """Compute as before on a stream that is kept divided by `by`: norms do not see it but in eps."""
+        mixer, feed_forward = self.mixer, self.feed_forward
+        for before in (mixer.norm, feed_forward.norm):
+            if before is not None:
+                before.eps /= by * by
+        after = [mixer.post_norm, feed_forward.post_norm]
+        if self.gate is not None:
+            after.append(self.gate.norm)
+            self.gate.scale = by
+        for norm in after:
+            if norm is not None:
+                norm.weight /= by
 
 
 def _in_order(order: Tensor, heads: int) -> Tensor:
@@ -116,8 +148,10 @@ class Decoder:
         self._embedding_scale = config.embedding_scale
         if config.embedding_scale_rounded:
             self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
+        self._kv_places = config.kv_places()
         self.layers = [self._empty_layer(*numbered) for numbered in enumerate(config.layers)]
         self.norm = self._empty_norm(config.hidden_size, config.logit_scale != 1.0)
+        self.token_inputs = None if config.token_inputs is None else self._empty_tables()
         head = self.embedding if config.tied else self._empty(config.vocab_size, config.hidden_size)
         self.head = plain(head, use="logits")
 
@@ -136,14 +170,22 @@ class Decoder:
         """
         ops.begin(step)
         x = ops.embed(step, self.embedding, self._embedding_scale, self.layers[0].mixer.norm)
+        tables = self.token_inputs
+        given = None if tables is None else ops.token_inputs(x, step, tables)
         for index in range(len(self.layers)) if layers is None else layers:
-            mixer, feed_forward = self.layers[index].mixer, self.layers[index].feed_forward
+            layer = self.layers[index]
+            mixer, feed_forward, gate = layer.mixer, layer.feed_forward, layer.gate
             last = index + 1 == len(self.layers)
             following = self.norm if last else self.layers[index + 1].mixer.norm
             mixed = ops.reduce(mixer.forward(x, ops, step))
             x = ops.add_norm(x, mixed, feed_forward.norm, mixer.post_norm)
             fed = ops.reduce(feed_forward.forward(x, ops))
-            x = ops.add_norm(x, fed, following, feed_forward.post_norm)
+            if gate is not None and given is not None:
+                x = ops.add_norm(x, fed, None, feed_forward.post_norm)
+                through = ops.reduce(gate.forward(x, given[:, index], ops))
+                x = ops.add_norm(x, through, following, gate.norm)
+            else:
+                x = ops.add_norm(x, fed, following, feed_forward.post_norm)
         return x
 
     @torch.inference_mode()
@@ -164,9 +206,11 @@ class Decoder:
         unlike: dict[object, int] = {}
         for index, layer in enumerate(self.config.layers):
             spec, following = layer.mixer.spec, self.config.layers[index + 1 : index + 2]
-            attention = (spec.window, spec.softcap, spec.sinks is None, layer.mixer.qk_norm)
+            mixer, own = layer.mixer, layer.mixer.kv_of is None
+            attention = (spec.window, spec.softcap, spec.sinks is None, mixer.qk_norm, own)
+            sizes = (mixer.heads, mixer.kv_heads, mixer.head_dim, layer.feed_forward.size)
             norms = (layer.norms, [each.norms for each in following])
-            unlike[str((attention, norms, layer.feed_forward.activation, index == 0))] = index
+            unlike[str((attention, sizes, norms, layer.feed_forward.activation, index == 0))] = index
         return sorted(unlike.values())
 
     def complete(self) -> None:
@@ -184,6 +228,22 @@ class Decoder:
                 norm.weight += self.config.norm_offset
         if self.config.logit_scale != 1.0:
             self.norm.weight *= self.config.logit_scale
+        if self.config.layer_scalars:
+            self._divide_streams()
+
+    def _divide_streams(self) -> None:
+        """Keep the stream divided by all scalars so far, instead of multiplying it behind each layer."""
+        divided = 1.0
+        for index, layer in enumerate(self.layers):
+            layer.divide_stream(divided)
+            assert layer.scalar is not None
+            divided *= float(layer.scalar)
+            if not _LEAST_DIVISOR < abs(divided) < 1 / _LEAST_DIVISOR:
+                raise ModelError(
+                    f"model.layers.{index}.layer_scalar is {float(layer.scalar)}, and those so far make "
+                    f"{divided:.3g}: the checkpoint is damaged"
+                )
+        self.norm.eps /= divided * divided
 
     def weights(self) -> dict[str, Tensor]:
         """What the loader fills: a view for each tensor, by its name in checkpoints.
@@ -197,8 +257,13 @@ class Decoder:
         for index, layer in enumerate(self.layers):
             prefix = f"model.layers.{index}"
             views |= {f"{name}.weight": norm.weight for name, norm in layer.norms(prefix, called)}
+            if layer.scalar is not None:
+                views[f"{prefix}.layer_scalar"] = layer.scalar
             for linear, names, sizes in layer.products(prefix, called):
                 views |= blocks(linear, names, sizes or [len(linear.tensor)])
+        if self.token_inputs is not None:
+            linear, names = table_product(self.token_inputs)
+            views |= table_views(self.token_inputs) | blocks(linear, names, [len(linear.tensor)])
         return views
 
     def products(self) -> Iterator[tuple[Linear, list[str]]]:
@@ -207,6 +272,9 @@ class Decoder:
             for linear, names, _ in layer.products(f"model.layers.{index}", self.config.names):
                 kinds = ["weight"] if linear.bias is None else ["weight", "bias"]
                 yield linear, [f"{name}.{kind}" for kind in kinds for name in names]
+        if self.token_inputs is not None:
+            linear, (name,) = table_product(self.token_inputs)
+            yield linear, [f"{name}.weight"]
         yield self.head, ["model.embed_tokens.weight" if self.config.tied else "lm_head.weight"]
 
     def parameters(self) -> int:
@@ -217,10 +285,13 @@ class Decoder:
         hidden, own = self.config.hidden_size, settings.feed_forward
         mixer, wide = settings.mixer, own.size
         heads = self._empty_attention(index, mixer)
-        qkv = self._empty_linear(hidden, mixer.width + 2 * mixer.kv_width, mixer.qkv_bias)
+        qkv_width = mixer.width + heads.kv_parts * mixer.kv_width
+        qkv = self._empty_linear(hidden, qkv_width, mixer.qkv_bias)
         if heads.rotary.order is not None:  # values stay as they are
-            rotated = _in_order(heads.rotary.order, mixer.heads + mixer.kv_heads)
-            values = torch.arange(mixer.kv_width) + len(rotated)
+            if mixer.keys_are_values:
+                raise ModelError("keys that are values cannot be brought into another order")
+            rotated = _in_order(heads.rotary.order, mixer.heads + (heads.kv_parts > 0) * mixer.kv_heads)
+            values = torch.arange(qkv_width - len(rotated)) + len(rotated)
             qkv.order = torch.cat((rotated, values))
         before, after = settings.norms != "after", settings.norms != "before"
         return DecoderLayer(
@@ -239,20 +310,48 @@ class Decoder:
                 activation=own.activation,
                 post_norm=self._empty_norm(hidden) if after else None,
             ),
+            self._empty_gate(),
+            torch.ones(1, device=self.device) if self.config.layer_scalars else None,
         )
+
+    def _empty_gate(self) -> TokenGate | None:
+        given, hidden = self.config.token_inputs, self.config.hidden_size
+        if given is None:
+            return None
+        return TokenGate(
+            self._empty_linear(hidden, given.size, False),
+            self._empty_linear(given.size, hidden, False),
+            self._empty_norm(hidden),
+            given.activation,
+        )
+
+    def _empty_tables(self) -> TokenInputTables:
+        given, hidden = self.config.token_inputs, self.config.hidden_size
+        assert given is not None
+        width = len(self.config.layers) * given.size
+        scale = given.size**0.5
+        if self.config.embedding_scale_rounded:
+            scale = float(torch.tensor(scale, dtype=self.dtype))
+        return TokenInputTables(
+            self._empty(given.vocab_size, width), scale, self._empty_linear(hidden, width, False),
+            hidden**-0.5, self._empty_norm(given.size),
+        )  # fmt: skip
 
     def _empty_attention(self, index: int, mixer: AttentionSettings) -> LayerAttention:
         sizes = {None: (0, 0), "head": (mixer.head_dim,) * 2, "width": (mixer.width, mixer.kv_width)}
         q_norm, k_norm = (self._empty_norm(n) if n else None for n in sizes[mixer.qk_norm])
+        stores = mixer.kv_of is None
         return LayerAttention(
-            index=index,
+            index=self._kv_places[index],
             heads=mixer.heads,
             kv_heads=mixer.kv_heads,
             head_dim=mixer.head_dim,
             spec=mixer.spec,
             rotary=self._rotary(mixer.rope, mixer.head_dim),
             q_norm=q_norm,
-            k_norm=k_norm,
+            k_norm=k_norm if stores else None,
+            value_eps=self.config.rms_eps if mixer.value_norm else None,
+            kv_parts=0 if not stores else 1 if mixer.keys_are_values else 2,
         )
 
     def _rotary(self, rope: RopeSettings | None, dim: int) -> Rotary:
@@ -269,7 +368,8 @@ class Decoder:
 
     def _empty_norm(self, size: int, changed: bool = False) -> RMSNorm:
         # what is done to a weight would be rounded away in half precision
-        dtype = torch.float32 if self.config.norm_offset or changed else self.dtype
+        changed = changed or bool(self.config.norm_offset) or self.config.layer_scalars
+        dtype = torch.float32 if changed else self.dtype
         weight = torch.empty(size, dtype=dtype, device=self.device)
         return RMSNorm(weight, self.config.rms_eps)
 

@@ -30,6 +30,9 @@ class AttentionSettings:
     qk_norm: Literal["head", "width"] | None = None  # over each head of q and k, or over all of them
     qkv_bias: bool = False
     output_bias: bool = False
+    value_norm: bool = False  # over each head of v, without a weight
+    keys_are_values: bool = False  # v is k before its norm and rotation; there is no product for v
+    kv_of: int | None = None  # the layer whose keys and values are read; None: its own
 
     @property
     def width(self) -> int:
@@ -80,11 +83,21 @@ class TensorNames:
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
-    """A decoder. Of all layers the heads, KV heads, head sizes and feed-forward sizes are equal so far.
+class TokenInputs:
+    """What every layer is given of each token beside the stream (per-layer embeddings, Gemma 3n).
 
-    Kernels are planned for one shape of attention, and the KV pool has one shape of token.
+    `size` values for each layer, of a table by tokens and of a product of the embedding. A layer opens a
+    gate of the stream on them and adds a product of that, and then scales the stream by a number.
     """
+
+    size: int
+    vocab_size: int
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A decoder. Its layers may differ in everything that `LayerSettings` says."""
 
     architecture: str
     vocab_size: int
@@ -103,22 +116,48 @@ class Definition:
     norm_offset: float = 0.0  # added to the weights of the norms
     logit_scale: float = 1.0  # on the logits; the weight of the last norm takes it
     logit_softcap: float | None = None
+    token_inputs: TokenInputs | None = None
+    layer_scalars: bool = False  # each layer has a number that the stream is multiplied by behind it
 
     @property
     def attention(self) -> AttentionSettings:
-        """Settings whose sizes are those of all layers."""
+        """The first layer's: see `equal`."""
         return self.layers[0].mixer
 
     @property
     def intermediate_size(self) -> int:
+        """The first layer's."""
         return self.layers[0].feed_forward.size
 
-    def attention_shape(self, dtype: torch.dtype) -> AttentionShape:
-        """What attention back ends are chosen and made by."""
-        one = self.attention
-        specs = tuple(layer.mixer.spec for layer in self.layers)
-        return AttentionShape(one.heads, one.kv_heads, one.head_dim, dtype, specs)
+    @property
+    def equal(self) -> bool:
+        """Whether all layers have the sizes of the first, and keys and values of their own."""
+        first = _sizes(self.layers[0])
+        return all(_sizes(layer) == first and layer.mixer.kv_of is None for layer in self.layers)
+
+    def attention_shapes(self, dtype: torch.dtype) -> list[AttentionShape]:
+        """What attention back ends are chosen and made by: each shape once, with its layers' specs."""
+        specs: dict[tuple[int, int, int], list[AttentionSpec]] = {}
+        for layer in self.layers:
+            one = layer.mixer
+            specs.setdefault((one.heads, one.kv_heads, one.head_dim), []).append(one.spec)
+        return [AttentionShape(*shape, dtype, tuple(found)) for shape, found in specs.items()]
+
+    def kv_places(self) -> list[int]:
+        """For each layer, which of the pool's layers has its keys and values."""
+        places: list[int] = []
+        for index, layer in enumerate(self.layers):
+            source = layer.mixer.kv_of
+            before = sum(each.mixer.kv_of is None for each in self.layers[:index])
+            places.append(before if source is None else places[source])
+        return places
 
     def kv_layout(self, dtype: torch.dtype) -> KVLayout:
         """How keys and values are kept."""
-        return PairLayout(len(self.layers), self.attention.kv_heads, self.attention.head_dim, dtype)
+        own = (layer.mixer for layer in self.layers if layer.mixer.kv_of is None)
+        return PairLayout(tuple((one.kv_heads, one.head_dim) for one in own), dtype)
+
+
+def _sizes(layer: LayerSettings) -> tuple[int, ...]:
+    mixer = layer.mixer
+    return mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.keys_are_values, layer.feed_forward.size

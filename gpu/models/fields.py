@@ -13,7 +13,8 @@ _MOST = 1 << 31
 # Fields that change what a model computes, unless they are null, false, 0 or empty
 _SWITCHES = (
     "attention_chunk_size", "attn_logit_softcapping", "attn_output_gate", "attn_temperature_tuning",
-    "clip_qkv", "conv_L_cache", "final_logit_softcapping", "hidden_size_per_layer_input",
+    "clip_qkv", "conv_L_cache", "enable_moe_block", "final_logit_softcapping",
+    "hidden_size_per_layer_input",
     "kv_lora_rank", "linear_num_value_heads", "mamba_d_state", "mlp_bias", "n_routed_experts",
     "no_rope_layers", "num_experts", "num_kv_shared_layers", "num_local_experts", "parallel_attn",
     "q_lora_rank", "use_bidirectional_attention", "use_parallel_residual", "use_qk_norm",

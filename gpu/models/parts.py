@@ -11,6 +11,7 @@ from ramify.gpu.models.definition import (
     DenseSettings,
     LayerSettings,
     TensorNames,
+    TokenInputs,
 )
 from ramify.gpu.models.fields import Fields
 from ramify.gpu.models.rope import TYPES, contexts
@@ -26,7 +27,7 @@ _RENAMED = (
     ("language_model.model.", "model."),
     ("model.language_model.", "model."),
 )
-_TOWER = ("vision_tower.", "multi_modal_projector.")
+_TOWER = ("vision_tower.", "multi_modal_projector.", "audio_tower.", "embed_vision.", "embed_audio.")
 
 COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 """Defaults that most config classes of `transformers` have."""
@@ -80,11 +81,15 @@ def attention(
     qk_norm: Literal["head", "width"] | None = None,
     qkv_bias: bool = False,
     output_bias: bool = False,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
 ) -> AttentionSettings:
-    """`scale`: None: by the size of a head."""
+    """`scale`: None: by the size of a head. `kv_heads`, `head_dim`: None: as the config says of all."""
     heads = fields.integer("num_attention_heads")
-    kv_heads = fields.integer("num_key_value_heads", heads)
-    head_dim = fields.integer("head_dim", fields.integer("hidden_size") // heads)
+    if kv_heads is None:
+        kv_heads = fields.integer("num_key_value_heads", heads)
+    if head_dim is None:
+        head_dim = fields.integer("head_dim", fields.integer("hidden_size") // heads)
     if heads % kv_heads:
         raise fields.refused(f"num_attention_heads {heads} is no multiple of {kv_heads} kv heads")
     if head_dim % 2:
@@ -115,6 +120,8 @@ def decoder(
     rms_eps: float | None = None,
     logit_scale: float = 1.0,
     logit_softcap: float | None = None,
+    token_inputs: TokenInputs | None = None,
+    layer_scalars: bool = False,
 ) -> Definition:
     """What is beside the layers. `rms_eps`: None: as the config says."""
     max_position = fields.integer("max_position_embeddings")
@@ -137,4 +144,6 @@ def decoder(
         norm_offset=norm_offset,
         logit_scale=logit_scale,
         logit_softcap=logit_softcap,
+        token_inputs=token_inputs,
+        layer_scalars=layer_scalars,
     )

@@ -72,7 +72,7 @@ def _settings(fields: Fields, given: Any, theta: float, partial: bool = False) -
     if settings.get("rope_theta") is None:
         settings["rope_theta"] = theta
     share = settings.get("partial_rotary_factor")
-    if not partial and share not in (None, 1):
+    if not partial and share not in (None, 1) and settings["rope_type"] != "proportional":
         raise fields.refused(
             f"partial_rotary_factor is {share!r}: {fields.architecture} is served with 1.0"
         )

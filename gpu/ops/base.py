@@ -42,6 +42,8 @@ class LayerAttention:
     rotary: Rotary
     q_norm: RMSNorm | None  # over a head, or over all heads if it is as wide; before they are rotated
     k_norm: RMSNorm | None
+    value_eps: float | None = None  # v is normalised over each head, without a weight
+    kv_parts: Literal[0, 1, 2] = 2  # 0: another layer stores what it reads; 1: values are the plain keys
 
     @property
     def wide_norms(self) -> bool:
@@ -59,6 +61,21 @@ class Projection:
 
     rows: Tensor
     linear: Linear | None
+
+
+@dataclass(slots=True)
+class TokenInputTables:
+    """Where inputs of tokens for each layer come from (per-layer embeddings, Gemma 3n).
+
+    `table` [vocabulary, layers * size], times `scale`; `product`: of the embedding, times
+    `product_scale`, with `norm` over each layer's values. Their sum is divided by the root of 2.
+    """
+
+    table: Tensor
+    scale: float
+    product: Linear
+    product_scale: float
+    norm: RMSNorm
 
 
 AnyStream = TypeVar("AnyStream", bound=ResidualStream)
@@ -84,7 +101,7 @@ class Ops(Protocol[AnyStream]):
     def attend(self, qkv: Tensor, layer: LayerAttention, step: StepInputs[Tensor]) -> Tensor:
         """Normalise and rotate queries and keys, store keys and values, attend.
 
-        qkv [T, (heads + 2 * kv_heads) * D] -> [T, heads * D].
+        qkv [T, (heads + kv_parts * kv_heads) * D] -> [T, heads * D].
         """
         ...
 
@@ -110,6 +127,16 @@ class Ops(Protocol[AnyStream]):
 
         Returns [T, size].
         """
+        ...
+
+    def token_inputs(self, x: AnyStream, step: StepInputs[Tensor], inputs: TokenInputTables) -> Tensor:
+        """[T, layers, size]: what layers are given of the step's tokens. `x` is as `embed` made it."""
+        ...
+
+    def open_gate(
+        self, x: AnyStream, linear: Linear, scale: float, given: Tensor, activation: Activation
+    ) -> Tensor:
+        """activation(linear(x) * scale) * given: [T, size]."""
         ...
 
     def head(

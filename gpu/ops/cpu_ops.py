@@ -24,7 +24,13 @@ from ramify.gpu.native.attention import MOST_ROWS, TILE_WORDS
 from ramify.gpu.native.kernels import Kernels, Quantised, empty_quantised
 from ramify.gpu.native.linear import GATED, PANEL, PackedWeight
 from ramify.gpu.native.threads import Instruction, Words, aligned
-from ramify.gpu.ops.base import Activation, LayerAttention, Projection, ResidualStream
+from ramify.gpu.ops.base import (
+    Activation,
+    LayerAttention,
+    Projection,
+    ResidualStream,
+    TokenInputTables,
+)
 from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.linear.int8 import int8_weight
 from ramify.gpu.ops.rmsnorm import RMSNorm
@@ -109,6 +115,10 @@ class AngleTable:
 
 def obstacle(config: Definition, page_size: int) -> str | None:
     """Why these operations cannot run a model, None if they can."""
+    if not config.equal:
+        return "its layers are of unequal sizes"
+    if config.token_inputs is not None or config.attention.value_norm:
+        return "layers with norms of values or inputs of their own have no kernels"
     sizes = config.attention
     if sizes.head_dim % 32 or sizes.head_dim > 256:
         return f"heads of {sizes.head_dim} are not a multiple of 32 up to 256"
@@ -224,6 +234,14 @@ class CpuOps:
         out = self._buffer("gated", weight.outputs // 2)
         self._product(self._normed(x), weight, out, activation)
         return out
+
+    def token_inputs(self, x: CpuStream, step: StepInputs[Tensor], inputs: TokenInputTables) -> Tensor:
+        raise RuntimeError("`obstacle` refuses models whose layers are given inputs of tokens")
+
+    def open_gate(
+        self, x: CpuStream, linear: Linear, scale: float, given: Tensor, activation: Activation
+    ) -> Tensor:
+        raise RuntimeError("`obstacle` refuses models whose layers are given inputs of tokens")
 
     def head(
         self,

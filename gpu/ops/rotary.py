@@ -46,6 +46,8 @@ class Rotary:
         """
         self.order: Tensor | None = None
         turned = 0 if rope is None else int(dim * rope.get("partial_rotary_factor", 1))
+        if rope is not None and rope["rope_type"] == "proportional":
+            turned = dim  # its frequencies say what does not turn
         frequencies, factors = torch.zeros(dim // 2), torch.ones(dim // 2)
         if rope is not None and turned:
             frequencies[: turned // 2], factor = inverse_frequencies(rope, turned, context)
@@ -117,6 +119,14 @@ def _yarn(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float]:
     return frequencies, _yarn_attention_factor(rope, factor)
 
 
+def _proportional(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float]:
+    """Gemma 4: the first frequencies of the whole head turn, the others are 0."""
+    frequencies, factor = _default(rope, dim, context)
+    turned = int(rope.get("partial_rotary_factor", 1) * dim // 2)
+    frequencies[turned:] = 0
+    return frequencies / rope.get("factor", 1), factor
+
+
 def _yarn_attention_factor(rope: RopeSettings, factor: float) -> float:
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
@@ -167,4 +177,5 @@ _SCALINGS: dict[str, Callable[[RopeSettings, int, int], tuple[Tensor, float]]] =
     "yarn": _yarn,
     "longrope": _longrope,
     "llama3": _llama3,
+    "proportional": _proportional,
 }

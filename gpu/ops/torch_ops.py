@@ -3,13 +3,21 @@
 Knows neither families nor page tables.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.gpu.attention.base import AttentionBackend
 from ramify.gpu.kv.layout import KVPool
-from ramify.gpu.ops.base import Activation, LayerAttention, Projection, ResidualStream
+from ramify.gpu.ops.base import (
+    Activation,
+    LayerAttention,
+    Projection,
+    ResidualStream,
+    TokenInputTables,
+)
 from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
@@ -53,8 +61,9 @@ class TorchOps:
         return linear(x.normed)
 
     def attend(self, qkv: Tensor, layer: LayerAttention, step: StepInputs[Tensor]) -> Tensor:
-        heads, rotated = layer.heads, layer.heads + layer.kv_heads
-        parts = qkv.view(-1, rotated + layer.kv_heads, layer.head_dim)
+        heads, stores = layer.heads, layer.kv_parts > 0
+        rotated = heads + layer.kv_heads * stores
+        parts = qkv.view(-1, heads + layer.kv_heads * layer.kv_parts, layer.head_dim)
         qk = parts[:, :rotated]
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = parts[:, :heads], parts[:, heads:rotated]
@@ -63,12 +72,18 @@ class TorchOps:
             else:
                 q, k = layer.q_norm(q), layer.k_norm(k)
             qk = torch.cat((q, k), 1)
+        elif layer.q_norm is not None:
+            qk = layer.q_norm(qk)
         angles = self._angles.get(layer.rotary)
         if angles is None:
             angles = self._angles[layer.rotary] = layer.rotary.angles(step.positions, qkv.dtype)
         qk = layer.rotary.rotate(qk, *angles)
         kv = self._pool.layers[layer.index]
-        kv.store(step.plan["slots"], qk[:, heads:], parts[:, rotated:])
+        if stores:
+            v = parts[:, -layer.kv_heads :]
+            if layer.value_eps is not None:
+                v = F.rms_norm(v, (layer.head_dim,), eps=layer.value_eps)
+            kv.store(step.plan["slots"], qk[:, heads:], v)
         return self._attention.attend(qk[:, :heads], kv, step, layer.spec)
 
     def project(self, x: Tensor, linear: Linear) -> Projection:
@@ -90,8 +105,19 @@ class TorchOps:
 
     def gated(self, x: ResidualStream, linear: Linear, activation: Activation) -> Tensor:
         gate, up = linear(x.normed).chunk(2, -1)
-        opened = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
-        return opened.mul_(up)
+        return opened(gate, activation).mul_(up)
+
+    def token_inputs(
+        self, x: ResidualStream, step: StepInputs[Tensor], inputs: TokenInputTables
+    ) -> Tensor:
+        rows = inputs.product(x.residual) * inputs.product_scale
+        table = F.embedding(tokens_of(step.input_ids, self._last), inputs.table)
+        return token_inputs(rows, table * inputs.scale, inputs)
+
+    def open_gate(
+        self, x: ResidualStream, linear: Linear, scale: float, given: Tensor, activation: Activation
+    ) -> Tensor:
+        return opened(linear(x.normed) * scale, activation).mul_(given)
 
     def head(
         self,
@@ -105,6 +131,18 @@ class TorchOps:
         if softcap is not None:
             logits = torch.tanh(logits / softcap) * softcap
         return logits if output is None else output.copy_(logits)
+
+
+def opened(gate: Tensor, activation: Activation) -> Tensor:
+    """The activation of a gate."""
+    return F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+
+
+def token_inputs(rows: Tensor, table: Tensor, inputs: TokenInputTables) -> Tensor:
+    """Both [T, layers * size], of the product and of the table -> [T, layers, size]."""
+    size = len(inputs.norm.weight)
+    rows = inputs.norm(rows.view(len(rows), -1, size))
+    return (rows + table.view_as(rows)) * math.sqrt(0.5)
 
 
 def tokens_of(input_ids: Tensor, last: Tensor) -> Tensor:

@@ -97,9 +97,11 @@ def rope_store(
 ) -> Tensor:
     """Normalise (if the layer does) and rotate q and k, write k and v into `kv`, return q.
 
+    A layer that reads another one's keys and values writes none.
+
     With norms over all heads each program reads all of q, or of k: they are few, and lie in the cache.
 
-    qkv [T, (heads + 2 kv_heads) * D]; cos_sin: each float32[positions, D / 2]; rows, positions
+    qkv [T, (heads + kv_parts * kv_heads) * D]; cos_sin: each float32[positions, D / 2]; rows, positions
     int32[T]; pages int32[rows, columns]. Returns [T, heads, D].
     """
     heads, kv_heads, dim = layer.heads, layer.kv_heads, layer.head_dim
@@ -108,12 +110,15 @@ def rope_store(
     # heads that one program takes: the largest power of two in both counts, so that none is mixed
     together = min(16, heads & -heads, kv_heads & -kv_heads)
     q_weight, k_weight, eps = qkv, qkv, 0.0  # not read without norms
-    if layer.q_norm is not None and layer.k_norm is not None:
-        q_weight, k_weight, eps = layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.eps
-    _rope_store[(tokens, (heads + 2 * kv_heads) // together)](
+    if layer.q_norm is not None:
+        k_norm = layer.q_norm if layer.k_norm is None else layer.k_norm  # not read without keys
+        q_weight, k_weight, eps = layer.q_norm.weight, k_norm.weight, layer.q_norm.eps
+    stored = 2 * kv_heads if layer.kv_parts else 0
+    _rope_store[(tokens, (heads + stored) // together)](
         qkv, q, kv.k, kv.v, q_weight, k_weight, cos_sin[0], cos_sin[1], rows, positions, pages,
-        pages.shape[1], eps, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, HALF=dim // 2,
-        TOGETHER=together, PAGE=kv.page_size, NORM=norms, WIDE=layer.wide_norms,
+        pages.shape[1], eps, layer.value_eps or 0.0, HEADS=heads, KV_HEADS=kv_heads, DIM=dim,
+        HALF=dim // 2, TOGETHER=together, PAGE=kv.page_size, NORM=norms, WIDE=layer.wide_norms,
+        KV_PARTS=layer.kv_parts, VALUE_NORM=layer.value_eps is not None,
         BLOCK=min(1024, triton.next_power_of_2(heads * dim)), OVERLAP=overlaps(qkv.device),
         num_warps=2, **launch_options(qkv.device),
     )  # fmt: skip
@@ -226,12 +231,16 @@ def _mean_square(row, size: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def _rope_store(
     qkv, q_out, k_pool, v_pool, q_weight, k_weight, cos, sin, rows, positions, pages,
-    columns, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
-    TOGETHER: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    columns, eps, value_eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+    HALF: tl.constexpr, TOGETHER: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
+    WIDE: tl.constexpr, KV_PARTS: tl.constexpr, VALUE_NORM: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * TOGETHER
+    taken = first
+    if KV_PARTS == 1 and first >= HEADS + KV_HEADS:
+        taken = first - KV_HEADS
     heads = tl.arange(0, TOGETHER)[:, None]
     half = tl.arange(0, HALF)[None, :]
     position = tl.load(positions + token)
@@ -239,10 +248,16 @@ def _rope_store(
     page = tl.load(pages + row * columns + position // PAGE).to(tl.int64)
     slot = page * PAGE + position % PAGE
     wait_first(OVERLAP)
-    source = qkv + token * (HEADS + 2 * KV_HEADS) * DIM + (first + heads) * DIM + half
+    source = qkv + token * (HEADS + KV_PARTS * KV_HEADS) * DIM + (taken + heads) * DIM + half
     low = tl.load(source)
     high = tl.load(source + HALF)
     if first >= HEADS + KV_HEADS:
+        if VALUE_NORM:
+            low_value, high_value = low.to(tl.float32), high.to(tl.float32)
+            power = tl.sum(low_value * low_value + high_value * high_value, 1) / DIM
+            factor = tl.rsqrt(power + value_eps)[:, None]
+            low = (low_value * factor).to(v_pool.dtype.element_ty)
+            high = (high_value * factor).to(v_pool.dtype.element_ty)
         target = v_pool + slot * KV_HEADS * DIM + (first - HEADS - KV_HEADS + heads) * DIM + half
         tl.store(target, low)
         tl.store(target + HALF, high)
@@ -251,7 +266,7 @@ def _rope_store(
         is_q = first < HEADS
         if NORM:
             if WIDE:
-                whole = qkv + token * (HEADS + 2 * KV_HEADS) * DIM
+                whole = qkv + token * (HEADS + KV_PARTS * KV_HEADS) * DIM
                 if is_q:
                     scale = tl.rsqrt(_mean_square(whole, HEADS * DIM, BLOCK) + eps)
                 else:

@@ -13,11 +13,18 @@ from torch import Tensor
 
 from ramify.gpu.attention.base import AttentionBackend
 from ramify.gpu.kv.layout import KVPool
-from ramify.gpu.ops.base import Activation, LayerAttention, Projection, ResidualStream
+from ramify.gpu.ops.base import (
+    Activation,
+    LayerAttention,
+    Projection,
+    ResidualStream,
+    TokenInputTables,
+)
 from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
 from ramify.gpu.ops.tilings import LayerSizes, OpTilings, tilings_for
+from ramify.gpu.ops.torch_ops import opened, token_inputs
 from ramify.gpu.ops.triton_layer import add_norm, divide_rows, embed_norm, rope_store
 from ramify.gpu.ops.triton_linear import Products, UnscaledRows
 from ramify.gpu.step.inputs import StepInputs
@@ -119,6 +126,16 @@ class TritonOps:
 
     def gated(self, x: LazyStream, linear: Linear, activation: Activation) -> Tensor:
         return self._products.gated(x.rows, linear, x.eps, x.tilings.gated, activation)
+
+    def token_inputs(self, x: LazyStream, step: StepInputs[Tensor], inputs: TokenInputTables) -> Tensor:
+        rows = self._products.library(x.residual, inputs.product) * inputs.product_scale
+        table, _ = embed_norm(step.input_ids, self._last, inputs.table, inputs.scale, None)
+        return token_inputs(rows, table, inputs)
+
+    def open_gate(
+        self, x: LazyStream, linear: Linear, scale: float, given: Tensor, activation: Activation
+    ) -> Tensor:
+        return opened(self._products.library(x.residual, linear) * scale, activation).mul_(given)
 
     def head(
         self,

@@ -64,7 +64,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
         torch.set_num_threads(config.threads)
     context = _context(config, shape)
     quantization = choose_quantization(config, shape, device)
-    attention = choose(config.attention, shape.attention_shape(dtype), device, config.deterministic)
+    attention = choose(config.attention, shape.attention_shapes(dtype), device, config.deterministic)
     draft = choose_draft(config, attention if quantization.isa is None else None)
     try:
         model = Decoder(shape, context, dtype, device)
@@ -160,7 +160,7 @@ def _torch(
     pool, table = _pool(model, info, progress), RowTable(info)
 
     def back_end(model: Decoder) -> AttentionBackend:
-        return attention.back_end(table, model.config.attention_shape(model.dtype), model.device)
+        return attention.back_end(table, model.config.attention_shapes(model.dtype), model.device)
 
     drafter: Drafter | None = NgramDrafter(info.max_rows) if draft.kind == "ngram" else None
     if small is not None:
@@ -252,8 +252,10 @@ def _cuda(
 
     guesser = _empty_draft_model(draft, info.context, model)
     if guesser is not None:
-        shape = guesser.config.attention_shape(guesser.dtype)
-        obstacle = triton_obstacle(shape, guesser.device)
+        shapes = guesser.config.attention_shapes(guesser.dtype)
+        obstacle = triton_obstacle(shapes, guesser.device)
+        if obstacle is None and not guesser.config.equal:
+            obstacle = "its layers are of unequal sizes"
         if obstacle is not None:
             raise ModelError(
                 f"--draft {config.draft}: {obstacle}; give another draft model, --draft ngram or "

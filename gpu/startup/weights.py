@@ -85,7 +85,7 @@ def fill_random(
     generator: torch.Generator | None = None
     for name in list(views):
         view = views[name]
-        if name.endswith("norm.weight"):
+        if name.endswith(("norm.weight", "layer_scalar")):
             view.fill_(1.0)
         elif name.endswith(".bias"):
             view.zero_()

@@ -209,7 +209,7 @@ def make(
         page_size=sequences.page_size, max_guessed=max_drafts, pages=sequences.pages.cpu().numpy(),
         openings=nothing, unsettled=nothing,
     )  # fmt: skip
-    return kernels.back_end(table, shape, DEVICE, sequences.pages)
+    return kernels.back_end(table, [shape], DEVICE, sequences.pages)
 
 
 def lines(runs: list[tuple[int, int]]) -> "tuple[torch.Tensor, torch.Tensor]":
@@ -273,11 +273,12 @@ GROUPS = [(1, None), (2, None), (4, None), (8, None), (4, 50), (1, 1000)]
 
 
 def run_kinds(
-    kernels: KernelChoice, page_size: int, heads: int, kv_heads: int, spec: AttentionSpec
-) -> None:
+    kernels: KernelChoice, page_size: int, heads: int, kv_heads: int, spec: AttentionSpec,
+    dim: int = DIM, dtype: torch.dtype = DTYPE,
+) -> None:  # fmt: skip
     """Extends over prefixes, extends among decodes, decodes alone: one back end, step after step."""
     largest = [cached + new for cached, new in EXTENDS + DECODES]
-    sequences = Sequences(largest, page_size, kv_heads, DIM, DTYPE)
+    sequences = Sequences(largest, page_size, kv_heads, dim, dtype)
     table = torch.zeros_like(sequences.pages)
     back_end = make(kernels, Moved(sequences, table), heads, spec)
     kinds = [(EXTENDS, DECODES), ([], DECODES), ([], DECODES[::-1])]
@@ -285,7 +286,7 @@ def run_kinds(
         kinds += [(EXTENDS, []), (EXTENDS[:2], DECODES)]
     for extends, decodes in kinds:
         runs = extends + decodes
-        sequences = Sequences([cached + new for cached, new in runs], page_size, kv_heads, DIM, DTYPE)
+        sequences = Sequences([cached + new for cached, new in runs], page_size, kv_heads, dim, dtype)
         table.zero_()
         table[: len(sequences.pages), : sequences.pages.shape[1]] = sequences.pages
         run_step(back_end, sequences, runs, len(decodes), heads, spec)
@@ -318,6 +319,13 @@ def test_soft_caps_windows_and_sinks(kernels: KernelChoice, kind: str) -> None:
     if fields.pop("sinks", False):
         fields["sinks"] = torch.linspace(-2.0, 3.0, heads, device=DEVICE)
     run_kinds(kernels, 16, heads, kv_heads, AttentionSpec(**fields))
+
+
+@pytest.mark.parametrize("kernels", ["triton", "triton, balanced"], indirect=True)
+def test_heads_of_512(kernels: KernelChoice) -> None:
+    """Of Gemma 4's layers without a window; in 16 bits, because floats do not fit into a tile."""
+    torch.manual_seed(14)
+    run_kinds(kernels, 16, 4, 1, AttentionSpec(1.0 / 16), 512, torch.float16)
 
 
 DRAFTS = [(0, 3), (70, 1), (15, 4), (63, 9), (5, 2), (40, 1), (1, 5)]

@@ -17,19 +17,29 @@ CPU = torch.device("cpu")
 
 
 def test_a_choice_says_why() -> None:
-    choice = choose("auto", SHAPE, CPU)
+    choice = choose("auto", [SHAPE], CPU)
     assert (choice.name, choice.reason) == ("torch", "the device is a CPU")
-    assert choose("torch", SHAPE, CPU).name == "torch"
+    assert choose("torch", [SHAPE], CPU).name == "torch"
     assert KernelChoice("fa3", "triton", "").name == "flashinfer prefill fa3 + triton decode"
 
 
 def test_what_cannot_be_had_is_an_error_that_names_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(ModelError, match=r"--attention flashinfer: it runs on CUDA.*--attention triton"):
-        choose("flashinfer", SHAPE, CPU)
+        choose("flashinfer", [SHAPE], CPU)
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(ModelError, match=r"TRITON_INTERPRET=1.*; give --attention torch"):
-        choose("triton", SHAPE, CPU)
+        choose("triton", [SHAPE], CPU)
+
+
+def test_heads_of_512_are_served_in_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    wide = dataclasses.replace(SHAPE, head_dim=512)
+    assert choose("triton", [SHAPE, wide], CPU).name == "triton"
+    with pytest.raises(ModelError, match=r"float32: give --dtype bfloat16; give --attention torch"):
+        choose("triton", [SHAPE, dataclasses.replace(wide, dtype=torch.float32)], CPU)
+    with pytest.raises(ModelError, match=r"--deterministic .* up to 256"):
+        choose("auto", [SHAPE, wide], CPU, deterministic=True)
 
 
 class Machine:
@@ -65,7 +75,7 @@ class Machine:
     def choose(self, asked: str, spec: dict[str, Any] | None = None, **sizes: Any) -> KernelChoice:
         shape = dataclasses.replace(SHAPE, **sizes)
         specs = (AttentionSpec(**({"scale": shape.head_dim**-0.5} | (spec or {}))),)
-        return choose(asked, dataclasses.replace(shape, specs=specs), torch.device("cuda"))
+        return choose(asked, [dataclasses.replace(shape, specs=specs)], torch.device("cuda"))
 
 
 @pytest.mark.parametrize(

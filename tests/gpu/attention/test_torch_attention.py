@@ -40,7 +40,7 @@ def test_attention_over_pages(
     table = RowTable(info)
     cpu, sink = torch.device("cpu"), torch.tensor([-1.0, 0.5, 2.0, 4.0])
     spec = AttentionSpec(0.4, softcap, window, sink if sinks else None)
-    pool = PairLayout(1, kv_heads, dim, torch.float32).allocate(pages, page_size, cpu)
+    pool = PairLayout(((kv_heads, dim),), torch.float32).allocate(pages, page_size, cpu)
     kv = pool.layers[0]
     kv.k[: pool.padding_slot] = torch.nan  # whatever nobody wrote must not matter
     kv.v[: pool.padding_slot] = torch.nan

@@ -192,6 +192,19 @@ OLMO = LLAMA | {
     "sliding_window": 32,
     "layer_types": ["sliding_attention", "full_attention"],
 }
+GEMMA4 = LLAMA | {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "head_dim": 64,
+    "global_head_dim": 512,
+    "attention_k_eq_v": True,
+    "num_kv_shared_layers": 2,
+    "sliding_window": 32,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": 128,
+}
 STEP = {"_embed_norm", "_add_norm", "_rope_store", "_extend"}
 DECODES = {"_attend", "_decode", "_merge", "_shared"}
 SAMPLING = {"_gather", "_search", "_masses", "_draw"}
@@ -213,10 +226,11 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
         (LLAMA, "bfloat16", "", False, "model", PLAIN | DRAFTS | {"_begin", "_advance", "_fill"}),
         (GEMMA, "bfloat16", "", False, "ngram", STEP | DECODES | {"_gate_mul"}),
         (OLMO, "bfloat16", "", False, "ngram", STEP | DECODES | {"_linear"}),
+        (GEMMA4, "bfloat16", "", False, "ngram", STEP | DECODES | {"_gate_mul"}),
         (LLAMA, "float32", "sinks", False, "model", STEP | DECODES | {"_gate_mul"}),
         (GEMMA, "bfloat16", "sinks", True, "ngram", {"_attend", "_merge", "_rope_store"}),
     ],
-    ids=["llama", "draft model", "gemma", "olmo", "float32-sinks", "deterministic"],
+    ids=["llama", "draft model", "gemma", "olmo", "gemma4", "float32-sinks", "deterministic"],
 )
 def test_the_compiler_takes_every_kernel(
     config: dict[str, object],

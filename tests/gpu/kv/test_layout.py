@@ -4,7 +4,7 @@ import torch
 
 from ramify.gpu.kv.layout import PairLayout, copy_pages
 
-LAYOUT = PairLayout(layers=3, kv_heads=2, head_dim=4, dtype=torch.float16)
+LAYOUT = PairLayout(sizes=((2, 4),) * 3, dtype=torch.float16)
 
 
 def test_a_pool_has_every_page_and_a_slot_of_zeros_for_padding() -> None:

@@ -174,6 +174,48 @@ def test_the_text_part_of_a_model_with_a_tower() -> None:
             parse_config(raw | other, {}, PATH)
 
 
+def test_gemma_4_says_its_layers_in_either_spelling() -> None:
+    kinds = ["sliding_attention", "full_attention"]
+    text = {"model_type": "gemma4_text", "num_hidden_layers": 4, "layer_types": kinds * 2,
+            "attention_k_eq_v": True, "num_kv_shared_layers": 1}  # fmt: skip
+    raw = {"architectures": ["Gemma4ForConditionalGeneration"]}
+    own = {"head_dim": 512, "num_key_value_heads": 2}
+    published = text | {"global_head_dim": 512, "num_global_key_value_heads": 2}
+    for spelled in (published, text | {"per_layer_config": {"1": own, "3": own}}):
+        found = parse_config(raw | {"text_config": spelled}, {}, PATH)
+        mixers = [layer.mixer for layer in found.layers]
+        assert [(one.kv_heads, one.head_dim) for one in mixers] == [(4, 256), (2, 512)] * 2
+        assert [one.keys_are_values for one in mixers] == [False, True] * 2
+        assert [one.kv_of for one in mixers] == [None, None, None, 1]
+        assert found.kv_places() == [0, 1, 2, 1]
+        assert found.kv_layout(torch.float16).bytes_per_token == 2 * 2 * (2 * 4 * 256 + 2 * 512)
+        assert "model.vision_tower." in found.names.skipped
+    for changes, told in (
+        ({"enable_moe_block": True}, "enable_moe_block is true"),
+        ({"num_kv_shared_layers": 4}, "num_kv_shared_layers is 4"),
+        ({"num_kv_shared_layers": 3}, "layer 1 has none to read from"),
+        ({"per_layer_config": {"1": {"head_dim": "x"}}}, "head_dim is 'x'"),
+        ({"vocab_size_per_layer_input": 5}, "vocab_size_per_layer_input is 5"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
+    ):
+        with pytest.raises(ModelError, match=told):
+            parse_config(raw | {"text_config": published | changes}, {}, PATH)
+
+
+def test_scalars_of_layers_that_cannot_be_are_refused() -> None:
+    raw = {"architectures": ["Gemma4ForCausalLM"], "num_hidden_layers": 2, "hidden_size": 32,
+           "intermediate_size": 16, "vocab_size": 16, "vocab_size_per_layer_input": 16,
+           "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "global_head_dim": 8,
+           "hidden_size_per_layer_input": 4}  # fmt: skip
+    model = Decoder(parse_config(raw, {}, PATH), 64, torch.float32, torch.device("cpu"))
+    views = model.weights()
+    for view in views.values():
+        view.fill_(1.0)
+    views["model.layers.1.layer_scalar"].zero_()
+    with pytest.raises(ModelError, match=r"layers\.1\.layer_scalar is 0\.0"):
+        model.complete()
+
+
 def test_biases_and_norms_of_heads_follow_the_order_of_their_rows() -> None:
     """No family has both of them and a partial rotation so far."""
     raw = {"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 1, "attention_bias": True,

@@ -35,7 +35,7 @@ def _seed() -> None:
 
 @pytest.fixture
 def pool() -> KVPool:
-    return PairLayout(2, 2, 8, torch.float32).allocate(4, 4, CPU)
+    return PairLayout(((2, 8),) * 2, torch.float32).allocate(4, 4, CPU)
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ class Both:
     """The same step on torch and on Triton."""
 
     def __init__(self, tilings: OpTilings, products: Products) -> None:
-        pool = PairLayout(1, 1, 16, torch.float32).allocate(1, 16, DEVICE)
+        pool = PairLayout(((1, 16),), torch.float32).allocate(1, 16, DEVICE)
         pages = torch.zeros((2, 1), dtype=torch.int32, device=DEVICE)
         last = torch.tensor([7, 8], dtype=torch.int32, device=DEVICE)
         sizes = LayerSizes(HIDDEN, 16, 48, WIDE, torch.float32, overlaps=False)

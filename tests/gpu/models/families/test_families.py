@@ -31,6 +31,17 @@ GEMMA = {
 }
 
 
+GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 20,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 160,
+}
+
+
 def rope(kind: str, **fields: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **fields}}
 
@@ -108,6 +119,20 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
+    "gemma4": ("Gemma4", GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}, {}),
+    "gemma4-shared": (  # E2B and E4B: KV that layers share, inputs of tokens for every layer
+        "Gemma4",
+        GEMMA4
+        | {
+            "num_hidden_layers": 6,
+            "num_kv_shared_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 24,
+            "final_logit_softcapping": 5.0,
+        },
+        {},
+    ),
     "smollm3": ("SmolLM3", PAD | {"num_hidden_layers": 5, "no_rope_layer_interval": 2}, {}),
     "smollm3-window": (
         "SmolLM3",
@@ -170,7 +195,7 @@ def save(folder: Path, family: str, changes: dict[str, Any], **options: Any) -> 
     import transformers
 
     torch.manual_seed(7)
-    name = {"Gemma3": "Gemma3TextConfig"}.get(family, f"{family}Config")
+    name = f"{family}TextConfig" if family in ("Gemma3", "Gemma4") else f"{family}Config"
     config = getattr(transformers, name)(**(SMALL | changes))
     if family == "Gemma2":  # whose soft cap the other implementations leave out
         config._attn_implementation = "eager"
@@ -178,6 +203,9 @@ def save(folder: Path, family: str, changes: dict[str, Any], **options: Any) -> 
     for name, weight in model.named_parameters():  # no bias or norm may be trivial
         if name.endswith(("norm.weight", ".bias")):
             torch.nn.init.normal_(weight, 1.0 if "norm" in name else 0.0, 0.2)
+    for name, scalar in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            torch.nn.init.uniform_(scalar, 0.3, 1.3)
     dtype = options.pop("dtype", None)
     (model.to(dtype) if dtype else model).save_pretrained(folder, **options)
     # read again: the round trip through a half precision must not touch the rotary buffers
@@ -247,9 +275,10 @@ def test_agrees_with_transformers(case: str, tmp_path: Path, device: str, drive:
 
 
 MIXED = ["smollm3", "olmo2", "olmo3", "exaone4", "granite", "phi3", "phi4-short", "phi4-long", "gemma3"]
+UNEQUAL = ["gemma4", "gemma4-shared"]
 
 
-@pytest.mark.parametrize("case", MIXED)
+@pytest.mark.parametrize("case", [*MIXED, *UNEQUAL])
 def test_log_probabilities_in_chunks_of_every_size(case: str, tmp_path: Path, drive: Any) -> None:
     family, changes, settings = CASES[case]
     model = save(tmp_path, family, changes)
@@ -268,7 +297,7 @@ def test_log_probabilities_in_chunks_of_every_size(case: str, tmp_path: Path, dr
         d.step(closes=[0])
 
 
-@pytest.mark.parametrize("case", ["llama-gqa", "mistral", "qwen3", *MIXED[:-2]])
+@pytest.mark.parametrize("case", ["llama-gqa", "mistral", "qwen3", *MIXED[:-2], *UNEQUAL])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_shared_prefix_is_read_from_the_cache(
     case: str, page_size: int, tmp_path: Path, device: str, drive: Any
@@ -320,7 +349,8 @@ def test_in_8_bits_near_transformers(case: str, tmp_path: Path, drive: Any) -> N
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's: garbage in padding
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
-    "case", ["gemma2", "gemma3-linear", "smollm3", "olmo3", "exaone4", "granite", "phi4-short"]
+    "case",
+    ["gemma2", "gemma3-linear", "smollm3", "olmo3", "exaone4", "granite", "phi4-short", *UNEQUAL],
 )
 def test_other_norms_and_soft_caps_on_the_kernels(
     case: str, deterministic: bool, tmp_path: Path, drive: Any

@@ -1,0 +1,63 @@
+"""Back ends side by side, for models whose layers differ in heads or head sizes: one for each shape.
+
+Their plans travel with the step as one. The first one's arrays keep their names, those of the others
+get a number.
+"""
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from ramify.gpu.attention.base import AttentionBackend
+from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
+from ramify.gpu.kv.layout import LayerKV
+from ramify.gpu.step.buckets import Bucket
+from ramify.gpu.step.inputs import Plan, StepInputs
+from ramify.gpu.step.rows import StepRows
+from ramify.gpu.step.staging import Array
+
+
+class AttentionByShape:
+    """`parts`: the back end of each shape; decodes may share keys in the first one alone."""
+
+    def __init__(self, parts: list[tuple[AttentionShape, AttentionBackend]]) -> None:
+        self._parts = [part for _, part in parts]
+        self._numbers = {
+            (shape.heads, shape.kv_heads, shape.head_dim): number
+            for number, (shape, _) in enumerate(parts)
+        }
+        self.static_extends = all(part.static_extends for part in self._parts)
+
+    def room(self, bucket: Bucket) -> Plan:
+        return _together([part.room(bucket) for part in self._parts])
+
+    def plan(self, step: StepRows, bucket: Bucket, captured: bool) -> Plan:
+        return _together([part.plan(step, bucket, captured) for part in self._parts])
+
+    def plan_decodes(self, rows: Array, positions: Array) -> None:
+        for part in self._parts:
+            part.plan_decodes(rows, positions)
+
+    def unlike_decodes(self, most: int) -> list[int]:
+        return sorted({count for part in self._parts for count in part.unlike_decodes(most)})
+
+    def attend(self, q: Tensor, kv: LayerKV, step: StepInputs[Tensor], spec: AttentionSpec) -> Tensor:
+        number = self._numbers[q.shape[1], kv.k.shape[1], q.shape[2]]
+        if number:
+            ending = f"/{number}"
+            own = {
+                name.removesuffix(ending): part
+                for name, part in step.plan.items()
+                if name.endswith(ending)
+            }
+            step = replace(step, plan=own)
+        return self._parts[number].attend(q, kv, step, spec)
+
+
+def _together(plans: list[Plan]) -> Plan:
+    others = {
+        f"{name}/{number}": array
+        for number, plan in enumerate(plans[1:], 1)
+        for name, array in plan.items()
+    }
+    return plans[0] | others

@@ -1,0 +1,46 @@
+"""What layers are given of each token beside the stream: per-layer embeddings (Gemma 3n and 4)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ramify.gpu.ops.base import Activation, AnyStream, Ops, Projection, TokenInputTables
+from ramify.gpu.ops.linear.base import Linear
+from ramify.gpu.ops.rmsnorm import RMSNorm
+
+TABLE = "model.embed_tokens_per_layer.weight"
+_PRODUCT = "model.per_layer_model_projection"
+_NORM = "model.per_layer_projection_norm"
+
+
+@dataclass(slots=True)
+class TokenGate:
+    """A layer's part: a gate of the stream on its inputs, and a product of what comes through."""
+
+    gate: Linear  # [size, hidden]
+    output: Linear  # [hidden, size]
+    norm: RMSNorm  # of what is added to the stream
+    activation: Activation
+    scale: float = 1.0  # what the stream is kept divided by: the gate reads the stream itself
+
+    def forward(self, x: AnyStream, given: Tensor, ops: Ops[AnyStream]) -> Projection:
+        """given [T, size]."""
+        return ops.project(ops.open_gate(x, self.gate, self.scale, given, self.activation), self.output)
+
+    def products(self, prefix: str) -> Iterator[tuple[Linear, list[str], list[int]]]:
+        """In the layer that is called `prefix`."""
+        yield self.gate, [f"{prefix}.per_layer_input_gate"], []
+        yield self.output, [f"{prefix}.per_layer_projection"], []
+
+    def named_norm(self, prefix: str) -> tuple[str, RMSNorm]:
+        return f"{prefix}.post_per_layer_input_norm", self.norm
+
+
+def table_views(tables: TokenInputTables) -> dict[str, Tensor]:
+    """What the loader fills beside products."""
+    return {TABLE: tables.table, f"{_NORM}.weight": tables.norm.weight}
+
+
+def table_product(tables: TokenInputTables) -> tuple[Linear, list[str]]:
+    return tables.product, [_PRODUCT]
