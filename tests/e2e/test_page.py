@@ -110,6 +110,7 @@ def test_the_built_page_is_what_its_sources_make() -> None:
         ("forms", 0.002),
         ("render", 0.01),
         ("watching", 0.01),
+        ("shell", 0.004),
     ],
 )
 async def test_scenes(scenes: str, step_seconds: float, tokenizer_folder: Path, tmp_path: Path) -> None:

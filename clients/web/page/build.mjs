@@ -7,6 +7,7 @@ import { mkdir, readFile, readdir, rm, writeFile } from "node:fs/promises";
 import { basename, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import * as esbuild from "esbuild";
+import { wrongWords } from "./words.mjs";
 
 const HERE = fileURLToPath(new URL(".", import.meta.url));
 const SITE = join(HERE, "../site");
@@ -34,6 +35,8 @@ const page = {
 };
 
 async function built() {
+  const words = await wrongWords(join(HERE, "src"));
+  if (words.length) throw new Error(`what people read is in src/strings.js, in each language:\n  ${words.join("\n  ")}`);
   const files = new Map();
   for (const { path, contents } of (await esbuild.build(page)).outputFiles) files.set(basename(path), Buffer.from(contents));
   for (const name of COPIED) files.set(name, await readFile(join(HERE, "src", name)));

@@ -1,6 +1,7 @@
 /** The worker that checks values under JSON schemas; see `model/checker.js`. */
 
 import { Validator } from "@cfworker/json-schema";
+import { language, t } from "./strings.js";
 
 const MOST_ERRORS = 100;
 /** Keywords whose errors only say that there is one further inside. */
@@ -14,10 +15,10 @@ function draftOf({ $schema = "" }) {
 /** The library's words, where a person who is no programmer would ask what they mean. */
 function plain({ keyword, error }) {
   const [, first, second] = /"([^"]*)"[^"]*(?:"(.*)")?/.exec(error) ?? [];
-  if (keyword === "required") return `“${first}” is missing.`;
-  if (keyword === "type") return `This is ${first}, and has to be ${second.replaceAll('", "', " or ")}.`;
-  if (keyword === "false") return "This must not be here.";
-  return error.replace(/^Instance/, "The value");
+  if (keyword === "required") return t.isMissing(first);
+  if (keyword === "type") return t.wrongType(first, second.split('", "'));
+  if (keyword === "false") return t.mustNotBe;
+  return error.replace(/^Instance/, t.theValue);
 }
 
 function errorsOf(schema, value) {
@@ -27,10 +28,11 @@ function errorsOf(schema, value) {
   return [...told.values()].slice(0, MOST_ERRORS);
 }
 
-addEventListener("message", ({ data: { id, schema, value } }) => {
+addEventListener("message", ({ data: { id, schema, value, words } }) => {
+  language.value = words;
   try {
     postMessage({ id, errors: errorsOf(schema, value) });
   } catch (error) {
-    postMessage({ id, unknown: `It could not be checked: ${error.message}.` });
+    postMessage({ id, unknown: t.notChecked(error.message) });
   }
 });

@@ -2,6 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { connection } from "../model/connection.js";
+import { t } from "../strings.js";
 import { Search } from "./search.js";
 
 const PUZZLES = ["4 5 6 10", "1 2 4 6", "3 3 8 8", "2 3 5 12", "1 5 5 5"];
@@ -25,25 +26,23 @@ export function Game() {
     <div class="game">
       <header>
         <a href="./" class="brand"><img src="icon.svg" alt="" width="22" height="22" />Ramify</a>
-        <h1>Tree of thought: the game of 24</h1>
-        <a class="button small" href="./">Back to the chat</a>
+        <h1>{t.gameTitle}</h1>
+        <a class="button small" href="./">{t.backToChat}</a>
       </header>
       <main>
         <form onSubmit={start}>
-          <label>Four numbers
-            <input list="puzzles" value={numbers} pattern="\s*\d{1,2}(\s+\d{1,2}){3}\s*" title="Four numbers with spaces between them" required onInput={(event) => setNumbers(event.target.value)} /></label>
+          <label>{t.fourNumbers}
+            <input list="puzzles" value={numbers} pattern="\s*\d{1,2}(\s+\d{1,2}){3}\s*" title={t.fourNumbersHint} required onInput={(event) => setNumbers(event.target.value)} /></label>
           <datalist id="puzzles">{PUZZLES.map((each) => <option key={each} value={each} />)}</datalist>
-          <label>Proposals a state<input type="number" min="2" max="12" value={width} onInput={(event) => setWidth(clamp(event, 2, 12))} /></label>
-          <label>Kept a level<input type="number" min="1" max="4" value={keep} onInput={(event) => setKeep(clamp(event, 1, 4))} /></label>
-          <button type="submit" class="primary">{running ? "Stop" : "Think"}</button>
+          <label>{t.proposals}<input type="number" min="2" max="12" value={width} onInput={(event) => setWidth(clamp(event, 2, 12))} /></label>
+          <label>{t.keptALevel}<input type="number" min="1" max="4" value={keep} onInput={(event) => setKeep(clamp(event, 1, 4))} /></label>
+          <button type="submit" class="primary">{running ? t.stop : t.think}</button>
         </form>
         {search ? <Figures search={search} /> : (
-          <p class="soft intro">The model proposes steps, judges each on a branch of its own, and the server keeps the best: three levels, sent as one
-            frame. Every branch streams at once over one socket, and what branches share is computed once. The small demonstration model cannot really
-            calculate; watch the tree.</p>
+          <p class="soft intro">{t.gameAbout}</p>
         )}
         {search?.error && <p class="failed" role="alert">{search.error}</p>}
-        {search && <div class="forest" tabIndex={0} role="region" aria-label="The tree"><Node search={search} /></div>}
+        {search && <div class="forest" tabIndex={0} role="region" aria-label={t.theTree}><Node search={search} /></div>}
       </main>
     </div>
   );
@@ -66,17 +65,17 @@ function Figures({ search }) {
   const seconds = search.status === "running" ? (performance.now() - search.began) / 1000 : search.seconds;
   const done = search.status === "done";
   const facts = [
-    [`${search.ops}`, "ops, sent as one frame"],
-    [`${all.length}`, "proposals"],
-    [`${writing}`, "writing now"],
-    [`${output}`, "tokens written"],
-    [prompt ? `${Math.round((100 * cached) / prompt)} %` : "0 %", "of the prompts were cached"],
-    [`${seconds.toFixed(1)} s`, { running: "so far", done: "in all", stopped: "until stopped", failed: "until it failed" }[search.status]],
+    [`${search.ops}`, t.factOps],
+    [`${all.length}`, t.factProposals],
+    [`${writing}`, t.factWriting],
+    [`${output}`, t.factTokens],
+    [prompt ? `${Math.round((100 * cached) / prompt)} %` : "0 %", t.factCached],
+    [t.seconds(seconds), { running: t.soFar, done: t.inAll, stopped: t.untilStopped, failed: t.untilFailed }[search.status]],
   ];
   return (
     <>
       <dl class="facts">{facts.map(([value, label]) => <div key={label}><dd>{value}</dd><dt>{label}</dt></div>)}</dl>
-      <p class={done ? "soft" : "unseen"} role="status">{done ? `The search is done. ${all.some(({ solves }) => solves) ? "A branch makes 24." : "No branch makes 24."}` : ""}</p>
+      <p class={done ? "soft" : "unseen"} role="status">{done ? t.searchDone(all.some(({ solves }) => solves)) : ""}</p>
     </>
   );
 }
@@ -87,7 +86,7 @@ function Node({ search, thought = null }) {
   const children = thought ? thought.children : search.roots;
   return (
     <div class="node">
-      {thought ? <Card search={search} thought={thought} /> : <div class="thought-card puzzle"><b>{search.numbers}</b><small>make 24</small></div>}
+      {thought ? <Card search={search} thought={thought} /> : <div class="thought-card puzzle"><b>{search.numbers}</b><small>{t.make24}</small></div>}
       {children.length > 0 && <ul>{children.map((each) => <li key={each.name} class={each.state}><Node search={search} thought={each} /></li>)}</ul>}
     </div>
   );
@@ -99,10 +98,10 @@ function Card({ search, thought }) {
   const { state, score, usage, text } = thought;
   const wrong = state !== "writing" && thought.left === null;
   return (
-    <div class={`thought-card ${state}${thought.solves ? " solved" : ""}`} title={usage ? `${text}\n${usage.cached} of ${usage.prompt} prompt tokens cached, ${usage.output} written` : ""}>
+    <div class={`thought-card ${state}${thought.solves ? " solved" : ""}`} title={usage ? t.thoughtCost(text, usage.cached, usage.prompt, usage.output) : ""}>
       <span>{text || "…"}{state === "writing" && <span class="cursor" />}</span>
-      {wrong && <small class="wrong">wrong</small>}
-      {score !== null && <b aria-label={`Mark ${score} of 9`}>{score}</b>}
+      {wrong && <small class="wrong">{t.wrong}</small>}
+      {score !== null && <b aria-label={t.markOf9(score)}>{score}</b>}
     </div>
   );
 }

@@ -8,7 +8,8 @@ import { Replaced } from "../../../lib/index.js";
 import { copied } from "../render/clipboard.js";
 import { Chat, explain } from "./chat.js";
 import { askServer, connection, endSession, hasToken, sessionOf, setToken } from "./connection.js";
-import { settings, toolsOf } from "./settings.js";
+import { t } from "../strings.js";
+import { set, settings, toolsOf } from "./settings.js";
 import { Store } from "./store.js";
 import { MOST_BYTES, download, fromBranches, fromJson, toJson, toMarkdown } from "./transfer.js";
 import { unique } from "./tree.js";
@@ -23,7 +24,15 @@ const MOST_DELETED_MS = 90 * 86_400_000; // a deleted chat's session is asked to
 /** @type {import("@preact/signals").Signal<{text: string, action?: [string, () => void], mild?: boolean} | null>} */
 export const toast = signal(null);
 /** Which panel or dialog is open. */
-export const panels = { sidebar: signal(false), tree: signal(false), palette: signal(false), settings: signal(false), format: signal(false), token: signal(null) };
+export const panels = { sidebar: signal(false), tree: signal(false), palette: signal(false), settings: signal(false), format: signal(false), keys: signal(false), token: signal(null) };
+
+const NARROW = matchMedia("(max-width: 48rem)"); // as in narrow.css
+
+/** The list of chats is a drawer where there is little room, else it folds away and stays so. */
+export function toggleSidebar() {
+  if (NARROW.matches) panels.sidebar.value = !panels.sidebar.value;
+  else set({ folded: !settings.value.folded });
+}
 
 let store;
 /** Chats that are connected, also those that are not shown while something runs in them. @type {Map<string, Chat>} */
@@ -35,7 +44,7 @@ export async function start() {
   chats.value = (await store.chats()).filter(({ deleted }) => !deleted);
   forgetAll((await store.chats()).filter(({ deleted }) => deleted));
   navigator.storage?.persist?.().catch(() => {});
-  if (!store.durable) toast.value = { mild: true, text: "This browser keeps nothing for this page (a private window?): chats are gone when the tab is closed. Export what you need." };
+  if (!store.durable) toast.value = { mild: true, text: t.keepsNothing };
   addEventListener("hashchange", () => { if (location.hash.startsWith("#watch=")) location.reload(); });
   const place = new URLSearchParams(location.hash.slice(1));
   if (place.has("watch")) {
@@ -54,7 +63,7 @@ export async function start() {
 
 async function greet() {
   const said = await askServer();
-  if (said?.refused) panels.token.value = { error: hasToken() ? "The server does not take this token." : "" };
+  if (said?.refused) panels.token.value = { error: hasToken() ? t.tokenRefused : "" };
   else if (said) server.value = said;
 }
 
@@ -73,7 +82,7 @@ export function login(text) {
 export async function newChat() {
   const { tools } = toolsOf(settings.value.tools);
   const now = Date.now();
-  const record = { id: unique(), title: "New chat", created: now, updated: now, client: `page-${unique()}`, epoch: 0, names: 1, ...(tools?.length && { tools }) };
+  const record = { id: unique(), title: t.newChat, created: now, updated: now, client: `page-${unique()}`, epoch: 0, names: 1, ...(tools?.length && { tools }) };
   await show(make({ record }));
   location.hash = "";
 }
@@ -157,9 +166,9 @@ function closed(chat, error) {
   if (current.value !== chat || !error) return;
   if (error.code === "unauthorized") panels.token.value = { error: hasToken() ? error.message : "" };
   else if (error instanceof Replaced) {
-    toast.value = { mild: true, text: "This chat is open in another tab, which has taken it over.", action: ["Use it here", () => openChat(chat.id, { again: true })] };
+    toast.value = { mild: true, text: t.otherTab, action: [t.useHere, () => openChat(chat.id, { again: true })] };
   } else {
-    toast.value = { text: `The connection ended: ${error.message}.`, action: ["Connect again", () => openChat(chat.id, { again: true })] };
+    toast.value = { text: t.connectionEnded(error.message), action: [t.connectAgain, () => openChat(chat.id, { again: true })] };
   }
 }
 
@@ -167,17 +176,17 @@ function closed(chat, error) {
 export async function share(chat) {
   chat.open();
   const link = chat.viewLink;
-  if (!link) { toast.value = { text: "There is no link yet: the chat is not connected. Try again in a moment." }; return; }
+  if (!link) { toast.value = { text: t.noLinkYet }; return; }
   const done = await copied(link);
   const local = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
-  const where = local ? " It works on this computer only: the page was opened by a local address." : "";
-  toast.value = { mild: true, text: done ? `The link was copied. Whoever has it can watch this chat live, but not write.${where}` : `Whoever has this link can watch this chat live, but not write: ${link}` };
+  const where = local ? t.linkLocal : "";
+  toast.value = { mild: true, text: done ? `${t.linkCopied}${where}` : t.linkIs(link) };
 }
 
 export function rename(id, title) {
   const chat = open.get(id);
   if (chat) return chat.rename(title);
-  return change(id, { title: title.trim().slice(0, 200) || "New chat", named: true });
+  return change(id, { title: title.trim().slice(0, 200) || t.newChat, named: true });
 }
 
 async function change(id, changes) {
@@ -214,8 +223,8 @@ export async function remove(id) {
   if (current.value?.id === id) await newChat();
   const timer = setTimeout(() => { forget(id); if (toast.value?.id === id) toast.value = null; }, UNDO_MS);
   toast.value = {
-    id, mild: true, text: `“${title}” was deleted.`,
-    action: ["Undo", async () => { clearTimeout(timer); await change(id, { deleted: undefined }); await openChat(id); }],
+    id, mild: true, text: t.chatDeleted(title),
+    action: [t.undo, async () => { clearTimeout(timer); await change(id, { deleted: undefined }); await openChat(id); }],
   };
 }
 
@@ -254,14 +263,14 @@ export async function exportSession(chat) {
 /** A new chat that goes on with the session of a file. */
 export async function openSession(file) {
   try {
-    if (file.size > MOST_BYTES) throw new Error(`The file has ${file.size} bytes; ${MOST_BYTES} can be opened.`);
+    if (file.size > MOST_BYTES) throw new Error(t.fileTooBig(file.size, MOST_BYTES));
     const client = `page-${unique()}`;
     const { state, login } = await sessionOf(new Uint8Array(await file.arrayBuffer()), client);
     const { record, messages } = fromBranches(state);
     const complete = { ...record, ...login, id: unique(), client };
     await store.save(complete, messages);
     await openChat(make({ record: complete, messages }).id);
-    toast.value = { mild: true, text: `“${record.title}” goes on here.` };
+    toast.value = { mild: true, text: t.goesOnHere(record.title) };
   } catch (error) {
     toast.value = { text: explain(error) };
   }
@@ -269,7 +278,7 @@ export async function openSession(file) {
 
 export async function exportAll() {
   const all = await Promise.all(chats.value.map(({ id }) => whole(id)));
-  download(`Ramify chats ${new Date().toISOString().slice(0, 10)}`, ".json", toJson(all), "application/json");
+  download(t.exportName(new Date().toISOString().slice(0, 10)), ".json", toJson(all), "application/json");
 }
 
 export async function importFile(file) {
@@ -281,7 +290,7 @@ export async function importFile(file) {
       chats.value = [complete, ...chats.value];
     }
     if (found.length === 1) await openChat(chats.value[0].id);
-    toast.value = { mild: true, text: found.length === 1 ? `“${found[0].record.title}” was imported.` : `${found.length} chats were imported.` };
+    toast.value = { mild: true, text: found.length === 1 ? t.imported(found[0].record.title) : t.importedMany(found.length) };
   } catch (error) {
     toast.value = { text: error.message };
   }

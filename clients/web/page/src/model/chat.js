@@ -8,6 +8,7 @@
 
 import { signal } from "@preact/signals";
 import { ConnectionLost, SessionLost, connect } from "../../../lib/index.js";
+import { t } from "../strings.js";
 import { Live } from "./live.js";
 import { asMessages, brief, Tree } from "./tree.js";
 
@@ -102,7 +103,7 @@ export class Chat {
    * is told first. Rejects with what prevents it.
    */
   async exported() {
-    if (this.busy) throw Object.assign(new Error("An answer is being written. Export the session when it is complete"), { code: "conflict" });
+    if (this.busy) throw Object.assign(new Error(t.exportLater), { code: "conflict" });
     this.#dropAhead();
     const shown = this.tree.subtree(null);
     for (const message of shown) {
@@ -234,7 +235,7 @@ export class Chat {
     const end = path.findLast(({ text, role }) => role !== "assistant" || text);
     if (end) {
       this.#reach(end);
-      this.notice.value = { mild: true, text: "The server no longer had this chat, so it was sent again from the text kept in this browser. Nothing is missing." };
+      this.notice.value = { mild: true, text: t.sentAgain };
     }
     this.#changed();
   }
@@ -250,7 +251,7 @@ export class Chat {
       parent: after?.id ?? null, role: "user", text, ...(files?.length && { files }),
       ...(system && !after && { system }), ...(merged && { merged }), ...(count > 1 && { compare: true }),
     });
-    if (!this.record.named && this.tree.size === 1) this.record.title = brief(text, 60) || "New chat";
+    if (!this.record.named && this.tree.size === 1) this.record.title = brief(text, 60) || t.newChat;
     this.record.updated = Date.now();
     this.#takeAhead(message);
     this.#touch([message], 0);
@@ -323,13 +324,12 @@ export class Chat {
    * Bring drafts together: what they say becomes one message behind their question, and is answered.
    * The server joins the branches, so no text of theirs is sent.
    */
-  async merge(drafts, { prefix, suffix, options = {} }) {
+  async merge(drafts, { prefix, each, suffix, options = {} }) {
     const question = this.tree.parent(drafts[0]);
-    const each = "Draft {i}:\n{text}\n\n";
     try {
       for (const draft of drafts) await this.#known(draft);
       const ends = drafts.map((draft) => (this.#head(draft) ? draft.place.branch : null));
-      if (ends.includes(null)) throw Object.assign(new Error("A draft that goes on cannot be merged: its last answer counts."), { code: "bad_request" });
+      if (ends.includes(null)) throw Object.assign(new Error(t.cannotMerge), { code: "bad_request" });
       await this.#known(question);
       const [branch] = this.#fork(question, 1);
       const joined = this.#session.join(ends, { branch, prefix, each, suffix, keep: true });
@@ -395,7 +395,7 @@ export class Chat {
   }
 
   rename(title) {
-    Object.assign(this.record, { title: title.trim().slice(0, 200) || "New chat", named: true });
+    Object.assign(this.record, { title: title.trim().slice(0, 200) || t.newChat, named: true });
     this.#touch();
     this.#changed();
   }
@@ -648,7 +648,7 @@ export class Chat {
     }
     await this.#store.save(this.record, messages).catch((error) => {
       for (const each of messages) this.#dirty.add(each);
-      this.notice.value = { text: `This chat could not be saved in the browser (${error.message}). Export it from the menu to be safe.` };
+      this.notice.value = { text: t.notSaved(error.message) };
     });
   }
 }
@@ -665,13 +665,13 @@ function isOf(turn, message) {
 /** What happened, and what to do. @param {{code?: string, message: string}} error */
 export function explain({ code, message }) {
   const advice = {
-    too_long: "The chat does not fit into the model's context any more. Edit an earlier message, or start a new chat.",
-    overloaded: "The server has more to do than it can take. Try again in a moment.",
-    limit: "A limit of the server was reached. Delete branches or chats that you no longer need.",
-    unauthorized: "The server wants a token.",
-    bad_constraint: "The answer's format cannot be used. Change it next to the message box.",
-    unsupported: "This server cannot do that.",
-    deadline: "It took longer than allowed. Try again.",
+    too_long: t.adviceTooLong,
+    overloaded: t.adviceOverloaded,
+    limit: t.adviceLimit,
+    unauthorized: t.adviceUnauthorized,
+    bad_constraint: t.adviceFormat,
+    unsupported: t.adviceUnsupported,
+    deadline: t.adviceDeadline,
   }[code];
   const said = message.endsWith(".") ? message : `${message}.`;
   return advice ? `${advice} (${said})` : `${said[0].toUpperCase()}${said.slice(1)}`;

@@ -6,6 +6,8 @@
  * @typedef {{errors: {at: string, text: string}[]} | {unknown: string}} Verdict  `at`: a JSON pointer to the part that is wrong
  */
 
+import { language, t } from "../strings.js";
+
 const MOST_MS = 2_000;
 
 let worker = null;
@@ -18,13 +20,13 @@ export function check(schema, value) {
   return new Promise((resolve) => {
     asked += 1;
     const id = asked;
-    const timer = setTimeout(() => ended("Checking it took too long."), MOST_MS);
+    const timer = setTimeout(() => ended(t.checkTooLong), MOST_MS);
     waiting.set(id, (verdict) => { clearTimeout(timer); resolve(verdict); });
     try {
       worker ??= started();
-      worker.postMessage({ id, schema, value });
+      worker.postMessage({ id, schema, value, words: language.value });
     } catch (error) {
-      ended(`It could not be checked: ${error.message}.`);
+      ended(t.notChecked(error.message));
     }
   });
 }
@@ -35,7 +37,7 @@ function started() {
     waiting.get(id)?.(verdict);
     waiting.delete(id);
   });
-  made.addEventListener("error", () => ended("It could not be checked: the page's own file for that did not load."));
+  made.addEventListener("error", () => ended(t.notChecked(t.checkerNotLoaded)));
   return made;
 }
 

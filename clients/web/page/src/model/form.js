@@ -11,6 +11,8 @@
  *   {kind: "list", first: object[], item: object | null, least: number, most: number}} Field
  */
 
+import { t } from "../strings.js";
+
 const MOST_REFERENCES = 32; // that are followed, one behind the other
 const MOST_DEPTH = 12; // of a value that is made up
 const LONG_TEXT = 100; // characters that have a field of several lines
@@ -155,7 +157,7 @@ export function nameOf(schema, root, at) {
   if (field.kind === "constant") return typeof field.value === "string" ? field.value : JSON.stringify(field.value);
   const tag = field.kind === "object" && field.members.map((each) => fieldOf(each.schema, root)).find(({ kind }) => kind === "constant");
   if (tag) return String(tag.value);
-  return { text: "text", number: type === "integer" ? "whole number" : "number", flag: "yes or no", nothing: "nothing", list: "list", choice: "one of several" }[field.kind] ?? `form ${at + 1}`;
+  return { text: t.kindText, number: type === "integer" ? t.kindWhole : t.kindNumber, flag: t.kindFlag, nothing: t.nothing, list: t.kindList, choice: t.kindChoice }[field.kind] ?? t.kindForm(at + 1);
 }
 
 /** What a field has to hold, in words. */
@@ -163,17 +165,17 @@ export function hintOf(schema, root) {
   const all = resolved(schema, root);
   const bounds = [
     span(all.minimum ?? all.exclusiveMinimum, all.maximum ?? all.exclusiveMaximum, "", all.exclusiveMinimum !== undefined && all.minimum === undefined, all.exclusiveMaximum !== undefined && all.maximum === undefined),
-    span(all.minLength, all.maxLength, " characters"), span(all.minItems, all.maxItems, " items"),
-    all.multipleOf && `in steps of ${all.multipleOf}`, all.pattern && `like ${all.pattern}`, all.format && !INPUTS[all.format] && all.format,
+    span(all.minLength, all.maxLength, t.unitCharacters), span(all.minItems, all.maxItems, t.unitItems),
+    all.multipleOf && t.inSteps(all.multipleOf), all.pattern && t.like(all.pattern), all.format && !INPUTS[all.format] && all.format,
   ];
   return [all.description, bounds.filter(Boolean).join(", ")].filter(Boolean).join(" · ").slice(0, 500);
 }
 
 function span(least, most, unit, above = false, below = false) {
   if (least === undefined && most === undefined) return "";
-  if (most === undefined) return `${above ? "more than" : "at least"} ${least}${unit}`;
-  if (least === undefined) return `${below ? "less than" : "at most"} ${most}${unit}`;
-  return `${above ? "above " : ""}${least} to ${below ? "below " : ""}${most}${unit}`;
+  if (most === undefined) return (above ? t.moreThan : t.atLeast)(least, unit);
+  if (least === undefined) return (below ? t.lessThan : t.atMost)(most, unit);
+  return t.between(least, most, unit, above, below);
 }
 
 /** How many values there are in a value, itself included; counting ends above `most`. */

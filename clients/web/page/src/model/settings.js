@@ -1,26 +1,27 @@
 /** What a person has set, kept in this browser: sampling, system prompt, tools, look, prefill. */
 
 import { effect, signal } from "@preact/signals";
+import { language, languageOf, t } from "../strings.js";
 
 const KEPT = "ramify chat settings";
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty"];
 
-/** The numbers of `generate` with their ranges. @type {{name: string, label: string, min: number, max: number, step: number, hint: string}[]} */
+/** The numbers of `generate` with their ranges; `label` and `hint` name strings. @type {{name: string, label: string, min: number, max: number, step: number, hint: string}[]} */
 export const FIELDS = [
-  { name: "temperature", label: "Temperature", min: 0, max: 100, step: 0.1, hint: "0: always the likeliest word; higher: more surprising" },
-  { name: "max_tokens", label: "Maximum length", min: 1, max: 2147483647, step: 1, hint: "tokens of an answer; 1,024 if left empty" },
-  { name: "top_p", label: "Top p", min: 0.01, max: 1, step: 0.01, hint: "only the likeliest tokens that make up this share" },
-  { name: "top_k", label: "Top k", min: 0, max: 2147483647, step: 1, hint: "only this many of the likeliest tokens; 0: all" },
-  { name: "min_p", label: "Min p", min: 0, max: 1, step: 0.01, hint: "only tokens with at least this share of the best one's chance" },
-  { name: "seed", label: "Seed", min: 0, max: 9007199254740991, step: 1, hint: "the same seed gives the same answer; empty: random" },
-  { name: "repetition_penalty", label: "Repetition penalty", min: 0.01, max: 100, step: 0.05, hint: "1: none" },
-  { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1, hint: "0: none" },
-  { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1, hint: "0: none" },
+  { name: "temperature", label: "temperature", min: 0, max: 100, step: 0.1, hint: "temperatureHint" },
+  { name: "max_tokens", label: "maxTokens", min: 1, max: 2147483647, step: 1, hint: "maxTokensHint" },
+  { name: "top_p", label: "topP", min: 0.01, max: 1, step: 0.01, hint: "topPHint" },
+  { name: "top_k", label: "topK", min: 0, max: 2147483647, step: 1, hint: "topKHint" },
+  { name: "min_p", label: "minP", min: 0, max: 1, step: 0.01, hint: "minPHint" },
+  { name: "seed", label: "seed", min: 0, max: 9007199254740991, step: 1, hint: "seedHint" },
+  { name: "repetition_penalty", label: "repetitionPenalty", min: 0.01, max: 100, step: 0.05, hint: "noneIsOne" },
+  { name: "presence_penalty", label: "presencePenalty", min: -2, max: 2, step: 0.1, hint: "noneIsZero" },
+  { name: "frequency_penalty", label: "frequencyPenalty", min: -2, max: 2, step: 0.1, hint: "noneIsZero" },
 ];
 
 /** What a chat keeps for itself, else it is as set for all chats. `count` and `format` are a chat's own alone. */
 const OWN = [...NUMBERS, "stop", "count", "format"];
-const DEFAULTS = { system: "", tools: "", theme: "system", ahead: false, form: false, stop: "" };
+const DEFAULTS = { system: "", tools: "", theme: "system", language: "system", folded: false, ahead: false, form: false, stop: "" };
 
 function kept() {
   try {
@@ -46,6 +47,10 @@ effect(() => {
   try { localStorage.setItem(KEPT, JSON.stringify(settings.value)); } catch { /* they last as long as the page */ }
 });
 effect(() => {
+  language.value = languageOf(settings.value.language);
+  document.documentElement.lang = language.value;
+});
+effect(() => {
   const { theme } = settings.value;
   if (theme === "system") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
@@ -68,10 +73,10 @@ export function schemaOf(text) {
   if (!text.trim()) return {};
   try {
     const schema = JSON.parse(text);
-    if (schema === null || typeof schema !== "object" || Array.isArray(schema)) return { error: "A schema is an object, as {\"type\": \"object\", ...}." };
+    if (schema === null || typeof schema !== "object" || Array.isArray(schema)) return { error: t.schemaIsObject };
     return { schema };
   } catch (error) {
-    return { error: `This is no JSON: ${error.message}` };
+    return { error: t.noJson(error.message) };
   }
 }
 
@@ -80,9 +85,9 @@ export function toolsOf(text) {
   if (!text.trim()) return { tools: [] };
   try {
     const tools = JSON.parse(text);
-    if (!Array.isArray(tools)) return { error: "Tools are a list: [{\"name\": ..., \"description\": ..., \"parameters\": {...}}]." };
+    if (!Array.isArray(tools)) return { error: t.toolsAreList };
     return { tools };
   } catch (error) {
-    return { error: `This is no JSON: ${error.message}` };
+    return { error: t.noJson(error.message) };
   }
 }

@@ -1,6 +1,7 @@
 /** Chats as files: JSON that can be imported again, and Markdown to read. Pure. */
 
 import { messagesOf } from "./branches.js";
+import { t } from "../strings.js";
 import { isObject } from "./form.js";
 import { Tree, brief, contentOf, unique } from "./tree.js";
 
@@ -24,25 +25,25 @@ export function toJson(chats) {
  * @throws {Error} which says what is wrong with the file
  */
 export function fromJson(text) {
-  if (text.length > MOST_BYTES) throw new Error(`The file has ${text.length} characters; ${MOST_BYTES} can be imported.`);
+  if (text.length > MOST_BYTES) throw new Error(t.fileTooLong(text.length, MOST_BYTES));
   let file;
-  try { file = JSON.parse(text); } catch (error) { throw new Error(`This is no JSON file (${error.message}).`); }
-  if (file?.format !== FORMAT || !Array.isArray(file.chats)) throw new Error("This file was not exported from a Ramify chat page: its field `format` says otherwise.");
+  try { file = JSON.parse(text); } catch (error) { throw new Error(t.noJsonFile(error.message)); }
+  if (file?.format !== FORMAT || !Array.isArray(file.chats)) throw new Error(t.notExported);
   return file.chats.map(imported);
 }
 
 function imported(chat, i) {
-  const wrong = (what) => new Error(`Chat ${i + 1} of the file cannot be read: ${what}.`);
-  if (!Array.isArray(chat?.messages)) throw wrong("it has no list of messages");
+  const wrong = (what) => new Error(t.chatUnreadable(i + 1, what));
+  if (!Array.isArray(chat?.messages)) throw wrong(t.noMessages);
   const ids = new Map(chat.messages.map((each) => [each?.id, unique()]));
   const messages = chat.messages.map((each, at) => {
-    if (typeof each?.text !== "string" || !ROLES.includes(each.role)) throw wrong(`message ${at + 1} has no text, or an unknown role`);
-    if (each.parent != null && !ids.has(each.parent)) throw wrong(`message ${at + 1} answers one that is not there`);
+    if (typeof each?.text !== "string" || !ROLES.includes(each.role)) throw wrong(t.noText(at + 1));
+    if (each.parent != null && !ids.has(each.parent)) throw wrong(t.noParent(at + 1));
     return { ...fields(each), id: ids.get(each.id), parent: ids.get(each.parent) ?? null, chosen: ids.get(each.chosen), state: "done", place: null };
   });
-  if (looped(messages)) throw wrong("its messages answer each other in a circle");
+  if (looped(messages)) throw wrong(t.inACircle);
   const now = Date.now();
-  const record = { title: String(chat.title ?? "Imported chat").slice(0, 200), named: true, created: Number(chat.created) || now, updated: now, chosen: ids.get(chat.chosen) };
+  const record = { title: String(chat.title ?? t.importedChat).slice(0, 200), named: true, created: Number(chat.created) || now, updated: now, chosen: ids.get(chat.chosen) };
   if (typeof chat.system === "string") record.system = chat.system;
   return { record, messages };
 }
@@ -87,7 +88,7 @@ export function fromBranches({ branches, meta, op }) {
   const title = typeof meta?.title === "string" ? meta.title : first && brief(first.text, 60);
   const numbers = branches.map(({ branch }) => Number(/^b(\d{1,9})$/.exec(branch)?.[1] ?? 1));
   const now = Date.now();
-  return { record: { title: title?.slice(0, 200) || "A session from a file", named: true, created: now, updated: now, epoch, op, names: Math.max(1, ...numbers) }, messages };
+  return { record: { title: title?.slice(0, 200) || t.sessionFromFile, named: true, created: now, updated: now, epoch, op, names: Math.max(1, ...numbers) }, messages };
 }
 
 /** What is shown of a chat, as Markdown. */
@@ -96,10 +97,10 @@ export function toMarkdown({ record, messages }) {
   const parts = [`# ${record.title}`];
   if (path[0]?.system) parts.push(`> ${path[0].system.replaceAll("\n", "\n> ")}`);
   for (const each of path) {
-    const who = { user: "You", assistant: "Answer", tool: "Tools" }[each.role];
+    const who = { user: t.you, assistant: t.answer, tool: t.tools }[each.role];
     const body = each.role === "tool" ? each.results.map(({ name, text }) => `\`${name}\`: ${text}`).join("\n\n") : contentOf(each);
     parts.push(`## ${who}`, body);
-    for (const { name, arguments: args } of each.calls ?? []) parts.push(`Calls \`${name}\`:\n\n\`\`\`json\n${args}\n\`\`\``);
+    for (const { name, arguments: args } of each.calls ?? []) parts.push(`${t.calls(name)}\n\n\`\`\`json\n${args}\n\`\`\``);
   }
   return `${parts.join("\n\n")}\n`;
 }

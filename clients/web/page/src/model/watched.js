@@ -6,6 +6,7 @@
 import { signal } from "@preact/signals";
 import { connect } from "../../../lib/index.js";
 import { messagesOf } from "./branches.js";
+import { t } from "../strings.js";
 import { Live } from "./live.js";
 import { Tree, brief } from "./tree.js";
 
@@ -20,7 +21,7 @@ export class Watched {
   constructor({ session, key, connection: { url, token } }) {
     this.watching = true;
     this.id = `watch ${session}`;
-    this.record = { title: "A chat that you watch" };
+    this.record = { title: t.watchedChat };
     this.tree = new Tree();
     /** @type {Map<string, Live>} */ this.live = new Map();
     this.version = signal(0);
@@ -50,7 +51,7 @@ export class Watched {
   #told(status) {
     this.status.value = status;
     if (status.status !== "closed") return;
-    this.notice.value = { text: "This chat cannot be watched any more: its session has ended on the server, or the link is wrong. Ask for a new link." };
+    this.notice.value = { text: t.cannotWatch };
   }
 
   /** Look the tree up again, soon. */

@@ -8,6 +8,7 @@
  */
 
 import { blocks, cutOf, fragment } from "./parser.js";
+import { t } from "../strings.js";
 import { copied } from "./clipboard.js";
 import { highlight, typeset } from "./extras.js";
 
@@ -337,7 +338,7 @@ export class Answer {
   }
 
   #tellRows({ hidden, more, body }) {
-    more.textContent = `Show more rows (${hidden.length.toLocaleString()} are left)`;
+    more.textContent = t.moreRows(hidden.length);
     if (!hidden.length) more.remove();
     else if (!more.isConnected) body.closest(".table").after(more);
   }
@@ -360,8 +361,8 @@ function codeBox(language) {
   label.textContent = language;
   const copy = document.createElement("button");
   copy.type = "button";
-  copy.textContent = "Copy";
-  copy.ariaLabel = language ? `Copy the ${language} code` : "Copy the code";
+  copy.textContent = t.copy;
+  copy.ariaLabel = language ? t.copyLanguage(language) : t.copyCode;
   const pre = document.createElement("pre");
   pre.tabIndex = 0;
   pre.dir = "ltr";
@@ -371,8 +372,8 @@ function codeBox(language) {
   element.append(head, pre);
   copy.addEventListener("click", async () => {
     const done = await copied(code.textContent);
-    copy.textContent = done ? "Copied" : "Select it and press Ctrl+C";
-    setTimeout(() => { copy.textContent = "Copy"; }, 1500);
+    copy.textContent = done ? t.copied : t.selectToCopy;
+    setTimeout(() => { copy.textContent = t.copy; }, 1500);
   });
   return { element, code };
 }

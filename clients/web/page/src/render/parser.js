@@ -4,6 +4,7 @@ import { tasklist } from "@mdit/plugin-tasklist";
 import { tex } from "@mdit/plugin-tex";
 import DOMPurify from "dompurify";
 import MarkdownIt from "markdown-it";
+import { t } from "../strings.js";
 
 const TAGS = [
   "p", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "ul", "ol", "li", "blockquote", "pre", "code", "em", "strong", "s", "a",
@@ -93,7 +94,7 @@ export function sanitised(html) {
   for (const box of clean.querySelectorAll("input")) {
     box.type = "checkbox";
     box.disabled = true;
-    box.ariaLabel = box.checked ? "done" : "to do";
+    box.ariaLabel = box.checked ? t.isDone : t.toDo;
   }
   for (const each of clean.querySelectorAll("p, li, h1, h2, h3, h4, h5, h6, blockquote, th, td")) each.dir = "auto";
   return clean;

@@ -4,6 +4,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { panels, server, toast } from "../model/app.js";
 import { options, schemaOf, settings, settingsOf } from "../model/settings.js";
 import { contentOf } from "../model/tree.js";
+import { number, t } from "../strings.js";
 import { Icon, IconButton } from "./icons.jsx";
 
 const MOST_FILE = 512 << 10; // bytes of an attached file
@@ -56,10 +57,10 @@ export function Composer({ chat }) {
   const attach = async (list) => {
     const added = [];
     for (const file of list) {
-      if (files.length + added.length >= MOST_FILES) { toast.value = { text: `A message can have ${MOST_FILES} files.` }; break; }
-      if (file.size > MOST_FILE) { toast.value = { text: `“${file.name}” has ${Math.round(file.size / 1024).toLocaleString()} KB; ${MOST_FILE >> 10} KB can be attached. Paste the part that matters.` }; continue; }
+      if (files.length + added.length >= MOST_FILES) { toast.value = { text: t.mostFiles(MOST_FILES) }; break; }
+      if (file.size > MOST_FILE) { toast.value = { text: t.attachmentTooBig(file.name, Math.round(file.size / 1024), MOST_FILE >> 10) }; continue; }
       const body = await file.text();
-      if (body.includes("\u0000") || body.includes("\ufffd")) { toast.value = { text: `“${file.name}” is no text file (UTF-8). Only text can be attached.` }; continue; }
+      if (body.includes("\u0000") || body.includes("\ufffd")) { toast.value = { text: t.noTextFile(file.name) }; continue; }
       added.push({ name: file.name, text: body });
     }
     if (added.length) { setFiles([...files, ...added]); chat.open(); }
@@ -68,7 +69,7 @@ export function Composer({ chat }) {
   const keys = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
     if (event.key === "ArrowUp" && !text) {
-      const last = [...document.querySelectorAll(".message.user")].at(-1)?.querySelector("button[aria-label^=Edit]");
+      const last = [...document.querySelectorAll(".message.user")].at(-1)?.querySelector("button.edits");
       if (last) { event.preventDefault(); last.click(); }
     }
   };
@@ -77,29 +78,29 @@ export function Composer({ chat }) {
       onDragOver={(event) => { if (event.dataTransfer.types.includes("Files")) { event.preventDefault(); setOver(true); } }}
       onDragLeave={() => setOver(false)} onDrop={(event) => { event.preventDefault(); setOver(false); attach(event.dataTransfer.files); }}>
       {files.length > 0 && (
-        <ul class="attached" aria-label="Attached files">
+        <ul class="attached" aria-label={t.attached}>
           {files.map((file, i) => (
-            <li key={i}><Icon name="file" />{file.name}<IconButton name="close" label={`Remove ${file.name}`} onClick={() => setFiles(files.filter((each) => each !== file))} /></li>
+            <li key={i}><Icon name="file" />{file.name}<IconButton name="close" label={t.removeFile(file.name)} onClick={() => setFiles(files.filter((each) => each !== file))} /></li>
           ))}
         </ul>
       )}
-      <label class="unseen" for="input">Message</label>
-      <textarea id="input" ref={area} rows={1} dir="auto" value={text} placeholder="Send a message" autocomplete="off" enterKeyHint="send"
+      <label class="unseen" for="input">{t.message}</label>
+      <textarea id="input" ref={area} rows={1} dir="auto" value={text} placeholder={t.sendAMessage} autocomplete="off" enterKeyHint="send"
         onInput={(event) => typed(event.target.value)} onKeyDown={keys} onPaste={(event) => { if (event.clipboardData.files.length) { event.preventDefault(); attach(event.clipboardData.files); } }} />
       <div class="tools">
-        <IconButton name="attach" label="Attach text files" onClick={() => picker.current.click()} />
-        <input type="file" ref={picker} multiple hidden aria-label="Files to attach" onChange={(event) => { attach([...event.target.files]); event.target.value = ""; }} />
-        <label class="count" title="How many drafts to write side by side"><Icon name="columns" /><span class="unseen">Drafts side by side</span>
+        <IconButton name="attach" label={t.attach} onClick={() => picker.current.click()} />
+        <input type="file" ref={picker} multiple hidden aria-label={t.filesToAttach} onChange={(event) => { attach([...event.target.files]); event.target.value = ""; }} />
+        <label class="count" title={t.howManyDrafts}><Icon name="columns" /><span class="unseen">{t.draftsSideBySide}</span>
           <select id="count" value={count} onChange={(event) => chat.set({ count: Number(event.target.value) })}>
-            {COUNTS.map((each) => <option key={each} value={each}>{each === 1 ? "1 answer" : `${each} drafts`}</option>)}
+            {COUNTS.map((each) => <option key={each} value={each}>{each === 1 ? t.oneAnswer : t.someDrafts(each)}</option>)}
           </select>
         </label>
-        <button type="button" class={`quiet format${format.trim() ? " on" : ""}`} aria-label={format.trim() ? "Answer format: a JSON schema is set" : "Answer format"} title="Answer format" onClick={() => { panels.format.value = true; }}>
-          <Icon name="braces" />{format.trim() && <span>JSON{schema.schema?.title ? `: ${schema.schema.title}` : ""}</span>}</button>
+        <button type="button" class={`quiet format${format.trim() ? " on" : ""}`} aria-label={format.trim() ? t.answerFormatSet : t.answerFormat} title={t.answerFormat} onClick={() => { panels.format.value = true; }}>
+          <Icon name="braces" />{format.trim() && <span>{t.json}{schema.schema?.title ? `: ${schema.schema.title}` : ""}</span>}</button>
         <Counter size={size} />
         {writing
-          ? <button type="button" class="primary round" aria-label="Stop" title="Stop (Escape)" onClick={() => chat.stop()}><Icon name="stop" /></button>
-          : <button type="submit" class="primary round" aria-label="Send" title="Send (Enter); Shift+Enter starts a new line" disabled={(!text.trim() && !files.length) || size.full}><Icon name="send" /></button>}
+          ? <button type="button" class="primary round" aria-label={t.stop} title={t.stopHint} onClick={() => chat.stop()}><Icon name="stop" /></button>
+          : <button type="submit" class="primary round" aria-label={t.send} title={t.sendHint} disabled={(!text.trim() && !files.length) || size.full}><Icon name="send" /></button>}
       </div>
     </form>
   );
@@ -117,10 +118,10 @@ function sizeOf(chat, text) {
 
 function Counter({ size: { context, used, typed, more, near, full } }) {
   if (!used && !more) return <span class="counter" />;
-  if (full) return <span class="counter full" role="status">The model can hold no more. Edit an earlier message, or start a new chat.</span>;
+  if (full) return <span class="counter full" role="status">{t.contextFull}</span>;
   return (
-    <span class={`counter${near ? " full" : ""}`} title={`This branch has ${used} tokens${more ? `, the message ${typed ? `${more}, computed already` : `about ${more}`}` : ""}${context ? `; the model can hold ${context}` : ""}`}>
-      {used.toLocaleString()}{more ? ` + ${typed ? "" : "~"}${more.toLocaleString()}` : ""}{context ? ` / ${context.toLocaleString()}` : ""}
+    <span class={`counter${near ? " full" : ""}`} title={[t.sizeOfBranch(used), more && (typed ? t.sizeAhead(more) : t.sizeTyped(more)), context && t.sizeOfContext(context)].filter(Boolean).join("")}>
+      {number(used)}{more ? ` + ${typed ? "" : "~"}${number(more)}` : ""}{context ? ` / ${number(context)}` : ""}
     </span>
   );
 }

@@ -3,16 +3,14 @@
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { server } from "../model/app.js";
 import { options, settings } from "../model/settings.js";
+import { english, t } from "../strings.js";
 import { Drafts } from "./drafts.jsx";
 import { Icon } from "./icons.jsx";
 import { AnswerMessage, ToolMessage, UserMessage } from "./message.jsx";
 import { about, nameOf } from "./sidebar.jsx";
 
-const EXAMPLES = [
-  ["Tell me a short story about a fox.", 1],
-  ["Tell me a story about an owl.", 3],
-  ["What is 27 + 48?", 1],
-];
+/** Names of strings, and how many answers. The demo model speaks English only. */
+const EXAMPLES = [["exampleFox", 1], ["exampleOwl", 3], ["exampleSum", 1]];
 const NEAR_END = 60; // pixels
 
 export function Conversation({ chat }) {
@@ -23,13 +21,13 @@ export function Conversation({ chat }) {
   const wide = path.some((message) => message.compare && chat.tree.drafts(message).length > 1);
   return (
     <div class="log-area">
-      <div class="log" ref={log} role="log" aria-live="off" aria-label="Conversation" tabIndex={0}>
+      <div class="log" ref={log} role="log" aria-live="off" aria-label={t.conversation} tabIndex={0}>
         {path.length === 0 ? !chat.watching && <Welcome chat={chat} /> : (
           <div class={`messages${wide ? " wide" : ""}`}>{shown(chat, path)}</div>
         )}
         <Announcer path={path} />
       </div>
-      {!following && <button type="button" class="latest" onClick={toEnd}><Icon name="down" /> Latest</button>}
+      {!following && <button type="button" class="latest" onClick={toEnd}><Icon name="down" /> {t.latest}</button>}
     </div>
   );
 }
@@ -49,20 +47,20 @@ function shown(chat, path) {
 function Welcome({ chat }) {
   const model = server.value?.model;
   const demo = model?.model === "default_model";
-  const ask = ([text, count]) => chat.send({ text, count, options: options(chat), system: settings.value.system.trim() });
+  const ask = (text, count) => chat.send({ text, count, options: options(chat), system: settings.value.system.trim() });
   return (
     <section class="welcome">
-      <h2>What would you like to ask?</h2>
+      <h2>{t.welcome}</h2>
       {model && <p>{demo
-        ? `This is the small demonstration model that comes with Ramify (${about(model)}). It tells stories and does small sums; do not trust its facts.`
+        ? t.aboutDemo(about(model))
         : `${nameOf(model)}: ${about(model)}.`}</p>}
       <div class="examples">
-        {EXAMPLES.map((each) => (
-          <button type="button" key={each[0]} onClick={() => { chat.open(); ask(each); }}>
-            {each[0]}{each[1] > 1 && <small>{each[1]} drafts side by side</small>}
+        {EXAMPLES.map(([name, count]) => [(demo ? english : t)[name], count]).map(([text, count]) => (
+          <button type="button" key={text} onClick={() => { chat.open(); ask(text, count); }}>
+            {text}{count > 1 && <small>{t.draftsBeside(count)}</small>}
           </button>
         ))}
-        <a class="button" href="game24.html">Watch a tree of thought<small>the game of 24, every branch at once</small></a>
+        <a class="button" href="game24.html">{t.watchTree}<small>{t.everyBranch}</small></a>
       </div>
     </section>
   );
@@ -75,7 +73,7 @@ function Announcer({ path }) {
   const running = last?.state === "running";
   const was = useRef(running);
   useEffect(() => {
-    if (was.current && !running && last) setSaid(`Answer: ${last.text.slice(0, 2000)}`);
+    if (was.current && !running && last) setSaid(t.answerIs(last.text.slice(0, 2000)));
     was.current = running;
   }, [running]);
   return <p class="unseen" aria-live="polite">{said}</p>;

@@ -4,6 +4,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { check } from "../model/checker.js";
 import { size, spelled } from "../model/form.js";
 import { set, settings } from "../model/settings.js";
+import { t } from "../strings.js";
 import { Field } from "./form.jsx";
 import { Markdown } from "./markdown.jsx";
 
@@ -20,7 +21,7 @@ export function Data({ text, schema, correct }) {
     return (
       <>
         <Markdown text={`\`\`\`json\n${text}\n\`\`\``} final />
-        <p class="failed">This answer was cut before its end and is no complete JSON. Allow more tokens in the settings, or go on writing.</p>
+        <p class="failed">{t.cutJson}</p>
       </>
     );
   }
@@ -35,19 +36,19 @@ export function Data({ text, schema, correct }) {
   return (
     <form class="data" onSubmit={keep} noValidate>
       {possible && (
-        <div class="views" role="group" aria-label="Show the answer as">
-          <button type="button" class="small" aria-pressed={!form} onClick={() => set({ form: false })}>JSON</button>
-          <button type="button" class="small" aria-pressed={form} onClick={() => set({ form: true })}>Form</button>
+        <div class="views" role="group" aria-label={t.showAs}>
+          <button type="button" class="small" aria-pressed={!form} onClick={() => set({ form: false })}>{t.json}</button>
+          <button type="button" class="small" aria-pressed={form} onClick={() => set({ form: true })}>{t.form}</button>
         </div>
       )}
       {form
-        ? <fieldset class="whole" disabled={!correct}><Field schema={schema} root={schema} label="Answer" value={value} change={(each) => setChanged({ value: each })} errors={verdict?.errors} /></fieldset>
+        ? <fieldset class="whole" disabled={!correct}><Field schema={schema} root={schema} label={t.answer} value={value} change={(each) => setChanged({ value: each })} errors={verdict?.errors} /></fieldset>
         : <Markdown text={`\`\`\`json\n${JSON.stringify(value, null, 2)}\n\`\`\``} final />}
       <Verdict verdict={verdict} known={Boolean(schema)} changed={Boolean(changed)} />
       {changed && (
-        <div class="buttons"><span class="soft">What the model wrote stays, behind the arrows.</span>
-          <button type="button" onClick={() => setChanged(null)}>Discard</button>
-          <button type="submit" class="primary">Keep the correction</button></div>
+        <div class="buttons"><span class="soft">{t.originalStays}</span>
+          <button type="button" onClick={() => setChanged(null)}>{t.discard}</button>
+          <button type="submit" class="primary">{t.keepCorrection}</button></div>
       )}
     </form>
   );
@@ -74,13 +75,13 @@ function useVerdict(schema, parsed) {
 }
 
 function Verdict({ verdict, known, changed }) {
-  if (!known) return <p class="soft">Complete JSON. Its schema was not kept, so it cannot be checked here.</p>;
-  if (!verdict) return <p class="soft" role="status">Checking</p>;
+  if (!known) return <p class="soft">{t.schemaNotKept}</p>;
+  if (!verdict) return <p class="soft" role="status">{t.checking}</p>;
   if (verdict.unknown) return <p class="soft" role="status">{verdict.unknown}</p>;
   const { errors } = verdict;
-  if (!errors.length) return <p class="soft" role="status">Valid: {changed ? "the correction keeps to the schema." : "checked against its schema."}</p>;
+  if (!errors.length) return <p class="soft" role="status">{changed ? t.validCorrection : t.validChecked}</p>;
   return (
-    <div class="failed" role="status">Not valid under its schema:
+    <div class="failed" role="status">{t.notValid}
       <ul>{errors.slice(0, 10).map(({ at, text }) => <li key={at + text}>{at && <code>{at.slice(1).replaceAll("/", " › ")}</code>} {text}</li>)}</ul>
     </div>
   );

@@ -4,6 +4,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { current, login, panels, server } from "../model/app.js";
 import { initial } from "../model/form.js";
 import { FIELDS, schemaOf, set, settings, settingsOf, toolsOf } from "../model/settings.js";
+import { LANGUAGES, t } from "../strings.js";
 import { Field } from "./form.jsx";
 
 const EXAMPLE = JSON.stringify({
@@ -13,8 +14,8 @@ const EXAMPLE = JSON.stringify({
   additionalProperties: false,
 }, null, 2);
 
-/** A modal dialog that a signal opens. */
-function Dialog({ open, close, title, children }) {
+/** A modal dialog that a signal opens. `reading`: it is to be read, from its title on, not filled in. */
+export function Dialog({ open, close, title, reading = false, children }) {
   const dialog = useRef(null);
   useEffect(() => {
     const element = dialog.current;
@@ -23,7 +24,7 @@ function Dialog({ open, close, title, children }) {
   }, [open]);
   return (
     <dialog ref={dialog} aria-label={title} onClose={close} onClick={(event) => { if (event.target === event.currentTarget) close(); }}>
-      {open && <div class="dialog"><h2>{title}</h2>{children}</div>}
+      {open && <div class="dialog"><h2 tabIndex={reading ? -1 : undefined} autofocus={reading}>{title}</h2>{children}</div>}
     </dialog>
   );
 }
@@ -33,33 +34,39 @@ export function SettingsDialog() {
   const tools = toolsOf(all.tools);
   const close = () => { panels.settings.value = false; };
   return (
-    <Dialog open={panels.settings.value} close={close} title="Settings">
-      <label>System prompt <small>for chats that start from now on</small>
-        <textarea rows={3} dir="auto" value={all.system} placeholder="None" onInput={(event) => set({ system: event.target.value })} /></label>
+    <Dialog open={panels.settings.value} close={close} title={t.settings}>
+      <label>{t.systemPrompt} <small>{t.systemNote}</small>
+        <textarea rows={3} dir="auto" value={all.system} placeholder={t.none} onInput={(event) => set({ system: event.target.value })} /></label>
       <fieldset>
-        <legend>Sampling <small>left empty, the model's own defaults hold</small></legend>
+        <legend>{t.sampling} <small>{t.samplingNote}</small></legend>
         <div class="fields">
           {FIELDS.map(({ name, label, hint, ...range }) => (
-            <label key={name}>{label}
-              <input type="number" {...range} value={all[name] ?? ""} title={hint}
+            <label key={name}>{t[label]}
+              <input type="number" {...range} value={all[name] ?? ""} title={t[hint]}
                 onInput={({ target }) => { if (target.validity.valid) set({ [name]: target.value }); }} />
-              <small>{hint}</small></label>
+              <small>{t[hint]}</small></label>
           ))}
         </div>
       </fieldset>
-      <label>Stop sequences <small>one per line; an answer ends before any of them</small>
+      <label>{t.stopSequences} <small>{t.stopNote}</small>
         <textarea rows={2} value={all.stop} onInput={(event) => set({ stop: event.target.value })} /></label>
-      <label>Tools <small>a JSON list, as in OpenAI's API; for chats that start from now on. You answer the calls.</small>
+      <label>{t.tools} <small>{t.toolsNote}</small>
         <textarea rows={3} class="mono" spellcheck={false} value={all.tools} placeholder='[{"name": "weather", "description": "...", "parameters": {...}}]' aria-invalid={Boolean(tools.error)} onInput={(event) => set({ tools: event.target.value })} /></label>
       {tools.error && <p class="failed" role="alert">{tools.error}</p>}
       <label class="inline"><input type="checkbox" checked={all.ahead} onChange={(event) => set({ ahead: event.target.checked })} />
-        Compute messages while they are typed <small>what you type goes to the server before you send it</small></label>
-      <fieldset class="row"><legend>Colours</legend>
+        {t.ahead} <small>{t.aheadNote}</small></label>
+      <fieldset class="row"><legend>{t.colours}</legend>
         {["system", "light", "dark"].map((each) => (
-          <label key={each} class="inline"><input type="radio" name="theme" checked={all.theme === each} onChange={() => set({ theme: each })} />{{ system: "As the system", light: "Light", dark: "Dark" }[each]}</label>
+          <label key={each} class="inline"><input type="radio" name="theme" checked={all.theme === each} onChange={() => set({ theme: each })} />{{ system: t.asSystem, light: t.light, dark: t.dark }[each]}</label>
         ))}
       </fieldset>
-      <div class="buttons"><button type="button" class="primary" onClick={close}>Done</button></div>
+      <fieldset class="row"><legend>{t.language}</legend>
+        {["system", ...Object.keys(LANGUAGES)].map((each) => (
+          <label key={each} class="inline"><input type="radio" name="language" checked={all.language === each} onChange={() => set({ language: each })} />
+            {LANGUAGES[each] ? <span lang={each}>{LANGUAGES[each]}</span> : t.asBrowser}</label>
+        ))}
+      </fieldset>
+      <div class="buttons"><button type="button" class="primary" onClick={close}>{t.done}</button></div>
     </Dialog>
   );
 }
@@ -74,21 +81,21 @@ export function FormatDialog() {
   const notes = chat.tree.path().findLast((each) => each.notes && sameSchema(each.schema, schema))?.notes;
   const close = () => { panels.format.value = false; };
   return (
-    <Dialog open={panels.format.value} close={close} title="Answer format">
-      <p class="soft">With a JSON schema, answers in this chat are JSON that is valid under it: the server lets the model write nothing else.</p>
-      <label>JSON schema
+    <Dialog open={panels.format.value} close={close} title={t.answerFormat}>
+      <p class="soft">{t.formatAbout}</p>
+      <label>{t.jsonSchema}
         <textarea rows={12} class="mono" spellcheck={false} value={format} placeholder={EXAMPLE} aria-invalid={Boolean(error)} onInput={(event) => set({ format: event.target.value })} /></label>
       {error && <p class="failed" role="alert">{error}</p>}
-      {notes && <div class="soft"><p>Not all of this schema is enforced while the model writes:</p><ul>{notes.map((note) => <li key={note}>{note}</li>)}</ul></div>}
+      {notes && <div class="soft"><p>{t.notEnforced}</p><ul>{notes.map((note) => <li key={note}>{note}</li>)}</ul></div>}
       {schema && (
         <details class="preview">
-          <summary>The form that answers will fill in</summary>
-          <fieldset class="data" disabled><Field key={format} schema={schema} root={schema} label="Answer" value={initial(schema, schema)} change={() => {}} /></fieldset>
+          <summary>{t.formPreview}</summary>
+          <fieldset class="data" disabled><Field key={format} schema={schema} root={schema} label={t.answer} value={initial(schema, schema)} change={() => {}} /></fieldset>
         </details>
       )}
       <div class="buttons">
-        {format.trim() ? <button type="button" onClick={() => set({ format: "" })}>Free text</button> : <button type="button" onClick={() => set({ format: EXAMPLE })}>Use the example</button>}
-        <button type="button" class="primary" onClick={close}>Done</button>
+        {format.trim() ? <button type="button" onClick={() => set({ format: "" })}>{t.freeText}</button> : <button type="button" onClick={() => set({ format: EXAMPLE })}>{t.useExample}</button>}
+        <button type="button" class="primary" onClick={close}>{t.done}</button>
       </div>
     </Dialog>
   );
@@ -100,12 +107,12 @@ export function TokenDialog() {
   const asked = panels.token.value;
   const [text, setText] = useState("");
   return (
-    <Dialog open={Boolean(asked)} close={() => { panels.token.value = null; }} title="This server needs a token">
+    <Dialog open={Boolean(asked)} close={() => { panels.token.value = null; }} title={t.wantsToken}>
       <form method="dialog" onSubmit={(event) => { event.preventDefault(); if (text.trim()) login(text.trim()); setText(""); }}>
-        <label>Token <small>one that the server was started with</small>
+        <label>{t.token} <small>{t.tokenNote}</small>
           <input type="password" autocomplete="current-password" required value={text} onInput={(event) => setText(event.target.value)} /></label>
         {asked?.error && <p class="failed" role="alert">{asked.error}</p>}
-        <div class="buttons"><button type="submit" class="primary">Connect</button></div>
+        <div class="buttons"><button type="submit" class="primary">{t.connect}</button></div>
       </form>
     </Dialog>
   );

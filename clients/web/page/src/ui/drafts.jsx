@@ -2,12 +2,11 @@
 
 import { useState } from "preact/hooks";
 import { options } from "../model/settings.js";
+import { PROMPTS, t } from "../strings.js";
 import { CopyButton, Stats, discard } from "./message.jsx";
 import { IconButton } from "./icons.jsx";
 import { AnswerText } from "./text.jsx";
 
-const MERGE = ["Here are drafts of an answer to the question above.\n\n", "Write one answer that keeps the best parts of them."];
-const JUDGE = "How good is this answer, from 1 (poor) to 9 (excellent)? Say only the number.";
 const MARKS = ["1", "2", "3", "4", "5", "6", "7", "8", "9"];
 
 export function Drafts({ chat, question }) {
@@ -30,12 +29,12 @@ export function Drafts({ chat, question }) {
   const pick = (id) => { const next = new Set(picked); if (!next.delete(id)) next.add(id); setPicked(next); };
   const judge = async () => {
     setJudging(true);
-    await chat.judge(done, { question: JUDGE, marks: MARKS }); // a tie leaves what is shown
+    await chat.judge(done, { question: PROMPTS.judge, marks: MARKS }); // a tie leaves what is shown
     setJudging(false);
   };
   const merge = () => {
     chat.compare(question, false);
-    chat.merge(merged, { prefix: MERGE[0], suffix: MERGE[1], options: options(chat) });
+    chat.merge(merged, { prefix: PROMPTS.merge[0], each: PROMPTS.merge[1], suffix: PROMPTS.merge[2], options: options(chat) });
   };
   const walk = (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
@@ -46,36 +45,36 @@ export function Drafts({ chat, question }) {
     event.preventDefault();
   };
   return (
-    <section class="drafts" aria-label={`${drafts.length} drafts`}>
+    <section class="drafts" aria-label={t.someDrafts(drafts.length)}>
       <div class="drafts-bar">
-        <b>{drafts.length} drafts</b>
-        <span class="soft">{running ? "streaming side by side" : tie ? `a tie: ${best.length} of them have the best mark` : "keep one, or bring them together"}</span>
+        <b>{t.someDrafts(drafts.length)}</b>
+        <span class="soft">{running ? t.streamingSide : tie ? t.tieOf(best.length) : t.keepOne}</span>
         <span class="space" />
-        {running ? <button type="button" class="small" onClick={() => chat.stop(drafts)}>Stop all</button> : (
+        {running ? <button type="button" class="small" onClick={() => chat.stop(drafts)}>{t.stopAll}</button> : (
           <>
-            <button type="button" class="small" onClick={() => chat.answer(question, { count: 2, options: options(chat) })}>2 more</button>
-            <button type="button" class="small" disabled={judging || done.length < 2} title="The model gives each draft a mark from 1 to 9; the server keeps the best" onClick={judge}>{judging ? "Judging" : "Let the model judge"}</button>
-            <button type="button" class="small" disabled={merged.length < 2} title="The server joins the branches, and the model writes one answer of them" onClick={merge}>
-              {chosen.length > 1 ? `Merge ${chosen.length}` : "Merge all"}</button>
+            <button type="button" class="small" onClick={() => chat.answer(question, { count: 2, options: options(chat) })}>{t.twoMore}</button>
+            <button type="button" class="small" disabled={judging || done.length < 2} title={t.judgeHint} onClick={judge}>{judging ? t.judging : t.letJudge}</button>
+            <button type="button" class="small" disabled={merged.length < 2} title={t.mergeHint} onClick={merge}>
+              {chosen.length > 1 ? t.mergeSome(chosen.length) : t.mergeAll}</button>
           </>
         )}
       </div>
       <div class="columns" onKeyDown={walk}>
         {drafts.map((draft, i) => (
-          <article class={`draft${!tie && best.includes(draft) ? " best" : ""}`} key={draft.id} tabIndex={0} aria-label={`Draft ${i + 1}`}
+          <article class={`draft${!tie && best.includes(draft) ? " best" : ""}`} key={draft.id} tabIndex={0} aria-label={t.draft(i + 1)}
             onDblClick={() => keep(draft)} onKeyDown={(event) => { if (event.key === "Enter" && event.target === event.currentTarget) keep(draft); }}>
             <header>
-              <label><input type="checkbox" checked={picked.has(draft.id)} disabled={chat.live.has(draft.id)} onChange={() => pick(draft.id)} /> Draft {i + 1}</label>
-              {draft.score != null && <span class="score" title="The model's own mark">{draft.score} of 9{best.includes(draft) ? (tie ? " · tie" : " · best") : ""}</span>}
+              <label><input type="checkbox" checked={picked.has(draft.id)} disabled={chat.live.has(draft.id)} onChange={() => pick(draft.id)} /> {t.draft(i + 1)}</label>
+              {draft.score != null && <span class="score" title={t.ownMark}>{t.mark(draft.score)}{best.includes(draft) ? (tie ? t.tie : t.best) : ""}</span>}
             </header>
             <div class="draft-text"><AnswerText chat={chat} message={draft} />{draft.state === "failed" && <p class="failed">{draft.error}</p>}</div>
             <div class="under"><Stats chat={chat} message={draft} /></div>
             <div class="under">
-              <button type="button" class="small accent" disabled={chat.live.has(draft.id)} onClick={() => keep(draft)}>Keep this</button>
+              <button type="button" class="small accent" disabled={chat.live.has(draft.id)} onClick={() => keep(draft)}>{t.keepThis}</button>
               <CopyButton text={draft.text} />
               {chat.live.has(draft.id)
-                ? <IconButton name="stop" label="Stop this draft" onClick={() => chat.stop([draft])} />
-                : drafts.length > 1 && <IconButton name="trash" label="Delete this draft" onClick={() => discard(chat, draft)} />}
+                ? <IconButton name="stop" label={t.stopDraft} onClick={() => chat.stop([draft])} />
+                : drafts.length > 1 && <IconButton name="trash" label={t.deleteDraft} onClick={() => discard(chat, draft)} />}
             </div>
           </article>
         ))}

@@ -2,6 +2,7 @@
 
 import { useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { below, fieldOf, fits, hintOf, initial, itemOf, nameOf, resolved } from "../model/form.js";
+import { t } from "../strings.js";
 import { IconButton } from "./icons.jsx";
 
 const DATE = /^\d{4}-\d\d-\d\d$/; // a field for dates shows nothing else
@@ -27,11 +28,11 @@ export function Field(props) {
       {wrong.length > 0 && <span class="failed" id={`${id}wrong`}>{wrong.join(" ")}</span>}
     </>
   );
-  const drop = remove && <IconButton name="close" label={`Remove ${title}`} onClick={remove} />;
+  const drop = remove && <IconButton name="close" label={t.remove(title)} onClick={remove} />;
   if (group) {
     return (
       <fieldset class="part" aria-describedby={described}>
-        <legend dir="auto">{title}{!required && <small> optional</small>}{drop}</legend>
+        <legend dir="auto">{title}{!required && <small> {t.optional}</small>}{drop}</legend>
         {about}
         {{ object: Members, list: Items, either: Alternatives }[known.kind](parts)}
       </fieldset>
@@ -39,7 +40,7 @@ export function Field(props) {
   }
   return (
     <div class={`part${known.kind === "flag" ? " flag" : ""}`}>
-      <label for={id} dir="auto">{title}{!required && <small> optional</small>}</label>
+      <label for={id} dir="auto">{title}{!required && <small> {t.optional}</small>}</label>
       <span class="filled"><Input key={known.kind} {...parts} />{drop}</span>
       {about}
     </div>
@@ -64,7 +65,7 @@ function Input({ id, field, value, change, described, invalid }) {
     case "flag": return <input {...same} type="checkbox" checked={value} onChange={({ target }) => change(target.checked)} />;
     case "choice": return <Choice {...same} values={field.values} value={value} change={change} />;
     case "constant": return <output {...same}>{said(field.value)}</output>;
-    case "nothing": return <output {...same}>nothing</output>;
+    case "nothing": return <output {...same}>{t.nothing}</output>;
     default: return <Text {...same} value={value} change={change} />;
   }
 }
@@ -87,7 +88,7 @@ function Text({ value, change, ...rest }) {
   const [error, setError] = useState("");
   const typed = ({ target }) => {
     setText(target.value);
-    try { change(JSON.parse(target.value)); setError(""); } catch (wrong) { setError(`This is no JSON: ${wrong.message}`); }
+    try { change(JSON.parse(target.value)); setError(""); } catch (wrong) { setError(t.noJson(wrong.message)); }
   };
   return (
     <>
@@ -112,7 +113,7 @@ function Members({ field: { members, more }, root, value, change, pointer, error
           change={(each) => put(name, each)} remove={required ? undefined : () => remove(name)} />
       ))}
       <div class="adding">
-        {absent.map((each) => <button type="button" class="small" key={each.name} onClick={() => add(each)}>Add {resolved(each.schema, root).title ?? each.name}</button>)}
+        {absent.map((each) => <button type="button" class="small" key={each.name} onClick={() => add(each)}>{t.addNamed(resolved(each.schema, root).title ?? each.name)}</button>)}
         {more && members.length === 0 && <NewMember taken={value} add={(name) => add({ name, schema: more })} />}
       </div>
     </div>
@@ -131,9 +132,9 @@ function NewMember({ taken, add }) {
   const go = () => { if (good) { add(name); setName(""); } };
   return (
     <span class="filled">
-      <input aria-label="Name of a new member" placeholder="Name" value={name} onInput={({ target }) => setName(target.value)}
+      <input aria-label={t.newMember} placeholder={t.name} value={name} onInput={({ target }) => setName(target.value)}
         onKeyDown={(event) => { if (event.key === "Enter") { event.preventDefault(); go(); } }} />
-      <button type="button" class="small" disabled={!good} onClick={go}>Add</button>
+      <button type="button" class="small" disabled={!good} onClick={go}>{t.add}</button>
     </span>
   );
 }
@@ -151,8 +152,8 @@ function Items({ field, root, value, change, pointer, errors }) {
           change={(changed) => change(value.map((old, at) => (at === i ? changed : old)))} remove={value.length > field.least ? () => remove(i) : undefined} />
       ))}
       <div class="adding">
-        {value.length === 0 && <span class="soft">Nothing yet.</span>}
-        {value.length < field.most && <button type="button" class="small" onClick={add}>Add one</button>}
+        {value.length === 0 && <span class="soft">{t.nothingYet}</span>}
+        {value.length < field.most && <button type="button" class="small" onClick={add}>{t.addOne}</button>}
       </div>
     </div>
   );
@@ -168,11 +169,11 @@ function Alternatives({ field: { options }, id, schema, root, label, value, chan
   const inner = option && fieldOf(option, root).kind !== "nothing";
   return (
     <>
-      <select aria-label={`Which form ${resolved(schema, root).title ?? label} takes`} id={id} value={at} onChange={turn}>
-        {at < 0 && <option value={-1}>another</option>}
+      <select aria-label={t.whichForm(resolved(schema, root).title ?? label)} id={id} value={at} onChange={turn}>
+        {at < 0 && <option value={-1}>{t.another}</option>}
         {options.map((each, i) => <option key={i} value={i}>{nameOf(each, root, i)}</option>)}
       </select>
-      {at < 0 ? <Text value={value} change={change} aria-label="Value" /> : inner && (
+      {at < 0 ? <Text value={value} change={change} aria-label={t.value} /> : inner && (
         <Field key={at} schema={option} root={root} value={value} change={change} label={nameOf(option, root, at)} pointer={pointer} errors={errors} />
       )}
     </>

@@ -1,33 +1,40 @@
 /** Title of the chat, and what can be done with the whole of it. */
 
 import { useState } from "preact/hooks";
-import { exportChat, exportSession, panels, remove, rename, share } from "../model/app.js";
+import { exportChat, exportSession, newChat, panels, remove, rename, server, share, toggleSidebar } from "../model/app.js";
+import { settings } from "../model/settings.js";
+import { t } from "../strings.js";
 import { IconButton } from "./icons.jsx";
 import { Menu } from "./menu.jsx";
+import { about, nameOf } from "./sidebar.jsx";
 
-const KEY = /Mac|iPhone|iPad/.test(navigator.platform) ? "⌘" : "Ctrl";
+const APPLE = /Mac|iPhone|iPad/.test(navigator.platform);
 
 export function Header({ chat }) {
   chat.version.value; // read, to be told of changes
   const [editing, setEditing] = useState(false);
   const kept = chat.tree.size > 0;
+  const model = server.value?.model;
   return (
     <header>
-      <IconButton name="menu" label="Chats" class="only-narrow" aria-expanded={panels.sidebar.value} onClick={() => { panels.sidebar.value = !panels.sidebar.value; }} />
+      <IconButton name="menu" label={t.showChats} class="only-narrow" aria-expanded={panels.sidebar.value} onClick={toggleSidebar} />
+      <IconButton name="sidebar" label={`${settings.value.folded ? t.unfoldChats : t.foldChats} (${t.ctrl}+B)`} class="only-wide" aria-expanded={!settings.value.folded} onClick={toggleSidebar} />
+      <IconButton name="plus" label={t.newChatKey} class="only-folded" onClick={newChat} />
       {editing ? <TitleInput chat={chat} done={() => setEditing(false)} /> : (
-        <h1 class="title" dir="auto" onDblClick={() => kept && !chat.watching && setEditing(true)}>{kept ? chat.record.title : "New chat"}</h1>
+        <h1 class="title" dir="auto" onDblClick={() => kept && !chat.watching && setEditing(true)}>{kept ? chat.record.title : t.newChat}</h1>
       )}
-      <button type="button" class="quiet only-wide" title="Commands" onClick={() => { panels.palette.value = true; }}><kbd>{KEY} K</kbd></button>
-      <IconButton name="tree" label="Tree of this chat (Alt+T)" aria-pressed={panels.tree.value} onClick={() => { panels.tree.value = !panels.tree.value; }} />
+      {model && <span class="model only-folded" title={about(model)}>{nameOf(model)}</span>}
+      <button type="button" class="quiet only-wide" title={t.commands} onClick={() => { panels.palette.value = true; }}><kbd>{APPLE ? "⌘" : t.ctrl} K</kbd></button>
+      <IconButton name="tree" label={t.treeKey} aria-pressed={panels.tree.value} onClick={() => { panels.tree.value = !panels.tree.value; }} />
       {kept && !chat.watching && (
-        <Menu label="More for this chat" items={[
-          ["Rename", () => setEditing(true)],
-          ["Copy a link to watch live", () => share(chat)],
-          ["Export as Markdown", () => exportChat(chat.id, "markdown")],
-          ["Export as JSON", () => exportChat(chat.id, "json")],
-          ["Export session", () => exportSession(chat)],
-          ["Print", () => print()],
-          ["Delete", () => remove(chat.id), "bad"],
+        <Menu label={t.moreForChat} items={[
+          [t.rename, () => setEditing(true)],
+          [t.copyWatchLink, () => share(chat)],
+          [t.exportMarkdown, () => exportChat(chat.id, "markdown")],
+          [t.exportJson, () => exportChat(chat.id, "json")],
+          [t.exportSession, () => exportSession(chat)],
+          [t.print, () => print()],
+          [t.delete, () => remove(chat.id), "bad"],
         ]} />
       )}
     </header>
@@ -37,7 +44,7 @@ export function Header({ chat }) {
 function TitleInput({ chat, done }) {
   const finish = (event) => { rename(chat.id, event.target.value); done(); };
   return (
-    <input class="title" aria-label="Title of this chat" defaultValue={chat.record.title} maxLength={200} ref={(each) => each?.focus()}
+    <input class="title" aria-label={t.titleOfChat} defaultValue={chat.record.title} maxLength={200} ref={(each) => each?.focus()}
       onBlur={finish} onKeyDown={(event) => {
         if (event.key === "Enter") event.target.blur();
         if (event.key === "Escape") { event.stopPropagation(); event.target.value = chat.record.title; event.target.blur(); }

@@ -3,6 +3,7 @@
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { options } from "../model/settings.js";
 import { copied } from "../render/clipboard.js";
+import { t } from "../strings.js";
 import { Icon, IconButton } from "./icons.jsx";
 import { Menu } from "./menu.jsx";
 import { AnswerText } from "./text.jsx";
@@ -16,15 +17,15 @@ export function UserMessage({ chat, message, last }) {
     return <EditForm message={message} cancel={() => setEditing(false)} send={(text) => { setEditing(false); chat.edit(message, text, { options: options(chat) }); }} />;
   }
   return (
-    <article class="message user" aria-label="You">
-      {message.system && <details class="system"><summary>System prompt</summary><p dir="auto">{message.system}</p></details>}
+    <article class="message user" aria-label={t.you}>
+      {message.system && <details class="system"><summary>{t.systemPrompt}</summary><p dir="auto">{message.system}</p></details>}
       {message.merged ? <Merged message={message} /> : message.text && <div class="bubble" dir="auto">{message.text}</div>}
       {message.files?.map(({ name, text }) => <FileChip key={name} name={name} text={text} />)}
       <div class="under">
         <Arrows chat={chat} message={message} />
         <CopyButton text={message.text} />
-        {!message.merged && !chat.watching && <IconButton name="edit" label="Edit: makes another branch, this one stays" onClick={() => setEditing(true)} />}
-        {last && !chat.watching && <button type="button" class="small" onClick={() => { chat.open(); chat.answer(message, { options: options(chat) }); }}>Get an answer</button>}
+        {!message.merged && !chat.watching && <IconButton name="edit" class="edits" label={t.editHint} onClick={() => setEditing(true)} />}
+        {last && !chat.watching && <button type="button" class="small" onClick={() => { chat.open(); chat.answer(message, { options: options(chat) }); }}>{t.getAnswer}</button>}
       </div>
     </article>
   );
@@ -33,7 +34,7 @@ export function UserMessage({ chat, message, last }) {
 function Merged({ message }) {
   return (
     <details class="bubble merged">
-      <summary>{message.merged.length || "Several"} drafts, brought together</summary>
+      <summary>{t.draftsMerged(message.merged.length)}</summary>
       <p dir="auto">{message.text}</p>
     </details>
   );
@@ -42,13 +43,13 @@ function Merged({ message }) {
 function FileChip({ name, text }) {
   return (
     <details class="file">
-      <summary><Icon name="file" />{name} <small>{text.length.toLocaleString()} characters</small></summary>
+      <summary><Icon name="file" />{name} <small>{t.characters(text.length)}</small></summary>
       <pre tabIndex={0}>{text.slice(0, 20_000)}{text.length > 20_000 ? "\n…" : ""}</pre>
     </details>
   );
 }
 
-function EditForm({ message, cancel, send, label = "Edit your message", action = "Send" }) {
+function EditForm({ message, cancel, send, label = t.editMessage, action = t.send }) {
   const area = useRef(null);
   useLayoutEffect(() => { area.current.focus(); area.current.setSelectionRange(-1, -1); }, []);
   const submit = () => { const text = area.current.value.trim(); if (text) send(text); };
@@ -59,8 +60,8 @@ function EditForm({ message, cancel, send, label = "Edit your message", action =
   return (
     <form class="edit" onSubmit={(event) => { event.preventDefault(); submit(); }}>
       <textarea ref={area} defaultValue={message.text} dir="auto" aria-label={label} rows={Math.min(12, message.text.split("\n").length + 1)} onKeyDown={keys} />
-      <div class="buttons"><span class="soft">What followed stays, behind the arrows.</span>
-        <button type="button" onClick={cancel}>Cancel</button><button type="submit" class="primary">{action}</button></div>
+      <div class="buttons"><span class="soft">{t.restStays}</span>
+        <button type="button" onClick={cancel}>{t.cancel}</button><button type="submit" class="primary">{action}</button></div>
     </form>
   );
 }
@@ -70,20 +71,20 @@ export function AnswerMessage({ chat, message, last }) {
   const [editing, setEditing] = useState(false);
   const live = chat.live.get(message.id);
   if (editing) {
-    return <EditForm message={message} label="Edit this answer" action="Keep as my version" cancel={() => setEditing(false)} send={(text) => { setEditing(false); chat.open(); chat.correct(message, text); }} />;
+    return <EditForm message={message} label={t.editAnswer} action={t.keepVersion} cancel={() => setEditing(false)} send={(text) => { setEditing(false); chat.open(); chat.correct(message, text); }} />;
   }
   return (
-    <article class="message" aria-label="Answer">
+    <article class="message" aria-label={t.answer}>
       <AnswerText chat={chat} message={message} correct={chat.watching ? undefined : (text) => chat.correct(message, text)} />
       {message.calls?.map((call, i) => <Call key={i} call={call} />)}
       {message.calls?.length > 0 && last && !live && !chat.watching && <ResultForm chat={chat} message={message} />}
-      {message.state === "failed" && <p class="failed" role="alert">No answer: {message.error}</p>}
+      {message.state === "failed" && <p class="failed" role="alert">{t.noAnswer(message.error)}</p>}
       <div class="under">
         {!live && <Arrows chat={chat} message={message} />}
         {!live && <CopyButton text={message.text} />}
-        {!live && !chat.watching && <IconButton name="retry" label="Retry: another answer beside this one" onClick={() => { chat.open(); chat.retry(message, { options: options(chat) }); }} />}
+        {!live && !chat.watching && <IconButton name="retry" label={t.retryHint} onClick={() => { chat.open(); chat.retry(message, { options: options(chat) }); }} />}
         {!live && last && !chat.watching && CUT.includes(message.reason) && message.text && (
-          <IconButton name="go" label="Go on writing" onClick={() => { chat.open(); chat.goOn(message, { options: options(chat) }); }} />
+          <IconButton name="go" label={t.goOnWriting} onClick={() => { chat.open(); chat.goOn(message, { options: options(chat) }); }} />
         )}
         {!live && !chat.watching && <More chat={chat} message={message} edit={() => setEditing(true)} />}
         <Stats chat={chat} message={message} />
@@ -99,14 +100,14 @@ function More({ chat, message, edit }) {
   const explore = (count) => { chat.open(); chat.compare(question, true); chat.answer(question, { count, options: options(chat) }); };
   const otherwise = (temperature) => { chat.open(); chat.retry(message, { options: { ...options(chat), temperature } }); };
   return (
-    <Menu label="More" items={[
-      message.json || message.calls?.length ? null : ["Edit this answer", edit],
-      ["Retry with the likeliest words", () => otherwise(0)],
-      ["Retry with more surprising words", () => otherwise(1.3)],
-      ["Explore 3 drafts beside this", () => explore(3)],
-      ["Explore 7 drafts beside this", () => explore(7)],
-      siblings.length > 1 ? [`Compare all ${siblings.length} side by side`, () => chat.compare(question, true)] : null,
-      ["Delete this branch", () => discard(chat, message), "bad"],
+    <Menu label={t.more} items={[
+      message.json || message.calls?.length ? null : [t.editAnswer, edit],
+      [t.retryLikeliest, () => otherwise(0)],
+      [t.retrySurprising, () => otherwise(1.3)],
+      [t.exploreBeside(3), () => explore(3)],
+      [t.exploreBeside(7), () => explore(7)],
+      siblings.length > 1 ? [t.compareAll(siblings.length), () => chat.compare(question, true)] : null,
+      [t.deleteBranch, () => discard(chat, message), "bad"],
     ]} />
   );
 }
@@ -114,7 +115,7 @@ function More({ chat, message, edit }) {
 /** Hide a branch, with a way back. */
 export function discard(chat, message) {
   chat.hide(message);
-  chat.notice.value = { mild: true, text: "The branch was deleted.", action: ["Undo", () => { chat.hide(message, false); chat.choose(message); }] };
+  chat.notice.value = { mild: true, text: t.branchDeleted, action: [t.undo, () => { chat.hide(message, false); chat.choose(message); }] };
 }
 
 /** < 2/3 >: the siblings of a message. */
@@ -125,11 +126,11 @@ export function Arrows({ chat, message }) {
   const at = all.indexOf(message);
   const to = (step) => chat.choose(all[(at + step + all.length) % all.length]);
   return (
-    <span class="arrows" role="group" aria-label={`Version ${at + 1} of ${all.length}`}
+    <span class="arrows" role="group" aria-label={t.versionOf(at + 1, all.length)}
       onKeyDown={(event) => { const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key]; if (step) { event.preventDefault(); to(step); } }}>
-      <IconButton name="left" label="Earlier version" onClick={() => to(-1)} />
+      <IconButton name="left" label={t.earlierVersion} onClick={() => to(-1)} />
       <span>{at + 1}/{all.length}</span>
-      <IconButton name="right" label="Later version" onClick={() => to(1)} />
+      <IconButton name="right" label={t.laterVersion} onClick={() => to(1)} />
     </span>
   );
 }
@@ -140,14 +141,14 @@ export function CopyButton({ text }) {
     setDone(await copied(text));
     setTimeout(() => setDone(false), 1500);
   };
-  return <IconButton name={done ? "check" : "copy"} label={done ? "Copied" : "Copy"} onClick={copy} />;
+  return <IconButton name={done ? "check" : "copy"} label={done ? t.copied : t.copy} onClick={copy} />;
 }
 
 /** A tool call. */
 function Call({ call: { name, arguments: args } }) {
   return (
-    <section class="card call" aria-label={`Call of ${name}`}>
-      <h3>Calls <code>{name}</code></h3>
+    <section class="card call" aria-label={t.callOf(name)}>
+      <h3>{t.callsTool} <code>{name}</code></h3>
       <pre tabIndex={0}>{pretty(args)}</pre>
     </section>
   );
@@ -164,18 +165,18 @@ function ResultForm({ chat, message }) {
   return (
     <form class="card results" onSubmit={submit}>
       {message.calls.map(({ name }, i) => (
-        <label key={i}>Result of <code>{name}</code><textarea rows={2} ref={(each) => { fields.current[i] = each; }} /></label>
+        <label key={i}>{t.resultOf} <code>{name}</code><textarea rows={2} ref={(each) => { fields.current[i] = each; }} /></label>
       ))}
-      <div class="buttons"><button type="submit" class="primary">Send the results</button></div>
+      <div class="buttons"><button type="submit" class="primary">{t.sendResults}</button></div>
     </form>
   );
 }
 
 export function ToolMessage({ message }) {
   return (
-    <article class="message" aria-label="Results of tools">
+    <article class="message" aria-label={t.toolResults}>
       {message.results.map(({ name, text }, i) => (
-        <section class="card result" key={i} aria-label={`Result of ${name}`}><h3><code>{name}</code> gave</h3><pre tabIndex={0}>{pretty(text)}</pre></section>
+        <section class="card result" key={i} aria-label={t.resultIs(name)}><h3>{t.resultOf} <code>{name}</code></h3><pre tabIndex={0}>{pretty(text)}</pre></section>
       ))}
     </article>
   );
@@ -192,27 +193,28 @@ export function Stats({ chat, message }) {
   live?.drawn.value;
   if (live) {
     const { tokens, rate } = live;
-    return tokens ? <span class="stats">{tokens} tokens{rate ? ` · ${Math.round(rate)} tok/s` : ""}</span> : null;
+    return tokens ? <span class="stats">{t.tokens(tokens)}{rate ? ` · ${t.perSecond(Math.round(rate))}` : ""}</span> : null;
   }
   const text = [statsOf(message), savedOf(chat.tree, message)].filter(Boolean).join(" · ");
   return text && <span class="stats" title={costOf(message)}>{text}</span>;
 }
 
-const ENDS = { length: "token limit", cancelled: "stopped", deadline: "out of time", error: "failed", interrupted: "interrupted" };
+/** Names of strings. */
+const ENDS = { length: "endLength", cancelled: "endCancelled", deadline: "endDeadline", error: "endError", interrupted: "endInterrupted" };
 
 /** @param {object} message  an answer */
 export function statsOf({ usage, reason, corrected, outage }) {
   const parts = [];
   if (usage) {
     const seconds = (usage.total_ms - (usage.ttft_ms ?? 0)) / 1000;
-    parts.push(usage.output === 1 ? "1 token" : `${usage.output} tokens`);
-    if (outage) parts.push("went on after a restart of the server");
-    else if (usage.output > 1 && seconds > 0) parts.push(`${Math.round((usage.output - 1) / seconds)} tok/s`);
-    if (usage.ttft_ms != null) parts.push(`first after ${Math.round(usage.ttft_ms)} ms`);
-    parts.push(`${usage.cached} of ${usage.prompt} cached`);
+    parts.push(t.tokens(usage.output));
+    if (outage) parts.push(t.overRestart);
+    else if (usage.output > 1 && seconds > 0) parts.push(t.perSecond(Math.round((usage.output - 1) / seconds)));
+    if (usage.ttft_ms != null) parts.push(t.firstAfter(Math.round(usage.ttft_ms)));
+    parts.push(t.cachedOf(usage.cached, usage.prompt));
   }
-  if (ENDS[reason]) parts.push(ENDS[reason]);
-  if (corrected) parts.push("corrected by you");
+  if (ENDS[reason]) parts.push(t[ENDS[reason]]);
+  if (corrected) parts.push(t.corrected);
   return parts.join(" · ");
 }
 
@@ -224,16 +226,16 @@ function savedOf(tree, { parent, usage }) {
   if (!ahead) return "";
   const computed = [...tree.messages.values()].filter((each) => each.usage?.computed >= LEAST && !tree.get(each.parent)?.ahead && each.usage.ttft_ms != null);
   const rates = computed.map((each) => Math.max(0, each.usage.ttft_ms - (each.usage.queue_ms ?? 0)) / each.usage.computed).sort((a, b) => a - b);
-  const saved = rates.length ? ` (about ${Math.round(rates[rates.length >> 1] * ahead)} ms saved)` : "";
-  return `${ahead} tokens were computed while you typed${saved}`;
+  const saved = rates.length ? t.savedTime(Math.round(rates[rates.length >> 1] * ahead)) : "";
+  return `${t.computedAhead(ahead)}${saved}`;
 }
 
 /** What an answer cost, in words. */
 export function costOf({ usage }) {
   if (!usage) return "";
   const { prompt, cached, computed, output, forced = 0, accepted = 0 } = usage;
-  const parts = [`prompt: ${prompt} tokens, ${cached} found in the cache, ${computed} computed`, `output: ${output} tokens`];
-  if (forced) parts.push(`${forced} of them had no choice (forced)`);
-  if (accepted) parts.push(`${accepted} were guessed right (accepted)`);
+  const parts = [t.costPrompt(prompt, cached, computed), t.costOutput(output)];
+  if (forced) parts.push(t.costForced(forced));
+  if (accepted) parts.push(t.costAccepted(accepted));
   return parts.join("\n");
 }

@@ -1,12 +1,15 @@
 /** The page: list of chats, the conversation, the tree beside it, and dialogs. */
 
 import { useEffect } from "preact/hooks";
-import { current, newChat, panels, toast } from "../model/app.js";
+import { current, newChat, panels, toast, toggleSidebar } from "../model/app.js";
+import { settings } from "../model/settings.js";
+import { t } from "../strings.js";
 import { Composer } from "./composer.jsx";
 import { Conversation } from "./conversation.jsx";
 import { FormatDialog, SettingsDialog, TokenDialog } from "./dialogs.jsx";
 import { Header } from "./header.jsx";
 import { Icon, IconButton } from "./icons.jsx";
+import { KeysDialog } from "./keys.jsx";
 import { Palette } from "./palette.jsx";
 import { Sidebar } from "./sidebar.jsx";
 import { TreePanel } from "./tree.jsx";
@@ -17,10 +20,10 @@ export function Page() {
     return () => document.removeEventListener("keydown", shortcuts);
   }, []);
   const chat = current.value;
-  const shown = panels.sidebar.value ? " drawer" : "";
+  const shown = `${panels.sidebar.value ? " drawer" : ""}${settings.value.folded ? " folded" : ""}`;
   return (
     <div class={`page${shown}${panels.tree.value ? " with-tree" : ""}`}>
-      <a class="skip" href="#input" onClick={(event) => { event.preventDefault(); document.getElementById("input")?.focus(); }}>Skip to the message box</a>
+      <a class="skip" href="#input" onClick={(event) => { event.preventDefault(); document.getElementById("input")?.focus(); }}>{t.skip}</a>
       <Sidebar />
       <div class="shade" onClick={() => { panels.sidebar.value = false; }} />
       {chat && (
@@ -29,13 +32,14 @@ export function Page() {
           <Connection chat={chat} />
           <Conversation chat={chat} />
           <Notices chat={chat} />
-          {chat.watching ? <p class="watching"><Icon name="eye" /> You are watching live. Only who started this chat can write.</p> : <Composer chat={chat} />}
+          {chat.watching ? <p class="watching"><Icon name="eye" /> {t.watching}</p> : <Composer chat={chat} />}
         </main>
       )}
       {chat && panels.tree.value && <TreePanel key={chat.id} chat={chat} />}
       <SettingsDialog />
       <FormatDialog />
       <TokenDialog />
+      <KeysDialog />
       <Palette />
     </div>
   );
@@ -45,11 +49,11 @@ export function Page() {
 function Connection({ chat }) {
   const { status } = chat.status.value;
   if (!["waiting", "offline", "draining"].includes(status)) return null;
-  const words = { waiting: "Connection lost.", offline: "No network.", draining: "The server is restarting." }[status];
+  const words = { waiting: `${t.connectionLost}.`, offline: `${t.noNetwork}.`, draining: t.serverIsRestarting }[status];
   return (
     <div class="bar" role="status">
-      <span>{words} Nothing is lost: answers go on, and will be here when it is back.</span>
-      <button type="button" class="small" onClick={() => chat.reconnect()}>Try now</button>
+      <span>{words} {t.nothingIsLost}</span>
+      <button type="button" class="small" onClick={() => chat.reconnect()}>{t.tryNow}</button>
     </div>
   );
 }
@@ -70,7 +74,7 @@ function Notice({ what, dismiss }) {
     <div class={`notice${mild ? " mild" : ""}`} role={mild ? "status" : "alert"}>
       <span>{text}</span>
       {action && <button type="button" class="small" onClick={() => { dismiss(); action[1](); }}>{action[0]}</button>}
-      <IconButton name="close" label="Dismiss" onClick={dismiss} />
+      <IconButton name="close" label={t.dismiss} onClick={dismiss} />
     </div>
   );
 }
@@ -83,6 +87,7 @@ function shortcuts(event) {
   if (control && code === "KeyK") return does(() => { panels.palette.value = !panels.palette.value; });
   if (control && event.shiftKey && code === "KeyO") return does(newChat);
   if (event.altKey && code === "KeyT") return does(() => { panels.tree.value = !panels.tree.value; });
+  if (control && !event.shiftKey && code === "KeyB") return does(toggleSidebar);
   if (control && event.key === ",") return does(() => { panels.settings.value = true; });
   if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
     if (panels.sidebar.value) panels.sidebar.value = false;
@@ -91,7 +96,7 @@ function shortcuts(event) {
   }
   if (event.target.closest?.("input, textarea, select, dialog")) return undefined;
   if (event.key === "/") return does(() => document.getElementById("input")?.focus());
-  if (event.key === "?") return does(() => { panels.palette.value = true; });
+  if (event.key === "?") return does(() => { panels.keys.value = true; });
   return undefined;
 }
 

@@ -1,8 +1,9 @@
 /** The command palette: everything the page can do, found by typing. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { chats, current, exportAll, exportChat, exportSession, newChat, openChat, panels, remove, share } from "../model/app.js";
+import { chats, current, exportAll, exportChat, exportSession, newChat, openChat, panels, remove, share, toggleSidebar } from "../model/app.js";
 import { options, set } from "../model/settings.js";
+import { LANGUAGES, t } from "../strings.js";
 
 const MOST = 12;
 
@@ -15,7 +16,7 @@ export function Palette() {
   }, [open]);
   const close = () => { panels.palette.value = false; };
   return (
-    <dialog class="palette" ref={dialog} aria-label="Commands" onClose={close} onClick={(event) => { if (event.target === event.currentTarget) close(); }}>
+    <dialog class="palette" ref={dialog} aria-label={t.commands} onClose={close} onClick={(event) => { if (event.target === event.currentTarget) close(); }}>
       {open && <Commands close={close} />}
     </dialog>
   );
@@ -36,17 +37,17 @@ function Commands({ close }) {
   };
   return (
     <>
-      <input role="combobox" aria-expanded="true" aria-controls="commands" aria-activedescendant={found[at] ? `command-${at}` : undefined} aria-label="Command or chat"
-        placeholder="Type a command, or the title of a chat" value={words} ref={(each) => each?.focus()}
+      <input role="combobox" aria-expanded="true" aria-controls="commands" aria-activedescendant={found[at] ? `command-${at}` : undefined} aria-label={t.commandOrChat}
+        placeholder={t.typeACommand} value={words} ref={(each) => each?.focus()}
         onInput={(event) => { setWords(event.target.value); setAt(0); }} onKeyDown={keys} />
-      <ul id="commands" role="listbox" aria-label="Commands" ref={list}>
+      <ul id="commands" role="listbox" aria-label={t.commands} ref={list}>
         {found.map((command, i) => (
           <li id={`command-${i}`} role="option" key={command[0]} aria-selected={i === at} onPointerEnter={() => setAt(i)} onClick={() => run(command)}>
             <span>{command[0]}</span>{command[2] && <kbd>{command[2]}</kbd>}
           </li>
         ))}
       </ul>
-      {!found.length && <p class="soft">No command or chat is called so.</p>}
+      {!found.length && <p class="soft">{t.noCommand}</p>}
     </>
   );
 }
@@ -58,29 +59,32 @@ function all() {
   const answer = path.at(-1)?.role === "assistant" ? path.at(-1) : null;
   const explore = (count) => { chat.open(); chat.compare(question, true); chat.answer(question, { count, options: options(chat) }); };
   const commands = [
-    ["New chat", newChat, "Ctrl+Shift+O"],
-    ["Show or hide the tree", () => { panels.tree.value = !panels.tree.value; }, "Alt+T"],
-    ["Settings", () => { panels.settings.value = true; }, "Ctrl+,"],
-    ["Answer format (JSON schema)", () => { panels.format.value = true; }],
-    ["Colours: light", () => set({ theme: "light" })],
-    ["Colours: dark", () => set({ theme: "dark" })],
-    ["Colours: as the system", () => set({ theme: "system" })],
-    ["Game of 24: a tree of thought", () => { location.href = "game24.html"; }],
+    [t.newChat, newChat, `${t.ctrl}+${t.shift}+O`],
+    [t.showTree, () => { panels.tree.value = !panels.tree.value; }, "Alt+T"],
+    [t.showSidebar, toggleSidebar, `${t.ctrl}+B`],
+    [t.keyboard, () => { panels.keys.value = true; }, "?"],
+    [t.settings, () => { panels.settings.value = true; }, `${t.ctrl}+,`],
+    [t.formatCommand, () => { panels.format.value = true; }],
+    [t.coloursLight, () => set({ theme: "light" })],
+    [t.coloursDark, () => set({ theme: "dark" })],
+    [t.coloursSystem, () => set({ theme: "system" })],
+    ...Object.entries(LANGUAGES).map(([code, name]) => [t.languageIs(name), () => set({ language: code })]),
+    [t.game24, () => { location.href = "game24.html"; }],
   ];
   if (question) {
-    commands.push(["Explore: 3 more drafts", () => explore(3)], ["Explore: 8 more drafts", () => explore(8)]);
-    if (chat.tree.drafts(question).length > 1) commands.push(["Compare the drafts side by side", () => chat.compare(question, true)]);
+    commands.push([t.explore(3), () => explore(3)], [t.explore(8), () => explore(8)]);
+    if (chat.tree.drafts(question).length > 1) commands.push([t.compareDrafts, () => chat.compare(question, true)]);
   }
-  if (answer) commands.push(["Retry the last answer", () => { chat.open(); chat.retry(answer, { options: options(chat) }); }]);
-  if (chat?.busy) commands.push(["Stop", () => chat.stop(), "Escape"]);
+  if (answer) commands.push([t.retryLast, () => { chat.open(); chat.retry(answer, { options: options(chat) }); }]);
+  if (chat?.busy) commands.push([t.stop, () => chat.stop(), "Esc"]);
   if (chat?.tree.size) {
-    commands.push(["Copy a link to watch this chat live", () => share(chat)]);
-    commands.push(["Export this chat as Markdown", () => exportChat(chat.id, "markdown")], ["Export this chat as JSON", () => exportChat(chat.id, "json")],
-      ["Export this chat's session, for another server", () => exportSession(chat)], ["Print this chat", () => setTimeout(print, 100)], ["Delete this chat", () => remove(chat.id)]);
+    commands.push([t.copyWatch, () => share(chat)]);
+    commands.push([t.exportThisMarkdown, () => exportChat(chat.id, "markdown")], [t.exportThisJson, () => exportChat(chat.id, "json")],
+      [t.exportThisSession, () => exportSession(chat)], [t.printThis, () => setTimeout(print, 100)], [t.deleteThis, () => remove(chat.id)]);
   }
-  if (chats.value.length) commands.push(["Export all chats", exportAll]);
+  if (chats.value.length) commands.push([t.exportAll, exportAll]);
   const used = new Set(commands.map(([label]) => label));
-  const others = chats.value.filter(({ id }) => id !== chat?.id).map(({ id, title }) => [`Chat: ${title}`, () => openChat(id)]);
+  const others = chats.value.filter(({ id }) => id !== chat?.id).map(({ id, title }) => [t.chatCalled(title), () => openChat(id)]);
   return [...commands, ...others.filter(([label]) => !used.has(label) && used.add(label))];
 }
 

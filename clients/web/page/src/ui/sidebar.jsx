@@ -2,6 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { chats, current, exportAll, exportChat, importFile, newChat, openChat, openSession, panels, remove, rename, search, server } from "../model/app.js";
+import { number, t } from "../strings.js";
 import { Icon, IconButton } from "./icons.jsx";
 import { Menu } from "./menu.jsx";
 
@@ -20,35 +21,35 @@ export function Sidebar() {
     return () => clearTimeout(timer);
   }, [words, all]);
   return (
-    <aside class="sidebar" aria-label="Chats">
+    <aside class="sidebar" aria-label={t.chats}>
       <div class="brand">
         <img src="icon.svg" alt="" width="22" height="22" /><span>Ramify</span>
-        <IconButton name="plus" label="New chat (Ctrl+Shift+O)" onClick={newChat} />
+        <IconButton name="plus" label={t.newChatKey} onClick={newChat} />
       </div>
-      <label class="search"><Icon name="search" /><span class="unseen">Search chats</span>
-        <input type="search" placeholder="Search" value={words} onInput={(event) => setWords(event.target.value)} />
+      <label class="search"><Icon name="search" /><span class="unseen">{t.searchChats}</span>
+        <input type="search" placeholder={t.search} value={words} onInput={(event) => setWords(event.target.value)} />
       </label>
-      <nav aria-label="Chats">
+      <nav aria-label={t.chats}>
         {groups(found ?? all).map(([label, members]) => (
           <section key={label}>
             <h2>{label}</h2>
             <ul>{members.map((record) => <Row key={record.id} record={record} />)}</ul>
           </section>
         ))}
-        {found?.length === 0 && <p class="soft">Nothing holds these words.</p>}
-        {!found && all.length === 0 && <p class="soft">Chats are kept in this browser, until you delete them. {kept(server.value)} The first one starts with your message.</p>}
+        {found?.length === 0 && <p class="soft">{t.nothingFound}</p>}
+        {!found && all.length === 0 && <p class="soft">{t.chatsAreKept} {kept(server.value)} {t.firstStarts}</p>}
       </nav>
       <footer>
         <Server />
-        <Menu label="All chats" items={[
-          ["Import chats", () => file.current.click()],
-          ["Open a session file", () => session.current.click()],
-          all.length ? ["Export all chats", exportAll] : null,
-          ["Game of 24: a tree of thought", () => { location.href = "game24.html"; }],
+        <Menu label={t.allChats} items={[
+          [t.importChats, () => file.current.click()],
+          [t.openSessionFile, () => session.current.click()],
+          all.length ? [t.exportAll, exportAll] : null,
+          [t.game24, () => { location.href = "game24.html"; }],
         ]} />
-        <IconButton name="settings" label="Settings (Ctrl+,)" onClick={() => { panels.settings.value = true; }} />
-        <FileInput input={file} label="File to import" accept="application/json,.json" take={importFile} />
-        <FileInput input={session} label="Session file to open" accept=".session" take={openSession} />
+        <IconButton name="settings" label={t.settingsKey} onClick={() => { panels.settings.value = true; }} />
+        <FileInput input={file} label={t.fileToImport} accept="application/json,.json" take={importFile} />
+        <FileInput input={session} label={t.fileOfSession} accept=".session" take={openSession} />
       </footer>
     </aside>
   );
@@ -67,7 +68,7 @@ function Row({ record }) {
   const here = current.value?.id === record.id;
   if (editing) {
     return (
-      <li><input class="rename" aria-label="Title" defaultValue={record.title} maxLength={200} ref={(each) => each?.focus()}
+      <li><input class="rename" aria-label={t.title} defaultValue={record.title} maxLength={200} ref={(each) => each?.focus()}
         onBlur={(event) => { rename(record.id, event.target.value); setEditing(false); }}
         onKeyDown={(event) => { if (event.key === "Enter") event.target.blur(); if (event.key === "Escape") { event.target.value = record.title; event.target.blur(); } }} /></li>
     );
@@ -75,13 +76,13 @@ function Row({ record }) {
   return (
     <li class={here ? "here" : ""}>
       <button type="button" class="pick" aria-current={here ? "true" : undefined} title={record.title} dir="auto" onClick={() => openChat(record.id)}>
-        {record.busy && <span class="pulse" aria-label="An answer is being written" />}{record.title}
+        {record.busy && <span class="pulse" aria-label={t.isWritten} />}{record.title}
       </button>
-      <Menu label={`More for ${record.title}`} class="row-menu" items={[
-        ["Rename", () => setEditing(true)],
-        ["Export as Markdown", () => exportChat(record.id, "markdown")],
-        ["Export as JSON", () => exportChat(record.id, "json")],
-        ["Delete", () => remove(record.id), "bad"],
+      <Menu label={t.moreFor(record.title)} class="row-menu" items={[
+        [t.rename, () => setEditing(true)],
+        [t.exportMarkdown, () => exportChat(record.id, "markdown")],
+        [t.exportJson, () => exportChat(record.id, "json")],
+        [t.delete, () => remove(record.id), "bad"],
       ]} />
     </li>
   );
@@ -91,7 +92,7 @@ function Row({ record }) {
 function Server() {
   const status = current.value?.status.value.status ?? "idle";
   const model = server.value?.model;
-  const words = { open: "Connected", connecting: "Connecting", waiting: "Connection lost", offline: "No network", draining: "Server restarts", closed: "Not connected", idle: server.value ? "Ready" : "Connecting" }[status];
+  const words = { open: t.connected, connecting: t.connecting, waiting: t.connectionLost, offline: t.noNetwork, draining: t.serverRestarts, closed: t.notConnected, idle: server.value ? t.ready : t.connecting }[status];
   const seen = status === "idle" && server.value ? "open" : status;
   return (
     <p class="server" data-status={seen} role="status" title={model ? `${model.model}: ${about(model)}` : words}>
@@ -104,16 +105,16 @@ function Server() {
 function kept(info) {
   if (!info) return "";
   const { persist, days = 0 } = info.sessions ?? {};
-  if (!persist || persist === "none") return "The server saves none of them.";
-  return `The server saves them too, for ${days === 1 ? "a day" : days < 1 ? "less than a day" : `${Math.round(days)} days`} after their last use.`;
+  if (!persist || persist === "none") return t.serverKeepsNone;
+  return days === 1 ? t.serverKeepsADay : days < 1 ? t.serverKeepsLess : t.serverKeepsDays(number(Math.round(days)));
 }
 
-export const nameOf = ({ model }) => (model === "default_model" ? "Small demo model" : model);
-export const about = ({ parameters, device, context }) => `${parameters >= 1e9 ? `${(parameters / 1e9).toFixed(1)} B` : `${Math.round(parameters / 1e6)} M`} parameters, ${device}, context ${context.toLocaleString()}`;
+export const nameOf = ({ model }) => (model === "default_model" ? t.smallDemo : model);
+export const about = ({ parameters, device, context }) => t.aboutModel(parameters >= 1e9 ? t.billion(parameters / 1e9) : t.million(parameters / 1e6), device, context);
 
 function groups(records) {
   const today = new Date().setHours(0, 0, 0, 0);
-  const label = ({ updated }) => (updated >= today ? "Today" : updated >= today - DAY_MS ? "Yesterday" : updated >= today - 7 * DAY_MS ? "This week" : "Earlier");
+  const label = ({ updated }) => (updated >= today ? t.today : updated >= today - DAY_MS ? t.yesterday : updated >= today - 7 * DAY_MS ? t.thisWeek : t.earlier);
   const found = new Map();
   for (const record of records) found.set(label(record), [...found.get(label(record)) ?? [], record]);
   return [...found];

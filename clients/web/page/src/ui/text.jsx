@@ -1,6 +1,7 @@
 /** An answer's text, while it is written and afterwards: its thought, folded, and its Markdown. */
 
 import { split } from "../model/tree.js";
+import { t } from "../strings.js";
 import { Data } from "./data.jsx";
 import { Markdown } from "./markdown.jsx";
 
@@ -19,15 +20,15 @@ export function AnswerText({ chat, message, correct }) {
   return (
     <div class={`answer${writing ? " writing" : ""}`} aria-busy={writing ? "true" : undefined}>
       {thought && <Thought text={thought} open={open} ms={live ? live.thoughtMs : message.thoughtMs} live={live} />}
-      {waits && <p class="soft waiting">{chat.status.value.status === "open" ? "Thinking" : "Waiting for the connection"}<span class="cursor" /></p>}
+      {waits && <p class="soft waiting">{chat.status.value.status === "open" ? t.thinkingNow : t.waitsForConnection}<span class="cursor" /></p>}
       {message.json && rest && !writing ? <Data text={rest} schema={message.schema} correct={correct} /> : <Markdown text={shown} final={!writing} />}
-      {!writing && !whole && !message.calls?.length && message.state !== "failed" && <p class="soft">{message.reason === "cancelled" ? "Stopped before the first word." : "No text."}</p>}
+      {!writing && !whole && !message.calls?.length && message.state !== "failed" && <p class="soft">{message.reason === "cancelled" ? t.stoppedEarly : t.noWords}</p>}
     </div>
   );
 }
 
 function Thought({ text, open, ms, live }) {
-  const label = open && live ? "Thinking" : ms ? `Thought for ${duration(ms)}` : "Thought";
+  const label = open && live ? t.thinkingNow : ms ? t.thoughtFor(duration(ms)) : t.thought;
   return (
     <details class="thought">
       <summary>{label}{open && live && <span class="cursor" />}</summary>
@@ -36,4 +37,4 @@ function Thought({ text, open, ms, live }) {
   );
 }
 
-export const duration = (ms) => (ms < 1000 ? `${Math.round(ms)} ms` : ms < 60_000 ? `${(ms / 1000).toFixed(1)} s` : `${Math.floor(ms / 60_000)} min ${Math.round((ms % 60_000) / 1000)} s`);
+export const duration = (ms) => (ms < 1000 ? t.milliseconds(Math.round(ms)) : ms < 60_000 ? t.seconds(ms / 1000) : t.minutes(Math.floor(ms / 60_000), Math.round((ms % 60_000) / 1000)));

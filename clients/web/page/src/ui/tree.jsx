@@ -3,6 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { panels } from "../model/app.js";
 import { brief } from "../model/tree.js";
+import { number, t } from "../strings.js";
 import { IconButton } from "./icons.jsx";
 import { costOf, discard } from "./message.jsx";
 
@@ -35,11 +36,11 @@ export function TreePanel({ chat }) {
     event.preventDefault();
   };
   return (
-    <aside class="tree-panel" aria-label="Tree of this chat">
-      <div class="tree-head"><h2>Tree</h2><span class="space" /><IconButton name="close" label="Close the tree (Alt+T)" onClick={() => { panels.tree.value = false; }} /></div>
+    <aside class="tree-panel" aria-label={t.treeOfChat}>
+      <div class="tree-head"><h2>{t.tree}</h2><span class="space" /><IconButton name="close" label={t.closeTree} onClick={() => { panels.tree.value = false; }} /></div>
       <Totals chat={chat} />
-      {all.length === 0 ? <p class="soft">Every edit, retry and draft becomes a branch here; nothing is overwritten.</p> : (
-        <ul role="tree" ref={list} aria-label="Messages" onKeyDown={keys}>
+      {all.length === 0 ? <p class="soft">{t.treeEmpty}</p> : (
+        <ul role="tree" ref={list} aria-label={t.messages} onKeyDown={keys}>
           {all.map(({ message, ...row }) => (
             <Row key={message.id} {...row} {...{ chat, message }} shown={path.has(message.id)} current={message.id === end} focusable={message.id === at}
               pick={() => { setFocus(message.id); chat.choose(message); }} />
@@ -81,8 +82,8 @@ function Row({ chat, message, depth, rails, first, root, end, forks, shown, curr
   chat.version.value; // read, to be told of changes
   const live = chat.live.get(message.id);
   live?.drawn.value;
-  const text = brief(live ? live.text : message.text || message.files?.[0]?.name || "", 90) || (live ? "…" : "No text");
-  const who = { user: "You", assistant: "Answer", tool: "Tools" }[message.role];
+  const text = brief(live ? live.text : message.text || message.files?.[0]?.name || "", 90) || (live ? "…" : t.noTextShort);
+  const who = { user: t.you, assistant: t.answer, tool: t.tools }[message.role];
   return (
     <li role="treeitem" data-id={message.id} tabIndex={focusable ? 0 : -1} aria-level={depth + 1} aria-selected={current}
       class={`${message.role}${shown ? " shown" : ""}${current ? " current" : ""}${first ? " first" : ""}${root ? " root" : ""}${end ? " end" : ""}${forks ? " forks" : ""}${live ? " live" : ""}`}
@@ -97,7 +98,7 @@ function Row({ chat, message, depth, rails, first, root, end, forks, shown, curr
 
 /** What an answer cost: the tokens of its prompt that were cached and computed, and those it wrote. */
 function Cost({ live, message }) {
-  if (live) return <span class="cost">{live.tokens}{live.rate ? ` · ${Math.round(live.rate)}/s` : ""}</span>;
+  if (live) return <span class="cost">{live.tokens}{live.rate ? ` · ${t.perSecondShort(Math.round(live.rate))}` : ""}</span>;
   const { usage, score } = message;
   if (!usage) return null;
   const forced = usage.forced ?? 0;
@@ -128,21 +129,19 @@ function Totals({ chat }) {
   const total = sums.cached + sums.computed;
   return (
     <p class="totals">
-      {ends} {ends === 1 ? "branch" : "branches"} · {sums.output.toLocaleString()} tokens written
-      {total > 0 && <> · <b>{Math.round((100 * sums.cached) / total)} %</b> of all prompts came from the cache</>}
+      {t.totals(ends, sums.output)}
+      {total > 0 && ` · ${t.totalsCached(number(Math.round((100 * sums.cached) / total)))}`}
     </p>
   );
 }
 
-const KINDS = {
-  cached: "prompt, from the cache", computed: "prompt, computed", sampled: "written by the model",
-  forced: "forced by the format", accepted: "guessed by a drafter",
-};
+/** Names of strings. */
+const KINDS = { cached: "kindCached", computed: "kindComputed", sampled: "kindSampled", forced: "kindForced", accepted: "kindAccepted" };
 
 function Legend() {
   return (
     <p class="legend" aria-hidden="true">
-      {Object.entries(KINDS).map(([kind, words]) => <span key={kind}><i class={kind} />{words}</span>)}
+      {Object.entries(KINDS).map(([kind, name]) => <span key={kind}><i class={kind} />{t[name]}</span>)}
     </p>
   );
 }
