@@ -157,6 +157,7 @@ class LocalFront:
                 unthought=template.speech.unthought,
                 users_follow_results=template.lets_users_follow_results(),
                 tells_effort=template.tells_effort(),
+                control=self._tokenizer.spelling,
             ),
         )
         await group.start(guard("directory", directory.run))

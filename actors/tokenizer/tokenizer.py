@@ -56,7 +56,7 @@ class Tokenizer:
 
     `vocab_size`: ids that `token_bytes` covers (the model's padded vocabulary, if larger).
     `start_ids`: what the tokenizer puts before a text at position 0 (usually BOS, or nothing).
-    `special_ids`: control tokens; they have no text.
+    `special_ids`: control tokens; they have no text. `spelling`: how they are written in prompts.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Tokenizer:
         self._strips = frozenset(i for i, token in added.items() if token.rstrip)
         self._bound = bytes_bound(self._backend, self.token_bytes)
         special = [text for i, text in contents.items() if i in self.special_ids]
-        self._spelling = {i: contents[i].encode() for i in self.special_ids & contents.keys()}
+        self.spelling = {i: contents[i].encode() for i in self.special_ids & contents.keys()}
         source = self._templates.source
         written = [t for t in contents.values() if t in source and not t.isspace()]
         self._special = _alternatives(special)
@@ -262,7 +262,7 @@ class Tokenizer:
         """
         table = self.token_bytes
         if special:
-            spelt = self._spelling
+            spelt = self.spelling
             pieces = [spelt.get(i) or table[i] for i in ids]
         else:
             pieces = [table[i] for i in ids]

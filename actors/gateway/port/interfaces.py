@@ -1,6 +1,7 @@
 """What the gateway needs to know of the rest of the engine, as interfaces that the engine fills."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from ramify.actors.kit.health import StoreHealth
@@ -13,6 +14,7 @@ class Served(NamedTuple):
     `unthought`: text at the head of an answer that keeps it from thinking; None: nothing does.
     `tells_effort`: its chat template tells it how much to think.
     `users_follow_results`: its chat template takes a user's turn behind results of tools.
+    `control`: how control tokens are spelled, by id; they have no text in answers.
     """
 
     context: int = 0
@@ -20,6 +22,7 @@ class Served(NamedTuple):
     unthought: str | None = ""
     users_follow_results: bool = True
     tells_effort: bool = False
+    control: Mapping[int, bytes] = MappingProxyType({})
 
 
 class Status(Protocol):

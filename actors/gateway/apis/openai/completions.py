@@ -15,6 +15,7 @@ from ramify.actors.gateway.apis.openai.dialogue import (
     Vocabulary,
     count_tokens,
     event,
+    word,
 )
 from ramify.actors.gateway.apis.openai.requests import CompletionRequest
 from ramify.actors.gateway.port.http import Response, json_response
@@ -207,12 +208,7 @@ class CompletionAnswers(Answers):
         return found
 
     def _word(self, token: int) -> str:
-        """A token's text; the bytes of one that is part of a character, since names must differ."""
-        data = self._bytes(token)
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+        return word(self._bytes(token))
 
     def _bytes(self, token: int) -> bytes:
         return self._vocabulary[token] if token < len(self._vocabulary) else b""

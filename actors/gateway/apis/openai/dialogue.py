@@ -188,6 +188,14 @@ def spelled(vocabulary: Vocabulary, token: int) -> dict[str, Any]:
     return {"token": data.decode(errors="replace"), "bytes": list(data)}
 
 
+def word(data: bytes) -> str:
+    """A token's text; the bytes of one that is part of a character, since names must differ."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
 def ranked(vocabulary: Vocabulary, entry: TokenLogprob, most: int) -> dict[str, Any]:
     """One token's log-probability with its alternatives, as chats have it."""
     top = [{**spelled(vocabulary, token), "logprob": logprob} for token, logprob in entry.top[:most]]

@@ -15,6 +15,14 @@ from ramify.actors.gateway.apis.openai.requests import ChatRequest, CompletionRe
 from ramify.actors.gateway.apis.openai.response_requests import ResponseRequest
 from ramify.actors.gateway.apis.openai.responses import ResponseDialogue
 from ramify.actors.gateway.apis.openai.stored_responses import ItemPage, StoredDialogue, not_found
+from ramify.actors.gateway.apis.openai.tokens import (
+    DETOKENIZE,
+    TOKENIZE,
+    DetokenizeRequest,
+    TokenizeAnswers,
+    TokenizeRequest,
+    detokenized,
+)
 from ramify.actors.gateway.port.dialogues.accepted import Accepted, accept, credential_of, may_ask
 from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
 from ramify.actors.gateway.port.http import HttpRequest, Response, json_response
@@ -27,12 +35,17 @@ MODELS = "/v1/models"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, CANCEL, ITEMS = "/v1/responses", "/cancel", "/input_items"
 _OURS = ("/v1/ai", "/v1/info", "/v1/tokens", "/v1/ws")  # all else below /v1/ is OpenAI's, or would be
-_METHODS = {CHAT: "POST", COMPLETIONS: "POST", MODELS: "GET", RESPONSES: "POST"}
+_METHODS = {
+    **dict.fromkeys((CHAT, COMPLETIONS, RESPONSES, *TOKENIZE, *DETOKENIZE), "POST"),
+    MODELS: "GET",
+}
 
 
 def serves(path: str, headers: Mapping[str, str]) -> bool:
     """Whether `path` is one that no other API has."""
-    return path in (CHAT, COMPLETIONS, RESPONSES) or path.startswith(f"{RESPONSES}/")
+    return path in (CHAT, COMPLETIONS, RESPONSES, *TOKENIZE, *DETOKENIZE) or path.startswith(
+        f"{RESPONSES}/"
+    )
 
 
 def spoken_at(path: str, headers: Mapping[str, str]) -> bool:
@@ -69,6 +82,10 @@ def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
     if request.path.startswith(MODELS):
         return _models(request.path, model, info["started"])
     try:
+        if request.path in DETOKENIZE:
+            ids = decode(request.body, DetokenizeRequest)
+            _heading("", ids.model, model["model"])
+            return detokenized(ids, hub.vocabulary, hub.served)
         dialogue = _dialogue(request, model["model"], hub)
         return accept(hub, dialogue, credential, request, now)
     except RamifyError as error:
@@ -115,6 +132,10 @@ def _dialogue(request: HttpRequest, served: str, hub: Hub) -> Dialogue:
         return ResponseDialogue(asked, served, int(time.time()), vocabulary, known=hub.served)
     if request.path.startswith(f"{RESPONSES}/"):
         return _stored(request)
+    if request.path in TOKENIZE:
+        text = decode(request.body, TokenizeRequest)
+        _heading("", text.model, served)
+        return TokenizeAnswers(text, vocabulary, hub.served)
     completion = decode(request.body, CompletionRequest)
     return CompletionAnswers(completion, _heading("cmpl", completion.model, served), vocabulary)
 
