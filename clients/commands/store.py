@@ -24,9 +24,11 @@ from ramify.protocol.saved import (
     next_fence,
 )
 from ramify.protocol.store_url import kind_of
+from ramify.protocol.wire import ChatMessage
 
 MOST_BYTES = 1 << 31  # of a file that is imported
 DAY_S = 86_400.0
+TITLE = 60  # characters of a session's title
 SEALED = b"\xc1"  # how an encrypted item begins: see `actors.store.sealed`
 
 
@@ -34,7 +36,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser("store", help="look at saved sessions, export and import them")
     _add_place(parser, "auto", 8765, None)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    actions.add_parser("ls", help="the sessions, the last used first")
+    actions.add_parser("ls", help="the sessions with their titles, the last used first")
     actions.add_parser("check", help="read everything; says what is damaged")
     show = actions.add_parser("show", help="one session: its branches and their text")
     show.add_argument("session")
@@ -90,11 +92,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ls(store: Any, args: argparse.Namespace) -> int:
-    for kept in store.kept():
+    for kept in list(store.kept()):
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.used))
         rest = [f"owner {kept.owner}"] if kept.owner else []
         rest += ["ops wait"] if kept.busy else []
-        print(shown("  ".join([kept.session, used, f"{kept.size:>9} bytes", *rest])))
+        rest += [_title(store, kept.session)]
+        print(shown("  ".join([kept.session, used, f"{kept.size:>9} bytes", *rest]).rstrip()))
     return 0
 
 
@@ -270,9 +273,7 @@ def _texts(items: Any) -> list[tuple[str, int, list[tuple[str, str]]]]:
                 raise ConfigError(f"segment {number} of the session is missing")
             segment = _segment(items[f"s{number}"], number)
             position = max(position, segment.start + len(segment.tokens) // 4)
-            running = isinstance(segment, SavedOutput) and not segment.ended
-            text = "(being generated)" if running else segment.text
-            turns.append((segment.role or "text", text))
+            turns += _said(segment)[::-1]
             if not 0 <= segment.before < number:
                 raise ConfigError(f"segment {number} of the session does not follow one before it")
             number = segment.before
@@ -280,6 +281,38 @@ def _texts(items: Any) -> list[tuple[str, int, list[tuple[str, str]]]]:
             raise ConfigError("a branch of the session has no name")
         found.append((head.labels[branch.label].name, position, turns[::-1]))
     return found
+
+
+def _said(segment: Any) -> list[tuple[str, str]]:
+    """The messages of a segment with their roles, without what the chat template adds."""
+    if isinstance(segment, SavedOutput):
+        return [(segment.role or "text", segment.text if segment.ended else "(being generated)")]
+    if segment.messages or segment.chat:
+        return [(message.role, _content(message)) for message in segment.messages]
+    return [(segment.role or "text", segment.text)]
+
+
+def _content(message: ChatMessage) -> str:
+    """The text of a message, and the calls in it."""
+    calls = [call["function"] for call in message.tool_calls or ()]
+    told = [message.content, *(f"{call['name']}({call['arguments']})" for call in calls)]
+    return "\n".join(filter(None, told))
+
+
+def _title(store: Any, session: str) -> str:
+    """What the session's client calls it, or how it begins; "" where that cannot be read."""
+    try:
+        items = store.read(session)
+        head = _head(items)
+        title = (head.meta or {}).get("title")
+        if not isinstance(title, str):
+            said = [said for _, _, turns in _texts(items)[:1] for said in turns]
+            asked = [text for who, text in said if who == "user"] or [text for _, text in said]
+            title = asked[0] if asked else ""
+    except ConfigError:
+        return ""
+    line = " ".join(title[: 4 * TITLE].split())
+    return line if len(line) <= TITLE else f"{line[: TITLE - 1]}…"
 
 
 def _segment(item: bytes, number: int) -> Any:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from websockets.asyncio.client import connect
 
+import ramify
 from ramify.actors.engine import running_engine
 from ramify.actors.executor.spec import FakeSpec
 from ramify.actors.store.sqlite import SqliteStore, claim
@@ -68,7 +69,7 @@ async def test_a_store_with_a_url(
         assert main(args) == 0
     shown = capsys.readouterr().out
     assert shown.count(session) == 2
-    assert shown.count("one two") == 2
+    assert shown.count("one two") == 3  # the title, and on both branches
     assert shown.endswith("sound\n")
     assert main([*other, "import", file]) == 0
     assert main([*at, "import", file]) == 2
@@ -94,6 +95,36 @@ def test_what_is_there(kept: tuple[Path, dict[str, Any]], capsys: pytest.Capture
     assert main([*at, "check"]) == 0
     assert capsys.readouterr().out == "sound\n"
     assert main([*at, "show", "s_none"]) == 2
+
+
+async def test_sessions_have_titles_and_are_shown_as_they_were_told(
+    tokenizer_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = str(tmp_path / "s.db")
+    config = EngineConfig(
+        model=ModelConfig(path=tokenizer_folder), server=ServerConfig(port=0, store=place, grace_s=0)
+    )
+    call = {"type": "function", "id": "a", "function": {"name": "look", "arguments": {"at": 1}}}
+    async with running_engine(config, spec=FAKE) as engine:
+        session = await ramify.connect(engine.url)
+        long = "Tell me\n a story. " + "And more. " * 9
+        await session.main.chat(long, max_tokens=4)
+        await session.main.append(messages=[{"role": "assistant", "tool_calls": [call]}])
+        named = await ramify.connect(engine.url)
+        await named.set(meta={"title": "My foxes"})
+        await named.main.append(messages=[{"role": "user", "content": "Hello."}])
+    at = ["store", "--store", place]
+    assert main([*at, "ls"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert sorted(row.split("bytes  ")[1] for row in rows) == [
+        "My foxes",
+        "Tell me a story. And more. And more. And more. And more. An…",
+    ]
+    assert main([*at, "show", next(row for row in rows if "story" in row).split()[0]]) == 0
+    shown = capsys.readouterr().out
+    assert "user: Tell me\n a story." in shown
+    assert "look({'at': 1})" in shown
+    assert "<|im_" not in shown  # what the template adds
 
 
 async def test_a_session_moves_to_another_server(
