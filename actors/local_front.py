@@ -11,6 +11,7 @@ from itertools import count
 from typing import Protocol
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup
 
 from ramify.actors.front.interface import BIG, Core, Guard, Mailboxes, Naming
@@ -158,6 +159,7 @@ class LocalFront:
                 users_follow_results=template.lets_users_follow_results(),
                 tells_effort=template.tells_effort(),
                 control=self._tokenizer.spelling,
+                sampling=msgspec.structs.asdict(self._tokenizer.generation_defaults),
             ),
         )
         await group.start(guard("directory", directory.run))

@@ -16,10 +16,12 @@ import itertools
 import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import anyio
 from anyio.abc import TaskStatus
 
+from ramify.actors.gateway.apis.openai.effort import described
 from ramify.actors.gateway.apis.registry import apis
 from ramify.actors.gateway.port.access.auth import AccessTokens, HostPolicy
 from ramify.actors.gateway.port.access.minted import Minted
@@ -48,7 +50,7 @@ from ramify.protocol.messages import (
     OpenRefused,
     SessionMessage,
 )
-from ramify.protocol.wire import Bye, Delta
+from ramify.protocol.wire import Bye, Delta, Generate
 
 _LOG = logging.getLogger("ramify.gateway")
 
@@ -306,4 +308,18 @@ class GatewayActor:
         self, config: ServerConfig, port: int, tokens: AccessTokens, status: Status, metrics: Metrics
     ) -> Routes:
         policy = HostPolicy(config.host, port, config.allowed_hosts, config.allowed_origins)
-        return Routes(tokens, policy, status, metrics, self._static, metrics_auth=config.metrics_auth)
+        return Routes(
+            tokens,
+            policy,
+            status,
+            metrics,
+            self._static,
+            metrics_auth=config.metrics_auth,
+            model=lambda: _usual(self.hub.served),
+        )
+
+
+def _usual(served: Served) -> dict[str, Any]:
+    """What holds of `generate` where a client says nothing; how much the model can be asked to think."""
+    most = Generate(id=0).max_tokens
+    return {"sampling": {**served.sampling, "max_tokens": most}, "thinking": described(served)}

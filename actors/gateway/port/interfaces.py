@@ -15,6 +15,7 @@ class Served(NamedTuple):
     `tells_effort`: its chat template tells it how much to think.
     `users_follow_results`: its chat template takes a user's turn behind results of tools.
     `control`: how control tokens are spelled, by id; they have no text in answers.
+    `sampling`: what holds for the fields of `generate` that a client leaves out, by their names.
     """
 
     context: int = 0
@@ -23,6 +24,7 @@ class Served(NamedTuple):
     users_follow_results: bool = True
     tells_effort: bool = False
     control: Mapping[int, bytes] = MappingProxyType({})
+    sampling: Mapping[str, float] = MappingProxyType({})
 
 
 class Status(Protocol):

@@ -11,6 +11,7 @@
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from ramify.actors.gateway.port.access.auth import AccessTokens, HostPolicy, bearer_header
 from ramify.actors.gateway.port.http import HttpRequest, Response, error_response, json_response
@@ -38,13 +39,16 @@ class Routes:
         static: StaticFiles,
         *,
         metrics_auth: bool = False,
+        model: Callable[[], dict[str, Any]] = dict,
     ) -> None:
+        """`model`: what doors know of the model beside `status`, for /v1/info."""
         self._tokens = tokens
         self._hosts = hosts
         self._status = status
         self._metrics = metrics
         self._static = static
         self._metrics_auth = metrics_auth
+        self._model = model
 
     def respond(self, request: HttpRequest, now: float, send: Callable[[Response], object]) -> None:
         """Give `send` the response to a request that asks for no upgrade, now or later."""
@@ -180,7 +184,10 @@ class Routes:
     def _info(self, request: HttpRequest) -> Response:
         if self._tokens.required and self._holder(request) is None:
             return self.unauthorized()
-        return json_response(200, self._status.info())
+        info = self._status.info()
+        if isinstance(model := info.get("model"), dict):  # it is loaded
+            info = info | {"model": model | self._model()}
+        return json_response(200, info)
 
     def _mint(self, request: HttpRequest, now: float) -> Response:
         if not self._tokens.required:

@@ -47,3 +47,56 @@ scene("a key lists the keys", async (page) => {
   await page.keyboard.press("Escape");
   await page.getByRole("dialog").waitFor({ state: "hidden" });
 });
+
+scene("a model that thinks can be asked how much, and what is left empty shows what holds", async (page) => {
+  const frames = [];
+  page.on("websocket", (socket) => socket.on("framesent", ({ payload }) => frames.push(...[JSON.parse(payload)].flat())));
+  await page.route("**/v1/info", async (route) => {
+    const info = await (await route.fetch()).json();
+    info.model.thinking = { told: false, efforts: { none: { tokens: 0, part: 0 }, low: { tokens: 1024, part: 0.25 } } };
+    await route.fulfill({ json: info });
+  });
+  assert.equal(await page.locator("#effort").count(), 0); // what the server itself says
+  await page.reload();
+  const last = () => frames.findLast(({ type }) => type === "generate");
+  await page.locator("#effort").selectOption("low");
+  await send(page, "one");
+  await settled(page);
+  assert.equal(last().thought_tokens, 15); // a quarter of 60
+  await page.locator("#effort").selectOption("none");
+  await send(page, "two");
+  await settled(page);
+  assert.equal(last().thought_tokens, 0);
+  await page.locator("#effort").selectOption("");
+  await send(page, "three");
+  await settled(page);
+  assert.equal(last().thought_tokens, undefined);
+  assert.deepEqual(await findings(page), []);
+  await page.setViewportSize({ width: 360, height: 740 });
+  await page.locator("#effort").selectOption("low");
+  const { x, width } = await page.getByRole("button", { name: "Send" }).boundingBox();
+  assert.ok(x + width < 360, "there is room for the button");
+  await page.keyboard.press("Control+,");
+  await soon(async () => assert.equal(await page.getByLabel("Top k").getAttribute("placeholder"), "0"));
+  assert.equal(await page.getByLabel("Temperature").inputValue(), "0");
+  assert.equal(await page.getByLabel("Maximum length").getAttribute("placeholder"), "1024");
+});
+
+scene("a model whose template tells it how much to think is told when a chat opens", async (page) => {
+  const opened = [];
+  page.on("websocket", (socket) => socket.on("framesent", ({ payload }) => opened.push(...[JSON.parse(payload)].flat().filter(({ type }) => type === "open"))));
+  await page.route("**/v1/info", async (route) => {
+    const info = await (await route.fetch()).json();
+    info.model.thinking = { told: true, efforts: { low: { tokens: 1024, part: 0.25 }, high: { tokens: 16384, part: 0.75 } } };
+    await route.fulfill({ json: info });
+  });
+  await page.reload();
+  await page.locator("#input").pressSequentially("o"); // connects
+  await soon(async () => assert.equal(opened.at(-1)?.effort, undefined));
+  await page.locator("#effort").selectOption("high");
+  await soon(async () => assert.equal(opened.at(-1)?.effort, "high"));
+  await send(page, "one");
+  await settled(page);
+  assert.equal(await page.locator("#effort").isDisabled(), true);
+  assert.equal(opened.at(-1).effort, "high");
+});

@@ -4,7 +4,7 @@ A template that tells the model an effort gets it. For any other model that thin
 most tokens of a thought, and "none" an empty one. A model that does not think has nothing to bound.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import InvalidField
@@ -49,6 +49,20 @@ def thinking(asked: Asked | None, most: int | None, served: Served, field: str) 
         return Thinking()
     tokens, part = BUDGETS[asked]
     return Thinking(tokens=tokens if most is None else max(1, min(tokens, int(most * part))))
+
+
+def described(served: Served) -> dict[str, Any]:
+    """The efforts that clients of our protocol can ask for.
+
+    They say it by `open.effort` (`told`), else by `generate.thought_tokens`: each effort has its most
+    tokens of a thought, and the part of the answer's tokens that they are at most.
+    """
+    if not served.tells_effort and (not served.thinks or served.unthought == ""):
+        return {"told": False, "efforts": {}}
+    named: tuple[Asked, ...] = ("low", "medium", "high")
+    none = {} if served.unthought is None else {"none": {"tokens": 0, "part": 0.0}}
+    budgets = {name: dict(zip(("tokens", "part"), BUDGETS[name], strict=True)) for name in named}
+    return {"told": served.tells_effort, "efforts": none | budgets}
 
 
 def switched(thinks: bool | None, served: Served, field: str) -> Asked | None:

@@ -175,6 +175,13 @@ export const WORDS = {
   sizeAhead: [(more) => `, the message ${number(more)}, computed already`, (more) => `, die Nachricht ${number(more)}, schon berechnet`],
   sizeTyped: [(more) => `, the message about ${number(more)}`, (more) => `, die Nachricht etwa ${number(more)}`],
   sizeOfContext: [(context) => `; the model can hold ${number(context)}`, (context) => `; das Modell fasst ${number(context)}`],
+  thinking: ["Thinking", "Nachdenken"],
+  howMuchToThink: ["How much the model thinks before it answers", "Wie viel das Modell nachdenkt, bevor es antwortet"],
+  thinkDefault: ["Thinks", "Denkt nach"],
+  thinkNone: ["Does not think", "Denkt nicht nach"],
+  thinkLow: ["Thinks a little", "Denkt wenig nach"],
+  thinkMedium: ["Thinks some", "Denkt mäßig nach"],
+  thinkHigh: ["Thinks a lot", "Denkt viel nach"],
 
   // the conversation
   conversation: ["Conversation", "Gespräch"],
@@ -361,6 +368,7 @@ export const WORDS = {
   minPHint: ["only tokens with at least this share of the best one's chance", "nur Tokens mit mindestens diesem Anteil der Chance des besten"],
   seed: ["Seed", "Seed"],
   seedHint: ["the same seed gives the same answer; empty: random", "derselbe Seed gibt dieselbe Antwort; leer: zufällig"],
+  random: ["random", "zufällig"],
   repetitionPenalty: ["Repetition penalty", "Wiederholungsstrafe"],
   presencePenalty: ["Presence penalty", "Präsenzstrafe"],
   frequencyPenalty: ["Frequency penalty", "Häufigkeitsstrafe"],

@@ -7,7 +7,7 @@ import { batch, signal } from "@preact/signals";
 import { Replaced } from "../../../lib/index.js";
 import { copied } from "../render/clipboard.js";
 import { Chat, explain } from "./chat.js";
-import { askServer, connection, endSession, hasToken, sessionOf, setToken } from "./connection.js";
+import { askServer, connection, endSession, hasToken, server, sessionOf, setToken } from "./connection.js";
 import { t } from "../strings.js";
 import { set, settings, toolsOf } from "./settings.js";
 import { Store } from "./store.js";
@@ -15,12 +15,13 @@ import { MOST_BYTES, download, fromBranches, fromJson, toJson, toMarkdown } from
 import { unique } from "./tree.js";
 import { Watched } from "./watched.js";
 
+export { server };
+
 const UNDO_MS = 10_000;
 const MOST_DELETED_MS = 90 * 86_400_000; // a deleted chat's session is asked to end for so long: servers keep none longer unless told to
 
 /** @type {import("@preact/signals").Signal<import("./store.js").Record[]>} */ export const chats = signal([]);
 /** @type {import("@preact/signals").Signal<Chat | null>} */ export const current = signal(null);
-/** The answer of /v1/info; null before. */ export const server = signal(null);
 /** @type {import("@preact/signals").Signal<{text: string, action?: [string, () => void], mild?: boolean} | null>} */
 export const toast = signal(null);
 /** Which panel or dialog is open. */

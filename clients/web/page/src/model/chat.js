@@ -15,6 +15,7 @@ import { asMessages, brief, Tree } from "./tree.js";
 const TTL_S = 21_600; // how long the server shall keep a session that nobody looks at; it may keep it shorter
 const TICK_MS = 30; // deltas come in frames, one in so many milliseconds
 const SAVE_MS = 1_000; // of text that is being written
+const EFFORTS = ["low", "medium", "high"]; // that a chat template can be told
 const PAST = ["cancelled", "no_session", "skipped"]; // errors that tell a user nothing new
 
 export class Chat {
@@ -63,9 +64,10 @@ export class Chat {
     if (this.#session && this.#session.status !== "closed") return;
     if (!this.record.session) this.record.epoch += 1;
     const { url, token } = this.#connection;
+    const { effort } = this.record.own ?? {};
     this.#session = connect(url, {
       token, client: this.record.client, storage: this.#storage(), retry: "always", renew: true,
-      open: { tick_ms: TICK_MS, ttl_s: TTL_S, ...(this.record.tools?.length && { tools: this.record.tools }) },
+      open: { tick_ms: TICK_MS, ttl_s: TTL_S, ...(this.record.tools?.length && { tools: this.record.tools }), ...(EFFORTS.includes(effort) && { effort }) },
     });
     const mine = this.#session;
     const on = (name, action) => mine.addEventListener(name, ({ detail }) => { if (this.#session === mine) action(detail); });
@@ -403,6 +405,7 @@ export class Chat {
   /** Settings of this chat alone; `undefined` takes one back. */
   set(changes) {
     this.record.own = { ...this.record.own, ...changes };
+    if ("effort" in changes && this.#session && !this.tree.size) this.end().then(() => this.open()); // templates are told as it opens
     this.#touch();
     this.#changed();
   }

@@ -1,8 +1,12 @@
 /** How the page connects: the server that gave it out, and the token that a person typed in, kept for the tab. */
 
+import { signal } from "@preact/signals";
 import { connect, mintToken } from "../../../lib/index.js";
 
 const KEPT = "ramify chat token";
+
+/** The answer of /v1/info; null before. */
+export const server = signal(null);
 
 let bearer = recall();
 

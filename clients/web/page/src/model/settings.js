@@ -2,6 +2,7 @@
 
 import { effect, signal } from "@preact/signals";
 import { language, languageOf, t } from "../strings.js";
+import { server } from "./connection.js";
 
 const KEPT = "ramify chat settings";
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty"];
@@ -19,8 +20,8 @@ export const FIELDS = [
   { name: "frequency_penalty", label: "frequencyPenalty", min: -2, max: 2, step: 0.1, hint: "noneIsZero" },
 ];
 
-/** What a chat keeps for itself, else it is as set for all chats. `count` and `format` are a chat's own alone. */
-const OWN = [...NUMBERS, "stop", "count", "format"];
+/** What a chat keeps for itself, else it is as set for all chats. `count`, `format` and `effort` are a chat's own alone. */
+const OWN = [...NUMBERS, "stop", "count", "format", "effort"];
 const DEFAULTS = { system: "", tools: "", theme: "system", language: "system", folded: false, ahead: false, form: false, stop: "" };
 
 function kept() {
@@ -40,7 +41,7 @@ export function set(changes) {
 /** The settings as they hold in a chat. */
 export function settingsOf(chat) {
   const { own = {} } = chat.record;
-  return { ...settings.value, count: 1, format: "", ...Object.fromEntries(OWN.filter((name) => own[name] !== undefined).map((name) => [name, own[name]])) };
+  return { ...settings.value, count: 1, format: "", effort: "", ...Object.fromEntries(OWN.filter((name) => own[name] !== undefined).map((name) => [name, own[name]])) };
 }
 
 effect(() => {
@@ -65,7 +66,21 @@ export function options(chat) {
   if (stop.length) found.stop = stop;
   const schema = schemaOf(all.format).schema;
   if (schema) found.constraint = { json_schema: schema };
-  return found;
+  return { ...found, ...thought(all.effort, found.max_tokens) };
+}
+
+/** How much the served model can be asked to think, as /v1/info tells it. Without efforts: it does not think. */
+export const thinking = () => server.value?.model?.thinking ?? { told: false, efforts: {} };
+
+/** What holds where a number is left empty. @param {string} name @returns {number | undefined} */
+export const usual = (name) => server.value?.model?.sampling?.[name];
+
+/** An effort as a field of `generate`. What a chat template is told instead goes with `open`. */
+function thought(effort, most = usual("max_tokens")) {
+  const { told, efforts } = thinking();
+  if (!efforts[effort] || (told && effort !== "none")) return {};
+  const { tokens, part } = efforts[effort];
+  return { thought_tokens: tokens && Math.max(1, Math.min(tokens, Math.floor(most * part))) };
 }
 
 /** A schema as it was typed. @returns {{schema?: object, error?: string}} */

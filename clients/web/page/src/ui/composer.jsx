@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { panels, server, toast } from "../model/app.js";
-import { options, schemaOf, settings, settingsOf } from "../model/settings.js";
+import { options, schemaOf, settings, settingsOf, thinking } from "../model/settings.js";
 import { contentOf } from "../model/tree.js";
 import { number, t } from "../strings.js";
 import { Icon, IconButton } from "./icons.jsx";
@@ -95,6 +95,7 @@ export function Composer({ chat }) {
             {COUNTS.map((each) => <option key={each} value={each}>{each === 1 ? t.oneAnswer : t.someDrafts(each)}</option>)}
           </select>
         </label>
+        <Effort chat={chat} />
         <button type="button" class={`quiet format${format.trim() ? " on" : ""}`} aria-label={format.trim() ? t.answerFormatSet : t.answerFormat} title={t.answerFormat} onClick={() => { panels.format.value = true; }}>
           <Icon name="braces" />{format.trim() && <span>{t.json}{schema.schema?.title ? `: ${schema.schema.title}` : ""}</span>}</button>
         <Counter size={size} />
@@ -103,6 +104,25 @@ export function Composer({ chat }) {
           : <button type="submit" class="primary round" aria-label={t.send} title={t.sendHint} disabled={(!text.trim() && !files.length) || size.full}><Icon name="send" /></button>}
       </div>
     </form>
+  );
+}
+
+/** Names of strings. */
+const EFFORTS = { none: "thinkNone", low: "thinkLow", medium: "thinkMedium", high: "thinkHigh" };
+
+/** How much the model thinks, where it can be asked. What its chat template is told stands at the head of a chat. */
+function Effort({ chat }) {
+  chat.version.value; // read, to be told of changes
+  const { told, efforts } = thinking();
+  const known = Object.keys(EFFORTS).filter((name) => efforts[name]);
+  if (!known.length) return null;
+  return (
+    <label class="count" title={t.howMuchToThink}><Icon name="thought" /><span class="unseen">{t.thinking}</span>
+      <select id="effort" value={settingsOf(chat).effort} disabled={told && chat.tree.size > 0} onChange={(event) => chat.set({ effort: event.target.value })}>
+        <option value="">{t.thinkDefault}</option>
+        {known.map((name) => <option key={name} value={name}>{t[EFFORTS[name]]}</option>)}
+      </select>
+    </label>
   );
 }
 

@@ -3,7 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { current, login, panels, server } from "../model/app.js";
 import { initial } from "../model/form.js";
-import { FIELDS, schemaOf, set, settings, settingsOf, toolsOf } from "../model/settings.js";
+import { FIELDS, schemaOf, set, settings, settingsOf, toolsOf, usual } from "../model/settings.js";
 import { LANGUAGES, t } from "../strings.js";
 import { Field } from "./form.jsx";
 
@@ -42,7 +42,7 @@ export function SettingsDialog() {
         <div class="fields">
           {FIELDS.map(({ name, label, hint, ...range }) => (
             <label key={name}>{t[label]}
-              <input type="number" {...range} value={all[name] ?? ""} title={t[hint]}
+              <input type="number" {...range} value={all[name] ?? ""} placeholder={name === "seed" ? t.random : usual(name) ?? 0} title={t[hint]}
                 onInput={({ target }) => { if (target.validity.valid) set({ [name]: target.value }); }} />
               <small>{t[hint]}</small></label>
           ))}

@@ -15,7 +15,7 @@ from ramify.actors.gateway.apis.anthropic.signatures import Signer
 from ramify.actors.gateway.apis.ollama.answers import OllamaAnswers
 from ramify.actors.gateway.apis.ollama.requests import ChatRequest as OllamaRequest
 from ramify.actors.gateway.apis.openai.chat import ChatAnswers, Heading
-from ramify.actors.gateway.apis.openai.effort import BUDGETS, Thinking, switched, thinking
+from ramify.actors.gateway.apis.openai.effort import BUDGETS, Thinking, described, switched, thinking
 from ramify.actors.gateway.apis.openai.requests import ChatRequest, decode
 from ramify.actors.gateway.apis.openai.response_requests import ResponseRequest
 from ramify.actors.gateway.apis.openai.responses import ResponseDialogue
@@ -165,3 +165,19 @@ def test_what_changes_nothing_is_accepted() -> None:
     }  # fmt: skip
     assert chat(QWEN, **same) == chat(QWEN)
     assert thinking(None, None, QWEN, "f") == Thinking()
+
+
+def test_clients_of_our_protocol_are_told_what_they_can_ask_for() -> None:
+    assert described(QWEN) == {
+        "told": False,
+        "efforts": {
+            "none": {"tokens": 0, "part": 0.0},
+            "low": {"tokens": 1024, "part": 0.25},
+            "medium": {"tokens": 4096, "part": 0.5},
+            "high": {"tokens": 16384, "part": 0.75},
+        },
+    }
+    assert described(HARMONY)["told"]
+    assert list(described(HARMONY)["efforts"]) == ["low", "medium", "high"]
+    assert described(Served(4096)) == {"told": False, "efforts": {}}
+    assert described(Served(4096, thinks=True, unthought=""))["efforts"] == {}
