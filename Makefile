@@ -5,6 +5,8 @@ PYTHON ?= python3
 HOST ?= 127.0.0.1
 PORT ?= 8765
 MODEL ?=
+# the least that the server logs; info tells of each session
+LOG ?= warning
 ARGS ?=
 # processes that share the tests: one for each core, at most 8
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
@@ -22,7 +24,7 @@ PAGE_TOOLS := $(if $(shell command -v npm 2>/dev/null),$(PAGE)/node_modules/.pac
 
 # Serve a model (the bundled one, or MODEL=DIR) with the browser chat at http://HOST:PORT/
 serve: $(SERVING)
-	$(BIN)/ramify serve $(if $(MODEL),--model "$(MODEL)") --host $(HOST) --port $(PORT) $(ARGS)
+	@$(BIN)/ramify serve $(if $(MODEL),--model "$(MODEL)") --host $(HOST) --port $(PORT) --log-level $(LOG) $(ARGS)
 
 # Bytecode is kept (where the environment forbids it too): what one of the processes has compiled, and where
 # pytest has rewritten assertions, the other processes and all servers that tests start only read
@@ -62,14 +64,16 @@ format: $(TESTING)
 
 $(SERVING): pyproject.toml $(ENGINE)/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ramify needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --editable '.[serve]' --editable $(ENGINE)
-	touch $@
+	@test -x $(BIN)/python || { echo "Making a virtual environment in $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "Installing what serving needs, 1.3 GB or more: this takes minutes"
+	@$(BIN)/python -m pip install --quiet --editable '.[serve]' --editable $(ENGINE)
+	@touch $@
 
 $(TESTING): $(SERVING)
-	$(BIN)/python -m pip install --editable '.[serve,dev]' --editable $(ENGINE)
-	touch $@
+	@echo "Installing the tools for tests, 1.3 GB or less"
+	@$(BIN)/python -m pip install --quiet --editable '.[serve,dev]' --editable $(ENGINE)
+	@touch $@
 
 $(PAGE)/node_modules/.package-lock.json: $(PAGE)/package-lock.json
 	cd $(PAGE) && npm ci --silent && touch node_modules/.package-lock.json || echo "SKIPPED: the chat page is not tested, npm cannot fetch its tools" >&2

@@ -17,7 +17,7 @@ matplotlib.use("svg")
 from matplotlib import pyplot as plt
 
 RESULTS = Path(__file__).parent / "results"
-NAMES = ("Ramify", "SGLang 0.5.11", "vLLM 0.20.2")
+PEERS = ("SGLang 0.5.11, 2026-11-21", "vLLM 0.20.2, 2026-11-21")
 COLOURS = ("#2b6cb0", "#a0aec0", "#cbd5e0")
 # (title, file, figure, the peers' figures)
 PANELS = (
@@ -28,10 +28,11 @@ PANELS = (
 )
 
 
-def ours(file: str, figure: str) -> float:
-    """The median of the only case in a report."""
-    (case,) = json.loads((RESULTS / f"{file}.json").read_text())["cases"]
-    return float(case["figures"][figure]["median"])
+def ours(file: str, figure: str) -> tuple[float, str]:
+    """The median of the only case in a report, and the day it was measured."""
+    report = json.loads((RESULTS / f"{file}.json").read_text())
+    (case,) = report["cases"]
+    return float(case["figures"][figure]["median"]), report["time"][:10]
 
 
 def main() -> None:
@@ -40,9 +41,12 @@ def main() -> None:
     options = parser.parse_args()
     plt.rcParams |= {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "peers"}
     figure, axes = plt.subplots(1, len(PANELS), figsize=(11, 2.6))
+    days = set()
     for axis, (title, file, name, peers) in zip(axes, PANELS, strict=True):
-        values = (ours(file, name), *peers)
-        bars = axis.bar(NAMES, values, color=COLOURS)
+        value, day = ours(file, name)
+        days.add(day)
+        values = (value, *peers)
+        bars = axis.bar(("Ramify", *PEERS), values, color=COLOURS)
         axis.bar_label(bars, [f"{value:,.0f}" if value > 100 else f"{value:.1f}" for value in values])
         better = "lower" if name == "seconds" else "higher"
         axis.set_title(f"{title} ({better} is better)", fontsize=8)
@@ -50,7 +54,8 @@ def main() -> None:
         axis.set_yticks([])
         axis.margins(y=0.15)
         axis.spines[["top", "right", "left"]].set_visible(False)
-    figure.legend(bars, NAMES, loc="lower center", ncols=3, frameon=False)
+    names = (f"Ramify, {', '.join(sorted(days))}", *PEERS)
+    figure.legend(bars, names, loc="lower center", ncols=3, frameon=False)
     figure.tight_layout(rect=(0, 0.09, 1, 1))
     figure.savefig(options.output, metadata={"Date": None, "Creator": None})
 
