@@ -32,6 +32,8 @@ TYPES = {
     ".js": "text/javascript",
     ".css": "text/css",
     ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".json": "application/json",
     ".txt": "text/plain",
 }
 
@@ -111,6 +113,7 @@ def test_the_built_page_is_what_its_sources_make() -> None:
         ("render", 0.01),
         ("watching", 0.01),
         ("shell", 0.004),
+        ("offline", 0.004),
     ],
 )
 async def test_scenes(scenes: str, step_seconds: float, tokenizer_folder: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
  * `--check` builds into memory and compares: exit code 1 where `../site` is not what the sources make.
  */
 
+import { createHash } from "node:crypto";
 import { mkdir, readFile, readdir, rm, writeFile } from "node:fs/promises";
 import { basename, join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -12,7 +13,7 @@ import { wrongWords } from "./words.mjs";
 const HERE = fileURLToPath(new URL(".", import.meta.url));
 const SITE = join(HERE, "../site");
 const MOST_BYTES = 300_000; // of a built file
-const COPIED = ["index.html", "game24.html", "icon.svg"];
+const COPIED = ["index.html", "game24.html", "manifest.json", "icon.svg", "icon-192.png", "icon-512.png", "icon-maskable.png", "icon-touch.png"];
 
 /** What the page loads; what only some answers need (highlighting, formulas) comes in chunks of its own. */
 const page = {
@@ -40,11 +41,22 @@ async function built() {
   const files = new Map();
   for (const { path, contents } of (await esbuild.build(page)).outputFiles) files.set(basename(path), Buffer.from(contents));
   for (const name of COPIED) files.set(name, await readFile(join(HERE, "src", name)));
+  files.set("sw.js", await worker(files));
   files.set("LICENSES.txt", Buffer.from(await licenses()));
   for (const [name, { length }] of files) {
     if (length > MOST_BYTES) throw new Error(`${name} has ${length} bytes; ${MOST_BYTES} are allowed`);
   }
   return files;
+}
+
+/** The service worker, which knows the other files: it differs where any of them does. */
+async function worker(files) {
+  const version = createHash("sha256");
+  for (const [name, contents] of [...files].sort(([a], [b]) => (a < b ? -1 : 1))) version.update(`${name} ${contents.length}\n`).update(contents);
+  const paths = [...files.keys()].sort().map((name) => `/${name === "index.html" ? "" : name}`);
+  const define = { FILES: JSON.stringify(paths), VERSION: JSON.stringify(version.digest("hex").slice(0, 16)) };
+  const { code } = await esbuild.transform(await readFile(join(HERE, "src/sw.js"), "utf8"), { define, minify: true, target: page.target });
+  return Buffer.from(code);
 }
 
 /** The licenses of what is bundled, as their packages have them. */

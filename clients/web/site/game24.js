@@ -1,4 +1,4 @@
-import{B as e,d as I,k as _,o as M}from"./chunk-QPRAGDKY.js";import{c as N,f as E,g,h as S,n as O,u as c}from"./chunk-LEP6EUUJ.js";import"./chunk-OOJM4CTU.js";var z=3,F=[1,2,3,4,5,6,7,8,9].map(s=>` ${s}`),L=40,$="[0-9]{1,3}",P=s=>` ${$} [-+*/] ${$} = ${$} \\(left: ${$}( ${$}){${z-1-s}}\\)`,D=`Use two of the numbers and + - * / in each step, until 24 is left.
+import{B as e,d as I,k as _,o as M}from"./chunk-KR4HEZVU.js";import{c as N,f as E,g,h as S,n as O,u as c}from"./chunk-YMPDT7D7.js";import"./chunk-OOJM4CTU.js";var z=3,F=[1,2,3,4,5,6,7,8,9].map(s=>` ${s}`),L=40,$="[0-9]{1,3}",P=s=>` ${$} [-+*/] ${$} = ${$} \\(left: ${$}( ${$}){${z-1-s}}\\)`,D=`Use two of the numbers and + - * / in each step, until 24 is left.
 Numbers: 2 8 8 14
 Step: 2 + 8 = 10 (left: 8 10 14)
 Step: 14 - 10 = 4 (left: 4 8)

@@ -1,1 +1,1 @@
-import{b as a}from"./chunk-GQS2K2L7.js";import"./chunk-LEP6EUUJ.js";import"./chunk-OOJM4CTU.js";export{a as Answer};
+import{b as a}from"./chunk-HMFPRXCJ.js";import"./chunk-YMPDT7D7.js";import"./chunk-OOJM4CTU.js";export{a as Answer};

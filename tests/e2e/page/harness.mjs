@@ -30,7 +30,7 @@ after(() => browser.close());
  * `restarts`: the server does; the browser itself then says of a library that was just being loaded (the page loads it again) that it failed.
  */
 export async function visit({ settings = {}, path = "/", restarts = false, ...options } = {}) {
-  const context = await browser.newContext({ viewport: { width: 1280, height: 800 }, reducedMotion: "reduce", ...options });
+  const context = await browser.newContext({ viewport: { width: 1280, height: 800 }, reducedMotion: "reduce", serviceWorkers: "block", ...options });
   context.setDefaultTimeout(PATIENCE_MS);
   context.problems = [];
   context.on("page", (page) => {

@@ -43,6 +43,7 @@ export const WORDS = {
   importChats: ["Import chats", "Chats importieren"],
   openSessionFile: ["Open a session file", "Sitzungsdatei öffnen"],
   exportAll: ["Export all chats", "Alle Chats exportieren"],
+  install: ["Install as an app", "Als App installieren"],
   game24: ["Game of 24: a tree of thought", "Spiel 24: ein Baum von Gedanken"],
   settings: ["Settings", "Einstellungen"],
   settingsKey: ["Settings (Ctrl+,)", "Einstellungen (Strg+,)"],

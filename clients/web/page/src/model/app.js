@@ -60,6 +60,13 @@ export async function start() {
   greet();
 }
 
+/** The browser offers to install the page; null: it does not. */
+export const installable = signal(null);
+
+addEventListener("beforeinstallprompt", (event) => { installable.value = event; });
+addEventListener("appinstalled", () => { installable.value = null; });
+navigator.serviceWorker?.register("sw.js").catch(() => {}); // private windows and some settings forbid it
+
 // --- the server ----------------------------------------------------------------------------------------
 
 async function greet() {

@@ -1,7 +1,7 @@
 /** The command palette: everything the page can do, found by typing. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { chats, current, exportAll, exportChat, exportSession, newChat, openChat, panels, remove, share, toggleSidebar } from "../model/app.js";
+import { chats, current, exportAll, exportChat, exportSession, installable, newChat, openChat, panels, remove, share, toggleSidebar } from "../model/app.js";
 import { options, set } from "../model/settings.js";
 import { LANGUAGES, t } from "../strings.js";
 
@@ -82,6 +82,7 @@ function all() {
     commands.push([t.exportThisMarkdown, () => exportChat(chat.id, "markdown")], [t.exportThisJson, () => exportChat(chat.id, "json")],
       [t.exportThisSession, () => exportSession(chat)], [t.printThis, () => setTimeout(print, 100)], [t.deleteThis, () => remove(chat.id)]);
   }
+  if (installable.value) commands.push([t.install, () => installable.value.prompt()]);
   if (chats.value.length) commands.push([t.exportAll, exportAll]);
   const used = new Set(commands.map(([label]) => label));
   const others = chats.value.filter(({ id }) => id !== chat?.id).map(({ id, title }) => [t.chatCalled(title), () => openChat(id)]);
