@@ -2,14 +2,16 @@
 
 One frame, one round trip: the server forks the states that are left into proposals, has each one judged
 on a fork of its own (`select` a number), and prunes: the best proposals take the places of the states,
-and the next level goes on from there. A regex keeps each step in form; whether its sum is right is the
-model's part. The client only watches; what all of them say streams into a tree.
+and the next level goes on from there. The program lists the steps of each level whose sums are right, as
+`choices`; which of them goes on from its own numbers, and to 24, is the model's part. The client only
+watches; what all of them say streams into a tree.
 
 --data: the puzzles of the method's authors (`game24.jsonl`), --size: proposals for each state.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import permutations
 from typing import Any
 
 from rich.live import Live
@@ -20,7 +22,7 @@ import ramify
 from ramify.clients.generation import Generation
 
 DEPTH, KEPT = 3, 2
-NUMBER = "[0-9]{1,3}"
+LARGEST = 200  # a step makes no larger number, nor a negative one or a fraction
 MARKS = [f" {mark}" for mark in range(1, 10)]
 RULES = """Use two of the numbers and + - * / in each step, until 24 is left.
 Numbers: 2 8 8 14
@@ -46,15 +48,32 @@ def proposals(level: int, width: int) -> dict[str, str]:
     return {f"{level}.{state}.{i}": state for state in states(level) for i in range(width)}
 
 
-def form(level: int) -> str:
-    """The regex of a step: a sum, and the numbers that are left, one fewer at each level."""
-    return rf" {NUMBER} [-+*/] {NUMBER} = {NUMBER} \(left: {NUMBER}( {NUMBER}){{{DEPTH - 1 - level}}}\)"
+def steps(numbers: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Each step that the numbers allow, and what it leaves."""
+    for i, j in permutations(range(len(numbers)), 2):
+        a, b = numbers[i], numbers[j]
+        rest = [number for place, number in enumerate(numbers) if place not in (i, j)]
+        quotient = a // b if b and a % b == 0 else -1
+        for sign, value in (("+", a + b), ("-", a - b), ("*", a * b), ("/", quotient)):
+            if 0 <= value <= LARGEST and (sign in "-/" or a <= b):
+                left = tuple(sorted([*rest, value]))
+                yield f" {a} {sign} {b} = {value} (left: {' '.join(map(str, left))})", left
+
+
+def choices(numbers: str) -> list[list[str]]:
+    """The steps of each level, of all states that the level before can leave."""
+    left, found = {tuple(sorted(map(int, numbers.split())))}, []
+    for _ in range(DEPTH):
+        made = dict(step for state in sorted(left) for step in steps(state))
+        found.append(list(made))
+        left = set(made.values())
+    return found
 
 
 def frame(numbers: str, width: int) -> Ops:
     """The whole program."""
     ops: Ops = [{"type": "append", "text": f"{RULES}Numbers: {numbers}\n"}]
-    for level in range(DEPTH):
+    for level, listed in enumerate(choices(numbers)):
         found = proposals(level, width)
         for state in states(level):
             children = [name for name in found if found[name] == state]
@@ -63,7 +82,7 @@ def frame(numbers: str, width: int) -> Ops:
         judges = [f"{name}.judge" for name in names]
         ops.append({"type": "append", "branch": names, "text": "Step:"})
         ops.append(
-            {"type": "generate", "branch": names, "max_tokens": 40, "constraint": {"regex": form(level)},
+            {"type": "generate", "branch": names, "max_tokens": 40, "constraint": {"choices": listed},
              "temperature": 0.9, "seed": 100 * level}
         )  # fmt: skip
         ops += [{"type": "fork", "branch": a, "as": [b]} for a, b in zip(names, judges, strict=True)]

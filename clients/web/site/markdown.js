@@ -1,1 +1,1 @@
-import{b as a}from"./chunk-HMFPRXCJ.js";import"./chunk-YMPDT7D7.js";import"./chunk-OOJM4CTU.js";export{a as Answer};
+import{b as a}from"./chunk-GZ7ZOARX.js";import"./chunk-NDWPSQUE.js";import"./chunk-OOJM4CTU.js";export{a as Answer};

@@ -1,8 +1,9 @@
 /**
  * A tree of thought as one frame: propose steps, judge each on a fork of its own, keep the best, three levels deep.
  *
- * The whole search is sent before the first token comes; the server forks, judges and prunes by itself. What streams
- * back grows the tree that the page draws. The same program in Python is `examples/tree_of_thought.py`.
+ * The program lists the steps whose sums are right; which of them goes on from its own numbers, and to 24, is the
+ * model's part. The whole search is sent before the first token comes; the server forks, judges and prunes by itself.
+ * What streams back grows the tree that the page draws. The same program in Python is `examples/tree_of_thought.py`.
  */
 
 import { signal } from "@preact/signals";
@@ -12,9 +13,7 @@ import { Live } from "../model/live.js";
 const DEPTH = 3;
 const MARKS = [1, 2, 3, 4, 5, 6, 7, 8, 9].map((mark) => ` ${mark}`);
 const MOST_TOKENS = 40; // of a step
-const NUMBER = "[0-9]{1,3}";
-/** The regex of a step: a sum, and the numbers that are left, one fewer at each level. Its sum may be wrong. */
-const form = (level) => ` ${NUMBER} [-+*/] ${NUMBER} = ${NUMBER} \\(left: ${NUMBER}( ${NUMBER}){${DEPTH - 1 - level}}\\)`;
+const LARGEST = 200; // a step makes no larger number, nor a negative one or a fraction
 const RULES = `Use two of the numbers and + - * / in each step, until 24 is left.
 Numbers: 2 8 8 14
 Step: 2 + 8 = 10 (left: 8 10 14)
@@ -28,6 +27,32 @@ Step: 4 * 6 = 24 (left: 24)
 
 const SIGNS = { "+": (a, b) => a + b, "-": (a, b) => a - b, "*": (a, b) => a * b, "/": (a, b) => a / b };
 const sorted = (numbers) => [...numbers].sort((a, b) => a - b).join(" ");
+
+/** Each step that `numbers` (ascending) allow, and what it leaves. @returns {[string, number[]][]} */
+function stepsOf(numbers) {
+  const found = [];
+  numbers.forEach((a, i) => numbers.forEach((b, j) => {
+    if (i === j) return;
+    const rest = numbers.filter((_, place) => place !== i && place !== j);
+    for (const [sign, result] of Object.entries(SIGNS)) {
+      const value = result(a, b);
+      if (!Number.isInteger(value) || value < 0 || value > LARGEST || ("+*".includes(sign) && a > b)) continue;
+      const left = [...rest, value].sort((one, other) => one - other);
+      found.push([` ${a} ${sign} ${b} = ${value} (left: ${left.join(" ")})`, left]);
+    }
+  }));
+  return found;
+}
+
+/** The steps of each level whose sums are right, of all states that the level before can leave. */
+function choices(numbers) {
+  let states = [[...numbers].sort((one, other) => one - other)];
+  return Array.from({ length: DEPTH }, () => {
+    const made = new Map(states.flatMap(stepsOf));
+    states = [...new Map([...made.values()].map((left) => [left.join(), left])).values()];
+    return [...made.keys()];
+  });
+}
 
 /** What a step leaves of `numbers`; null if its sum or what it says is left is wrong. */
 function leaves(numbers, text) {
@@ -89,13 +114,14 @@ export class Search {
     const say = (what) => { this.ops += 1; return what; };
     const watched = [say(session.append(`${RULES}Numbers: ${this.numbers}\n`))];
     let states = ["main"];
+    const listed = choices(this.left);
     for (let level = 0; level < DEPTH; level += 1) {
       const children = states.map((_, place) => Array.from({ length: width }, (__, i) => `${level}.${place}.${i}`));
       children.forEach((names, place) => watched.push(say(session.fork(names, { branch: states[place] }))));
       const names = children.flat();
       const judges = names.map((name) => `${name}.judge`);
       watched.push(say(session.append("Step:", { branch: names })));
-      const steps = say(session.generate({ branch: names, max_tokens: MOST_TOKENS, regex: form(level), temperature: 0.9 }));
+      const steps = say(session.generate({ branch: names, max_tokens: MOST_TOKENS, choices: listed[level], temperature: 0.9 }));
       names.forEach((name, i) => watched.push(say(session.fork([judges[i]], { branch: name }))));
       watched.push(say(session.append("\nChance to reach 24, from 1 to 9:", { branch: judges })));
       const marks = say(session.select(MARKS, { branch: judges }));

@@ -60,7 +60,7 @@ function Welcome({ chat }) {
             {text}{count > 1 && <small>{t.draftsBeside(count)}</small>}
           </button>
         ))}
-        <a class="button" href="game24.html">{t.watchTree}<small>{t.everyBranch}</small></a>
+        {!demo && <a class="button" href="game24.html">{t.watchTree}<small>{t.everyBranch}</small></a>}
       </div>
     </section>
   );
