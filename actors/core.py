@@ -114,7 +114,7 @@ class CoreActors:
         info = executor.info
         schedule = config.schedule
         shares = Shares(schedule.retain_share, schedule.retain_leases)
-        self.cache = RadixCache(info.pages, info.page_size, shares=shares)
+        self.cache = RadixCache(info.pages, info.page_size, shares=shares, state_slots=info.state_slots)
         metrics.kv(info.pages * info.page_size, 0, 0)
         cache = CacheActor(
             self._to_cache,

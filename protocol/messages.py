@@ -428,6 +428,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
     all of them with reason "length" only.
     `forced`: tokens of `output` that the constraint left no choice for. `stale`: nothing has run, for
     the constraint is not there (any more): compile it again and submit anew. `spare`: as submitted.
+    `replayed`: see `Granted`, over all grants.
     """
 
     request: int
@@ -447,6 +448,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stale: bool = False
     accepted: int = 0
     spare: bool = False
+    replayed: int = 0
 
 
 class Tokens(Base, frozen=True):

@@ -36,7 +36,7 @@ class Announcer:
         self._changed: dict[Node, None] = {}  # resident nodes that may not be told
         self._removed: list[Hashes] = []  # told, and not resident any more
         for node in tree.walk():
-            if node.resident:
+            if node.resident and (node.snapshot or not tree.states):
                 self.stored(node)
 
     @property
@@ -48,6 +48,14 @@ class Announcer:
         """Note that `node` became resident."""
         if node.parent is not None:
             self._changed[node] = None
+
+    def withdrawn(self, node: Node) -> None:
+        """Note that `node` is resident, but no snapshot at or below it can be resumed."""
+        if node.told:
+            assert node.hashes is not None
+            self._removed.append(node.hashes[: node.told])
+            node.told = 0
+        self._changed.pop(node, None)
 
     def removed(self, node: Node) -> None:
         """Note that `node` is no longer resident. Its parent is."""

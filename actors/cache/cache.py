@@ -22,6 +22,7 @@ from ramify.actors.cache.branches import Branches
 from ramify.actors.cache.leases import Bounds, Leases
 from ramify.actors.cache.node import Node
 from ramify.actors.cache.residency import REACH, Residency
+from ramify.actors.cache.resuming import Resuming, resumable
 from ramify.actors.cache.run import PageLease
 from ramify.actors.cache.states import DEVICE, SUSPECT
 from ramify.actors.cache.tree import RadixTree
@@ -51,7 +52,8 @@ class RadixCache:
     """`pages` KV pages of `page_size` tokens, and the tokens of every live branch.
 
     `reach`: see `Residency`. `block`: tokens of a block, see `Announcer`; a multiple of the page size.
-    `shares`: what may be leased.
+    `shares`: what may be leased. `state_slots`: of a model with fixed states (`snapshots.py`); its pages
+    hold one token, so that a snapshot may stand anywhere.
     """
 
     def __init__(
@@ -61,10 +63,19 @@ class RadixCache:
         reach: int = REACH,
         block: int = BLOCK,
         shares: Shares = ALL,
+        state_slots: int = 0,
     ) -> None:
+        if state_slots and page_size != 1:
+            raise ValueError(
+                f"page_size is {page_size}: a model with fixed states needs pages of 1 token"
+            )
         self.page_size = page_size
-        self.tree = RadixTree(page_size, block)
+        self.tree = RadixTree(page_size, block, states=state_slots > 0)
         self.residency = Residency(self.tree, PageAllocator(pages), reach)
+        self._resuming: Resuming | None = None  # of a model with fixed states
+        if state_slots:
+            self.residency.use_slots(state_slots)
+            self._resuming = Resuming(self.tree, self.residency)
         self._shares = shares
         self.leases = Leases(self.tree, self.residency.victims.reconsider, self._bounds())
         self.branches = Branches(self.tree, self.leases)
@@ -214,16 +225,24 @@ class RadixCache:
                 on = node.owner or on
             assert node.parent is not None
             node = node.parent
-        resident = self._whole(node.end)
+        resuming, reach = self._resuming, min(node.end, last)
+        found = node if resuming is None else resumable(node, reach)
+        resident = self._whole(found.end)
         if on:
             return m.Denied(request, "shared", resident=resident, on=on)
-        reach = min(node.end, last)
+        has_kv = reach
+        if resuming is not None:
+            reach = found.end
         cached = self._whole(reach)
         source = self._cut_page(node, reach) if reach > cached else None
         anchor = self._anchor(node, cached)
         self.residency.lock(anchor)
         first = cached // self.page_size
         need = -(-(tip.end + message.extra) // self.page_size) - first
+        lacking = resuming.reserve(found, message.slots) if resuming is not None else 0
+        if lacking:
+            self.residency.unlock(anchor)
+            return m.Denied(request, "memory", resident=resident, slots=lacking)
         tip.refs += 1  # evicting the tail that is run again must not delete it
         self.leases.expire(now)
         short_of_free = message.spare and need > self.free
@@ -232,15 +251,21 @@ class RadixCache:
             to_be_had = self.free if short_of_free else self.free + self.evictable
             short = need + message.leave - to_be_had
             tip.refs -= 1
+            if resuming is not None:
+                resuming.leave(found)
             self.residency.unlock(anchor)
             return m.Denied(request, "memory", resident=resident, short=short)
         if source is not None:  # it stays as it is until the plan runs, even if it was evicted just now
             self._copies += source, int(pages[0])
             cached = reach
         self.residency.touch(node)
-        self.runs[request] = PageLease(
+        run = self.runs[request] = PageLease(
             request, message.branch, tip, anchor, first, pages, self.residency.rank
         )
+        proven, state, slots, wanted = anchor.proven, 0, b"", b""
+        if resuming is not None:
+            state, slots, wanted, sure = resuming.begin(run, found, message.slots)
+            proven = proven and sure
         node = tip
         while not node.resident and node.parent is not None:
             node.claim(request)
@@ -251,7 +276,11 @@ class RadixCache:
             self.tree.tokens(tip, cached),
             self.residency.table(anchor, pages),
             self.tree.tokens(tip, 0) if message.history else b"",
-            anchor.proven,
+            proven,
+            state,
+            slots,
+            wanted,
+            has_kv - cached if resuming is not None else 0,
         )
 
     def grow(self, message: m.Grow, now: float = 0.0) -> m.Grown:
@@ -276,6 +305,8 @@ class RadixCache:
             if message.tokens or not message.final:
                 raise ValueError(f"request {run.request:#x}: what is not finite ends without tokens")
             self.residency.distrust(run.anchor)
+            if self._resuming is not None:
+                self._resuming.distrust(run)
             self._finish(run, run.tip)
             return
         if message.finite and not run.mixed:
@@ -286,14 +317,18 @@ class RadixCache:
         self._publish(run, end, message.computed)
         if message.finite and not run.mixed:
             self.residency.prove(run.anchor)
+        if self._resuming is not None:
+            self._resuming.keep(run, end, message)
         if message.final:
             self._finish(run, end)
 
-    def renew(self, pages: int) -> None:
+    def renew(self, pages: int, state_slots: int = 0) -> None:
         """Forget all KV, and have a pool of `pages` from now on. O(resident nodes). See `RenewPool`."""
         if self.runs:
             raise RuntimeError(f"the pool is renewed while {len(self.runs)} requests run")
         self.residency.renew(PageAllocator(pages))
+        if self._resuming is not None:
+            self.residency.use_slots(state_slots)
         self.leases.bounds = self._bounds()
 
     # --- internals --------------------------------------------------------------------------
@@ -334,7 +369,7 @@ class RadixCache:
             node = node.parent
         end = found.get(node)
         if end is None:
-            end = self._whole(node.end)
+            end = self._whole(node.end if self._resuming is None else resumable(node, node.end).end)
         found.update(dict.fromkeys(passed, end))
         return end
 
@@ -371,7 +406,8 @@ class RadixCache:
         size = self.page_size
         anchor = run.anchor
         if cold and node.end // size > anchor.end // size:
-            run.mixed = True
+            # what is replayed stands on nodes that have KV: proven, they hide nothing
+            run.mixed = run.mixed or self._resuming is None or not node.proven
         for node in reversed(cold):
             if node.start < whole:
                 upper = self.tree.split(node, min(whole, node.end))
@@ -394,6 +430,8 @@ class RadixCache:
             assert node.parent is not None
             node = node.parent
         del self.runs[run.request]
+        if self._resuming is not None:
+            self._resuming.end(run)
         self.residency.give_back(run.rest())
         self.residency.unlock(run.anchor)
         if node is not run.anchor:  # else `unlock` did, before it was put up for eviction

@@ -40,6 +40,7 @@ def check(cache: RadixCache) -> None:
     _check_retention(cache, nodes)
     _check_owners(cache, nodes)
     _check_pages(cache, nodes)
+    _check_states(cache, nodes)
     for node in nodes:
         candidate = node.parent is not None and _is_resident(node)
         if candidate and not node.locks and not node.resident_children:
@@ -172,3 +173,49 @@ def _check_pages(cache: RadixCache, nodes: list[Node]) -> None:
     pages = np.concatenate(every) if every else np.empty(0, dtype=np.int32)
     _require(len(np.unique(pages)) == len(pages), "a page has two owners")
     _require(bool(cache.allocator.is_out(pages).all()), "a page is owned and free at once")
+
+
+def _check_states(cache: RadixCache, nodes: list[Node]) -> None:
+    states = cache.residency.snapshots
+    uses = Counter[int]()
+    below = dict.fromkeys(nodes, 0)
+    for node in sorted(nodes, key=lambda node: -node.end):
+        if node.snapshot:
+            uses[node.snapshot] += 1
+            _require(node.state is DEVICE, "{!r}: a snapshot without KV", node)
+            kept = states.of(node.snapshot) if states is not None else None
+            _require(kept is not None and kept.node is node, "{!r}: its snapshot is elsewhere", node)
+        count = below[node] + (node.snapshot > 0)
+        _require(node.resumable == count, "{!r}: {} resumable, found {}", node, node.resumable, count)
+        if count and node.parent is not None:
+            below[node.parent] += 1
+        _require(
+            list(node.ends) == sorted(end for end in set(node.ends) if node.start < end < node.end),
+            "{!r}: ends {}",
+            node,
+            node.ends,
+        )
+    if states is None:
+        return
+    _require(len(states) == len(uses), "{} snapshots, found {}", len(states), len(uses))
+    _require(max(uses.values(), default=0) <= 1, "two nodes have one slot")
+    idle = len(uses)
+    for run in cache.runs.values():
+        read = {run.reads[1]} - {0}
+        idle -= len([slot for slot in read if uses[slot] == 1])
+        for slot in (*run.slots, *read):
+            uses[slot] += 1
+        _require(not run.slots & read, "request {:#x} may write what it reads", run.request)
+        _require(all(uses[slot] == 1 for slot in run.slots), "request {:#x}: shared slots", run.request)
+    for slot in range(1, states.total + 1):
+        found = states.uses(slot)
+        _require(found == uses[slot], "slot {}: {} uses, found {}", slot, found, uses[slot])
+    free = states.total - len(+uses)
+    _require(
+        (states.free, states.available) == (free, free + idle),
+        "{} slots free, {} available, found {} and {}",
+        states.free,
+        states.available,
+        free,
+        free + idle,
+    )

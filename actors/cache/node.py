@@ -32,6 +32,7 @@ class Node:
     __slots__ = (
         "children",
         "end",
+        "ends",
         "hashes",
         "held",
         "last_use",
@@ -43,6 +44,8 @@ class Node:
         "refs",
         "resident",
         "resident_children",
+        "resumable",
+        "snapshot",
         "stamp",
         "start",
         "state",
@@ -73,6 +76,9 @@ class Node:
         self.proven = False  # DEVICE only: somebody sampled from finite logits over this KV
         self.hashes: Hashes | None = None  # of its first blocks, as far as they are known (`Announcer`)
         self.told = 0  # resident only: of how many of them routers were told
+        self.snapshot = 0  # DEVICE only: the slot with the fixed state at its end; 0: there is none
+        self.resumable = 0  # its snapshot, plus the children that have one at or below them
+        self.ends: tuple[int, ...] = ()  # positions inside of it where absorbed nodes ended
         self.table: bytes | None = None  # page table of [0, end), if kept; only while locked
 
     def __repr__(self) -> str:

@@ -22,6 +22,7 @@ from ramify.actors.cache.allocator import PageAllocator, Pages
 from ramify.actors.cache.announcer import Announcer
 from ramify.actors.cache.eviction import Victims, evictable
 from ramify.actors.cache.node import Node
+from ramify.actors.cache.snapshots import Snapshot, Snapshots
 from ramify.actors.cache.states import DEVICE, SUSPECT
 from ramify.actors.cache.tree import RadixTree
 
@@ -49,6 +50,7 @@ class Residency:
         self.rank = 0  # of what is computed now that nobody waits for, below 0; else 0: see `touch`
         self._ranks = 0
         self.announcer: Announcer | None = None  # where somebody listens to what is resident
+        self.snapshots: Snapshots | None = None  # of a model with fixed states
 
     @property
     def free(self) -> int:
@@ -220,7 +222,7 @@ class Residency:
         self.private -= count
         self.evictable += count
         self.touch(node)
-        if self.announcer is not None:
+        if self.announcer is not None and self.snapshots is None:
             self.announcer.stored(node)
 
     def renew(self, allocator: PageAllocator) -> None:
@@ -229,6 +231,45 @@ class Residency:
         if self.evictable:
             self._evict(self.evictable)
         self.allocator = allocator
+
+    # --- fixed states -----------------------------------------------------------------------
+
+    def use_slots(self, total: int) -> None:
+        """Hand out so many state slots from now on; no node has a snapshot."""
+        self.snapshots = Snapshots(total, self._not_resumable)
+
+    def snapshot(self, node: Node, slot: int, *, end: bool) -> Snapshot:
+        """The state at the end of `node`, which is on the device and has no snapshot, is in `slot`."""
+        assert self.snapshots is not None
+        snapshot = self.snapshots.put(node, slot, end=end)
+        current: Node | None = node
+        while current is not None:
+            current.resumable += 1
+            if current.resumable > 1:
+                break
+            current = current.parent
+        if self.announcer is not None:
+            self.announcer.stored(node)
+        return snapshot
+
+    def _not_resumable(self, node: Node) -> None:
+        """The snapshot of `node` is gone: routers may not count on what it alone resumed."""
+        current: Node | None = node
+        while current is not None:
+            current.resumable -= 1
+            if current.resumable:
+                break
+            if self.announcer is not None:
+                self.announcer.withdrawn(current)
+            current = current.parent
+        if self.announcer is not None and current is not None:
+            self.announcer.stored(current)
+
+    def _forget_state(self, node: Node) -> None:
+        """The KV of `node` goes, so what stands at its end cannot be resumed."""
+        if node.snapshot:
+            assert self.snapshots is not None
+            self.snapshots.drop(node)
 
     # --- KV that is not finite --------------------------------------------------------------
 
@@ -262,6 +303,7 @@ class Residency:
         freed: list[Pages] = []
         for each in reversed(below):
             if each.locks:
+                self._forget_state(each)
                 each.distrust()
             elif each.resident:
                 freed.append(self._make_cold(each))
@@ -308,8 +350,10 @@ class Residency:
 
         Its tokens stay if a handle, request or node at or below needs them.
         """
-        parent, pages = node.parent, node.empty()
+        parent = node.parent
         assert parent is not None
+        self._forget_state(node)
+        pages = node.empty()
         self.evictable -= len(pages)
         node.stamp = 0
         parent.resident_children -= 1

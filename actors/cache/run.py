@@ -10,6 +10,7 @@ import numpy as np
 
 from ramify.actors.cache.allocator import Pages
 from ramify.actors.cache.node import Node
+from ramify.actors.cache.snapshots import Snapshot
 
 _GIVEN = -1
 
@@ -17,7 +18,20 @@ _GIVEN = -1
 class PageLease:
     """A request from its grant to its final commit. `first`: page index of the first own page."""
 
-    __slots__ = ("_count", "_table", "anchor", "branch", "first", "mixed", "rank", "request", "tip")
+    __slots__ = (
+        "_count",
+        "_table",
+        "anchor",
+        "branch",
+        "first",
+        "mixed",
+        "rank",
+        "reads",
+        "request",
+        "slots",
+        "states",
+        "tip",
+    )
 
     def __init__(
         self,
@@ -35,6 +49,9 @@ class PageLease:
         self.anchor = anchor  # holds a lock: the deepest node whose pages the row uses
         self.first = first
         self.rank = rank  # see `Residency.rank`
+        self.slots: set[int] = set()  # state slots that it may write
+        self.reads: tuple[int, int] = 0, 0  # a position, and the slot that it may still read; 0: none
+        self.states: list[Snapshot] = []  # what it began from and left: as good as its logits
         self.mixed = False  # the path to the anchor has pages that another request computed meanwhile
         self._table = pages  # int32[capacity], the first `_count` are valid
         self._count = len(pages)

@@ -12,18 +12,22 @@ import numpy as np
 from ramify.actors.cache.node import NO_PAGES, NO_TOKENS, Node, Tokens, common_prefix, compact
 from ramify.protocol.cluster import BLOCK
 
+_ENDS = 8  # positions that a merged node remembers
+
 
 class RadixTree:
     """Nodes by token runs.
 
-    `page_size` and `block` only say how a split divides a node's pages and hashes.
+    `page_size` and `block` only say how a split divides a node's pages and hashes. `states`: node ends
+    may have snapshots, so merged nodes remember where they were cut.
     """
 
-    def __init__(self, page_size: int = 1, block: int = BLOCK) -> None:
+    def __init__(self, page_size: int = 1, block: int = BLOCK, *, states: bool = False) -> None:
         if page_size < 1:
             raise ValueError(f"page_size is {page_size}: must be at least 1")
         self.page_size = page_size
         self.block = block
+        self.states = states
         self.nodes = 0  # without roots
         self.roots: dict[str, Node] = {}
         self._namespaces: dict[Node, str] = {}
@@ -87,6 +91,10 @@ class RadixTree:
         upper.locks = 1 if node.locks else 0
         upper.cut_from(node, at // self.page_size - node.start // self.page_size)
         upper.resident_children = 1 if node.resident else 0
+        upper.resumable = 1 if node.resumable else 0
+        if node.ends:
+            upper.ends = tuple(end for end in node.ends if end < at)
+            node.ends = tuple(end for end in node.ends if end > at)
         if node.hashes is not None:
             count = at // self.block - node.start // self.block
             upper.hashes = node.hashes[:count]
@@ -108,6 +116,7 @@ class RadixTree:
         O(log length) times. `node` keeps its identity, absorbed nodes are gone.
         """
         parts, pages, hashes = [node.tokens], [node.pages], [node.hashes]
+        ends = list(node.ends[::-1])
         start = node.start
         top = node.parent
         while (
@@ -116,12 +125,15 @@ class RadixTree:
             and top.end - top.start <= 2 * (node.end - start)
             and len(top.children) == 1
             and not top.refs
+            and not top.snapshot
             and top.locks == (1 if node.locks else 0)  # else a request is anchored there
             and top.is_alike(node)
         ):
             parts.append(top.tokens)
             pages.append(top.pages)
             hashes.append(top.hashes)
+            if self.states:
+                ends += (top.end, *top.ends[::-1])
             start = top.start
             node.told += top.told
             node.last_use = max(node.last_use, top.last_use)
@@ -139,6 +151,7 @@ class RadixTree:
         if known:
             node.hashes = np.concatenate(known)
         node.start = start
+        node.ends = tuple(ends[:_ENDS][::-1])
         node.parent = top
         top.children[int(node.tokens[0])] = node
 

@@ -115,7 +115,7 @@ class Metrics:
         self.warm_tokens = 0  # that the warm start computed
         self._constraints: Callable[[], ConstraintCounts | None] = lambda: None
         self._drafted = self._accepted = 0
-        self._cached = self._computed = self._output = 0
+        self._cached = self._computed = self._output = self._replayed = 0
         self._ends: Counter[str] = Counter()
         self._retractions: Mapping[str, int] = {}
         self._executor_deaths = 0
@@ -182,6 +182,7 @@ class Metrics:
         self._ends[f.reason] += 1
         self._cached += f.cached
         self._computed += f.computed
+        self._replayed += f.replayed
         self._output += f.output
         if f.started:
             self._queue.observe(f.started - f.arrived)
@@ -415,6 +416,7 @@ class Metrics:
             ("output_tokens", "Output tokens of finished requests.", self._output),
             ("warm_start_tokens", "Tokens that the warm start computed.", self.warm_tokens),
             ("store_lost_sessions", "Sessions saved whole as the store lost some.", self.store.lost),
+            ("replayed_tokens", "Tokens with KV, run again for the fixed state behind.", self._replayed),
             ("computed_twice_tokens", "Tokens that retractions made the model run again.", self._twice),
         ):
             yield CounterMetricFamily(f"ramify_{name}", help, value=value)

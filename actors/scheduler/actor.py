@@ -26,7 +26,6 @@ from ramify.protocol.messages import (
     CacheMessage,
     ExecutorMessage,
     Finished,
-    RenewPool,
     SchedulerEvent,
     SessionMessage,
     Settled,
@@ -136,8 +135,8 @@ class SchedulerActor:
         for event in events:
             core.handle(event, now)
         core.expire(now)
-        if core.down is not None and (pages := core.renewed()) is not None:
-            self._cache.tell(RenewPool(pages))
+        if core.down is not None and (renewed := core.renewed()) is not None:
+            self._cache.tell(renewed)
         while (plan := core.plan()) is not None:
             try:
                 self._executor.tell(plan)

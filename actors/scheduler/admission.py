@@ -222,6 +222,10 @@ class Admission:
                 return
             self.offer(owner)
         begun = request.account.active
+        if verdict.slots:  # they come back as runs go on, and at the latest when one ends
+            self.enqueue(request)
+            self._block(inf, request.level)
+            return
         if verdict.reason == "memory" and request.leave and begun and not request.ahead:
             self.enqueue(request)  # its session has begun since: now it does not have to leave anything
             return

@@ -17,6 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import repeat
 
+from msgspec import structs
+
 from ramify.actors.scheduler.admission import Admission, Cause
 from ramify.actors.scheduler.deliveries import Deliveries, Segment
 from ramify.actors.scheduler.planner import Planner, SentStep, scored
@@ -32,6 +34,7 @@ from ramify.actors.scheduler.request import (
     output_limit,
 )
 from ramify.actors.scheduler.settlements import Settlements
+from ramify.actors.scheduler.states import RunStates
 from ramify.actors.scheduler.suspects import TWICE, Suspects
 from ramify.actors.scheduler.targets import Targets, targets_of
 from ramify.protocol.cluster import LOT, ReplicaLoad
@@ -44,6 +47,7 @@ from ramify.protocol.messages import (
     Constrain,
     Denied,
     Granted,
+    RenewPool,
     SchedulerEvent,
     Settle,
     Settled,
@@ -75,7 +79,7 @@ class Scheduler:
         self._config = config
         self._planner = Planner(info, config)
         self.plan: Callable[[], StepPlan | None] = self._planner.plan  # for the executor; until None
-        self._settlements = Settlements(info, config.lookahead)
+        self._settlements = Settlements(info, config.lookahead, self._planner.working)
         self._requests: dict[int, Request] = {}
         self._runs: dict[int, Run] = {}
         self._admission = Admission(
@@ -337,8 +341,10 @@ class Scheduler:
     def _stop(self, run: Run, keep: int | None) -> Commit:
         """End a run, finished or retracted: its final commit, and no further plan."""
         commit, kept = run.final(keep)
-        self._settlements.final(commit)
         self._planner.drop(run)
+        if run.states is not None:
+            commit = structs.replace(commit, states=self._planner.states_kept(run, commit))
+        self._settlements.final(commit)
         self._admission.wake(run)
         account = run.account
         account.hold(-1)
@@ -458,6 +464,8 @@ class Scheduler:
                     run.request.targets.scores.extend(taken)
                 self._settlements.commit(run)
                 if end == run.prompt:
+                    if run.states is not None:  # slots of its snapshots are the tree's now
+                        self._admission.unblock()
                     run.priority = run.request.submit.priority  # nobody waits for its prompt now
                     if not run.limit:
                         over.append(run)
@@ -466,6 +474,8 @@ class Scheduler:
         """End or repeat `run`, which got no token: its logits are not finite, or its constraint is
         `stuck` (why).
         """
+        if run.states is not None:
+            run.states.lost = True
         if stuck:
             self._end(run.request, "error", now, "bad_constraint", f"the `constraint` is stuck: {stuck}")
         else:
@@ -565,6 +575,11 @@ class Scheduler:
             self._info.page_size,
             self._planner.step,
         )
+        if self._planner.working:
+            cuts = (run.prompt - 1,) if run.jumps and run.prompt - 1 > run.cached else ()
+            run.states = RunStates(granted, self._planner.working, cuts)
+            run.cut = run.states.cut or run.prompt
+            request.replayed += granted.replayed
         self.computed_twice += max(0, request.reached - granted.cached)
         request.reached = 0
         if not request.ahead:
@@ -587,7 +602,8 @@ class Scheduler:
         Pages that came back since, or are on their way, suffice. Otherwise the youngest run of the
         lowest priority is retracted, first those that compute ahead. A run that is alone always finds
         room, since its output limit accounts for the pool; should the cache disagree, it ends at its
-        length.
+        length. But one that has replayed tokens has their KV twice: it is retracted, and goes on from
+        its newest state without.
         """
         settlements = self._settlements
         self._hungry = [run for run in self._hungry if run.live]
@@ -595,7 +611,8 @@ class Scheduler:
             if settlements.outstanding or any(run.complete for run in self._runs.values()):
                 return
             if not any(settlements.could_grow(run) for run in self._hungry):
-                if len(self._runs) == 1:
+                states = self._hungry[0].states
+                if len(self._runs) == 1 and not (states is not None and states.replayed):
                     self._end(self._hungry[0].request, "length", now)
                 else:
                     run = min(self._runs.values(), key=for_growth)
@@ -646,10 +663,10 @@ class Scheduler:
             if request in self._suspects and request.ticket:
                 self._admission.discard(request)
 
-    def renewed(self) -> int | None:
+    def renewed(self) -> RenewPool | None:
         """Go on with the next executor, if it is there and the cache owes no answer.
 
-        Returns how many pages its pool has: the cache has to hear of it (`RenewPool`) before all else.
+        Returns what the cache has to hear before all else.
         """
         settlements = self._settlements
         if self._next is None or settlements.outstanding or settlements.finals:
@@ -658,7 +675,7 @@ class Scheduler:
         self._planner.resume()
         settlements.renew(self._info.pages)
         self._admission.renew(self._info.pages, self._accounts.values())
-        return self._info.pages
+        return RenewPool(self._info.pages, self._info.state_slots)
 
     def _pick(self) -> list[Request]:
         """Requests to acquire for now. One that is to run alone goes before all others."""

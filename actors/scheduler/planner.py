@@ -26,6 +26,7 @@ from ramify.actors.scheduler.prompt_queue import PromptQueue
 from ramify.actors.scheduler.request import Level, Run, SchedulerError
 from ramify.actors.scheduler.speculation import DraftRecord, Speculation
 from ramify.protocol.config import ScheduleConfig
+from ramify.protocol.messages import Commit
 from ramify.protocol.plan import (
     ExecutorInfo,
     ExtendRow,
@@ -88,6 +89,19 @@ class Planner:
         self._prompts = PromptQueue(info, config, self.pace)
         self.constraints = ConstraintTable()
         self.max_rows = min(info.max_rows, info.step_tokens)
+        self.working = 0  # state slots that a run needs; 0: the model has no fixed states
+        if info.state_slots:
+            self.working = config.in_flight + 1
+            # a row also reads one that is not its own
+            self.max_rows = min(self.max_rows, info.state_slots // (self.working + 1))
+            if not self.max_rows:
+                raise SchedulerError(
+                    f"{info.state_slots} state slots: one row needs {self.working + 1} of them"
+                )
+            if info.max_drafts or info.max_forced:
+                raise SchedulerError("a model with fixed states runs no drafts yet")
+        self._turns: list[bytes] = []  # the decodes' state slots in steps to come, from `_turned` on
+        self._turned = 0
         self._rows = list(range(self.max_rows - 1, -1, -1))
         self._decoding: list[Run] = []
         self._joining: list[Run] = []
@@ -163,8 +177,7 @@ class Planner:
             self._speculation.ended(len(run.out))
         self._prompts.forget(run)
         if run.decoding:
-            run.decoding = False
-            self._changed = True
+            self._leave(run)
         if run.opened:
             self._closes.append(run.row)
             if self._grows:  # its next owner must not get them
@@ -213,6 +226,7 @@ class Planner:
                 self._schedule(run)
         if self._changed:
             self._rebuild()
+        states: array[int] = array("i")
         bound, rows = self._decoding, self._decode_rows
         asked: list[int] | None = None
         self._missing, self._guesses = 0, None
@@ -232,6 +246,9 @@ class Planner:
                 run.opened = True
                 opens.append(self._open(run))
             extends.append(self._extend(run, start, end))
+            if run.states is not None:
+                states.extend(run.states.chunk(end))
+                run.cut = run.states.cut or run.prompt
             targets = run.request.targets
             scores = len(extends[-1].targets) // 4 * targets.width if targets is not None else 0
             chunks.append((run, end, scores))
@@ -247,6 +264,7 @@ class Planner:
         news = self._closes or self.constraints.due
         if not extends and not bound and (self.in_flight or not news):
             return None
+        slots = states.tobytes() + self._decode_states() if self.working else b""
         self._step += 1
         self._tick += 1
         self.processed += prompts + lines
@@ -275,7 +293,7 @@ class Planner:
             self._copies.clear()
         plan = StepPlan(
             self._step, closes, opens, grows, extends, self._decode_rows, drafts, loads, forgets,
-            guesses, copies,
+            guesses, copies, slots,
         )  # fmt: skip
         for run in firsts:
             run.planned = 1
@@ -515,11 +533,12 @@ class Planner:
                 review = ask_at
         if planned >= run.stop_at:
             if run.decoding:
-                run.decoding = False
-                self._changed = True
+                self._leave(run)
             return
         if not run.decoding:
             run.decoding = True
+            if run.states is not None:
+                run.states.decodes(self._tick)
             run.offset = planned - self._tick
             self._joining.append(run)
             self._changed = True
@@ -528,12 +547,48 @@ class Planner:
             run.due = due
             self._reviews.setdefault(due, []).append(run)
 
+    def _leave(self, run: Run) -> None:
+        """`run` decodes no more, or not for now."""
+        run.decoding = False
+        self._changed = True
+        if run.states is not None:
+            run.states.pauses(self._tick)
+
+    def _decode_states(self) -> bytes:
+        """The state slots of the next step's decodes. They recur as long as the same runs decode."""
+        turn = (self._tick - self._turned) % self.working
+        while len(self._turns) <= turn:
+            tick = self._turned + len(self._turns)
+            runs = self._decoding
+            pairs = [run.states.pair(tick) for run in runs if run.states is not None]
+            self._turns.append(pack(slot for pair in pairs for slot in pair))
+        return self._turns[turn]
+
+    def states_kept(self, run: Run, commit: Commit) -> bytes:
+        """For the final commit of `run`, which was dropped: its snapshots that were not told yet, and
+        its last known state.
+        """
+        states = run.states
+        if states is None or run.bad:
+            return b""
+        kept = states.told(commit.computed)
+        if run.out:
+            position = run.prompt + len(run.out) - 1
+            if position <= commit.computed:
+                steps = sum(run in step.bound for step in self.in_flight)
+                kept += states.after_prompt(position, steps)
+        elif run.computed > run.cached and not (run.limit and run.computed == run.prompt):
+            kept += states.in_prompt(run.computed)
+        return pack(kept)
+
     def _rebuild(self) -> None:
         # one that left and came back since the last time stands in both
         runs = dict.fromkeys([*self._decoding, *self._joining])
         self._decoding = [run for run in runs if run.decoding]
         self._joining = []
         self._decode_rows = pack(run.row for run in self._decoding)
+        self._turns.clear()
+        self._turned = self._tick
         self._changed = False
         if self._max_forced:
             self._jumping = [i for i, run in enumerate(self._decoding) if run.jumps]

@@ -132,12 +132,13 @@ class PromptQueue:
         """Take what costs `room` tokens of `level`; note where each chunk begins. Returns the cost."""
         line, left = self._lines[level], room
         heap = line.heap
-        while left > 0 and line.live:
+        stopped: list[tuple[int, int, Run]] = []  # a row has one chunk in a step: theirs ends at a cut
+        while left > 0 and line.live > len(stopped):
             self._clean(line)
             run = heap[0][2]
             self._now = max(self._now, run.turn)
             begun.setdefault(run, run.filled)
-            size = min(left, run.lot)
+            size = min(left, run.lot, run.cut - run.filled)
             cost = self._pace.work(run, run.filled, run.filled + size)
             if cost > left:  # it is scored; about as many tokens as cost what is left
                 size = max(1, size * left // cost)
@@ -150,9 +151,17 @@ class PromptQueue:
             if run.filled == run.prompt:
                 self._leave(run)
                 self._done(run)
+            elif run.filled == run.cut:
+                entry = heapq.heappop(heap)
+                if not run.lot:
+                    run.place = next(self._places)
+                    entry = self._next_lot(run), run.place, run
+                stopped.append(entry)
             elif not run.lot:
                 run.place = next(self._places)
                 heapq.heapreplace(heap, (self._next_lot(run), run.place, run))
+        for entry in stopped:
+            heapq.heappush(heap, entry)
         return room - left
 
     def _next_lot(self, run: Run) -> int:

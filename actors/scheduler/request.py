@@ -25,6 +25,7 @@ from enum import Enum
 from typing import Literal
 
 from ramify.actors.scheduler.speculation import DraftRecord
+from ramify.actors.scheduler.states import RunStates
 from ramify.actors.scheduler.targets import Targets
 from ramify.protocol.errors import Code
 from ramify.protocol.messages import Commit, Finished, Progress, Submit
@@ -189,6 +190,7 @@ class Request:
         "record",
         "remaining",
         "repeated",
+        "replayed",
         "resident",
         "run",
         "seq",
@@ -236,6 +238,7 @@ class Request:
         self.charge = 0  # tokens charged to the account when it was picked
         self.cached = 0  # of the first grant, for usage
         self.computed = 0
+        self.replayed = 0  # of its prompt and its output, tokens run although their KV was there
         self.reached = 0  # tokens whose KV its retracted run had
         self.lacking = 0  # of its prompt, as `pace` counts
         self.need = 0  # pages that it asked for when it was denied for memory; 0: unknown
@@ -292,6 +295,7 @@ class Request:
             forced=self.forced_tokens,
             stale=self.stale,
             spare=self.submit.spare,
+            replayed=self.replayed,
         )
 
 
@@ -305,6 +309,7 @@ class Run:
         "cached",
         "cap",
         "computed",
+        "cut",
         "decoding",
         "due",
         "filled",
@@ -331,6 +336,7 @@ class Run:
         "row",
         "since",
         "slots",
+        "states",
         "stop_at",
         "stops",
         "target",
@@ -364,6 +370,8 @@ class Run:
         self.ahead = request.ahead  # nobody waits for it
         self.cap = prompt + max(0, self.limit - 1)  # most slots it can ever use
         self.cached = self.computed = self.filled = cached
+        self.cut = prompt  # where its next chunk must end at the latest
+        self.states: RunStates | None = None  # of a model with fixed states
         self.offered = cached  # of what is filled, what the cache may hand out before the result is here
         self.tokens = tokens
         self.pages = pages

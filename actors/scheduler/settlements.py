@@ -10,9 +10,11 @@ This file does not decide who runs.
 
 from collections import deque
 
+from msgspec import structs
+
 from ramify.actors.scheduler.request import Request, Run, SchedulerError
 from ramify.protocol.messages import Acquire, Commit, Grow, Settle, Settled
-from ramify.protocol.plan import ExecutorInfo
+from ramify.protocol.plan import ExecutorInfo, pack
 
 MAX_OUTSTANDING = 4
 STEPS_AHEAD = (
@@ -21,7 +23,8 @@ STEPS_AHEAD = (
 
 
 class Settlements:
-    def __init__(self, info: ExecutorInfo, lookahead: int) -> None:
+    def __init__(self, info: ExecutorInfo, lookahead: int, working: int = 0) -> None:
+        self._working = working  # state slots that a run needs
         self._history = info.drafts_from_history
         self._page_size = info.page_size
         self._lookahead = lookahead
@@ -53,10 +56,16 @@ class Settlements:
         been seen.
         """
         finite = True if run.seen else None
-        self.commits[run.ident] = Commit(run.ident, run.kept, finite=finite)
+        states = b""
+        if run.states is not None:
+            states = self._untold(run.ident) + pack(run.states.told(run.kept))
+        self.commits[run.ident] = Commit(run.ident, run.kept, finite=finite, states=states)
 
     def final(self, commit: Commit) -> None:
-        """A run has ended. Replaces what was collected for it before."""
+        """A run has ended. Replaces what was collected for it before, but for its snapshots."""
+        untold = self._untold(commit.request)
+        if untold and commit.finite is not False:
+            commit = structs.replace(commit, states=untold + commit.states)
         self.commits[commit.request] = commit
         self.finals += 1
 
@@ -77,6 +86,7 @@ class Settlements:
                     request.targets.rerun if request.targets else None,
                     request.leave,
                     request.submit.spare,
+                    self._working,
                 )
                 for request in acquires
             ],
@@ -98,6 +108,11 @@ class Settlements:
         self.available = message.free + message.evictable
         self.free = message.free
         return acquires, grows
+
+    def _untold(self, request: int) -> bytes:
+        """The snapshots of a commit that is not sent yet."""
+        commit = self.commits.get(request)
+        return b"" if commit is None else commit.states
 
     def renew(self, pages: int) -> None:
         """Set the size of the pool: `pages` pages, all of them free."""

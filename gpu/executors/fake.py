@@ -11,6 +11,8 @@ computed after it on the same pages, and the logits.
 With `drafts` rows may run as many guesses: the drafter knows the model, and is right as often as
 `acceptance` says. The slot of a refused draft is scribbled over: whoever reads it finds a broken chain.
 
+With `state_slots` the model has fixed states too, see `fake_states`.
+
 With `verify` each step reads the whole chain of each row that it runs (O(length)); without, only
 the last slot, so that a step costs next to nothing. This file does not know torch.
 """
@@ -26,6 +28,7 @@ from ramify.gpu.constraints.rows import ConstrainedRows
 from ramify.gpu.drafting.base import Guesses
 from ramify.gpu.drafting.host import HostDrafts
 from ramify.gpu.executors.base import BadLogits, Counters, bad_logits
+from ramify.gpu.executors.fake_states import FakeStates
 from ramify.gpu.sampling.acceptance import inputs_of, packed_rows
 from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
 from ramify.gpu.step.step_rows import Tokens, within
@@ -257,6 +260,7 @@ class FakeExecutor:
         acceptance: float = 0.8,
         generous: float = 1.0,
         line_seconds: float = 0.0,
+        state_slots: int = 0,
     ) -> None:
         self.model = model if model is not None else FakeModel()
         self.info = ExecutorInfo(
@@ -278,7 +282,10 @@ class FakeExecutor:
             constrains=True,
             drafter=FakeDrafter.name if drafts else "",
             max_drafts=drafts,
+            state_slots=state_slots,
+            state_bytes=8 if state_slots else 0,
         )
+        self.states = FakeStates(state_slots, max_rows) if state_slots else None
         self.counters = Counters()
         self.rows = RowTable(self.info)
         self.constraints = ConstrainedRows(max_rows, self.model.vocab_size)
@@ -304,6 +311,8 @@ class FakeExecutor:
         """Run the plan. Raises PlanError if it contradicts the rows."""
         begin = time.perf_counter()
         step = self.drafts.begin(plan)
+        if self.states is not None:
+            self.states.begin(plan)
         if self.rows.copies is not None:
             self._copy(*self.rows.copies)
         for opened in plan.opens:
@@ -313,6 +322,8 @@ class FakeExecutor:
         chain = self._run(step)
         seconds = self.seconds(step)
         result = self._sample(plan.step, step, chain, seconds)
+        if self.states is not None:
+            self._end_states(plan.step, step, self.states)
         self.counters.count(step.computed)
         self._done_at = max(begin, self._done_at) + seconds
         return FakePendingStep(result, self._done_at, bad_logits(step, self.rows.requests, result))
@@ -321,6 +332,13 @@ class FakeExecutor:
         for slots in (self._chain, self._tokens, self._spoiled):
             pages = slots.reshape(-1, self.rows.page_size)
             pages[targets] = pages[sources]
+
+    def _end_states(self, number: int, step: StepRows, states: FakeStates) -> None:
+        rows, lengths = states.rows, self.rows.lengths
+        ends, before = lengths[rows], self.chain_before(rows, states.starts(step, lengths))
+        behind = self.rows.slots_at(rows, np.maximum(ends - 1, 0))
+        spoiled = self._spoiled[behind] & (ends > 0)
+        states.end(number, before, self.chain_before(rows, ends), spoiled)
 
     def seconds(self, step: StepRows) -> float:
         """What a step takes."""
@@ -386,9 +404,10 @@ class FakeExecutor:
         sums = np.cumsum(gains, dtype=np.uint64) + before
         self._chain[slots] = sums * self._up[1 : len(tokens) + 1]
         self._tokens[slots] = tokens
-        self._spoil(
-            slots, tokens, bool(start) and bool(self._spoiled[self.rows.slots(row, start - 1, start)[0]])
-        )
+        spoiled = bool(start) and bool(self._spoiled[self.rows.slots(row, start - 1, start)[0]])
+        if self.states is not None:
+            spoiled = spoiled or bool(self.states.spoils(np.array([row]))[0])
+        self._spoil(slots, tokens, spoiled)
         return np.uint64(self._chain[slots[-1]])
 
     def _decode(self, rows: Ints, positions: Ints, tokens: Ints) -> Hashes:
@@ -400,6 +419,8 @@ class FakeExecutor:
         self._chain[slots] = chain
         self._tokens[slots] = tokens
         self._spoiled[slots] = self._spoiled[behind] & ~first
+        if self.states is not None:
+            self._spoiled[slots] |= self.states.spoils(rows)
         if self.faults:
             self._spoiled[slots] |= [self._faulty(token) for token in tokens.tolist()]
         return chain

@@ -3,10 +3,12 @@
 The model keeps each branch as a tuple of tokens and, for every page slot, which prefix its KV was
 computed from, and whether it is finite. Reading a page table back must give exactly the branch's
 prefixes, for as long as a request runs: a page that was freed, remapped or published too early
-shows up as a wrong prefix.
+shows up as a wrong prefix. The same holds for state slots: each remembers which prefix its state stands
+for.
 """
 
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from ramify.actors.cache import snapshots
 from ramify.actors.cache.cache import RadixCache, Shares
 from ramify.actors.cache.integrity import check
 from ramify.actors.cache.states import DEVICE, SUSPECT
@@ -41,6 +44,10 @@ class Row:
     pages: list[int]
     computed: int
     tokens: list[int]  # sampled
+    free: list[int] = field(default_factory=list)  # its state slots that hold nothing that it needs
+    marks: list[int] = field(default_factory=list)
+    kept: list[tuple[int, int]] = field(default_factory=list)  # positions and slots, to be committed
+    newest: tuple[int, int] = (0, 0)  # position and slot
 
     def prefix(self, position: int) -> Path:
         return self.path[0], (self.path[1] + tuple(self.tokens))[: position + 1]
@@ -50,10 +57,16 @@ class CacheMachine(RuleBasedStateMachine):
     page_size = 1
     pool = 24
     reach = 64
+    slots = 0  # of states
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = RadixCache(self.pool, self.page_size, self.reach, shares=Shares(50, 8))
+        self.cache = RadixCache(
+            self.pool, self.page_size, self.reach, shares=Shares(50, 8), state_slots=self.slots
+        )
+        self.states: dict[int, Path] = {}  # by slot: what it stands for
+        self.hits = 0  # requests that began from a snapshot
+        self.bad: set[int] = set()  # slots of states that are not finite
         self.branches: dict[int, Path] = {}
         self.rows: dict[int, Row] = {}
         self.content: dict[tuple[int, int], Path] = {}
@@ -83,7 +96,9 @@ class CacheMachine(RuleBasedStateMachine):
     def renew(self, more: int) -> None:
         """Another executor, and a pool of another size: tokens stay, all KV is gone."""
         self.pool = type(self).pool + more
-        self.cache.renew(self.pool)
+        self.cache.renew(self.pool, self.slots)
+        self.states.clear()
+        self.bad.clear()
         self.content.clear()
         self.spoiled.clear()
         self.copies.clear()
@@ -170,7 +185,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         request = self.new_id()
         again = len(tokens) - 1 if rerun is None else min(rerun, len(tokens) - 1)
-        asked = m.Acquire(request, branch, extra, history, rerun=rerun)
+        asked = m.Acquire(request, branch, extra, history, rerun=rerun, slots=2 if self.slots else 0)
         verdict = self.cache.acquire(asked, self.now)
         size = self.page_size
         need = -(-(len(tokens) + extra) // size)
@@ -180,7 +195,7 @@ class CacheMachine(RuleBasedStateMachine):
                 assert verdict.on in self.rows
             else:
                 assert verdict.reason == "memory"
-                assert verdict.short > 0
+                assert (verdict.short > 0) != (verdict.slots > 0)
                 assert self.rows or need > self.pool, "a request that is alone and fits must run"
             return
         copies = unpack(self.cache.take_copies())
@@ -192,7 +207,46 @@ class CacheMachine(RuleBasedStateMachine):
         pages = list(unpack(verdict.pages))
         assert len(pages) == need
         row = Row(branch, (namespace, tokens), pages, verdict.cached, [])
+        row.newest, row.free = (verdict.cached, verdict.state), unpack(verdict.slots).tolist()
+        row.marks = unpack(verdict.marks).tolist()
+        if self.slots:
+            self.hits += verdict.state > 0
+            assert (verdict.state == 0) == (verdict.cached == 0)
+            assert len(row.free) == 2 + len(row.marks)
+            assert row.marks == sorted(
+                mark for mark in set(row.marks) if row.computed < mark < len(tokens)
+            )
+            assert verdict.cached + verdict.replayed <= again
         self.rows[request] = row
+
+    def write_state(self, row: Row) -> None:
+        """The state at `row.computed` goes to the next slot."""
+        (_, before), slot = row.newest, row.free.pop(0)
+        self.states[slot] = row.prefix(row.computed - 1)
+        self.bad.discard(slot)
+        if self.slot(row, row.computed - 1) in self.spoiled:
+            self.bad.add(slot)
+        if (
+            before in self.cache.runs[self.request_of(row)].slots
+            and before not in dict(row.kept).values()
+        ):
+            row.free.append(before)
+        row.newest = row.computed, slot
+        if row.marks and row.marks[0] == row.computed:
+            row.kept.append(row.newest)
+            del row.marks[0]
+
+    def request_of(self, row: Row) -> int:
+        return next(request for request, each in self.rows.items() if each is row)
+
+    def told(self, row: Row, computed: int, *, final: bool = False) -> bytes:
+        """The states that come with a commit."""
+        told = [pair for pair in row.kept if pair[0] <= computed]
+        row.kept = [pair for pair in row.kept if pair[0] > computed]
+        own = self.cache.runs[self.request_of(row)].slots
+        if final and row.newest[0] <= computed and row.newest[1] in own and row.newest not in told:
+            told.append(row.newest)
+        return pack(part for pair in told for part in pair)
 
     def slot(self, row: Row, position: int) -> tuple[int, int]:
         return row.pages[position // self.page_size], position % self.page_size
@@ -221,17 +275,22 @@ class CacheMachine(RuleBasedStateMachine):
         for _ in range(count):
             position = row.computed
             if position // self.page_size >= len(row.pages):
-                return
+                break
             if position >= len(row.path[1]) + len(row.tokens):
                 if not self.finite(row):
-                    return
+                    break
                 row.tokens.append(sampled)
             slot = self.slot(row, position)
             self.content[slot] = row.prefix(position)
             self.spoiled.discard(slot)
-            if spoil or (position and self.slot(row, position - 1) in self.spoiled):
+            before = position and self.slot(row, position - 1) in self.spoiled
+            if spoil or before or (row.newest[1] in self.bad):
                 self.spoiled.add(slot)
             row.computed += 1
+            if self.slots and row.marks and row.marks[0] == row.computed:
+                self.write_state(row)
+        if self.slots and row.newest[0] < row.computed:
+            self.write_state(row)
 
     @has_row
     @rule(which=picks, count=st.integers(1, 12), sampled=st.integers(0, 1), spoil=st.integers(0, 7))
@@ -245,10 +304,11 @@ class CacheMachine(RuleBasedStateMachine):
         row = self.rows[request]
         computed = max(0, row.computed - less)
         finite = True if self.finite(row) else None
-        self.cache.commit(m.Commit(request, computed, finite=finite))
+        told = self.told(row, computed) if self.slots else b""
+        self.cache.commit(m.Commit(request, computed, finite=finite, states=told))
         if self.branches.get(row.branch) == row.path and not self.suspects():
             reached = min(computed, len(row.path[1])) // self.page_size * self.page_size
-            assert self.resident(row.branch) >= reached
+            assert self.resident(row.branch) >= reached or self.slots
 
     @has_row
     @rule(which=picks, tokens=st.integers(1, 6))
@@ -278,8 +338,9 @@ class CacheMachine(RuleBasedStateMachine):
                 assert not read & {(page, 0) for page in node.pages.tolist()}
 
     def finish_row(self, request: int, keep: int, tail: bool, less: int) -> None:
-        row = self.rows.pop(request)
+        row = self.rows[request]
         if not row.tokens and self.finite(row) is False:
+            del self.rows[request]
             self.fail_row(request, row)
             return
         namespace, prompt = row.path
@@ -293,8 +354,12 @@ class CacheMachine(RuleBasedStateMachine):
                 row.computed -= 1
         computed = max(0, row.computed - less)
         finite = True if row.tokens or (accepted and self.finite(row)) else None
-        sure = not self.suspects()
-        self.cache.commit(m.Commit(request, computed, pack(accepted), final=True, finite=finite))
+        sure = not self.suspects() and not self.slots
+        reached = min(computed, len(prompt) + len(accepted))
+        told = self.told(row, reached, final=True) if self.slots else b""
+        del self.rows[request]
+        commit = m.Commit(request, computed, pack(accepted), final=True, finite=finite, states=told)
+        self.cache.commit(commit)
         if self.branches.get(row.branch) == row.path:
             self.branches[row.branch] = (namespace, prompt + accepted)
             end = len(prompt) + len(accepted)
@@ -344,6 +409,20 @@ class CacheMachine(RuleBasedStateMachine):
                 assert self.content.get((page, slot)) == row.prefix(position)
 
     @invariant()
+    def states_are_true(self) -> None:
+        for row in self.rows.values():
+            at, slot = row.newest
+            if slot:
+                assert self.states[slot] == row.prefix(at - 1)
+            for at, slot in row.kept:
+                assert self.states[slot] == row.prefix(at - 1)
+        snapshots = self.cache.residency.snapshots
+        for snapshot in snapshots.all() if snapshots is not None else ():
+            tokens = tuple(unpack(self.cache.tree.tokens(snapshot.node, 0)))
+            assert self.states[snapshot.slot][1] == tokens
+            assert not snapshot.proven or snapshot.slot not in self.bad
+
+    @invariant()
     def branches_are_what_they_should_be(self) -> None:
         heads = dict(self.cache.branches.items())
         assert heads.keys() == self.branches.keys()
@@ -388,6 +467,8 @@ class CacheMachine(RuleBasedStateMachine):
         assert isinstance(self.cache.acquire(m.Acquire(request, branch, 0), self.now), m.Granted)
         self.cache.commit(m.Commit(request, 0, final=True))
         self.cache.drop_branches(m.DropBranches([branch]))
+        snapshots = self.cache.residency.snapshots
+        assert snapshots is None or snapshots.free == snapshots.total
         while self.cache.residency.kept:  # of parts of pages
             self.cache.residency._loosen()
         check(self.cache)
@@ -395,11 +476,25 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    ("page_size", "pool", "reach"), [(1, 12, 64), (1, 40, 1), (1, 60, 2), (4, 4, 64), (4, 12, 1)]
+    ("page_size", "pool", "reach", "slots"),
+    [
+        (1, 12, 64, 0),
+        (1, 40, 1, 0),
+        (1, 60, 2, 0),
+        (4, 4, 64, 0),
+        (4, 12, 1, 0),
+        (1, 12, 64, 4),
+        (1, 40, 1, 9),
+        (1, 60, 2, 40),
+    ],
 )
-def test_random_programs(page_size: int, pool: int, reach: int) -> None:
-    """`reach` 1 and 2: locks are kept on short paths."""
-    sizes = {"page_size": page_size, "pool": pool, "reach": reach}
+def test_random_programs(
+    page_size: int, pool: int, reach: int, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`reach` 1 and 2: locks are kept on short paths. `slots`: of a model with fixed states."""
+    monkeypatch.setattr(snapshots, "NEAR", 1)
+    monkeypatch.setattr(snapshots, "STRIDE", 3)
+    sizes = {"page_size": page_size, "pool": pool, "reach": reach, "slots": slots}
     machine = type("Machine", (CacheMachine,), sizes)
     run_state_machine_as_test(
         machine,
@@ -412,3 +507,52 @@ def test_random_programs(page_size: int, pool: int, reach: int) -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+@pytest.mark.parametrize(
+    ("pool", "slots", "near", "stride"), [(14, 4, 1, 3), (40, 8, 0, 2), (60, 24, 2, 4)]
+)
+@pytest.mark.parametrize("seed", range(6))
+def test_random_turns_with_states(
+    pool: int, slots: int, near: int, stride: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More runs than random programs have: forks, turns, rollbacks and runs side by side."""
+    monkeypatch.setattr(snapshots, "NEAR", near)
+    monkeypatch.setattr(snapshots, "STRIDE", stride)
+    sizes = {"pool": pool, "slots": slots, "reach": 1 + seed % 2}
+    machine = type("Machine", (CacheMachine,), sizes)()
+    dice = random.Random(seed)
+
+    def any_of(count: int) -> int:
+        return dice.randrange(count)
+
+    for _ in range(400):
+        which, tokens = any_of(10_000), [any_of(2) for _ in range(1 + any_of(8))]
+        action = any_of(20)
+        if action == 0 or not machine.branches:
+            machine.open_with_prompt("", tokens)
+        elif action == 1:
+            machine.fork(which, any_of(10_000), 1 + any_of(2))
+        elif action == 2:
+            machine.move(which, any_of(10_000))
+        elif action == 3 and len(machine.branches) > 3:
+            machine.drop(which)
+        elif action < 8 and len(machine.rows) < 3:
+            machine.extend_and_acquire(which, tokens, any_of(4))
+        elif action < 11 and len(machine.rows) < 3:
+            machine.acquire(which, any_of(4), False, None if any_of(3) else any_of(12))
+        elif action < 14 and machine.rows:
+            machine.run_step(which, 1 + any_of(6), any_of(2), any_of(40))
+        elif action < 16 and machine.rows:
+            machine.commit(which, any_of(2))
+        elif action < 18 and machine.rows:
+            machine.finish(which, any_of(12), bool(any_of(2)), any_of(2))
+        elif len(machine.rows) < 3:
+            machine.turn(which, any_of(2), any_of(5), 0)
+        machine.sound()
+        machine.rows_read_their_own_prefix()
+        machine.states_are_true()
+        machine.branches_are_what_they_should_be()
+        machine.the_tree_holds_true_kv()
+    machine.teardown()
+    assert machine.hits > 5

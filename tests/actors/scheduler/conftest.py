@@ -105,7 +105,7 @@ class FakeCache:
         assert not self.referenced()
         assert sorted([*self.pages, *self.resident.values()]) == list(range(self.total))
 
-    def renew(self, pages):
+    def renew(self, pages, state_slots):
         assert not self.runs
         self.total, self.pages = pages, list(range(pages))
         self.resident.clear()
@@ -208,6 +208,7 @@ class FakeExecutor:
         self.plans = deque()
         self.rows = {}
         self.kv = {}
+        self.states = {}  # by slot: the hash of the tokens that it stands for
         self.computed = 0
         self.ran = []  # (tokens extended, rows decoded) of every step
 
@@ -246,6 +247,8 @@ class FakeExecutor:
             if extend.sample:
                 sampling.append(extend.row)
         decodes = unpack(plan.decodes).tolist()
+        before = [self.rows[extend.row].length - len(extend.tokens) // 4 for extend in plan.extends]
+        before += [self.rows[row].length for row in decodes]
         asked = unpack(plan.drafts).tolist() or [0] * len(decodes)
         assert len(asked) == len(decodes)
         assert all(0 <= count <= self.info.max_drafts for count in asked)
@@ -255,6 +258,8 @@ class FakeExecutor:
         assert not set(decodes) & {extend.row for extend in plan.extends}
         assert len(set(decodes)) == len(decodes)
         out = {row for row in sampling + decodes if self.dice.random() < self.absence}
+        if self.info.state_slots:  # what may sit out has its last token in a step of its own
+            out -= {extend.row for extend in plan.extends if len(extend.tokens) > 4}
         self.absent += len(out)
         for extend in plan.extends:
             if extend.row in out:  # its last token is run again
@@ -264,6 +269,11 @@ class FakeExecutor:
             assert self.rows[index].last is not None
             if index not in out:
                 self._forward(self.rows[index], self.rows[index].last)
+        if self.info.state_slots:
+            ran = [extend.row for extend in plan.extends] + decodes
+            self._step_states(unpack(plan.states).tolist(), ran, before, out)
+        else:
+            assert not plan.states
         self.ran.append((work, len(decodes)))
         assert work + lines <= self.info.step_tokens
         given = [
@@ -294,6 +304,21 @@ class FakeExecutor:
             plan.step, pack(sampling), pack([token for run in runs for token in run]), computed, 1000,
             logprobs, pack_floats(scores), counts, drafted,
         )  # fmt: skip
+
+    def _step_states(self, slots, rows, before, out):
+        """Each row reads the state of just its tokens before the step, and writes that behind them."""
+        sources, targets = slots[::2], slots[1::2]
+        assert len(sources) == len(targets) == len(rows)
+        assert len(set(targets)) == len(targets)
+        assert not set(targets) & set(sources)
+        assert all(0 < target <= self.info.state_slots for target in targets)
+        for source, target, index, length in zip(sources, targets, rows, before, strict=True):
+            row = self.rows[index]
+            if source == 0:
+                assert length == 0
+            else:
+                assert self.states[source] == self._state(row, length), "another state than the row's"
+            self.states[target] = self._state(row, length if index in out else row.length)
 
     def _copy(self, pages):
         size = self.info.page_size
@@ -397,6 +422,7 @@ class World:
         generous=1.0,
         absence=0.0,
         policy=None,
+        states=0,
         **config,
     ):
         self.info = ExecutorInfo(
@@ -418,6 +444,7 @@ class World:
             logits_cost=logits_cost,
             drafter="dice" if drafts else "",
             max_drafts=drafts,
+            state_slots=states,
         )
         config.setdefault("lookahead", 4)
         self.core = Scheduler(self.info, ScheduleConfig(**config))
@@ -461,8 +488,8 @@ class World:
         for event in events:
             core.handle(event, self.now)
         core.expire(self.now)
-        if core.down is not None and (pages := core.renewed()) is not None:
-            self.cache.renew(pages)
+        if core.down is not None and (renewed := core.renewed()) is not None:
+            self.cache.renew(renewed.pages, renewed.state_slots)
         while (plan := core.plan()) is not None:
             assert isinstance(plan, StepPlan)
             self.executor.plans.append(plan)
@@ -489,7 +516,7 @@ class World:
 
     def die(self):
         """The executor dies, with all plans and KV."""
-        for lost in (self.executor.plans, self.executor.rows, self.executor.kv):
+        for lost in (self.executor.plans, self.executor.rows, self.executor.kv, self.executor.states):
             lost.clear()
         self.turn(ExecutorDown("it died"))
 

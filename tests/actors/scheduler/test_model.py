@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ramify.actors.cache import snapshots
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
 from ramify.protocol.messages import CancelRequest, CancelSession, ExtendBranch, OpenBranch
@@ -31,8 +32,8 @@ def tried(some, every):
 class RealCache:
     """The radix cache behind the fake's interface, checked after each Settle."""
 
-    def __init__(self, pages, page_size):
-        self.cache = RadixCache(pages, page_size)
+    def __init__(self, pages, page_size, states=0):
+        self.cache = RadixCache(pages, page_size, state_slots=states)
         self.branches = {}
         self.started = {}
 
@@ -53,8 +54,8 @@ class RealCache:
         check(self.cache)
         return settled
 
-    def renew(self, pages):
-        self.cache.renew(pages)
+    def renew(self, pages, state_slots):
+        self.cache.renew(pages, state_slots)
         check(self.cache)
         assert self.cache.free == pages
 
@@ -347,7 +348,8 @@ def test_random_pressure_with_drafts(world, expected, page_size, options, specul
 
 def under_pressure(world, expected, page_size, options, crowd, choices):
     pages = options["pages"] // page_size
-    w = world(**{**options, "pages": pages}, page_size=page_size, cache=RealCache(pages, page_size))
+    cache = RealCache(pages, page_size, options.get("states", 0))
+    w = world(**{**options, "pages": pages}, page_size=page_size, cache=cache)
     submits = [
         w.submit(
             i,
@@ -449,3 +451,51 @@ def test_random_crowds(world, expected, page_size, rows, quantum, slots, crowd, 
         assert w.core.computed_twice <= 2 * 16 * retractions
     else:
         assert w.core.computed_twice <= (2 * 16 + slots) * retractions
+
+
+states = st.fixed_dictionaries(
+    {
+        "states": st.sampled_from([4, 7, 12, 60]),
+        "in_flight": st.integers(1, 2),
+        "absence": st.sampled_from([0.0, 0.0, 0.3]),
+    }
+)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Prompts here are short: so snapshots are close to each other."""
+    monkeypatch.setattr(snapshots, "NEAR", 1)
+    monkeypatch.setattr(snapshots, "STRIDE", 5)
+
+
+@tried(100, 400)
+@given(worlds, states, programs, st.one_of(st.just(()), deaths))
+def test_random_programs_with_states(
+    world, expected, expected_scores, small, options, fixed, program, deaths
+):
+    """Each step reads the state of just the tokens before it, and nothing that anybody sees is
+    different from a model without states."""
+    w = world(**options | fixed, cache=RealCache(options["pages"], 1, fixed["states"]))
+    execute(w, program, expected, expected_scores, deaths)
+
+
+@tried(100, 400)
+@given(worlds, states, st.sampled_from([70, 110, 300]), forks, st.one_of(st.just(()), deaths))
+def test_random_forks_with_states(
+    world, expected, expected_scores, small, options, fixed, pages, program, deaths
+):
+    options = {**options, **fixed, "pages": pages, "context": 1000, "budget": 16, "mixed_tokens": 16}
+    execute(
+        world(**options, cache=RealCache(pages, 1, fixed["states"])),
+        program,
+        expected,
+        expected_scores,
+        deaths,
+    )
+
+
+@tried(60, 200)
+@given(pressure, states, crowds, st.lists(st.booleans(), max_size=60))
+def test_random_pressure_with_states(world, expected, small, options, fixed, crowd, choices):
+    under_pressure(world, expected, 1, {**options, **fixed}, crowd, choices)

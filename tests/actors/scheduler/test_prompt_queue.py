@@ -53,6 +53,7 @@ class FakeRun(SimpleNamespace):
 
 def run(prompt, account=None, *, ahead=False, filled=0, priority=0):
     return FakeRun(
+        cut=prompt,
         prompt=prompt,
         filled=filled,
         cached=filled,

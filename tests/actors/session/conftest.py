@@ -233,6 +233,7 @@ class SimEngine:
         acceptance: float = 0.8,
         stored: bool = False,
         turn: int = 1 << 40,
+        state_slots: int = 0,
     ) -> None:
         self.stored = stored
         self.turn = turn  # what a session may do in one turn of the loop
@@ -254,6 +255,7 @@ class SimEngine:
             acceptance=acceptance,
             generous=0.9,
             step_seconds=1e-6,  # so that drafts pay
+            state_slots=state_slots,
         )
         self._schedules = ScheduleConfig(in_flight=in_flight, lookahead=4)
         self._constraints = constraints
@@ -278,7 +280,7 @@ class SimEngine:
         """An engine in which no session is."""
         self.executor = self._make_executor()
         info = self.executor.info
-        self.cache = RadixCache(info.pages, info.page_size)
+        self.cache = RadixCache(info.pages, info.page_size, state_slots=info.state_slots)
         self.scheduler = Scheduler(info, self._schedules)
         core = ("scheduler", "cache", "executor", "grammar")
         self._mail: dict[Any, deque[Any]] = {name: deque() for name in core}

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.actors.cache import snapshots
 from ramify.actors.grammar.structure import structure_automaton
 from ramify.actors.session.branches.segments import OutputSegment
 from ramify.actors.session.calls.dialects import dialect_of
@@ -164,6 +165,45 @@ def test_random_sessions(
     drafts: int,
     acceptance: float,
 ) -> None:
+    options = {"drafts": drafts, "acceptance": acceptance, "in_flight": in_flight}
+    random_sessions(sim_class, tokenizer, seed, pages, page_size, options)
+
+
+@settings(max_examples=examples(30, 120), derandomize=True, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    pages=st.sampled_from([160, 400, 4096]),
+    in_flight=st.sampled_from([1, 2]),
+    state_slots=st.sampled_from([4, 9, 17, 40, 200]),
+    near=st.sampled_from([0, 2, 64]),
+)
+def test_random_sessions_of_a_model_with_states(
+    sim_class: Any,
+    tokenizer: Tokenizer,
+    seed: int,
+    pages: int,
+    in_flight: int,
+    state_slots: int,
+    near: int,
+) -> None:
+    """The executor checks that each step reads the state of just its row's tokens."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshots, "NEAR", near)
+        patch.setattr(snapshots, "STRIDE", 8)
+        options = {"state_slots": state_slots, "in_flight": in_flight}
+        engine = random_sessions(sim_class, tokenizer, seed, pages, 1, options)
+    states = engine.cache.residency.snapshots
+    assert states.available == states.total
+
+
+def random_sessions(
+    sim_class: Any,
+    tokenizer: Tokenizer,
+    seed: int,
+    pages: int,
+    page_size: int,
+    options: dict[str, Any],
+) -> Any:
     rng = random.Random(seed)
     engine = sim_class(
         tokenizer,
@@ -175,9 +215,7 @@ def test_random_sessions(
         max_rows=4,
         eos_every=20,
         seed=seed,
-        in_flight=in_flight,
-        drafts=drafts,
-        acceptance=acceptance,
+        **options,
     )
     engine.calls = CALLS
     engine.template = ChatTemplate(tokenizer, dialect_of("", "hermes"))
@@ -217,6 +255,7 @@ def test_random_sessions(
     assert engine.cache.referenced == 0
     assert engine.cache.free + engine.cache.evictable == engine.cache.total
     assert engine.executor.corruptions == 0
+    return engine
 
 
 @settings(max_examples=examples(20, 60), derandomize=True, deadline=None)

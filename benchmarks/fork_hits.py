@@ -1,0 +1,195 @@
+"""What forks, edits and next turns find of a branch of 64k tokens: the fork table, in tokens.
+
+The scheduler and the cache are the real ones; the executor is the fake, which checks that each step of a
+model with fixed states (delta net, Mamba) reads the state of just its row's tokens. Counts only, no time
+and no GPU. A cell is what a request found, over what it could have found: the longest prefix of its
+prompt that was computed before. The rest, at most R, is replayed.
+
+    python benchmarks/fork_hits.py
+    python benchmarks/fork_hits.py --slots 1280 320 128
+
+The branch is an agent's: system and tools, then turns of a tool's result, thinking and an answer.
+
+    next turn         a message behind the last answer
+    fork at 8k        at a position that no op ended at, with a message of its own; then a second child
+    edit              the last message changes at 60 % of its length
+    no thinking       the next turn, where the template leaves out what was thought in the last one
+    90 % taken        the same five, after other sessions have used 90 % of the pool
+
+Window layers, and speculation on models with states, are not there yet, and so not in the table.
+"""
+
+import argparse
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ramify.actors.cache.cache import RadixCache
+from ramify.actors.cache.integrity import check
+from ramify.actors.cache.node import common_prefix
+from ramify.actors.scheduler.core import Scheduler
+from ramify.gpu.executors.fake import FakeExecutor, FakeModel
+from ramify.protocol import messages as m
+from ramify.protocol.config import ScheduleConfig
+from ramify.protocol.plan import pack, unpack
+from ramify.protocol.sampling import SamplingParams
+
+POOL = 655_360  # tokens
+SYSTEM, MESSAGE, HEADER, OUTPUT, THOUGHT = 3_000, 1_500, 5, 500, 300  # tokens
+BRANCH = 64_000
+FORK = 8_000
+OTHERS = 8_000  # tokens of each other session
+REPLAY = 512
+
+
+@dataclass
+class Branch:
+    number: int
+    tokens: list[int] = field(default_factory=list)
+
+
+class Engine:
+    """The cores without loops. `slots` 0: a model with full attention only."""
+
+    def __init__(self, slots: int, seed: int = 0) -> None:
+        model = FakeModel(vocab_size=10_000, eos_every=0)
+        self.executor = FakeExecutor(
+            model, pages=POOL, context=1 << 17, max_rows=8, step_tokens=2048, state_slots=slots
+        )
+        info = self.executor.info
+        self.cache = RadixCache(info.pages, state_slots=slots)
+        self.scheduler = Scheduler(info, ScheduleConfig())
+        self.dice = random.Random(seed)
+        self.computed: list[np.ndarray] = []  # of the branch that is measured
+        self._count = 0
+        self._finished: dict[int, m.Finished] = {}
+        self._output: dict[int, list[int]] = {}
+
+    def open(self) -> Branch:
+        self._count += 1
+        branch = Branch(1 << 32 | self._count)
+        self.cache.open_branch(m.OpenBranch(branch.number))
+        return branch
+
+    def fork(self, branch: Branch, at: int) -> Branch:
+        self._count += 1
+        child = Branch(1 << 32 | self._count, branch.tokens[:at])
+        self.cache.fork_branch(m.ForkBranch(branch.number, [child.number], at))
+        return child
+
+    def append(self, branch: Branch, tokens: list[int]) -> None:
+        branch.tokens += tokens
+        self.cache.extend_branch(m.ExtendBranch(branch.number, pack(tokens)))
+
+    def text(self, count: int) -> list[int]:
+        return self.dice.choices(range(1, 10_000), k=count)
+
+    def generate(self, branch: Branch, tokens: int = OUTPUT, *, note: bool = True) -> m.Finished:
+        """One answer. `note`: what it computed counts as what later prompts could find."""
+        self._count += 1
+        request = 1 << 32 | self._count
+        sampling = SamplingParams(temperature=0.0)
+        submit = m.Submit(request, branch.number, len(branch.tokens), tokens, sampling)
+        self._run(submit)
+        branch.tokens += self._output.pop(request)
+        if note:
+            self.computed.append(np.array(branch.tokens[:-1], dtype=np.int32))
+        return self._finished.pop(request)
+
+    def _run(self, *events: m.SchedulerEvent) -> None:
+        replies: deque[m.SchedulerEvent] = deque(events)
+        while replies:
+            self.scheduler.handle(replies.popleft(), 0.0)
+            while (plan := self.scheduler.plan()) is not None:
+                replies.append(self.executor.launch(plan).result())
+            if (settle := self.scheduler.settle(0.0)) is not None:
+                replies.append(self.cache.settle(settle))
+            for _, told in self.scheduler.deliver():
+                for progress in told.progress:
+                    self._output.setdefault(progress.request, []).extend(unpack(progress.tokens))
+                for finished in told.finished:
+                    self._finished[finished.request] = finished
+
+    def could(self, branch: Branch) -> int:
+        """Tokens of the branch that were computed before; the last one is always run."""
+        tokens = np.array(branch.tokens[:-1], dtype=np.int32)
+        return max(common_prefix(tokens, other) for other in self.computed)
+
+
+def turn(engine: Engine, branch: Branch, *, note: bool = True) -> None:
+    engine.append(branch, engine.text(MESSAGE))
+    engine.append(branch, engine.text(HEADER))
+    engine.generate(branch, note=note)
+
+
+def build(engine: Engine, length: int, *, note: bool = True) -> Branch:
+    """System and tools, then turns, up to about `length` tokens."""
+    branch = engine.open()
+    engine.append(branch, engine.text(SYSTEM))
+    while len(branch.tokens) < length:
+        turn(engine, branch, note=note)
+    return branch
+
+
+def cases(engine: Engine, branch: Branch) -> dict[str, tuple[int, int]]:
+    """Found and possible tokens of each case."""
+    table: dict[str, tuple[int, int]] = {}
+
+    def ask(name: str, child: Branch) -> None:
+        possible = engine.could(child)
+        table[name] = engine.generate(child, 8).cached, possible
+
+    end = len(branch.tokens)
+    child = engine.fork(branch, end)
+    engine.append(child, engine.text(MESSAGE))
+    ask("next turn", child)
+    for name in ("fork at 8k", "its second child"):
+        child = engine.fork(branch, FORK)
+        engine.append(child, engine.text(100))
+        ask(name, child)
+    start = end - OUTPUT - HEADER - MESSAGE  # of the last message
+    child = engine.fork(branch, start)
+    same = branch.tokens[start : start + MESSAGE * 6 // 10]
+    engine.append(child, same + engine.text(MESSAGE - len(same)))
+    engine.append(child, engine.text(HEADER))
+    ask("edit", child)
+    child = engine.fork(branch, end - OUTPUT - 2)  # the last two tokens of the header begin the thinking
+    answer = branch.tokens[end - OUTPUT + THOUGHT :]
+    engine.append(child, answer + engine.text(MESSAGE))
+    ask("no thinking", child)
+    return table
+
+
+def measure(slots: int) -> dict[str, tuple[int, int]]:
+    engine = Engine(slots)
+    branch = build(engine, BRANCH)
+    table = cases(engine, branch)
+    crowded = Engine(slots)
+    branch = build(crowded, BRANCH)
+    while crowded.cache.free > POOL // 10:
+        build(crowded, OTHERS, note=False)
+    table |= {f"{name}, 90 % taken": cell for name, cell in cases(crowded, branch).items()}
+    for each in (engine, crowded):
+        check(each.cache)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--slots", type=int, nargs="+", default=[1280, 320], help="state slots")
+    options = parser.parse_args()
+    tables = {"full": measure(0)} | {f"fixed, {slots} slots": measure(slots) for slots in options.slots}
+    print(f"{'':32}" + "".join(f"{name:>26}" for name in tables))
+    for case in tables["full"]:
+        cells = ""
+        for table in tables.values():
+            found, possible = table[case]
+            cells += f"{found:>9} / {possible} {possible - found:>5}" + " !"[possible - found > REPLAY]
+        print(f"{case:32}{cells}")
+    print(f"found / possible, replayed; !: more than {REPLAY}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""State slots of the fake executor: each holds the hash of all tokens that its state stands for.
+
+A row that reads another state than that of just its own tokens breaks its plan, so a slot that was given
+away, overwritten or taken at a wrong position ends the step with a name. A state that was computed from
+KV that is not finite is not finite either, and spoils what is computed behind it.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from ramify.gpu.step.rows import PlanError
+from ramify.gpu.step.step_rows import Ints, StepRows
+from ramify.protocol.plan import StepPlan
+
+Hashes = npt.NDArray[np.uint64]
+
+
+class FakeStates:
+    """`slots` state slots, and slot 0, which stands for no token."""
+
+    def __init__(self, slots: int, max_rows: int) -> None:
+        self.slots = slots
+        self._hashes: Hashes = np.zeros(slots + 1, dtype=np.uint64)
+        self._spoiled = np.zeros(slots + 1, dtype=np.bool_)
+        self._spoils = np.zeros(max_rows, dtype=np.bool_)  # rows of the step that read a spoiled state
+        self._rows: Ints = np.zeros(0, dtype=np.int64)
+        self._sources: Ints = self._rows
+        self._targets: Ints = self._rows
+
+    def begin(self, plan: StepPlan) -> None:
+        """Raises PlanError if the pairs of `plan` are not one for each row, or overwrite each other."""
+        pairs = np.frombuffer(plan.states, dtype=np.int32).astype(np.int64).reshape(-1, 2)
+        decodes = np.frombuffer(plan.decodes, dtype=np.int32).astype(np.int64)
+        extends = np.array([extend.row for extend in plan.extends], dtype=np.int64)
+        self._rows = np.concatenate([extends, decodes])
+        self._sources, self._targets = pairs[:, 0], pairs[:, 1]
+        if len(pairs) != len(self._rows):
+            raise PlanError(f"step {plan.step}: {len(pairs)} pairs of states for {len(self._rows)} rows")
+        if not len(pairs):
+            return
+        if pairs.min() < 0 or pairs.max() > self.slots or not self._targets.all():
+            raise PlanError(f"step {plan.step}: states {pairs.tolist()}, slots are 1 to {self.slots}")
+        written = set(self._targets.tolist())
+        if len(written) < len(self._targets) or written & set(self._sources.tolist()):
+            raise PlanError(f"step {plan.step}: states {pairs.tolist()} are read and written")
+        self._spoils[:] = False
+        self._spoils[self._rows] = self._spoiled[self._sources]
+
+    def spoils(self, rows: Ints) -> npt.NDArray[np.bool_]:
+        """Which of `rows` begin this step from a state that is not finite."""
+        return self._spoils[rows]
+
+    def starts(self, step: StepRows, lengths: Ints) -> Ints:
+        """The position at which each of the plan's rows begins; `lengths`: of rows that sit it out."""
+        starts = lengths[self._rows]
+        found = dict(zip(step.rows.tolist(), step.starts.tolist(), strict=True))
+        for i, row in enumerate(self._rows.tolist()):
+            starts[i] = found.get(row, starts[i])
+        return starts
+
+    @property
+    def rows(self) -> Ints:
+        """The rows of the step, in plan order."""
+        return self._rows
+
+    def end(self, number: int, before: Hashes, after: Hashes, spoiled: npt.NDArray[np.bool_]) -> None:
+        """`before`, `after`: the hashes of what each row has had and has now. Raises PlanError."""
+        wrong = self._hashes[self._sources] != before
+        if wrong.any():
+            row, slot = self._rows[wrong][0], self._sources[wrong][0]
+            raise PlanError(f"step {number}: slot {slot} has another state than that of row {row}")
+        self._hashes[self._targets] = after
+        self._spoiled[self._targets] = spoiled

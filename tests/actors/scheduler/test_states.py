@@ -1,0 +1,94 @@
+"""Which slots the steps of a run read and write."""
+
+import pytest
+
+from ramify.actors.scheduler.request import SchedulerError
+from ramify.actors.scheduler.states import RunStates
+from ramify.protocol.messages import Constrain, Granted
+from ramify.protocol.plan import pack, unpack
+from tests.actors.scheduler.test_model import RealCache
+
+
+def states(slots=(1, 2, 3), marks=(), first=0, cuts=()):
+    granted = Granted(1, 0, b"", b"", state=first, slots=pack(slots), marks=pack(marks))
+    return RunStates(granted, 3, cuts)
+
+
+def test_each_chunk_reads_what_the_one_before_wrote():
+    run = states(first=9)
+    assert [run.chunk(end) for end in (10, 20, 30, 40)] == [(9, 1), (1, 2), (2, 3), (3, 1)]
+    assert run.in_prompt(40) == [40, 1]
+    assert run.in_prompt(20) == [20, 2]
+    assert run.in_prompt(10) == []  # written over
+
+
+def test_a_snapshot_leaves_the_turn_and_a_spare_slot_takes_its_place():
+    run = states((1, 2, 3, 4), (20,))
+    assert run.cut == 20
+    assert [run.chunk(end) for end in (10, 20)] == [(0, 1), (1, 2)]
+    assert run.cut == 0
+    assert [run.chunk(end) for end in (30, 40, 50, 60)] == [(2, 3), (3, 1), (1, 4), (4, 3)]
+    assert run.told(19) == []
+    assert run.told(20) == [20, 2]
+    assert run.told(99) == []
+    assert run.in_prompt(20) == []
+
+
+def test_decodes_go_on_from_the_prompt_and_pause():
+    run = states()
+    run.chunk(10)
+    run.decodes(100)
+    assert [run.pair(tick) for tick in (100, 101, 102, 103)] == [(1, 2), (2, 3), (3, 1), (1, 2)]
+    run.pauses(102)
+    assert run.newest == 3
+    assert [run.after_prompt(12, steps) for steps in (0, 1, 2)] == [[12, 3], [12, 2], [12, 1]]
+    run.decodes(200)
+    assert run.pair(200) == (3, 1)
+
+
+def test_what_no_token_came_from_is_no_state():
+    run = states()
+    run.chunk(10)
+    run.lost = True
+    assert run.after_prompt(10, 0) == []
+
+
+def test_rows_are_as_many_as_there_are_slots_for(world):
+    assert world(states=12, rows=8).core.planner.max_rows == 3
+    assert world(states=12, rows=8, in_flight=1).core.planner.max_rows == 4
+    with pytest.raises(SchedulerError, match="3 state slots"):
+        world(states=3)
+
+
+def test_drafts_are_refused(world):
+    with pytest.raises(SchedulerError, match="drafts"):
+        world(states=12, drafts=2)
+
+
+def test_the_next_turn_begins_where_the_last_one_ended(world, expected):
+    w = world(pages=300, budget=64, cache=RealCache(300, 1, 20), states=20)
+    prompt = [i * i % 97 for i in range(150)]
+    first = w.submit(1, prompt, max_tokens=10)
+    w.run(first)
+    assert w.output[first.request] == expected(prompt, 0, 10)
+    second = w.submit(2, branch=first.branch, max_tokens=3)
+    w.run(second)
+    assert w.output[second.request] == expected(prompt + w.output[first.request], 0, 3)
+    finished = w.finished[second.request]
+    assert (finished.prompt, finished.cached, finished.replayed) == (160, 159, 0)
+    w.check_idle()
+
+
+def test_a_model_without_states_sends_none(world):
+    w = world()
+    w.run(w.submit(1, [1, 2, 3], max_tokens=4))
+    assert all(not plan.states for plan in w.sent)
+    assert all(not acquire.slots for settle in w.settles for acquire in settle.acquires)
+
+
+def test_a_constrained_prompt_runs_its_last_token_in_a_step_of_its_own(world):
+    w = world(pages=300, budget=64, cache=RealCache(300, 1, 20), states=20)
+    w.turn(Constrain(0, b"words"), Constrain(5, b"body"))
+    w.run(w.submit(1, list(range(30)), max_tokens=4, constraint=5))
+    chunks = [[len(unpack(e.tokens)) for e in plan.extends] for plan in w.sent if plan.extends]
+    assert chunks == [[29], [1]]
