@@ -105,7 +105,7 @@ class FakeCache:
         assert not self.referenced()
         assert sorted([*self.pages, *self.resident.values()]) == list(range(self.total))
 
-    def renew(self, pages, state_slots):
+    def renew(self, pages, state_slots=0):
         assert not self.runs
         self.total, self.pages = pages, list(range(pages))
         self.resident.clear()

@@ -54,7 +54,7 @@ class RealCache:
         check(self.cache)
         return settled
 
-    def renew(self, pages, state_slots):
+    def renew(self, pages, state_slots=0):
         self.cache.renew(pages, state_slots)
         check(self.cache)
         assert self.cache.free == pages
