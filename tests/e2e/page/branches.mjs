@@ -132,6 +132,7 @@ scene("a tree of thought: the whole search is one frame, and every branch stream
   await soon(async () => assert.equal(await page.locator(".thought-card.kept").count(), 6));
   assert.match(await page.getByRole("status").textContent(), /^The search is done\. (A|No) branch makes 24\.$/);
   assert.ok((await page.getByRole("status").boundingBox()).width > 100, "the result is for those who see, too");
+  assert.deepEqual(await findings(page), []);
   const card = page.locator(".thought-card.kept").first();
   assert.ok((await card.getAttribute("title")).startsWith(`${await card.locator("span").first().textContent()}\n`));
   const sent = frames.flat().filter(({ type }) => type !== "open" && type !== "ping" && type !== "close");

@@ -41,6 +41,10 @@ export async function visit({ settings = {}, path = "/", restarts = false, ...op
     });
   });
   const page = await context.newPage();
+  await page.addInitScript(() => {
+    globalThis.jumps = [];
+    new PerformanceObserver((list) => { globalThis.jumps.push(...list.getEntries().filter((each) => !each.hadRecentInput)); }).observe({ type: "layout-shift", buffered: true });
+  });
   await page.addInitScript((kept) => { localStorage["ramify chat settings"] ??= JSON.stringify(kept); }, { ...SETTINGS, ...settings });
   await page.goto(new URL(path, URL_OF_SERVER).href);
   await page.locator("main").waitFor();
@@ -129,6 +133,9 @@ export async function again(page) {
 }
 
 const axe = await readFile(fileURLToPath(new URL("../../../clients/web/page/node_modules/axe-core/axe.min.js", import.meta.url)), "utf8");
+
+/** How far what was drawn has moved by itself since the page was loaded: the browser's measure, 0 where all stood still. */
+export const jumped = (page) => page.evaluate(() => globalThis.jumps.reduce((sum, { value }) => sum + value, 0));
 
 /** What axe finds wrong with what is shown. */
 export async function findings(page) {

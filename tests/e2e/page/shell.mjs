@@ -1,7 +1,7 @@
 /** What stands around chats: language, the list that folds, keys. */
 
 import assert from "node:assert/strict";
-import { findings, scene, send, settled, soon } from "./harness.mjs";
+import { findings, jumped, scene, send, settled, soon } from "./harness.mjs";
 
 scene("the page speaks the browser's language, or the one that is set", async (page) => {
   await page.getByRole("heading", { name: "Was möchtest du fragen?" }).waitFor();
@@ -100,3 +100,19 @@ scene("a model whose template tells it how much to think is told when a chat ope
   assert.equal(await page.locator("#effort").isDisabled(), true);
   assert.equal(opened.at(-1).effort, "high");
 });
+
+scene("nothing jumps while the page loads", async (page) => {
+  for (const viewport of [{ width: 1280, height: 800 }, { width: 390, height: 800 }]) {
+    await page.setViewportSize(viewport);
+    await page.reload();
+    await page.locator(".examples").waitFor();
+    await soon(async () => assert.match(await page.locator(".welcome p").textContent(), /context/));
+    assert.ok(await jumped(page) < 0.001, `${await jumped(page)} at ${viewport.width}`);
+  }
+  await send(page, "one");
+  await settled(page);
+  await page.reload();
+  await settled(page);
+  await page.locator(".server[data-status=open]").waitFor({ state: "attached" });
+  assert.ok(await jumped(page) < 0.01, `${await jumped(page)} with a chat`);
+}, { settings: { max_tokens: 20 } });

@@ -1,7 +1,7 @@
 /** A second person with the link watches live, and can change nothing. */
 
 import assert from "node:assert/strict";
-import { answers, last, scene, send, settled, soon, streaming, visit } from "./harness.mjs";
+import { answers, findings, last, scene, send, settled, soon, streaming, visit } from "./harness.mjs";
 
 scene("who has the link sees answers as they are written", async (page) => {
   await page.context().grantPermissions(["clipboard-read", "clipboard-write"]);
@@ -38,6 +38,12 @@ scene("who has the link sees answers as they are written", async (page) => {
   await settled(other);
   await same(other, page);
   await soon(async () => assert.equal(await other.locator("#input").count(), 0));
+  await other.keyboard.press("Alt+t");
+  assert.deepEqual(await findings(other), []);
+  await other.setViewportSize({ width: 390, height: 800 });
+  await other.evaluate(() => { document.documentElement.dataset.theme = "dark"; });
+  await other.keyboard.press("Alt+t");
+  assert.deepEqual(await findings(other), []);
   await soon(async () => assert.equal(await other.getByRole("button", { name: /^(Edit|Retry)/ }).count(), 0));
   assert.deepEqual(other.context().problems, []);
   await other.context().close();

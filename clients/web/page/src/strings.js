@@ -87,6 +87,7 @@ export const WORDS = {
   print: ["Print", "Drucken"],
   delete: ["Delete", "Löschen"],
   skip: ["Skip to the message box", "Zum Eingabefeld springen"],
+  skipToLog: ["Skip to the conversation", "Zum Gespräch springen"],
   dismiss: ["Dismiss", "Schließen"],
   watching: ["You are watching live. Only who started this chat can write.", "Du liest live mit. Schreiben kann nur, wer den Chat begonnen hat."],
   nothingIsLost: ["Nothing is lost: answers go on, and will be here when it is back.", "Nichts geht verloren: Antworten laufen weiter und sind danach hier."],

@@ -75,7 +75,7 @@ function Figures({ search }) {
   return (
     <>
       <dl class="facts">{facts.map(([value, label]) => <div key={label}><dd>{value}</dd><dt>{label}</dt></div>)}</dl>
-      <p class={done ? "soft" : "unseen"} role="status">{done ? t.searchDone(all.some(({ solves }) => solves)) : ""}</p>
+      <p class="soft outcome" role="status">{done ? t.searchDone(all.some(({ solves }) => solves)) : ""}</p>
     </>
   );
 }
@@ -101,7 +101,7 @@ function Card({ search, thought }) {
     <div class={`thought-card ${state}${thought.solves ? " solved" : ""}`} title={usage ? t.thoughtCost(text, usage.cached, usage.prompt, usage.output) : ""}>
       <span>{text || "…"}{state === "writing" && <span class="cursor" />}</span>
       {wrong && <small class="wrong">{t.wrong}</small>}
-      {score !== null && <b aria-label={t.markOf9(score)}>{score}</b>}
+      {score !== null && <b role="img" aria-label={t.markOf9(score)}>{score}</b>}
     </div>
   );
 }

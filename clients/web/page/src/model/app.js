@@ -69,10 +69,16 @@ navigator.serviceWorker?.register("sw.js").catch(() => {}); // private windows a
 
 // --- the server ----------------------------------------------------------------------------------------
 
+/** Whether the server has been asked: what it says has its place before anything below is drawn, so that nothing jumps. */
+export const greeted = signal(false);
+
 async function greet() {
   const said = await askServer();
-  if (said?.refused) panels.token.value = { error: hasToken() ? t.tokenRefused : "" };
-  else if (said) server.value = said;
+  batch(() => {
+    greeted.value = true;
+    if (said?.refused) panels.token.value = { error: hasToken() ? t.tokenRefused : "" };
+    else if (said) server.value = said;
+  });
 }
 
 /** A token was typed in. */

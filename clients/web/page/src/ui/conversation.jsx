@@ -1,7 +1,7 @@
 /** The messages that are shown, from the first to the last, and the place to start where there are none. */
 
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import { server } from "../model/app.js";
+import { greeted, server } from "../model/app.js";
 import { options, settings } from "../model/settings.js";
 import { english, t } from "../strings.js";
 import { Drafts } from "./drafts.jsx";
@@ -21,7 +21,7 @@ export function Conversation({ chat }) {
   const wide = path.some((message) => message.compare && chat.tree.drafts(message).length > 1);
   return (
     <div class="log-area">
-      <div class="log" ref={log} role="log" aria-live="off" aria-label={t.conversation} tabIndex={0}>
+      <div class="log" id="log" ref={log} role="log" aria-live="off" aria-label={t.conversation} tabIndex={0}>
         {path.length === 0 ? !chat.watching && <Welcome chat={chat} /> : (
           <div class={`messages${wide ? " wide" : ""}`}>{shown(chat, path)}</div>
         )}
@@ -54,14 +54,14 @@ function Welcome({ chat }) {
       {model && <p>{demo
         ? t.aboutDemo(about(model))
         : `${nameOf(model)}: ${about(model)}.`}</p>}
-      <div class="examples">
+      {greeted.value && <div class="examples">
         {EXAMPLES.map(([name, count]) => [(demo ? english : t)[name], count]).map(([text, count]) => (
           <button type="button" key={text} onClick={() => { chat.open(); ask(text, count); }}>
             {text}{count > 1 && <small>{t.draftsBeside(count)}</small>}
           </button>
         ))}
         {!demo && <a class="button" href="game24.html">{t.watchTree}<small>{t.everyBranch}</small></a>}
-      </div>
+      </div>}
     </section>
   );
 }

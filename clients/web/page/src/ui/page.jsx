@@ -23,7 +23,7 @@ export function Page() {
   const shown = `${panels.sidebar.value ? " drawer" : ""}${settings.value.folded ? " folded" : ""}`;
   return (
     <div class={`page${shown}${panels.tree.value ? " with-tree" : ""}`}>
-      <a class="skip" href="#input" onClick={(event) => { event.preventDefault(); document.getElementById("input")?.focus(); }}>{t.skip}</a>
+      <Skip to={chat?.watching ? "log" : "input"} />
       <Sidebar />
       <div class="shade" onClick={() => { panels.sidebar.value = false; }} />
       {chat && (
@@ -43,6 +43,11 @@ export function Page() {
       <Palette />
     </div>
   );
+}
+
+/** For who goes by keys: past the list of chats. */
+function Skip({ to }) {
+  return <a class="skip" href={`#${to}`} onClick={(event) => { event.preventDefault(); document.getElementById(to)?.focus(); }}>{to === "log" ? t.skipToLog : t.skip}</a>;
 }
 
 /** A bar while the connection is away. */

@@ -1,7 +1,7 @@
 /** The list of chats: search, rename, delete, import and export. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { chats, current, exportAll, exportChat, importFile, newChat, openChat, openSession, panels, remove, rename, search, server } from "../model/app.js";
+import { chats, current, exportAll, exportChat, greeted, importFile, newChat, openChat, openSession, panels, remove, rename, search, server } from "../model/app.js";
 import { number, t } from "../strings.js";
 import { Icon, IconButton } from "./icons.jsx";
 import { Menu } from "./menu.jsx";
@@ -37,7 +37,7 @@ export function Sidebar() {
           </section>
         ))}
         {found?.length === 0 && <p class="soft">{t.nothingFound}</p>}
-        {!found && all.length === 0 && <p class="soft">{t.chatsAreKept} {kept(server.value)} {t.firstStarts}</p>}
+        {!found && all.length === 0 && greeted.value && <p class="soft">{t.chatsAreKept} {kept(server.value)} {t.firstStarts}</p>}
       </nav>
       <footer>
         <Server />
