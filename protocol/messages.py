@@ -140,6 +140,7 @@ class Acquire(msgspec.Struct, frozen=True, array_like=True, gc=False):
     - `leave`: pages, free or evictable, that must be left when it has its own.
     - `spare`: nothing is evicted for it.
     - `slots`: state slots that it needs to run, beside those for snapshots (0: the model has no states).
+    - `most`: it is denied if it needs more slots, whatever is free (0: any number).
     """
 
     request: int
@@ -151,6 +152,7 @@ class Acquire(msgspec.Struct, frozen=True, array_like=True, gc=False):
     leave: int = 0
     spare: bool = False
     slots: int = 0
+    most: int = 0
 
 
 class Grow(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -235,6 +235,8 @@ class RadixCache:
             reach = found.end
         cached = self._whole(reach)
         source = self._cut_page(node, reach) if reach > cached else None
+        if message.most and tip.end + message.extra - cached > message.most:
+            return m.Denied(request, "memory", resident=resident)
         anchor = self._anchor(node, cached)
         self.residency.lock(anchor)
         first = cached // self.page_size

@@ -14,15 +14,19 @@ and pages are the cache's before it reads the Acquire.
 Where the pool is too small for all sessions at once, those that have not begun wait in the
 `memory_queue` until there is room beside what the sessions that have begun will need (`active`).
 
+Long prompts whose KV is gone do not evict what others come back for: see `cold`.
+
 Sizes: pages are claimed only about two steps ahead of prefill (`PromptQueue.lacking`), and a few slots
 for every running request stay free, so that admission does not cause the next retraction.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from math import inf
 from typing import Literal
 
 from ramify.actors.scheduler.active import ActiveSessions
+from ramify.actors.scheduler.cold import ColdPrompts
 from ramify.actors.scheduler.memory_queue import MemoryQueue
 from ramify.actors.scheduler.planner import Planner
 from ramify.actors.scheduler.preemption import for_row, for_slots
@@ -35,6 +39,7 @@ from ramify.protocol.plan import ExecutorInfo
 
 Cause = Literal["priority", "fairness", "memory", "ahead", "not finite", "executor"]
 _RECHECK = 8  # steps until who was refused a row may have become entitled to one
+PROBES = 16  # requests of a turn that are asked for before all others
 OVERTAKE = 8  # newcomers that may overtake between two grants of other requests
 _HIGHEST: Level = True, 1 << 30
 
@@ -71,17 +76,46 @@ class Admission:
         self._barred: Level = _HIGHEST
         self._refused: tuple[Request, int] | None = None  # who could not be made room for, and when
         self._pushes = 0  # of the queue, when that was
+        self.cold = ColdPrompts(info, planner, settlements)
+        self._probes: deque[Request] = deque()  # that may be warm; some may have ended
 
-    def pick(self) -> list[Request]:
-        """Take the requests to acquire pages for now; they are ACQUIRING from here on."""
-        planner = self._planner
-        if not (self.queue or self._memory_queue) or self._settlements.outstanding:
+    def pick(self, now: float = 0.0) -> list[Request]:
+        """Take the requests to acquire pages for now; they are ACQUIRING from here on.
+
+        `now`: clock seconds.
+        """
+        if not (self.queue or self._memory_queue or self._probes) or self._settlements.outstanding:
             return []
+        self.cold.now = now
+        picked = self._probe() if self._probes else []
+        if self.queue or self._memory_queue:
+            picked += self._pick(self._planner.free_rows - len(picked))
+        return picked
+
+    def _probe(self) -> list[Request]:
+        """Take requests that may be warm, before all others; see `cold`."""
+        taken: list[Request] = []
+        for _ in range(min(PROBES, len(self._probes))):
+            request = self._probes.popleft()
+            if request.state is not RequestState.WAITING:
+                continue  # it has ended
+            if len(taken) < self._planner.free_rows:
+                self.take(request)
+                request.most = self.cold.most(request)
+                taken.append(request)
+            else:
+                self.enqueue(request)
+        self._spare(taken)
+        return taken
+
+    def _pick(self, rows: int) -> list[Request]:
+        planner = self._planner
         self.active.expire(planner.step)
         self._memory_queue.advance(
-            planner.step, planner.processed, self._room, self._missing, idle=not planner.running
-        )
-        if not planner.free_rows and self._nothing_new():
+            planner.step, planner.processed, self._room, self._missing, idle=not planner.running,
+            waits=self.cold.waits,
+        )  # fmt: skip
+        if not rows and self._nothing_new():
             return []
         if not planner.running:
             self.unblock()
@@ -91,7 +125,7 @@ class Admission:
         if available >= self._need[True]:
             self._need[True] = 0
         most = 1 if self._single else None
-        picked = self.queue.pick(planner.free_rows, planner.lacking, self._admit, most)
+        picked = self.queue.pick(rows, planner.lacking, self._admit, most)
         self._spare(picked)
         for request in picked:
             request.state = RequestState.ACQUIRING
@@ -140,7 +174,12 @@ class Admission:
 
     def enqueue(self, request: Request) -> None:
         request.state = RequestState.WAITING
-        if self._memory_queue and not request.account.active and self._waits_for_room(request):
+        if (
+            self.cold.waits(request)
+            or (self._memory_queue
+            and not request.account.active
+            and self._waits_for_room(request))
+        ):
             self._memory_queue.add(request, self._planner.step)
         else:
             self.queue.push(request)
@@ -158,7 +197,11 @@ class Admission:
             self.active.end(request.account)
         self.active.foresee(request, request.limit)
         self.active.announce(request.account, request.submit.expects)
-        self.enqueue(request)
+        busy = self.queue or self._memory_queue or self._probes or self.cold.waits(request)
+        if busy and self.cold.may_be_warm(request):
+            self._probes.append(request)
+        else:
+            self.enqueue(request)
 
     def grown(self, run: Run, slots: int) -> None:
         """Note that `run` got `slots` more slots."""
@@ -197,6 +240,8 @@ class Admission:
             self.active.begin(account)
             self._memory_queue.begin(account)
         request.ignores_reserve = request.single_answer = False
+        request.most = 0
+        self.cold.granted(run)
         self.active.take(account, held)
         self.active.foresee(request, run.cap - run.slots)
         if request.level <= self._barred and not request.overtakes:
@@ -214,6 +259,10 @@ class Admission:
         request.resident = verdict.resident
         self.queue.refund(request.account, request.charge)
         request.charge = 0
+        probing, request.most = request.most > 0, 0
+        if probing and verdict.reason == "memory":
+            self.enqueue(request)
+            return
         if verdict.reason == "shared" and owner is not None and not self._settlements.owes(verdict.on):
             if owner.filled == owner.kept:
                 request.state = RequestState.PARKED
@@ -261,6 +310,7 @@ class Admission:
             if account.active:
                 self.active.end(account)
         self.active.renew(pages * self._page_size)
+        self.cold.renew(pages)
 
     def offer(self, run: Run) -> None:
         """Let the cache hand out a prefix of `run` that steps under way compute, because requests wait
@@ -300,6 +350,8 @@ class Admission:
     def _admit(self, request: Request, rowless: bool) -> bool:
         """Whether `request` may be taken; makes room for it if it is entitled to some."""
         level = request.level
+        if not request.overtakes and self.cold.waits(request):
+            return False
         if self._short_of_pages(level):
             if request.promised:
                 request.promised = False

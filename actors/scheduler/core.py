@@ -217,7 +217,7 @@ class Scheduler:
             return None  # as after most steps
         if not self._settlements.ready:
             return None
-        acquires = self._pick() if waiting else []
+        acquires = self._pick(now) if waiting else []
         wanted, self._planner.wanted = self._planner.wanted, []
         grows = [run for run in wanted if run.live]
         for run in grows:
@@ -677,10 +677,10 @@ class Scheduler:
         self._admission.renew(self._info.pages, self._accounts.values())
         return RenewPool(self._info.pages, self._info.state_slots)
 
-    def _pick(self) -> list[Request]:
+    def _pick(self, now: float) -> list[Request]:
         """Requests to acquire for now. One that is to run alone goes before all others."""
         if not self._suspects:
-            return self._admission.pick()
+            return self._admission.pick(now)
         if self._runs or self._settlements.outstanding:
             return []
         request = self._suspects.take()

@@ -86,12 +86,14 @@ class MemoryQueue:
                 self._move(request)
 
     def advance(
-        self, step: int, computed: int, room: int, missing: Callable[[Request], int], *, idle: bool
-    ) -> None:
+        self, step: int, computed: int, room: int, missing: Callable[[Request], int], *, idle: bool,
+        waits: Callable[[Request], bool] = lambda request: False,
+    ) -> None:  # fmt: skip
         """Try the next candidate, if it is time.
 
         `computed`: tokens since the start. `room`: available pages. `missing(request)`: tokens that it
-        takes from others if it is tried now. `idle`: nothing runs.
+        takes from others if it is tried now. `idle`: nothing runs. `waits(request)`: room
+        alone does not do for it.
         """
         if not self._queue:
             self.newcomers.clear()
@@ -111,7 +113,7 @@ class MemoryQueue:
         )
         if candidate is not None and (not overdue or first.account.tenant.rows):
             return
-        if overdue or (room >= self._need and step != self._refused):
+        if overdue or (room >= self._need and step != self._refused and not waits(first)):
             self._tried_before, self._tried = self._tried, step
             if lacks:
                 self._overfilled = computed

@@ -154,6 +154,11 @@ class Planner:
         """`run` (with a row from `take_row`) is prefilled from the next plan on."""
         self._prompts.add(run)
 
+    @property
+    def long_prompts(self) -> int:
+        """Prompts being computed that take several of the largest steps."""
+        return self._prompts.long
+
     def lacking(self, level: Level) -> int:
         """See `PromptQueue.lacking`."""
         return self._prompts.lacking(level, len(self._decoding))

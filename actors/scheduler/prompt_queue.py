@@ -59,14 +59,14 @@ class PromptQueue:
         self.order: list[Level] = []  # levels that have prompts, from the lowest to the highest
         self._now = 0  # virtual time: when the lot in work was begun
         self._places = count(1)
-        self._long = 0  # prompts that take several of the largest steps
+        self.long = 0  # prompts that take several of the largest steps
 
     def __len__(self) -> int:
         return sum(line.live for line in self._lines.values())
 
     def add(self, run: Run) -> None:
         account = run.account
-        self._long += run.prompt - run.cached > self._step
+        self.long += run.prompt - run.cached > self._step
         account.prefilling += 1
         account.tenant.prefilling += account.prefilling == 1
         self._enter(run, self._next_lot(run))
@@ -125,7 +125,7 @@ class PromptQueue:
 
     def _room(self, decodes: int) -> int:
         if not decodes:
-            return self._pace.alone(self._long > 0)
+            return self._pace.alone(self.long > 0)
         return min(self._pace.beside(decodes), self._step - decodes)
 
     def _fill(self, level: Level, begun: dict[Run, int], room: int) -> int:
@@ -198,7 +198,7 @@ class PromptQueue:
 
     def _done(self, run: Run) -> None:
         account = run.account
-        self._long -= run.prompt - run.cached > self._step
+        self.long -= run.prompt - run.cached > self._step
         account.prefilling -= 1
         account.tenant.prefilling -= not account.prefilling
 

@@ -182,6 +182,7 @@ class Request:
         "limit",
         "losses",
         "mark",
+        "most",
         "need",
         "overtakes",
         "promised",
@@ -244,6 +245,7 @@ class Request:
         self.need = 0  # pages that it asked for when it was denied for memory; 0: unknown
         self.promised = False  # pages were made free for it
         self.foreseen = 0  # slots that it may still use, as `active` counts
+        self.most = 0  # slots that it may need and be warm, where it asks before it waits; see `cold`
         self.leave = 0  # pages that its Acquire leaves for others
         self.in_memory_queue = False  # it waits for its session to begin; see `memory_queue`
         self.came = -1  # the step in which it first joined the memory queue

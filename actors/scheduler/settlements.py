@@ -87,6 +87,7 @@ class Settlements:
                     request.leave,
                     request.submit.spare,
                     self._working,
+                    request.most,
                 )
                 for request in acquires
             ],

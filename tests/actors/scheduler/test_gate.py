@@ -24,7 +24,7 @@ class Counted(dict):
 class Gate:
     """Pages of two slots, four slots asked for ahead, a quantum of eight steps; one row is in use."""
 
-    def __init__(self, available=50):
+    def __init__(self, available=50, step_tokens=1000):
         self.retracted = []
         self.hurried = []
         self.committed = []
@@ -36,11 +36,15 @@ class Gate:
             processed=0,
             enough=64,
             lacking=lambda level: 10_000,
+            long_prompts=0,
+            pace=SimpleNamespace(rate=lambda decodes: 10.0),
             hurry=lambda run, level: self.hurried.append((run, level)),
         )
-        self.settlements = SimpleNamespace(outstanding=0, available=available, owes=lambda number: False)
+        self.settlements = SimpleNamespace(
+            outstanding=0, available=available, free=0, owes=lambda number: False
+        )
         self.gate = Admission(
-            SimpleNamespace(pages=100, page_size=2),
+            SimpleNamespace(pages=100, page_size=2, step_tokens=step_tokens),
             ScheduleConfig(lookahead=4, quantum_steps=8),
             self.planner,
             self.settlements,
@@ -123,7 +127,7 @@ def test_after_a_grant_all_are_tried(gate):
     gate.deny(first, 5)
     gate.gate.unblock()
     (tried,) = gate.gate.pick()
-    run = SimpleNamespace(held=14, cap=14, slots=14, account=tried.account)
+    run = SimpleNamespace(held=14, cap=14, slots=14, prompt=10, cached=0, account=tried.account)
     gate.gate.granted(tried, run)
     assert (tried.need, tried.charge, tried.account.tenant.slots) == (0, 0, 14)
     assert tried.account.served == 14
@@ -154,7 +158,7 @@ def newcomer(gate, prompt=10):
 
 
 def granted(gate, request):
-    run = SimpleNamespace(held=14, cap=14, slots=14, account=request.account)
+    run = SimpleNamespace(held=14, cap=14, slots=14, prompt=10, cached=0, account=request.account)
     gate.gate.granted(request, run)
     request.state = RequestState.RUNNING
 
@@ -216,7 +220,9 @@ def test_input_ahead_that_is_denied_holds_up_its_like_only(gate):
     assert gate.gate.pick() == [request]
     assert another.state is RequestState.WAITING
     gate.settlements.available = 55
-    gate.gate.granted(request, SimpleNamespace(held=0, cap=0, slots=0, account=request.account))
+    gate.gate.granted(
+        request, SimpleNamespace(held=0, cap=0, slots=0, prompt=10, cached=0, account=request.account)
+    )
     assert gate.gate.pick() == [another, ahead]
 
 
@@ -425,7 +431,7 @@ def test_what_a_run_holds_and_leaves(gate):
     account = request.account
     gate.gate.pick()
     run = SimpleNamespace(
-        held=10, cached=4, cap=39, slots=14, account=account, request=request, out=[7, 7]
+        held=10, prompt=10, cached=4, cap=39, slots=14, account=account, request=request, out=[7, 7]
     )
     gate.gate.granted(request, run)
     assert (account.tenant.slots, account.held, request.foreseen) == (10, 10, 25)

@@ -1,0 +1,114 @@
+"""Long prompts in a pool that is too small: who is warm goes first, who is cold waits for others."""
+
+import pytest
+
+from ramify.actors.scheduler.admission import PROBES
+from ramify.actors.scheduler.cold import MARGIN, MOST_COLD, SPACED, WARM
+from ramify.actors.scheduler.request import RequestState, Run
+from ramify.protocol.messages import Denied
+from tests.actors.scheduler.test_gate import Gate
+
+LONG = 40  # tokens; a step takes 20
+
+
+@pytest.fixture
+def gate():
+    """Half of the pool of 200 slots is held, none is free."""
+    return Gate(available=50, step_tokens=20)
+
+
+def grant(gate, request, cached=0):
+    run = Run(request, 1, cached, b"", b"", b"", True, 2, 0)
+    gate.gate.granted(request, run)
+    return run
+
+
+def test_who_may_be_warm_is_asked_for_first_and_for_little(gate):
+    waiting = gate.ask()
+    request = gate.ask(prompt=LONG, begun=False)
+    assert gate.gate.pick(1.0) == [request, waiting]
+    assert (request.most, waiting.most) == (LONG // WARM + MARGIN + 4, 0)
+
+
+def test_where_nobody_waits_nobody_is_asked_twice(gate):
+    gate.settlements.free = 50
+    request = gate.ask(prompt=LONG)
+    assert gate.gate.pick() == [request]
+    assert request.most == 0
+
+
+def test_who_is_cold_waits_while_long_prompts_are_computed(gate):
+    gate.planner.long_prompts = MOST_COLD
+    request = gate.ask(prompt=LONG)
+    assert gate.gate.pick() == [request]
+    gate.gate.denied(request, Denied(request.submit.request, "memory", resident=2), None)
+    assert (request.most, request.in_memory_queue) == (0, True)
+    gate.planner.step += 1000
+    assert gate.gate.pick() == []
+    gate.planner.long_prompts -= 1
+    assert gate.gate.pick() == [request]
+    assert request.most == 0
+
+
+def test_who_has_most_of_its_prompt_waits_for_nobody(gate):
+    gate.planner.long_prompts = MOST_COLD
+    request = gate.ask(prompt=LONG)
+    request.resident = LONG - LONG // WARM
+    assert not gate.gate.cold.waits(request)
+    request.resident -= 1
+    assert not gate.gate.cold.waits(request)  # no more than a step
+    request.prompt *= 3
+    assert gate.gate.cold.waits(request)
+
+
+def test_who_takes_nothing_from_others_waits_for_nobody(gate):
+    gate.planner.long_prompts = MOST_COLD
+    gate.settlements.free = LONG // 2
+    request = gate.ask(prompt=LONG)
+    assert not gate.gate.cold.waits(request)
+    gate.settlements.free -= 1
+    assert gate.gate.cold.waits(request)
+    gate.planner.running = 0
+    assert not gate.gate.cold.waits(request)
+
+
+def test_the_next_comes_when_the_last_is_paid_for_whatever_is_held(gate):
+    gate.settlements.available = 49
+    first, second = gate.ask(prompt=LONG), gate.ask(prompt=LONG)
+    gate.gate.cold.now = 100.0
+    assert not gate.gate.cold.waits(first)
+    grant(gate, first)
+    until = 100.0 + SPACED * LONG / 10.0
+    gate.gate.cold.now = until - 0.1
+    assert gate.gate.cold.waits(second)
+    gate.settlements.available = 50  # half of the pool
+    assert not gate.gate.cold.waits(second)
+    gate.settlements.available = 49
+    gate.gate.cold.now = until
+    assert not gate.gate.cold.waits(second)
+
+
+def test_who_was_warm_puts_nobody_off(gate):
+    gate.settlements.available = 10
+    first, second = gate.ask(prompt=LONG), gate.ask(prompt=LONG)
+    grant(gate, first, cached=LONG - 1)
+    assert not gate.gate.cold.waits(second)
+
+
+def test_without_a_row_nobody_is_asked_before_others(gate):
+    gate.planner.free_rows = 1
+    waiting = gate.ask()
+    one, other = gate.ask(prompt=LONG), gate.ask(prompt=LONG)
+    picked = gate.gate.pick()
+    assert picked == [one]
+    assert (one.most > 0, other.most, other.ticket > 0, waiting.ticket > 0) == (True, 0, True, True)
+
+
+def test_who_has_ended_is_not_asked_for(gate):
+    gate.ask()
+    requests = [gate.ask(prompt=LONG) for _ in range(PROBES + 2)]
+    gate.planner.free_rows = 100
+    requests[0].state = RequestState.ENDED
+    picked = gate.gate.pick()
+    assert [each for each in picked if each.most] == requests[1:PROBES]
+    assert [each for each in gate.gate.pick() if each.most] == requests[PROBES:]
