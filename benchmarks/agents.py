@@ -35,6 +35,7 @@ from schedule_sim import SimulatedAnswer, Simulation, StepWork
 
 from ramify.actors.scheduler.active import ActiveSessions
 from ramify.actors.scheduler.admission import Admission
+from ramify.actors.scheduler.cold import ColdPrompts
 from ramify.protocol import messages as m
 
 SCALE = 16  # real tokens that one token here stands for
@@ -256,6 +257,8 @@ def play(
     load = AgentLoad(sim, recorded, argparse.Namespace(**{**vars(options), "count": count}))
     if policy == "lru":
         with (
+            patch.object(ColdPrompts, "may_be_warm", lambda *_: False),
+            patch.object(ColdPrompts, "waits", lambda *_: False),
             patch.object(Admission, "_waits_for_room", lambda *_: False),
             patch.object(ActiveSessions, "over", lambda *_: False),
             patch.object(Admission, "_make_pages", lambda *_: False),

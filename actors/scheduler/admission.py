@@ -115,6 +115,7 @@ class Admission:
             planner.step, planner.processed, self._room, self._missing, idle=not planner.running,
             waits=self.cold.waits,
         )  # fmt: skip
+        self._set_aside()
         if not rows and self._nothing_new():
             return []
         if not planner.running:
@@ -130,6 +131,14 @@ class Admission:
         for request in picked:
             request.state = RequestState.ACQUIRING
         return picked
+
+    def _set_aside(self) -> None:
+        """Let cold prompts at the head of the queue wait in the memory queue: others pass them."""
+        for _ in range(PROBES):
+            if not self.queue or (first := self.queue.first()).overtakes or not self.cold.waits(first):
+                return
+            self.queue.discard(first)
+            self._memory_queue.add(first, self._planner.step, first=True)
 
     def _spare(self, picked: list[Request]) -> None:
         """Set `leave` of each request: the reserved pages, and what the requests picked before it will
