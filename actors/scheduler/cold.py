@@ -24,7 +24,7 @@ from ramify.protocol.plan import ExecutorInfo
 WARM = 4
 MOST_COLD = 2
 HELD = 2
-SPACED = 8
+SPACED = 4
 MARGIN = 64  # slots that a warm request may need beside its prompt and its first output
 
 
