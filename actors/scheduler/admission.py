@@ -95,10 +95,12 @@ class Admission:
     def _probe(self) -> list[Request]:
         """Take requests that may be warm, before all others; see `cold`."""
         taken: list[Request] = []
-        for _ in range(min(PROBES, len(self._probes))):
+        tried = 0
+        while self._probes and tried < PROBES:
             request = self._probes.popleft()
             if request.state is not RequestState.WAITING:
-                continue  # it has ended
+                continue  # it has ended: one step of this loop for each that was submitted
+            tried += 1
             if len(taken) < self._planner.free_rows:
                 self.take(request)
                 request.most = self.cold.most(request)
