@@ -93,15 +93,18 @@ class Admission:
         return picked
 
     def _probe(self) -> list[Request]:
-        """Take requests that may be warm, before all others; see `cold`."""
+        """Take requests that may be warm, before all others; see `cold`.
+
+        They get half of the free rows: where rows are short, turns decide and not what is warm.
+        """
         taken: list[Request] = []
-        tried = 0
+        rows, tried = self._planner.free_rows // 2, 0
         while self._probes and tried < PROBES:
             request = self._probes.popleft()
             if request.state is not RequestState.WAITING:
                 continue  # it has ended: one step of this loop for each that was submitted
             tried += 1
-            if len(taken) < self._planner.free_rows:
+            if len(taken) < rows:
                 self.take(request)
                 request.most = self.cold.most(request)
                 taken.append(request)
@@ -185,11 +188,8 @@ class Admission:
 
     def enqueue(self, request: Request) -> None:
         request.state = RequestState.WAITING
-        if (
-            self.cold.waits(request)
-            or (self._memory_queue
-            and not request.account.active
-            and self._waits_for_room(request))
+        if self.cold.waits(request) or (
+            self._memory_queue and not request.account.active and self._waits_for_room(request)
         ):
             self._memory_queue.add(request, self._planner.step)
         else:

@@ -95,13 +95,12 @@ def test_who_was_warm_puts_nobody_off(gate):
     assert not gate.gate.cold.waits(second)
 
 
-def test_without_a_row_nobody_is_asked_before_others(gate):
-    gate.planner.free_rows = 1
-    waiting = gate.ask()
+def test_half_of_the_rows_are_for_those_who_have_waited(gate):
+    gate.planner.free_rows = 3
+    waiting = [gate.ask() for _ in range(3)]
     one, other = gate.ask(prompt=LONG), gate.ask(prompt=LONG)
-    picked = gate.gate.pick()
-    assert picked == [one]
-    assert (one.most > 0, other.most, other.ticket > 0, waiting.ticket > 0) == (True, 0, True, True)
+    assert gate.gate.pick() == [one, *waiting[:2]]
+    assert (one.most > 0, other.most, other.ticket > 0) == (True, 0, True)
 
 
 def test_who_has_ended_is_not_asked_for(gate):
