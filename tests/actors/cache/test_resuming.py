@@ -132,6 +132,18 @@ def test_a_state_that_nobody_has_sampled_over_is_not_proven() -> None:
     assert not states.grant().proven
 
 
+def test_a_state_behind_proven_kv_is_proven_on_its_own() -> None:
+    states = States()
+    states.open(100)
+    states.run(50)
+    states.grant()
+    states.commit(100, 80, final=True)
+    granted = states.grant()
+    assert (granted.cached, granted.proven) == (80, False)
+    states.commit(100, final=True, finite=True)
+    assert states.grant().proven
+
+
 def test_an_op_that_ended_inside_of_a_merged_node_is_where_a_snapshot_is_wanted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

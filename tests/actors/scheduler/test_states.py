@@ -4,7 +4,7 @@ import pytest
 
 from ramify.actors.scheduler.request import SchedulerError
 from ramify.actors.scheduler.states import RunStates
-from ramify.protocol.messages import Constrain, Granted
+from ramify.protocol.messages import CancelRequest, Constrain, Granted
 from ramify.protocol.plan import pack, unpack
 from tests.actors.scheduler.test_model import RealCache
 
@@ -92,3 +92,34 @@ def test_a_constrained_prompt_runs_its_last_token_in_a_step_of_its_own(world):
     w.run(w.submit(1, list(range(30)), max_tokens=4, constraint=5))
     chunks = [[len(unpack(e.tokens)) for e in plan.extends] for plan in w.sent if plan.extends]
     assert chunks == [[29], [1]]
+
+
+def test_a_run_that_is_cancelled_with_two_steps_in_flight_keeps_its_last_state(world):
+    w = world(pages=300, budget=64, cache=RealCache(300, 1, 20), states=20)
+    first = w.submit(1, list(range(40)), max_tokens=50)
+    w.turn(first)
+    while len(w.output.get(first.request, ())) < 5:
+        w.settled() if w.replies else w.result()
+    assert len(w.executor.plans) == 2
+    w.run(CancelRequest(first.request))
+    second = w.submit(2, branch=first.branch, max_tokens=3)
+    w.run(second)
+    finished = w.finished[second.request]
+    assert (finished.prompt, finished.cached, finished.replayed) == (45, 44, 0)
+
+
+def test_a_prompt_that_is_retracted_goes_on_behind_its_last_chunk(world):
+    w = world(pages=300, budget=16, rows=1, cache=RealCache(300, 1, 20), states=20)
+    first = w.submit(1, list(range(100)), max_tokens=2)
+    w.turn(first)
+    w.settled()
+    for _ in range(3):
+        w.result()
+    done = w.core.requests[first.request].run.computed
+    urgent = w.submit(2, [5, 6], max_tokens=1, priority=1, session=2)
+    w.run(urgent)
+    assert sum(w.core.retractions.values()) == 1
+    assert w.core.computed_twice <= 2 * 16
+    assert done >= 48
+    assert w.finished[first.request].output == 2
+    w.check_idle()
