@@ -1,6 +1,6 @@
 """The chat page in a real browser: Chromium, driven by playwright-core from Node (`page/*.mjs`).
 
-Each file of scenes has a server and a browser of its own, which its scenes share. Needs Chromium,
+Scenes share a server and a browser, and are played side by side where they can be. Needs Chromium,
 Node, and `npm ci` in clients/web/page, which `make test` does where npm is there.
 """
 
@@ -104,26 +104,22 @@ def test_the_built_page_is_what_its_sources_make() -> None:
 
 @needs_browser
 @pytest.mark.parametrize(
-    ("scenes", "step_seconds"),
+    ("step_seconds", "scenes"),
     [
-        ("chats", 0.004),
-        ("sessions", 0.01),
-        ("branches", 0.01),
-        ("forms", 0.002),
-        ("render", 0.01),
-        ("watching", 0.01),
-        ("shell", 0.004),
-        ("offline", 0.004),
+        (0.004, ("chats", "forms", "shell", "offline")),
+        (0.01, ("branches", "sessions", "render", "watching")),
     ],
+    ids=["quick", "slow"],
 )
-async def test_scenes(scenes: str, step_seconds: float, tokenizer_folder: Path, tmp_path: Path) -> None:
+async def test_scenes(step_seconds: float, scenes: tuple[str, ...], tokenizer_folder: Path) -> None:
     async with running_engine(config(tokenizer_folder), spec=fake(step_seconds)) as engine:
         url = f"http://127.0.0.1:{engine.port}"
         process = await asyncio.create_subprocess_exec(
             "node",
-            f"{scenes}.mjs",
+            "run.mjs",
             url,
             str(CHROMIUM),
+            *scenes,
             cwd=SCENES,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -151,9 +147,10 @@ async def test_a_chat_outlives_restarts_of_the_server(tokenizer_folder: Path, tm
                 if process is None:
                     process = await asyncio.create_subprocess_exec(
                         "node",
-                        "restarts.mjs",
+                        "run.mjs",
                         f"http://127.0.0.1:{port}",
                         str(CHROMIUM),
+                        "restarts",
                         cwd=SCENES,
                         stdin=asyncio.subprocess.PIPE,
                         stdout=asyncio.subprocess.PIPE,

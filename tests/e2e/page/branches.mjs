@@ -80,7 +80,7 @@ scene("eight branches stream without long tasks", async (page) => {
     await streaming(page, 100);
     await settled(page);
   });
-}, { settings: { temperature: 1, max_tokens: 150 } });
+}, { alone: true, settings: { temperature: 1, max_tokens: 150 } });
 
 scene("the palette finds commands and chats", async (page) => {
   await send(page, "about foxes");

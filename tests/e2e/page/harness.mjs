@@ -1,11 +1,11 @@
 /**
- * One Chromium for a file of tests, and a page with storage of its own for each test.
- * The server's address is the first argument. See `test_page.py`.
+ * One Chromium for all scenes of a run, and a page with storage of its own for each scene. Scenes mostly wait, so some
+ * are played side by side. The server's address is the first argument. See `run.mjs`, `test_page.py`.
  */
 
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
-import { after, test } from "node:test";
+import { after, describe, it } from "node:test";
 import { fileURLToPath } from "node:url";
 import { chromium } from "../../../clients/web/page/node_modules/playwright-core/index.mjs";
 
@@ -18,6 +18,7 @@ const QUIET = [
 const PATIENCE_MS = 30_000;
 const LONG_TASK_MS = 50;
 const TRIES = 3;
+const SIDE_BY_SIDE = 3;
 const EXPECTED = /ERR_INTERNET_DISCONNECTED|^WebSocket connection to .* failed/;
 const CUT_LOAD = /^Failed to load resource: net::ERR_CONNECTION_(RESET|REFUSED) \(.*\/(katex|common)-\w+\.js\)$/;
 export const SETTINGS = { temperature: 0, max_tokens: 60 };
@@ -51,12 +52,25 @@ export async function visit({ settings = {}, path = "/", restarts = false, ...op
   return page;
 }
 
-/** A test with a page of its own, which must not complain. */
-export function scene(name, play, options) {
-  test(name, async () => {
+const scenes = [];
+
+/** A test with a page of its own, which must not complain. `alone`: it shares something of the browser or the machine with others. */
+export function scene(name, act, { alone = false, ...options } = {}) {
+  scenes.push({ name, act, alone, options });
+}
+
+/** Play all scenes that were told of. */
+export function play() {
+  const told = (alone) => () => { for (const each of scenes) if (each.alone === alone) played(each); };
+  describe("side by side", { concurrency: SIDE_BY_SIDE }, told(false));
+  describe("alone", { concurrency: 1 }, told(true));
+}
+
+function played({ name, act, options }) {
+  it(name, async () => {
     const page = await visit(options);
     try {
-      await play(page);
+      await act(page);
       assert.deepEqual(page.context().problems, []);
     } catch (error) {
       console.log(page.context().problems.join("\n"));

@@ -88,7 +88,7 @@ scene("without its server the page opens, shows the chats that are kept, and goe
   await soon(async () => assert.equal((await answers(page)).length, 2));
   assert.deepEqual(await kept(page), paths); // no answer of an API
   page.context().problems = page.context().problems.filter((each) => !/ERR_CONNECTION_REFUSED|ERR_FAILED|Failed to fetch/.test(each));
-}, { path: front.url, serviceWorkers: "allow" });
+}, { alone: true, path: front.url, serviceWorkers: "allow" });
 
 scene("what the server gives out now is shown at once, and an old tab keeps its parts", async (page) => {
   await send(page, "one");
@@ -118,4 +118,4 @@ scene("what the server gives out now is shown at once, and an old tab keeps its 
   assert.notEqual(old, "ramify page newer");
   front.files.clear();
   page.context().problems = page.context().problems.filter((each) => !/404/.test(each));
-}, { path: front.url, serviceWorkers: "allow" });
+}, { alone: true, path: front.url, serviceWorkers: "allow" });

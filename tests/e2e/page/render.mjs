@@ -69,7 +69,7 @@ scene("all of Markdown, formulas and code", async (page) => {
   await page.context().grantPermissions(["clipboard-read", "clipboard-write"]);
   await page.locator("#drawn .code button").last().click();
   assert.equal(await page.evaluate(() => navigator.clipboard.readText()), "const answer = 42; // a block");
-});
+}, { alone: true });
 
 scene("streamed in pieces of any size it becomes the same, and what is complete is not touched again", async (page) => {
   const shown = async (options) => {
@@ -162,10 +162,10 @@ scene("huge texts are drawn in parts", async (page) => {
   await soon(async () => assert.ok(await page.locator("#drawn tbody tr").count() >= rows + 200));
   const code = await drawn(page, `\`\`\`py\n${"x = 1\n".repeat(50_000)}\`\`\`\n`);
   assert.equal(code.text.length, 300_000 + "pyCopy".length - 1);
-});
+}, { alone: true });
 
 const STORY = Array.from({ length: 60 }, (_, i) => `## Part ${i}\n\n${"Once upon a time there was a **fox** who liked \`code\` and $x^2$. ".repeat(3)}\n\n- one\n- two\n\n\`\`\`py\nprint(${i})\n\`\`\`\n`).join("\n");
 
 scene("a long answer streams without long tasks", async (page) => {
   for (const text of [STORY.slice(0, 12_000), PROSE]) await withoutLongTasks(page, () => drawn(page, text, { piece: 32, every: 4 }));
-});
+}, { alone: true });

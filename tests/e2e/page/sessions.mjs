@@ -17,6 +17,9 @@ scene("a session goes into a file, and another one is made of it", async (page) 
   await send(page, "two");
   await settled(page);
   await again(page);
+  await page.keyboard.press("Control+,");
+  await page.getByLabel("Maximum length").fill("200"); // from here on it matters what happens while an answer is written
+  await page.getByRole("button", { name: "Done" }).click();
   await page.locator(".message.user").last().hover();
   await page.getByRole("button", { name: /^Edit/ }).last().click();
   await page.getByLabel("Edit your message").fill("a secret");
@@ -59,4 +62,4 @@ scene("a session goes into a file, and another one is made of it", async (page) 
   await soon(async () => assert.equal(await last(other), await last(page)));
   assert.deepEqual(other.context().problems, []);
   await other.context().close();
-}, { settings: { max_tokens: 200 } });
+}, { settings: { max_tokens: 40 } });
