@@ -165,3 +165,36 @@ async def test_thoughts_with_a_budget_and_signatures(serving: Any, tmp_path: Pat
         off = {**asked, "max_tokens": 20, "thinking": {"type": "disabled"}}
         (only,) = (await http.post("/v1/messages", json=off)).json()["content"]
         assert only["type"] == "text"
+
+
+async def test_why_a_prompt_is_not_the_beginning_of_the_one_before(serving: Any) -> None:
+    async with serving(eos_every=20) as served, client_of(served) as http:
+        (model,) = (await http.get("/v1/models")).json()["data"]
+        asked = {"model": model["id"], "max_tokens": 8, "temperature": 0}
+
+        async def ask(messages: list[Any], before: str | None, **fields: Any) -> Any:
+            told = {"diagnostics": {"previous_message_id": before}, "messages": messages, **fields}
+            return await http.post("/v1/messages", json={**asked, **told})
+
+        first = (await ask(HELLO, None)).json()
+        assert "diagnostics" not in first
+        turns = [*HELLO, {"role": "assistant", "content": first["content"]}, *HELLO]
+        second = (await ask(turns, first["id"])).json()
+        assert "diagnostics" not in second  # it goes on from there
+        edited = [{"role": "user", "content": "Hello!"}, *turns[1:]]
+        third = (await ask(edited, second["id"])).json()
+        reason = third["diagnostics"]["cache_miss_reason"]
+        assert reason["type"] == "messages_changed"
+        assert (
+            0
+            < reason["cache_missed_input_tokens"]
+            <= sum(
+                third["usage"][name]
+                for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+            )
+        )
+        streamed = events((await ask(HELLO, "msg_unknown", stream=True)).text)
+        found = streamed[0]["message"]["diagnostics"]
+        assert found == {"cache_miss_reason": {"type": "previous_message_not_found"}}
+        system = (await ask(turns, second["id"], system="Be brief.")).json()
+        assert system["diagnostics"]["cache_miss_reason"]["type"] == "system_changed"

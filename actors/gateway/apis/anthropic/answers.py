@@ -7,6 +7,7 @@ import msgspec
 from ramify.actors.gateway.apis.anthropic.caching import Marks
 from ramify.actors.gateway.apis.anthropic.content import Content, event
 from ramify.actors.gateway.apis.anthropic.conversation import Conversation
+from ramify.actors.gateway.apis.anthropic.diagnostics import Divergence, RequestMark, RequestMarks
 from ramify.actors.gateway.apis.anthropic.errors import fields_of_error, named, new_id, of_error
 from ramify.actors.gateway.apis.anthropic.requests import CountRequest, MessagesRequest
 from ramify.actors.gateway.apis.anthropic.signatures import Signer
@@ -82,7 +83,7 @@ def ops_of(request: MessagesRequest, told: Conversation, served: Served) -> list
 
 
 class MessageAnswers(Answers):
-    """See `Dialogue`. `ident`: the request's."""
+    """See `Dialogue`. `ident`: the request's. `marks`: see `diagnostics`."""
 
     def __init__(
         self,
@@ -91,6 +92,8 @@ class MessageAnswers(Answers):
         signer: Signer,
         served: Served,
         ident: str,
+        marks: RequestMarks | None = None,
+        owner: str = "",
     ) -> None:
         super().__init__(ops_of(request, told, served), ["main"], streams=bool(request.stream))
         thinking = request.thinking
@@ -112,8 +115,22 @@ class MessageAnswers(Answers):
             "role": "assistant",
             "model": request.model,
         }
-        if request.diagnostics is not None:
-            self._head["diagnostics"] = {"cache_miss_reason": {"type": "unavailable"}}
+        self._divergence: Divergence | None = None
+        if request.diagnostics is not None and marks is not None:
+            self._diagnose(request, told, marks, owner)
+
+    def _diagnose(
+        self, request: MessagesRequest, told: Conversation, marks: RequestMarks, owner: str
+    ) -> None:
+        mark = RequestMark.of(told.messages, request.declared())
+        previous = request.diagnostics.previous_message_id if request.diagnostics else None
+        if previous is not None:
+            before = marks.find(owner, previous)
+            if before is None:
+                self._divergence = Divergence("previous_message_not_found", 0.0)
+            else:
+                self._divergence = mark.diverges(before)
+        marks.add(owner, self._head["id"], mark)
 
     def said(self, index: int, delta: Delta) -> bytes:
         out = b"".join(map(self._content.add, text_parts(delta)))
@@ -146,6 +163,7 @@ class MessageAnswers(Answers):
         }
         message = {
             **self._head,
+            **self._diagnosed(done.usage.prompt),
             "content": self._content.whole(calls),
             **self._end(done),
             "usage": self._usage(done),
@@ -159,10 +177,15 @@ class MessageAnswers(Answers):
     def broken(self, error: Error | RamifyError) -> bytes:
         return event("error", **fields_of_error(error, self._ident))
 
+    def _diagnosed(self, prompt: int) -> JsonObject:
+        found = self._divergence
+        return {"diagnostics": found.told(prompt)} if found is not None else {}
+
     def _introduce(self, prompt: int, cached: int) -> bytes:
         self._introduced = True
         message = {
             **self._head,
+            **self._diagnosed(prompt),
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,

@@ -10,6 +10,7 @@ import msgspec
 
 from ramify.actors.gateway.apis.anthropic.answers import CountAnswers, MessageAnswers
 from ramify.actors.gateway.apis.anthropic.conversation import BILLING, conversation_of
+from ramify.actors.gateway.apis.anthropic.diagnostics import RequestMarks
 from ramify.actors.gateway.apis.anthropic.errors import (
     OVERLOADED,
     error_answer,
@@ -40,10 +41,11 @@ _LONGEST = 100  # characters of one
 
 
 class AnthropicApi:
-    """See `Api`. It remembers what the log was told already."""
+    """See `Api`. It remembers what the log was told already, and what requests looked like."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
+        self._marks = RequestMarks()
 
     def spoken_at(self, path: str, headers: Mapping[str, str]) -> bool:
         """Its own paths; and what a client that names a version of this API asks for, models
@@ -109,7 +111,8 @@ class AnthropicApi:
         if told.forgot:
             self._say("thinking", "thoughts that were not signed here are left out of prompts")
         if isinstance(asked, MessagesRequest):
-            return MessageAnswers(asked, told, signer, hub.served, ident)
+            owner = credential.name
+            return MessageAnswers(asked, told, signer, hub.served, ident, self._marks, owner)
         return CountAnswers(asked, told, hub.served, ident)
 
     def _say_betas(self, header: str) -> None:
