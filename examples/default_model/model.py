@@ -167,13 +167,22 @@ class Llama(nn.Module):
 
     def forward(self, tokens: Tensor, mask: BlockMask | Tensor | None = None) -> Tensor:
         """tokens: [B, T] to logits [B, T, V]."""
+        return self.head(self.hidden(tokens, mask))
+
+    def head(self, x: Tensor) -> Tensor:
+        """x: [..., H] to logits [..., V]."""
+        return F.linear(x, self.model.embed_tokens.weight)
+
+    def hidden(self, tokens: Tensor, mask: BlockMask | Tensor | None = None) -> Tensor:
+        """tokens: [B, T] to [B, T, H], after the last norm."""
         x = self.model.embed_tokens(tokens)
         if torch.is_autocast_enabled(tokens.device.type):
             x = x.to(torch.get_autocast_dtype(tokens.device.type))
         cos, sin = self.cos[: tokens.shape[1]].to(x.dtype), self.sin[: tokens.shape[1]].to(x.dtype)
         for layer in self.model.layers:
             x = layer(x, cos, sin, mask)
-        return F.linear(self.model.norm(x), self.model.embed_tokens.weight)
+        out: Tensor = self.model.norm(x)
+        return out
 
 
 def document_mask(documents: Tensor) -> BlockMask | Tensor:

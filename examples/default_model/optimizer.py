@@ -69,13 +69,12 @@ class Optimizer:
         chosen = {id(weight) for weight in inner} if muon else set()
         rest = [weight for _, weight in named if id(weight) not in chosen]
         self.muon = Muon(inner, 0.95, decay) if muon else None
-        fused = rest[0].is_cuda
         self.adam = torch.optim.AdamW(
             [
                 {"params": [weight for weight in rest if weight.ndim == 2], "weight_decay": 0.0 if muon else decay},
                 {"params": [weight for weight in rest if weight.ndim < 2], "weight_decay": 0.0},
             ],
-            betas=(0.9, 0.95), fused=fused,
+            betas=(0.9, 0.95), fused=True,
         )  # fmt: skip
         self.parameters = [weight for _, weight in named]
 

@@ -14,6 +14,7 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import model as models
 import optimizer
@@ -38,14 +39,12 @@ class Plan:
     warmup: int
     decay_from: float
 
-    def rate_at(self, step: int) -> float:
-        """Warm-up, a plateau, then a straight line down to zero."""
+    def rate_at(self, step: int, spent: float = 0.0) -> float:
+        """Warm-up, a plateau, then a straight line down to zero; `spent`: the share of the time that is over."""
         if step < self.warmup:
             return self.rate * (step + 1) / self.warmup
-        start = int(self.steps * self.decay_from)
-        return (
-            self.rate if step < start else self.rate * (self.steps - step) / max(1, self.steps - start)
-        )
+        done = max(step / self.steps, spent)
+        return self.rate * min(1.0, max(0.0, (1 - done) / (1 - self.decay_from)))
 
 
 def load_mix(folder: Path, mix: dict[str, float], length: int, seed: int) -> rows.Rows:
@@ -73,20 +72,22 @@ class Trainer:
         self.model, self.teacher, self.own_only, self.device = model, teacher, own_only, device
         self.loss_of = torch.compile(self._loss, dynamic=False) if device == "cuda" else self._loss
 
-    def _loss(self, tokens: Tensor, mask: object, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def _loss(self, tokens: Tensor, mask: Any, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Sum of the losses in nats that count, and how many there are."""
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
-            logits = self.model(inputs, mask)
+        # A CPU computes only the logits that count; a GPU compiles one shape.
+        keep = weights.flatten() > 0 if self.device == "cpu" else slice(None)
+        with torch.autocast(self.device, torch.bfloat16):
+            logits = self.model.head(self.model.hidden(inputs, mask).flatten(0, 1)[keep])
             if self.teacher is not None:
                 with torch.no_grad():
-                    aim = self.teacher(inputs, mask)
+                    aim = self.teacher.head(self.teacher.hidden(inputs, mask).flatten(0, 1)[keep])
         if self.teacher is None:
-            each = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
+            each = F.cross_entropy(logits.float(), targets.flatten()[keep], reduction="none")
         else:
-            soft = F.log_softmax(aim.flatten(0, 1).float(), dim=-1)
-            each = -(soft.exp() * F.log_softmax(logits.flatten(0, 1).float(), dim=-1)).sum(-1)
-        return (each * weights.flatten()).sum(), weights.sum()
+            soft = F.log_softmax(aim.float(), dim=-1)
+            each = -(soft.exp() * F.log_softmax(logits.float(), dim=-1)).sum(-1)
+        return (each * weights.flatten()[keep]).sum(), weights.sum()
 
     def loss(self, batch: rows.Rows) -> Tensor:
         """Mean loss of a batch in nats a token."""
@@ -103,7 +104,7 @@ class Trainer:
                 torch.arange(start, min(start + batch, len(held)), device=held.tokens.device)
             )
             tokens = part.tokens.long()
-            with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
+            with torch.autocast(self.device, torch.bfloat16):
                 dense = _dense_mask(part.documents[:, :-1])
                 logits = self.model(tokens[:, :-1], dense)
             each = F.cross_entropy(
@@ -152,6 +153,7 @@ def train(args: argparse.Namespace) -> None:
     held = {
         name: rows.load(args.data, name, 1, length, 0, shuffle=False).to(device)
         for name in ("valid_text", "valid_chat")
+        if args.measure
     }
     table = rows.byte_lengths(args.tokenizer).to(device)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -160,17 +162,18 @@ def train(args: argparse.Namespace) -> None:
         batch = data.take(torch.arange(step * args.batch, (step + 1) * args.batch, device=device))
         loss = trainer.loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        learner.step(plan.rate_at(step))
+        spent = (time.perf_counter() - began) / args.fit if args.fit else 0.0
+        learner.step(plan.rate_at(step, spent))
         if (step + 1) % args.report == 0 or step + 1 == steps:
             value = float(loss.detach())
             now = time.perf_counter()
             speed = args.report * args.batch * length / (now - last)
             last = now
             print(
-                f"step {step + 1}/{steps} loss {value:.4f} rate {plan.rate_at(step):.2e} {speed / 1e6:.2f}M tokens/s {now - began:.0f} s",
+                f"step {step + 1}/{steps} loss {value:.4f} rate {plan.rate_at(step, spent):.2e} {speed:.0f} tokens/s {now - began:.0f} s",
                 flush=True,
             )
-        if (step + 1) % args.measure == 0 or step + 1 == steps:
+        if args.measure and ((step + 1) % args.measure == 0 or step + 1 == steps):
             text = trainer.bits_per_byte(held["valid_text"], table, False, 8)
             chat = trainer.bits_per_byte(held["valid_chat"], table, True, 8)
             print(f"held-out bits per byte at {step + 1}: text {text:.4f}, chat {chat:.4f}", flush=True)
@@ -179,6 +182,8 @@ def train(args: argparse.Namespace) -> None:
             torch.save(
                 {"model": model.state_dict(), "learner": learner.state(), "step": step + 1}, checkpoint
             )
+        if spent >= 1:
+            break
         if args.seconds and time.perf_counter() - began > args.seconds:
             torch.save(
                 {"model": model.state_dict(), "learner": learner.state(), "step": step + 1}, checkpoint
@@ -214,6 +219,9 @@ def main() -> None:
     parser.add_argument("--measure", type=int, default=500)
     parser.add_argument("--save-every", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=0, help="stop and save after this time")
+    parser.add_argument(
+        "--fit", type=float, default=0, help="seconds in which the rate falls to zero; then stop"
+    )
     parser.add_argument("--seed", type=int, default=0)
     train(parser.parse_args())
 
