@@ -228,6 +228,8 @@ class RadixCache:
         resuming, reach = self._resuming, min(node.end, last)
         found = node if resuming is None else resumable(node, reach)
         resident = self._whole(found.end)
+        if resuming is not None and not on:
+            on = resuming.coming(node, found.end, reach)
         if on:
             return m.Denied(request, "shared", resident=resident, on=on)
         has_kv = reach

@@ -8,6 +8,9 @@ position.
 Does not choose pages, and knows no branches.
 """
 
+from bisect import bisect_right
+
+from ramify.actors.cache import snapshots
 from ramify.actors.cache.node import Node
 from ramify.actors.cache.residency import Residency
 from ramify.actors.cache.run import PageLease
@@ -27,18 +30,40 @@ def resumable(node: Node, at: int) -> Node:
     return node
 
 
+def _covering(node: Node, at: int) -> Node:
+    """The node on the path to `node` that has the token before position `at`."""
+    while node.start >= at:
+        assert node.parent is not None
+        node = node.parent
+    return node
+
+
 class Resuming:
     """The states of all running requests."""
 
     def __init__(self, tree: RadixTree, residency: Residency) -> None:
         self._tree = tree
         self._residency = residency
+        self._leaving: dict[PageLease, list[int]] = {}  # positions of snapshots to come, ascending
 
     @property
     def _states(self) -> Snapshots:
         states = self._residency.snapshots
         assert states is not None
         return states
+
+    def coming(self, node: Node, start: int, end: int) -> int:
+        """The request that is about to leave a snapshot in (start, end] of the path to `node`, where it
+        saves a replay; 0: none is. O(runs that prefill), and a walk for each.
+        """
+        if end - start <= snapshots.NEAR:
+            return 0
+        for run, positions in self._leaving.items():
+            count = bisect_right(positions, end)
+            at = positions[count - 1] if count else 0
+            if at - start > snapshots.NEAR and _covering(node, at) is _covering(run.tip, at):
+                return run.request
+        return 0
 
     def reserve(self, node: Node, needed: int) -> int:
         """Use the snapshot of `node`. Returns how many slots are missing; then nothing is used."""
@@ -73,6 +98,8 @@ class Resuming:
         chosen = marks(ends, node.end, run.tip.end, states.room(needed))
         own = states.take(needed + len(chosen))
         run.slots.update(own)
+        if chosen:
+            self._leaving[run] = chosen
         return node.snapshot, pack(own), pack(chosen), sure
 
     def keep(self, run: PageLease, end: Node, commit: Commit) -> None:
@@ -85,10 +112,7 @@ class Resuming:
             if slot not in run.slots or not 0 < at <= min(commit.computed, end.end):
                 raise ValueError(f"request {run.request:#x}: no state at {at} can be in slot {slot}")
             run.slots.remove(slot)
-            node = end
-            while node.start >= at:
-                assert node.parent is not None
-                node = node.parent
+            node = _covering(end, at)
             if node.state is DEVICE:
                 node = self._tree.split(node, at)
                 if not node.snapshot:
@@ -99,6 +123,9 @@ class Resuming:
                 run.reads = at, slot
             else:
                 states.release(slot)
+        left = self._leaving.pop(run, None)
+        if left and left[-1] > commit.computed:
+            self._leaving[run] = left[bisect_right(left, commit.computed) :]
         if commit.finite:
             for snapshot in run.states:
                 snapshot.proven = True
@@ -111,6 +138,7 @@ class Resuming:
 
     def end(self, run: PageLease) -> None:
         """Give back the slots that `run` still has."""
+        self._leaving.pop(run, None)
         self._release_read(run)
         for slot in run.slots:
             self._states.release(slot)

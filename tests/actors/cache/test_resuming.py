@@ -144,6 +144,37 @@ def test_a_state_behind_proven_kv_is_proven_on_its_own() -> None:
     assert states.grant().proven
 
 
+def test_a_sibling_waits_for_a_snapshot_that_saves_it_a_replay() -> None:
+    states = States(pages=1500, slots=20)
+    states.open(400)
+    states.run(50)
+    states.cache.fork_branch(m.ForkBranch(1, [2, 3], 300))
+    states.extend([1] * 80, branch=2)
+    states.extend([2] * 80, branch=3)
+    granted = states.grant(2)
+    assert (granted.cached, granted.replayed) == (50, 250)
+    assert 300 in unpack(granted.marks)
+    denied = states.cache.acquire(m.Acquire(99, 3, 0, slots=2))
+    assert isinstance(denied, m.Denied)
+    assert (denied.reason, denied.on) == ("shared", states.count)
+    states.commit(300, 300)
+    granted = states.grant(3)
+    assert (granted.cached, granted.replayed) == (300, 0)
+
+
+def test_a_sibling_does_not_wait_for_a_run_that_has_ended() -> None:
+    states = States(pages=1500, slots=20)
+    states.open(400)
+    states.run(50)
+    states.cache.fork_branch(m.ForkBranch(1, [2], 300))
+    states.extend([1] * 80, branch=2)
+    states.grant(2)
+    states.commit(60, final=True)
+    states.cache.fork_branch(m.ForkBranch(1, [3], 300))
+    states.extend([2] * 80, branch=3)
+    assert states.grant(3).cached == 50
+
+
 def test_an_op_that_ended_inside_of_a_merged_node_is_where_a_snapshot_is_wanted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

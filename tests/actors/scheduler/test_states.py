@@ -123,3 +123,18 @@ def test_a_prompt_that_is_retracted_goes_on_behind_its_last_chunk(world):
     assert done >= 48
     assert w.finished[first.request].output == 2
     w.check_idle()
+
+
+def test_children_of_a_fork_replay_once(world, expected):
+    w = world(pages=2000, budget=64, rows=8, cache=RealCache(2000, 1, 60), states=60)
+    base = [i * i % 97 for i in range(400)]
+    w.run(w.submit(1, base[:100], max_tokens=0))
+    w.run(w.submit(2, base, max_tokens=0))
+    before = w.executor.computed
+    children = [w.submit(10 + i, base[:300] + [i] * 80, max_tokens=2) for i in range(4)]
+    w.run(*children)
+    for child, i in zip(children, range(4), strict=True):
+        assert w.output[child.request] == expected(base[:300] + [i] * 80, 0, 2)
+    assert w.executor.computed - before <= 201 + 4 * 82
+    assert sum(w.finished[child.request].replayed for child in children) <= 201
+    w.check_idle()
