@@ -78,6 +78,16 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
             under=1,
         ),
     ] = 0.9
+    state_slots: Annotated[
+        int | None,
+        Setting(
+            "states of sequences to keep, of models with recurrent layers: three of each request that "
+            "runs, others are snapshots",
+            low=4,
+            high=1 << 24,
+            default="what half of the KV cache's memory holds, at most 8 for each of --max-rows",
+        ),
+    ] = None
     max_rows: Annotated[
         int | None,
         Setting("most requests in a step", low=1, high=1 << 16, default="512 on CUDA, else 256"),

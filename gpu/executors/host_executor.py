@@ -20,7 +20,7 @@ from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.sampling.acceptance import AcceptedTokens, inputs_of, packed_rows
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.torch_sampler import Sampler
-from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
+from ramify.gpu.step.rows import Ints, PlanError, RowTable, Scored, StepRows
 from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult
 from ramify.protocol.sampling import TokenLogprobs
 
@@ -72,6 +72,7 @@ class HostExecutor(ABC, Generic[Output]):
         step = self._begin(plan)
         output = self._compute(step)
         accepted, tokens, logprobs, forced = self._sampled(step, output)
+        self._hold_states(step)
         scores = b"" if step.scored is None else self._score(step.scored, output)
         result = StepResult(
             step=plan.step,
@@ -176,6 +177,24 @@ class HostExecutor(ABC, Generic[Output]):
         logprobs = [found for found, kept in zip(logprobs, accepted.kept, strict=False) if kept]
         forced = b"" if masks is None else self.constraints.forced(accepted.kept)
         return accepted, tokens, logprobs, forced
+
+    def _hold_states(self, step: StepRows) -> None:
+        """Give rows that sat the step out the state that they had, in the slot that they were to write.
+
+        Raises PlanError if one of them ran several tokens: the state before its last one is lost.
+        """
+        if step.states is None or self._pool.states is None:
+            return
+        pairs = [] if step.held is None else [step.held]
+        if self.constraints.late:
+            late = np.isin(step.rows, list(self.constraints.late))
+            late &= np.isin(np.arange(len(step.rows)), step.sampling)
+            if (step.counts[late] > 1).any():
+                raise PlanError(f"rows {step.rows[late].tolist()} sit out behind several tokens")
+            pairs.append(step.states[late])
+        if sum(map(len, pairs)):
+            copied = torch.from_numpy(np.concatenate(pairs)).to(self._device)
+            self._pool.states.copy(copied[:, 0], copied[:, 1])
 
     def _score(self, scored: Scored, output: Output) -> bytes:
         views = {

@@ -18,6 +18,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ramify.gpu.kv.states import StatePool
+
 
 @dataclass(slots=True)
 class LayerKV:
@@ -48,6 +50,7 @@ class KVPool:
     page_size: int
     layers: list[LayerKV]
     memory: list[Tensor]
+    states: StatePool | None = None  # beside them, of layers that have no keys and values
 
     @property
     def padding_slot(self) -> int:

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ramify.gpu.models.definition import AttentionSettings, Definition, LayerSettings, TensorNames
+from ramify.gpu.models.definition import (
+    AttentionSettings,
+    ConvSettings,
+    Definition,
+    DeltaSettings,
+    LayerSettings,
+    TensorNames,
+)
+from ramify.gpu.models.recurrent import Maker, Recurrent
 from ramify.gpu.models.token_inputs import TokenGate, table_product, table_views
 from ramify.gpu.ops.base import (
     Activation,
@@ -51,14 +59,15 @@ class Attention:
         heads = self.heads
         own, kv = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
         parts = names.qkv if len(names.qkv) == 1 else names.qkv[: 1 + heads.kv_parts]
-        yield _product(self.qkv, f"{prefix}.self_attn", parts, [own, kv, kv][: 1 + heads.kv_parts])
-        yield _product(self.output, f"{prefix}.self_attn", ("o_proj",))
+        sizes = [own * (1 + heads.gated), kv, kv][: 1 + heads.kv_parts]
+        yield _product(self.qkv, f"{prefix}.self_attn", parts, sizes)
+        yield _product(self.output, f"{prefix}.self_attn", (names.output,))
 
-    def norms(self, prefix: str) -> Iterator[tuple[str, RMSNorm]]:
+    def norms(self, prefix: str, names: TensorNames) -> Iterator[tuple[str, RMSNorm]]:
         """Those inside, by their names: what is before and behind it is the layer's."""
-        for part, norm in (("q", self.heads.q_norm), ("k", self.heads.k_norm)):
+        for name, norm in zip(names.qk_norms, (self.heads.q_norm, self.heads.k_norm), strict=True):
             if norm is not None:
-                yield f"{prefix}.self_attn.{part}_norm", norm
+                yield f"{prefix}.self_attn.{name}", norm
 
 
 @dataclass(slots=True)
@@ -76,22 +85,26 @@ class GatedFeedForward:
         return ops.project(ops.gated(x, self.gate_up, self.activation), self.down)
 
     def products(self, prefix: str, names: TensorNames) -> Iterator[Product]:
-        yield _product(self.gate_up, f"{prefix}.mlp", names.gate_up, [self.size, self.size])
-        yield _product(self.down, f"{prefix}.mlp", ("down_proj",))
+        part = f"{prefix}.{names.feed_forward}"
+        yield _product(self.gate_up, part, names.gate_up, [self.size, self.size])
+        yield _product(self.down, part, (names.down,))
 
 
 @dataclass(slots=True)
 class DecoderLayer:
     """One block: a mixer and a feed-forward, each between norms and added to the residual."""
 
-    mixer: Attention
+    mixer: Attention | Recurrent
     feed_forward: GatedFeedForward
     gate: TokenGate | None = None
     scalar: Tensor | None = None  # [1]: what the stream is multiplied by behind the layer
 
     def products(self, prefix: str, names: TensorNames) -> Iterator[Product]:
         """All of them, in the layer that is called `prefix`."""
-        yield from self.mixer.products(prefix, names)
+        mixer = self.mixer
+        yield from (
+            mixer.products(prefix, names) if isinstance(mixer, Attention) else mixer.products(prefix)
+        )
         yield from self.feed_forward.products(prefix, names)
         if self.gate is not None:
             yield from self.gate.products(prefix)
@@ -103,7 +116,8 @@ class DecoderLayer:
         for name, norm in zip((*names.before, *names.after), found, strict=True):
             if norm is not None:
                 yield f"{prefix}.{name}", norm
-        yield from mixer.norms(prefix)
+        if isinstance(mixer, Attention):
+            yield from mixer.norms(prefix, names)
         if self.gate is not None:
             yield self.gate.named_norm(prefix)
 
@@ -128,6 +142,26 @@ def _in_order(order: Tensor, heads: int) -> Tensor:
     return (starts[:, None] + order).flatten()
 
 
+def _rows_in_order(mixer: AttentionSettings, heads: LayerAttention) -> Tensor | None:
+    """Which row of a checkpoint's q, k and v each of ours is; None: they stay as they are.
+
+    Heads whose halves turn together; values; then the gate's, which follow those of q head by head.
+    """
+    order, dim = heads.rotary.order, mixer.head_dim
+    if order is None and not mixer.gated:
+        return None
+    if order is None:
+        order = torch.arange(dim)
+    elif mixer.keys_are_values:
+        raise ModelError("keys that are values cannot be brought into another order")
+    queries = torch.arange(mixer.heads)[:, None] * dim * (1 + mixer.gated)
+    first = mixer.width * (1 + mixer.gated)
+    keys = first + _in_order(order, mixer.kv_heads if heads.kv_parts else 0)
+    values = first + len(keys) + torch.arange(mixer.kv_width if heads.kv_parts == 2 else 0)
+    gates = (queries + dim + torch.arange(dim)).flatten() if mixer.gated else queries[:0].flatten()
+    return torch.cat(((queries + order).flatten(), keys, values, gates))
+
+
 def _product(linear: Linear, prefix: str, names: tuple[str, ...], sizes: Sequence[int] = ()) -> Product:
     """`sizes`: of its blocks, where the checkpoint has each as a tensor."""
     return linear, [f"{prefix}.{name}" for name in names], list(sizes) if len(names) > 1 else []
@@ -149,6 +183,7 @@ class Decoder:
         if config.embedding_scale_rounded:
             self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self._kv_places = config.kv_places()
+        self._maker = Maker(config.hidden_size, config.rms_eps, dtype, device)
         self.layers = [self._empty_layer(*numbered) for numbered in enumerate(config.layers)]
         self.norm = self._empty_norm(config.hidden_size, config.logit_scale != 1.0)
         self.token_inputs = None if config.token_inputs is None else self._empty_tables()
@@ -205,8 +240,11 @@ class Decoder:
         """
         unlike: dict[object, int] = {}
         for index, layer in enumerate(self.config.layers):
-            spec, following = layer.mixer.spec, self.config.layers[index + 1 : index + 2]
-            mixer, own = layer.mixer, layer.mixer.kv_of is None
+            mixer, following = layer.mixer, self.config.layers[index + 1 : index + 2]
+            if not isinstance(mixer, AttentionSettings):
+                unlike[str((mixer, layer.feed_forward, layer.norms, index == 0))] = index
+                continue
+            spec, own = mixer.spec, mixer.kv_of is None
             attention = (spec.window, spec.softcap, spec.sinks is None, mixer.qk_norm, own)
             sizes = (mixer.heads, mixer.kv_heads, mixer.head_dim, layer.feed_forward.size)
             norms = (layer.norms, [each.norms for each in following])
@@ -217,6 +255,8 @@ class Decoder:
         """Bring loaded weights into the form in which they are used. Call it once."""
         names = self.config.names
         for layer in self.layers:
+            if not isinstance(layer.mixer, Attention):
+                continue
             heads = layer.mixer.heads
             for norm in (heads.q_norm, heads.k_norm):
                 if norm is not None and heads.rotary.order is not None:
@@ -250,13 +290,16 @@ class Decoder:
 
         Raises TypeError once products have another form than the plain one.
         """
-        views = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm.weight}
+        last = f"model.{self.config.names.last_norm}.weight"
+        views = {"model.embed_tokens.weight": self.embedding, last: self.norm.weight}
         if not self.config.tied:
             views["lm_head.weight"] = self.head.tensor
         called = self.config.names
         for index, layer in enumerate(self.layers):
             prefix = f"model.layers.{index}"
             views |= {f"{name}.weight": norm.weight for name, norm in layer.norms(prefix, called)}
+            if isinstance(layer.mixer, Recurrent):
+                views |= layer.mixer.views(prefix)
             if layer.scalar is not None:
                 views[f"{prefix}.layer_scalar"] = layer.scalar
             for linear, names, sizes in layer.products(prefix, called):
@@ -283,25 +326,10 @@ class Decoder:
 
     def _empty_layer(self, index: int, settings: LayerSettings) -> DecoderLayer:
         hidden, own = self.config.hidden_size, settings.feed_forward
-        mixer, wide = settings.mixer, own.size
-        heads = self._empty_attention(index, mixer)
-        qkv_width = mixer.width + heads.kv_parts * mixer.kv_width
-        qkv = self._empty_linear(hidden, qkv_width, mixer.qkv_bias)
-        if heads.rotary.order is not None:  # values stay as they are
-            if mixer.keys_are_values:
-                raise ModelError("keys that are values cannot be brought into another order")
-            rotated = _in_order(heads.rotary.order, mixer.heads + (heads.kv_parts > 0) * mixer.kv_heads)
-            values = torch.arange(qkv_width - len(rotated)) + len(rotated)
-            qkv.order = torch.cat((rotated, values))
+        wide = own.size
         before, after = settings.norms != "after", settings.norms != "before"
         return DecoderLayer(
-            Attention(
-                norm=self._empty_norm(hidden) if before else None,
-                qkv=qkv,
-                heads=heads,
-                output=self._empty_linear(mixer.width, hidden, mixer.output_bias),
-                post_norm=self._empty_norm(hidden) if after else None,
-            ),
+            self._empty_mixer(index, settings, before, after),
             GatedFeedForward(
                 norm=self._empty_norm(hidden) if before else None,
                 gate_up=self._empty_linear(hidden, 2 * wide, own.bias, "gated"),
@@ -313,6 +341,25 @@ class Decoder:
             self._empty_gate(),
             torch.ones(1, device=self.device) if self.config.layer_scalars else None,
         )
+
+    def _empty_mixer(
+        self, index: int, settings: LayerSettings, before: bool, after: bool
+    ) -> Attention | Recurrent:
+        """`before`, `after`: which norms are around it."""
+        hidden, mixer = self.config.hidden_size, settings.mixer
+        norm = self._empty_norm(hidden) if before else None
+        post = self._empty_norm(hidden) if after else None
+        maker, place = self._maker, self._kv_places[index]
+        if isinstance(mixer, DeltaSettings):
+            return maker.delta(place, mixer, norm, post)
+        if isinstance(mixer, ConvSettings):
+            return maker.conv(place, mixer, norm, post)
+        heads = self._empty_attention(index, mixer)
+        width = mixer.width * (1 + mixer.gated) + heads.kv_parts * mixer.kv_width
+        qkv = self._empty_linear(hidden, width, mixer.qkv_bias)
+        qkv.order = _rows_in_order(mixer, heads)
+        output = self._empty_linear(mixer.width, hidden, mixer.output_bias)
+        return Attention(norm, qkv, heads, output, post)
 
     def _empty_gate(self) -> TokenGate | None:
         given, hidden = self.config.token_inputs, self.config.hidden_size
@@ -351,6 +398,7 @@ class Decoder:
             q_norm=q_norm,
             k_norm=k_norm if stores else None,
             value_eps=self.config.rms_eps if mixer.value_norm else None,
+            gated=mixer.gated,
             kv_parts=0 if not stores else 1 if mixer.keys_are_values else 2,
         )
 

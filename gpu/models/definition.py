@@ -4,6 +4,7 @@ A family (`families/`) fills it from config.json, and `decoder` builds it. Devic
 none of them knows a family.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +12,7 @@ import torch
 
 from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
 from ramify.gpu.kv.layout import KVLayout, PairLayout
+from ramify.gpu.kv.states import Shape, StateLayout
 from ramify.gpu.ops.base import Activation
 from ramify.gpu.ops.rotary import RopeSettings
 
@@ -33,6 +35,7 @@ class AttentionSettings:
     value_norm: bool = False  # over each head of v, without a weight
     keys_are_values: bool = False  # v is k before its norm and rotation; there is no product for v
     kv_of: int | None = None  # the layer whose keys and values are read; None: its own
+    gated: bool = False  # the output is opened by a sigmoid, whose rows are among those of q
 
     @property
     def width(self) -> int:
@@ -50,6 +53,46 @@ class AttentionSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaSettings:
+    """A mixer: a gated delta net (Yang et al. 2024) behind a convolution of `kernel` positions."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    @property
+    def width(self) -> int:
+        """What goes into the output projection."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution: q, k and v."""
+        return 2 * self.key_heads * self.key_dim + self.width
+
+    def states(self, hidden: int) -> tuple[Shape, ...]:
+        """The shapes of what it keeps of a sequence: its convolution's last inputs, and its matrices."""
+        matrices = self.value_heads, self.key_dim, self.value_dim
+        return (self.kernel - 1, self.convolved), matrices
+
+
+@dataclass(frozen=True, slots=True)
+class ConvSettings:
+    """A mixer: a convolution of `kernel` positions between two gates (LFM2)."""
+
+    kernel: int
+    bias: bool = False  # of its products as well
+
+    def states(self, hidden: int) -> tuple[Shape, ...]:
+        return ((self.kernel - 1, hidden),)
+
+
+MixerSettings = AttentionSettings | DeltaSettings | ConvSettings
+
+
+@dataclass(frozen=True, slots=True)
 class DenseSettings:
     """A feed-forward with a gate (Shazeer 2020)."""
 
@@ -62,7 +105,7 @@ class DenseSettings:
 class LayerSettings:
     """One block of a decoder."""
 
-    mixer: AttentionSettings
+    mixer: MixerSettings
     feed_forward: DenseSettings
     norms: NormPlaces = "before"
 
@@ -77,7 +120,12 @@ class TensorNames:
     before: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
     after: tuple[str, str] = ("post_attention_layernorm", "post_feedforward_layernorm")
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    output: str = "o_proj"
+    qk_norms: tuple[str, str] = ("q_norm", "k_norm")
+    feed_forward: str = "mlp"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    down: str = "down_proj"
+    last_norm: str = "norm"
     renamed: tuple[tuple[str, str], ...] = ()  # how names begin in checkpoints, and here
     skipped: tuple[str, ...] = ()  # how names of tensors begin that text does not need
 
@@ -121,8 +169,13 @@ class Definition:
 
     @property
     def attention(self) -> AttentionSettings:
-        """The first layer's: see `equal`."""
-        return self.layers[0].mixer
+        """That of the first layer which has any: see `equal`."""
+        return next(self.attentions)
+
+    @property
+    def attentions(self) -> Iterator[AttentionSettings]:
+        """Those of all layers that have any."""
+        return (layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSettings))
 
     @property
     def intermediate_size(self) -> int:
@@ -131,33 +184,53 @@ class Definition:
 
     @property
     def equal(self) -> bool:
-        """Whether all layers have the sizes of the first, and keys and values of their own."""
-        first = _sizes(self.layers[0])
-        return all(_sizes(layer) == first and layer.mixer.kv_of is None for layer in self.layers)
+        """Whether all layers are attention of one size, with keys and values of their own."""
+        sizes = {_sizes(one) for one in self.attentions}
+        feed_forwards = {layer.feed_forward.size for layer in self.layers}
+        own = all(one.kv_of is None for one in self.attentions)
+        return not self.keeps_states and len(sizes) == 1 and len(feed_forwards) == 1 and own
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether layers keep fixed states of a sequence instead of keys and values."""
+        return any(not isinstance(layer.mixer, AttentionSettings) for layer in self.layers)
 
     def attention_shapes(self, dtype: torch.dtype) -> list[AttentionShape]:
         """What attention back ends are chosen and made by: each shape once, with its layers' specs."""
         specs: dict[tuple[int, int, int], list[AttentionSpec]] = {}
-        for layer in self.layers:
-            one = layer.mixer
+        for one in self.attentions:
             specs.setdefault((one.heads, one.kv_heads, one.head_dim), []).append(one.spec)
         return [AttentionShape(*shape, dtype, tuple(found)) for shape, found in specs.items()]
 
     def kv_places(self) -> list[int]:
-        """For each layer, which of the pool's layers has its keys and values."""
+        """For each layer, which of the pool's layers has its keys and values, or its state."""
         places: list[int] = []
-        for index, layer in enumerate(self.layers):
-            source = layer.mixer.kv_of
-            before = sum(each.mixer.kv_of is None for each in self.layers[:index])
-            places.append(before if source is None else places[source])
+        keys = states = 0
+        for layer in self.layers:
+            if not isinstance(layer.mixer, AttentionSettings):
+                places.append(states)
+                states += 1
+            elif layer.mixer.kv_of is None:
+                places.append(keys)
+                keys += 1
+            else:
+                places.append(places[layer.mixer.kv_of])
         return places
 
     def kv_layout(self, dtype: torch.dtype) -> KVLayout:
         """How keys and values are kept."""
-        own = (layer.mixer for layer in self.layers if layer.mixer.kv_of is None)
+        own = (one for one in self.attentions if one.kv_of is None)
         return PairLayout(tuple((one.kv_heads, one.head_dim) for one in own), dtype)
 
+    def state_layout(self) -> StateLayout:
+        """How fixed states are kept."""
+        mixers = (layer.mixer for layer in self.layers)
+        return StateLayout(
+            tuple(
+                one.states(self.hidden_size) for one in mixers if not isinstance(one, AttentionSettings)
+            )
+        )
 
-def _sizes(layer: LayerSettings) -> tuple[int, ...]:
-    mixer = layer.mixer
-    return mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.keys_are_values, layer.feed_forward.size
+
+def _sizes(mixer: AttentionSettings) -> tuple[int, ...]:
+    return mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.keys_are_values

@@ -1,6 +1,6 @@
 """The parts that family files are written with: layers' settings out of a config's fields."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -27,7 +27,14 @@ _RENAMED = (
     ("language_model.model.", "model."),
     ("model.language_model.", "model."),
 )
-_TOWER = ("vision_tower.", "multi_modal_projector.", "audio_tower.", "embed_vision.", "embed_audio.")
+_TOWER = (
+    "vision_tower.",
+    "multi_modal_projector.",
+    "audio_tower.",
+    "embed_vision.",
+    "embed_audio.",
+    "visual.",
+)
 
 COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 """Defaults that most config classes of `transformers` have."""
@@ -49,13 +56,24 @@ class Family:
 
 def of_text(definition: Definition) -> Definition:
     """The same, of a checkpoint with a vision tower beside it, whose tensors are not read."""
-    skipped = (*_TOWER, *(f"model.{name}" for name in _TOWER))
+    towers = (*_TOWER, *(f"model.{name}" for name in _TOWER))
+    skipped = (*definition.names.skipped, *towers)
     names = replace(definition.names, renamed=_RENAMED, skipped=skipped)
     return replace(definition, names=names)
 
 
 def layer_count(fields: Fields) -> int:
     return fields.integer("num_hidden_layers", most=_MOST_LAYERS)
+
+
+def layer_kinds(fields: Fields, known: Collection[str], kind: Callable[[int], str]) -> list[str]:
+    """Each layer's kind, one of `known`. `kind`: of a layer where `layer_types` is not given."""
+    layers, types = layer_count(fields), fields.get("layer_types")
+    if types is None:
+        return [kind(index) for index in range(layers)]
+    if not isinstance(types, list) or len(types) != layers or not all(each in known for each in types):
+        raise fields.refused(f"layer_types must name {layers} layers, each one of {sorted(known)}")
+    return [str(each) for each in types]
 
 
 def windows(fields: Fields, windowed: Callable[[int], bool]) -> list[int | None]:
@@ -102,11 +120,13 @@ def attention(
     return AttentionSettings(heads, kv_heads, head_dim, spec, rope, qk_norm, qkv_bias, output_bias)
 
 
-def dense(fields: Fields, *, bias: bool = False) -> DenseSettings:
+def dense(fields: Fields, *, bias: bool = False, size: int | None = None) -> DenseSettings:
+    """`size`: None: as the config says."""
     name = str(fields.get("hidden_activation") or fields.get("hidden_act"))
     if name not in _ACTIVATIONS:
         raise fields.refused(f"hidden_act {name!r} is not supported: only {', '.join(_ACTIVATIONS)}")
-    return DenseSettings(fields.integer("intermediate_size"), _ACTIVATIONS[name], bias)
+    size = fields.integer("intermediate_size") if size is None else size
+    return DenseSettings(size, _ACTIVATIONS[name], bias)
 
 
 def decoder(
@@ -122,18 +142,26 @@ def decoder(
     logit_softcap: float | None = None,
     token_inputs: TokenInputs | None = None,
     layer_scalars: bool = False,
+    tied: bool | None = None,
+    skipped: tuple[str, ...] = (),
 ) -> Definition:
-    """What is beside the layers. `rms_eps`: None: as the config says."""
+    """What is beside the layers. `rms_eps`, `tied`: None: as the config says.
+
+    `skipped`: more of what `TensorNames.skipped` says.
+    """
     max_position = fields.integer("max_position_embeddings")
-    context, longest = contexts((layer.mixer.rope for layer in layers), max_position, fields)
+    mixers = [each.mixer for each in layers if isinstance(each.mixer, AttentionSettings)]
+    if not mixers:
+        raise fields.refused("no layer is attention: models without keys and values are not served")
+    context, longest = contexts((mixer.rope for mixer in mixers), max_position, fields)
     return Definition(
         architecture=fields.architecture,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=fields.integer("hidden_size"),
         layers=tuple(layers),
-        names=names,
+        names=replace(names, skipped=(*names.skipped, *skipped)),
         rms_eps=fields.number("rms_norm_eps") if rms_eps is None else rms_eps,
-        tied=fields.flag("tie_word_embeddings"),
+        tied=fields.flag("tie_word_embeddings") if tied is None else tied,
         max_position=max_position,
         context=context,
         longest=longest,

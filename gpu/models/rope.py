@@ -4,7 +4,7 @@
 each type of layer.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ramify.gpu.models.fields import Fields
@@ -15,9 +15,14 @@ _UNKNOWN = ("llama_4_scaling_beta", "long_mscale", "mrope_section", "short_mscal
 TYPES = ("full_attention", "sliding_attention")
 
 
-def rope(fields: Fields, theta: float = 10_000.0, partial: bool = False) -> RopeSettings:
-    """Of all layers. `theta`: where the config has none. `partial`: a part of each head may turn."""
-    given = _given(fields)
+def rope(
+    fields: Fields, theta: float = 10_000.0, partial: bool = False, unread: Sequence[str] = ()
+) -> RopeSettings:
+    """Of all layers. `theta`: where the config has none. `partial`: a part of each head may turn.
+
+    `unread`: settings that change nothing where a model is served as text.
+    """
+    given = {name: value for name, value in _given(fields).items() if name not in unread}
     if any(isinstance(value, dict) for value in given.values()):
         raise fields.refused(f"rope_parameters per layer type: {fields.architecture} has none")
     if partial:

@@ -13,6 +13,7 @@ from typing import Literal, Protocol, TypeVar
 from torch import Tensor
 
 from ramify.gpu.attention.spec import AttentionSpec
+from ramify.gpu.ops.fixed_states import LayerState
 from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
@@ -43,6 +44,7 @@ class LayerAttention:
     q_norm: RMSNorm | None  # over a head, or over all heads if it is as wide; before they are rotated
     k_norm: RMSNorm | None
     value_eps: float | None = None  # v is normalised over each head, without a weight
+    gated: bool = False  # behind all else come a gate's rows, whose sigmoid opens the output
     kv_parts: Literal[0, 1, 2] = 2  # 0: another layer stores what it reads; 1: values are the plain keys
 
     @property
@@ -101,7 +103,14 @@ class Ops(Protocol[AnyStream]):
     def attend(self, qkv: Tensor, layer: LayerAttention, step: StepInputs[Tensor]) -> Tensor:
         """Normalise and rotate queries and keys, store keys and values, attend.
 
-        qkv [T, (heads + kv_parts * kv_heads) * D] -> [T, heads * D].
+        qkv [T, (heads + kv_parts * kv_heads) * D], and heads * D more for the gate -> [T, heads * D].
+        """
+        ...
+
+    def recur(self, rows: Tensor, layer: LayerState, step: StepInputs[Tensor]) -> Tensor:
+        """Run a mixer with a fixed state: read it, run the sequences' tokens, write the one behind them.
+
+        rows [T, inputs], as `layer` says of its parts.
         """
         ...
 

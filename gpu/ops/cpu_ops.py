@@ -31,6 +31,7 @@ from ramify.gpu.ops.base import (
     ResidualStream,
     TokenInputTables,
 )
+from ramify.gpu.ops.fixed_states import LayerState
 from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.linear.int8 import int8_weight
 from ramify.gpu.ops.rmsnorm import RMSNorm
@@ -115,6 +116,10 @@ class AngleTable:
 
 def obstacle(config: Definition, page_size: int) -> str | None:
     """Why these operations cannot run a model, None if they can."""
+    if config.keeps_states:
+        return "layers with fixed states have no kernels in 8 bits"
+    if config.attention.gated:
+        return "attention with a gate has no kernels in 8 bits"
     if not config.equal:
         return "its layers are of unequal sizes"
     if config.token_inputs is not None or config.attention.value_norm:
@@ -202,6 +207,9 @@ class CpuOps:
                            spec.softcap, spec.window, spec.sinks),
         ]  # fmt: skip
         return out
+
+    def recur(self, rows: Tensor, layer: LayerState, step: StepInputs[Tensor]) -> Tensor:
+        raise RuntimeError("`obstacle` refuses models with fixed states")
 
     def project(self, x: Tensor, linear: Linear) -> Projection:
         return Projection(x, linear)

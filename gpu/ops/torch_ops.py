@@ -18,6 +18,7 @@ from ramify.gpu.ops.base import (
     ResidualStream,
     TokenInputTables,
 )
+from ramify.gpu.ops.fixed_states import LayerState, Sequences, run, state_plan
 from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
@@ -31,7 +32,7 @@ def torch_inputs(
 ) -> StepInputs[Tensor]:
     """The step as large as it is, on the device."""
     bucket = tailored(step, padded=False)
-    plan = attention.plan(step, bucket, captured=False)
+    plan = attention.plan(step, bucket, captured=False) | state_plan(step)
     host = host_inputs(bucket, plan)
     lay(host, step, NO_DRAWS, plan, spare=0)
     return host.on(device)
@@ -45,9 +46,11 @@ class TorchOps:
         self._last = last
         self._attention = attention
         self._angles: dict[Rotary, tuple[Tensor, Tensor]] = {}  # of the step's positions
+        self._sequences: Sequences | None = None  # of the step, where the model keeps states
 
     def begin(self, step: StepInputs[Tensor]) -> None:
         self._angles.clear()
+        self._sequences = None if self._pool.states is None else Sequences.of(step)
 
     def embed(
         self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm | None
@@ -63,7 +66,8 @@ class TorchOps:
     def attend(self, qkv: Tensor, layer: LayerAttention, step: StepInputs[Tensor]) -> Tensor:
         heads, stores = layer.heads, layer.kv_parts > 0
         rotated = heads + layer.kv_heads * stores
-        parts = qkv.view(-1, heads + layer.kv_heads * layer.kv_parts, layer.head_dim)
+        own = (heads + layer.kv_heads * layer.kv_parts) * layer.head_dim
+        parts = qkv[:, :own].view(len(qkv), -1, layer.head_dim)
         qk = parts[:, :rotated]
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = parts[:, :heads], parts[:, heads:rotated]
@@ -84,7 +88,13 @@ class TorchOps:
             if layer.value_eps is not None:
                 v = F.rms_norm(v, (layer.head_dim,), eps=layer.value_eps)
             kv.store(step.plan["slots"], qk[:, heads:], v)
-        return self._attention.attend(qk[:, :heads], kv, step, layer.spec)
+        output = self._attention.attend(qk[:, :heads], kv, step, layer.spec)
+        return output * qkv[:, own:].sigmoid() if layer.gated else output
+
+    def recur(self, rows: Tensor, layer: LayerState, step: StepInputs[Tensor]) -> Tensor:
+        assert self._pool.states is not None
+        assert self._sequences is not None
+        return run(rows, layer, self._pool.states.layers[layer.index], self._sequences)
 
     def project(self, x: Tensor, linear: Linear) -> Projection:
         return Projection(linear(x), None)

@@ -20,6 +20,7 @@ from ramify.gpu.ops.base import (
     ResidualStream,
     TokenInputTables,
 )
+from ramify.gpu.ops.fixed_states import LayerState
 from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
@@ -103,6 +104,9 @@ class TritonOps:
             qkv, layer, self._cos_sin[layer.rotary], step.rows, step.positions, self._pages, kv
         )
         return self._attention.attend(q, kv, step, layer.spec)
+
+    def recur(self, rows: Tensor, layer: LayerState, step: StepInputs[Tensor]) -> Tensor:
+        raise RuntimeError("`load` refuses models with fixed states")
 
     def project(self, x: Tensor, linear: Linear) -> Projection:
         return Projection(x, linear)

@@ -32,6 +32,7 @@ from ramify.gpu.startup.drafts import DraftChoice, choose_draft
 from ramify.gpu.startup.memory import free_bytes, plan_pages
 from ramify.gpu.startup.packing import Packing
 from ramify.gpu.startup.quantization import choose_quantization
+from ramify.gpu.startup.states import check_draft_model, check_states, plan_slots
 from ramify.gpu.startup.weights import fill_random, load_weights
 from ramify.gpu.step.rows import RowTable
 from ramify.protocol.config import ModelConfig
@@ -66,6 +67,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     quantization = choose_quantization(config, shape, device)
     attention = choose(config.attention, shape.attention_shapes(dtype), device, config.deterministic)
     draft = choose_draft(config, attention if quantization.isa is None else None)
+    check_states(config, shape, draft, attention)
     try:
         model = Decoder(shape, context, dtype, device)
     except torch.OutOfMemoryError as error:
@@ -80,7 +82,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
         quantization_reason=quantization.reason,
         constrains=True,
     )
-    if info.constrains and config.jump_forward:
+    if info.constrains and config.jump_forward and not shape.keeps_states:
         info = msgspec.structs.replace(info, max_forced=MOST_FORCED_DRAFTS)
     on_host = quantization.isa is not None or attention.extend == "torch"
     if draft.kind != "none":
@@ -140,6 +142,7 @@ def _empty_draft_model(draft: DraftChoice, context: int, like: Decoder) -> Decod
     if draft.folder is None:
         return None
     shape = read_config(draft.folder)
+    check_draft_model(draft.folder, shape)
     return Decoder(shape, min(context, shape.context), like.dtype, like.device)
 
 
@@ -158,6 +161,8 @@ def _torch(
         info = _with_bytes(info, small.config.kv_layout(small.dtype))
     info = _with_pages(info, config, free_bytes(model.device), model.device)
     pool, table = _pool(model, info, progress), RowTable(info)
+    if info.state_slots:
+        pool.states = model.config.state_layout().allocate(info.state_slots, model.device)
 
     def back_end(model: Decoder) -> AttentionBackend:
         return attention.back_end(table, model.config.attention_shapes(model.dtype), model.device)
@@ -413,6 +418,7 @@ def _info(
         eos_token_ids=list(shape.eos_token_ids),
         kv_bytes_per_token=shape.kv_layout(dtype).bytes_per_token,
         load_seconds=0.0,
+        state_bytes=shape.state_layout().bytes_per_slot,
         logits_cost=_logits_cost(shape, model.parameters()),
     )
 
@@ -426,7 +432,13 @@ def _logits_cost(shape: Definition, parameters: int) -> float:
 def _with_pages(
     info: ExecutorInfo, config: ModelConfig, free: int, device: torch.device
 ) -> ExecutorInfo:
-    """`info` with a pool of what was asked for, or of what `free` bytes allow."""
+    """`info` with a pool of what was asked for, or of what `free` bytes allow, behind state slots."""
+    if info.state_bytes:
+        slots = plan_slots(
+            config.state_slots, info.state_bytes, info.max_rows, free, device, config.kv_fraction
+        )
+        info = msgspec.structs.replace(info, state_slots=slots)
+        free -= (1 + slots) * info.state_bytes
     pages = plan_pages(
         config.kv_tokens, info.context, info.page_size, info.kv_bytes_per_token, free, device,
         config.kv_fraction,

@@ -7,7 +7,7 @@ import torch
 from ramify.protocol.errors import ModelError
 
 _CPU_TOKENS = 65536
-_CPU_SHARE = 0.25  # of the free memory: the machine is somebody's desk, not ours alone
+CPU_SHARE = 0.25  # of the free memory: the machine is somebody's desk, not ours alone
 _FALLBACK_BYTES = 2 << 30  # where the system does not say what is free
 
 
@@ -51,7 +51,7 @@ def plan_pages(
                 f"{free >> 20} MiB are free; give at most {fits}"
             )
     on_cpu = device.type == "cpu"
-    tokens = int(free * (_CPU_SHARE if on_cpu else fraction)) // bytes_per_token
+    tokens = int(free * (CPU_SHARE if on_cpu else fraction)) // bytes_per_token
     if on_cpu:
         tokens = min(tokens, max(_CPU_TOKENS, context))
     if tokens < 2 * page_size:

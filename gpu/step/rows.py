@@ -45,6 +45,7 @@ class RowTable:
         self.pool_pages = info.pages
         self.vocab_size = info.vocab_size
         self.step_tokens = info.step_tokens
+        self.state_slots = info.state_slots
         self.max_drafts = max(info.max_drafts, info.max_forced)
         self.max_guessed = info.max_drafts  # those of a drafter
         self.max_length = info.context + OVERRUN
@@ -169,6 +170,28 @@ class RowTable:
             raise PlanError(f"copies twice to one of pages {targets.tolist()}")
         return sources, targets
 
+    def _states(self, plan: StepPlan, sequences: int) -> Ints | None:
+        """[B, 2] the state slots that the plan's sequences read and write."""
+        if not self.state_slots:
+            if plan.states:
+                raise PlanError("names state slots: the model has none")
+            return None
+        if any(extend.drafts for extend in plan.extends):
+            raise PlanError("drafts tokens of an extend: the model's states cannot be taken back")
+        pairs = np.frombuffer(plan.states, dtype=np.int32).astype(np.int64)
+        if len(pairs) != 2 * sequences:
+            raise PlanError(f"{len(pairs)} state slots for {sequences} sequences: pairs are due")
+        sources, targets = pairs[::2], pairs[1::2]
+        if sequences and (pairs.min() < 0 or pairs.max() > self.state_slots or targets.min() < 1):
+            raise PlanError(
+                f"reads state slots {sources.tolist()}, writes {targets.tolist()}: there are 0, "
+                f"which is only read, to {self.state_slots}"
+            )
+        if len(np.unique(targets)) < sequences or np.isin(sources, targets).any():
+            raise PlanError(f"reads state slots {sources.tolist()} and writes {targets.tolist()}: "
+                            "one is written twice, or read as well")  # fmt: skip
+        return pairs.reshape(-1, 2)
+
     def _close(self, rows: Tokens) -> None:
         for row in rows.tolist():
             self._require_open(row, "closes")
@@ -234,6 +257,7 @@ class RowTable:
         if len(step.tokens) > self.step_tokens:
             raise PlanError(f"extends by {len(step.tokens)} tokens: at most {self.step_tokens} a step")
         rows = step.rows
+        step.states = self._states(plan, len(rows))
         if len(rows) == 0 and not plan.drafts:
             return step
         ends = step.starts + step.counts

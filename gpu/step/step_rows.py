@@ -64,6 +64,12 @@ class StepRows:
     scored: "Scored | None" = None
     # [R] of each row that samples: 1 + its drafts, which follow each other in `sampling`; None: 1 each
     lines: "Ints | None" = None
+    # [B, 2] of each sequence: the state slot that it reads, and the one that it writes; None: the
+    # model has none
+    states: "Ints | None" = None
+    # [n, 2] of those that sit the step out: the slot that they would have read, which is copied to the
+    # one that they would have written
+    held: "Ints | None" = None
     # the rows that were to sample, in the order of the result, if some of them sit the step out
     asked: "Ints | None" = None
 
@@ -90,8 +96,13 @@ class StepRows:
         keep[self.sampling[gone]] = False
         keep[: self.extends] = True
         places = np.cumsum(keep) - 1
+        states, held = self.states, self.held
+        if states is not None:
+            states, held = states[keep], states[~keep]
         return replace(
             self,
+            states=states,
+            held=held,
             rows=self.rows[keep],
             starts=self.starts[keep],
             counts=self.counts[keep],

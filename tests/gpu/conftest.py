@@ -28,6 +28,7 @@ class Driver:
     def __init__(self, executor: Any) -> None:
         self.executor = executor
         self.page_size = executor.info.page_size
+        self.states: dict[int, int] = {}  # the newest state slot of each row
 
     def open(
         self,
@@ -44,13 +45,33 @@ class Driver:
         first = first_token // self.page_size
         return list(range(first, first + -(-tokens // self.page_size)))
 
+    def plan(self, **plan: Any) -> StepPlan:
+        """A plan. Row r reads its newest state slot, and writes one of 1 + 3 r, 2 + 3 r and 3 + 3 r."""
+        for opened in plan.get("opens", ()):
+            self.states[opened.row] = 0
+        if self.executor.info.state_slots:
+            running = [extend.row for extend in plan.get("extends", ())] + list(plan.get("decodes", ()))
+            pairs: list[int] = []
+            for row in running:
+                newest = self.states[row]
+                first = 1 + 3 * row
+                self.states[row] = first + (newest - first + 1) % 3 if newest >= first else first
+                pairs += newest, self.states[row]
+            plan.setdefault("states", pack(pairs))
+        for name in ("decodes", "closes"):
+            if name in plan:
+                plan[name] = pack(plan[name])
+        return StepPlan(step=0, **plan)
+
+    def forward(self, **plan: Any) -> torch.Tensor:
+        """Run a plan without taking over what was sampled: logits."""
+        _, logits = self.executor.forward(self.plan(**plan))
+        assert logits is not None
+        return logits
+
     def step(self, **plan: Any) -> dict[int, int]:
         """Run a plan; the sampled token of each row."""
-        if "decodes" in plan:
-            plan["decodes"] = pack(plan["decodes"])
-        if "closes" in plan:
-            plan["closes"] = pack(plan["closes"])
-        result = self.executor.launch(StepPlan(step=0, **plan)).result()
+        result = self.executor.launch(self.plan(**plan)).result()
         return dict(zip(unpack(result.rows), unpack(result.tokens), strict=True))
 
     def prefill(

@@ -1,0 +1,58 @@
+"""Fixed states: what recurrent mixers and short convolutions keep of a sequence, slot by slot.
+
+A slot holds the state of all such layers at one position. Slot 0 is the state before any token: zeros,
+never written. Which slot belongs to whom is the cache actor's business; see `protocol.plan`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Shape = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class StatePool:
+    """The memory of all layers: `layers` [L] of the parts of each, [1 + slots, *shape] float32.
+
+    `memory`: the tensors [layers, 1 + slots, *shape] that hold them; a shape has one of its own.
+    """
+
+    slots: int  # without slot 0
+    layers: list[list[Tensor]]
+    memory: list[Tensor]
+
+    def copy(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy slots `sources` int64[n] to `targets` int64[n]. All are read before one is written."""
+        for tensor in self.memory:
+            tensor.index_copy_(1, targets, tensor.index_select(1, sources))
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """The shapes of the parts of each layer that keeps a state. Nothing is padded to another's size."""
+
+    shapes: tuple[tuple[Shape, ...], ...]
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Of one position of one sequence, over all layers; 0: the model keeps no states."""
+        return sum(torch.Size(shape).numel() * 4 for parts in self.shapes for shape in parts)
+
+    def allocate(self, slots: int, device: torch.device) -> StatePool:
+        """Memory for so many slots and slot 0. Raises torch.OutOfMemoryError.
+
+        Not initialised but for slot 0: memory of slots that are never used is never committed.
+        """
+        all_shapes = [shape for parts in self.shapes for shape in parts]
+        memory: list[Tensor] = []
+        views: dict[Shape, Iterator[Tensor]] = {}
+        for shape in dict.fromkeys(all_shapes):
+            tensor = torch.empty((all_shapes.count(shape), 1 + slots, *shape), device=device)
+            tensor[:, 0] = 0
+            memory.append(tensor)
+            views[shape] = iter(tensor.unbind(0))
+        layers = [[next(views[shape]) for shape in parts] for parts in self.shapes]
+        return StatePool(slots, layers, memory)

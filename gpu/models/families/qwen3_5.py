@@ -1,0 +1,64 @@
+"""Qwen3.5 and later, dense, text alone: gated delta nets, every fourth layer attention with a gate."""
+
+from dataclasses import replace
+
+from ramify.gpu.models.definition import Definition, DeltaSettings, LayerSettings, MixerSettings
+from ramify.gpu.models.fields import Fields
+from ramify.gpu.models.parts import COMMON, Family, attention, decoder, dense, layer_kinds
+from ramify.gpu.models.rope import rope
+
+_DEFAULTS = COMMON | {
+    "vocab_size": 248320,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "partial_rotary_factor": 0.25,
+}
+
+
+def define(fields: Fields) -> Definition:
+    fields.get("attn_output_gate")  # every checkpoint has the gate
+    kind = fields.get("output_gate_type")
+    if kind not in (None, "sigmoid"):
+        raise fields.refused(f"output_gate_type is {kind!r}: only sigmoid is served")
+    # three positions of a token, which are one in text
+    positions = rope(fields, partial=True, unread=("mrope_section", "mrope_interleaved"))
+    bias, feed_forward = fields.flag("attention_bias"), dense(fields)
+    full = attention(fields, positions, qk_norm="head", qkv_bias=bias, output_bias=bias)
+    mixers: dict[str, MixerSettings] = {
+        "full_attention": replace(full, gated=True),
+        "linear_attention": _delta(fields),
+    }
+    every = fields.integer("full_attention_interval", 4)
+    kinds = layer_kinds(
+        fields, mixers, lambda index: "linear_attention" if (index + 1) % every else "full_attention"
+    )
+    return decoder(
+        fields, [LayerSettings(mixers[kind], feed_forward) for kind in kinds], norm_offset=1.0,
+        skipped=("mtp.",),
+    )  # fmt: skip
+
+
+def _delta(fields: Fields) -> DeltaSettings:
+    keys, values = fields.integer("linear_num_key_heads"), fields.integer("linear_num_value_heads")
+    if values % keys:
+        raise fields.refused(f"linear_num_value_heads {values} is no multiple of {keys} key heads")
+    return DeltaSettings(
+        keys, values, fields.integer("linear_key_head_dim"), fields.integer("linear_value_head_dim"),
+        kernel=fields.integer("linear_conv_kernel_dim", most=64),
+    )  # fmt: skip
+
+
+FAMILIES = (
+    Family("Qwen3_5ForCausalLM", "qwen3_5_text", _DEFAULTS, define),
+    Family("Qwen3_5ForConditionalGeneration", "qwen3_5", _DEFAULTS, define, text="qwen3_5_text"),
+)

@@ -1,0 +1,90 @@
+"""The mixers that keep a fixed state of a sequence: gated delta net, short convolution.
+
+Their weights by their names in checkpoints, and their two products; what runs between these is an
+operation (`ops.fixed_states`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ramify.gpu.models.definition import ConvSettings, DeltaSettings
+from ramify.gpu.ops.base import AnyStream, Ops, Projection
+from ramify.gpu.ops.fixed_states import LayerConv, LayerDelta, LayerState
+from ramify.gpu.ops.linear.base import Linear, empty_linear
+from ramify.gpu.ops.rmsnorm import RMSNorm
+from ramify.gpu.step.inputs import StepInputs
+
+
+@dataclass(slots=True)
+class Recurrent:
+    """A layer's mixer, between two products. `name`: of its part in checkpoints."""
+
+    norm: RMSNorm | None  # of its input
+    input: Linear
+    layer: LayerState
+    output: Linear
+    post_norm: RMSNorm | None
+    name: str
+    blocks: tuple[tuple[str, int], ...]  # the checkpoint's tensors that the first product is made of
+    tensors: dict[str, Tensor]  # beside products and norms
+
+    def forward(self, x: AnyStream, ops: Ops[AnyStream], step: StepInputs[Tensor]) -> Projection:
+        return ops.project(ops.recur(ops.linear(x, self.input), self.layer, step), self.output)
+
+    def products(self, prefix: str) -> Iterator[tuple[Linear, list[str], list[int]]]:
+        """As those of attention."""
+        names = [f"{prefix}.{self.name}.{name}" for name, _ in self.blocks]
+        yield self.input, names, [rows for _, rows in self.blocks] if len(names) > 1 else []
+        yield self.output, [f"{prefix}.{self.name}.out_proj"], []
+
+    def views(self, prefix: str) -> dict[str, Tensor]:
+        """What the loader fills beside products and norms."""
+        return {f"{prefix}.{self.name}.{name}": tensor for name, tensor in self.tensors.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Makes mixers of a decoder whose stream is `hidden` wide, empty."""
+
+    hidden: int
+    rms_eps: float
+    dtype: torch.dtype
+    device: torch.device
+
+    def delta(
+        self, index: int, one: DeltaSettings, norm: RMSNorm | None, post: RMSNorm | None
+    ) -> Recurrent:
+        conv = self._empty(one.convolved, 1, one.kernel)
+        decay, bias = (self._empty(one.value_heads, dtype=torch.float32) for _ in range(2))
+        inner = RMSNorm(self._empty(one.value_dim), self.rms_eps)
+        layer = LayerDelta(
+            index, one.key_heads, one.value_heads, one.key_dim, one.value_dim, conv, decay, bias, inner
+        )
+        names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+        return Recurrent(
+            norm, self._linear(self.hidden, sum(layer.parts)), layer,
+            self._linear(one.width, self.hidden), post, "linear_attn",
+            tuple(zip(names, layer.parts, strict=True)),
+            {"conv1d.weight": conv, "A_log": decay, "dt_bias": bias, "norm.weight": inner.weight},
+        )  # fmt: skip
+
+    def conv(
+        self, index: int, one: ConvSettings, norm: RMSNorm | None, post: RMSNorm | None
+    ) -> Recurrent:
+        conv = self._empty(self.hidden, 1, one.kernel)
+        bias = self._empty(self.hidden) if one.bias else None
+        tensors = {"conv.weight": conv} | ({} if bias is None else {"conv.bias": bias})
+        return Recurrent(
+            norm, self._linear(self.hidden, 3 * self.hidden, one.bias), LayerConv(index, conv, bias),
+            self._linear(self.hidden, self.hidden, one.bias), post, "conv",
+            (("in_proj", 3 * self.hidden),), tensors,
+        )  # fmt: skip
+
+    def _linear(self, inputs: int, outputs: int, bias: bool = False) -> Linear:
+        return empty_linear(inputs, outputs, bias, self.dtype, self.device)
+
+    def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)

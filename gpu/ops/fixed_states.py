@@ -1,0 +1,188 @@
+"""Mixers with fixed states on torch: gated delta net and short convolution.
+
+Each runs all sequences of a step: extends one by one, a delta net in chunks of 64 tokens; decodes
+together, in the recurrent form. A sequence begins with the state in slot `state_from` of the pool and
+leaves what stands behind its last token in slot `state_to`. Sums and states are float32.
+
+Knows neither the layers around them nor who owns the slots.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ramify.gpu.ops.rmsnorm import RMSNorm
+from ramify.gpu.step.inputs import Plan, StepInputs
+from ramify.gpu.step.rows import StepRows
+
+_CHUNK = 64  # tokens of a delta net that are computed together
+_L2_EPS = 1e-6
+
+
+@dataclass(slots=True)
+class LayerDelta:
+    """What an operation has to know of a gated delta net (Yang et al. 2024).
+
+    Rows of its input: q and k of the key heads, v of the value heads, the output's gates, one beta and
+    one decay for each value head. Consecutive value heads share a key head.
+    """
+
+    index: int  # of its state, among the pool's layers
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv: Tensor  # [2 * keys + values, 1, K], in front of q, k and v
+    decay: Tensor  # float32[value heads]: the logarithm of each head's rate
+    decay_bias: Tensor  # float32[value heads]
+    norm: RMSNorm  # of each head's output, which its gate then opens
+
+    @property
+    def parts(self) -> list[int]:
+        """How many values of a row each part has: q, k, v together, gates, betas, decays."""
+        values = self.value_heads * self.value_dim
+        return [2 * self.key_heads * self.key_dim + values, values, self.value_heads, self.value_heads]
+
+
+@dataclass(slots=True)
+class LayerConv:
+    """What an operation has to know of a short convolution between two gates (LFM2).
+
+    Rows of its input: what opens the convolution's input, what opens its output, and the input itself.
+    """
+
+    index: int
+    conv: Tensor  # [width, 1, K]
+    bias: Tensor | None  # [width]
+
+
+LayerState = LayerDelta | LayerConv
+
+
+@dataclass(slots=True)
+class Sequences:
+    """The sequences of a step: extends of `counts` tokens, then decodes. Slots int64[B]."""
+
+    counts: list[int]
+    sources: Tensor
+    targets: Tensor
+
+    @classmethod
+    def of(cls, step: StepInputs[Tensor]) -> "Sequences":
+        plan = step.plan
+        return cls(plan["state_counts"].tolist(), plan["state_from"], plan["state_to"])
+
+    @property
+    def extended(self) -> int:
+        """How many lines the extends have."""
+        return sum(self.counts)
+
+
+def state_plan(step: StepRows) -> Plan:
+    """What this file reads of a step; empty where the model has no states."""
+    if step.states is None:
+        return {}
+    return {
+        "state_counts": step.counts[: step.extends],
+        "state_from": step.states[:, 0],
+        "state_to": step.states[:, 1],
+    }
+
+
+def run(rows: Tensor, layer: LayerState, states: list[Tensor], sequences: Sequences) -> Tensor:
+    """rows [T, inputs] of the layer's first product -> [T, inputs of its last one]."""
+    if isinstance(layer, LayerDelta):
+        return _delta(rows, layer, states, sequences)
+    opening, closing, x = rows.chunk(3, -1)
+    return closing * convolve(opening * x, layer.conv, layer.bias, states[0], sequences)
+
+
+def convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, sequences: Sequences
+) -> Tensor:
+    """Each channel of x [T, C] over its last K inputs; state [slots, K - 1, C] has those before."""
+    before = state.index_select(0, sequences.sources).to(x.dtype)
+    first, parts, n = 0, [], len(sequences.counts)
+    for count, given, target in zip(sequences.counts, before, sequences.targets, strict=False):
+        window = torch.cat((given, x[first : first + count]))
+        parts.append(F.conv1d(window.t()[None], weight, bias, groups=len(weight))[0].t())
+        state[target] = window[count:].float()
+        first += count
+    if n < len(before):
+        windows = torch.cat((before[n:], x[first:, None]), 1)  # [B, K, C]
+        output = (windows * weight[:, 0].t()).sum(1)
+        parts.append(output if bias is None else output + bias)
+        state.index_copy_(0, sequences.targets[n:], windows[:, 1:].float())
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _delta(rows: Tensor, layer: LayerDelta, states: list[Tensor], sequences: Sequences) -> Tensor:
+    qkv, gates, betas, decays = torch.split(rows, layer.parts, -1)
+    qkv = F.silu(convolve(qkv, layer.conv, None, states[0], sequences)).float()
+    keys, values = layer.key_heads * layer.key_dim, layer.value_heads * layer.value_dim
+    q, k, v = torch.split(qkv, [keys, keys, values], -1)
+    shared = layer.value_heads // layer.key_heads
+    q, k = (_normed(x.view(len(x), -1, layer.key_dim)) for x in (q, k))
+    q, k = ((x.repeat_interleave(shared, 1) if shared > 1 else x) for x in (q, k))
+    v = v.view(len(v), -1, layer.value_dim)
+    beta = betas.float().sigmoid()
+    decay = -layer.decay.exp() * F.softplus(decays.float() + layer.decay_bias)
+    mixed = delta_rule(q * layer.key_dim**-0.5, k, v, beta, decay, states[1], sequences)
+    output = layer.norm(mixed.to(rows.dtype)) * F.silu(gates.view_as(mixed).float())
+    return output.to(rows.dtype).flatten(1)
+
+
+def _normed(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _L2_EPS)
+
+
+def delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, state: Tensor, sequences: Sequences
+) -> Tensor:
+    """q, k [T, H, K], v [T, H, V], beta and decay (a logarithm) [T, H]; state [slots, H, K, V].
+
+    A token's state is the one before it, decayed, with beta of what v differs from it at k added at k;
+    its output is that state at q. [T, H, V].
+    """
+    first, parts, n = 0, [], len(sequences.counts)
+    for at, count in enumerate(sequences.counts):
+        own = state.index_select(0, sequences.sources[at : at + 1])[0]
+        for begin in range(first, first + count, _CHUNK):
+            lines = slice(begin, min(begin + _CHUNK, first + count))
+            output, own = _chunk(q[lines], k[lines], v[lines], beta[lines], decay[lines], own)
+            parts.append(output)
+        state[sequences.targets[at]] = own
+        first += count
+    if n < len(sequences.sources):
+        q, k, v, beta, decay = (x[first:] for x in (q, k, v, beta, decay))
+        before = state.index_select(0, sequences.sources[n:]) * decay.exp()[..., None, None]
+        seen = (before * k[..., None]).sum(2)
+        after = before + k[..., None] * ((v - seen) * beta[..., None])[:, :, None]
+        state.index_copy_(0, sequences.targets[n:], after)
+        parts.append((after * q[..., None]).sum(2))
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _chunk(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One chunk of n tokens, [n, H, ..] each, by the UT transform (Yang et al. 2024).
+
+    Returns outputs [n, H, V] and the state [H, K, V] behind the last token.
+    """
+    q, k, v, beta, decay = (x.transpose(0, 1) for x in (q, k, v, beta, decay))
+    passed = decay.cumsum(1)
+    # decay between two positions of the chunk, 0 where the second one comes later
+    between = (passed[:, :, None] - passed[:, None]).tril().exp().tril()
+    scaled = k * beta[..., None]
+    system = (scaled @ k.transpose(1, 2)) * between
+    wanted = torch.cat((v * beta[..., None], scaled * passed.exp()[..., None]), -1)
+    solved = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    values, keys = torch.split(solved, [v.shape[-1], k.shape[-1]], -1)
+    values = values - keys @ state
+    output = (q * passed.exp()[..., None]) @ state + ((q @ k.transpose(1, 2)) * between) @ values
+    left = (passed[:, -1:] - passed).exp()[..., None]
+    state = state * passed[:, -1:, None].exp() + (k * left).transpose(1, 2) @ values
+    return output.transpose(0, 1), state

@@ -1,0 +1,212 @@
+"""Families whose layers keep fixed states, against `transformers`, through the executor."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.protocol.errors import ModelError
+from ramify.protocol.plan import ExtendRow, pack
+from tests.gpu.models.families.test_families import PAD, SMALL, prompts, reference
+
+DELTA = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "eos_token_id": 1,
+}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_5": ("Qwen3_5", DELTA),
+    "qwen3_5-biases": ("Qwen3_5", DELTA | {"attention_bias": True, "tie_word_embeddings": True}),
+    "lfm2": (
+        "Lfm2",
+        PAD | {"num_hidden_layers": 4, "full_attn_idxs": [1, 3], "block_multiple_of": 32},
+    ),
+    "lfm2-biases": (
+        "Lfm2",
+        PAD
+        | {
+            "layer_types": ["conv", "conv", "full_attention"],
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+}
+TOLERANCE = {"Qwen3_5": 3e-3, "Lfm2": 1e-4}
+
+
+def save(folder: Path, case: str) -> tuple[Any, float]:
+    """A random model, saved and returned; and how far log-probabilities may be apart."""
+    import transformers
+
+    family, changes = CASES[case]
+    torch.manual_seed(7)
+    name = "Qwen3_5TextConfig" if family == "Qwen3_5" else f"{family}Config"
+    config = getattr(transformers, name)(**(SMALL | changes))
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    for name, weight in model.named_parameters():  # no bias or norm may be trivial
+        if name.endswith(("norm.weight", ".bias")):
+            torch.nn.init.normal_(weight, 1.0 if "norm" in name else 0.0, 0.2)
+        elif name.endswith(("dt_bias", ".D")):
+            torch.nn.init.normal_(weight, 0.5, 0.5)
+    model.save_pretrained(folder)
+    return model, TOLERANCE[family]
+
+
+@torch.inference_mode()
+def log_probabilities(model: Any, tokens: list[int]) -> torch.Tensor:
+    return model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+
+
+def assert_same(model: Any, prompt: list[int], ours: list[int], wanted: list[int]) -> None:
+    """Equal, or apart from where two tokens are equally likely."""
+    for at, (own, other) in enumerate(zip(ours, wanted, strict=True)):
+        if own != other:
+            likely = log_probabilities(model, prompt + wanted[:at])[-1]
+            assert abs(likely[own] - likely[other]) < 3e-3
+            return
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_log_probabilities_in_chunks_of_every_size(case: str, tmp_path: Path, drive: Any) -> None:
+    model, tolerance = save(tmp_path, case)
+    prompt = prompts()[2][:70]
+    wanted = log_probabilities(model, prompt)
+    d = drive(tmp_path, page_size=4)
+    for size in [*range(1, 9), 31, 33, 63, 64, 65, 70]:
+        d.step(opens=[d.open(0, d.pages(0, 96))])
+        for start in range(0, len(prompt), size):
+            run = prompt[start : start + size]
+            ours = d.forward(extends=[ExtendRow(0, start, pack(run), True)])
+            ours = ours[0].log_softmax(-1)
+            torch.testing.assert_close(ours, wanted[start + len(run) - 1], atol=tolerance, rtol=0)
+        d.step(closes=[0])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_tokens_alone_and_batched(case: str, tmp_path: Path, drive: Any) -> None:
+    model, _ = save(tmp_path, case)
+    texts = prompts()
+    wanted = [reference(model, prompt) for prompt in texts]
+    d = drive(tmp_path, page_size=16)
+    assert_same(model, texts[0], d.generate(0, texts[0], 64, d.pages(1024, 192)), wanted[0])
+    outputs: dict[int, list[int]] = {0: [], 1: [], 2: []}
+
+    def collect(**plan: Any) -> None:
+        for row, token in d.step(**plan).items():
+            outputs[row].append(token)
+
+    collect(
+        opens=[d.open(0, d.pages(0, 192)), d.open(1, d.pages(1536, 192))],
+        extends=[ExtendRow(0, 0, pack(texts[0]), True), ExtendRow(1, 0, pack(texts[1]), True)],
+    )
+    collect(decodes=[1, 0])
+    collect(
+        opens=[d.open(2, d.pages(3072, 192))],
+        extends=[ExtendRow(2, 0, pack(texts[2][:50]), False)],
+        decodes=[0, 1],
+    )
+    collect(extends=[ExtendRow(2, 50, pack(texts[2][50:]), True)], decodes=[1, 0])
+    while len(outputs[2]) < 64:
+        collect(decodes=[row for row in outputs if len(outputs[row]) < 64])
+    for row, prompt in enumerate(texts):
+        assert_same(model, prompt, outputs[row][:64], wanted[row])
+
+
+@pytest.mark.parametrize("case", ["qwen3_5", "lfm2"])
+def test_branches_go_on_from_one_slot(case: str, tmp_path: Path, drive: Any) -> None:
+    """Three rows read the state behind a prefix whose row is closed; one of them comes back later."""
+    model, tolerance = save(tmp_path, case)
+    prefix = prompts()[2][:64]
+    tails = [prompts()[0][:9], prompts()[1][:17], prompts()[0][3:4]]
+    d = drive(tmp_path, page_size=16)
+    shared = d.pages(2048, 64)
+    d.step(opens=[d.open(5, shared)])
+    d.prefill(5, 0, prefix, sample=False)
+    d.step(closes=[5])
+    kept = d.states[5]
+    opens = [d.open(row, shared + d.pages(256 * row, 96), cached=64) for row in range(3)]
+    extends = [ExtendRow(row, 64, pack(tail), True) for row, tail in enumerate(tails)]
+    pairs = [slot for row in range(3) for slot in (kept, 1 + 3 * row)]
+    first = d.step(opens=opens, extends=extends, states=pack(pairs))
+    rest = d.decode([2, 0, 1], 31)
+    for row, tail in enumerate(tails):
+        wanted = reference(model, prefix + tail, 32)
+        assert_same(model, prefix + tail, [first[row], *rest[row]], wanted)
+    d.step(closes=[0], opens=[d.open(3, shared + d.pages(1024, 32), cached=64)])
+    again = d.forward(extends=[ExtendRow(3, 64, pack(tails[0]), True)], states=pack([kept, 10]))
+    likely = log_probabilities(model, prefix + tails[0])[-1]
+    torch.testing.assert_close(again[0].log_softmax(-1), likely, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("names", ["model.language_model.", "language_model.model."])
+def test_the_text_of_qwen_with_its_tower_and_mtp_layer(names: str, tmp_path: Path, drive: Any) -> None:
+    import json
+
+    from safetensors.torch import load_file, save_file
+
+    model, _ = save(tmp_path, "qwen3_5")
+    path, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    tensors = {
+        name.replace("model.", names, 1) if name.startswith("model.") else name: tensor
+        for name, tensor in load_file(path).items()
+    }
+    extra = {"model.visual.patch_embed.proj.weight": torch.ones(2), "mtp.fc.weight": torch.ones(2)}
+    save_file(tensors | extra, path)
+    text = json.loads(config.read_text())
+    text.pop("architectures")
+    text["rope_parameters"] |= {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    raw = {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "text_config": text,
+        "vision_config": {},
+        "tie_word_embeddings": False,
+    }
+    config.write_text(json.dumps(raw))
+    d = drive(tmp_path)
+    prompt = prompts()[0]
+    wanted = reference(model, prompt, 16)
+    assert_same(model, prompt, d.generate(0, prompt, 16, d.pages(0, 128)), wanted)
+
+
+def test_memory_is_that_of_the_layers_that_need_it(tmp_path: Path, drive: Any) -> None:
+    save(tmp_path, "qwen3_5")
+    info = drive(tmp_path, state_slots=40).executor.info
+    assert info.kv_bytes_per_token == 2 * 2 * 32 * 4  # of one layer of four
+    channels = 2 * 2 * 16 + 4 * 24
+    assert info.state_bytes == 3 * (3 * channels + 4 * 16 * 24) * 4
+    assert info.state_slots == 40
+    assert (info.max_drafts, info.max_forced) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"draft": "ngram"}, "--draft ngram: the model's layers keep fixed states"),
+        ({"quantization": "int8"}, "fixed states have no kernels in 8 bits"),
+        ({"state_slots": 1 << 24}, "--state-slots 16777216 do not fit"),
+        ({"attention": "triton"}, "no kernels for a GPU yet"),
+    ],
+)
+def test_what_fixed_states_do_not_serve_is_refused(
+    settings: dict[str, Any], told: str, tmp_path: Path, drive: Any
+) -> None:
+    if "attention" in settings:
+        pytest.importorskip("triton")
+    save(tmp_path, "qwen3_5")
+    with pytest.raises(ModelError, match=told):
+        drive(tmp_path, **settings)
+
+
+def test_in_8_bits_by_itself_they_are_served_in_floats(tmp_path: Path, drive: Any) -> None:
+    save(tmp_path, "lfm2")
+    info = drive(tmp_path, quantization="auto").executor.info
+    assert info.quantization == "none"
+    assert "fixed states" in info.quantization_reason
