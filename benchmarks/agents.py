@@ -35,7 +35,6 @@ from schedule_sim import SimulatedAnswer, Simulation, StepWork
 
 from ramify.actors.scheduler.active import ActiveSessions
 from ramify.actors.scheduler.admission import Admission
-from ramify.actors.scheduler.cold import ColdPrompts
 from ramify.protocol import messages as m
 
 SCALE = 16  # real tokens that one token here stands for
@@ -257,8 +256,7 @@ def play(
     load = AgentLoad(sim, recorded, argparse.Namespace(**{**vars(options), "count": count}))
     if policy == "lru":
         with (
-            patch.object(ColdPrompts, "may_be_warm", lambda *_: False),
-            patch.object(ColdPrompts, "waits", lambda *_: False),
+            patch.object(sim.core._admission, "_step", 1 << 40),  # no prompt is long
             patch.object(Admission, "_waits_for_room", lambda *_: False),
             patch.object(ActiveSessions, "over", lambda *_: False),
             patch.object(Admission, "_make_pages", lambda *_: False),

@@ -77,20 +77,47 @@ class Admission:
         self._refused: tuple[Request, int] | None = None  # who could not be made room for, and when
         self._pushes = 0  # of the queue, when that was
         self.cold = ColdPrompts(info, planner, settlements)
+        self._step = info.step_tokens  # longer prompts are what `cold` is about
         self._probes: deque[Request] = deque()  # that may be warm; some may have ended
+        self._held_up = False  # the queue, by a cold prompt at its head
 
     def pick(self, now: float = 0.0) -> list[Request]:
         """Take the requests to acquire pages for now; they are ACQUIRING from here on.
 
         `now`: clock seconds.
         """
-        if not (self.queue or self._memory_queue or self._probes) or self._settlements.outstanding:
-            return []
+        planner = self._planner
         self.cold.now = now
-        picked = self._probe() if self._probes else []
-        if self.queue or self._memory_queue:
-            picked += self._pick(self._planner.free_rows - len(picked))
-        return picked
+        if self._settlements.outstanding:
+            return []
+        probes = self._probe() if self._probes else []
+        if not (self.queue or self._memory_queue):
+            return probes
+        self.active.expire(planner.step)
+        self._memory_queue.advance(
+            planner.step, planner.processed, self._room, self._missing, idle=not planner.running,
+            waits=self.cold.waits,
+        )  # fmt: skip
+        rows = planner.free_rows - len(probes)
+        if not rows and self._nothing_new():
+            return probes
+        if not planner.running:
+            self.unblock()
+        available = self._settlements.available
+        if available >= self._need[False]:
+            self._need[False] = 0
+        if available >= self._need[True]:
+            self._need[True] = 0
+        most = 1 if self._single else None
+        picked = self.queue.pick(rows, planner.lacking, self._admit, most)
+        if self._held_up and not picked:
+            self._set_aside()
+            picked = self.queue.pick(rows, planner.lacking, self._admit, most)
+        self._held_up = False
+        self._spare(picked)
+        for request in picked:
+            request.state = RequestState.ACQUIRING
+        return probes + picked
 
     def _probe(self) -> list[Request]:
         """Take requests that may be warm, before all others; see `cold`.
@@ -112,30 +139,6 @@ class Admission:
                 self.enqueue(request)
         self._spare(taken)
         return taken
-
-    def _pick(self, rows: int) -> list[Request]:
-        planner = self._planner
-        self.active.expire(planner.step)
-        self._memory_queue.advance(
-            planner.step, planner.processed, self._room, self._missing, idle=not planner.running,
-            waits=self.cold.waits,
-        )  # fmt: skip
-        self._set_aside()
-        if not rows and self._nothing_new():
-            return []
-        if not planner.running:
-            self.unblock()
-        available = self._settlements.available
-        if available >= self._need[False]:
-            self._need[False] = 0
-        if available >= self._need[True]:
-            self._need[True] = 0
-        most = 1 if self._single else None
-        picked = self.queue.pick(rows, planner.lacking, self._admit, most)
-        self._spare(picked)
-        for request in picked:
-            request.state = RequestState.ACQUIRING
-        return picked
 
     def _set_aside(self) -> None:
         """Let cold prompts at the head of the queue wait in the memory queue: others pass them."""
@@ -188,7 +191,7 @@ class Admission:
 
     def enqueue(self, request: Request) -> None:
         request.state = RequestState.WAITING
-        if self.cold.waits(request) or (
+        if (request.prompt > self._step and self.cold.waits(request)) or (
             self._memory_queue and not request.account.active and self._waits_for_room(request)
         ):
             self._memory_queue.add(request, self._planner.step)
@@ -208,8 +211,11 @@ class Admission:
             self.active.end(request.account)
         self.active.foresee(request, request.limit)
         self.active.announce(request.account, request.submit.expects)
-        busy = self.queue or self._memory_queue or self._probes or self.cold.waits(request)
-        if busy and self.cold.may_be_warm(request):
+        if (
+            request.prompt > self._step
+            and not request.ahead
+            and (self.queue or self._memory_queue or self._probes or self.cold.waits(request))
+        ):
             self._probes.append(request)
         else:
             self.enqueue(request)
@@ -252,7 +258,8 @@ class Admission:
             self._memory_queue.begin(account)
         request.ignores_reserve = request.single_answer = False
         request.most = 0
-        self.cold.granted(run)
+        if run.prompt > self._step:
+            self.cold.granted(run)
         self.active.take(account, held)
         self.active.foresee(request, run.cap - run.slots)
         if request.level <= self._barred and not request.overtakes:
@@ -361,7 +368,8 @@ class Admission:
     def _admit(self, request: Request, rowless: bool) -> bool:
         """Whether `request` may be taken; makes room for it if it is entitled to some."""
         level = request.level
-        if not request.overtakes and self.cold.waits(request):
+        if request.prompt > self._step and not request.overtakes and self.cold.waits(request):
+            self._held_up = True
             return False
         if self._short_of_pages(level):
             if request.promised:

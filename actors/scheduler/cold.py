@@ -44,10 +44,6 @@ class ColdPrompts:
         """Set the size of the pool in pages."""
         self._pages = pages
 
-    def may_be_warm(self, request: Request) -> bool:
-        """Whether it is worth asking the cache."""
-        return request.prompt > self._step and not request.ahead
-
     @staticmethod
     def most(request: Request) -> int:
         """Slots that `request` may need and be warm."""
