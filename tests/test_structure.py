@@ -45,7 +45,7 @@ SIZES = {
 }
 # measure: bound, goal
 COUNTS = {
-    "functions over complexity 20": (19, 0),
+    "functions over complexity 20": (17, 0),
     "files over 450 lines": (26, 0),
     "class names that exist twice": (34, 0),
     "floors of session/": (13, 10),

@@ -110,25 +110,11 @@ def _special_tokens(
     extra = given.pop("additional_special_tokens", None)
     if extra and not given.get("extra_special_tokens"):
         given["extra_special_tokens"] = extra
-    added: dict[int, AddedToken] = {}
     if "added_tokens_decoder" in config:
         added = {int(i): _added(token) for i, token in config["added_tokens_decoder"].items()}
     else:
-        for name, value in read_json(path / "special_tokens_map.json").items():
-            if name == "additional_special_tokens":
-                given.setdefault("extra_special_tokens", [_token(each) for each in value])
-            elif name == "extra_special_tokens" and isinstance(value, list):
-                known = given.get(name) or []
-                given[name] = known + [each for each in map(_token, value) if each not in known]
-            elif _names_tokens(name):
-                given[name] = _token(value)
-        names = given.get("extra_special_tokens") or []
-        special = {str(token) for token in (*(given.get(name) for name in _NAMED), *names) if token}
-        for text, i in read_json(path / "added_tokens.json").items():
-            known = text in special
-            added[i] = AddedToken(text, normalized=not known, special=known)
-        for token in own:
-            added[token["id"]] = _added({k: v for k, v in token.items() if k != "id"})
+        _add_mapped(given, read_json(path / "special_tokens_map.json"))
+        added = _added_by_files(path, given, own)
     by_text = {str(token): token for token in added.values()}
     extra = given.pop("extra_special_tokens", None) or []
     if isinstance(extra, dict):  # names of this model's own
@@ -140,6 +126,33 @@ def _special_tokens(
         if isinstance(value := given.get(name), (str, AddedToken))
     }
     return named, list(extra), [added[i] for i in sorted(added)]
+
+
+def _add_mapped(given: dict[str, Any], mapped: dict[str, Any]) -> None:
+    """Add the tokens of special_tokens_map.json to those of the config."""
+    for name, value in mapped.items():
+        if name == "additional_special_tokens":
+            given.setdefault("extra_special_tokens", [_token(each) for each in value])
+        elif name == "extra_special_tokens" and isinstance(value, list):
+            known = given.get(name) or []
+            given[name] = known + [each for each in map(_token, value) if each not in known]
+        elif _names_tokens(name):
+            given[name] = _token(value)
+
+
+def _added_by_files(
+    path: Path, given: dict[str, Any], own: list[dict[str, Any]]
+) -> dict[int, AddedToken]:
+    """The tokens of added_tokens.json and tokenizer.json, by id."""
+    added: dict[int, AddedToken] = {}
+    names = given.get("extra_special_tokens") or []
+    special = {str(token) for token in (*(given.get(name) for name in _NAMED), *names) if token}
+    for text, i in read_json(path / "added_tokens.json").items():
+        known = text in special
+        added[i] = AddedToken(text, normalized=not known, special=known)
+    for token in own:
+        added[token["id"]] = _added({k: v for k, v in token.items() if k != "id"})
+    return added
 
 
 def _names_tokens(name: str) -> bool:

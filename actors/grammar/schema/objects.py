@@ -48,27 +48,15 @@ class Objects:
         """
         names = merged([[name for name, _ in members.named] for members in shape.members])
         names = list(dict.fromkeys((*names, *shape.required)))
-        listed: list[Listed] = []
-        for name in names:
-            value = self._spell(self._expander.member(shape, name))
-            required = name in shape.required
-            if value is not None:
-                listed.append(Listed(json_text(name).data, value, required))
-            elif required:
-                return None
+        listed = self._listed(shape, names)
+        if listed is None:
+            return None
         others = self._others(shape, names)
         required_ones = sum(member.required for member in listed)
-        least = shape.least if shape.least > required_ones else 0
-        most = shape.most
-        if not others:
-            if least > len(listed):
-                return None
-            most = most if most is not None and most < len(listed) else None
-        if most is not None and max(required_ones, least) > most:
+        bounds = _bounds(shape, required_ones, len(listed), bool(others))
+        if bounds is None:
             return None
-        counts = max(least, 1) if most is None else most
-        if (least > 1 or most is not None) and counts * (len(listed) + 1) > _MAX_COUNTED:
-            raise TooLarge(shape.pointer, f"members times counts: at most {_MAX_COUNTED}")
+        least, most = bounds
         free = least > required_ones + 1 and bool(others)
         different: float | None = None  # names of `others`, if none is written twice
         if others and (free or self._checks.within) and self._checks.possible:
@@ -85,6 +73,18 @@ class Objects:
                 )
             return None
         return found
+
+    def _listed(self, shape: Object, names: list[str]) -> list[Listed] | None:
+        """The members that have one of `names`; None if a required one has no value."""
+        listed: list[Listed] = []
+        for name in names:
+            value = self._spell(self._expander.member(shape, name))
+            required = name in shape.required
+            if value is not None:
+                listed.append(Listed(json_text(name).data, value, required))
+            elif required:
+                return None
+        return listed
 
     def _different_names(self, shape: Object, others: list[Others]) -> float:
         """Have the names of `others` checked to be different; how many there are."""
@@ -165,3 +165,19 @@ def quoted_union(languages: list[Automaton]) -> Automaton:
     if languages == [any_text()]:
         return any_string()
     return quoted(languages[0].union(*languages[1:]))
+
+
+def _bounds(shape: Object, required: int, listed: int, others: bool) -> tuple[int, int | None] | None:
+    """How many members at least and at most, where that is to be counted; None if no number will do."""
+    least = shape.least if shape.least > required else 0
+    most = shape.most
+    if not others:
+        if least > listed:
+            return None
+        most = most if most is not None and most < listed else None
+    if most is not None and max(required, least) > most:
+        return None
+    counts = max(least, 1) if most is None else most
+    if (least > 1 or most is not None) and counts * (listed + 1) > _MAX_COUNTED:
+        raise TooLarge(shape.pointer, f"members times counts: at most {_MAX_COUNTED}")
+    return least, most
