@@ -126,8 +126,8 @@ export class Chunker {
     }
     chunks.push({ type: "finish-step" });
     if (done.reason === "cancelled") chunks.push({ type: "abort" });
-    const { prompt, cached, output } = done.usage;
-    const usage = { inputTokens: prompt, cachedInputTokens: cached, outputTokens: output, totalTokens: prompt + output };
+    const { prompt, cached, output, queue_ms: queueMs } = done.usage;
+    const usage = { inputTokens: prompt, cachedInputTokens: cached, outputTokens: output, totalTokens: prompt + output, queueMs };
     chunks.push({ type: "finish", finishReason: FINISH[done.reason] ?? "other", messageMetadata: { usage } });
     return chunks;
   }

@@ -6,7 +6,7 @@ import { readUIMessageStream, uiMessageChunkSchema } from "ai";
 import { Chunker, turnsOf } from "../lib/ai-messages.js";
 import { BadRequest } from "../lib/errors.js";
 
-const usage = { prompt: 5, cached: 4, output: 3 };
+const usage = { prompt: 5, cached: 4, output: 3, queue_ms: 2 };
 const text = (said) => ({ kind: "text", text: said });
 const call = (number, more) => ({ kind: "call", text: "", call: number, ...more });
 
@@ -31,7 +31,7 @@ test("chunks are what the SDK takes, and its message is the turn that was said",
   chunks.push(...chunker.ended(done));
   const made = await message(chunks);
   assert.equal(made.id, "m1");
-  assert.deepEqual(made.metadata.usage, { inputTokens: 5, cachedInputTokens: 4, outputTokens: 3, totalTokens: 8 });
+  assert.deepEqual(made.metadata.usage, { inputTokens: 5, cachedInputTokens: 4, outputTokens: 3, totalTokens: 8, queueMs: 2 });
   const look = made.parts.find(({ type }) => type === "tool-look");
   assert.deepEqual([look.state, look.input], ["input-available", { at: "it", deep: [1] }]);
   assert.equal(made.parts.find(({ type }) => type === "tool-cut").state, "output-error");
