@@ -159,7 +159,9 @@ def remains() -> Iterator[Callable[..., list[Any]]]:
     """
     gc.collect()
     gc.disable()
-    before = [it for it in gc.get_objects() if type(it).__module__.startswith("ramify.actors.gateway")]
+    before = [
+        it for it in gc.get_objects() if str(type(it).__module__).startswith("ramify.actors.gateway")
+    ]
     yield lambda *kinds: [
         it for it in gc.get_objects() if type(it) in kinds and not any(it is each for each in before)
     ]
