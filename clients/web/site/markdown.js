@@ -1,1 +1,1 @@
-import{b as a}from"./chunk-N5FSLME7.js";import"./chunk-GK7X5RTZ.js";import"./chunk-OOJM4CTU.js";export{a as Answer};
+import{b as a}from"./chunk-LEKDKQUC.js";import"./chunk-DP57X223.js";import"./chunk-OOJM4CTU.js";export{a as Answer};

@@ -5,11 +5,18 @@
  * build refuses words that stand elsewhere. To add a language: name it in `LANGUAGES`, and add a column.
  */
 
-import { signal } from "@preact/signals";
-
 export const LANGUAGES = { en: "English", de: "Deutsch" };
-/** @type {import("@preact/signals").Signal<keyof typeof LANGUAGES>} */
-export const language = signal("en");
+/** What is shown. The settings put a signal in its place, so that components follow it; workers and tests need none. */
+let shown = { value: /** @type {keyof typeof LANGUAGES} */ ("en") };
+export const language = {
+  get value() { return shown.value; },
+  set value(chosen) { shown.value = chosen; },
+};
+
+/** @param {typeof shown} kept */
+export function keepLanguage(kept) {
+  shown = kept;
+}
 
 /** The language for a setting: "system" is the first of the browser's that there is. @param {string} setting @param {readonly string[]} [wanted] */
 export function languageOf(setting, wanted = navigator.languages) {

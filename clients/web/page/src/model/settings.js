@@ -1,7 +1,7 @@
 /** What a person has set, kept in this browser: sampling, system prompt, tools, look, prefill. */
 
 import { effect, signal } from "@preact/signals";
-import { language, languageOf, t } from "../strings.js";
+import { keepLanguage, language, languageOf, t } from "../strings.js";
 import { server } from "./connection.js";
 
 const KEPT = "ramify chat settings";
@@ -33,6 +33,7 @@ function kept() {
 }
 
 export const settings = signal(kept());
+keepLanguage(signal("en"));
 
 export function set(changes) {
   settings.value = { ...settings.value, ...changes };
