@@ -33,11 +33,11 @@ def test_states_follow_their_rows() -> None:
     [
         ([0, 2], "another state"),
         ([3, 2], "another state"),
-        ([1, 1], "read and written"),
-        ([1, 0], "slots are 1 to 4"),
-        ([1, 5], "slots are 1 to 4"),
-        ([], "0 pairs"),
-        ([1, 2, 1, 3], "2 pairs"),
+        ([1, 1], "or read as well"),
+        ([1, 0], "only read, to 4"),
+        ([1, 5], "only read, to 4"),
+        ([], "0 state slots for 1 sequences"),
+        ([1, 2, 1, 3], "4 state slots for 1 sequences"),
     ],
 )
 def test_a_wrong_pair_ends_the_step(pairs: list[int], reason: str) -> None:
