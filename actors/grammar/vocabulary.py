@@ -8,6 +8,7 @@ standard output. It takes 260 MB meanwhile, and a second more, as it imports wha
 import os
 import sys
 from pathlib import Path
+from subprocess import DEVNULL
 
 import anyio
 import msgspec
@@ -28,10 +29,15 @@ async def read_elsewhere(folder: Path) -> bytes:
     """`vocabulary_of` in a process of its own, which goes when this is cancelled. Raises Unread."""
     # `-P`: the working directory is no place to import from. A session: Ctrl-C reaches the engine only.
     command = (sys.executable, "-P", "-m", "ramify.actors.grammar.vocabulary", str(folder))
-    done = await anyio.run_process(command, stderr=None, check=False, start_new_session=True)
-    if done.returncode:
-        raise Unread(f"the vocabulary could not be read: exit code {done.returncode}, see the log")
-    return done.stdout
+    with anyio.CancelScope(shield=True):  # cancelled in the midst it would be nobody's
+        process = await anyio.open_process(command, stdin=DEVNULL, stderr=None, start_new_session=True)
+    async with process:
+        assert process.stdout is not None
+        body = b"".join([part async for part in process.stdout])
+        code = await process.wait()
+    if code:
+        raise Unread(f"the vocabulary could not be read: exit code {code}, see the log")
+    return body
 
 
 class ReadAhead:
