@@ -12,6 +12,7 @@ from subprocess import DEVNULL
 
 import anyio
 import msgspec
+from anyio.abc import Process
 
 from ramify.actors.kit.log import get_log
 from ramify.actors.tokenizer import Tokenizer
@@ -29,8 +30,10 @@ async def read_elsewhere(folder: Path) -> bytes:
     """`vocabulary_of` in a process of its own, which goes when this is cancelled. Raises Unread."""
     # `-P`: the working directory is no place to import from. A session: Ctrl-C reaches the engine only.
     command = (sys.executable, "-P", "-m", "ramify.actors.grammar.vocabulary", str(folder))
+    process: Process | None = None
     with anyio.CancelScope(shield=True):  # cancelled in the midst it would be nobody's
         process = await anyio.open_process(command, stdin=DEVNULL, stderr=None, start_new_session=True)
+    assert process is not None  # a shielded scope lets errors pass
     async with process:
         assert process.stdout is not None
         body = b"".join([part async for part in process.stdout])
