@@ -96,7 +96,7 @@ class Admission:
         self.active.expire(planner.step)
         self._memory_queue.advance(
             planner.step, planner.processed, self._room, self._missing, idle=not planner.running,
-            waits=self.cold.waits,
+            waits=self._put_off,
         )  # fmt: skip
         rows = planner.free_rows - len(probes)
         if not rows and self._nothing_new():
@@ -140,10 +140,16 @@ class Admission:
         self._spare(taken)
         return taken
 
+    def _put_off(self, request: Request) -> bool:
+        """Whether `request` is a cold prompt that has to wait; see `cold`."""
+        if request.overtakes or self.active.outranks(request):
+            return False
+        return self.cold.waits(request)
+
     def _set_aside(self) -> None:
         """Let cold prompts at the head of the queue wait in the memory queue: others pass them."""
         for _ in range(PROBES):
-            if not self.queue or (first := self.queue.first()).overtakes or not self.cold.waits(first):
+            if not self.queue or not self._put_off(first := self.queue.first()):
                 return
             self.queue.discard(first)
             self._memory_queue.add(first, self._planner.step, first=True)
@@ -191,7 +197,7 @@ class Admission:
 
     def enqueue(self, request: Request) -> None:
         request.state = RequestState.WAITING
-        if (request.prompt > self._step and self.cold.waits(request)) or (
+        if (request.prompt > self._step and self._put_off(request)) or (
             self._memory_queue and not request.account.active and self._waits_for_room(request)
         ):
             self._memory_queue.add(request, self._planner.step)
@@ -214,7 +220,7 @@ class Admission:
         if (
             request.prompt > self._step
             and not request.ahead
-            and (self.queue or self._memory_queue or self._probes or self.cold.waits(request))
+            and (self.queue or self._memory_queue or self._probes or self._put_off(request))
         ):
             self._probes.append(request)
         else:
@@ -368,7 +374,7 @@ class Admission:
     def _admit(self, request: Request, rowless: bool) -> bool:
         """Whether `request` may be taken; makes room for it if it is entitled to some."""
         level = request.level
-        if request.prompt > self._step and not request.overtakes and self.cold.waits(request):
+        if request.prompt > self._step and self._put_off(request):
             self._held_up = True
             return False
         if self._short_of_pages(level):

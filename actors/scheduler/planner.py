@@ -156,8 +156,8 @@ class Planner:
 
     @property
     def long_prompts(self) -> int:
-        """Prompts being computed that take several of the largest steps."""
-        return self._prompts.long
+        """Prompts being computed, not ahead, that take several of the largest steps."""
+        return self._prompts.long_awaited
 
     def lacking(self, level: Level) -> int:
         """See `PromptQueue.lacking`."""

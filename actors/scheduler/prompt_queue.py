@@ -59,14 +59,15 @@ class PromptQueue:
         self.order: list[Level] = []  # levels that have prompts, from the lowest to the highest
         self._now = 0  # virtual time: when the lot in work was begun
         self._places = count(1)
-        self.long = 0  # prompts that take several of the largest steps
+        self._long = 0  # prompts that take several of the largest steps
+        self.long_awaited = 0  # those of them that are not computed ahead
 
     def __len__(self) -> int:
         return sum(line.live for line in self._lines.values())
 
     def add(self, run: Run) -> None:
         account = run.account
-        self.long += run.prompt - run.cached > self._step
+        self._count_long(run, 1)
         account.prefilling += 1
         account.tenant.prefilling += account.prefilling == 1
         self._enter(run, self._next_lot(run))
@@ -83,7 +84,9 @@ class PromptQueue:
         """Raise `run` to `level`: a request of that level waits for it."""
         if run.place and level > run.level:
             self._leave(run)
+            self._count_long(run, -1)
             run.ahead = not level[0]
+            self._count_long(run, 1)
             run.priority = level[1]
             run.turn = min(run.turn, self._now)
             self._enter(run, run.turn + run.lot)
@@ -125,7 +128,7 @@ class PromptQueue:
 
     def _room(self, decodes: int) -> int:
         if not decodes:
-            return self._pace.alone(self.long > 0)
+            return self._pace.alone(self._long > 0)
         return min(self._pace.beside(decodes), self._step - decodes)
 
     def _fill(self, level: Level, begun: dict[Run, int], room: int) -> int:
@@ -196,9 +199,14 @@ class PromptQueue:
             line.heap[:] = [entry for entry in line.heap if entry[1] == entry[2].place]
             heapq.heapify(line.heap)
 
+    def _count_long(self, run: Run, more: int) -> None:
+        if run.prompt - run.cached > self._step:
+            self._long += more
+            self.long_awaited += 0 if run.ahead else more
+
     def _done(self, run: Run) -> None:
         account = run.account
-        self.long -= run.prompt - run.cached > self._step
+        self._count_long(run, -1)
         account.prefilling -= 1
         account.tenant.prefilling -= not account.prefilling
 

@@ -26,6 +26,8 @@ class AttentionByShape:
             (shape.heads, shape.kv_heads, shape.head_dim): number
             for number, (shape, _) in enumerate(parts)
         }
+        self._step: StepInputs[Tensor] | None = None  # whose plan is divided in `_steps`
+        self._steps: list[StepInputs[Tensor]] = []
         self.static_extends = all(part.static_extends for part in self._parts)
 
     def room(self, bucket: Bucket) -> Plan:
@@ -42,16 +44,24 @@ class AttentionByShape:
         return sorted({count for part in self._parts for count in part.unlike_decodes(most)})
 
     def attend(self, q: Tensor, kv: LayerKV, step: StepInputs[Tensor], spec: AttentionSpec) -> Tensor:
+        if step is not self._step:
+            self._step, self._steps = (
+                step,
+                [_part_of(step, number) for number in range(len(self._parts))],
+            )
         number = self._numbers[q.shape[1], kv.k.shape[1], q.shape[2]]
-        if number:
-            ending = f"/{number}"
-            own = {
-                name.removesuffix(ending): part
-                for name, part in step.plan.items()
-                if name.endswith(ending)
-            }
-            step = replace(step, plan=own)
-        return self._parts[number].attend(q, kv, step, spec)
+        return self._parts[number].attend(q, kv, self._steps[number], spec)
+
+
+def _part_of(step: StepInputs[Tensor], number: int) -> StepInputs[Tensor]:
+    """The step as the part of that number planned it."""
+    if not number:
+        return step
+    ending = f"/{number}"
+    plan = step.plan.items()
+    return replace(
+        step, plan={name.removesuffix(ending): x for name, x in plan if name.endswith(ending)}
+    )
 
 
 def _together(plans: list[Plan]) -> Plan:

@@ -118,3 +118,15 @@ def test_so_many_are_asked_for_in_a_turn(gate):
     gate.planner.free_rows = 100
     assert [each for each in gate.gate.pick() if each.most] == requests[:PROBES]
     assert [each for each in gate.gate.pick() if each.most] == requests[PROBES:]
+
+
+def test_a_priority_above_all_that_runs_waits_for_no_cold_prompt(gate):
+    gate.planner.long_prompts = MOST_COLD
+    running = gate.ask(priority=1)
+    grant(gate, running)
+    equal = gate.ask(prompt=LONG, priority=1)
+    higher = gate.ask(prompt=LONG, priority=2)
+    assert gate.gate.cold.waits(higher)
+    for request in (equal, higher):
+        gate.gate.enqueue(request)
+    assert (equal.in_memory_queue, higher.in_memory_queue) == (True, False)

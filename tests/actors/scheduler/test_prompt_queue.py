@@ -451,3 +451,17 @@ def test_what_nobody_waits_for_has_steps_of_its_own(prompts):
     assert taken(prompts) == [(spare, 20)]
     prompts.hurry(spare, GENERATION)  # now somebody does
     assert taken(prompts, 1) == [(spare, 30)]
+
+
+def test_long_prompts_that_nobody_waits_for_are_not_counted(prompts):
+    ahead, awaited = run(300, ahead=True), run(300)
+    prompts.add(ahead)
+    assert prompts.long_awaited == 0
+    prompts.add(awaited)
+    prompts.add(run(100))
+    assert prompts.long_awaited == 1
+    prompts.hurry(ahead, (True, 0))  # now somebody does
+    assert prompts.long_awaited == 2
+    prompts.forget(ahead)
+    prompts.forget(awaited)
+    assert prompts.long_awaited == 0
