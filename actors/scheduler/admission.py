@@ -142,14 +142,12 @@ class Admission:
 
     def _put_off(self, request: Request) -> bool:
         """Whether `request` is a cold prompt that has to wait; see `cold`."""
-        if request.overtakes or self.active.outranks(request):
-            return False
-        return self.cold.waits(request)
+        return self.cold.waits(request) and not self.active.outranks(request)
 
     def _set_aside(self) -> None:
         """Let cold prompts at the head of the queue wait in the memory queue: others pass them."""
         for _ in range(PROBES):
-            if not self.queue or not self._put_off(first := self.queue.first()):
+            if not self.queue or (first := self.queue.first()).overtakes or not self._put_off(first):
                 return
             self.queue.discard(first)
             self._memory_queue.add(first, self._planner.step, first=True)
@@ -374,7 +372,7 @@ class Admission:
     def _admit(self, request: Request, rowless: bool) -> bool:
         """Whether `request` may be taken; makes room for it if it is entitled to some."""
         level = request.level
-        if request.prompt > self._step and self._put_off(request):
+        if request.prompt > self._step and not request.overtakes and self._put_off(request):
             self._held_up = True
             return False
         if self._short_of_pages(level):
