@@ -1,10 +1,10 @@
-"""The recording at the top of the README: a server is killed in mid-sentence, and the answer goes on.
+"""The README's pictures of the chat page: docs/killed.webp, docs/drafts.webp and docs/chat.webp.
 
-    python benchmarks/recording.py [--output docs/killed.webp]
+    python benchmarks/recording.py [killed] [drafts] [chat] [--folder docs]
 
 Starts `ramify serve` with a store in a temporary folder and films the chat page in Chromium
-(`recording.mjs`, with the page's playwright-core: `npm ci` in clients/web/page). It kills the server's
-process group by SIGKILL and starts it again. No pictures are taken while it starts, and one that stands
+(`recording.mjs`, with the page's playwright-core: `npm ci` in clients/web/page). In `killed` the server's
+process group gets SIGKILL and is started again. No pictures are taken while it starts, and one that stands
 still is shown for 0.9 s at most. Needs Chromium, Node and Pillow. It measures nothing.
 """
 
@@ -23,6 +23,7 @@ from pathlib import Path
 from PIL import Image
 
 HERE = Path(__file__).parent
+SCENES = ("killed", "drafts", "chat")
 MOST_BYTES = 1_000_000
 STILL_MS = 900  # the most that one picture is shown
 START_S = 180.0
@@ -67,9 +68,9 @@ class Server:
             return False
 
 
-def film(server: Server, chromium: str, folder: Path) -> None:
+def film(scene: str, server: Server, chromium: str, folder: Path) -> None:
     """Let the page be filmed; do to the server what the film asks for."""
-    command = ["node", str(HERE / "recording.mjs"), f"http://127.0.0.1:{server.port}/", chromium]
+    command = ["node", str(HERE / "recording.mjs"), scene, f"http://127.0.0.1:{server.port}/", chromium]
     with subprocess.Popen(
         [*command, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as node:
@@ -84,7 +85,7 @@ def film(server: Server, chromium: str, folder: Path) -> None:
 
 
 def assemble(folder: Path, output: Path) -> None:
-    """One moving picture of all, each shown as long as it stood; what stood still is shortened."""
+    """One picture, moving if there are several, each shown as long as it stood, up to a bound."""
     files = sorted(folder.glob("*.png"))
     times = [int(path.stem.split("-")[1]) for path in files]
     pictures: list[Image.Image] = []
@@ -110,23 +111,25 @@ def assemble(folder: Path, output: Path) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--output", type=Path, default=Path("docs/killed.webp"))
+    parser.add_argument("scenes", nargs="*", choices=[*SCENES, []], help="which pictures; all")
+    parser.add_argument("--folder", type=Path, default=Path("docs"), help="where they go")
     options = parser.parse_args()
     chromium = (
         shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     )
     if chromium is None or shutil.which("node") is None:
         sys.exit("needs Chromium and Node")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "pictures").mkdir()
-        server = Server(folder)
-        try:
-            server.start()
-            film(server, chromium, folder / "pictures")
-        finally:
-            server.kill()
-        assemble(folder / "pictures", options.output)
+    for scene in options.scenes or SCENES:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / "pictures").mkdir()
+            server = Server(folder)
+            try:
+                server.start()
+                film(scene, server, chromium, folder / "pictures")
+            finally:
+                server.kill()
+            assemble(folder / "pictures", options.folder / f"{scene}.webp")
 
 
 if __name__ == "__main__":

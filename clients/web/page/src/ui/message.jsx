@@ -209,8 +209,10 @@ export function statsOf({ usage, reason, corrected, outage }) {
     const seconds = (usage.total_ms - (usage.ttft_ms ?? 0)) / 1000;
     parts.push(t.tokens(usage.output));
     if (outage) parts.push(t.overRestart);
-    else if (usage.output > 1 && seconds > 0) parts.push(t.perSecond(Math.round((usage.output - 1) / seconds)));
-    if (usage.ttft_ms != null) parts.push(t.firstAfter(Math.round(usage.ttft_ms)));
+    else {
+      if (usage.output > 1 && seconds > 0) parts.push(t.perSecond(Math.round((usage.output - 1) / seconds)));
+      if (usage.ttft_ms != null) parts.push(t.firstAfter(Math.round(usage.ttft_ms)));
+    }
     parts.push(t.cachedOf(usage.cached, usage.prompt));
   }
   if (ENDS[reason]) parts.push(t[ENDS[reason]]);
