@@ -3,9 +3,9 @@
     python benchmarks/recording.py [killed] [drafts] [chat] [--folder docs]
 
 Starts `ramify serve` with a store in a temporary folder and films the chat page in Chromium
-(`recording.mjs`, with the page's playwright-core: `npm ci` in clients/web/page). In `killed` the server's
-process group gets SIGKILL and is started again. No pictures are taken while it starts, and one that stands
-still is shown for 0.9 s at most. Needs Chromium, Node and Pillow. It measures nothing.
+(`recording.mjs`, with the page's playwright-core: `npm ci` in clients/web/page). In `killed` the
+server's process group gets SIGKILL and is started again. No pictures are taken while it starts, and one
+that stands still is shown for 0.9 s at most. Needs Chromium, Node and Pillow. It measures nothing.
 """
 
 import argparse
