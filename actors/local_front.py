@@ -22,15 +22,15 @@ from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import FanOut, Spread
 from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.mailbox import Address, Mailbox
+from ramify.actors.kit.memory import Holdings
 from ramify.actors.kit.usage import CredentialUsage
 from ramify.actors.kit.working import Working
 from ramify.actors.session.directory import RETRY_MS, Directory, SessionMetrics
-from ramify.actors.session.limits.meter import Holdings
-from ramify.actors.session.warm_start import WarmStart
 from ramify.actors.store.actor import StoreActor
 from ramify.actors.store.base import Store, StoreError
 from ramify.actors.store.opening import open_store
 from ramify.actors.tokenizer import Tokenizer
+from ramify.actors.warm_start import WarmStart
 from ramify.protocol.config import DAY_S, EngineConfig
 from ramify.protocol.credentials import Credential
 from ramify.protocol.errors import ConfigError

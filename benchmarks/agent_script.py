@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from ramify.actors.session.calls.toolbox import call_id
+from ramify.actors.calls.toolbox import call_id
 from ramify.gpu.executors.fake import FACTOR, FakeModel, Hashes
 from ramify.protocol.wire import ChatMessage
 

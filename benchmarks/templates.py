@@ -23,11 +23,11 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
+from ramify.actors.calls.dialects import dialect_of
+from ramify.actors.kit.turns import at_once
 from ramify.actors.session.branches.state import SessionState
-from ramify.actors.session.calls.dialects import dialect_of
 from ramify.actors.session.input.branch_writer import BranchWriter
 from ramify.actors.session.input.template import ChatTemplate
-from ramify.actors.session.limits.work import at_once
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest

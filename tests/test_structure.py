@@ -23,21 +23,22 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (317, 577),
+    "actors": (313, 577),
     "actors/cache": (15, 28),
+    "actors/calls": (10, 20),
     "actors/cluster": (14, 28),
     "actors/executor": (8, 8),
     "actors/front": (8, 16),
     "actors/gateway": (64, 106),
     "actors/grammar": (52, 91),
-    "actors/kit": (16, 17),
+    "actors/kit": (18, 21),
     "actors/links": (6, 11),
     "actors/processes": (6, 7),
     "actors/routing": (5, 11),
     "actors/scheduler": (19, 48),
-    "actors/session": (84, 160),
+    "actors/session": (65, 128),
     "actors/store": (8, 30),
-    "actors/tokenizer": (4, 10),
+    "actors/tokenizer": (7, 17),
     "protocol": (23, 45),
     "clients": (79, 134),
     "gpu": (147, 221),
@@ -48,7 +49,7 @@ COUNTS = {
     "functions over complexity 20": (17, 0),
     "files over 450 lines": (26, 0),
     "class names that exist twice": (34, 0),
-    "floors of session/": (13, 10),
+    "floors of session/": (11, 10),
     "private uses across objects": (17, 6),  # six are of torch and argparse
     "private uses in tests": (366, 0),
 }

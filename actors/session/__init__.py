@@ -9,9 +9,7 @@
     input      what an append puts on a branch: chat templates, roles, calls of before
     queues     what waits: an op on one of its branches
     branches   the data: branches, their segments, what is told to other actors
-    calls      reads answer, thought and calls of tools out of an output
-    text       tokens to text, text to tokens, stop strings
-    limits     bytes that a session holds, and its turns on the event loop
 
+Below them: `actors/calls`, what an output is made of; `actors/tokenizer`; `actors/kit`.
 Imports go down this list only; what stands beside each other is in pyproject.toml.
 """

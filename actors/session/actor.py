@@ -22,12 +22,12 @@ from weakref import finalize
 from ramify.actors.kit.clock import Clock, Timer
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull, tell_each
+from ramify.actors.kit.turns import Turns
 from ramify.actors.kit.working import Working, cell_of
 from ramify.actors.session.branches.outbox import Encoded, EncodeText, Made, Outbox
 from ramify.actors.session.core import FAILED, MOVED, SessionCore
-from ramify.actors.session.limits.turns import Turns
 from ramify.actors.session.saver import Saver
-from ramify.actors.session.text.encoder import Encoder, Job
+from ramify.actors.tokenizer.encoder import Encoder, Job
 from ramify.protocol.errors import Close, Overloaded, RamifyError
 from ramify.protocol.messages import (
     Attach,
@@ -146,8 +146,11 @@ class SessionActor:
     # --- an `Addressee` ------------------------------------------------------------------------
 
     def tell(self, message: SessionMessage, /) -> None:
-        """As the mailbox does, but a frame is handled now if the session waits for something to do."""
-        if type(message) is Frame and self._idle:
+        """As the mailbox does, but a frame is handled now if the session waits for something to do.
+
+        While it sends (`_taking`), whoever hears of it may answer at once: that is for later.
+        """
+        if type(message) is Frame and not self._taking and self._mailbox.awaited:
             self._take(message)
         else:
             self._mailbox.tell(message)
@@ -160,7 +163,7 @@ class SessionActor:
         to do.
         """
         message: SessionMessage | None = None
-        if self._idle:
+        if not self._taking and self._mailbox.awaited:
             together = messages if len(messages) == 1 else joined(messages)
             message = together[0] if len(together) == 1 else None
         if type(message) is not Tokens:
@@ -168,13 +171,6 @@ class SessionActor:
             return
         messages.clear()
         self._take(message)
-
-    @property
-    def _idle(self) -> bool:
-        """Whether it waits for something to do. While it sends, whoever hears of it may answer at once:
-        that is for later.
-        """
-        return not self._taking and self._mailbox.awaited
 
     def _take(self, message: Frame | Tokens) -> None:
         """Handle it and send what follows, in the caller's turn of the event loop: that costs less than

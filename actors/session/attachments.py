@@ -7,9 +7,9 @@ to live left.
 
 from collections.abc import Callable
 
+from ramify.actors.kit.turns import OP, SOCKET, Steps
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.state import SessionState
-from ramify.actors.session.limits.work import OP, SOCKET, Steps
 from ramify.actors.session.ops.registry import op_bytes
 from ramify.actors.session.ops.running.op_runner import OpRunner
 from ramify.actors.session.sockets.inspections import Inspections
@@ -23,7 +23,7 @@ from ramify.protocol.messages import Attach, Frame
 from ramify.protocol.wire import ClientMessage, Op, Rollback, Tree
 
 Ops = list[ClientMessage]
-SHOWN = 4  # what it costs to show a branch in a `state` (see `work`)
+SHOWN = 4  # what it costs to show a branch in a `state` (see `Work`)
 OUTPUTS = 10  # that are looked at in a microsecond
 PAUSE = 0.005  # until a socket that catches up gets its next frame
 LOOK_SECONDS = 1.0  # how often a session that is due is looked at, while it generates

@@ -16,6 +16,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 
+from ramify.actors.kit.turns import OP, Steps, Work
 from ramify.actors.session.attachments import Attachments
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.outbox import Made
@@ -24,7 +25,6 @@ from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.durable.recorder import Recorder
 from ramify.actors.session.input.branch_writer import BranchWriter
 from ramify.actors.session.input.template import ChatTemplate
-from ramify.actors.session.limits.work import OP, Steps, Work
 from ramify.actors.session.ops.handler import Hands
 from ramify.actors.session.ops.registry import AT_ONCE
 from ramify.actors.session.ops.running.intake import take_apart
@@ -38,8 +38,8 @@ from ramify.actors.session.sockets.reply_log import ReplyLog
 from ramify.actors.session.sockets.subscriber import Subscriber
 from ramify.actors.session.sockets.trees import Trees
 from ramify.actors.session.sockets.view import View
-from ramify.actors.session.text.detokenizer import Detokenizer
 from ramify.actors.tokenizer import Tokenizer
+from ramify.actors.tokenizer.detokenizer import Detokenizer
 from ramify.protocol.errors import LimitExceeded, RamifyError
 from ramify.protocol.messages import (
     Attach,

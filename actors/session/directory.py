@@ -20,31 +20,29 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
+from ramify.actors.calls.dialects import dialect_of
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
+from ramify.actors.kit.memory import Displacement, Holdings, Meter
 from ramify.actors.kit.relay import Relay
+from ramify.actors.kit.turns import Steps, Turns, Work
 from ramify.actors.kit.working import Working, cell_of
 from ramify.actors.session.actor import ENDS, SessionActor, SessionEvent, SessionMailbox
-from ramify.actors.session.branches.histories import Histories
 from ramify.actors.session.branches.state import SessionState
-from ramify.actors.session.calls.dialects import dialect_of
 from ramify.actors.session.core import FAILED, SessionCore
 from ramify.actors.session.durable.exports import Importing, imported
 from ramify.actors.session.input.template import ChatTemplate
-from ramify.actors.session.limits.displacement import Displacement
-from ramify.actors.session.limits.meter import Holdings, Meter
-from ramify.actors.session.limits.turns import Turns
-from ramify.actors.session.limits.work import Steps, Work
 from ramify.actors.session.output.seeds import Seeds
 from ramify.actors.session.restore import Damaged, read_head, restoring
 from ramify.actors.session.saver import Saver
 from ramify.actors.session.sockets.identity import Identity
 from ramify.actors.session.sockets.replies import error_message
-from ramify.actors.session.text.detokenizer import Detokenizer
-from ramify.actors.session.text.encoder import Encoder, Job
 from ramify.actors.tokenizer import Tokenizer
+from ramify.actors.tokenizer.detokenizer import Detokenizer
+from ramify.actors.tokenizer.encoder import Encoder, Job
+from ramify.actors.tokenizer.histories import Histories
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Forbidden, NoSession, Overloaded, RamifyError
 from ramify.protocol.messages import (

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from ramify.actors.session.branches.histories import Bound
 from ramify.actors.session.branches.segments import History, Tail
+from ramify.actors.tokenizer.histories import Bound
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import ChatMessage, Role
 

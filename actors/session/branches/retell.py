@@ -5,13 +5,13 @@ A session that was saved is taken up like this, and one whose engine has gone mo
 
 from array import array
 
+from ramify.actors.kit.turns import Steps
 from ramify.actors.session.branches.branch import Link
 from ramify.actors.session.branches.state import SessionState
-from ramify.actors.session.limits.work import Steps
 from ramify.protocol.messages import ExtendBranch, ForkBranch, OpenBranch
 from ramify.protocol.plan import pack
 
-BRANCH = 5  # what it costs to tell of one (see `work`)
+BRANCH = 5  # what it costs to tell of one (see `Work`)
 LINKS = 2  # that are looked at in a microsecond
 
 

@@ -6,7 +6,7 @@ it: by a `Rule`, which all outputs under the same constraint share.
 
 from typing import TYPE_CHECKING
 
-from ramify.actors.session.limits.meter import SEGMENT, Held
+from ramify.actors.kit.memory import SEGMENT, Held
 from ramify.protocol.saved import SavedRule
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from enum import Enum
 
 import msgspec
 
+from ramify.actors.calls.labels import Label, Labels, kind_of, label_bytes, merged
+from ramify.actors.kit.memory import LOGPROB, MARK, SEGMENT, TOKEN, Held, Meter
 from ramify.actors.session.branches.rules import Rule
-from ramify.actors.session.calls.labels import Label, Labels, kind_of, label_bytes, merged
-from ramify.actors.session.limits.meter import LOGPROB, MARK, SEGMENT, TOKEN, Held, Meter
 from ramify.protocol.wire import ChatMessage, Part, Role, TokenLogprob
 
 Decode = Callable[[Sequence[int]], str]

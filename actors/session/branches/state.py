@@ -8,13 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
+from ramify.actors.kit.memory import BRANCH, JSON, Holdings, Meter, json_size
 from ramify.actors.session.branches.branch import Branch, Label, input_segment
-from ramify.actors.session.branches.histories import Bound, Histories
 from ramify.actors.session.branches.outbox import Outbox
 from ramify.actors.session.branches.rules import Rule
 from ramify.actors.session.branches.segments import Decode, InputSegment
-from ramify.actors.session.limits.meter import BRANCH, Holdings, Meter
-from ramify.actors.session.limits.sizes import JSON, json_size
+from ramify.actors.tokenizer.histories import Bound, Histories
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import Exists, LimitExceeded, NoBranch, TooLong
 from ramify.protocol.messages import DropBranches, ExtendBranch, ForkBranch, MoveBranch, OpenBranch

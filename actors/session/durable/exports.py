@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ramify.actors.kit.memory import json_size
+from ramify.actors.kit.turns import Steps
 from ramify.actors.session.branches.branch import Link
 from ramify.actors.session.branches.rules import Rule
 from ramify.actors.session.branches.segments import Tail
 from ramify.actors.session.branches.state import SEGMENTS, SessionState
 from ramify.actors.session.durable.items import HANDLE, saved_branches, saved_segment
-from ramify.actors.session.limits.sizes import json_size
-from ramify.actors.session.limits.work import Steps
 from ramify.actors.session.sockets.identity import Identity, view_key
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
@@ -52,7 +52,7 @@ STORED = 16  # times the segments of a branch that a store may have: servers bef
 NEAR = 8  # segments with a history, of which one is continued
 MOST_RULE = 1 << 18  # characters of a constraint with all that it is made of, as compilers take it
 LONGEST = 1 << 31  # a position in a store; the context may have been longer when it was saved
-DECODING = 6  # what it costs to read a segment, and to make one (see `work`)
+DECODING = 6  # what it costs to read a segment, and to make one (see `Work`)
 CHECKED = 128  # bytes of tokens that are compared in a microsecond
 TOKENS = 1 << 31  # of a model that does not say it
 _encode = msgspec.msgpack.Encoder().encode

@@ -24,7 +24,7 @@ ENCODED, MESSAGE = 500, 2  # bytes that are encoded in a microsecond; what a cha
 
 
 def encoding_cost(segment: InputSegment | OutputSegment) -> int:
-    """What it costs to encode a complete segment (see `work`)."""
+    """What it costs to encode a complete segment (see `Work`)."""
     if isinstance(segment, OutputSegment):
         return SAVED * len(segment.tokens) // ENCODED
     size = len(segment.text) + 4 * len(segment.tokens)

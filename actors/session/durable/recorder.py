@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
+from ramify.actors.kit.turns import Steps
 from ramify.actors.session.branches.branch import Branch, Link, Saved
 from ramify.actors.session.branches.rules import Rule
 from ramify.actors.session.branches.segments import OutputSegment
@@ -26,7 +27,6 @@ from ramify.actors.session.durable.items import (
     saved_segment,
     unsaved,
 )
-from ramify.actors.session.limits.work import Steps
 from ramify.actors.session.output.generations import Generations
 from ramify.actors.session.queues.tasks import FrameRun, Task
 from ramify.actors.session.sockets.declared import Declared

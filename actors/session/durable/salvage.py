@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from ramify.actors.kit.turns import Steps
 from ramify.actors.session.durable.exports import DECODING, Checked, Unsound, saved_tools
-from ramify.actors.session.limits.work import Steps
 from ramify.protocol.saved import (
     SavedBranch,
     SavedFrame,

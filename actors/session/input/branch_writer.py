@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from ramify.actors.kit.memory import SEGMENT, TOKEN, json_size
+from ramify.actors.kit.turns import Steps
 from ramify.actors.session.branches.branch import Branch
-from ramify.actors.session.branches.histories import Bound
 from ramify.actors.session.branches.pending_appends import (
     PartTokens,
     PendingAppend,
@@ -41,16 +42,14 @@ from ramify.actors.session.input.conversation import (
 from ramify.actors.session.input.rewrites import note
 from ramify.actors.session.input.stand_ins import CALL_ID, NOTHING_ASKED, Asked
 from ramify.actors.session.input.template import ChatTemplate
-from ramify.actors.session.limits.meter import SEGMENT, TOKEN
-from ramify.actors.session.limits.sizes import json_size
-from ramify.actors.session.limits.work import Steps
 from ramify.actors.tokenizer import Tokenizer
+from ramify.actors.tokenizer.histories import Bound
 from ramify.protocol.errors import BadRequest, RamifyError, TooLong
 from ramify.protocol.wire import Append, ChatMessage, Effort, JsonObject, Open, Role
 
 RENDERED = 8  # characters that a template writes in the time in which one is tokenized, about
 LOT = 64  # parts that are appended in one go: a strict template may bring all turns anew
-PART = 4  # what it costs to append one (see `work`)
+PART = 4  # what it costs to append one (see `Work`)
 AROUND = 64  # characters that a turn counts for, beside its text
 LOOK_BACK = 256  # messages that are searched for calls and results
 ENDING = 32  # characters of a message that its end is known by

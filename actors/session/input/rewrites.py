@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from ramify.actors.session.calls.dialects import Dialect
+from ramify.actors.calls.dialects import Dialect
 from ramify.actors.session.input.stand_ins import ASKED, CALL_ID, TOOL, Asked
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import ChatMessage, JsonObject, Role

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 
+from ramify.actors.calls.dialects import Dialect
+from ramify.actors.calls.exact import Calls, exact_calls
+from ramify.actors.calls.labels import Labels
+from ramify.actors.calls.openings import Openings, Render
+from ramify.actors.calls.reader import PRIMED_MOST, Reader
+from ramify.actors.calls.toolbox import Toolbox
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.segments import OutputSegment, Tail
-from ramify.actors.session.calls.dialects import Dialect
-from ramify.actors.session.calls.exact import Calls, exact_calls
-from ramify.actors.session.calls.labels import Labels
-from ramify.actors.session.calls.openings import Openings, Render
-from ramify.actors.session.calls.reader import PRIMED_MOST, Reader
-from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import ChatMessage
 

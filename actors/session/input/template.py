@@ -17,7 +17,7 @@ This file does not know tokens, nor how a template is run: a `Renderer` does
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from ramify.actors.session.calls.dialects import Dialect, dialect_of
+from ramify.actors.calls.dialects import Dialect, dialect_of
 from ramify.actors.session.input.chat_messages import Shape, as_dicts, shape_of
 from ramify.actors.session.input.rewrites import Rewrite, rewrites
 from ramify.actors.session.input.speech import Speech

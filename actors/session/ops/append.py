@@ -1,8 +1,8 @@
 """`append`: input for one or several branches. Text that several of them get is tokenized once."""
 
+from ramify.actors.kit.memory import MESSAGE, NUMBER, TARGET, json_bytes
+from ramify.actors.kit.turns import Steps
 from ramify.actors.session.branches.pending_appends import Shared
-from ramify.actors.session.limits.sizes import MESSAGE, TARGET, TOKEN, json_bytes
-from ramify.actors.session.limits.work import Steps
 from ramify.actors.session.ops.handler import CHARACTERS, Faults, OpContext, OpHandler
 from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
 from ramify.protocol.wire import Append, Ok, names
@@ -15,7 +15,7 @@ def _entries(op: Append) -> int:
 
 
 def _size(op: Append) -> int:
-    size = MESSAGE + TARGET * len(names(op.branch)) + len(op.text or "") + TOKEN * len(op.tokens or ())
+    size = MESSAGE + TARGET * len(names(op.branch)) + len(op.text or "") + NUMBER * len(op.tokens or ())
     for message in op.messages or ():
         size += MESSAGE + len(message.content) + len(message.reasoning or "")
         size += json_bytes(message.tool_calls)

@@ -1,7 +1,7 @@
 """`cancel`: ops by their ids, or generations on branches, or all that runs and waits on a subtree."""
 
-from ramify.actors.session.limits.sizes import MESSAGE, TARGET, TOKEN
-from ramify.actors.session.limits.work import OP, Steps
+from ramify.actors.kit.memory import MESSAGE, NUMBER, TARGET
+from ramify.actors.kit.turns import OP, Steps
 from ramify.actors.session.ops.handler import AtOnce, Hands
 from ramify.actors.session.sockets.replies import error_message
 from ramify.actors.session.sockets.subscriber import Subscriber
@@ -14,7 +14,7 @@ def _entries(op: Cancel) -> int:
 
 
 def _size(op: Cancel) -> int:
-    return MESSAGE + TARGET * len(names(op.branch or "")) + TOKEN * len(op.ops or ())
+    return MESSAGE + TARGET * len(names(op.branch or "")) + NUMBER * len(op.ops or ())
 
 
 def _cost(hands: Hands, op: Cancel) -> int:

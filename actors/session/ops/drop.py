@@ -1,6 +1,6 @@
 """`drop`: release branches."""
 
-from ramify.actors.session.limits.sizes import MESSAGE, TARGET
+from ramify.actors.kit.memory import MESSAGE, TARGET
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
 from ramify.protocol.wire import Drop, Ok, names

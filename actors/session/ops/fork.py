@@ -1,14 +1,14 @@
 """`fork`: children at the head of a branch, or further back; or new roots."""
 
+from ramify.actors.kit.memory import MESSAGE, TARGET
 from ramify.actors.session.branches.branch import Branch
-from ramify.actors.session.limits.sizes import MESSAGE, TARGET
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import Fork, Ok, Op
 
 KIND = Kind("fork", forks=True)
-CHILD = 4  # what it costs to make one (see `work`)
+CHILD = 4  # what it costs to make one (see `Work`)
 
 
 def _entries(op: Fork) -> int:

@@ -1,6 +1,6 @@
 """`generate`: on branches that there are, or with `n` on children that it forks first (the "spawn")."""
 
-from ramify.actors.session.limits.sizes import MESSAGE, TARGET, TOKEN, json_bytes, json_size
+from ramify.actors.kit.memory import MESSAGE, NUMBER, TARGET, json_bytes, json_size
 from ramify.actors.session.ops.fork import cost_of_children, make_children
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
@@ -8,7 +8,7 @@ from ramify.protocol.wire import CONSTRAINTS, Constraint, Generate, Ok, names
 
 LONGEST = 64  # letters of a branch's name
 KIND = Kind("generate", generates=True)
-START = 60  # what it costs to begin one (see `work`)
+START = 60  # what it costs to begin one (see `Work`)
 SPAWN = Kind("fork", forks=True, silent=True)  # the children that `n` and `as` ask for
 
 
@@ -21,7 +21,7 @@ def _entries(op: Generate) -> int:
 
 def _size(op: Generate) -> int:
     size = MESSAGE + TARGET * (len(names(op.branch)) + op.n + len(op.as_ or ()))
-    size += TOKEN * len(op.stop_token_ids) + sum(map(len, op.stop))
+    size += NUMBER * len(op.stop_token_ids) + sum(map(len, op.stop))
     return size + json_bytes(op.constraint)
 
 

@@ -8,11 +8,11 @@ op that touches no branch runs `AtOnce`.
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
+from ramify.actors.kit.memory import MESSAGE, TARGET
+from ramify.actors.kit.turns import OP, SOCKET, Steps
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.input.branch_writer import BranchWriter
-from ramify.actors.session.limits.sizes import MESSAGE, TARGET
-from ramify.actors.session.limits.work import OP, SOCKET, Steps
 from ramify.actors.session.ops.prompts import Prompts
 from ramify.actors.session.ops.texts import Texts
 from ramify.actors.session.output.generations import Generations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 O_contra = TypeVar("O_contra", bound=Op, contravariant=True)
 
 
-DROP = 15  # what it costs to release a branch (see `work`)
+DROP = 15  # what it costs to release a branch (see `Work`)
 CHUNKS = 5  # of a text that are put together, or read, in a microsecond
 CHARACTERS = 4  # to a token, about: text is not tokenized to plan the KV pool
 
@@ -129,7 +129,7 @@ def said_on(branch: Branch) -> str:
 
 
 def reading(branch: Branch) -> int:
-    """The cost of `said_on` (see `work`)."""
+    """The cost of `said_on` (see `Work`)."""
     answer = branch.answer()
     return len(answer.chunks) // CHUNKS if answer is not None else 0
 
@@ -175,7 +175,7 @@ class AtOnce(NamedTuple, Generic[O_contra]):
 
     `op`: its wire type. `entries`, `size`: see `OpHandler`. `viewers`: who has the view key only may
     send it. `looks_again`: sent again it runs again, so its reply is not kept; and it counts as an op
-    in flight. `cost`: see `work`.
+    in flight. `cost`: see `Work`.
     """
 
     op: type[O_contra]
@@ -198,9 +198,9 @@ class OpHandler(NamedTuple, Generic[O_contra]):
       too much for a turn of the loop, it returns `Steps`.
     - `entries`: the number of names, texts and messages in its lists, which `check` and `tasks` go
       through.
-    - `size`: the bytes that it holds until its last task is done, in the units of `limits/sizes.py`.
+    - `size`: the bytes that it holds until its last task is done, in the units of `kit/memory.py`.
     - `cost`: of `run`, or of its first step, beyond a constant and the names that the task touches (see
-      `work`).
+      `Work`).
 
     What an op takes (`entries`, `size`) is declared without a default, so that no list is forgotten.
     """

@@ -3,16 +3,16 @@
 from collections.abc import Generator
 from typing import Any
 
+from ramify.actors.kit.memory import MESSAGE, TARGET
+from ramify.actors.kit.turns import Steps
 from ramify.actors.session.branches.pending_appends import Shared
-from ramify.actors.session.limits.sizes import MESSAGE, TARGET
-from ramify.actors.session.limits.work import Steps
 from ramify.actors.session.ops.handler import CHARACTERS, Faults, OpContext, OpHandler, reading, said_on
 from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
 from ramify.protocol.joining import FIELDS, MOST, fields, join_texts, too_long
 from ramify.protocol.wire import Append, ChatMessage, Join, Ok
 
 KIND = Kind("join", adds=True)
-READING = 5  # what it costs to look at a source (see `work`)
+READING = 5  # what it costs to look at a source (see `Work`)
 READ = 2000  # characters that are put together in a microsecond
 JOINED = 32  # tokens of each source that are expected
 

@@ -7,9 +7,9 @@ source on which an op of the frame failed has lost; where too few are left, the 
 from collections.abc import Sequence
 from typing import Any
 
+from ramify.actors.kit.memory import MESSAGE, TARGET
+from ramify.actors.kit.turns import Steps
 from ramify.actors.session.branches.branch import Branch
-from ramify.actors.session.limits.sizes import MESSAGE, TARGET
-from ramify.actors.session.limits.work import Steps
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler, reading, said_on
 from ramify.actors.session.queues.race import Race
 from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
@@ -24,7 +24,7 @@ _LACKING = {
     "vote": "has said anything in its last generation",
 }
 KIND = Kind("prune")
-READING = 30  # what it costs to find a number or a vote in a text (see `work`)
+READING = 30  # what it costs to find a number or a vote in a text (see `Work`)
 PLACING = 10  # and to move a winner
 
 

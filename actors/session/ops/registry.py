@@ -10,8 +10,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
+from ramify.actors.kit.memory import MESSAGE
 from ramify.actors.session import ops
-from ramify.actors.session.limits.sizes import MESSAGE
 from ramify.actors.session.ops.handler import AtOnce, OpHandler
 from ramify.protocol.wire import ClientMessage, Op
 

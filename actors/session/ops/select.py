@@ -1,13 +1,13 @@
 """`select`: the best of several choices is appended. They are scored by the model (`selects`)."""
 
-from ramify.actors.session.limits.sizes import MESSAGE, TARGET, TOKEN
+from ramify.actors.kit.memory import MESSAGE, NUMBER, TARGET
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.actors.session.queues.tasks import ON_THE_LOOP, FrameRun, Kind, Task
 from ramify.actors.session.scoring.selects import size_of
 from ramify.protocol.wire import Ok, Select, names
 
 KIND = Kind("select", generates=True)
-START = 60  # what it costs to begin one, beside its text (see `work`)
+START = 60  # what it costs to begin one, beside its text (see `Work`)
 
 
 def _entries(op: Select) -> int:
@@ -16,7 +16,7 @@ def _entries(op: Select) -> int:
 
 def _size(op: Select) -> int:
     size = MESSAGE + TARGET * len(names(op.branch))
-    return size + TOKEN * len(op.choices) + sum(map(len, op.choices))
+    return size + NUMBER * len(op.choices) + sum(map(len, op.choices))
 
 
 def _check(op: Select, faults: Faults) -> None:

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from ramify.actors.kit.turns import Steps, at_once
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.outbox import EncodeText
 from ramify.actors.session.branches.pending_appends import Prepared
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.input.branch_writer import LOT, PART, BranchWriter
-from ramify.actors.session.limits.work import Steps, at_once
 from ramify.actors.session.output.generations import Generations
 from ramify.actors.session.queues.tasks import ON_THE_LOOP, Task
 from ramify.actors.session.scoring.selects import Selects
@@ -183,7 +183,7 @@ class Texts:
 
 
 def applying(prepared: Prepared | RamifyError) -> int:
-    """What it costs to append this to a branch (see `work`)."""
+    """What it costs to append this to a branch (see `Work`)."""
     if isinstance(prepared, RamifyError) or prepared.encoded is None:
         return 0
     tokens = sum(len(each.tokens) for each in prepared.encoded)

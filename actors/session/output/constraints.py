@@ -8,10 +8,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from ramify.actors.session.calls.dialects import Thought
-from ramify.actors.session.calls.exact import after_thought
-from ramify.actors.session.calls.reader import Place
-from ramify.actors.session.calls.toolbox import Toolbox
+from ramify.actors.calls.dialects import Thought
+from ramify.actors.calls.exact import after_thought
+from ramify.actors.calls.reader import Place
+from ramify.actors.calls.toolbox import Toolbox
 from ramify.actors.session.input.speech import Speech
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.constraints import ConstraintSpec

@@ -6,11 +6,11 @@ request, or as several in turn when it is paused.
 
 from collections.abc import Sequence
 
+from ramify.actors.kit.memory import LOGPROB
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.segments import OutputSegment
-from ramify.actors.session.limits.meter import LOGPROB
 from ramify.actors.session.output.constraints import Held
-from ramify.actors.session.text.detokenizer import OutputText
+from ramify.actors.tokenizer.detokenizer import OutputText
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import Finished
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs

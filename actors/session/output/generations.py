@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from ramify.actors.calls.reader import Place
+from ramify.actors.kit.memory import LOGPROB, SEGMENT
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.rules import Rule
 from ramify.actors.session.branches.segments import OutputSegment, Tail
 from ramify.actors.session.branches.state import SessionState
-from ramify.actors.session.calls.reader import Place
 from ramify.actors.session.input.branch_writer import BranchWriter
-from ramify.actors.session.limits.meter import LOGPROB, SEGMENT
 from ramify.actors.session.output.constraints import Constraints, Held
 from ramify.actors.session.output.endings import (
     FULL,
@@ -32,7 +32,7 @@ from ramify.actors.session.output.endings import (
 )
 from ramify.actors.session.output.generation import GenerationState
 from ramify.actors.session.queues.tasks import Resumed, Task
-from ramify.actors.session.text.detokenizer import Detokenizer
+from ramify.actors.tokenizer.detokenizer import Detokenizer
 from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import (
     BadRequest,
@@ -55,7 +55,7 @@ from ramify.protocol.saved import SavedRule
 from ramify.protocol.wire import Done, Generate
 
 PREFILL_PRIORITY = -8
-CLOSE = 60  # what it costs to end a generation (see `work`)
+CLOSE = 60  # what it costs to end a generation (see `Work`)
 CHUNKS, SEGMENTS = 5, 4  # that are read in a microsecond
 log = logging.getLogger(__name__)
 
@@ -490,7 +490,7 @@ class Generations:
         self.submit_ready()
 
     def closing(self, request: int) -> int:
-        """What the end of a request costs (see `work`): its text is put together, and told."""
+        """What the end of a request costs (see `Work`): its text is put together, and told."""
         entry = self._by_request.get(request)
         if entry is None:
             return 0

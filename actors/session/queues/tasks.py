@@ -8,12 +8,12 @@ that failed.
 from collections.abc import Callable, Hashable, Sequence, Set
 from typing import NamedTuple
 
+from ramify.actors.calls.toolbox import Toolbox
 from ramify.actors.session.branches.pending_appends import Shared
 from ramify.actors.session.branches.rules import Rule
 from ramify.actors.session.branches.segments import OutputSegment
-from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.session.queues.race import Race
-from ramify.actors.session.text.stops import NO_STOPS, StopSet
+from ramify.actors.tokenizer.detokenizer import NO_STOPS, StopSet
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.saved import SavedRun
 from ramify.protocol.wire import Generate, Op, Open

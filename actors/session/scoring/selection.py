@@ -10,9 +10,9 @@ from collections.abc import Callable
 from math import fsum
 from typing import NamedTuple
 
+from ramify.actors.kit.memory import SEGMENT, TOKEN
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.pending_appends import Joined
-from ramify.actors.session.limits.meter import SEGMENT, TOKEN
 from ramify.actors.session.queues.tasks import Task
 from ramify.actors.session.scoring.choices import Choices, ChoiceTree, Path, choose
 from ramify.protocol.messages import Finished

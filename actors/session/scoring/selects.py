@@ -12,12 +12,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from ramify.actors.kit.memory import SEGMENT, TOKEN
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.outbox import EncodeText, Made
 from ramify.actors.session.branches.segments import OutputSegment, Tail
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.input.branch_writer import BranchWriter
-from ramify.actors.session.limits.meter import SEGMENT, TOKEN
 from ramify.actors.session.output.endings import refusal
 from ramify.actors.session.output.generations import Generations
 from ramify.actors.session.queues.tasks import Task

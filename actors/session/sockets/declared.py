@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ramify.actors.session.calls.toolbox import Toolbox
-from ramify.actors.session.limits.meter import Held, Meter
-from ramify.actors.session.limits.sizes import JSON
+from ramify.actors.calls.toolbox import Toolbox
+from ramify.actors.kit.memory import JSON, Held, Meter
 from ramify.protocol.wire import JsonObject, Open
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ Ids are strictly increasing per (session, client), so "was it seen?" is one comp
 
 from collections import OrderedDict
 
-from ramify.actors.session.limits.meter import Meter
-from ramify.actors.session.limits.sizes import reply_bytes
+from ramify.actors.kit.memory import Meter, reply_bytes
 from ramify.actors.session.sockets.declared import Declared
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest

@@ -13,11 +13,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ramify.actors.calls.toolbox import Toolbox
+from ramify.actors.kit.memory import OPENED, Meter, reply_bytes
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.segments import OutputSegment
-from ramify.actors.session.calls.toolbox import Toolbox
-from ramify.actors.session.limits.meter import Meter
-from ramify.actors.session.limits.sizes import OPENED, reply_bytes
 from ramify.actors.session.sockets.declared import Declared
 from ramify.protocol.wire import Delta, Open, ServerMessage, State, Tree
 

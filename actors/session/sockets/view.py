@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
+from ramify.actors.kit.memory import json_size
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.segments import OutputSegment, Segment
 from ramify.actors.session.branches.state import SessionState
-from ramify.actors.session.limits.sizes import json_size
 from ramify.actors.session.output.generations import Generations
 from ramify.actors.session.sockets.identity import Identity
 from ramify.actors.session.sockets.inspections import UNKNOWN

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ramify.actors.kit.turns import Work
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.core import SessionCore
 from ramify.actors.session.input.template import ChatTemplate
-from ramify.actors.session.limits.work import Work
 from ramify.actors.session.sockets.identity import Identity
-from ramify.actors.session.text.detokenizer import Detokenizer
 from ramify.actors.tokenizer import Tokenizer
+from ramify.actors.tokenizer.detokenizer import Detokenizer
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits

@@ -29,6 +29,7 @@ from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.fanout import FanOut, Router
 from ramify.actors.kit.mailbox import LimitedAddress, Mailbox
 from ramify.actors.kit.metrics import Metrics
+from ramify.actors.kit.turns import Work
 from ramify.actors.scheduler.actor import SchedulerActor
 from ramify.actors.scheduler.core import Scheduler
 from ramify.actors.session.branches.outbox import ToCache, ToGrammar, ToScheduler
@@ -36,11 +37,10 @@ from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.core import SessionCore
 from ramify.actors.session.directory import Directory
 from ramify.actors.session.input.template import ChatTemplate
-from ramify.actors.session.limits.work import Work
 from ramify.actors.session.restore import restore
 from ramify.actors.session.sockets.identity import Identity
-from ramify.actors.session.text.detokenizer import Detokenizer
 from ramify.actors.tokenizer import Tokenizer
+from ramify.actors.tokenizer.detokenizer import Detokenizer
 from ramify.gpu.executors.base import BadLogits, PendingStep
 from ramify.gpu.executors.fake import FakeExecutor, FakeModel
 from ramify.protocol import messages as m

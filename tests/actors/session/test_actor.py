@@ -9,10 +9,10 @@ import pytest
 
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.mailbox import Mailbox, MailboxFull
+from ramify.actors.kit.turns import Turns
 from ramify.actors.session.actor import SessionActor, joined
-from ramify.actors.session.limits.turns import Turns
-from ramify.actors.session.text.encoder import Encoder
 from ramify.actors.tokenizer import Tokenizer
+from ramify.actors.tokenizer.encoder import Encoder
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.errors import Close

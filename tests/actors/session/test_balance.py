@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.session.limits.meter import SESSION
+from ramify.actors.kit.memory import SESSION
 from ramify.actors.session.queues import tasks
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import messages as m

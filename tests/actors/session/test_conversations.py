@@ -19,13 +19,13 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from ramify.actors.kit.turns import at_once
 from ramify.actors.session.branches.segments import OutputSegment, Tail
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.input.branch_writer import BranchWriter
 from ramify.actors.session.input.template import ChatTemplate
-from ramify.actors.session.limits.work import at_once
-from ramify.actors.session.text.detokenizer import Detokenizer
 from ramify.actors.tokenizer import Tokenizer
+from ramify.actors.tokenizer.detokenizer import Detokenizer
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import Append, ChatMessage, JsonObject, Open

@@ -16,17 +16,29 @@ from typing import Any
 import pytest
 
 from ramify.actors.cache.integrity import check
+from ramify.actors.kit.memory import Holdings
 from ramify.actors.session import actor as actor_module
 from ramify.actors.session.actor import SessionActor
 from ramify.actors.session.directory import Directory
-from ramify.actors.session.limits.meter import Holdings
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import Close
 from tests.amount import stride
 
-FOLDER = actor_module.__file__.rpartition("/")[0]
+ACTORS = actor_module.__file__.rpartition("session/")[0]
+OURS = tuple(
+    f"{ACTORS}{place}"
+    for place in (
+        "session/",
+        "calls/",
+        "kit/memory",
+        "kit/turns",
+        "tokenizer/detokenizer",
+        "tokenizer/encoder",
+        "tokenizer/histories",
+    )
+)
 Point = tuple[CodeType, int]  # a line
 PROMPT = [7, 8, 9]
 # Called by the loop and by other actors: they do no more than put a message into the mailbox, or guard.
@@ -45,7 +57,7 @@ def ours(code: CodeType) -> bool:
     """Whether a crash there is a crash of a session; the directory and `live` only guard it."""
     if code is SessionActor.live.__code__ or "directory" in code.co_filename:
         return False
-    return code.co_filename.startswith(FOLDER)
+    return code.co_filename.startswith(OURS)
 
 
 def belongs(frame: FrameType | None) -> bool:

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.actors.cache import snapshots
+from ramify.actors.calls.dialects import dialect_of
 from ramify.actors.grammar.structure import structure_automaton
 from ramify.actors.session.branches.segments import OutputSegment
-from ramify.actors.session.calls.dialects import dialect_of
 from ramify.actors.session.input.template import ChatTemplate
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import messages as m

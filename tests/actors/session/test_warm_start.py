@@ -12,8 +12,8 @@ import pytest
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.mailbox import Mailbox
-from ramify.actors.session.warm_start import WarmStart
 from ramify.actors.tokenizer import Tokenizer
+from ramify.actors.warm_start import WarmStart
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.plan import unpack

@@ -5,7 +5,7 @@ It does not know what an op does: its handler does (`ops/`).
 
 from collections.abc import Sequence
 
-from ramify.actors.session.limits.work import OP, Steps
+from ramify.actors.kit.turns import OP, Steps
 from ramify.actors.session.ops.handler import Faults
 from ramify.actors.session.ops.registry import AT_ONCE, HANDLERS, op_bytes, op_entries
 from ramify.actors.session.queues.tasks import Bill, FrameRun, Task

@@ -11,12 +11,12 @@ from collections.abc import Callable, Generator, Iterable, Set
 
 import msgspec
 
+from ramify.actors.kit.turns import OP, SOCKET, Steps
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.outbox import Made
 from ramify.actors.session.branches.pending_appends import Prepared
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.input.branch_writer import BranchWriter
-from ramify.actors.session.limits.work import OP, SOCKET, Steps
 from ramify.actors.session.ops.handler import OpContext
 from ramify.actors.session.ops.registry import HANDLERS
 from ramify.actors.session.output.generations import Generations
@@ -26,11 +26,11 @@ from ramify.actors.session.queues.tasks import Task
 from ramify.actors.session.scoring.selects import Selects
 from ramify.actors.session.sockets.publisher import Publisher
 from ramify.actors.session.sockets.replies import bare, error_message
-from ramify.actors.session.text.detokenizer import Detokenizer
+from ramify.actors.tokenizer.detokenizer import Detokenizer
 from ramify.protocol.errors import Cancelled, DeadlineExceeded, RamifyError, Skipped
 from ramify.protocol.wire import Done, Generate, Ok, ServerMessage
 
-REFUSE, CANCEL = 25, 100  # what it costs to cancel an op that waits, or a generation (see `work`)
+REFUSE, CANCEL = 25, 100  # what it costs to cancel an op that waits, or a generation (see `Work`)
 
 
 class OpRunner:

@@ -1,7 +1,7 @@
 """A constraint counts once, however many outputs stand under it, until none does."""
 
+from ramify.actors.kit.memory import SEGMENT
 from ramify.actors.session.branches.state import SessionState
-from ramify.actors.session.limits.meter import SEGMENT
 from ramify.protocol.config import Limits
 from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.saved import SavedRule

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from ramify.actors.calls.labels import label_bytes
+from ramify.actors.kit.memory import LOGPROB, MARK, SEGMENT, TOKEN, Holdings, Meter
 from ramify.actors.session.branches.segments import History, InputSegment, OutputSegment, Tail
-from ramify.actors.session.calls.labels import label_bytes
-from ramify.actors.session.limits.meter import LOGPROB, MARK, SEGMENT, TOKEN, Holdings, Meter
 from ramify.protocol.config import Limits
 from ramify.protocol.wire import ChatMessage, TokenLogprob
 

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
+from ramify.actors.kit.memory import BRANCH, JSON, SEGMENT, TOKEN, json_size
 from ramify.actors.session.branches.branch import Branch, Label
 from ramify.actors.session.branches.segments import Tail
 from ramify.actors.session.branches.state import SessionState
-from ramify.actors.session.limits.meter import BRANCH, SEGMENT, TOKEN
-from ramify.actors.session.limits.sizes import JSON, json_size
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import Exists, LimitExceeded, NoBranch, TooLong
 from ramify.protocol.messages import DropBranches, ExtendBranch, ForkBranch, MoveBranch, OpenBranch

@@ -8,10 +8,10 @@ import pytest
 
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.mailbox import Mailbox
+from ramify.actors.kit.turns import TURN, Work
 from ramify.actors.session.branches.segments import Tail
 from ramify.actors.session.durable import recorder as recorder_file
 from ramify.actors.session.durable.recorder import AHEAD
-from ramify.actors.session.limits.work import TURN, Work
 from ramify.actors.session.saver import Saver
 from ramify.protocol.messages import Save, StoreMessage
 from ramify.protocol.saved import Changes

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ramify.actors.calls.dialects import THOUGHTS, dialect_of
+from ramify.actors.calls.reader import Place
+from ramify.actors.calls.toolbox import Toolbox
 from ramify.actors.grammar.compile import compile_constraint
 from ramify.actors.grammar.vocabulary import packed
 from ramify.actors.session.branches.segments import Tail
-from ramify.actors.session.calls.dialects import THOUGHTS, dialect_of
-from ramify.actors.session.calls.reader import Place
-from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.session.input.speech import _turn_so_far
 from ramify.actors.session.input.template import ChatTemplate
 from ramify.actors.session.output.constraints import Constraints, Held

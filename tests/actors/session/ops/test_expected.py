@@ -1,6 +1,6 @@
 """How many tokens ops are going to add, about; and what a session tells the scheduler of it."""
 
-from ramify.actors.session.calls.toolbox import Toolbox
+from ramify.actors.calls.toolbox import Toolbox
 from ramify.actors.session.ops.generate import OUTPUT
 from ramify.actors.session.ops.registry import HANDLERS
 from ramify.actors.session.queues.tasks import ON_THE_LOOP, FrameRun

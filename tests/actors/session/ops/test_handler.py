@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.session.calls.toolbox import Toolbox
+from ramify.actors.calls.toolbox import Toolbox
 from ramify.actors.session.ops.handler import Faults
 from ramify.actors.session.ops.registry import HANDLERS
 from ramify.actors.session.queues.tasks import FrameRun, Task

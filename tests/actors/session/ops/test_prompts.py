@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from ramify.actors.kit.turns import TURN, Work
 from ramify.actors.session.branches.segments import Tail
-from ramify.actors.session.limits.work import TURN, Work
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.errors import BadRequest, RamifyError

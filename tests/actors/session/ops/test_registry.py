@@ -6,8 +6,8 @@ import pytest
 from msgspec import inspect
 from msgspec.structs import replace
 
-from ramify.actors.session.calls.toolbox import Toolbox
-from ramify.actors.session.limits.sizes import TOKEN
+from ramify.actors.calls.toolbox import Toolbox
+from ramify.actors.kit.memory import NUMBER
 from ramify.actors.session.ops.registry import AT_ONCE, HANDLERS, op_bytes, op_entries
 from ramify.actors.session.queues.tasks import FrameRun
 from ramify.protocol.wire import (
@@ -101,7 +101,7 @@ def lists() -> list[tuple[Op, str, list[Any]]]:
 def test_each_list_of_an_op_counts(op: Op, field: str, values: list[Any]) -> None:
     """A new op with a list that its file does not declare fails here."""
     long, more = replace(op, **{field: values}), len(values) - 2
-    size = 1 if (type(op), field) == (Generate, "stop") else TOKEN
+    size = 1 if (type(op), field) == (Generate, "stop") else NUMBER
     assert op_bytes(long) - op_bytes(op) >= size * more
     if (type(op), field) not in SHORT:
         assert op_entries(long) - op_entries(op) >= more

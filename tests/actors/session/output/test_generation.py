@@ -8,8 +8,8 @@ import pytest
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.segments import OutputSegment
 from ramify.actors.session.output.generation import GenerationState
-from ramify.actors.session.text.detokenizer import Detokenizer
 from ramify.actors.tokenizer import Tokenizer
+from ramify.actors.tokenizer.detokenizer import Detokenizer
 from ramify.protocol.messages import Finished
 from ramify.protocol.sampling import SamplingParams
 from ramify.protocol.wire import Append, Generate, Usage

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
+from ramify.actors.kit.memory import SEGMENT, json_bytes
 from ramify.actors.session.branches.segments import Tail
-from ramify.actors.session.limits.meter import SEGMENT
-from ramify.actors.session.limits.sizes import json_bytes
 from ramify.actors.session.ops.registry import op_bytes
 from ramify.actors.session.output.endings import FULL, RETRY_MS, refusal
 from ramify.actors.session.output.generations import PREFILL_PRIORITY

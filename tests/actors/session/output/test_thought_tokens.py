@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.session.calls.dialects import THOUGHTS, dialect_of
+from ramify.actors.calls.dialects import THOUGHTS, dialect_of
 from ramify.actors.session.input.template import ChatTemplate
 from ramify.protocol import wire as w
 from ramify.protocol.wire import Constraint

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from ramify.actors.session.calls.toolbox import Toolbox
+from ramify.actors.calls.toolbox import Toolbox
 from ramify.actors.session.queues.tasks import ON_THE_LOOP, FrameRun, Kind, Task
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits

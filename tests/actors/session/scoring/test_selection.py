@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from ramify.actors.kit.memory import SEGMENT, TOKEN
 from ramify.actors.session.branches.pending_appends import Joined
-from ramify.actors.session.limits.meter import SEGMENT, TOKEN
 from ramify.actors.session.scoring.choices import Choices, ChoiceTree
 from ramify.actors.session.scoring.selection import Selection
 from ramify.protocol import wire as w

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from ramify.actors.kit.memory import MARK, SEGMENT, TOKEN
 from ramify.actors.session.branches.branch import Branch, input_segment
 from ramify.actors.session.branches.pending_appends import Joined
 from ramify.actors.session.branches.segments import OutputSegment, Tail
-from ramify.actors.session.limits.meter import MARK, SEGMENT, TOKEN
 from ramify.actors.session.ops.registry import op_bytes
 from ramify.actors.session.scoring import selects
 from ramify.actors.session.scoring.choices import ChoiceTree, choose

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from ramify.actors.kit.memory import SESSION, Holdings, Meter
 from ramify.actors.session.durable.exports import Unsound, check_saved, exported
-from ramify.actors.session.limits.meter import SESSION, Holdings, Meter
 from ramify.actors.session.restore import restore
 from ramify.actors.session.sockets.declared import Declared, in_force
 from ramify.actors.session.sockets.publisher import TOOLS_KEPT

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.session.limits.meter import SESSION, Holdings
-from ramify.actors.session.limits.sizes import reply_bytes
+from ramify.actors.kit.memory import SESSION, Holdings, reply_bytes
 from ramify.actors.session.sockets.reply_log import ReplyLog
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
+from ramify.actors.kit.memory import OPENED, Budget, Meter, reply_bytes
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.segments import InputSegment, OutputSegment, Tail
-from ramify.actors.session.limits.meter import Budget, Meter
-from ramify.actors.session.limits.sizes import OPENED, reply_bytes
 from ramify.actors.session.sockets.subscriber import Subscriber
 from ramify.protocol import wire as w
 from tests.messages import usage

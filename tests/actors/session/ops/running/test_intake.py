@@ -4,9 +4,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from ramify.actors.session.calls.toolbox import Toolbox
-from ramify.actors.session.limits.meter import Holdings
-from ramify.actors.session.limits.work import Steps
+from ramify.actors.calls.toolbox import Toolbox
+from ramify.actors.kit.memory import Holdings
+from ramify.actors.kit.turns import Steps
 from ramify.actors.session.ops.registry import op_bytes
 from ramify.actors.session.ops.running.intake import take_apart
 from ramify.actors.session.queues.tasks import FrameRun

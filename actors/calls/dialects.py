@@ -1,0 +1,146 @@
+"""Which marks a model writes around thoughts and tool calls, read off its chat template. Pure.
+
+To add a family: its form in `forms.py`, and one entry here.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from ramify.actors.calls import forms
+from ramify.actors.calls.forms import Form
+
+DialectName = Literal["hermes", "qwen3-coder", "llama3", "mistral", "deepseek", "harmony", "any", "none"]
+
+
+class Thought(NamedTuple):
+    """The tags around what a model thinks before it answers."""
+
+    begin: str
+    end: str
+
+
+class Dialect(NamedTuple):
+    """`openings`: marks that begin calls. `bare`: how calls without a mark are written, where they are.
+
+    `marks`: all that belong to the form; in some tokenizers they are control tokens, which have no text
+    otherwise. `tags`: marks that say nothing of what is called; where there are some, thoughts may begin
+    anywhere. `opening`, `argument`: how a forced call begins, up to its name, and what stands between
+    the name and the arguments, where the template does not tell.
+    """
+
+    name: DialectName
+    openings: Mapping[str, Form] = {}
+    bare: Form | None = None
+    marks: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    thought: Thought | None = None
+    opening: str = ""
+    argument: str = ""
+
+
+# Harmony: messages with a header each, which says to which channel they go.
+_ANALYSIS = Thought("<|channel|>analysis<|message|>", "<|end|>")
+_TAGS = (
+    *("<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>commentary<|message|>"),
+    *("<|end|>", "<|return|>"),
+)
+THOUGHTS = (Thought("<think>", "</think>"), Thought("[THINK]", "[/THINK]"))
+
+_TAGGED = {forms.TOOL_CALL: forms.tagged}
+_XML = {**_TAGGED, forms.FUNCTION: forms.function}
+_DEEPSEEK = (
+    *(forms.CALLS_BEGIN, forms.CALLS_END),
+    *(forms.CALL_BEGIN, forms.CALL_END, forms.CALL_SEP),
+)
+_MISTRAL = (forms.TOOL_CALLS, forms.CALL_ID, forms.ARGS)
+_NAME, _ARGUMENT = '{"name":', '", "arguments":'
+
+DIALECTS: dict[DialectName, Dialect] = {
+    dialect.name: dialect
+    for dialect in (
+        Dialect(
+            "hermes",
+            _TAGGED,
+            marks=(forms.TOOL_CALL, forms.TOOL_CALL_END),
+            opening=f"{forms.TOOL_CALL}\n{_NAME}",
+            argument=_ARGUMENT,
+        ),
+        Dialect(
+            "qwen3-coder",
+            _XML,
+            marks=(forms.TOOL_CALL, forms.TOOL_CALL_END),
+            opening=f"{forms.TOOL_CALL}\n{forms.FUNCTION}",
+            argument=">\n",
+        ),
+        Dialect(
+            "llama3",
+            {forms.PYTHON_TAG: forms.python_tag},
+            forms.bare,
+            marks=(forms.PYTHON_TAG,),
+            opening=_NAME,
+            argument='", "parameters":',
+        ),
+        Dialect(
+            "mistral",
+            {forms.TOOL_CALLS: forms.mistral},
+            marks=_MISTRAL,
+            opening=f"{forms.TOOL_CALLS}[{_NAME}",
+            argument=_ARGUMENT,
+        ),
+        Dialect(
+            "deepseek",
+            {forms.CALLS_BEGIN: forms.deepseek},
+            marks=_DEEPSEEK,
+            opening=f"{forms.CALLS_BEGIN}{forms.CALL_BEGIN}",
+            argument=forms.CALL_SEP,
+        ),
+        Dialect(
+            "harmony",
+            {forms.COMMENTARY: forms.harmony, forms.RECIPIENT: forms.harmony},
+            marks=(
+                *("<|start|>", "<|channel|>", "<|constrain|>", forms.MESSAGE),
+                *("<|end|>", "<|return|>", forms.CALL),
+            ),
+            tags=_TAGS,
+            thought=_ANALYSIS,
+            opening=f" {forms.RECIPIENT}",
+            argument=f"<|channel|>commentary json{forms.MESSAGE}",
+        ),
+        Dialect(
+            "any",
+            {**_XML, forms.TOOL_CALLS: forms.mistral, forms.PYTHON_TAG: forms.python_tag},
+            forms.bare,
+            marks=(forms.TOOL_CALL, forms.TOOL_CALL_END, *_MISTRAL, forms.PYTHON_TAG),
+            opening=f"{forms.TOOL_CALL}\n{_NAME}",
+            argument=_ARGUMENT,
+        ),
+        Dialect("none"),
+    )
+}
+
+
+def dialect_of(template: str, name: str = "auto") -> Dialect:
+    """The dialect that a chat template asks for; `name`: another one, whatever it says.
+
+    A template that mentions no calls leaves it to the model: then all forms are understood.
+    """
+    found = DIALECTS[_named(template) if name == "auto" else name]  # type: ignore[index]
+    thought = found.thought or next((each for each in THOUGHTS if each.end in template), None)
+    marks = (*found.marks, *(thought or ()))
+    return found._replace(thought=thought, marks=marks)
+
+
+def _named(template: str) -> DialectName:
+    if "<|channel|>" in template:
+        return "harmony"
+    if forms.CALLS_BEGIN in template:
+        return "deepseek"
+    if forms.TOOL_CALLS in template:
+        return "mistral"
+    if forms.FUNCTION in template and forms.TOOL_CALL in template:
+        return "qwen3-coder"
+    if forms.TOOL_CALL in template:
+        return "hermes"
+    if forms.PYTHON_TAG in template or '"parameters": ' in template:
+        return "llama3"
+    return "any"

@@ -1,0 +1,292 @@
+"""What a call of a tool has to be, by the tool's schema, written as the model's family writes it. Pure.
+
+Two structures for each family. *Free* (`tool_choice` auto): text is free until a call begins, and the
+call is exact. *Forced* (required, or a name): calls alone. The opening and what stands between a tool's
+name and its arguments is the template's (`openings`).
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ramify.actors.calls import forms
+from ramify.actors.calls.dialects import Dialect
+from ramify.actors.calls.toolbox import Tool
+from ramify.protocol.structure import (
+    JsonPart,
+    ListPart,
+    Part,
+    RegexPart,
+    SequencePart,
+    StructureTag,
+    TagsPart,
+    TextPart,
+    ThoughtPart,
+    UnionPart,
+    UnlessPart,
+    XmlPart,
+)
+
+CALL_ID = "call00001"  # the id that `openings` lets the template write
+_ID = "[0-9A-Za-z]{9}"
+_BLANKS = re.compile(r"\s*")
+_LEADING = RegexPart(r"[ \t\r\n]*")
+_STARTED = "<|start|>assistant"
+
+# What may stand between a tool's name and its arguments in a header of harmony's.
+_HEADERS = tuple(
+    f"{channel}{json}{forms.MESSAGE}"
+    for channel in ("", "<|channel|>commentary")
+    for json in (" <|constrain|>json", " json", "")
+)
+
+
+class Written(NamedTuple):
+    """How a template writes a call: up to the name, and from there up to the arguments."""
+
+    opening: str
+    argument: str
+
+
+class Calls(NamedTuple):
+    """`free` and `forced`: see the module's top. None: the model's form is not known well enough."""
+
+    free: Part | None
+    forced: Part
+
+
+class Asked(NamedTuple):
+    """What the calls have to be: see `exact_calls`."""
+
+    written: Written
+    tools: Sequence[Tool]
+    demanded: bool
+    parallel: bool
+    ends_output: Callable[[str], bool]
+
+
+Writer = Callable[[Asked], Calls]
+
+
+def exact_calls(
+    dialect: Dialect,
+    written: Written,
+    tools: Sequence[Tool],
+    *,
+    demanded: bool,
+    parallel: bool,
+    ends_output: Callable[[str], bool],
+) -> Calls | None:
+    """The calls of `tools`. None for a dialect without calls.
+
+    `demanded`: a schema that cannot be kept is an error; else only where the tool says `strict`.
+    `parallel`: several calls in one answer. `ends_output`: whether a mark is a token that ends an
+    output, which then does not belong to the call.
+    """
+    write = _FAMILIES.get(dialect.name)
+    if write is None:
+        return None
+    found = write(Asked(written, tools, demanded, parallel, ends_output))
+    if dialect.thought is None or dialect.tags or found.free is None:
+        return found
+    return found._replace(free=ThoughtPart(dialect.thought.begin, dialect.thought.end, found.free))
+
+
+def after_thought(dialect: Dialect, answer: Part) -> Part:
+    """`answer`, before which the model may think, if it is one that does."""
+    if dialect.thought is None:
+        return answer
+    if dialect.tags:  # harmony: an answer has a header
+        final = UnionPart(
+            [TextPart(f"{head}<|channel|>final{forms.MESSAGE}") for head in ("", _STARTED)]
+        )
+        answer = SequencePart([final, answer])
+    return ThoughtPart(dialect.thought.begin, dialect.thought.end, answer)
+
+
+# --- families --------------------------------------------------------------------------------------
+
+
+def _tagged(asked: Asked) -> Calls:
+    """Hermes, Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+    opening, argument = asked.written
+    blank = _blank_behind(opening, forms.TOOL_CALL)
+    end = _kept(forms.TOOL_CALL_END, asked.ends_output)
+    tags = [
+        StructureTag(
+            f"{opening}{_json_name(tool)}{argument}", _object(tool, asked.demanded), f"}}{blank}{end}"
+        )
+        for tool in asked.tools
+    ]
+    return Calls(_free(tags, [forms.TOOL_CALL], asked.parallel), _forced(tags, blank, asked.parallel))
+
+
+def _xml(asked: Asked) -> Calls:
+    """Coder: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`."""
+    opening, argument = asked.written
+    blank = _blank_behind(opening, forms.TOOL_CALL)
+    end = _kept(forms.TOOL_CALL_END, asked.ends_output)
+    tags, bare = [], []
+    for tool in asked.tools:
+        content = _parameters(tool, asked.demanded)
+        tags.append(
+            StructureTag(f"{opening}{tool.name}{argument}", content, f"{forms.FUNCTION_END}{blank}{end}")
+        )
+        bare.append(StructureTag(f"{forms.FUNCTION}{tool.name}{argument}", content, forms.FUNCTION_END))
+    free = _free([*tags, *bare], [forms.TOOL_CALL, forms.FUNCTION], asked.parallel)
+    return Calls(free, _forced(tags, blank, asked.parallel))
+
+
+def _llama3(asked: Asked) -> Calls:
+    """Llama 3: `{"name": ..., "parameters": {...}}` as the whole answer, or behind `<|python_tag|>`."""
+    opening, argument = asked.written
+    opening = opening.removeprefix(forms.PYTHON_TAG)
+    tags = [
+        StructureTag(f"{opening}{_json_name(tool)}{argument}", _object(tool, asked.demanded), "}")
+        for tool in asked.tools
+    ]
+    forced = _forced(tags, "; ", asked.parallel)
+    marked = [StructureTag(f"{forms.PYTHON_TAG}{tag.begin}", tag.content, tag.end) for tag in tags]
+    free = TagsPart(marked, [forms.PYTHON_TAG + "{"], stop_after_first=True)
+    begun = [
+        f"{opening.replace(': ', space)}{_json_name(tool)}"
+        for tool in asked.tools
+        for space in (": ", ":")
+    ]
+    bare = SequencePart([_LEADING, forced])
+    return Calls(UnionPart([bare, UnlessPart(free, begun)]), forced)
+
+
+def _mistral(asked: Asked) -> Calls:
+    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]NAME[ARGS]{...}`."""
+    opening, argument = asked.written
+    list_begin, bracket, head = opening.partition("[{")
+    if bracket:
+        ident = UnionPart([TextPart(""), _sequence(StructureTag(', "id": "', RegexPart(_ID), '"'))])
+        each = [
+            StructureTag(
+                "{" + head + _json_name(tool) + argument,
+                SequencePart([_object(tool, asked.demanded), ident]),
+                "}",
+            )
+            for tool in asked.tools
+        ]
+        whole = StructureTag(f"{list_begin}[", _forced(each, ", ", asked.parallel), "]")
+        return Calls(_free([whole], [forms.TOOL_CALLS], False), _sequence(whole))
+    before, marked, behind = argument.partition(CALL_ID)
+    tags = []
+    for tool in asked.tools:
+        content: Part = _object(tool, asked.demanded)
+        if marked:
+            content = SequencePart([RegexPart(_ID), TextPart(behind), content])
+        tags.append(StructureTag(f"{opening}{tool.name}{before}", content, ""))
+    return Calls(_free(tags, [forms.TOOL_CALLS], asked.parallel), _forced(tags, "", asked.parallel))
+
+
+def _deepseek(asked: Asked) -> Calls:
+    """DeepSeek: `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`, in marks for all."""
+    opening, argument = asked.written
+    opening = opening.removeprefix(forms.CALLS_BEGIN)
+    fenced = "```" in argument
+    end = ("\n```" if fenced else "") + forms.CALL_END
+    each = [
+        StructureTag(f"{opening}{tool.name}{argument}", _object(tool, asked.demanded), end)
+        for tool in asked.tools
+    ]
+    several = _forced(each, "\n" if fenced else "", asked.parallel)
+    ended = UnionPart([TextPart(""), TextPart(_kept(forms.CALLS_END, asked.ends_output))])
+    whole = StructureTag(
+        forms.CALLS_BEGIN, SequencePart([several, ended]), ""
+    )  # some templates leave it out
+    return Calls(_free([whole], [forms.CALLS_BEGIN], False), _sequence(whole))
+
+
+def _harmony(asked: Asked) -> Calls:
+    """gpt-oss: `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>`.
+
+    One call in an answer: what ends it ends the output.
+    """
+    opening, argument = asked.written
+    end = _kept(forms.CALL, asked.ends_output)
+    headers = UnionPart([TextPart(header) for header in _HEADERS])
+    begins = (forms.COMMENTARY, f"{_STARTED} {forms.RECIPIENT}")
+    contents = {tool.name: _object(tool, asked.demanded) for tool in asked.tools}
+    tags = [
+        StructureTag(f"{begin}{tool.name}", SequencePart([headers, contents[tool.name]]), end)
+        for begin in begins
+        for tool in asked.tools
+    ]
+    first = [
+        StructureTag(f"{forms.RECIPIENT}{tool.name}", SequencePart([headers, contents[tool.name]]), end)
+        for tool in asked.tools
+    ]
+    free = UnionPart(
+        [
+            SequencePart([_LEADING, _forced(first, "", False)]),
+            UnlessPart(TagsPart(tags, list(begins), stop_after_first=True), [forms.RECIPIENT]),
+        ]
+    )
+    forced = [
+        StructureTag(f"{opening}{tool.name}{argument}", contents[tool.name], end) for tool in asked.tools
+    ]
+    return Calls(free, _forced(forced, "", False))
+
+
+def _any(asked: Asked) -> Calls:
+    """A template that mentions no calls: forced and strict ones are Hermes', others are free."""
+    found = _tagged(asked)
+    return found if any(tool.strict for tool in asked.tools) else found._replace(free=None)
+
+
+_FAMILIES: dict[str, Writer] = {
+    "hermes": _tagged,
+    "qwen3-coder": _xml,
+    "llama3": _llama3,
+    "mistral": _mistral,
+    "deepseek": _deepseek,
+    "harmony": _harmony,
+    "any": _any,
+}
+
+
+# --- what they are made of -------------------------------------------------------------------------
+
+
+def _object(tool: Tool, demanded: bool) -> JsonPart:
+    if tool.strict is False:
+        return JsonPart({"type": "object"})
+    return JsonPart(tool.schema, tool.place, strict=demanded or tool.strict is True)
+
+
+def _parameters(tool: Tool, demanded: bool) -> XmlPart:
+    if tool.strict is False:
+        return XmlPart(None)
+    return XmlPart(tool.schema, tool.place, strict=demanded or tool.strict is True)
+
+
+def _json_name(tool: Tool) -> str:
+    return json.dumps(tool.name, ensure_ascii=False)[1:-1]
+
+
+def _blank_behind(opening: str, mark: str) -> str:
+    """The blanks that the template writes behind a mark; it writes the same before the closing one."""
+    found = _BLANKS.match(opening, opening.find(mark) + len(mark))
+    return found[0] if found is not None and mark in opening else ""
+
+
+def _kept(mark: str, ends_output: Callable[[str], bool]) -> str:
+    return "" if ends_output(mark) else mark
+
+
+def _sequence(tag: StructureTag) -> SequencePart:
+    return SequencePart([TextPart(tag.begin), tag.content, TextPart(tag.end)])
+
+
+def _forced(tags: Sequence[StructureTag], separator: str, parallel: bool) -> Part:
+    calls = UnionPart([_sequence(tag) for tag in tags])
+    return ListPart(calls, separator) if parallel else calls
+
+
+def _free(tags: list[StructureTag], triggers: list[str], parallel: bool) -> TagsPart:
+    return TagsPart(tags, triggers, stop_after_first=not parallel)

@@ -1,0 +1,335 @@
+"""How each family of models writes tool calls. Pure.
+
+A form is a coroutine: it is sent one character after the other, and "" at the end of the text. So it
+cannot see how the text was cut into chunks. It raises `Broken` where what it read is no call, and
+returns how many of the characters it read are not its own (they belong to the text that follows).
+
+| form | what the model writes |
+|---|---|
+| `tagged` | `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen, ours) |
+| `xml` | `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>` (Coder) |
+| `mistral` | `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]NAME[ARGS]{...}` |
+| `deepseek` | `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`, in marks for all |
+| `harmony` | `<|channel|>commentary to=functions.NAME json<|message|>{...}<|call|>` (gpt-oss) |
+| `python_tag` | `<|python_tag|>{"name": ..., "parameters": {...}}` (Llama 3) |
+| `bare` | the same without a mark, up to the end of the text, or a list of such objects |
+
+The closing tag of the last call may be missing: some models stop on it.
+"""
+
+import json
+import re
+from collections.abc import Callable, Generator
+from typing import Protocol, TypeAlias, TypeVar
+
+from ramify.actors.calls.scanner import Broken, Scanner
+from ramify.actors.calls.toolbox import decode
+
+T = TypeVar("T")
+Reading: TypeAlias = Generator[None, str, T]
+
+ARGUMENTS = ("arguments", "parameters")  # what families call them
+NAME_MOST = 256  # characters of a tool's name, or of what stands in its place
+
+TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
+FUNCTION, FUNCTION_END = "<function=", "</function>"
+PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL_BEGIN, CALL_END, CALL_SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+PYTHON_TAG = "<|python_tag|>"
+RECIPIENT, COMMENTARY = "to=functions.", "<|channel|>commentary to=functions."
+MESSAGE, CALL = "<|message|>", "<|call|>"
+_HEAD_END = re.compile(r"[\s<]")  # what ends a recipient's name
+
+
+class Sink(Protocol):
+    """Where a form tells what it has read."""
+
+    def begin(self) -> None:
+        """A call begins."""
+
+    def named(self, name: str) -> None:
+        """The call's tool. Raises Broken if there is no such tool."""
+
+    def argues(self, piece: str) -> None:
+        """More of the JSON text of its arguments."""
+
+    def scanned(self) -> str:
+        """What went through the scanner, which ends here."""
+        ...
+
+    def scans(self, scanner: Scanner, *, arguments: bool = False) -> None:
+        """What is read now goes through `scanner`: runs of a string need not be sent one by one.
+
+        `arguments`: all of it is arguments, else what is in that member.
+        """
+
+    def typed(self, parameter: str, text: str) -> object:
+        """The value of a parameter that was written as plain text."""
+
+    def complete(self, value: object) -> None:
+        """Its object is complete. Raises Broken if it is no call."""
+
+    def commit(self) -> None:
+        """What was completed counts, whatever follows."""
+
+
+Form: TypeAlias = Callable[[Sink], Reading[int]]
+
+
+def tagged(sink: Sink) -> Reading[int]:
+    """Behind `<tool_call>`."""
+    c = yield from _blanks()
+    if c == "<":
+        yield from _rest(FUNCTION, c)
+        return (yield from xml(sink))
+    yield from _object(sink, c)
+    yield from _closed(TOOL_CALL_END)
+    sink.commit()
+    return 0
+
+
+def xml(sink: Sink) -> Reading[int]:
+    """Behind `<tool_call><function=`."""
+    yield from _function(sink)
+    yield from _closed(TOOL_CALL_END)
+    sink.commit()
+    return 0
+
+
+def function(sink: Sink) -> Reading[int]:
+    """Behind `<function=` where no `<tool_call>` stood before it."""
+    yield from _function(sink)
+    sink.commit()
+    return 0
+
+
+def _function(sink: Sink) -> Reading[None]:
+    sink.begin()
+    name = (yield from _until(">", NAME_MOST)).strip()
+    sink.named(name)
+    arguments: dict[str, object] = {}
+    while True:
+        c = yield from _blanks()
+        if (yield from _either(c, PARAMETER, FUNCTION_END)) == FUNCTION_END:
+            break
+        key = (yield from _until(">", NAME_MOST)).strip()
+        text = yield from _until(PARAMETER_END)
+        value = sink.typed(key, text.removeprefix("\n").removesuffix("\n"))
+        sink.argues((", " if arguments else "{") + f"{_json(key)}: {_json(value)}")
+        arguments[key] = value
+    sink.argues("}" if arguments else "{}")
+    sink.complete({"name": name, "arguments": arguments})
+
+
+def mistral(sink: Sink) -> Reading[int]:
+    """Behind `[TOOL_CALLS]`."""
+    c = yield from _blanks()
+    if c == "{":
+        yield from _object(sink, c)
+        sink.commit()
+        return 0
+    if c != "[":
+        return (yield from _named(sink, c))
+    while True:
+        c = yield from _blanks()
+        yield from _object(sink, c)
+        c = yield from _blanks()
+        if c not in (",", "]", ""):
+            raise Broken
+        sink.commit()
+        if c != ",":
+            return 0
+
+
+def _named(sink: Sink, c: str) -> Reading[int]:
+    """`NAME[CALL_ID]ID[ARGS]{...}`, of which the id may be missing, and `[ARGS]` as well."""
+    sink.begin()
+    head = ""
+    while c != "{":
+        head += c
+        if not c or len(head) > NAME_MOST:
+            raise Broken
+        c = yield
+    name, marked, ident = head.removesuffix(ARGS).partition(CALL_ID)
+    if marked and not ident:
+        raise Broken
+    sink.named(name.strip())
+    yield from _arguments(sink, name.strip(), c)
+    sink.commit()
+    return 0
+
+
+def deepseek(sink: Sink) -> Reading[int]:
+    """Behind `<｜tool▁calls▁begin｜>`.
+
+    V3 and R1 put "function" before the name, and a fence around the arguments.
+    """
+    while True:
+        c = yield from _blanks()
+        if not c:
+            return 0
+        if (yield from _either(c, CALL_BEGIN, CALLS_END)) == CALLS_END:
+            return 0
+        sink.begin()
+        head = (yield from _until(CALL_SEP, NAME_MOST)).strip()
+        fenced = head == "function"
+        name = (yield from _until("\n", NAME_MOST)).strip() if fenced else head
+        sink.named(name)
+        c = yield from _blanks()
+        if fenced:
+            yield from _rest("```json", c)
+            c = yield from _blanks()
+        yield from _arguments(sink, name, c)
+        if fenced:
+            c = yield from _blanks()
+            yield from _rest("```", c)
+        yield from _closed(CALL_END)
+        sink.commit()
+
+
+def harmony(sink: Sink) -> Reading[int]:
+    """Behind the recipient's `to=functions.`: the rest of the header, the arguments, and the call's end.
+
+    The recipient stands behind the channel, or (as the template writes it) behind the role before it.
+    """
+    sink.begin()
+    head = yield from _until(MESSAGE, NAME_MOST)
+    name = _HEAD_END.split(head, maxsplit=1)[0]
+    sink.named(name)
+    c = yield from _blanks()
+    yield from _arguments(sink, name, c)
+    yield from _closed(CALL)
+    sink.commit()
+    return 0
+
+
+def python_tag(sink: Sink) -> Reading[int]:
+    """Behind `<|python_tag|>`: objects with ";" between them. What follows them is text."""
+    c = yield from _blanks()
+    while True:
+        yield from _object(sink, c)
+        sink.commit()
+        read = 1
+        c = yield
+        while c.isspace() or c == ";":
+            read += 1
+            c = yield
+        if c != "{":
+            return read if c else 0
+
+
+def bare(sink: Sink) -> Reading[int]:
+    """From the beginning of an answer to its end: objects with ";" between them, or a list."""
+    c = yield from _blanks()
+    listed = c == "["
+    if listed:
+        c = yield from _blanks()
+    while True:
+        yield from _object(sink, c)
+        c = yield from _blanks()
+        if listed and c == "]":
+            listed = False
+            c = yield from _blanks()
+        elif c == ("," if listed else ";"):
+            c = yield from _blanks()
+            continue
+        if listed:
+            raise Broken
+        if not c:
+            sink.commit()
+            return 0
+
+
+# --- what they are made of -------------------------------------------------------------------------
+
+
+def _object(sink: Sink, c: str) -> Reading[None]:
+    """An object with the name and the arguments of a call; `c` is its first character."""
+    sink.begin()
+    scanner = Scanner()
+    name: list[str] = []
+    sink.scans(scanner)
+    while True:
+        if not c:
+            raise Broken
+        inside = scanner.push(c)
+        if inside and scanner.key == "name":
+            name.append(c)
+        elif name:
+            told = decode("".join(name))
+            if not isinstance(told, str):
+                raise Broken
+            sink.named(told)
+            name.clear()
+        if inside and scanner.key in ARGUMENTS:
+            sink.argues(c)
+        if scanner.ended:
+            break
+        c = yield
+    sink.complete(decode(sink.scanned()))
+
+
+def _arguments(sink: Sink, name: str, c: str) -> Reading[None]:
+    """The object of the arguments alone; `c` is its first character."""
+    scanner = Scanner()
+    sink.scans(scanner, arguments=True)
+    while True:
+        if not c:
+            raise Broken
+        scanner.push(c)
+        sink.argues(c)
+        if scanner.ended:
+            break
+        c = yield
+    sink.complete({"name": name, "arguments": decode(sink.scanned())})
+
+
+def _blanks() -> Reading[str]:
+    """Skip them; the first character that is none, "" at the end."""
+    while True:
+        c = yield
+        if not c.isspace():
+            return c
+
+
+def _rest(text: str, c: str) -> Reading[None]:
+    """Exactly `text`, whose first character was read as `c`."""
+    yield from _either(c, text)
+
+
+def _either(c: str, *texts: str) -> Reading[str]:
+    """One of `texts`, of which none begins another; `c` is the first character."""
+    read = c
+    while True:
+        if read in texts:
+            return read
+        if not c or not any(text.startswith(read) for text in texts):
+            raise Broken
+        c = yield
+        read += c
+
+
+def _closed(tag: str) -> Reading[None]:
+    """Blanks and a closing tag, or the end of the text."""
+    c = yield from _blanks()
+    if c:
+        yield from _rest(tag, c)
+
+
+def _until(mark: str, most: int | None = None) -> Reading[str]:
+    """Text up to `mark`, which is read too; at most so many characters."""
+    read: list[str] = []
+    last = mark[-1]
+    while True:
+        c = yield
+        if not c or (most is not None and len(read) > most + len(mark)):
+            raise Broken
+        read.append(c)
+        if c == last and "".join(read[-len(mark) :]) == mark:
+            return "".join(read[: -len(mark)])
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

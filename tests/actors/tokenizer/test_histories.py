@@ -1,0 +1,141 @@
+"""Histories by fingerprint: what is found, what counts, what makes room. Pure."""
+
+from array import array
+from typing import Any
+
+from ramify.actors.tokenizer.histories import MOST_DROPPED, Bound, Histories, fingerprints
+from ramify.protocol.limits import Limits
+from ramify.protocol.wire import ChatMessage, Role
+
+Messages = list[ChatMessage]
+
+
+def said(*contents: str) -> Messages:
+    """A user and an assistant in turn."""
+    roles: tuple[Role, Role] = ("user", "assistant")
+    return [ChatMessage(role=roles[i % 2], content=each) for i, each in enumerate(contents)]
+
+
+def text_of(messages: Messages) -> str:
+    return "".join(f"<{each.content}>" for each in messages)
+
+
+def never(text: str, at: int) -> bool:
+    return False
+
+
+def find(table: Histories, messages: Messages, owner: str = "", tools: Any = None) -> Bound:
+    return table.find(owner, messages, tools, None, text_of(messages), never)
+
+
+def answer(table: Histories, messages: Messages, said: str, owner: str = "") -> Bound:
+    """A request, and its answer whose token ids are no tokenizer's."""
+    bound = find(table, messages, owner)
+    table.use(owner, bound)
+    rest = text_of(messages)[bound.chars :]
+    ids = array("i", [len(messages)] * len(rest))
+    table.add(owner, bound, [(rest, ids), ("<", array("i", [7])), (f"{said}>", array("i", [900, 901]))])
+    return bound
+
+
+def test_a_history_that_comes_back_has_the_tokens_that_were_sampled() -> None:
+    table = Histories(Limits())
+    assert answer(table, said("a"), "b").outcome == "new"
+    bound = find(table, said("a", "b", "c"))
+    assert (bound.outcome, bound.chars) == ("bound", len("<a><b>"))
+    assert list(bound.tokens()) == [1, 1, 1, 7, 900, 901]
+    answer(table, said("a", "b", "c"), "d")
+    later = find(table, said("a", "b", "c", "d", "e"))
+    assert list(later.tokens()) == [1, 1, 1, 7, 900, 901, 3, 3, 3, 7, 900, 901]
+    assert find(table, said("a", "b", "c")).outcome == "bound"  # asked again
+
+
+def test_an_edited_history_agrees_up_to_the_edit() -> None:
+    table = Histories(Limits())
+    answer(table, said("a"), "b")
+    answer(table, said("a", "b", "c"), "d")
+    edited = find(table, said("a", "other", "c"))
+    assert (edited.outcome, list(edited.tokens())) == ("edited", [1, 1, 1, 7])
+    middle = find(table, said("a", "b", "changed", "d", "e"))
+    assert (middle.outcome, list(middle.tokens())) == ("edited", [1, 1, 1, 7, 900, 901])
+    foreign = find(table, said("x", "b", "c"))
+    assert (foreign.outcome, foreign.piece) == ("new", None)
+
+
+def test_two_answers_to_one_request_are_told_apart() -> None:
+    table = Histories(Limits())
+    answer(table, said("a"), "b")
+    answer(table, said("a"), "x")
+    for each in "bx":
+        bound = find(table, said("a", each, "c"))
+        assert (bound.outcome, bound.chars) == ("bound", 6)
+
+
+def test_names_and_tools_keep_histories_apart() -> None:
+    table = Histories(Limits())
+    answer(table, said("a"), "b", owner="one")
+    assert find(table, said("a", "b", "c"), "one").outcome == "bound"
+    assert find(table, said("a", "b", "c"), "two").piece is None
+    assert find(table, said("a", "b", "c"), "one", tools=[{"name": "t"}]).piece is None
+
+
+def test_a_name_with_many_histories_pushes_out_its_own() -> None:
+    table = Histories(Limits(histories=4))
+    answer(table, said("kept"), "b", owner="one")
+    for i in range(20):
+        answer(table, said(f"{i}"), "b", owner="two")
+    assert len(table) == 4
+    assert find(table, said("kept", "b", "c"), "one").outcome == "bound"
+    assert find(table, said("0", "b", "c"), "two").outcome == "evicted"
+    assert find(table, said("19", "b", "c"), "two").outcome == "bound"
+
+
+def test_bytes_are_bounded_and_shared_pieces_count_once() -> None:
+    table = Histories(Limits(history_bytes=20_000))
+    messages = said("a")
+    for _ in range(10):
+        answer(table, messages, "b")
+        messages = [*messages, *said("x", "b")[1:], *said("c")]
+    grown = table.size
+    assert grown < 20_000
+    big = said("y" * 3000)
+    answer(table, big, "b", owner="two")
+    assert table.size <= 20_000
+    for i in range(50):
+        answer(table, said(f"{i}" * 100), "b")
+        assert table.size <= 20_000
+    for _ in range(len(table)):
+        owner = next(iter(table._owners))
+        table._drop_oldest(owner)
+    assert (table.size, len(table)) == (0, 0)
+
+
+def test_pieces_that_went_while_a_request_ran_count_again() -> None:
+    table = Histories(Limits(histories=1))
+    answer(table, said("a"), "b")
+    bound = find(table, said("a", "b", "c"))
+    answer(table, said("other"), "b")
+    table.add("", bound, [("<c>", array("i", [1]))])
+    assert len(table) == 1
+    whole = table.size
+    table._drop_oldest("")
+    assert (whole > 0, table.size) == (True, 0)
+
+
+def test_fingerprints_cost_one_pass() -> None:
+    keys = fingerprints("", said("a", "b", "c", "d", "e"), None, None)
+    assert [key.messages for key in keys] == [1, 3, 5]
+    again = fingerprints("", said("a", "b", "c"), None, None)
+    assert [key.digest for key in again] == [key.digest for key in keys[:2]]
+
+
+def test_a_large_history_pushes_out_a_bounded_number_of_small_ones() -> None:
+    """What is left over goes with the next ones: no turn of the loop drops thousands."""
+    table = Histories(Limits(history_bytes=580_000))
+    for i in range(700):
+        answer(table, said(f"{i}"), "ok")
+    answer(table, said("long"), "y" * 300_000)
+    assert len(table) == 701 - MOST_DROPPED
+    for i in range(3):
+        answer(table, said(f"more {i}"), "ok")
+    assert table.size <= 580_000
