@@ -24,7 +24,7 @@ from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull, tell_each
 from ramify.actors.kit.turns import Turns
 from ramify.actors.kit.working import Working, cell_of
-from ramify.actors.session.branches.outbox import Encoded, EncodeText, Made, Outbox
+from ramify.actors.session.branches.state import Encoded, EncodeText, Made, Outbox
 from ramify.actors.session.core import FAILED, MOVED, SessionCore
 from ramify.actors.session.saver import Saver
 from ramify.actors.tokenizer.encoder import Encoder, Job

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ramify.actors.kit.turns import OP, SOCKET, Steps
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.state import SessionState
-from ramify.actors.session.ops.registry import op_bytes
+from ramify.actors.session.ops import op_bytes
 from ramify.actors.session.ops.running.op_runner import OpRunner
 from ramify.actors.session.sockets.inspections import Inspections
 from ramify.actors.session.sockets.publisher import Publisher

@@ -6,8 +6,8 @@ message, but is told to `go_on` in later turns, so all happens in the order in w
 a frame:
 
     attachments  sockets come and go; a frame of one that has its `state` goes on
-    core         checked as a whole (`intake`); ops that wait for no branch run `AtOnce`
-    op_runner    the other ops wait in the queues of their branches (`op_queues`) and run (`ops/`)
+    core         checked as a whole (`take_apart`); ops that wait for no branch run `AtOnce`
+    op_runner    the other ops wait in the queues of their branches (`queues`) and run (`ops/`)
     generations  ask the scheduler; its tokens come back as text
     publisher    replies, events and deltas, to each socket what it has not seen (`subscriber`)
 """
@@ -19,17 +19,15 @@ from collections.abc import Callable
 from ramify.actors.kit.turns import OP, Steps, Work
 from ramify.actors.session.attachments import Attachments
 from ramify.actors.session.branches.branch import Branch
-from ramify.actors.session.branches.outbox import Made
-from ramify.actors.session.branches.retell import retell
-from ramify.actors.session.branches.state import SessionState
+from ramify.actors.session.branches.state import Made, SessionState, retell
+from ramify.actors.session.branches.tasks import FrameRun, Task
 from ramify.actors.session.durable.recorder import Recorder
 from ramify.actors.session.input.branch_writer import BranchWriter
 from ramify.actors.session.input.template import ChatTemplate
+from ramify.actors.session.ops import AT_ONCE
 from ramify.actors.session.ops.handler import Hands
-from ramify.actors.session.ops.registry import AT_ONCE
-from ramify.actors.session.ops.running.intake import take_apart
 from ramify.actors.session.ops.running.op_runner import OpRunner
-from ramify.actors.session.queues.tasks import FrameRun, Task
+from ramify.actors.session.ops.running.queues import take_apart
 from ramify.actors.session.sockets.identity import Identity
 from ramify.actors.session.sockets.inspections import Inspections
 from ramify.actors.session.sockets.publisher import Publisher

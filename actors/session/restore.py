@@ -18,15 +18,20 @@ from ramify.actors.kit.log import get_log
 from ramify.actors.kit.memory import BRANCH, LOGPROB, MARK, SEGMENT, TOKEN, Meter
 from ramify.actors.kit.turns import Steps
 from ramify.actors.session.branches.branch import Branch, Label, Link
-from ramify.actors.session.branches.retell import retell
-from ramify.actors.session.branches.rules import Rule
-from ramify.actors.session.branches.segments import History, InputSegment, OutputSegment, Segment, Tail
-from ramify.actors.session.branches.state import SessionState
+from ramify.actors.session.branches.segments import (
+    History,
+    InputSegment,
+    OutputSegment,
+    Rule,
+    Segment,
+    Tail,
+)
+from ramify.actors.session.branches.state import SessionState, retell
+from ramify.actors.session.branches.tasks import Bill, FrameRun, Resumed, Task
 from ramify.actors.session.core import SessionCore
 from ramify.actors.session.durable.exports import DECODING, LONGEST, Checked, Unsound, saved_tools
 from ramify.actors.session.durable.salvage import READ, salvaged
-from ramify.actors.session.ops.registry import HANDLERS, op_bytes
-from ramify.actors.session.queues.tasks import Bill, FrameRun, Resumed, Task
+from ramify.actors.session.ops import HANDLERS, op_bytes
 from ramify.actors.session.sockets.declared import Declared
 from ramify.actors.session.sockets.replies import error_of
 from ramify.protocol.plan import unpack

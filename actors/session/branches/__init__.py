@@ -1,3 +1,3 @@
-"""The data of a session: branches, their segments, texts that are to become tokens, and the commands
-to other actors that changes of them make (`outbox`).
+"""The data of a session: branches, their segments, what waits for them (`tasks`), and the commands to
+other actors that changes of them make (`state.Outbox`).
 """

@@ -8,7 +8,14 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Optional, overload
 
-from ramify.actors.session.branches.segments import Decode, InputSegment, OutputSegment, Segment, Tail
+from ramify.actors.session.branches.segments import (
+    Decode,
+    InputSegment,
+    OutputSegment,
+    Saved,
+    Segment,
+    Tail,
+)
 from ramify.protocol.wire import Persist, Role
 
 CUTS_KEPT = 64  # moves backwards that are told apart; a resume from before them replays more
@@ -34,23 +41,6 @@ class Label:
         while self.above is not None and self.above.gone:
             self.above = self.above.above
         return self.above
-
-
-class Saved:
-    """That a store has a segment, as `number`, in so many bytes.
-
-    `gone` gets both when no branch has the segment any more.
-    """
-
-    __slots__ = ("_gone", "number", "size")
-
-    def __init__(self, number: int, gone: list[tuple[int, int]], size: int = 0) -> None:
-        self.number = number
-        self.size = size
-        self._gone = gone
-
-    def __del__(self) -> None:
-        self._gone.append((self.number, self.size))
 
 
 class Link:

@@ -21,7 +21,7 @@ import msgspec
 
 from ramify.actors.calls.labels import Label, Labels, kind_of, label_bytes, merged
 from ramify.actors.kit.memory import LOGPROB, MARK, SEGMENT, TOKEN, Held, Meter
-from ramify.actors.session.branches.rules import Rule
+from ramify.protocol.saved import SavedRule
 from ramify.protocol.wire import ChatMessage, Part, Role, TokenLogprob
 
 Decode = Callable[[Sequence[int]], str]
@@ -71,6 +71,42 @@ class History:
             parts.append(at.messages)
             at = at.before
         return [message for part in reversed(parts) for message in part]
+
+
+class Saved:
+    """That a store has a segment, as `number`, in so many bytes.
+
+    `gone` gets both when no branch has the segment any more.
+    """
+
+    __slots__ = ("_gone", "number", "size")
+
+    def __init__(self, number: int, gone: list[tuple[int, int]], size: int = 0) -> None:
+        self.number = number
+        self.size = size
+        self._gone = gone
+
+    def __del__(self) -> None:
+        self._gone.append((self.number, self.size))
+
+
+class Rule(Held):
+    """A constraint that outputs of a session stand under, kept once: all that do so share it.
+
+    An output that was cut, or a fork in its middle, can be continued under it. `saved`: once a store
+    has it.
+    """
+
+    __slots__ = ("__weakref__", "saved", "what")
+
+    def __init__(self, what: SavedRule) -> None:
+        self.what = what
+        self.saved: Saved | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes."""
+        return SEGMENT + len(self.what.spec.text)
 
 
 class InputSegment(Held):

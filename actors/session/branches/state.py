@@ -4,28 +4,117 @@ Pure. Every change of a branch goes through here, so that the session's segments
 handle move together.
 """
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
+import msgspec
+
 from ramify.actors.kit.memory import BRANCH, JSON, Holdings, Meter, json_size
-from ramify.actors.session.branches.branch import Branch, Label, input_segment
-from ramify.actors.session.branches.outbox import Outbox
-from ramify.actors.session.branches.rules import Rule
-from ramify.actors.session.branches.segments import Decode, InputSegment
+from ramify.actors.kit.turns import Steps
+from ramify.actors.session.branches.branch import Branch, Label, Link, input_segment
+from ramify.actors.session.branches.segments import Decode, InputSegment, Rule
 from ramify.actors.tokenizer.histories import Bound, Histories
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import Exists, LimitExceeded, NoBranch, TooLong
-from ramify.protocol.messages import DropBranches, ExtendBranch, ForkBranch, MoveBranch, OpenBranch
+from ramify.protocol.messages import (
+    Abandon,
+    CancelRequest,
+    Compile,
+    DropBranches,
+    ExtendBranch,
+    ForkBranch,
+    Inspect,
+    MoveBranch,
+    OpenBranch,
+    Reopen,
+    RetainBranches,
+    Submit,
+)
 from ramify.protocol.plan import pack
 from ramify.protocol.saved import SavedRule
-from ramify.protocol.wire import JsonObject, Persist
+from ramify.protocol.wire import Error, JsonObject, Persist, ServerMessage
+
+Made = object  # by `EncodeText.run`: input, choices or a prompt, as the one who asked for it knows
+ToCache = (
+    OpenBranch
+    | ExtendBranch
+    | ForkBranch
+    | MoveBranch
+    | RetainBranches
+    | DropBranches
+    | Reopen
+    | Inspect
+)
+ToScheduler = Submit | CancelRequest
+ToGrammar = Compile | Abandon
+
+
+class EncodeText(msgspec.Struct, frozen=True):
+    """Render and tokenize long text off the event loop: `run`. Answered with `Encoded`."""
+
+    ticket: int
+    size: int  # characters, about
+    run: Callable[[], Made]
+
+
+class Encoded(msgspec.Struct, frozen=True):
+    """What the `run` of an `EncodeText` returned, or why it could not."""
+
+    ticket: int
+    prepared: Made | None
+    error: BaseException | None = None
+
+
+class Outbox:
+    """Commands to other actors, collected while a session handles its mailbox.
+
+    The actor sends them when it has read its mailbox: first to sockets, then to the cache, then to the
+    grammar actor and the scheduler. A request may name a branch that the cache has just been told of, so
+    the cache comes first.
+    """
+
+    def __init__(self) -> None:
+        self.cache: list[ToCache] = []
+        self.retained: dict[int, float] = {}  # handle -> until, told after `cache`
+        self.scheduler: list[ToScheduler] = []
+        self.grammar: list[ToGrammar] = []
+        self.notes: list[tuple[int, ServerMessage]] = []  # to sockets that are not attached
+        self.refused: list[tuple[int, Error]] = []  # sockets that are turned away, and why
+        self.closes: list[tuple[int, int, str]] = []  # socket, code, reason
+        self.encode: list[EncodeText] = []
+        self.wake_at: float | None = None
+
+    def forget(self) -> None:
+        """Cache, scheduler and grammar are gone: drop what is for them. Replies still go out."""
+        self.forget_engine()
+        self.encode.clear()
+        self.wake_at = None
+
+    def forget_engine(self) -> None:
+        """Others take the place of cache, scheduler and grammar: they are told everything anew."""
+        for commands in (self.cache, self.retained, self.scheduler, self.grammar):
+            commands.clear()
+
+    def seal(self, owner: str = "") -> None:
+        """Make one message of all that is retained, behind those that make, move or drop branches."""
+        if self.retained:
+            self.cache.append(RetainBranches(self.retained, owner))
+            self.retained = {}
+
+    def wake(self, when: float) -> None:
+        """Ask for a `Tick` at `when` or earlier."""
+        self.wake_at = when if self.wake_at is None else min(when, self.wake_at)
+
 
 LIFE = 1 << 32  # revisions of one life of a session: each server that takes it up begins with the next
 LIVES_KEPT = 64
 SEGMENTS = 1 << 14  # of a branch
 SAVED = 16  # bytes of an output's token in a store, about
 MESSAGE = 128  # of text that cost as much to save as a chat message
+TELLING = 5  # what it costs to tell a cache of a branch (see `Work`)
+LINKS = 2  # that are looked at in a microsecond then
 
 
 class SessionState:
@@ -297,3 +386,32 @@ class SessionState:
             )
         if more > 0:
             self.meter.require(JSON * more)
+
+
+def retell(state: SessionState, now: float) -> Steps[None]:
+    """Tell a cache that has none of them of all branches: a session was restored, or has moved.
+
+    Each branch is a fork of the first that has its segments: shared tokens are told once.
+
+    `now`: from when on branches are retained.
+    """
+    placed: dict[int, int] = {}  # id(link) -> a handle that has it
+    for branch in list(state.branches.values()):
+        own: list[Link] = []
+        link = branch.segments.top
+        while link is not None and id(link) not in placed:
+            own.append(link)
+            link = link.before
+        if link is None:
+            state.out.cache.append(OpenBranch(branch.handle, state.namespace))
+        else:
+            state.out.cache.append(ForkBranch(placed[id(link)], [branch.handle], link.segment.end))
+        yield TELLING + len(own) // LINKS
+        tokens: array[int] = array("i")
+        for each in reversed(own):
+            placed[id(each)] = branch.handle
+            tokens.extend(each.segment.tokens)
+        if tokens:
+            state.out.cache.append(ExtendBranch(branch.handle, pack(tokens)))
+        if branch.retain_s is not None:
+            state.out.retained[branch.handle] = now + branch.retain_s

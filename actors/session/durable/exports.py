@@ -18,8 +18,7 @@ import msgspec
 from ramify.actors.kit.memory import json_size
 from ramify.actors.kit.turns import Steps
 from ramify.actors.session.branches.branch import Link
-from ramify.actors.session.branches.rules import Rule
-from ramify.actors.session.branches.segments import Tail
+from ramify.actors.session.branches.segments import Rule, Tail
 from ramify.actors.session.branches.state import SEGMENTS, SessionState
 from ramify.actors.session.durable.items import HANDLE, saved_branches, saved_segment
 from ramify.actors.session.sockets.identity import Identity, view_key

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ramify.actors.session.branches.branch import Branch, Label, Link
-from ramify.actors.session.branches.rules import Rule
-from ramify.actors.session.branches.segments import InputSegment, OutputSegment
+from ramify.actors.session.branches.segments import InputSegment, OutputSegment, Rule
 from ramify.actors.session.branches.state import SAVED
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.plan import pack

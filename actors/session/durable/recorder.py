@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 
 from ramify.actors.kit.turns import Steps
-from ramify.actors.session.branches.branch import Branch, Link, Saved
-from ramify.actors.session.branches.rules import Rule
-from ramify.actors.session.branches.segments import OutputSegment
+from ramify.actors.session.branches.branch import Branch, Link
+from ramify.actors.session.branches.segments import OutputSegment, Rule, Saved
 from ramify.actors.session.branches.state import SessionState
+from ramify.actors.session.branches.tasks import FrameRun, Task
 from ramify.actors.session.durable.items import (
     encoding_cost,
     number_of,
@@ -28,7 +28,6 @@ from ramify.actors.session.durable.items import (
     unsaved,
 )
 from ramify.actors.session.output.generations import Generations
-from ramify.actors.session.queues.tasks import FrameRun, Task
 from ramify.actors.session.sockets.declared import Declared
 from ramify.actors.session.sockets.identity import Identity
 from ramify.actors.session.sockets.publisher import Publisher

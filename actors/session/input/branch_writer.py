@@ -23,14 +23,14 @@ import msgspec
 from ramify.actors.kit.memory import SEGMENT, TOKEN, json_size
 from ramify.actors.kit.turns import Steps
 from ramify.actors.session.branches.branch import Branch
-from ramify.actors.session.branches.pending_appends import (
+from ramify.actors.session.branches.segments import History, InputSegment, OutputSegment, Segment, Tail
+from ramify.actors.session.branches.state import SessionState
+from ramify.actors.session.branches.tasks import (
     PartTokens,
     PendingAppend,
     PendingPart,
     Prepared,
 )
-from ramify.actors.session.branches.segments import History, InputSegment, OutputSegment, Segment, Tail
-from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.input.conversation import (
     Border,
     Conversation,

@@ -2,9 +2,8 @@
 
 from ramify.actors.kit.memory import MESSAGE, NUMBER, TARGET, json_bytes
 from ramify.actors.kit.turns import Steps
-from ramify.actors.session.branches.pending_appends import Shared
+from ramify.actors.session.branches.tasks import FrameRun, Kind, Shared, Task
 from ramify.actors.session.ops.handler import CHARACTERS, Faults, OpContext, OpHandler
-from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
 from ramify.protocol.wire import Append, Ok, names
 
 KIND = Kind("append", adds=True)

@@ -1,8 +1,8 @@
 """`drop`: release branches."""
 
 from ramify.actors.kit.memory import MESSAGE, TARGET
+from ramify.actors.session.branches.tasks import FrameRun, Kind, Task
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
-from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
 from ramify.protocol.wire import Drop, Ok, names
 
 KIND = Kind("drop", cleans=True)

@@ -2,8 +2,8 @@
 
 from ramify.actors.kit.memory import MESSAGE, TARGET
 from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.tasks import FrameRun, Kind, Task
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
-from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import Fork, Ok, Op
 

@@ -1,9 +1,9 @@
 """`generate`: on branches that there are, or with `n` on children that it forks first (the "spawn")."""
 
 from ramify.actors.kit.memory import MESSAGE, NUMBER, TARGET, json_bytes, json_size
+from ramify.actors.session.branches.tasks import FrameRun, Kind, Task
 from ramify.actors.session.ops.fork import cost_of_children, make_children
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
-from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
 from ramify.protocol.wire import CONSTRAINTS, Constraint, Generate, Ok, names
 
 LONGEST = 64  # letters of a branch's name

@@ -12,12 +12,11 @@ from ramify.actors.kit.memory import MESSAGE, TARGET
 from ramify.actors.kit.turns import OP, SOCKET, Steps
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.state import SessionState
+from ramify.actors.session.branches.tasks import FrameRun, Task
 from ramify.actors.session.input.branch_writer import BranchWriter
-from ramify.actors.session.ops.prompts import Prompts
-from ramify.actors.session.ops.texts import Texts
+from ramify.actors.session.ops.scoring.selects import Selects
+from ramify.actors.session.ops.texts import Prompts, Texts
 from ramify.actors.session.output.generations import Generations
-from ramify.actors.session.queues.tasks import FrameRun, Task
-from ramify.actors.session.scoring.selects import Selects
 from ramify.actors.session.sockets.publisher import Publisher
 from ramify.actors.session.sockets.subscriber import Subscriber
 from ramify.actors.session.sockets.trees import Trees

@@ -5,9 +5,8 @@ from typing import Any
 
 from ramify.actors.kit.memory import MESSAGE, TARGET
 from ramify.actors.kit.turns import Steps
-from ramify.actors.session.branches.pending_appends import Shared
+from ramify.actors.session.branches.tasks import FrameRun, Kind, Shared, Task
 from ramify.actors.session.ops.handler import CHARACTERS, Faults, OpContext, OpHandler, reading, said_on
-from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
 from ramify.protocol.joining import FIELDS, MOST, fields, join_texts, too_long
 from ramify.protocol.wire import Append, ChatMessage, Join, Ok
 

@@ -10,9 +10,8 @@ from typing import Any
 from ramify.actors.kit.memory import MESSAGE, TARGET
 from ramify.actors.kit.turns import Steps
 from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.tasks import FrameRun, Kind, Race, Task
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler, reading, said_on
-from ramify.actors.session.queues.race import Race
-from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
 from ramify.protocol.errors import BadRequest, Skipped
 from ramify.protocol.ranking import best_first, number_in, vote_of, votes
 from ramify.protocol.wire import Ok, Prune

@@ -1,8 +1,8 @@
 """`rollback`: move the head of a branch back, to a position or by turns."""
 
 from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.tasks import FrameRun, Kind, Task
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler, one_entry, short
-from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import Ok, Rollback
 

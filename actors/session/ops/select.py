@@ -1,9 +1,9 @@
 """`select`: the best of several choices is appended. They are scored by the model (`selects`)."""
 
 from ramify.actors.kit.memory import MESSAGE, NUMBER, TARGET
+from ramify.actors.session.branches.tasks import ON_THE_LOOP, FrameRun, Kind, Task
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
-from ramify.actors.session.queues.tasks import ON_THE_LOOP, FrameRun, Kind, Task
-from ramify.actors.session.scoring.selects import size_of
+from ramify.actors.session.ops.scoring.selects import size_of
 from ramify.protocol.wire import Ok, Select, names
 
 KIND = Kind("select", generates=True)

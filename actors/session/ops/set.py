@@ -3,8 +3,8 @@
 import msgspec
 
 from ramify.actors.kit.memory import MESSAGE, TARGET, json_bytes, json_size
+from ramify.actors.session.branches.tasks import FrameRun, Kind, Task
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler, one_entry
-from ramify.actors.session.queues.tasks import FrameRun, Kind, Task
 from ramify.protocol.errors import Unsupported
 from ramify.protocol.wire import Ok, Set
 

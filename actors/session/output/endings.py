@@ -8,9 +8,9 @@ from ramify.actors.kit.memory import json_bytes
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.segments import Tail
 from ramify.actors.session.branches.state import SAVED, SessionState
+from ramify.actors.session.branches.tasks import Task
 from ramify.actors.session.input.branch_writer import BranchWriter
 from ramify.actors.session.output.generation import GenerationState
-from ramify.actors.session.queues.tasks import Task
 from ramify.protocol.errors import (
     ConstraintError,
     LimitExceeded,

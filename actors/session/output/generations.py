@@ -16,9 +16,9 @@ import msgspec
 from ramify.actors.calls.reader import Place
 from ramify.actors.kit.memory import LOGPROB, SEGMENT
 from ramify.actors.session.branches.branch import Branch
-from ramify.actors.session.branches.rules import Rule
-from ramify.actors.session.branches.segments import OutputSegment, Tail
+from ramify.actors.session.branches.segments import OutputSegment, Rule, Tail
 from ramify.actors.session.branches.state import SessionState
+from ramify.actors.session.branches.tasks import Resumed, Task
 from ramify.actors.session.input.branch_writer import BranchWriter
 from ramify.actors.session.output.constraints import Constraints, Held
 from ramify.actors.session.output.endings import (
@@ -31,7 +31,6 @@ from ramify.actors.session.output.endings import (
     refused_constraint,
 )
 from ramify.actors.session.output.generation import GenerationState
-from ramify.actors.session.queues.tasks import Resumed, Task
 from ramify.actors.tokenizer.detokenizer import Detokenizer
 from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import (

@@ -2,16 +2,13 @@
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ramify.actors.calls.toolbox import Toolbox
 from ramify.actors.kit.memory import JSON, Held, Meter
+from ramify.actors.session.branches.segments import Saved
 from ramify.protocol.wire import JsonObject, Open
-
-if TYPE_CHECKING:
-    from ramify.actors.session.branches.branch import Saved  # which imports segments
 
 _encode = msgspec.json.Encoder().encode
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.state import SessionState
-from ramify.actors.session.queues.tasks import Task
+from ramify.actors.session.branches.tasks import Task
 from ramify.actors.session.sockets.declared import Declared, in_force
 from ramify.actors.session.sockets.reply_log import ReplyLog
 from ramify.actors.session.sockets.subscriber import Subscriber

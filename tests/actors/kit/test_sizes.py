@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ramify.actors.kit.memory import MESSAGE, NUMBER, OPENED, TARGET, reply_bytes
-from ramify.actors.session.ops.registry import op_bytes
+from ramify.actors.session.ops import op_bytes
 from ramify.protocol.wire import (
     Append,
     Cancel,

@@ -32,8 +32,7 @@ from ramify.actors.kit.metrics import Metrics
 from ramify.actors.kit.turns import Work
 from ramify.actors.scheduler.actor import SchedulerActor
 from ramify.actors.scheduler.core import Scheduler
-from ramify.actors.session.branches.outbox import ToCache, ToGrammar, ToScheduler
-from ramify.actors.session.branches.state import SessionState
+from ramify.actors.session.branches.state import SessionState, ToCache, ToGrammar, ToScheduler
 from ramify.actors.session.core import SessionCore
 from ramify.actors.session.directory import Directory
 from ramify.actors.session.input.template import ChatTemplate

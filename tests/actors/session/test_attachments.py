@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ramify.actors.session.attachments import LOOK_SECONDS
-from ramify.actors.session.ops.registry import op_bytes
+from ramify.actors.session.ops import op_bytes
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ramify.actors.kit.memory import SESSION
-from ramify.actors.session.queues import tasks
+from ramify.actors.session.branches import tasks
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.session.queues import tasks
-from ramify.actors.session.queues.op_queues import OpQueues
+from ramify.actors.session.branches import tasks
+from ramify.actors.session.ops.running.queues import OpQueues
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits

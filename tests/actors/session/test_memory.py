@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ramify.actors.kit.memory import LOGPROB, SEGMENT, SESSION, TOKEN, Holdings, Meter
-from ramify.actors.session.ops.registry import op_bytes
+from ramify.actors.session.ops import op_bytes
 from ramify.gpu.constraints import walk
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w

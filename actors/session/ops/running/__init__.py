@@ -1,1 +1,1 @@
-"""A frame becomes tasks (`intake`), and tasks run in order until each has its reply (`op_runner`)."""
+"""A frame becomes tasks (`queues`), and tasks run in order until each has its reply (`op_runner`)."""

@@ -1,8 +1,8 @@
 """Runs ops in order: which task is next, how each ends, its reply. Pure.
 
-Tasks come in checked (`intake`), wait in the queues of the branches that they touch (`op_queues`), and
-run (`ops/`) when the session's turn has room for them (`work`). Some end later: a generation, or long
-text that is being tokenized. Each task gets its terminal reply here; then what waited for it runs.
+Tasks come in checked, wait in the queues of the branches that they touch (`queues`), and run (`ops/`)
+when the session's turn has room for them (`Work`). Some end later: a generation, or long text that is
+being tokenized. Each task gets its terminal reply here; then what waited for it runs.
 """
 
 import heapq
@@ -13,17 +13,14 @@ import msgspec
 
 from ramify.actors.kit.turns import OP, SOCKET, Steps
 from ramify.actors.session.branches.branch import Branch
-from ramify.actors.session.branches.outbox import Made
-from ramify.actors.session.branches.pending_appends import Prepared
-from ramify.actors.session.branches.state import SessionState
+from ramify.actors.session.branches.state import Made, SessionState
+from ramify.actors.session.branches.tasks import Prepared, Task
 from ramify.actors.session.input.branch_writer import BranchWriter
+from ramify.actors.session.ops import HANDLERS
 from ramify.actors.session.ops.handler import OpContext
-from ramify.actors.session.ops.registry import HANDLERS
+from ramify.actors.session.ops.running.queues import OpQueues, Races
+from ramify.actors.session.ops.scoring.selects import Selects
 from ramify.actors.session.output.generations import Generations
-from ramify.actors.session.queues.op_queues import OpQueues
-from ramify.actors.session.queues.races import Races
-from ramify.actors.session.queues.tasks import Task
-from ramify.actors.session.scoring.selects import Selects
 from ramify.actors.session.sockets.publisher import Publisher
 from ramify.actors.session.sockets.replies import bare, error_message
 from ramify.actors.tokenizer.detokenizer import Detokenizer

@@ -1,7 +1,7 @@
 """What a session wants of other actors, until its actor takes it."""
 
-from ramify.actors.session.branches.outbox import EncodeText, Outbox
-from ramify.actors.session.branches.pending_appends import Prepared
+from ramify.actors.session.branches.state import EncodeText, Outbox
+from ramify.actors.session.branches.tasks import Prepared
 from ramify.protocol.messages import CancelRequest, DropBranches, RetainBranches
 from ramify.protocol.wire import Pong
 

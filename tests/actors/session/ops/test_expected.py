@@ -1,9 +1,9 @@
 """How many tokens ops are going to add, about; and what a session tells the scheduler of it."""
 
 from ramify.actors.calls.toolbox import Toolbox
+from ramify.actors.session.branches.tasks import ON_THE_LOOP, FrameRun
+from ramify.actors.session.ops import HANDLERS
 from ramify.actors.session.ops.generate import OUTPUT
-from ramify.actors.session.ops.registry import HANDLERS
-from ramify.actors.session.queues.tasks import ON_THE_LOOP, FrameRun
 from ramify.protocol.messages import Submit
 from ramify.protocol.wire import Append, ChatMessage, Drop, Generate, Join, Op, Open, Select
 

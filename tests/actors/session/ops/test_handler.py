@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from ramify.actors.calls.toolbox import Toolbox
+from ramify.actors.session.branches.tasks import FrameRun, Task
+from ramify.actors.session.ops import HANDLERS
 from ramify.actors.session.ops.handler import Faults
-from ramify.actors.session.ops.registry import HANDLERS
-from ramify.actors.session.queues.tasks import FrameRun, Task
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, LimitExceeded
 from ramify.protocol.wire import Fork, Generate, Join, Op, Open, Rollback, Set

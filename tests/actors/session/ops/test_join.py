@@ -121,7 +121,7 @@ def test_a_join_that_does_not_fit_changes_nothing(sim: Sim) -> None:
 
 
 def test_long_text_is_tokenized_off_the_loop_and_counted(sim: Sim, monkeypatch: Any) -> None:
-    monkeypatch.setattr("ramify.actors.session.queues.tasks.ON_THE_LOOP", 4)
+    monkeypatch.setattr("ramify.actors.session.branches.tasks.ON_THE_LOOP", 4)
     engine = sim(eos_every=0)
     client = engine.session()
     core = engine.cores[1]

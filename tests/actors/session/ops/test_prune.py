@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ramify.actors.session.branches.segments import OutputSegment
-from ramify.actors.session.queues.race import Race
+from ramify.actors.session.branches.tasks import Race
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
 from ramify.protocol.ranking import READ, best_first, number_in, vote_of, votes

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from ramify.actors.calls.toolbox import Toolbox
 from ramify.actors.kit.memory import NUMBER
-from ramify.actors.session.ops.registry import AT_ONCE, HANDLERS, op_bytes, op_entries
-from ramify.actors.session.queues.tasks import FrameRun
+from ramify.actors.session.branches.tasks import FrameRun
+from ramify.actors.session.ops import AT_ONCE, HANDLERS, op_bytes, op_entries
 from ramify.protocol.wire import (
     Append,
     Cancel,

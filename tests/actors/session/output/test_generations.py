@@ -7,7 +7,7 @@ import pytest
 
 from ramify.actors.kit.memory import SEGMENT, json_bytes
 from ramify.actors.session.branches.segments import Tail
-from ramify.actors.session.ops.registry import op_bytes
+from ramify.actors.session.ops import op_bytes
 from ramify.actors.session.output.endings import FULL, RETRY_MS, refusal
 from ramify.actors.session.output.generations import PREFILL_PRIORITY
 from ramify.actors.tokenizer import Tokenizer

@@ -7,9 +7,9 @@ import pytest
 from ramify.actors.calls.toolbox import Toolbox
 from ramify.actors.kit.memory import Holdings
 from ramify.actors.kit.turns import Steps
-from ramify.actors.session.ops.registry import op_bytes
-from ramify.actors.session.ops.running.intake import take_apart
-from ramify.actors.session.queues.tasks import FrameRun
+from ramify.actors.session.branches.tasks import FrameRun
+from ramify.actors.session.ops import op_bytes
+from ramify.actors.session.ops.running.queues import take_apart
 from ramify.actors.session.sockets.reply_log import ReplyLog
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits

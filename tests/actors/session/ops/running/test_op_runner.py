@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from ramify.actors.session.ops.registry import op_bytes
+from ramify.actors.session.ops import op_bytes
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.errors import RamifyError

@@ -2,7 +2,7 @@
 an `append` brings scored, where its log-probabilities are wanted. Pure.
 
 A selection is scored by requests on temporary branches of the cache that no client sees, one for each
-path of the choices' tree (`choices`). At most `limits.running` requests of a session are submitted at
+path of the choices' tree (`selection`). At most `limits.running` requests of a session are submitted at
 once: its selections share them, and the rest of a large one waits here. A selection either appends a
 choice or changes nothing: whatever stops it ends its op with an error, and what is left is cancelled.
 """
@@ -14,16 +14,21 @@ from functools import partial
 
 from ramify.actors.kit.memory import SEGMENT, TOKEN
 from ramify.actors.session.branches.branch import Branch
-from ramify.actors.session.branches.outbox import EncodeText, Made
 from ramify.actors.session.branches.segments import OutputSegment, Tail
-from ramify.actors.session.branches.state import SessionState
+from ramify.actors.session.branches.state import EncodeText, Made, SessionState
+from ramify.actors.session.branches.tasks import Task
 from ramify.actors.session.input.branch_writer import BranchWriter
+from ramify.actors.session.ops.scoring.selection import (
+    Choices,
+    ChoiceTree,
+    Input,
+    Measured,
+    Scoring,
+    Selection,
+    join_texts,
+)
 from ramify.actors.session.output.endings import refusal
 from ramify.actors.session.output.generations import Generations
-from ramify.actors.session.queues.tasks import Task
-from ramify.actors.session.scoring.boundary import join_texts
-from ramify.actors.session.scoring.choices import Choices, ChoiceTree
-from ramify.actors.session.scoring.selection import Input, Measured, Scoring, Selection
 from ramify.actors.session.sockets.publisher import Publisher
 from ramify.actors.session.sockets.replies import bare
 from ramify.actors.tokenizer import Tokenizer

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.session.scoring import selects
+from ramify.actors.session.ops.scoring import selects
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
-from tests.actors.session.scoring.test_selects import at_rest, tokens
+from tests.actors.session.ops.scoring.test_selects import at_rest, tokens
 
 
 def entries(engine: Any, whole: list[int], at: int) -> list[tuple[int, float | None]]:

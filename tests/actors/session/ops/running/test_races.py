@@ -5,9 +5,8 @@ from typing import Any
 
 from ramify.actors.session.branches.branch import Branch, input_segment
 from ramify.actors.session.branches.segments import OutputSegment, Tail
-from ramify.actors.session.queues.op_queues import OpQueues
-from ramify.actors.session.queues.race import Race
-from ramify.actors.session.queues.races import Races
+from ramify.actors.session.branches.tasks import Race
+from ramify.actors.session.ops.running.queues import OpQueues, Races
 
 
 class World:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ramify.actors.session.branches.branch import Branch, input_segment
 from ramify.actors.session.branches.segments import Tail
-from ramify.actors.session.scoring.boundary import WINDOW, join_texts
+from ramify.actors.session.ops.scoring.selection import WINDOW, join_texts
 
 
 @pytest.fixture(scope="session")

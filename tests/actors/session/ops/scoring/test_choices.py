@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.session.scoring.choices import ChoiceTree, choose
+from ramify.actors.session.ops.scoring.selection import ChoiceTree, choose
 
 words = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ramify.actors.calls.toolbox import Toolbox
-from ramify.actors.session.queues.tasks import ON_THE_LOOP, FrameRun, Kind, Task
+from ramify.actors.session.branches.tasks import ON_THE_LOOP, FrameRun, Kind, Task
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
 

@@ -8,12 +8,11 @@ import pytest
 
 from ramify.actors.kit.memory import MARK, SEGMENT, TOKEN
 from ramify.actors.session.branches.branch import Branch, input_segment
-from ramify.actors.session.branches.pending_appends import Joined
 from ramify.actors.session.branches.segments import OutputSegment, Tail
-from ramify.actors.session.ops.registry import op_bytes
-from ramify.actors.session.scoring import selects
-from ramify.actors.session.scoring.choices import ChoiceTree, choose
-from ramify.actors.session.scoring.selection import NODE
+from ramify.actors.session.branches.tasks import Joined
+from ramify.actors.session.ops import op_bytes
+from ramify.actors.session.ops.scoring import selects
+from ramify.actors.session.ops.scoring.selection import NODE, ChoiceTree, choose
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits

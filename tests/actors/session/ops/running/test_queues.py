@@ -1,6 +1,6 @@
 """Op queues: FIFO for each branch, independent between branches."""
 
-from ramify.actors.session.queues.op_queues import OpQueues
+from ramify.actors.session.ops.running.queues import OpQueues
 
 
 class Op:

@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from ramify.actors.kit.memory import SEGMENT, TOKEN
-from ramify.actors.session.branches.pending_appends import Joined
-from ramify.actors.session.scoring.choices import Choices, ChoiceTree
-from ramify.actors.session.scoring.selection import Selection
+from ramify.actors.session.branches.tasks import Joined
+from ramify.actors.session.ops.scoring.selection import Choices, ChoiceTree, Selection
 from ramify.protocol import wire as w
 from ramify.protocol.messages import Finished
 from ramify.protocol.plan import pack_floats

@@ -1,22 +1,150 @@
-"""Tasks: what waits in the queues, an op on one of its branches. Data only.
+"""What waits: tasks, each an op on one of its branches, and what an append will put there. Data only.
 
 An op with several branches becomes one task for each; `generate` with `n` becomes a fork and one
 generation for each child. Tasks of one frame share a `FrameRun`, which remembers the branches
 that failed.
+
+A `PendingAppend` is what the template makes of an append, `Prepared` is the same with its tokens.
+Neither depends on the branch's position, so branches that end alike share one: what costs time
+(rendering, tokenizing) belongs to the op, not to the branch.
 """
 
-from collections.abc import Callable, Hashable, Sequence, Set
+from array import array
+from collections.abc import Callable, Collection, Hashable, Sequence, Set
 from typing import NamedTuple
 
+import msgspec
+
 from ramify.actors.calls.toolbox import Toolbox
-from ramify.actors.session.branches.pending_appends import Shared
-from ramify.actors.session.branches.rules import Rule
-from ramify.actors.session.branches.segments import OutputSegment
-from ramify.actors.session.queues.race import Race
+from ramify.actors.session.branches.segments import History, OutputSegment, Rule, Tail
 from ramify.actors.tokenizer.detokenizer import NO_STOPS, StopSet
+from ramify.actors.tokenizer.histories import Bound
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.saved import SavedRun
-from ramify.protocol.wire import Generate, Op, Open
+from ramify.protocol.wire import ChatMessage, Generate, Op, Open, Role
+
+
+class PendingPart(msgspec.Struct, frozen=True):
+    """Text that becomes one segment; see `segments.InputSegment` for the fields.
+
+    `chat`: rendered by the template, brings its own BOS. `op`: None: the op that appends it.
+    """
+
+    text: str
+    chat: bool
+    tail: Tail
+    role: Role | None
+    messages: Sequence[ChatMessage] = ()
+    turn: int = 0
+    op: int | None = None
+    history: History | None = None
+
+
+class PendingAppend(msgspec.Struct, frozen=True):
+    """An append that is decided on but not done.
+
+    `cut`: move the branch back to there first; `over_prompt`: take the generation prompt back, which
+    the branch ends with. `start`: it begins at position 0. `after`: the token that it stands behind,
+    where that matters. `least`: its tokens are at least so many.
+    """
+
+    parts: list[PendingPart]
+    start: bool
+    after: int | None = None
+    cut: int | None = None
+    over_prompt: bool = False
+    tokens: Sequence[int] | None = None  # given as tokens: nothing to encode
+    least: int = 0  # not counted yet
+
+
+class PartTokens(NamedTuple):
+    """Tokens of one part; every branch that gets them holds the same two objects."""
+
+    tokens: "array[int]"
+    packed: bytes
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """`encoded`: the tokens of each part; None if they certainly need more than the room there was.
+
+    `tokenized`: how many of them were made of text. `bound`: what was known of the first part.
+    """
+
+    pending: PendingAppend
+    encoded: list[PartTokens] | None
+    tokenized: int = 0
+    bound: Bound | None = None
+
+
+class Shared:
+    """What the branches of one `append` share, by what they end with (`BranchWriter.situation`).
+
+    `tickets`: what is being prepared off the event loop.
+    """
+
+    __slots__ = ("prepared", "tickets")
+
+    def __init__(self) -> None:
+        self.prepared: dict[Hashable, Prepared | RamifyError] = {}
+        self.tickets: dict[Hashable, int] = {}
+
+
+class Joined(NamedTuple):
+    """Texts behind a branch, tokenized together with its end: all begin at position `at`.
+
+    `own`, `tail`: the branch's own tokens and text from there on. All of them begin with that text.
+    """
+
+    at: int
+    own: "array[int]"
+    tail: str
+    tokens: "list[array[int]]"
+
+
+class Race:
+    """A `prune` by "first" that waits: which of its sources have finished, in which order.
+
+    A source has finished when all that was queued on it before the prune is done. Sources that finish at
+    the same time keep the order of the op. One whose generation did not come to its own end comes last.
+    `decided`: the winners, the best first, once they are known. `into`: where they will go.
+    """
+
+    __slots__ = ("_into", "_others", "_places", "_through", "_winners", "decided")
+
+    def __init__(self, sources: Sequence[str], into: Sequence[str], winners: int) -> None:
+        self.decided: list[str] | None = None
+        self._places = {name: i for i, name in enumerate(sources)}
+        self._into = frozenset(into)
+        self._others = set(into) - set(sources)  # what else the prune waits for
+        self._winners = winners
+        self._through: dict[str, tuple[bool, float]] = {}
+
+    def through(self, name: str, now: float, *, whole: bool) -> None:
+        """The prune is first in the queue of the branch. `whole`: a generation came to its end."""
+        if name in self._places:
+            self._through.setdefault(name, (not whole, now))
+        self._others.discard(name)
+
+    def decide(self, failed: Collection[str]) -> bool:
+        """Whether there are enough winners now, and nobody has said so before."""
+        if self._others or self.decided is not None or len(self._through) < self._winners:
+            return False
+        if not self._into.isdisjoint(failed):  # it will be skipped
+            return False
+        through = [name for name in self._through if name not in failed]
+        over = len(self._through) == len(self._places)
+        enough = len(through) if over else sum(not self._through[name][0] for name in through)
+        if enough < self._winners:
+            return False
+        through.sort(key=lambda name: (*self._through[name], self._places[name]))
+        self.decided = through[: self._winners]
+        return True
+
+    @property
+    def losers(self) -> list[str]:
+        """In the order in which the op names them."""
+        won = set(self.decided or ())
+        return [name for name in self._places if name not in won]
 
 
 class Kind(NamedTuple):

@@ -1,0 +1,249 @@
+"""A frame becomes tasks (`take_apart`), which wait in one FIFO queue per branch name. Pure.
+
+So an array of ops is a program. A task runs when it is first in the queue of every branch it touches;
+tasks on other branches are not held up. Queues are keyed by name, not by branch: a fork may make the
+branch that the next op of the same frame uses. What an op does, its handler knows.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import takewhile
+from typing import Generic, Protocol, TypeVar
+
+from ramify.actors.kit.turns import OP, Steps
+from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.tasks import Bill, FrameRun, Task
+from ramify.actors.session.ops import AT_ONCE, HANDLERS, op_bytes, op_entries
+from ramify.actors.session.ops.handler import Faults
+from ramify.actors.session.sockets.reply_log import ReplyLog
+from ramify.protocol.config import Limits
+from ramify.protocol.errors import Forbidden, LimitExceeded
+from ramify.protocol.wire import ClientMessage, Op
+
+
+class Touches(Protocol):
+    """A task as a queue sees it."""
+
+    @property
+    def touched(self) -> tuple[str, ...]: ...
+
+
+_CUT_SHORT = ("cancelled", "deadline", "error")
+T = TypeVar("T", bound=Touches)
+
+
+class OpQueues(Generic[T]):
+    """The waiting and running tasks of one session.
+
+    All work is linear in what a task touches, however many others wait. Tasks are known by id():
+    each is in a queue, so ids are unique.
+    """
+
+    def __init__(self) -> None:
+        # Linked by `OrderedDict`, because tasks leave from the middle too (a cancel).
+        self._queues: dict[str, OrderedDict[int, T]] = {}
+        self._tasks: dict[int, T] = {}  # in the order in which they came
+        self._held: dict[int, int] = {}  # in how many queues a waiting task is not the first
+        self._started: set[int] = set()
+
+    def __len__(self) -> int:
+        """Tasks that wait or run."""
+        return len(self._tasks)
+
+    def __contains__(self, task: T) -> bool:
+        """Whether it waits or runs."""
+        return self._tasks.get(id(task)) is task
+
+    def add(self, task: T) -> None:
+        """Queue a task behind everything that touches its branches."""
+        ident = id(task)
+        self._tasks[ident] = task
+        held = 0
+        for name in task.touched:
+            queue = self._queues.setdefault(name, OrderedDict())
+            held += bool(queue)
+            queue[ident] = task
+        self._held[ident] = held
+
+    def may_start(self, task: T) -> bool:
+        """Whether it waits and is first everywhere."""
+        return self._held.get(id(task)) == 0
+
+    def start(self, task: T) -> bool:
+        """Mark `task` as running if it waits and is first everywhere."""
+        if not self.may_start(task):
+            return False
+        ident = id(task)
+        del self._held[ident]
+        self._started.add(ident)
+        return True
+
+    def finish(self, task: T) -> list[T]:
+        """The task is done, or is taken out of the queue; returns tasks that may start now."""
+        ident = id(task)
+        self._started.discard(ident)
+        self._held.pop(ident, None)
+        del self._tasks[ident]
+        freed: list[T] = []
+        for name in task.touched:
+            queue = self._queues[name]
+            first = next(iter(queue)) == ident
+            del queue[ident]
+            if not queue:
+                del self._queues[name]
+            elif first:
+                head = next(iter(queue))
+                self._held[head] -= 1  # it waits: what runs was first, and is so until it is done
+                if not self._held[head]:
+                    freed.append(queue[head])
+        return freed
+
+    def running(self, task: T) -> bool:
+        return id(task) in self._started
+
+    def behind(self, name: str) -> int:
+        """How many tasks are queued on the branch, the running one included."""
+        return len(self._queues.get(name, ()))
+
+    def first(self, name: str) -> T | None:
+        """The task that is first in the queue of a branch."""
+        queue = self._queues.get(name)
+        return next(iter(queue.values())) if queue else None
+
+    def ahead(self, task: T, name: str) -> list[T]:
+        """The tasks before `task`, which touches the branch, in its queue."""
+        return list(takewhile(lambda other: other is not task, self._queues[name].values()))
+
+    def on(self, names: Iterable[str] | None = None) -> list[T]:
+        """Tasks that touch the branches (None: any), each once, in queue order."""
+        if names is None:
+            return list(self._tasks.values())
+        seen: dict[int, T] = {}
+        for name in dict.fromkeys(names):
+            seen.update(self._queues.get(name, ()))
+        return list(seen.values())
+
+
+class Races:
+    """Tells the prunes of one session that wait what happens on their branches. `branches`: by name.
+
+    One by "first" learns which branches have finished, so that the others can be stopped. One by
+    "logprob" needs the log-probabilities of what is generated there.
+    """
+
+    def __init__(self, queues: OpQueues[Task], branches: dict[str, Branch]) -> None:
+        self._queues = queues
+        self._branches = branches
+        self._running: dict[int, Task] = {}  # by id()
+        self.due: dict[int, Task] = {}  # those that have heard something, by id() too
+        self._scored: Counter[str] = Counter()  # by how many prunes
+
+    def __bool__(self) -> bool:
+        """Whether one waits that is to hear of each task that ends."""
+        return bool(self._running)
+
+    def scored(self, branch: str) -> bool:
+        """Whether a prune waits for the mean log-probability of what is generated there."""
+        return branch in self._scored
+
+    def add(self, task: Task, now: float) -> None:
+        """A task was queued."""
+        if task.scored:
+            self._scored.update(task.scored)
+        if task.race is not None:
+            self._running[id(task)] = task
+            self._tell(task.touched, now)
+
+    def finished(self, task: Task, now: float) -> None:
+        """A task has left its queues."""
+        for name in task.scored:
+            self._scored[name] -= 1
+            if not self._scored[name]:
+                del self._scored[name]
+        self._running.pop(id(task), None)
+        self.due.pop(id(task), None)
+        if self._running:
+            self._tell(task.touched, now)
+
+    def _tell(self, names: Collection[str], now: float) -> None:
+        for name in names:
+            task = self._queues.first(name)
+            if task is not None and task.race is not None:
+                task.race.through(name, now, whole=_whole(self._branches.get(name)))
+                self.due[id(task)] = task
+
+    def losing(self) -> Iterator[tuple[set[str], list[Task]]]:
+        """Of each prune that was just decided: the losing branches, and tasks that run there."""
+        while self.due:
+            _, task = self.due.popitem()
+            if task.race is not None and task.race.decide(task.frame.failed):
+                losers = task.race.losers
+                late = {id(t): t for name in losers for t in self._queues.ahead(task, name)}
+                yield set(losers), list(late.values())
+
+
+def _whole(branch: Branch | None) -> bool:
+    """Whether its last generation came to its own end."""
+    return branch is not None and branch.answer() is not None and branch.reason not in _CUT_SHORT
+
+
+def take_apart(
+    ops: Sequence[ClientMessage],
+    frame: FrameRun,
+    reply_log: ReplyLog,
+    limits: Limits,
+    *,
+    write: bool,
+    in_flight: int,
+    queued: int,
+    place: int | None,
+) -> Steps[list[tuple[ClientMessage, list[Task]]]]:
+    """Check a whole frame; each op with its tasks, none for one that was seen or that never waits.
+
+    `in_flight`: what the client waits for already; `queued`: bytes of ops that wait; `place`: see
+    `messages.Frame`. Raises RamifyError, and then nothing of the frame may run.
+    """
+    taken: list[tuple[ClientMessage, list[Task]]] = []
+    count, size = in_flight, queued
+    ids: list[int] = []
+    for i, op in enumerate(ops):
+        tasks: list[Task] = []
+        if isinstance(op, Op):
+            handler = HANDLERS.get(type(op))
+            of_op = handler.task_count(op) if handler is not None else 0
+            yield OP // 2 + op_entries(op) + 2 * of_op
+            at_once = AT_ONCE.get(type(op))
+            if not write and (at_once is None or not at_once.viewers):
+                what = type(op).__name__.lower()
+                raise Forbidden(
+                    f"the view key does not allow `{what}`: open with the session's key",
+                    details={"id": op.id},
+                )
+            if handler is not None:
+                handler.check(op, Faults(op, limits, "$" if place is None else f"$[{place + i}]"))
+            ids.append(op.id)
+            if at_once is not None and at_once.looks_again:
+                count += 1
+            if op.id > reply_log.last:
+                count += of_op
+                if in_flight < count > limits.ops_in_flight:  # `cancel` and `credit` pass always
+                    raise LimitExceeded(
+                        f"{count} ops or more would be in flight: wait for replies, then send the "
+                        "frame again",
+                        details={"max": limits.ops_in_flight},
+                    )
+                if handler is not None:
+                    tasks = handler.tasks(op, frame)
+                    bill = Bill(op_bytes(op), len(tasks))
+                    size += bill.size
+                    for place_of, task in enumerate(tasks):
+                        task.place, task.bill = place_of, bill
+        taken.append((op, tasks))
+    reply_log.admit(ids)
+    if 0 < queued < size > limits.queued_op_bytes:  # a single frame always passes
+        raise LimitExceeded(
+            f"the ops of this session that wait would hold {size} bytes, at most "
+            f"{limits.queued_op_bytes} are allowed: wait for replies, then send the frame again",
+            details={"max": limits.queued_op_bytes},
+        )
+    return taken
