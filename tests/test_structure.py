@@ -23,9 +23,9 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (302, 577),
+    "actors": (294, 576),
     "actors/cache": (15, 28),
-    "actors/calls": (9, 20),
+    "actors/calls": (10, 22),
     "actors/cluster": (14, 28),
     "actors/executor": (8, 8),
     "actors/front": (8, 16),
@@ -36,7 +36,7 @@ SIZES = {
     "actors/processes": (6, 7),
     "actors/routing": (5, 11),
     "actors/scheduler": (19, 48),
-    "actors/session": (54, 127),
+    "actors/session": (45, 124),
     "actors/store": (8, 30),
     "actors/tokenizer": (7, 17),
     "protocol": (23, 45),
@@ -49,7 +49,7 @@ COUNTS = {
     "functions over complexity 20": (17, 0),
     "files over 450 lines": (26, 0),
     "class names that exist twice": (34, 0),
-    "floors of session/": (11, 10),
+    "floors of session/": (10, 10),
     "private uses across objects": (17, 6),  # six are of torch and argparse
     "private uses in tests": (366, 0),
 }

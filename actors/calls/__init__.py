@@ -5,6 +5,7 @@
     forms      each family's way to write a call, as a coroutine over characters
     scanner    JSON, character by character
     toolbox    which tools there are, and what counts as a call of one
+    templates  what a chat template makes of messages: the shape of calls, turns that it rewrites
     labels     the reader's labels, one for each chunk of an output
     openings   how a call begins, to force one
 

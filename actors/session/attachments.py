@@ -12,12 +12,10 @@ from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.ops import op_bytes
 from ramify.actors.session.ops.running.op_runner import OpRunner
-from ramify.actors.session.sockets.inspections import Inspections
-from ramify.actors.session.sockets.publisher import Publisher
-from ramify.actors.session.sockets.replies import error_message, refusals
-from ramify.actors.session.sockets.reply_log import ReplyLog
+from ramify.actors.session.sockets.clients import ReplyLog
+from ramify.actors.session.sockets.publisher import Publisher, error_message, refusals
 from ramify.actors.session.sockets.subscriber import Subscriber
-from ramify.actors.session.sockets.view import View
+from ramify.actors.session.sockets.view import Inspections, View
 from ramify.protocol.errors import Close, LimitExceeded
 from ramify.protocol.messages import Attach, Frame
 from ramify.protocol.wire import ClientMessage, Op, Rollback, Tree
@@ -200,7 +198,7 @@ class Attachments:
             subscriber.resume(branch, have, subscriber.opened.revision)
             subscriber.fall_behind(branch, reply_log.replies)
             return
-        running = self._runner.generations.running_segment(branch)
+        running = branch.running
         subscriber.begin(branch, running.start if running is not None else branch.released)
         subscriber.flush(branch)
 

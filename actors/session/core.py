@@ -28,14 +28,11 @@ from ramify.actors.session.ops import AT_ONCE
 from ramify.actors.session.ops.handler import Hands
 from ramify.actors.session.ops.running.op_runner import OpRunner
 from ramify.actors.session.ops.running.queues import take_apart
-from ramify.actors.session.sockets.identity import Identity
-from ramify.actors.session.sockets.inspections import Inspections
-from ramify.actors.session.sockets.publisher import Publisher
-from ramify.actors.session.sockets.replies import error_message, refusals
-from ramify.actors.session.sockets.reply_log import ReplyLog
+from ramify.actors.session.ops.tree import Trees
+from ramify.actors.session.sockets.clients import Identity, ReplyLog
+from ramify.actors.session.sockets.publisher import Publisher, error_message, refusals
 from ramify.actors.session.sockets.subscriber import Subscriber
-from ramify.actors.session.sockets.trees import Trees
-from ramify.actors.session.sockets.view import View
+from ramify.actors.session.sockets.view import Inspections, View
 from ramify.actors.tokenizer import Tokenizer
 from ramify.actors.tokenizer.detokenizer import Detokenizer
 from ramify.protocol.errors import LimitExceeded, RamifyError
@@ -98,7 +95,7 @@ class SessionCore:
         self.generations = self.runner.generations
         self._inspections = Inspections(state)
         rewritten, kept = self.writer.rewritten, kept_s is not None
-        self._view = View(identity, state, self.generations, server, rewritten=rewritten, stored=kept)
+        self._view = View(identity, state, server, rewritten=rewritten, stored=kept)
         self._trees = Trees(state, self.publisher, self._inspections, self._view)
         self._hands = Hands(state, self.publisher, self.runner, self._trees, self._over)
         self._attachments = Attachments(

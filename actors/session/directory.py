@@ -34,11 +34,11 @@ from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.core import FAILED, SessionCore
 from ramify.actors.session.durable.exports import Importing, imported
 from ramify.actors.session.input.template import ChatTemplate
-from ramify.actors.session.output.seeds import Seeds
+from ramify.actors.session.output.generation import Seeds
 from ramify.actors.session.restore import Damaged, read_head, restoring
 from ramify.actors.session.saver import Saver
-from ramify.actors.session.sockets.identity import Identity
-from ramify.actors.session.sockets.replies import error_message
+from ramify.actors.session.sockets.clients import Identity
+from ramify.actors.session.sockets.publisher import error_message
 from ramify.actors.tokenizer import Tokenizer
 from ramify.actors.tokenizer.detokenizer import Detokenizer
 from ramify.actors.tokenizer.encoder import Encoder, Job

@@ -32,8 +32,8 @@ from ramify.actors.session.core import SessionCore
 from ramify.actors.session.durable.exports import DECODING, LONGEST, Checked, Unsound, saved_tools
 from ramify.actors.session.durable.salvage import READ, salvaged
 from ramify.actors.session.ops import HANDLERS, op_bytes
-from ramify.actors.session.sockets.declared import Declared
-from ramify.actors.session.sockets.replies import error_of
+from ramify.actors.session.sockets.clients import Declared
+from ramify.actors.session.sockets.publisher import error_of
 from ramify.protocol.plan import unpack
 from ramify.protocol.sampling import TokenLogprobs
 from ramify.protocol.saved import (

@@ -20,7 +20,7 @@ from weakref import ref
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.mailbox import Address, MailboxClosed
 from ramify.actors.session.core import SessionCore
-from ramify.actors.session.sockets.replies import error_message
+from ramify.actors.session.sockets.publisher import error_message
 from ramify.protocol.errors import Overloaded
 from ramify.protocol.messages import Forget, Release, Save, StoreMessage
 from ramify.protocol.saved import next_fence

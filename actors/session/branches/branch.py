@@ -295,6 +295,12 @@ class Branch:
         return next(self.outputs_back_to(0), None)
 
     @property
+    def running(self) -> OutputSegment | None:
+        """The segment that a generation is writing, if there is one."""
+        last = self.segments[-1] if self.segments else None
+        return last if isinstance(last, OutputSegment) and not last.ended else None
+
+    @property
     def unfinished(self) -> OutputSegment | None:
         """The constrained output that it ends inside, if it does: a generation may continue that."""
         top = self.segments.top

@@ -21,7 +21,7 @@ from ramify.actors.session.branches.branch import Link
 from ramify.actors.session.branches.segments import Rule, Tail
 from ramify.actors.session.branches.state import SEGMENTS, SessionState
 from ramify.actors.session.durable.items import HANDLE, saved_branches, saved_segment
-from ramify.actors.session.sockets.identity import Identity, view_key
+from ramify.actors.session.sockets.clients import Identity, view_key
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.json_value import check_json

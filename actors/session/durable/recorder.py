@@ -28,10 +28,8 @@ from ramify.actors.session.durable.items import (
     unsaved,
 )
 from ramify.actors.session.output.generations import Generations
-from ramify.actors.session.sockets.declared import Declared
-from ramify.actors.session.sockets.identity import Identity
+from ramify.actors.session.sockets.clients import Declared, Identity, ReplyLog
 from ramify.actors.session.sockets.publisher import Publisher
-from ramify.actors.session.sockets.reply_log import ReplyLog
 from ramify.protocol.saved import (
     FORMAT,
     HEAD,

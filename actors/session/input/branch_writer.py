@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ramify.actors.calls.templates import CALL_ID, NOTHING_ASKED, Asked, note
 from ramify.actors.kit.memory import SEGMENT, TOKEN, json_size
 from ramify.actors.kit.turns import Steps
 from ramify.actors.session.branches.branch import Branch
@@ -39,8 +40,6 @@ from ramify.actors.session.input.conversation import (
     common_prefix,
     history_before,
 )
-from ramify.actors.session.input.rewrites import note
-from ramify.actors.session.input.stand_ins import CALL_ID, NOTHING_ASKED, Asked
 from ramify.actors.session.input.template import ChatTemplate
 from ramify.actors.tokenizer import Tokenizer
 from ramify.actors.tokenizer.histories import Bound

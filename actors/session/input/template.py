@@ -18,10 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ramify.actors.calls.dialects import Dialect, dialect_of
-from ramify.actors.session.input.chat_messages import Shape, as_dicts, shape_of
-from ramify.actors.session.input.rewrites import Rewrite, rewrites
-from ramify.actors.session.input.speech import Speech
-from ramify.actors.session.input.stand_ins import (
+from ramify.actors.calls.templates import (
     ANSWER,
     ASKED,
     MARKER,
@@ -30,9 +27,15 @@ from ramify.actors.session.input.stand_ins import (
     RESULT,
     TOOL,
     Asked,
+    Rewrite,
+    Shape,
+    as_dicts,
     calling,
+    rewrites,
+    shape_of,
     stand_in,
 )
+from ramify.actors.session.input.speech import Speech
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import ChatMessage, Effort, JsonObject, Role
 

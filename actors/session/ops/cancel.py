@@ -3,7 +3,7 @@
 from ramify.actors.kit.memory import MESSAGE, NUMBER, TARGET
 from ramify.actors.kit.turns import OP, Steps
 from ramify.actors.session.ops.handler import AtOnce, Hands
-from ramify.actors.session.sockets.replies import error_message
+from ramify.actors.session.sockets.publisher import error_message
 from ramify.actors.session.sockets.subscriber import Subscriber
 from ramify.protocol.errors import NoBranch
 from ramify.protocol.wire import Cancel, Ok, names

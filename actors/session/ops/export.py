@@ -4,7 +4,7 @@ import base64
 
 from ramify.actors.session.durable.exports import exported
 from ramify.actors.session.ops.handler import AtOnce, Hands, one_entry, short
-from ramify.actors.session.sockets.replies import error_message
+from ramify.actors.session.sockets.publisher import error_message
 from ramify.actors.session.sockets.subscriber import Subscriber
 from ramify.protocol.errors import Conflict, LimitExceeded, Overloaded, RamifyError
 from ramify.protocol.wire import Export, Ok, ServerMessage

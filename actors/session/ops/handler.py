@@ -19,13 +19,13 @@ from ramify.actors.session.ops.texts import Prompts, Texts
 from ramify.actors.session.output.generations import Generations
 from ramify.actors.session.sockets.publisher import Publisher
 from ramify.actors.session.sockets.subscriber import Subscriber
-from ramify.actors.session.sockets.trees import Trees
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Conflict, LimitExceeded
 from ramify.protocol.wire import Ok, Op
 
 if TYPE_CHECKING:
     from ramify.actors.session.ops.running.op_runner import OpRunner  # it imports the registry
+    from ramify.actors.session.ops.tree import Trees
 
 O_contra = TypeVar("O_contra", bound=Op, contravariant=True)
 
@@ -151,7 +151,7 @@ class Hands(NamedTuple):
     state: SessionState
     publisher: Publisher
     runner: "OpRunner"
-    trees: Trees
+    trees: "Trees"
     end: Callable[[str], None]
 
 

@@ -18,8 +18,7 @@ from ramify.actors.session.branches.tasks import ON_THE_LOOP, FrameRun, Prepared
 from ramify.actors.session.input.branch_writer import LOT, PART, BranchWriter
 from ramify.actors.session.ops.scoring.selects import Selects
 from ramify.actors.session.output.generations import Generations
-from ramify.actors.session.sockets.publisher import Publisher
-from ramify.actors.session.sockets.replies import bare
+from ramify.actors.session.sockets.publisher import Publisher, bare
 from ramify.protocol.errors import BadRequest, RamifyError, brief
 from ramify.protocol.wire import Append, JsonObject, Ok
 

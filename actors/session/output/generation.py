@@ -4,6 +4,8 @@ Pure: tokens go in, released text and the decision to stop come out. The schedul
 request, or as several in turn when it is paused.
 """
 
+import os
+import struct
 from collections.abc import Sequence
 
 from ramify.actors.kit.memory import LOGPROB
@@ -255,3 +257,23 @@ class GenerationState:
         self.forced, self.accepted = run.forced, run.accepted
         self._counted = self.accepted, self.forced
         self.logprob_sum, self.logprob_count = run.logprob, run.scored
+
+
+AT_ONCE = 64
+_NUMBERS = struct.Struct(f"{AT_ONCE}Q")
+
+
+class Seeds:
+    """Each call returns a number below 2**62: seeds of generations whose client gave none.
+
+    The operating system's, many at a time: asking it for each costs as much as twenty calls of Python.
+    All sessions share one. It is no generator, because an exception inside a generator ends it for all.
+    """
+
+    def __init__(self) -> None:
+        self._left: list[int] = []
+
+    def __call__(self) -> int:
+        if not self._left:
+            self._left = [number >> 2 for number in _NUMBERS.unpack(os.urandom(_NUMBERS.size))]
+        return self._left.pop()

@@ -101,11 +101,6 @@ class Generations:
         """Whether anything is submitted or waits to be."""
         return bool(self._by_request or self._ready)
 
-    def running_segment(self, branch: Branch) -> OutputSegment | None:
-        """The segment that a generation on `branch` is writing, if there is one."""
-        last = branch.segments[-1] if branch.segments else None
-        return last if isinstance(last, OutputSegment) and not last.ended else None
-
     @property
     def begun(self) -> Iterable[GenerationState]:
         """Those that have begun and not ended."""

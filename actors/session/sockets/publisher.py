@@ -1,4 +1,4 @@
-"""Sends replies, events and deltas to the sockets of a session.
+"""Sends replies, errors, events and deltas to the sockets of a session.
 
 Pure. It holds the subscribers and, for each client, the ids that it used with their replies. How one
 socket is served is in `subscriber`.
@@ -9,14 +9,102 @@ from collections.abc import Callable, Iterable, Sequence
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.branches.tasks import Task
-from ramify.actors.session.sockets.declared import Declared, in_force
-from ramify.actors.session.sockets.reply_log import ReplyLog
+from ramify.actors.session.sockets.clients import Declared, ReplyLog, in_force
 from ramify.actors.session.sockets.subscriber import Subscriber
-from ramify.protocol.wire import Done, Event, JsonObject, Ok, Open, ServerMessage
+from ramify.protocol.errors import (
+    BadRequest,
+    Cancelled,
+    Conflict,
+    ConstraintError,
+    DeadlineExceeded,
+    Exists,
+    Forbidden,
+    LimitExceeded,
+    NoBranch,
+    NoSession,
+    Overloaded,
+    RamifyError,
+    Skipped,
+    TooLong,
+    Unauthorized,
+    Unsupported,
+)
+from ramify.protocol.saved import SavedError
+from ramify.protocol.wire import (
+    ClientMessage,
+    Done,
+    Error,
+    Event,
+    JsonObject,
+    Ok,
+    Op,
+    Open,
+    ServerMessage,
+)
 
 TOLD = frozenset({"rebased", "dropped", "kept"})  # of a reply's result, to those who did not ask
 REPLY_LOGS_KEPT = 64  # clients of one session whose op ids are remembered
 TOOLS_KEPT = 4 << 20  # bytes of JSON of the tools that they have declared
+
+_KINDS: dict[str, type[RamifyError]] = {
+    kind.code: kind
+    for kind in (
+        BadRequest,
+        Cancelled,
+        Conflict,
+        ConstraintError,
+        DeadlineExceeded,
+        Exists,
+        Forbidden,
+        LimitExceeded,
+        NoBranch,
+        NoSession,
+        Overloaded,
+        Skipped,
+        TooLong,
+        Unauthorized,
+        Unsupported,
+    )
+}
+
+
+def error_of(saved: SavedError) -> RamifyError:
+    """The error that was saved; `internal` where this version does not know its code."""
+    error = _KINDS.get(saved.code, RamifyError)(saved.message)
+    error.details, error.retry_ms = saved.details, saved.retry_ms
+    return error
+
+
+def bare(error: RamifyError) -> RamifyError:
+    """`error` without its traceback, so that it can be kept.
+
+    The frames of a traceback hold what was worked on, often the error itself. They would count against
+    the session until Python's garbage collector runs.
+    """
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
+
+
+def error_message(error: RamifyError, *, ident: int | None = None, branch: str | None = None) -> Error:
+    """`error` as the reply to op `ident`."""
+    return Error(
+        code=error.code,
+        message=error.message,
+        id=ident,
+        branch=branch,
+        retry_ms=error.retry_ms,
+        details=error.details,
+    )
+
+
+def refusals(error: RamifyError, ops: list[ClientMessage]) -> list[Error]:
+    """A frame is refused as a whole: the faulty op gets the error, the others `skipped`."""
+    faulty = (error.details or {}).get("id")
+    idents = [op.id for op in ops if isinstance(op, Op)]
+    skipped = Skipped(f"the frame was refused because of op {faulty}")
+    return [
+        error_message(error if faulty in (None, ident) else skipped, ident=ident) for ident in idents
+    ] or [error_message(error)]
 
 
 class Publisher:

@@ -17,7 +17,7 @@ from ramify.actors.calls.toolbox import Toolbox
 from ramify.actors.kit.memory import OPENED, Meter, reply_bytes
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.segments import OutputSegment
-from ramify.actors.session.sockets.declared import Declared
+from ramify.actors.session.sockets.clients import Declared
 from ramify.protocol.wire import Delta, Open, ServerMessage, State, Tree
 
 UNLIMITED = 2**63

@@ -6,24 +6,54 @@ from ramify.actors.kit.memory import json_size
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.segments import OutputSegment, Segment
 from ramify.actors.session.branches.state import SessionState
-from ramify.actors.session.output.generations import Generations
-from ramify.actors.session.sockets.identity import Identity
-from ramify.actors.session.sockets.inspections import UNKNOWN
-from ramify.actors.session.sockets.reply_log import ReplyLog
-from ramify.protocol.messages import Attach
+from ramify.actors.session.sockets.clients import Identity, ReplyLog
+from ramify.protocol.messages import Attach, Inspect, Inspected
 from ramify.protocol.wire import BranchState, Place, SegmentState, ServerInfo, State, Tree
 
+Then = Callable[[list[int]], None]
+UNKNOWN = -1  # tokens of a branch that are resident
 BRANCH, TURN, TOKEN = 250, 100, 8  # bytes on the wire, beside names and text
 
 
+class Inspections:
+    """Asks the cache how many tokens of branches are resident, and passes on the answers."""
+
+    def __init__(self, state: SessionState) -> None:
+        self._state = state
+        self._waiting: dict[int, tuple[list[int], Then]] = {}  # branch handles
+
+    def ask(self, branches: list[Branch], then: Then) -> None:
+        """`then` gets the resident tokens of each branch, UNKNOWN if nobody can tell."""
+        ident = self._state.next_id()
+        handles = [branch.handle for branch in branches]
+        self._waiting[ident] = (handles, then)
+        self._state.out.cache.append(Inspect(self._state.number, ident, handles))
+
+    def answered(self, message: Inspected) -> None:
+        """The cache's answer."""
+        waiting = self._waiting.pop(message.id, None)
+        if waiting is not None:
+            waiting[1](message.resident)
+
+    def give_up(self) -> None:
+        """The cache is gone: answer all with UNKNOWN."""
+        while self._waiting:  # those who are answered may ask
+            handles, then = self._waiting.pop(next(iter(self._waiting)))
+            then([UNKNOWN] * len(handles))
+
+    def ask_again(self) -> None:
+        """Another cache has the branches now."""
+        for ident, (handles, _) in self._waiting.items():
+            self._state.out.cache.append(Inspect(self._state.number, ident, handles))
+
+
 class View:
-    """Makes `state` messages. Resident tokens come from the cache (`inspections`)."""
+    """Makes `state` messages. Resident tokens come from the cache (`Inspections`)."""
 
     def __init__(
         self,
         identity: Identity,
         state: SessionState,
-        generations: Generations,
         server: ServerInfo,
         *,
         rewritten: Callable[..., str | None],
@@ -32,7 +62,6 @@ class View:
         """`rewritten`: what clients of append mode should know of the chat template."""
         self._identity = identity
         self._state = state
-        self._generations = generations
         self._server = server
         self._rewritten = rewritten
         self.stored = stored
@@ -42,8 +71,8 @@ class View:
 
         0 while a generation runs: the tree does not have its KV yet.
         """
-        branches, running = self._state.branches.values(), self._generations.running_segment
-        return {branch: 0 if running(branch) else branch.released for branch in branches}
+        branches = self._state.branches.values()
+        return {branch: 0 if branch.running else branch.released for branch in branches}
 
     def opened(
         self,
@@ -67,7 +96,7 @@ class View:
             session=identity.session,
             op=reply_log.highest,
             revision=state.revision,
-            branches=[self._branch(*each) for each in known],
+            branches=[branch_state(*each) for each in known],
             client=message.open.who,
             key=identity.key if message.write else None,
             view_key=identity.view_key or None,
@@ -103,8 +132,7 @@ class View:
                 if after is not None and after.branch == branch.name:
                     first = max(first, branch.index_at(after.position))
                 turns = pages.take(branch, first, op)
-            running = self._generations.running_segment(branch)
-            pages.branches.append(branch_state(branch, running, known, turns=turns, turns_from=start))
+            pages.branches.append(branch_state(branch, known, turns=turns, turns_from=start))
             if pages.next is not None:
                 break
         return State(
@@ -121,9 +149,6 @@ class View:
         """The first segment that the branch's parent does not show."""
         parent = self._state.branches.get(branch.parent or "")
         return branch.shared_with(parent) if parent is not None else 0
-
-    def _branch(self, branch: Branch, resident: int) -> BranchState:
-        return branch_state(branch, self._generations.running_segment(branch), resident)
 
 
 class _Page:
@@ -162,13 +187,13 @@ class _Page:
 
 def branch_state(
     branch: Branch,
-    running: OutputSegment | None,
     resident: int,
     *,
     turns: list[SegmentState] | None = None,
     turns_from: int | None = None,
 ) -> BranchState:
     """As `state` messages show it. `resident`: tokens with KV (-1: not known)."""
+    running = branch.running
     return BranchState(
         branch=branch.name,
         position=branch.released,

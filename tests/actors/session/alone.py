@@ -8,7 +8,7 @@ from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.core import SessionCore
 from ramify.actors.session.input.template import ChatTemplate
-from ramify.actors.session.sockets.identity import Identity
+from ramify.actors.session.sockets.clients import Identity
 from ramify.actors.tokenizer import Tokenizer
 from ramify.actors.tokenizer.detokenizer import Detokenizer
 from ramify.protocol import messages as m

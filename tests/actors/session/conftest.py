@@ -37,7 +37,7 @@ from ramify.actors.session.core import SessionCore
 from ramify.actors.session.directory import Directory
 from ramify.actors.session.input.template import ChatTemplate
 from ramify.actors.session.restore import restore
-from ramify.actors.session.sockets.identity import Identity
+from ramify.actors.session.sockets.clients import Identity
 from ramify.actors.tokenizer import Tokenizer
 from ramify.actors.tokenizer.detokenizer import Detokenizer
 from ramify.gpu.executors.base import BadLogits, PendingStep

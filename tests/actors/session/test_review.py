@@ -167,11 +167,11 @@ def test_a_generation_that_starts_while_its_client_is_away_waits(sim: Callable[.
     engine.pump()
     assert other.unanswered == {}
     branch = session.state.branches["main"]
-    assert session.generations.running_segment(branch) is not None
+    assert branch.running is not None
     assert not session.generations.busy
     session.attach(m.Attach(102, w.Open(client="c", session="s_1"), [], True), engine.now)
     engine.pump()
-    assert session.generations.running_segment(branch) is None
+    assert branch.running is None
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -21,8 +21,7 @@ from ramify.actors.session.ops.handler import OpContext
 from ramify.actors.session.ops.running.queues import OpQueues, Races
 from ramify.actors.session.ops.scoring.selects import Selects
 from ramify.actors.session.output.generations import Generations
-from ramify.actors.session.sockets.publisher import Publisher
-from ramify.actors.session.sockets.replies import bare, error_message
+from ramify.actors.session.sockets.publisher import Publisher, bare, error_message
 from ramify.actors.tokenizer.detokenizer import Detokenizer
 from ramify.protocol.errors import Cancelled, DeadlineExceeded, RamifyError, Skipped
 from ramify.protocol.wire import Done, Generate, Ok, ServerMessage

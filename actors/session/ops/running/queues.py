@@ -15,7 +15,7 @@ from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.tasks import Bill, FrameRun, Task
 from ramify.actors.session.ops import AT_ONCE, HANDLERS, op_bytes, op_entries
 from ramify.actors.session.ops.handler import Faults
-from ramify.actors.session.sockets.reply_log import ReplyLog
+from ramify.actors.session.sockets.clients import ReplyLog
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import Forbidden, LimitExceeded
 from ramify.protocol.wire import ClientMessage, Op

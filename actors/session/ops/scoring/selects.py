@@ -29,8 +29,7 @@ from ramify.actors.session.ops.scoring.selection import (
 )
 from ramify.actors.session.output.endings import refusal
 from ramify.actors.session.output.generations import Generations
-from ramify.actors.session.sockets.publisher import Publisher
-from ramify.actors.session.sockets.replies import bare
+from ramify.actors.session.sockets.publisher import Publisher, bare
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.errors import (
     BadRequest,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ramify.actors.session.durable.exports import Importing, exported, imported
 from ramify.actors.session.restore import Damaged, restore
-from ramify.actors.session.sockets.identity import Identity
+from ramify.actors.session.sockets.clients import Identity
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits

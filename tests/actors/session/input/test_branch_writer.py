@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
+from ramify.actors.calls.templates import Asked, as_dicts
 from ramify.actors.kit.memory import SEGMENT, TOKEN, json_size
 from ramify.actors.kit.turns import at_once
 from ramify.actors.session.branches.segments import Tail
 from ramify.actors.session.input.branch_writer import BranchWriter
-from ramify.actors.session.input.chat_messages import as_dicts
-from ramify.actors.session.input.stand_ins import Asked
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import wire as w
 from ramify.protocol.errors import BadRequest, LimitExceeded, TooLong

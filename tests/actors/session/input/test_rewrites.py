@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ramify.actors.calls.dialects import THOUGHTS, dialect_of
-from ramify.actors.session.input.rewrites import Rewrite, note, rewrites
+from ramify.actors.calls.templates import Rewrite, note, rewrites
 from ramify.actors.session.input.template import ChatTemplate
 from tests.actors.session.input.test_template import TEMPLATES, TOOLS, tokenizer
 

@@ -14,11 +14,11 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from ramify.actors.calls.templates import as_dicts
 from ramify.actors.kit.turns import at_once
 from ramify.actors.session.branches.segments import OutputSegment
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.input.branch_writer import BranchWriter
-from ramify.actors.session.input.chat_messages import as_dicts
 from ramify.actors.session.input.template import ChatTemplate
 from ramify.actors.tokenizer import GUARD, Tokenizer
 from ramify.protocol.config import Limits

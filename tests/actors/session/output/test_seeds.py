@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ramify.actors.session.output.seeds import AT_ONCE, Seeds
+from ramify.actors.session.output.generation import AT_ONCE, Seeds
 
 
 def test_they_are_different_and_in_range() -> None:

@@ -8,7 +8,7 @@ import pytest
 from ramify.actors.kit.memory import SESSION, Holdings, Meter
 from ramify.actors.session.durable.exports import Unsound, check_saved, exported
 from ramify.actors.session.restore import restore
-from ramify.actors.session.sockets.declared import Declared, in_force
+from ramify.actors.session.sockets.clients import Declared, in_force
 from ramify.actors.session.sockets.publisher import TOOLS_KEPT
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import wire as w

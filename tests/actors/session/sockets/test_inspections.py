@@ -1,7 +1,7 @@
 """Questions to the cache: each is answered once."""
 
 from ramify.actors.session.branches.state import SessionState
-from ramify.actors.session.sockets.inspections import UNKNOWN, Inspections
+from ramify.actors.session.sockets.view import UNKNOWN, Inspections
 from ramify.protocol.config import Limits
 from ramify.protocol.messages import Inspect, Inspected
 

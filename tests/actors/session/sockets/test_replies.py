@@ -7,7 +7,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from ramify.actors.session.sockets.replies import bare, error_message, error_of, refusals
+from ramify.actors.session.sockets.publisher import bare, error_message, error_of, refusals
 from ramify.protocol.errors import (
     BadRequest,
     Cancelled,

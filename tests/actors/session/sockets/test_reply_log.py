@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ramify.actors.kit.memory import SESSION, Holdings, reply_bytes
-from ramify.actors.session.sockets.reply_log import ReplyLog
+from ramify.actors.session.sockets.clients import ReplyLog
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import Done, Hit, Ok, Usage

@@ -10,7 +10,7 @@ from ramify.actors.kit.turns import Steps
 from ramify.actors.session.branches.tasks import FrameRun
 from ramify.actors.session.ops import op_bytes
 from ramify.actors.session.ops.running.queues import take_apart
-from ramify.actors.session.sockets.reply_log import ReplyLog
+from ramify.actors.session.sockets.clients import ReplyLog
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Forbidden, LimitExceeded

@@ -1,15 +1,67 @@
-"""Op ids: each op of a client runs once, and its replies are kept for a while.
+"""Who may come to a session, and what is kept of each client: ids with replies, declared tools. Pure."""
 
-Ids are strictly increasing per (session, client), so "was it seen?" is one comparison. Pure.
-"""
-
+import base64
+import copy
+import hashlib
+import hmac
+import secrets
 from collections import OrderedDict
+from collections.abc import Sequence
 
-from ramify.actors.kit.memory import Meter, reply_bytes
-from ramify.actors.session.sockets.declared import Declared
+import msgspec
+
+from ramify.actors.calls.toolbox import Toolbox
+from ramify.actors.kit.memory import JSON, Held, Meter, reply_bytes
+from ramify.actors.session.branches.segments import Saved
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.wire import ServerMessage
+from ramify.protocol.saved import key_hash, same_key
+from ramify.protocol.wire import JsonObject, Open, ServerMessage
+
+
+class Identity:
+    """The public id and the keys of a session. `key`: "" until somebody who knows it has come.
+
+    The view key follows from the key, so whoever may write can always hand it on, and a store needs only
+    hashes of both.
+    """
+
+    def __init__(self, session: str, key: str, *, hashes: tuple[bytes, bytes] | None = None) -> None:
+        self.session = session
+        self.key = key
+        self.hashes = hashes or (key_hash(key), key_hash(view_key(key)))
+        self._view_key = "" if not key else view_key(key)
+
+    @staticmethod
+    def new(prefix: str) -> "Identity":
+        """Of a new session, whose id begins with `prefix`."""
+        return Identity(f"{prefix}{secrets.token_urlsafe(9)}", f"k_{secrets.token_urlsafe(18)}")
+
+    @property
+    def view_key(self) -> str:
+        """ "" while nobody has come."""
+        return self._view_key
+
+    def opens(self, key: str) -> bool:
+        """Whether `key` is the session's; if so it is known from now on."""
+        if not same_key(key, self.hashes[0]):
+            return False
+        if not self.key:
+            self.key, self._view_key = key, view_key(key)
+        return True
+
+    def shows(self, key: str) -> bool:
+        """Whether `key` is the view key; if so it is known from now on."""
+        if not same_key(key, self.hashes[1]):
+            return False
+        self._view_key = key
+        return True
+
+
+def view_key(key: str) -> str:
+    """The view key of a session that has this key."""
+    digest = hmac.digest(key.encode(), b"view", hashlib.sha256)
+    return f"v_{base64.urlsafe_b64encode(digest[:18]).decode()}"
 
 
 class ReplyLog:
@@ -122,3 +174,60 @@ class ReplyLog:
     def _hold(self, count: int) -> None:
         self.held += count
         self._meter.add(count)
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Declared(Held):
+    """`tools` of a client, kept for its next `open`, which need not bring them.
+
+    They were checked when they came, and count once, however many clients have them.
+
+    `size`: as JSON; `saved`: once a store has them.
+    """
+
+    __slots__ = ("_text", "_toolbox", "saved", "size", "tools")
+
+    def __init__(self, tools: Sequence[JsonObject] | None, meter: Meter) -> None:
+        self.tools = list(tools or ())
+        self.saved: Saved | None = None
+        self._text = _encode(self.tools) if self.tools else b""
+        self._toolbox: Toolbox | None = None  # made when it is wanted: there may be thousands
+        self.size = len(self._text)
+        self.charge(meter, JSON * self.size)
+
+    @property
+    def toolbox(self) -> Toolbox:
+        """What counts as a call of them."""
+        if self._toolbox is None:
+            self._toolbox = Toolbox(self.tools)
+        return self._toolbox
+
+    @property
+    def names(self) -> list[str]:
+        """As `state` shows them."""
+        return [tool.get("function", tool)["name"] for tool in self.tools]
+
+    def same(self, other: "Declared") -> bool:
+        """Whether both are the same tools, to the letter."""
+        return self._text == other._text
+
+    def into(self, opened: Open) -> Open:
+        """`opened`, with these tools."""
+        opened = copy.copy(opened)  # `replace` would check the tools again
+        msgspec.structs.force_setattr(opened, "tools", self.tools or None)
+        return opened
+
+
+def in_force(opened: Open, own: Declared | None, last: Declared | None, meter: Meter) -> Declared:
+    """The tools of a client that opens a session.
+
+    One that resumes and names none keeps its `own`; where it is not known, it takes those of the client
+    that opened the session `last`. An empty list drops them.
+    """
+    known = own or last
+    if opened.tools is None and opened.session is not None and known is not None:
+        return known
+    declared = Declared(opened.tools, meter)
+    return known if known is not None and known.same(declared) else declared

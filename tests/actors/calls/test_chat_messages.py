@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.session.input.chat_messages import Shape, as_dicts, shape_of
+from ramify.actors.calls.templates import Shape, as_dicts, shape_of
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import ChatMessage, JsonObject
 
