@@ -14,7 +14,7 @@ from ramify.protocol.wire import ChatMessage, Place, Tree
     ("resident", "kv", "shown"), [(-1, "none", None), (0, "none", 0), (1, "gpu", 1), (5, "gpu", 5)]
 )
 def test_a_state_tells_what_is_known_of_the_kv(resident: int, kv: str, shown: int | None) -> None:
-    state = branch_state(Branch("a", 1), None, resident)
+    state = branch_state(Branch("a", 1), resident)
     assert (state.kv, state.resident) == (kv, shown)
     assert (state.parent, state.at, state.running, state.started_at) == (None, None, None, None)
 
@@ -22,7 +22,9 @@ def test_a_state_tells_what_is_known_of_the_kv(resident: int, kv: str, shown: in
 def test_a_state_tells_where_a_generation_began() -> None:
     segment = OutputSegment(0, op=7)
     segment.tokens = array("i", [1, 2])
-    state = branch_state(Branch("a", 1), segment, -1)
+    branch = Branch("a", 1)
+    branch.segments.append(segment)
+    state = branch_state(branch, -1)
     assert (state.running, state.started_at) == (7, 0)
 
 
@@ -106,5 +108,5 @@ def test_an_output_that_is_being_written_shows_what_is_released(ended: bool, end
 
 def test_a_state_tells_of_a_fork_where_it_was() -> None:
     branch = Branch("b", 1, of=Label("a"), at=0)
-    state = branch_state(branch, None, 0, turns_from=3)
+    state = branch_state(branch, 0, turns_from=3)
     assert (state.parent, state.at, state.turns, state.turns_from) == ("a", 0, None, 3)
