@@ -17,23 +17,28 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from ramify.actors.engine import Engine, running_engine
 from ramify.actors.executor.spec import FactorySpec
 from ramify.actors.kit.collector import Collector
 from ramify.actors.kit.log import configure
-from ramify.gpu.executors.fake import FakeExecutor, FakeModel, FakePendingStep
-from ramify.protocol.config import EngineConfig, LogConfig, ModelConfig, ServerConfig
+from ramify.gpu.executors.fake import FakeExecutor, FakeModel, FakePendingStep, Hashes
+from ramify.protocol.config import EngineConfig, Limits, LogConfig, ModelConfig, ServerConfig
 from ramify.protocol.plan import StepPlan, StepResult
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+BUNDLED = Path(__file__).resolve().parents[1] / "gpu" / "default_model"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = 2048  # tokens of four letters: what the fake samples
 TEMPLATE = (
@@ -58,6 +63,7 @@ class FakeServer:
         )
         self.port: int = self._answer()["port"]
         self.pid = self._process.pid
+        self.executor: list[int] = self.snapshot()["executor"]  # its threads
 
     def kill(self) -> None:
         """End the process at once, as a crash would (SIGKILL)."""
@@ -120,6 +126,25 @@ class _StampedStep:
         return msgspec.structs.replace(r, elapsed_us=now)
 
 
+@dataclass(frozen=True)
+class TerseModel(FakeModel):
+    """Ends a constrained output wherever it may end, and writes none of the `blank` tokens if it can.
+
+    At random it would go on with blanks.
+    """
+
+    blank: Sequence[int] = ()
+
+    def choose_among(
+        self, chain: Hashes, salts: Hashes, legal: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.int32]:
+        """See `FakeModel`."""
+        told = legal.copy()
+        told[:, list(self.blank)] = False
+        chosen = super().choose_among(chain, salts, np.where(told.any(1)[:, None], told, legal))
+        return np.where(legal[:, self.eos], np.int32(self.eos), chosen)
+
+
 class StampedExecutor(FakeExecutor):
     """See `_StampedStep`. Made by `stamped_executor`."""
 
@@ -127,9 +152,12 @@ class StampedExecutor(FakeExecutor):
         return _StampedStep(super().launch(plan))  # type: ignore[return-value]
 
 
-def stamped_executor(*, vocab_size: int, first: int, **settings: Any) -> StampedExecutor:
+def stamped_executor(
+    *, vocab_size: int, first: int, eos_every: int, blank: list[int], **settings: Any
+) -> StampedExecutor:
     """What `FactorySpec` names."""
-    return StampedExecutor(FakeModel(vocab_size=vocab_size, first=first, eos=2), **settings)
+    model = TerseModel(vocab_size=vocab_size, first=first, eos=2, eos_every=eos_every, blank=blank)
+    return StampedExecutor(model, **settings)
 
 
 class Probe:
@@ -198,6 +226,7 @@ class Probe:
             "steps": engine.metrics._steps,
             "kv": [free, evictable, referenced],
             "store": _store_cost() if self.store_cost else {},
+            "executor": [t.native_id for t in threading.enumerate() if t.name == "ramify-executor"],
             "gc": sum(generation["collections"] for generation in gc.get_stats()),
             **taken,
         }
@@ -294,7 +323,13 @@ def write_model_folder(folder: Path) -> tuple[int, int]:
 
 
 async def _serve(options: argparse.Namespace, folder: Path) -> None:
-    vocab_size, first = write_model_folder(folder)
+    if options.bundled:
+        folder = BUNDLED
+        known = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+        vocab_size, first = len(known), len(SPECIAL)
+        blank = [i for word, i in known.items() if not word.strip("\u0120\u010a\u010d\u0109")]
+    else:
+        (vocab_size, first), blank = write_model_folder(folder), []
     config = EngineConfig(
         model=ModelConfig(path=folder),
         server=ServerConfig(
@@ -308,6 +343,7 @@ async def _serve(options: argparse.Namespace, folder: Path) -> None:
             persist=options.persist,
             tokens=(options.token,) if options.token else (),
         ),
+        limits=Limits(histories=options.histories) if options.histories else Limits(),
         executor=options.executor,
         gateways=options.gateways,
     )
@@ -317,7 +353,10 @@ async def _serve(options: argparse.Namespace, folder: Path) -> None:
         "verify": bool(options.verify),
         "step_seconds": options.step_ms / 1e3,
         "pages": options.pages,
-        "context": 4096,
+        "context": options.context,
+        "step_tokens": options.step_tokens,
+        "eos_every": options.eos_every,
+        "blank": blank,
     }
     spec = FactorySpec(f"{Path(__file__).stem}:stamped_executor", settings)
     if options.store_cost:
@@ -351,6 +390,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--gateways", type=int, default=0)
     parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio")
     parser.add_argument("--pages", type=int, default=1 << 18)
+    parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--step-tokens", type=int, default=2048)
+    parser.add_argument("--eos-every", type=int, default=0, help="about one token in so many ends")
+    parser.add_argument("--bundled", type=int, default=0, help="the bundled model's tokenizer")
+    parser.add_argument("--histories", type=int, default=0, help="of stateless requests; 0: as usual")
     parser.add_argument("--ttl", type=float, default=600.0, help="of sessions without sockets, s")
     parser.add_argument("--store", help="the file or the URL that keeps sessions")
     parser.add_argument("--warm-start", type=int, help="tokens")

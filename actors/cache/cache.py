@@ -446,5 +446,4 @@ class RadixCache:
         self.tree.prune(run.tip)
         if end is not run.tip:
             self.tree.prune(end)
-        self.tree.merge(run.tip)  # the prompt's new part, then the output
-        self.tree.merge(node)
+        self.tree.tidy(node)

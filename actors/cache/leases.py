@@ -206,12 +206,13 @@ class Leases:
         current = lease.node.parent
         for _ in range(_REACH):
             if current is None:
-                return
+                break
             other = self._standing.get((lease.holder, current))
             above = current.parent
             if other is not None and other.until <= lease.until:
                 self._end(other)
             current = above
+        self._tree.tidy(lease.node)
 
     def _valid(self, lease: Lease) -> bool:
         if lease.branch is not None:

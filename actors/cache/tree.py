@@ -12,6 +12,7 @@ import numpy as np
 from ramify.actors.cache.node import NO_PAGES, NO_TOKENS, Node, Tokens, common_prefix, compact
 from ramify.protocol.cluster import BLOCK
 
+_TIDIED = 4  # nodes of a path's end: a generation prompt, an answer, and what no KV was made for
 _ENDS = 8  # positions that a merged node remembers
 
 
@@ -154,6 +155,14 @@ class RadixTree:
         node.ends = tuple(ends[:_ENDS][::-1])
         node.parent = top
         top.children[int(node.tokens[0])] = node
+
+    def tidy(self, node: Node) -> None:
+        """`merge` a path, from its end: a short answer absorbs nothing, but what is before it may."""
+        current: Node | None = node
+        for _ in range(_TIDIED):
+            if current is not None:
+                self.merge(current)
+                current = current.parent
 
     def ancestor(self, node: Node, at: int) -> Node:
         """The node on the path to `node` that ends at position `at`: walks up, splits if needed."""

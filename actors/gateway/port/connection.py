@@ -36,7 +36,7 @@ from ramify.actors.gateway.port.http import (
 from ramify.actors.gateway.port.hub import Hub
 from ramify.actors.gateway.port.inflow import Inflow
 from ramify.actors.gateway.port.intake import receive
-from ramify.actors.gateway.port.pump import FRAME_WORK
+from ramify.actors.gateway.port.pump import FRAME_WORK, PLAIN_SLICE, SLICE
 from ramify.actors.gateway.port.upgrade import Upgrade, upgrade
 from ramify.actors.gateway.port.websocket import WebSocket
 from ramify.actors.kit.log import get_log
@@ -294,6 +294,7 @@ class Connection(asyncio.Protocol):
         request = parser.feed(data)
         events = parser.events - events
         self._inflow.count(len(data), events)
+        self._inflow.slice = PLAIN_SLICE if parser.plain else SLICE
         if parser.waits:
             parser.waits = False
             self._transport.write(CONTINUE)

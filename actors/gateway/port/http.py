@@ -118,7 +118,8 @@ class RequestParser:
     """Reads one request. `fault` is set, instead of a request returned, when it is unusable or refused.
 
     `events`: lines of the head and pieces of the body so far, each of which costs what a frame costs.
-    `waits`: whether the client waits for 100 (Continue) before it sends its body.
+    `waits`: whether the client waits for 100 (Continue) before it sends its body. `plain`: the rest of
+    the body is only gathered: it has no chunks.
     """
 
     def __init__(self, wants: Callable[[HttpRequest], "int | Response | None"]) -> None:
@@ -131,7 +132,7 @@ class RequestParser:
         self._head: HttpRequest | None = None
         self._body = bytearray()
         self.events = 0
-        self.waits = False
+        self.waits = self.plain = False
         self.fault: Response | None = None
 
     def feed(self, data: bytes) -> HttpRequest | None:
@@ -203,6 +204,7 @@ class RequestParser:
             self.fault = wanted
             return None
         self._most = wanted
+        self.plain = "transfer-encoding" not in head.headers
         if rest:
             self._h11.receive_data(rest)
         self.waits = not rest and self._h11.they_are_waiting_for_100_continue

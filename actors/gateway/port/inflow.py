@@ -24,8 +24,9 @@ TRANSPORTS_OWN = "_read_ready_cb", "_write_ready"  # methods of its own that asy
 class Inflow:
     """A `Source` of the pump.
 
-    `parse` takes a slice, and says how much work it was. `congested`: what else stops reading; `pace`
-    is to be called when it changes. `deaf`: nothing that still comes is wanted; it is only counted.
+    `parse` takes a slice of `slice` bytes, and says how much work it was. `congested`: what else stops
+    reading; `pace` is to be called when it changes. `deaf`: nothing that still comes is wanted; it is
+    only counted.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Inflow:
         self._pump = pump
         self.parse = parse
         self.deaf = False
+        self.slice = SLICE
         self._congested = congested
         self._waiting = bytearray()
         self._queued = False  # in the pump
@@ -64,7 +66,7 @@ class Inflow:
             return
         self._waiting += data
         self._rest_if_due(now)  # others on the same account may have used it up
-        little = len(self._waiting) <= SLICE and self._pump.room
+        little = len(self._waiting) <= self.slice and self._pump.room
         if little and not (self._queued or self._rest or self._congested()):
             self._pump.direct(self.advance())
         else:
@@ -86,8 +88,8 @@ class Inflow:
             self._waiting.clear()
             self.pace()
             return 0
-        piece = bytes(self._waiting[:SLICE])
-        del self._waiting[:SLICE]
+        piece = bytes(self._waiting[: self.slice])
+        del self._waiting[: self.slice]
         work = self.parse(piece)
         self.pace()
         return work

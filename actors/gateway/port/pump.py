@@ -14,6 +14,7 @@ from collections import deque
 from typing import Protocol
 
 SLICE = 4 << 10  # bytes that a socket parses before it is another one's turn
+PLAIN_SLICE = 64 << 10  # of a body that is only gathered
 FRAME_WORK = 128  # what a frame costs beside its bytes, in bytes: 5 us, at 40 ns a byte of JSON
 TURN_WORK = 64 << 10  # bytes' worth in a turn of the loop: 2 ms
 

@@ -130,6 +130,7 @@ def test_a_longer_lease_takes_the_place_of_those_above(
         retain(branches, leases, 10 + turn, 5.0 + turn)
         branches.drop(10 + turn, keep=True)
     assert (len(leases), leases.tokens) == (1, {"": 52})
+    assert tree.nodes < 8  # a path that no lease divides any more is merged
     branches.open(2, tree.root(""))
     branches.extend(2, array(5, 6, 7, 8))
     retain(branches, leases, 2, 900.0)

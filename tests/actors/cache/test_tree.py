@@ -123,6 +123,17 @@ def test_merge_keeps_a_long_path_short() -> None:
     assert tokens.tolist() == [i for i in range(2000) for _ in range(3)]
 
 
+def test_short_answers_do_not_keep_what_is_before_them_apart() -> None:
+    """300 turns of 40 tokens, a prompt of 2 and an answer of 1, each a node of its own at first."""
+    tree = RadixTree()
+    node = tree.root("")
+    for i in range(300):
+        for size in (40, 2, 1):
+            node = tree.insert(node, array(*[3 * i + size] * size))
+        tree.tidy(node)
+    assert (node.end, tree.nodes <= 12) == (300 * 43, True)
+
+
 def test_merge_stops_at_forks_handles_and_anchors() -> None:
     for keep in ("refs", "locks", "fork", "resident", "claimed"):
         tree = RadixTree()

@@ -203,6 +203,10 @@ def test_parser_takes_any_split() -> None:
         found = [parser.feed(data[i : i + size]) for i in range(0, len(data), size)]
         assert [request is None for request in found] == [True] * (len(found) - 1) + [False]
         assert (found[-1].path, found[-1].body) == ("/v1/tokens", b"abc")
+        assert parser.plain
+    parser = RequestParser(lambda _: 9)
+    parser.feed(data.replace(b"\r\n\r\nabc", b"\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n"))
+    assert not parser.plain  # each chunk is work
     head, rest = b"GET /v1/ws HTTP/1.1\r\nHost: a\r\nUpgrade: WebSocket\r\n\r\n", b"\x81\x80"
     for size in (1, 11, len(head) + 2):
         parser = RequestParser(lambda _: 3)

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 from ramify.actors.gateway.port.access.limits import SocketLimits
 from ramify.actors.gateway.port.inflow import Inflow
-from ramify.actors.gateway.port.pump import SLICE, TURN_WORK, Pump
+from ramify.actors.gateway.port.pump import PLAIN_SLICE, SLICE, TURN_WORK, Pump
 from ramify.actors.kit.clock import ManualClock
 from ramify.protocol.config import Limits
 
@@ -84,6 +84,16 @@ def test_much_is_parsed_in_slices_and_in_turn() -> None:
         pump.turn()
         turns += 1
     assert (sum(one.parsed), turns) == (40 * SLICE, 3)
+
+
+def test_what_is_only_gathered_is_taken_in_larger_slices() -> None:
+    pump = Turns()
+    client = Client(pump, ManualClock())
+    client.inflow.slice = PLAIN_SLICE
+    client.inflow.receive(b"x" * (2 * PLAIN_SLICE + 1))
+    for _ in range(3):
+        pump.turn()
+    assert client.parsed == [PLAIN_SLICE, PLAIN_SLICE, 1]
 
 
 def test_an_expensive_slice_ends_the_turn() -> None:
