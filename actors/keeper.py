@@ -52,7 +52,6 @@ class ServesRequests(Protocol):
     def tell(self, event: SchedulerEvent, /) -> None: ...
     def resume(self, executor: Address[ExecutorMessage], info: ExecutorInfo) -> None:
         """Go on with another executor, while `down`."""
-        ...
 
 
 class ExecutorKeeper:

@@ -46,11 +46,9 @@ class FrontMetrics(Metrics, SessionMetrics, Protocol):
 
     def store_is(self, health: StoreHealth, /) -> None:
         """How the store is for the sessions here, after each change."""
-        ...
 
     def usage_from(self, source: Callable[[], dict[str, CredentialUsage]], /) -> None:
         """Where to look what each credential has here."""
-        ...
 
 
 class LocalFront:

@@ -32,7 +32,6 @@ class Watched(Protocol):
     @property
     def expected(self) -> str | None:
         """What it owes a sign of life for; None if its silence means nothing."""
-        ...
 
     @property
     def signs(self) -> int:
@@ -41,7 +40,6 @@ class Watched(Protocol):
 
     def give_up(self, reason: str) -> None:
         """It is lost: end it, and tell whoever waits for its results."""
-        ...
 
 
 class StepWatch:

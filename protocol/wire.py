@@ -588,6 +588,17 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     thought: int = 0  # of `output`: tokens of thoughts
 
 
+class Miss(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
+    """Why tokens of a history that an HTTP request brought were computed again: about `tokens`.
+
+    `message`: the first one that is otherwise than in requests before.
+    """
+
+    reason: Literal["new", "edited", "evicted", "expired"]
+    message: int | None = None
+    tokens: int = 0
+
+
 class Done(ServerBase, kw_only=True, frozen=True):
     id: int
     branch: str
@@ -607,6 +618,7 @@ class Done(ServerBase, kw_only=True, frozen=True):
     notes: list[str] | None = None  # what the `constraint` was read as, where that needs a word
     content: str | None = None  # where `open.parts` is set: the answer without thoughts and calls
     reasoning: str | None = None
+    miss: Miss | None = None  # to an HTTP API alone: of a history that is not as it was
 
 
 class Error(ServerBase, kw_only=True, frozen=True):

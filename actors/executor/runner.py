@@ -28,7 +28,6 @@ class Inbox(Protocol):
 
     def take(self, timeout: float | None) -> ExecutorMessage | None:
         """The next message; None after `timeout` seconds (None: wait for ever, 0: do not wait)."""
-        ...
 
 
 def run(executor: Executor, inbox: Inbox, send: Callable[[StepResult], None]) -> None:

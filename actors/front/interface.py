@@ -84,23 +84,18 @@ class Front(Protocol):
 
     async def load(self) -> None:
         """Read the tokenizer. Raises ModelError."""
-        ...
 
     async def serve(self, group: TaskGroup, guard: Guard, core: Core) -> None:
         """Open sessions from now on."""
-        ...
 
     async def announced(self) -> None:
         """Return when every gateway knows that the engine is ready."""
-        ...
 
     def accept(self, credentials: list[Credential]) -> None:
         """From now on these tokens are accepted. Sockets whose token is gone close with 4401."""
-        ...
 
     def begin_drain(self, reason: str, grace: float) -> None:
         """No new connections and sessions; `bye` to every socket. `grace` in seconds."""
-        ...
 
     async def drain(self, grace: float, *, failed: bool = False) -> None:
         """Wait for clients to leave, at most `grace` seconds, then close their sockets.
@@ -108,11 +103,9 @@ class Front(Protocol):
         `failed`: the engine is broken. Ends every request and closes with 1012, and waits only for
         sessions that are behind.
         """
-        ...
 
     async def close(self) -> None:
         """Leave nothing behind, whatever came before."""
-        ...
 
 
 class CoreHost(Protocol):
@@ -125,7 +118,6 @@ class CoreHost(Protocol):
 
     async def load(self, group: TaskGroup, guard: Guard, progress: Progress) -> None:
         """Load the model. Raises ModelError, ConfigError, NotStarted."""
-        ...
 
     async def serve(
         self,
@@ -140,7 +132,6 @@ class CoreHost(Protocol):
 
     async def close(self) -> None:
         """Leave nothing behind, whatever came before."""
-        ...
 
 
 class Mailboxes:

@@ -18,7 +18,6 @@ class Timer(Protocol):
 
     def cancel(self) -> None:
         """Do not call. Nothing happens if it was called already."""
-        ...
 
 
 class Clock(Protocol):
@@ -30,7 +29,6 @@ class Clock(Protocol):
 
     async def sleep_until(self, when: float) -> None:
         """Return at `when` or later; at once if it has passed."""
-        ...
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
         """Call `callback` on this event loop at `when` or soon after."""

@@ -84,15 +84,12 @@ class Spread(Protocol[T_contra]):
 
     def put(self, key: int, message: T_contra) -> None:
         """Queue a message for the addressee `key`."""
-        ...
 
     def start(self) -> None:
         """Send what was put, without blocking the event loop."""
-        ...
 
     def flush(self) -> None:
         """Send everything now."""
-        ...
 
 
 class FanOut(Generic[T]):

@@ -10,7 +10,6 @@ class LagMetrics(Protocol):
 
     def loop_lag(self, seconds: float, /) -> None:
         """Observe how late a timer of the event loop was."""
-        ...
 
 
 async def watch_loop(clock: Clock, metrics: LagMetrics, interval: float = 0.25) -> None:

@@ -26,7 +26,6 @@ class Address(Protocol[T_contra]):
 
     def tell(self, message: T_contra, /) -> None:
         """Queue the message. Raises MailboxFull or MailboxClosed; never blocks."""
-        ...
 
 
 class Addressee(Address[T], Protocol[T]):
@@ -34,11 +33,9 @@ class Addressee(Address[T], Protocol[T]):
 
     def tell_all(self, messages: list[T], /) -> None:
         """Tell each, in order, and take it off the list. Raises as `tell`; the rest is still there."""
-        ...
 
     def leave(self, message: T, /) -> None:
         """As `tell`, without waking the actor: it gets the message together with the next one."""
-        ...
 
 
 class Mailbox(Generic[T]):

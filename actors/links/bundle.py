@@ -84,7 +84,6 @@ class Frames(Protocol):
 
     def tell(self, message: Any, /) -> None:
         """Send a frame."""
-        ...
 
 
 class Bundle(Generic[T]):

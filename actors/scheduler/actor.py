@@ -38,15 +38,12 @@ class MetricsSink(Protocol):
 
     def step(self, result: StepResult, plan_seconds: float) -> None:
         """Report a step. `plan_seconds`: from its result's arrival to the next plan's departure."""
-        ...
 
     def kv(self, free: int, evictable: int, referenced: int) -> None:
         """Token slots of the pool after a Settled."""
-        ...
 
     def finished(self, finished: Finished, /) -> None:
         """Report the end of a request."""
-        ...
 
     def turn(
         self, running: int, waiting: int, retractions: Mapping[str, int], twice: int, room: int
@@ -55,7 +52,6 @@ class MetricsSink(Protocol):
         `twice`: tokens computed twice, since the start. `room`: prompt tokens that a step beside decodes
         may take.
         """
-        ...
 
 
 class SchedulerActor:

@@ -15,13 +15,14 @@ a frame:
 import math
 from collections import deque
 from collections.abc import Callable
+from typing import Unpack
 
 from ramify.actors.kit.turns import OP, Steps, Work
 from ramify.actors.session.attachments import Attachments
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.state import Made, SessionState, retell
 from ramify.actors.session.branches.tasks import FrameRun, Task
-from ramify.actors.session.durable.recorder import Recorder
+from ramify.actors.session.durable.recorder import Recorder, Written
 from ramify.actors.session.input.branch_writer import BranchWriter
 from ramify.actors.session.input.template import ChatTemplate
 from ramify.actors.session.ops import AT_ONCE
@@ -147,32 +148,15 @@ class SessionCore:
             log.changed = set()
 
     def changes(
-        self,
-        wall: float,
-        *,
-        sync: bool = False,
-        live: bool = True,
-        force: bool = False,
-        fence: int = 0,
-        count: int = 0,
-        whole: bool = False,
+        self, wall: float, *, live: bool = True, force: bool = False, **how: Unpack[Written]
     ) -> Changes | None:
         """The changes that the store lacks; None: no change, or no store. `force`: even without one."""
         if self.recorder is None:
             return None
-        times = self._attachments
-        return self.recorder.collect(
-            self.publisher.now,
-            wall,
-            ttl_s=times.asked_ttl,
-            away=times.away or not live,
-            sync=sync,
-            live=live,
-            force=force,
-            fence=fence,
-            count=count,
-            whole=whole,
-        )
+        times, now = self._attachments, self.publisher.now
+        away = times.away or not live
+        ttl = times.asked_ttl
+        return self.recorder.collect(now, wall, ttl_s=ttl, away=away, live=live, force=force, **how)
 
     def resume(self, tasks: list[Task], arrived: float) -> None:
         """Queue tasks that an earlier server had not done. Call `resumed` after the last."""

@@ -84,15 +84,12 @@ class SessionMetrics(Protocol):
 
     def sessions(self, delta: int, /) -> None:
         """A session began (+1) or ended (-1)."""
-        ...
 
     def watch_histories(self, counts: Callable[[], dict[str, int]], /) -> None:
         """`counts()`: see `Histories.counts`."""
-        ...
 
     def watch_held(self, held: Callable[[], int], /) -> None:
         """`held()`: bytes of the host's memory that the sessions here hold now."""
-        ...
 
 
 class _Entry:

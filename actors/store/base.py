@@ -82,7 +82,6 @@ class Store(Protocol):
 
     def set_aside(self, session: str) -> None:
         """Give the session's damaged items another name, so that it can be saved anew."""
-        ...
 
     def take(self, session: str, how: How) -> Taken | None:
         """Make the session this server's, and read it.
@@ -90,19 +89,15 @@ class Store(Protocol):
         None: another live server has it, and keeps it (`how` "free") or was asked to save and release it
         ("ask"). "force" takes it from any server.
         """
-        ...
 
     def release(self, session: str) -> None:
         """Record that this server does not have the session in memory."""
-        ...
 
     def forget(self, session: str, fence: int) -> None:
         """Delete the session, which is over, if `fence` is the store's."""
-        ...
 
     def head(self, session: str) -> bytes | None:
         """Its `HEAD`; None: it is not there, or has expired. It stays whose it is."""
-        ...
 
     def read(self, session: str) -> Mapping[str, bytes]:
         """All its items; none if it is not there, or has expired. It stays whose it is."""
@@ -110,7 +105,6 @@ class Store(Protocol):
 
     def delete(self, sessions: Sequence[str]) -> None:
         """Delete sessions, whichever server has them."""
-        ...
 
     def kept(self) -> Iterator[StoredSession]:
         """The sessions, the last used first."""
@@ -138,11 +132,9 @@ class Store(Protocol):
 
     def clock(self) -> float | None:
         """The time of the last sweep, as it was told; None: there was none."""
-        ...
 
     def set_clock(self, now: float) -> None:
         """Set the time of the last sweep, in seconds since 1970."""
-        ...
 
     def secret(self) -> bytes:
         """`SECRET_BYTES` at random, the same for all servers of this store as long as it lasts."""
@@ -150,15 +142,12 @@ class Store(Protocol):
 
     def rewrite(self) -> None:
         """Have its files written anew, so that nothing of what was deleted or replaced stays there."""
-        ...
 
     def mark(self) -> bytes | None:
         """The bytes that the store was marked with, or None."""
-        ...
 
     def set_mark(self, value: bytes, *, replace: bool) -> None:
         """Mark it. Without `replace` a mark that is there stays."""
-        ...
 
     def check(self) -> list[str]:
         """Faults of the whole store, which is read for it; empty: it is sound."""
@@ -170,4 +159,3 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Nothing is called afterwards."""
-        ...

@@ -16,12 +16,14 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from ramify.protocol.limits import Limits
-from ramify.protocol.wire import ChatMessage, Effort, JsonObject
+from ramify.protocol.wire import ChatMessage, Effort, JsonObject, Miss
 
 Outcome = Literal["bound", "new", "edited", "evicted"]
 TOKENIZED = "tokenized"
 
 PIECE = 256  # bytes that a piece takes beside text and tokens, about
+MARK = 128  # that the mark of a message takes, about
+SLACK = 64  # tokens that are no miss: an answer's last have no KV, and pages and states end before
 ANSWERS = 4  # to one request that are kept: choices, and answers to it when it came again
 MOST_DROPPED = 256  # for one that is added: more small ones than that make room by and by
 EVICTED = 1 << 12  # fingerprints that are remembered without their tokens
@@ -30,30 +32,42 @@ EVICTED = 1 << 12  # fingerprints that are remembered without their tokens
 class Piece:
     """Text with its tokens, behind others: a stack that longer histories share.
 
-    `uses`: pieces right behind it, and entries of the table that end with it.
+    `uses`: pieces right behind it, and entries of the table that end with it. `marks`: of the messages
+    that came with it. `until`: when the retention of what it ends with is over; 0: there was none.
     """
 
-    __slots__ = ("before", "raw", "size", "tokens", "uses")
+    __slots__ = ("before", "marks", "raw", "size", "tokens", "until", "uses")
 
-    def __init__(self, before: "Piece | None", raw: str, tokens: "array[int]") -> None:
+    def __init__(
+        self, before: "Piece | None", raw: str, tokens: "array[int]", marks: Sequence[int] = ()
+    ) -> None:
         self.before = before
         self.raw = raw
         self.tokens = tokens
+        self.marks = marks
+        self.until = 0.0
         self.uses = 0
-        self.size: int = PIECE + len(raw) + tokens.itemsize * len(tokens)
+        self.size: int = PIECE + len(raw) + tokens.itemsize * len(tokens) + MARK * len(marks)
 
 
 class Key(NamedTuple):
-    """Stands for the first `messages`."""
+    """Stands for the first `messages`. `marks`: of those behind the key before, each with all before it.
+
+    `size`: bytes of the messages, and of the assistant's turn behind them.
+    """
 
     messages: int
     digest: bytes
+    marks: tuple[int, ...] = ()
+    size: int = 0
 
 
 class Bound(NamedTuple):
     """What is known of a request's text: its first `chars` characters are those of `piece`.
 
-    `found`: the fingerprint that led there. `asked`: that of the whole request.
+    `found`: the fingerprint that led there. `asked`: that of the whole request. `marks`: of messages
+    behind those of `found`. `changed`: the first message that no request before had there; `edited`: it
+    is one of a known conversation. `history`: the share of the messages up to the last answer.
     """
 
     asked: bytes
@@ -61,6 +75,10 @@ class Bound(NamedTuple):
     found: bytes | None = None
     piece: Piece | None = None
     chars: int = 0
+    changed: int = 0
+    marks: tuple[int, ...] = ()
+    edited: bool = False
+    history: float = 0.0
 
     @property
     def length(self) -> int:
@@ -74,13 +92,34 @@ class Bound(NamedTuple):
             out.extend(piece.tokens)
         return out
 
+    def missed(self, prompt: int, cached: int, now: float) -> Miss | None:
+        """Why the history's tokens, of so many of the prompt, were not all cached; None: they were."""
+        piece = self.piece if self.outcome in ("bound", "new") else None
+        known = min(self.length, prompt - 1) if piece is not None else round(prompt * self.history)
+        tokens = max(0, known - cached)
+        if tokens <= SLACK and (piece is not None or self.history):
+            return None
+        if piece is not None:
+            return Miss(reason="expired" if 0.0 < piece.until <= now else "evicted", tokens=tokens)
+        if self.outcome == "evicted":
+            return Miss(reason="evicted", tokens=tokens)
+        reason: Literal["edited", "new"] = "edited" if self.edited else "new"
+        return Miss(reason=reason, message=self.changed, tokens=tokens)
+
 
 class _Owner:
-    """The histories of one name, by the fingerprint of the request; the oldest first."""
+    """The histories of one name, by the fingerprint of the request; the oldest first.
+
+    `marks`: how many pieces have each.
+    """
 
     def __init__(self) -> None:
         self.entries: OrderedDict[bytes, tuple[Piece, ...]] = OrderedDict()
+        self.marks: Counter[int] = Counter()
         self.size = 0
+
+
+_NOBODY = _Owner()
 
 
 class Histories:
@@ -119,40 +158,28 @@ class Histories:
         `inside(text, char)`: whether a token that is written in the text spans that character.
         """
         keys = fingerprints(owner, messages, tools, effort)
-        asked = keys[-1].digest
         roles = [message.role for message in messages]
-        if "assistant" not in roles:
-            known = self._answers(owner, asked)
-            piece, chars, _ = _best(known, rendered, inside)
-            return Bound(asked, "new", asked if piece is not None else None, piece, chars)
+        marks = [mark for key in keys for mark in key.marks]
+        table = self._owners.get(owner, _NOBODY)
+        same = next((i for i in range(len(marks), 0, -1) if marks[i - 1] in table.marks), 0)
+        outcome: Outcome = "new"
+        found, piece, chars, at, changed = None, None, 0, 0, same
         for key in reversed(keys):
-            known = self._answers(owner, key.digest)
-            if not known:
-                if key.digest in self._evicted:
-                    return self._shallower(owner, keys, key, rendered, inside)
-                continue
-            piece, chars, whole = _best(known, rendered, inside)
-            last = "assistant" not in roles[key.messages + 1 :]
-            outcome: Outcome = "bound" if whole and last else "edited"
-            return Bound(asked, outcome, key.digest, piece, chars)
-        return Bound(asked, "new")
-
-    def _shallower(
-        self,
-        owner: str,
-        keys: Sequence[Key],
-        lost: Key,
-        rendered: str,
-        inside: Callable[[str, int], bool],
-    ) -> Bound:
-        """What is known before a place that had to make room."""
-        asked = keys[-1].digest
-        for key in reversed(keys):
-            known = self._answers(owner, key.digest) if key.messages < lost.messages else ()
+            known = table.entries.get(key.digest)
             if known:
-                piece, chars, _ = _best(known, rendered, inside)
-                return Bound(asked, "evicted", key.digest, piece, chars)
-        return Bound(asked, "evicted")
+                piece, chars, whole = _best(known, rendered, inside)
+                found, at = key.digest, key.messages
+                changed = max(same, at + 1) if whole else at
+                if outcome == "new" and "assistant" in roles:
+                    last = "assistant" not in roles[at + 1 :]
+                    outcome = "bound" if whole and last else "edited"
+                break
+            if "assistant" in roles and key.digest in self._evicted:
+                outcome = "evicted"
+        history = keys[-2].size / keys[-1].size if len(keys) > 1 else 0.0
+        edited = history > 0.0 and (outcome == "edited" or same > (roles[0] == "system"))
+        behind = tuple(marks[at:])
+        return Bound(keys[-1].digest, outcome, found, piece, chars, changed, behind, edited, history)
 
     def use(self, owner: str, bound: Bound) -> None:
         """A request goes on from there."""
@@ -161,13 +188,23 @@ class Histories:
         if table is not None and bound.found is not None and bound.found in table.entries:
             table.entries.move_to_end(bound.found)
 
-    def add(self, owner: str, bound: Bound, pieces: Sequence[tuple[str, "array[int]"]]) -> None:
-        """An answer to a request has ended. `pieces`: text and tokens behind what was known."""
-        top = bound.piece
+    def add(
+        self,
+        owner: str,
+        bound: Bound,
+        pieces: Sequence[tuple[str, "array[int]"]],
+        until: float = 0.0,
+    ) -> None:
+        """An answer to a request has ended. `pieces`: text and tokens behind what was known.
+
+        `until`: when its retention is over.
+        """
+        top, marks = bound.piece, bound.marks
         for raw, tokens in pieces:
-            top = Piece(top, raw, tokens)
+            top, marks = Piece(top, raw, tokens, marks), ()
         if top is None:
             return
+        top.until = until
         table = self._owners.setdefault(owner, _Owner())
         known = table.entries.get(bound.asked, ())
         self._retain(table, top)
@@ -185,10 +222,6 @@ class Histories:
                 self._drop_oldest(max(self._owners, key=lambda name: self._owners[name].size))
             else:
                 break
-
-    def _answers(self, owner: str, key: bytes) -> tuple[Piece, ...]:
-        table = self._owners.get(owner)
-        return table.entries.get(key, ()) if table is not None else ()
 
     def _drop_oldest(self, owner: str) -> None:
         table = self._owners[owner]
@@ -210,6 +243,7 @@ class Histories:
                 return
             table.size += at.size
             self.size += at.size
+            table.marks.update(at.marks)
             at = at.before
 
     def _release(self, table: _Owner, piece: Piece) -> None:
@@ -220,6 +254,10 @@ class Histories:
                 return
             table.size -= at.size
             self.size -= at.size
+            for mark in at.marks:
+                table.marks[mark] -= 1
+                if not table.marks[mark]:
+                    del table.marks[mark]
             at = at.before
 
 
@@ -231,13 +269,21 @@ def fingerprints(
 ) -> list[Key]:
     """Of the messages before each turn of the assistant, and of all. O(bytes)."""
     encode = msgspec.json.Encoder().encode
-    running = blake2b(encode([owner, tools, effort]), digest_size=16)
+    head = encode([owner, tools, effort])
+    running = blake2b(head, digest_size=16)
+    digest, size = running.digest(), len(head)
     keys: list[Key] = []
+    marks: list[int] = []
     for count, message in enumerate(messages):
+        raw = encode(message)
+        size += len(raw)
         if count and message.role == "assistant":
-            keys.append(Key(count, running.digest()))
-        running.update(encode(message))
-    keys.append(Key(len(messages), running.digest()))
+            keys.append(Key(count, digest, tuple(marks), size))
+            marks = []
+        running.update(raw)
+        digest = running.digest()
+        marks.append(int.from_bytes(digest[:8], "little"))
+    keys.append(Key(len(messages), digest, tuple(marks), size))
     return keys
 
 

@@ -35,12 +35,14 @@ class Door:
     def __init__(self, http: httpx2.AsyncClient, kind: str, model: str) -> None:
         self.http, self.kind, self.model = http, kind, model
         self.history: list[dict[str, Any]] = []
+        self.misses: list[Any] = []
 
     async def say(self, text: str, **more: Any) -> tuple[int, int, str]:
         self.history.append({"role": "user", "content": text})
         path, body = self.request()
         reply = await self.http.post(path, json={**body, **more})
         assert reply.status_code == 200, reply.text
+        self.misses.append(reply.json().get("ramify_cache_miss"))
         found = self.read(reply.json())
         self.history.append({"role": "assistant", "content": found[2]})
         return found
@@ -115,6 +117,32 @@ async def test_each_turn_tokenizes_what_is_new(serving: Any, kind: str) -> None:
         door.history[1]["content"] = "Said otherwise."
         await door.say("Go on.")
         assert await bound(http, "edited") == 2
+
+
+@pytest.mark.parametrize("kind", DOORS)
+async def test_a_history_that_is_computed_again_is_told_why(serving: Any, kind: str) -> None:
+    """Told where it is so, and not where all of it was there."""
+    text = "Look at this, then. " * 8
+    async with serving(fake={"pages": 1600}) as served, client_of(served) as http:
+        (model,) = (await http.get("/v1/models")).json()["data"]
+        door, other = (Door(http, each, model["id"]) for each in (kind, "chat"))
+        for _ in range(3):
+            await door.say(text)
+        assert [miss and miss["reason"] for miss in door.misses] == ["new", None, None]
+        door.history[2]["content"] = f"Edited. {text}"
+        more = {"keep_alive": "1ms"} if kind == "ollama" else {}
+        prompt, _, _ = await door.say(text, **more)
+        edited = door.misses[-1]
+        assert (edited["reason"], edited["message"]) == ("edited", 2)
+        assert prompt // 3 < edited["tokens"] < prompt * 2 // 3
+        for i in range(8):
+            other.history = []
+            await other.say(f"{i} {text * 2}")
+        await door.say(text)
+        gone = door.misses[-1]
+        assert gone["reason"] == ("expired" if more else "evicted")
+        assert 0 < gone["tokens"] <= prompt + 24
+        assert "message" not in gone
 
 
 @pytest.mark.parametrize("limits", [{}, {"histories": 1}])

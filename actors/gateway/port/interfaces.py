@@ -43,7 +43,6 @@ class Status(Protocol):
     @property
     def fault(self) -> str | None:
         """Why a server that is ready makes no progress: what `/readyz` tells, with 503."""
-        ...
 
     @property
     def store(self) -> StoreHealth:
@@ -64,11 +63,9 @@ class Metrics(Protocol):
 
     def sockets(self, delta: int, /) -> None:
         """A WebSocket opened (+1) or ended (-1)."""
-        ...
 
     def scrape(self, done: Callable[[bytes], object], /) -> None:
         """Call `done` with the body of `GET /metrics`, in the text exposition format.
 
         At once, or on a later turn of the loop where another process has the numbers.
         """
-        ...

@@ -9,6 +9,7 @@ done in one turn of the loop, so that a save is of one moment.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypedDict, Unpack
 
 import msgspec
 
@@ -48,6 +49,15 @@ from ramify.protocol.wire import Op
 AHEAD = 1 << 20  # bytes of text and tokens that one turn of the loop encodes
 
 _encode = msgspec.msgpack.Encoder().encode
+
+
+class Written(TypedDict, total=False):
+    """Fields of `Changes` that who writes them says."""
+
+    sync: bool
+    fence: int
+    count: int
+    whole: bool
 
 
 class Recorder:
@@ -191,19 +201,15 @@ class Recorder:
         *,
         ttl_s: float | None,
         away: bool,
-        sync: bool = False,
         live: bool = True,
         force: bool = False,
-        fence: int = 0,
-        count: int = 0,
-        whole: bool = False,
+        **how: Unpack[Written],
     ) -> Changes | None:
         """What has changed since the last time; None: nothing, unless it is to be told all the same
         (`force`).
 
         `now`: as ops arrive; `wall`: the same moment in seconds since 1970. `ttl_s`: how long it may be
-        kept when nobody is there (`away`); None: as long as the store likes. `sync`, `live`, `fence`,
-        `count`, `whole`: as in `Changes`; see `reset`.
+        kept when nobody is there (`away`); None: as long as the store likes. See `reset`.
         """
         if not self.kept:
             return None
@@ -225,10 +231,7 @@ class Recorder:
             expires=wall + ttl_s if away and ttl_s is not None else None,
             busy=self._busy,
             live=live,
-            sync=sync,
-            fence=fence,
-            count=count,
-            whole=whole,
+            **how,
         )
 
     def _write(self, key: str, body: bytes, before: int = 0) -> int:

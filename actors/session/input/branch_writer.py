@@ -44,7 +44,7 @@ from ramify.actors.session.input.template import ChatTemplate
 from ramify.actors.tokenizer import Tokenizer
 from ramify.actors.tokenizer.histories import Bound
 from ramify.protocol.errors import BadRequest, RamifyError, TooLong
-from ramify.protocol.wire import Append, ChatMessage, Effort, JsonObject, Open, Role
+from ramify.protocol.wire import Append, ChatMessage, Effort, JsonObject, Miss, Open, Role, Usage
 
 RENDERED = 8  # characters that a template writes in the time in which one is tokenized, about
 LOT = 64  # parts that are appended in one go: a strict template may bring all turns anew
@@ -172,18 +172,22 @@ class BranchWriter:
             self._state.asked = prepared.pending.parts[0].text, prepared.bound
             histories.use(self._state.owner, prepared.bound)
 
-    def answered(self, branch: Branch) -> None:
-        """An answer has ended: if the history comes back, it goes on with these tokens."""
-        asked = self._state.asked
-        if asked is None:
-            return
-        (text, bound), segments = asked, list(branch.segments)
+    def answered(self, branch: Branch, usage: Usage, asked: float, ended: float) -> Miss | None:
+        """An answer has ended: if the history comes back, it goes on with these tokens.
+
+        Returns why that history's tokens were computed again, if they were.
+        """
+        if self._state.asked is None:
+            return None
+        (text, bound), segments = self._state.asked, list(branch.segments)
         if segments[0].raw != text or any(each.messages for each in segments[1:]):
-            return  # a later turn, which only this session goes on from
+            return None  # a later turn, which only this session goes on from
         known = bound.length
         pieces = [(text[bound.chars :], segments[0].tokens[known:])]
         pieces += [(each.raw, each.tokens[:]) for each in segments[1:]]
-        self._state.histories.add(self._state.owner, bound, pieces)
+        until = asked + branch.retain_s if branch.retain_s else 0.0
+        self._state.histories.add(self._state.owner, bound, pieces, until)
+        return bound.missed(usage.prompt, usage.cached, ended)
 
     def room(self, branches: Iterable[str]) -> int:
         """The most tokens that any of these branches has room for."""

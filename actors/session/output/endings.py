@@ -67,15 +67,18 @@ class Endings:
         strict = task.frame.opened.template == "strict"
         if reader is not None and reason == "stop" and (calls or strict):
             self._speak(generation, reader)
+        usage = generation.usage(finished, output)
+        miss = None
         if reason != "error":
-            self._writer.answered(branch)
+            miss = self._writer.answered(branch, usage, generation.arrived, finished.ended)
         return Done(
             id=generation.op.id,
             branch=branch.name,
             position=branch.position,
             revision=self._state.revision,
             reason="tool" if calls and reason == "stop" else reason,
-            usage=generation.usage(finished, output),
+            usage=usage,
+            miss=miss,
             tool_calls=calls or None,
             stop=stop,
             mean_logprob=segment.mean,

@@ -226,6 +226,7 @@
  * @property {string[]} [notes]
  * @property {string} [content]
  * @property {string} [reasoning]
+ * @property {{reason: "new" | "edited" | "evicted" | "expired", message?: number, tokens?: number}} [miss]
  *
  * @typedef {object} ErrorMessage
  * @property {"error"} type

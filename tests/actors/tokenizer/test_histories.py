@@ -5,7 +5,7 @@ from typing import Any
 
 from ramify.actors.tokenizer.histories import MOST_DROPPED, Bound, Histories, fingerprints
 from ramify.protocol.limits import Limits
-from ramify.protocol.wire import ChatMessage, Role
+from ramify.protocol.wire import ChatMessage, Miss, Role
 
 Messages = list[ChatMessage]
 
@@ -131,11 +131,81 @@ def test_fingerprints_cost_one_pass() -> None:
 
 def test_a_large_history_pushes_out_a_bounded_number_of_small_ones() -> None:
     """What is left over goes with the next ones: no turn of the loop drops thousands."""
-    table = Histories(Limits(history_bytes=580_000))
+    table = Histories(Limits(history_bytes=670_000))
     for i in range(700):
         answer(table, said(f"{i}"), "ok")
     answer(table, said("long"), "y" * 300_000)
     assert len(table) == 701 - MOST_DROPPED
     for i in range(3):
         answer(table, said(f"more {i}"), "ok")
-    assert table.size <= 580_000
+    assert table.size <= 670_000
+
+
+def long(*contents: str) -> Messages:
+    return said(*(each * 300 for each in contents))
+
+
+def reason(table: Histories, messages: Messages, cached: int = 0, now: float = 0.0) -> Any:
+    prompt = len(text_of(messages))
+    found = find(table, messages).missed(prompt, cached, now)
+    return None if found is None else (found.reason, found.message, found.tokens)
+
+
+def conversation() -> Histories:
+    table = Histories(Limits())
+    answer(table, long("a"), "b" * 300)
+    answer(table, long("a", "b", "c"), "d" * 300)
+    return table
+
+
+def test_the_first_message_that_is_otherwise_is_told() -> None:
+    table = conversation()
+    for number, edited in enumerate(["xbcde", "axcde", "abxde", "abcxe"]):
+        told, message, tokens = reason(table, long(*edited), cached=302 * number)
+        assert (told, message) == ("edited" if number else "new", number)
+        assert abs(tokens - (1208 - 302 * number)) < 40  # up to the last answer: what comes next is new
+    assert reason(table, long(*"abcde"), cached=1205 - 64) is None
+    assert reason(table, long(*"abcdx"), cached=1205) is None  # that was never part of the history
+
+
+def test_a_system_prompt_alone_is_no_conversation() -> None:
+    table = Histories(Limits())
+    system = [ChatMessage(role="system", content="s" * 300)]
+    answer(table, [*system, *long("a")], "b" * 300)
+    told, message, tokens = reason(table, [*system, *long("x", "b", "c")], cached=302)
+    assert (told, message, 550 < tokens < 650) == ("new", 1, True)
+    assert reason(table, [*system, *long("x")], cached=302) == ("new", 1, 0)
+    assert reason(table, [*system, *long("a")], cached=603) is None  # asked again
+
+
+def test_kv_that_is_gone_was_evicted_or_had_expired() -> None:
+    table = conversation()
+    messages = long(*"abcde")
+    known = find(table, messages).length
+    assert reason(table, messages, cached=100) == ("evicted", None, known - 100)
+    bound = find(table, messages)
+    table.add("", bound, [(text_of(messages)[bound.chars :], array("i", [1] * 300))], until=50.0)
+    again = find(table, messages)
+    assert again.missed(5000, 0, 49.0) == Miss(reason="evicted", tokens=again.length)
+    assert again.missed(5000, 0, 50.0) == Miss(reason="expired", tokens=again.length)
+
+
+def test_a_history_that_had_to_make_room_was_evicted() -> None:
+    table = Histories(Limits(histories=1))
+    answer(table, long("a"), "b" * 300)
+    answer(table, long("y"), "z")
+    told, message, tokens = reason(table, long(*"abc"))
+    assert (told, message, 550 < tokens < 650) == ("evicted", None, True)
+    assert reason(table, long(*"abc"), cached=600) is None  # its KV is there all the same
+
+
+def test_marks_go_with_the_last_piece_that_has_them() -> None:
+    table = conversation()
+    answer(table, long("a"), "other")
+    (owner,) = table._owners.values()
+    assert len(owner.marks) == 3
+    while len(table) > 1:
+        table._drop_oldest("")
+    assert set(owner.marks.values()) == {1}
+    table._drop_oldest("")
+    assert (len(owner.marks), table.size) == (0, 0)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ramify.actors.gateway.apis.ai.requests import NO_LIMIT, SendRequest, answers_to, chat_messages
+from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
 from ramify.actors.gateway.port.http import Response
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import RamifyError
@@ -25,22 +26,18 @@ BRANCH = "main"
 FINISH = {"stop": "stop", "length": "length", "tool": "tool-calls", "deadline": "length"}
 
 
-class ChatDialogue:
+class ChatDialogue(Dialogue):
     """See `Dialogue`. What it has to say is taken with `take`; `error`: why it failed, once it has.
 
     `message_id`: what a client is to call the answer. Raises RamifyError for what cannot be asked.
     """
 
-    streams = True
-    keeps = False
-    saves = False
-    outlives = True
+    streams = outlives = True
 
     def __init__(self, request: SendRequest, message_id: str, served: Served = Served()) -> None:  # noqa: B008
         settings = request.body
         thinking = settings.thinking(served)
         self.error: str | None = None
-        self.over = False
         self.ops: list[ClientMessage] = [
             Open(
                 detach="cancel", ttl_s=0.0, tools=settings.functions, effort=thinking.effort, parts=True
@@ -84,12 +81,6 @@ class ChatDialogue:
                 case Error() if message.code != "skipped":
                     self._failed(message.message)
         return None
-
-    def take_ops(self) -> list[ClientMessage]:
-        return []
-
-    def abandon(self) -> list[ClientMessage]:
-        return []
 
     def fail(self, error: RamifyError) -> bytes | Response | None:
         if not self.over:

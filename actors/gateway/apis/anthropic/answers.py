@@ -14,6 +14,7 @@ from ramify.actors.gateway.apis.anthropic.signatures import Signer
 from ramify.actors.gateway.apis.openai.dialogue import Answers, noted, text_parts
 from ramify.actors.gateway.apis.openai.effort import Thinking
 from ramify.actors.gateway.apis.openai.retention import retaining
+from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
 from ramify.actors.gateway.port.http import Response, json_response
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import InvalidField, RamifyError
@@ -214,15 +215,12 @@ class MessageAnswers(Answers):
         return {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None}
 
 
-class CountAnswers:
+class CountAnswers(Dialogue):
     """POST /v1/messages/count_tokens: the position of a branch with the prompt. See `Dialogue`."""
-
-    keeps = saves = outlives = streams = False
 
     def __init__(self, request: CountRequest, told: Conversation, served: Served, ident: str) -> None:
         Marks.of(request)
         self.ops = opening(request, told, served, request.thinks(None, served))
-        self.over = False
         self._last = max(op.id for op in self.ops if isinstance(op, Append))
         self._ident = ident
 
@@ -241,14 +239,6 @@ class CountAnswers:
     def _fails(self, error: Error | RamifyError) -> Response:
         self.over = True
         return of_error(error, self._ident)
-
-    def take_ops(self) -> list[ClientMessage]:
-        """See `Dialogue`."""
-        return []
-
-    def abandon(self) -> list[ClientMessage]:
-        """See `Dialogue`."""
-        return []
 
     def fail(self, error: RamifyError) -> Response:
         """See `Dialogue`."""

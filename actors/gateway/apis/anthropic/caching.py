@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ramify.actors.gateway.apis.anthropic.blocks import CacheControl, ToolResultBlock
 from ramify.actors.gateway.apis.anthropic.requests import CountRequest
 from ramify.protocol.errors import InvalidField
-from ramify.protocol.wire import JsonObject, Usage
+from ramify.protocol.wire import JsonObject
 
 MOST_BREAKPOINTS = 4
 _SECONDS = {"5m": 300.0, "1h": 3600.0}
@@ -55,10 +55,6 @@ class Marks(NamedTuple):
             "output_tokens": output,
             "service_tier": "standard",
         }
-
-    def counted(self, usage: Usage) -> JsonObject:
-        """The same from what the engine says of a generation."""
-        return self.usage(usage.prompt, usage.cached, usage.output)
 
 
 def _found(request: CountRequest) -> Iterator[CacheControl]:

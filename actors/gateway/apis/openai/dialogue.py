@@ -1,12 +1,13 @@
 """Completions of either kind: what follows the answers of a session, choice by choice."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from ramify.actors.gateway.apis.openai.errors import event_of_error, of_error
+from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
 from ramify.actors.gateway.port.http import Response
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import (
@@ -31,15 +32,11 @@ def event(value: object) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-class Answers(ABC):
+class Answers(Dialogue):
     """Follows the answers of one request, choice by choice; subclasses write them down.
 
     `branches`: the branch of each choice, in order.
     """
-
-    keeps = False
-    saves = False
-    outlives = False
 
     def __init__(self, ops: list[ClientMessage], branches: Sequence[str], *, streams: bool) -> None:
         self.ops = ops
@@ -47,11 +44,6 @@ class Answers(ABC):
         self._number = {name: i for i, name in enumerate(branches)}
         self._done: list[Done | None] = [None] * len(branches)
         self._began = False
-        self._over = False
-
-    @property
-    def over(self) -> bool:
-        return self._over
 
     @property
     def done(self) -> list[Done]:
@@ -62,7 +54,7 @@ class Answers(ABC):
         """See `Dialogue`."""
         out: list[bytes] = []
         for message in messages:
-            if self._over:
+            if self.over:
                 break
             match message:
                 case Delta() if message.branch in self._number:
@@ -76,19 +68,11 @@ class Answers(ABC):
                 case Error() if message.code != "skipped":
                     return self._ends(out, message)
             if all(self._done):
-                self._over = True
+                self.over = True
                 if not self.streams:
                     return self.whole()
                 out.append(self.last())
         return self._pieces(out)
-
-    def take_ops(self) -> list[ClientMessage]:
-        """See `Dialogue`."""
-        return []
-
-    def abandon(self) -> list[ClientMessage]:
-        """See `Dialogue`."""
-        return []  # the session ends with its only socket
 
     def fail(self, error: RamifyError) -> bytes | Response:
         """See `Dialogue`."""
@@ -138,7 +122,7 @@ class Answers(ABC):
 
     def _ends(self, out: list[bytes], error: Error | RamifyError) -> bytes | Response:
         """An error: a response of its own as long as nothing was sent, else an event."""
-        self._over = True
+        self.over = True
         if self.streams and (self._pieces(out) is not None or self._began):
             return b"".join(out) + self.broken(error)
         return self.refusal(error)
@@ -177,9 +161,11 @@ def count_tokens(prompt: int, cached: int, usages: Sequence[Usage]) -> dict[str,
 
 
 def noted(done: Sequence[Done]) -> dict[str, Any]:
-    """The field `notes` of ours: how a constraint was read, where that needs saying."""
+    """Fields of ours: how a constraint was read, and why a history was computed again."""
     notes = list(dict.fromkeys(note for each in done for note in each.notes or ()))
-    return {"notes": notes} if notes else {}
+    missed = next((each.miss for each in done if each.miss is not None), None)
+    told: dict[str, Any] = {"notes": notes} if notes else {}
+    return told | ({"ramify_cache_miss": msgspec.to_builtins(missed)} if missed is not None else {})
 
 
 def spelled(vocabulary: Vocabulary, token: int) -> dict[str, Any]:

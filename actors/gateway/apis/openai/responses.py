@@ -24,6 +24,7 @@ from ramify.actors.gateway.apis.openai.response_output import (
 )
 from ramify.actors.gateway.apis.openai.response_requests import ResponseRequest, checksum
 from ramify.actors.gateway.apis.openai.retention import seconds_of
+from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
 from ramify.actors.gateway.port.http import Response, json_response
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.config import Limits
@@ -57,7 +58,7 @@ KEPT = Limits().meta_bytes
 _INCOMPLETE = {"length": "max_output_tokens", "deadline": "max_output_tokens"}
 
 
-class ResponseDialogue:
+class ResponseDialogue(Dialogue):
     """See `Dialogue`. `created`: seconds since 1970.
 
     `events`: where the answer is written to if not to an HTTP stream: on a WebSocket. There a response
@@ -80,7 +81,6 @@ class ResponseDialogue:
         self.streams = bool(request.stream) or events is not None
         self.outlives = bool(request.background)
         self._transient = events is not None and not request.stores
-        self.over = False
         self._request = request
         self._model = model
         self._thinking = request.thinking(known)

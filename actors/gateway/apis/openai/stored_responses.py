@@ -7,6 +7,7 @@ import msgspec
 
 from ramify.actors.gateway.apis.openai.errors import Refused, of_error
 from ramify.actors.gateway.apis.openai.responses import INPUT, META, keyed
+from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
 from ramify.actors.gateway.port.http import Response, json_response
 from ramify.protocol.errors import BadRequest, RamifyError
 from ramify.protocol.stored_response import Stored
@@ -68,14 +69,12 @@ class ItemPage(msgspec.Struct, frozen=True):
         }
 
 
-class StoredDialogue:
+class StoredDialogue(Dialogue):
     """GET, DELETE and cancel of a response. `ask`: what it asks of the branch; None: only to see it.
 
     `page`: of its input items, where they are wanted.
     """
 
-    streams = False
-    outlives = False
     keeps = True
     saves = True
 
@@ -86,7 +85,6 @@ class StoredDialogue:
         self.ops: list[ClientMessage] = [Open(session=stored.session, key=stored.key, ttl_s=ttl)]
         if ask is not None:
             self.ops.append(ask)
-        self.over = False
         self._branch = stored.branch
         self._key = stored.key
         self._ident = ident
@@ -94,10 +92,6 @@ class StoredDialogue:
         self._page = page
         self._object: JsonObject | None = None
         self._input: list[JsonObject] | None = None
-
-    def take_ops(self) -> list[ClientMessage]:
-        """See `Dialogue`."""
-        return []
 
     def receive(self, messages: Sequence[ServerMessage]) -> Response | None:
         """See `Dialogue`."""
@@ -118,10 +112,6 @@ class StoredDialogue:
                 case Error():
                     return self._answer(of_error(message))
         return None
-
-    def abandon(self) -> list[ClientMessage]:
-        """See `Dialogue`."""
-        return []
 
     def fail(self, error: RamifyError) -> Response:
         """See `Dialogue`."""

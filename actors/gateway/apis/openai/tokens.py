@@ -13,6 +13,7 @@ from msgspec import Meta
 from ramify.actors.gateway.apis.openai.dialogue import Vocabulary, word
 from ramify.actors.gateway.apis.openai.errors import of_error
 from ramify.actors.gateway.apis.openai.requests import Message
+from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
 from ramify.actors.gateway.port.http import Response, json_response
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import BadRequest, InvalidField, RamifyError
@@ -83,14 +84,11 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     tokens: Annotated[list[TokenId], Meta(max_length=1 << 24)]
 
 
-class TokenizeAnswers:
+class TokenizeAnswers(Dialogue):
     """Collects the ids of a branch. See `Dialogue`."""
-
-    keeps = saves = outlives = streams = False
 
     def __init__(self, request: TokenizeRequest, vocabulary: Vocabulary, served: Served) -> None:
         self.ops = request.ops()
-        self.over = False
         self._spells = bool(request.return_token_strs)
         self._vocabulary = vocabulary
         self._served = served
@@ -118,10 +116,6 @@ class TokenizeAnswers:
         """See `Dialogue`."""
         more, self._more = self._more, []
         return more
-
-    def abandon(self) -> list[ClientMessage]:
-        """See `Dialogue`."""
-        return []
 
     def fail(self, error: Error | RamifyError) -> Response:
         """See `Dialogue`."""

@@ -40,7 +40,6 @@ class Minted(Protocol):
 
     def take(self, digest: bytes, now: float) -> str | None:
         """Forget the token. Its minter if it was there and has not expired: at most once per `add`."""
-        ...
 
     def holds(self, digest: bytes, now: float) -> bool:
         """Whether the token can still be taken."""

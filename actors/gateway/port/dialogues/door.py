@@ -36,7 +36,6 @@ class Line(Protocol):
 
     def write(self, frames: bytes) -> None:
         """Queue frames until `flush`; what a message from the client leads to is flushed anyway."""
-        ...
 
     def flush(self) -> None: ...
     def close(self, code: int, reason: str) -> None: ...
@@ -57,19 +56,15 @@ class Door(Protocol):
 
     def refuse(self, error: RamifyError) -> None:
         """A message was passed over, because the client sends too many."""
-        ...
 
     def throttle(self, throttled: bool) -> None:
         """The client reads too slowly, or reads again."""
-        ...
 
     def drain(self, reason: str) -> None:
         """The server stops: nothing new begins; closes the line when nothing runs."""
-        ...
 
     def end(self) -> None:
         """The socket is gone, or as good as gone. May be called again."""
-        ...
 
 
 class DoorKind(msgspec.Struct, frozen=True):

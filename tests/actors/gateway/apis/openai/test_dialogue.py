@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 
 from ramify.actors.gateway.apis.openai.chat import ChatAnswers, Heading
-from ramify.actors.gateway.apis.openai.dialogue import count_tokens
+from ramify.actors.gateway.apis.openai.dialogue import count_tokens, noted
 from ramify.actors.gateway.apis.openai.requests import ChatRequest, decode
 from ramify.actors.gateway.port.http import Response
 from ramify.protocol.errors import Overloaded
-from ramify.protocol.wire import Delta, Done, Error, Ok, Part, ServerMessage, TokenLogprob
+from ramify.protocol.wire import Delta, Done, Error, Miss, Ok, Part, ServerMessage, TokenLogprob
 from tests.messages import usage
 
 USAGE = usage(prompt=7, cached=3, computed=4, output=5, ttft_ms=1, total_ms=2)
@@ -120,3 +120,11 @@ def test_usage_says_how_long_the_longest_choice_waited() -> None:
     told = count_tokens(5, 4, [first, msgspec.structs.replace(first, queue_ms=7.25)])
     assert (told["queue_ms"], told["completion_tokens"]) == (7.25, 4)
     assert count_tokens(5, 0, [])["queue_ms"] == 0.0
+
+
+def test_the_first_miss_of_the_choices_is_told() -> None:
+    done = Done(id=2, branch="main", position=9, reason="stop", usage=usage(prompt=5))
+    missed = msgspec.structs.replace(done, miss=Miss(reason="edited", message=2, tokens=70))
+    assert noted([done]) == {}
+    told = {"reason": "edited", "message": 2, "tokens": 70}
+    assert noted([done, missed, done]) == {"ramify_cache_miss": told}
