@@ -22,7 +22,7 @@ from ramify.actors.session.attachments import Attachments
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.state import Made, SessionState, retell
 from ramify.actors.session.branches.tasks import FrameRun, Task
-from ramify.actors.session.durable.recorder import Recorder, Written
+from ramify.actors.session.durable.recorder import Recorder, SaveTerms
 from ramify.actors.session.input.branch_writer import BranchWriter
 from ramify.actors.session.input.template import ChatTemplate
 from ramify.actors.session.ops import AT_ONCE
@@ -148,7 +148,7 @@ class SessionCore:
             log.changed = set()
 
     def changes(
-        self, wall: float, *, live: bool = True, force: bool = False, **how: Unpack[Written]
+        self, wall: float, *, live: bool = True, force: bool = False, **how: Unpack[SaveTerms]
     ) -> Changes | None:
         """The changes that the store lacks; None: no change, or no store. `force`: even without one."""
         if self.recorder is None:

@@ -66,8 +66,8 @@ class Bound(NamedTuple):
     """What is known of a request's text: its first `chars` characters are those of `piece`.
 
     `found`: the fingerprint that led there. `asked`: that of the whole request. `marks`: of messages
-    behind those of `found`. `changed`: the first message that no request before had there; `edited`: it
-    is one of a known conversation. `history`: the share of the messages up to the last answer.
+    behind those of `found`. `changed`: the first message that no request before had there, `reason`: and
+    why. `history`: the share of the messages up to the last answer.
     """
 
     asked: bytes
@@ -77,7 +77,7 @@ class Bound(NamedTuple):
     chars: int = 0
     changed: int = 0
     marks: tuple[int, ...] = ()
-    edited: bool = False
+    reason: Literal["new", "edited"] = "new"
     history: float = 0.0
 
     @property
@@ -99,12 +99,10 @@ class Bound(NamedTuple):
         tokens = max(0, known - cached)
         if tokens <= SLACK and (piece is not None or self.history):
             return None
-        if piece is not None:
-            return Miss(reason="expired" if 0.0 < piece.until <= now else "evicted", tokens=tokens)
-        if self.outcome == "evicted":
-            return Miss(reason="evicted", tokens=tokens)
-        reason: Literal["edited", "new"] = "edited" if self.edited else "new"
-        return Miss(reason=reason, message=self.changed, tokens=tokens)
+        if piece is None and self.outcome != "evicted":
+            return Miss(reason=self.reason, message=self.changed, tokens=tokens)
+        expired = piece is not None and 0.0 < piece.until <= now
+        return Miss(reason="expired" if expired else "evicted", tokens=tokens)
 
 
 class _Owner:
@@ -117,9 +115,6 @@ class _Owner:
         self.entries: OrderedDict[bytes, tuple[Piece, ...]] = OrderedDict()
         self.marks: Counter[int] = Counter()
         self.size = 0
-
-
-_NOBODY = _Owner()
 
 
 class Histories:
@@ -160,9 +155,10 @@ class Histories:
         keys = fingerprints(owner, messages, tools, effort)
         roles = [message.role for message in messages]
         marks = [mark for key in keys for mark in key.marks]
-        table = self._owners.get(owner, _NOBODY)
+        table = self._owners.get(owner) or _Owner()
         same = next((i for i in range(len(marks), 0, -1) if marks[i - 1] in table.marks), 0)
         outcome: Outcome = "new"
+        answered = "assistant" in roles
         found, piece, chars, at, changed = None, None, 0, 0, same
         for key in reversed(keys):
             known = table.entries.get(key.digest)
@@ -170,16 +166,16 @@ class Histories:
                 piece, chars, whole = _best(known, rendered, inside)
                 found, at = key.digest, key.messages
                 changed = max(same, at + 1) if whole else at
-                if outcome == "new" and "assistant" in roles:
-                    last = "assistant" not in roles[at + 1 :]
-                    outcome = "bound" if whole and last else "edited"
+                if outcome == "new" and answered:
+                    outcome = "bound" if whole and "assistant" not in roles[at + 1 :] else "edited"
                 break
-            if "assistant" in roles and key.digest in self._evicted:
+            if answered and key.digest in self._evicted:
                 outcome = "evicted"
         history = keys[-2].size / keys[-1].size if len(keys) > 1 else 0.0
-        edited = history > 0.0 and (outcome == "edited" or same > (roles[0] == "system"))
+        told = outcome == "edited" or same > (roles[0] == "system")
+        reason: Literal["new", "edited"] = "edited" if told and history else "new"
         behind = tuple(marks[at:])
-        return Bound(keys[-1].digest, outcome, found, piece, chars, changed, behind, edited, history)
+        return Bound(keys[-1].digest, outcome, found, piece, chars, changed, behind, reason, history)
 
     def use(self, owner: str, bound: Bound) -> None:
         """A request goes on from there."""

@@ -51,7 +51,7 @@ AHEAD = 1 << 20  # bytes of text and tokens that one turn of the loop encodes
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Written(TypedDict, total=False):
+class SaveTerms(TypedDict, total=False):
     """Fields of `Changes` that who writes them says."""
 
     sync: bool
@@ -203,7 +203,7 @@ class Recorder:
         away: bool,
         live: bool = True,
         force: bool = False,
-        **how: Unpack[Written],
+        **how: Unpack[SaveTerms],
     ) -> Changes | None:
         """What has changed since the last time; None: nothing, unless it is to be told all the same
         (`force`).

@@ -200,12 +200,12 @@ def test_a_history_that_had_to_make_room_was_evicted() -> None:
 
 
 def test_marks_go_with_the_last_piece_that_has_them() -> None:
-    table = conversation()
-    answer(table, long("a"), "other")
-    (owner,) = table._owners.values()
-    assert len(owner.marks) == 3
-    while len(table) > 1:
-        table._drop_oldest("")
-    assert set(owner.marks.values()) == {1}
-    table._drop_oldest("")
-    assert (len(owner.marks), table.size) == (0, 0)
+    table = Histories(Limits(histories=3))
+    answer(table, long("a"), "b" * 300)
+    kept = table.size
+    answer(table, long("a", "b", "c"), "d" * 300)
+    assert find(table, long(*"abxde")).changed == 2
+    for each in ("one", "two", "three"):
+        answer(table, said(each), "b")
+    assert find(table, long(*"abxde")).changed == 0
+    assert (len(table), table.size < kept + 3 * 2000) == (3, True)
