@@ -77,7 +77,7 @@ def ease(state: State) -> float:
 def puzzle(choose: Chooser, split: Split | None = None) -> State:
     """Four numbers of the split that can make 24."""
     while True:
-        top = 20 if choose.chance(0.1) else 13
+        top = choose.rng.choice((13, 13, 13, 20, 30))
         state = tuple(sorted(choose.number(1, top) for _ in range(4)))
         if held("24 " + text_of(state)) == ((split or choose.split) == "held") and reachable(state):
             return state
@@ -118,6 +118,6 @@ def judged(choose: Chooser) -> list[Piece]:
 def document(choose: Chooser) -> list[Piece]:
     """The rules, then a few puzzles, solved or judged."""
     pieces: list[Piece] = [(RULES, False)]
-    for _ in range(choose.number(1, 6)):
+    for _ in range(choose.number(1, 12)):
         pieces += solved(choose) if choose.chance(0.5) else judged(choose)
     return pieces

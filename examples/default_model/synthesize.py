@@ -151,7 +151,7 @@ def shown(count: int, seed: int) -> Iterator[list[skills_page.Piece]]:
     """`count` documents in pieces: games of 24, what the page shows, and facts asked for long after."""
     choose = Chooser(random.Random(seed))
     for _ in range(count):
-        kind = choose.rng.choices(("game24", "page", "long"), weights=(34, 62, 4))[0]
+        kind = choose.rng.choices(("game24", "page", "long"), weights=(33, 62, 5))[0]
         if kind == "game24":
             yield skills_game24.document(choose)
         elif kind == "page":
