@@ -12,7 +12,7 @@ import argparse
 import json
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,11 @@ class Plan:
     warmup: int
     decay_from: float
 
-    def rate_at(self, step: int, spent: float = 0.0) -> float:
-        """Warm-up, a plateau, then a straight line down to zero; `spent`: the share of the time that is over."""
+    def rate_at(self, step: int) -> float:
+        """Warm-up, a plateau, then a straight line down to zero."""
         if step < self.warmup:
             return self.rate * (step + 1) / self.warmup
-        done = max(step / self.steps, spent)
-        return self.rate * min(1.0, max(0.0, (1 - done) / (1 - self.decay_from)))
+        return self.rate * min(1.0, (1 - step / self.steps) / (1 - self.decay_from))
 
 
 def load_mix(folder: Path, mix: dict[str, float], length: int, seed: int) -> rows.Rows:
@@ -128,10 +127,12 @@ def train(args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
     shape = models.SHAPES[args.shape]
-    model = (models.load_folder(args.start, args.length) if args.start else models.Llama(shape)).to(
-        device
-    )
-    teacher = models.load_folder(args.teacher).to(device).requires_grad_(False) if args.teacher else None
+    shape = replace(shape, context=max(shape.context, args.length))
+    model = models.load_folder(args.start, args.length) if args.start else models.Llama(shape)
+    model = model.to(device)
+    teacher = None
+    if args.teacher:
+        teacher = models.load_folder(args.teacher, args.length).to(device).requires_grad_(False)
     print(models.describe(model), flush=True)
     length = args.length
     data = load_mix(args.data, MIXES[args.mix], length, args.seed).to(device)
@@ -162,15 +163,14 @@ def train(args: argparse.Namespace) -> None:
         batch = data.take(torch.arange(step * args.batch, (step + 1) * args.batch, device=device))
         loss = trainer.loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        spent = (time.perf_counter() - began) / args.fit if args.fit else 0.0
-        learner.step(plan.rate_at(step, spent))
+        learner.step(plan.rate_at(step))
         if (step + 1) % args.report == 0 or step + 1 == steps:
             value = float(loss.detach())
             now = time.perf_counter()
             speed = args.report * args.batch * length / (now - last)
             last = now
             print(
-                f"step {step + 1}/{steps} loss {value:.4f} rate {plan.rate_at(step, spent):.2e} {speed:.0f} tokens/s {now - began:.0f} s",
+                f"step {step + 1}/{steps} loss {value:.4f} rate {plan.rate_at(step):.2e} {speed:.0f} tokens/s {now - began:.0f} s",
                 flush=True,
             )
         if args.measure and ((step + 1) % args.measure == 0 or step + 1 == steps):
@@ -182,8 +182,6 @@ def train(args: argparse.Namespace) -> None:
             torch.save(
                 {"model": model.state_dict(), "learner": learner.state(), "step": step + 1}, checkpoint
             )
-        if spent >= 1:
-            break
         if args.seconds and time.perf_counter() - began > args.seconds:
             torch.save(
                 {"model": model.state_dict(), "learner": learner.state(), "step": step + 1}, checkpoint
@@ -219,9 +217,6 @@ def main() -> None:
     parser.add_argument("--measure", type=int, default=500)
     parser.add_argument("--save-every", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=0, help="stop and save after this time")
-    parser.add_argument(
-        "--fit", type=float, default=0, help="seconds in which the rate falls to zero; then stop"
-    )
     parser.add_argument("--seed", type=int, default=0)
     train(parser.parse_args())
 

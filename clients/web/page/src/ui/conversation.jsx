@@ -60,7 +60,7 @@ function Welcome({ chat }) {
             {text}{count > 1 && <small>{t.draftsBeside(count)}</small>}
           </button>
         ))}
-        {!demo && <a class="button" href="game24.html">{t.watchTree}<small>{t.everyBranch}</small></a>}
+        <a class="button" href="game24.html">{t.watchTree}<small>{t.everyBranch}</small></a>
       </div>}
     </section>
   );
