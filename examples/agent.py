@@ -137,7 +137,10 @@ def show(console: Console, tasks: list[Task], answers: list[list[Step]]) -> None
     console.print(f"\n{total(finished)} questions came to an answer")
     if any(task.answer is not None for task in tasks):
         pairs = zip(tasks, answers, finished, strict=True)
-        right = [done and steps[-1].given == task.answer for task, steps, done in pairs]
+        right = [
+            done and steps[-1].given.casefold() == (task.answer or "").casefold()
+            for task, steps, done in pairs
+        ]
         console.print(f"{sum(right)} answers are those of the traces")
 
 
