@@ -14,6 +14,7 @@ from anyio.abc import TaskGroup
 
 from ramify.actors.cache.actor import CacheActor
 from ramify.actors.cache.cache import RadixCache, Shares
+from ramify.actors.cache.windows import windows_of
 from ramify.actors.executor.actor import start_executor
 from ramify.actors.executor.handle import ExecutorHandle
 from ramify.actors.executor.spec import ExecutorSpec, ModelSpec
@@ -114,7 +115,13 @@ class CoreActors:
         info = executor.info
         schedule = config.schedule
         shares = Shares(schedule.retain_share, schedule.retain_leases)
-        self.cache = RadixCache(info.pages, info.page_size, shares=shares, state_slots=info.state_slots)
+        self.cache = RadixCache(
+            info.pages,
+            info.page_size,
+            shares=shares,
+            state_slots=info.state_slots,
+            windows=windows_of(info, schedule.in_flight),
+        )
         metrics.kv(info.pages * info.page_size, 0, 0)
         cache = CacheActor(
             self._to_cache,

@@ -140,6 +140,7 @@ class Acquire(msgspec.Struct, frozen=True, array_like=True, gc=False):
     - `leave`: pages, free or evictable, that must be left when it has its own.
     - `spare`: nothing is evicted for it.
     - `slots`: state slots that it needs to run, beside those for snapshots (0: the model has no states).
+      On a model with windows: tokens that it may add behind `extra`.
     - `most`: it is denied if it needs more slots, whatever is free (0: any number).
     """
 
@@ -177,6 +178,7 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     - `states`: int32 pairs, a position up to `computed` and that of the request's slots that holds the
       state there. It becomes a snapshot of the tree. The request may read it until it commits more than
       that position, and never writes it again. `final` gives all other slots back.
+    - `written`: with `final` on a model with windows, positions that the steps so far may have written.
     """
 
     request: int
@@ -185,6 +187,7 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     final: bool = False
     finite: bool | None = None
     states: bytes = b""
+    written: int = 0
 
 
 class Settle(Base, frozen=True):
@@ -198,11 +201,13 @@ class Settle(Base, frozen=True):
 class RenewPool(Base, frozen=True):
     """Start over with an empty pool of that many pages: another executor has taken the old one's place.
 
-    Comes when no request runs. Branches keep their tokens. `state_slots`: of the new executor.
+    Comes when no request runs. Branches keep their tokens. `state_slots`, `window_pages`: of the new
+    executor.
     """
 
     pages: int
     state_slots: int = 0
+    window_pages: int = 0
 
 
 CacheMessage = (
@@ -241,6 +246,9 @@ class Granted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
     - `marks`: int32, ascending, in (cached, prompt): positions where a snapshot is wanted, so a chunk of
       the prefill ends there.
     - `replayed`: of `tokens`, the first so many have KV in the tree; they run because no state is there.
+
+    With windows `cached` is where the KV of the window before it is, too, and `replayed` as above.
+    `windows`: see `OpenRow`.
     """
 
     request: int
@@ -253,13 +261,14 @@ class Granted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
     slots: bytes = b""
     marks: bytes = b""
     replayed: int = 0
+    windows: bytes = b""
 
 
 class Denied(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
     """`request` cannot run now.
 
     `reason` "memory": not enough free and evictable pages (`short`: how many are missing), or state
-    slots (`slots`);
+    slots or window pages (`slots`);
     "shared": a part of its prefix is being computed by request `on`; acquire again when that
     one commits; "gone": the branch does not exist, or not as the request knew it.
     `resident`: tokens of the branch that are resident now, for the order of the queue.
@@ -274,10 +283,14 @@ class Denied(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
 
 
 class Grown(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Pages for a `Grow`; empty `pages`: there is no memory, so the scheduler has to retract a run."""
+    """Pages for a `Grow`; empty `pages`: there is no memory, so the scheduler has to retract a run.
+
+    `windows`: as many window pages.
+    """
 
     request: int
     pages: bytes
+    windows: bytes = b""
 
 
 class Settled(Base, frozen=True):

@@ -40,6 +40,11 @@ overrun step cost no copy. Slot 0 is all zeros, the state before any token, and 
 another. Two plans in flight: the second one reads what the first one writes. A row that sits a step out
 gets the state that it had: the executor copies it, so that the next plan may read the slot all the same.
 So the prompt's last token is an extend of its own where the row could sit out.
+
+Windows: layers that see `ExecutorInfo.window` tokens, the own one included, may keep their KV in a pool
+of their own, of `window_pages` pages of one token. A row has a second table for them, in which pages
+recur: a position takes the page of an earlier one that no step reads any more. It has an entry for each
+position of the page table, from the first one that the row reads.
 """
 
 import sys
@@ -103,6 +108,7 @@ class OpenRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `constraint`: which one its outputs obey; 0: none. It was loaded by this plan or an earlier one.
     `obeyed`: how many of the last tokens of `history` it has taken already: at least `sampled`, more
     where the request continues another one's output.
+    `windows`: int32, the last entries of the table of window pages; see the module's top.
     """
 
     row: int
@@ -114,13 +120,15 @@ class OpenRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     history: bytes = b""
     constraint: int = 0
     obeyed: int = 0
+    windows: bytes = b""
 
 
 class GrowRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Append `pages` (int32) to the page table of `row`."""
+    """Append `pages` (int32) to the page table of `row`, and as many `windows` to that of windows."""
 
     row: int
     pages: bytes
+    windows: bytes = b""
 
 
 class ExtendRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -255,6 +263,9 @@ class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
     guesses_constrained: bool = False  # the drafter guesses for rows with a constraint, too
     state_slots: int = 0  # of fixed states, without slot 0; 0: the model has none
     state_bytes: int = 0  # of one slot
+    window: int = 0  # tokens that the layers with a pool of their own see, the own one included; 0: none
+    window_pages: int = 0  # in that pool
+    window_bytes: int = 0  # of one of these pages; `kv_bytes_per_token` does not count them
 
 
 class ExecutorDown(msgspec.Struct, frozen=True, array_like=True, tag=True):

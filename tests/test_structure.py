@@ -23,8 +23,8 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (294, 575),
-    "actors/cache": (15, 28),
+    "actors": (294, 579),
+    "actors/cache": (15, 31),
     "actors/calls": (10, 22),
     "actors/cluster": (14, 28),
     "actors/executor": (8, 8),

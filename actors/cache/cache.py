@@ -20,12 +20,12 @@ from ramify.actors.cache.allocator import PageAllocator
 from ramify.actors.cache.announcer import Announcer
 from ramify.actors.cache.branches import Branches
 from ramify.actors.cache.leases import Bounds, Leases
-from ramify.actors.cache.node import Node
+from ramify.actors.cache.node import DEVICE, SUSPECT, Node
 from ramify.actors.cache.residency import REACH, Residency
-from ramify.actors.cache.resuming import Resuming, resumable
+from ramify.actors.cache.resuming import Begun, Resuming, WindowResuming, resumable
 from ramify.actors.cache.run import PageLease
-from ramify.actors.cache.states import DEVICE, SUSPECT
 from ramify.actors.cache.tree import RadixTree
+from ramify.actors.cache.windows import Windows
 from ramify.protocol import messages as m
 from ramify.protocol.cluster import BLOCK, MOST_LISTENERS, KvEvents, ListenKv, UnlistenKv
 from ramify.protocol.plan import pack
@@ -52,8 +52,8 @@ class RadixCache:
     """`pages` KV pages of `page_size` tokens, and the tokens of every live branch.
 
     `reach`: see `Residency`. `block`: tokens of a block, see `Announcer`; a multiple of the page size.
-    `shares`: what may be leased. `state_slots`: of a model with fixed states (`snapshots.py`); its pages
-    hold one token, so that a snapshot may stand anywhere.
+    `shares`: what may be leased. `state_slots`, `windows`: of a model with fixed states or windows; its
+    pages hold one token, so that a snapshot may stand anywhere.
     """
 
     def __init__(
@@ -64,18 +64,19 @@ class RadixCache:
         block: int = BLOCK,
         shares: Shares = ALL,
         state_slots: int = 0,
+        windows: Windows | None = None,
     ) -> None:
-        if state_slots and page_size != 1:
-            raise ValueError(
-                f"page_size is {page_size}: a model with fixed states needs pages of 1 token"
-            )
+        snapshots = state_slots > 0 or windows is not None
+        if snapshots and page_size != 1:
+            raise ValueError(f"page_size is {page_size}: fixed states and windows need pages of 1 token")
         self.page_size = page_size
-        self.tree = RadixTree(page_size, block, states=state_slots > 0)
+        self.tree = RadixTree(page_size, block, states=snapshots)
         self.residency = Residency(self.tree, PageAllocator(pages), reach)
-        self._resuming: Resuming | None = None  # of a model with fixed states
-        if state_slots:
-            self.residency.use_slots(state_slots)
-            self._resuming = Resuming(self.tree, self.residency)
+        self._resuming: Resuming | None = None  # of a model with fixed states or windows
+        if windows is not None:
+            self._resuming = WindowResuming(self.tree, self.residency, windows)
+        elif state_slots:
+            self._resuming = Resuming(self.tree, self.residency, state_slots)
         self._shares = shares
         self.leases = Leases(self.tree, self.residency.victims.reconsider, self._bounds())
         self.branches = Branches(self.tree, self.leases)
@@ -232,9 +233,7 @@ class RadixCache:
             on = resuming.coming(node, found.end, reach)
         if on:
             return m.Denied(request, "shared", resident=resident, on=on)
-        has_kv = reach
-        if resuming is not None:
-            reach = found.end
+        has_kv, reach = reach, reach if resuming is None else found.end
         cached = self._whole(reach)
         source = self._cut_page(node, reach) if reach > cached else None
         if message.most and tip.end + message.extra - cached > message.most:
@@ -242,8 +241,9 @@ class RadixCache:
         anchor = self._anchor(node, cached)
         self.residency.lock(anchor)
         first = cached // self.page_size
-        need = -(-(tip.end + message.extra) // self.page_size) - first
-        lacking = resuming.reserve(found, message.slots) if resuming is not None else 0
+        end, slots = tip.end + message.extra, message.slots
+        need = -(-end // self.page_size) - first
+        lacking = resuming.reserve(found, end, slots) if resuming is not None else 0
         if lacking:
             self.residency.unlock(anchor)
             return m.Denied(request, "memory", resident=resident, slots=lacking)
@@ -266,10 +266,7 @@ class RadixCache:
         run = self.runs[request] = PageLease(
             request, message.branch, tip, anchor, first, pages, self.residency.rank
         )
-        proven, state, slots, wanted = anchor.proven, 0, b"", b""
-        if resuming is not None:
-            state, slots, wanted, sure = resuming.begin(run, found, message.slots)
-            proven = proven and sure
+        begun = Begun() if resuming is None else resuming.begin(run, found, end, slots)
         node = tip
         while not node.resident and node.parent is not None:
             node.claim(request)
@@ -280,11 +277,12 @@ class RadixCache:
             self.tree.tokens(tip, cached),
             self.residency.table(anchor, pages),
             self.tree.tokens(tip, 0) if message.history else b"",
-            proven,
-            state,
-            slots,
-            wanted,
+            anchor.proven and begun.proven,
+            begun.state,
+            begun.slots,
+            begun.marks,
             has_kv - cached if resuming is not None else 0,
+            begun.windows,
         )
 
     def grow(self, message: m.Grow, now: float = 0.0) -> m.Grown:
@@ -295,7 +293,8 @@ class RadixCache:
         if pages is None:
             return m.Grown(message.request, b"")
         run.grow(pages)
-        return m.Grown(message.request, pages.tobytes())
+        windows = self._resuming.grow(run, len(pages)) if self._resuming is not None else b""
+        return m.Grown(message.request, pages.tobytes(), windows)
 
     def commit(self, message: m.Commit) -> None:
         """See `messages.Commit`. Raises UnknownRequest, and ValueError for what cannot be."""
@@ -326,13 +325,13 @@ class RadixCache:
         if message.final:
             self._finish(run, end)
 
-    def renew(self, pages: int, state_slots: int = 0) -> None:
-        """Forget all KV, and have a pool of `pages` from now on. O(resident nodes). See `RenewPool`."""
+    def renew(self, pages: int, count: int = 0) -> None:
+        """Have `pages` without KV from now on, and `count` state slots or window pages. O(tree)."""
         if self.runs:
             raise RuntimeError(f"the pool is renewed while {len(self.runs)} requests run")
         self.residency.renew(PageAllocator(pages))
         if self._resuming is not None:
-            self.residency.use_slots(state_slots)
+            self._resuming.renew(count)
         self.leases.bounds = self._bounds()
 
     # --- internals --------------------------------------------------------------------------

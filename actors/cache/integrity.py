@@ -10,8 +10,8 @@ import numpy as np
 
 from ramify.actors.cache.allocator import Pages
 from ramify.actors.cache.cache import RadixCache
-from ramify.actors.cache.node import Node
-from ramify.actors.cache.states import COMPUTING, DEVICE, SUSPECT
+from ramify.actors.cache.node import COMPUTING, DEVICE, SUSPECT, Node
+from ramify.actors.cache.windows import Tails
 
 
 class IntegrityError(AssertionError):
@@ -195,6 +195,8 @@ def _check_states(cache: RadixCache, nodes: list[Node]) -> None:
             node,
             node.ends,
         )
+    if isinstance(states, Tails):
+        _check_windows(cache, states)
     if states is None:
         return
     _require(len(states) == len(uses), "{} snapshots, found {}", len(states), len(uses))
@@ -219,3 +221,30 @@ def _check_states(cache: RadixCache, nodes: list[Node]) -> None:
         free,
         free + idle,
     )
+
+
+def _check_windows(cache: RadixCache, states: Tails) -> None:
+    tails, runs, total = Counter[int](), Counter[int](), states.allocator.total
+    _require(states.pages.keys() == {each.slot for each in states.all()}, "tails without a node")
+    for slot, pages in states.pages.items():
+        snapshot = states.of(slot)
+        length = min(len(pages), snapshot.node.end) if snapshot is not None else -1
+        _require(len(set(pages.tolist())) == length > 0, "tail {}: {} pages", slot, len(pages))
+        tails.update(pages.tolist())
+    rings = [run.ring for run in cache.runs.values() if run.ring is not None]
+    _require(len(rings) == len(cache.runs), "{} runs, {} with windows", len(cache.runs), len(rings))
+    for ring in rings:
+        held = ring.pages.tolist()
+        _require(len(set(held)) == len(held), "a run has a window page twice: {}", held)
+        runs.update(held)
+    for ring in rings:
+        alone = ring.alone.tolist()
+        _require(all(runs[page] == 1 for page in alone), "other runs read what one writes: {}", alone)
+        _require(not tails.keys() & set(alone), "a run may write over a tail: {}", alone)
+    for page in range(total):
+        counted = tails[page], runs[page]
+        found = int(states.tails[page]), int(states.runs[page])
+        _require(found == counted, "window page {}: {} uses, found {}", page, found, counted)
+        used = bool(states.allocator.is_out(np.array([page]))[0])
+        _require(used == (counted != (0, 0)), "window page {}: out {}, uses {}", page, used, counted)
+    _require(states.held == len(+runs), "{} window pages held, found {}", states.held, len(+runs))

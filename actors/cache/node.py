@@ -1,7 +1,18 @@
 """A node of the radix tree, and how token runs are compared.
 
-A node holds the tokens of positions [start, end) of every branch below it. `state` says where their
-KV is (`states.py`): the node is *resident* if it is on the device, and *cold* otherwise. A page
+A node holds the tokens of positions [start, end) of every branch below it. `state` says where their KV
+is:
+
+    GONE        nowhere: never computed, or evicted
+    COMPUTING   a running request computes it: `Node.owner`
+    DEVICE      in the node's pages, for every request
+    SUSPECT     in the node's pages, but logits over them were not finite: only the requests that
+                already use them keep them
+
+A tier behind the device (host memory, disk, another replica) needs a line here, its row in `FOLLOWS`,
+the method of `Node` that enters it, and its line in the integrity check.
+
+The node is *resident* if it is on the device, and *cold* otherwise. A page
 belongs to the node that holds its last position, so a node owns page indices [start // P, end // P) of
 its path: any split divides the pages with no rest, and a page that a fork cuts is owned by each side
 on its own.
@@ -10,13 +21,13 @@ Only the methods of `Node` change `state` and what belongs to it. Does not know 
 eviction order or branches; `tree.py` and `residency.py` keep the other fields true.
 """
 
+from enum import IntEnum
 from typing import Optional
 
 import numpy as np
 import numpy.typing as npt
 
 from ramify.actors.cache.allocator import Pages
-from ramify.actors.cache.states import COMPUTING, DEVICE, FOLLOWS, GONE, ON_DEVICE, SUSPECT, KvState
 from ramify.actors.kit.blocks import Hashes
 
 Tokens = npt.NDArray[np.int32]
@@ -24,6 +35,30 @@ Tokens = npt.NDArray[np.int32]
 NO_PAGES: Pages = np.empty(0, dtype=np.int32)
 NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 _FIRST_COMPARE = 256  # tokens; doubled for each further comparison
+
+
+class KvState(IntEnum):
+    """An integer, because it is looked up by each change: an `Enum` is hashed in Python."""
+
+    GONE = 0
+    COMPUTING = 1
+    DEVICE = 2
+    SUSPECT = 3
+
+
+GONE, COMPUTING, DEVICE, SUSPECT = KvState
+
+FOLLOWS: dict[KvState, frozenset[KvState]] = {
+    # straight to DEVICE: output, and what another request was to compute
+    GONE: frozenset({COMPUTING, DEVICE}),
+    COMPUTING: frozenset({COMPUTING, GONE, DEVICE}),  # COMPUTING: by another request
+    DEVICE: frozenset({SUSPECT, GONE}),
+    SUSPECT: frozenset({DEVICE, GONE}),  # DEVICE: a later request's logits were finite
+}
+"""The states that may follow each state."""
+
+ON_DEVICE = frozenset({DEVICE, SUSPECT})
+"""The states in which a node has pages."""
 
 
 class Node:

@@ -21,9 +21,8 @@ import numpy as np
 from ramify.actors.cache.allocator import PageAllocator, Pages
 from ramify.actors.cache.announcer import Announcer
 from ramify.actors.cache.eviction import Victims, evictable
-from ramify.actors.cache.node import Node
+from ramify.actors.cache.node import DEVICE, SUSPECT, Node
 from ramify.actors.cache.snapshots import Snapshot, Snapshots
-from ramify.actors.cache.states import DEVICE, SUSPECT
 from ramify.actors.cache.tree import RadixTree
 
 REACH = 64  # nodes that an unlock walks before it may stop
@@ -50,7 +49,7 @@ class Residency:
         self.rank = 0  # of what is computed now that nobody waits for, below 0; else 0: see `touch`
         self._ranks = 0
         self.announcer: Announcer | None = None  # where somebody listens to what is resident
-        self.snapshots: Snapshots | None = None  # of a model with fixed states
+        self.snapshots: Snapshots | None = None  # of a model with fixed states or windows
 
     @property
     def free(self) -> int:
@@ -232,14 +231,10 @@ class Residency:
             self._evict(self.evictable)
         self.allocator = allocator
 
-    # --- fixed states -----------------------------------------------------------------------
-
-    def use_slots(self, total: int) -> None:
-        """Hand out so many state slots from now on; no node has a snapshot."""
-        self.snapshots = Snapshots(total, self._not_resumable)
+    # --- fixed states, and windows ----------------------------------------------------------
 
     def snapshot(self, node: Node, slot: int, *, end: bool) -> Snapshot:
-        """The state at the end of `node`, which is on the device and has no snapshot, is in `slot`."""
+        """What resumes behind `node`, which is on the device and has no snapshot, is in `slot`."""
         assert self.snapshots is not None
         snapshot = self.snapshots.put(node, slot, end=end)
         current: Node | None = node
@@ -252,7 +247,7 @@ class Residency:
             self.announcer.stored(node)
         return snapshot
 
-    def _not_resumable(self, node: Node) -> None:
+    def not_resumable(self, node: Node) -> None:
         """The snapshot of `node` is gone: routers may not count on what it alone resumed."""
         current: Node | None = node
         while current is not None:

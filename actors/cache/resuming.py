@@ -1,24 +1,42 @@
-"""Where requests of a model with fixed states begin, and what they leave behind: `Snapshots` for runs.
+"""Where requests of a model with fixed states or windows begin, and what they leave behind.
 
 A request begins at the deepest position where both KV and a snapshot are; what has KV behind it is
 replayed into pages of the request's own. Its slots are its own until it commits them as snapshots, or
 ends. A snapshot that it reads stays until a step was sent that reads it: until it commits more than that
 position.
 
+`WindowResuming` does the same with window pages (`windows.py`): a run holds those of the tail that it
+begins from and its own ones as long as a step may read them.
+
 Does not choose pages, and knows no branches.
 """
 
 from bisect import bisect_right
+from typing import NamedTuple
+
+import numpy as np
 
 from ramify.actors.cache import snapshots
-from ramify.actors.cache.node import Node
+from ramify.actors.cache.node import DEVICE, NO_PAGES, Node
 from ramify.actors.cache.residency import Residency
 from ramify.actors.cache.run import PageLease
 from ramify.actors.cache.snapshots import STRIDE, Snapshots, marks
-from ramify.actors.cache.states import DEVICE
 from ramify.actors.cache.tree import RadixTree
+from ramify.actors.cache.windows import Ring, Tails, Windows
 from ramify.protocol.messages import Commit
 from ramify.protocol.plan import pack, unpack
+
+_SHARE = 8  # a prefill takes one of so many window pages for its own tails, where few are free
+
+
+class Begun(NamedTuple):
+    """What `Granted` says of how a request begins. `proven`: so is what it begins from."""
+
+    proven: bool = True
+    state: int = 0
+    slots: bytes = b""
+    marks: bytes = b""
+    windows: bytes = b""
 
 
 def resumable(node: Node, at: int) -> Node:
@@ -30,6 +48,15 @@ def resumable(node: Node, at: int) -> Node:
     return node
 
 
+def _ends(tip: Node, above: Node) -> list[int]:
+    """Where ops ended on the path from `above` to `tip`, in descending order."""
+    ends: list[int] = []
+    while tip.end > above.end and tip.parent is not None:
+        ends += (tip.end, *tip.ends[::-1])
+        tip = tip.parent
+    return ends
+
+
 def _covering(node: Node, at: int) -> Node:
     """The node on the path to `node` that has the token before position `at`."""
     while node.start >= at:
@@ -39,12 +66,17 @@ def _covering(node: Node, at: int) -> Node:
 
 
 class Resuming:
-    """The states of all running requests."""
+    """The states of all running requests. `count` slots are handed out."""
 
-    def __init__(self, tree: RadixTree, residency: Residency) -> None:
+    def __init__(self, tree: RadixTree, residency: Residency, count: int) -> None:
         self._tree = tree
         self._residency = residency
         self._leaving: dict[PageLease, list[int]] = {}  # positions of snapshots to come, ascending
+        self.renew(count)
+
+    def renew(self, count: int) -> None:
+        """Hand out so many from now on; no node has a snapshot."""
+        self._residency.snapshots = Snapshots(count, self._residency.not_resumable)
 
     @property
     def _states(self) -> Snapshots:
@@ -65,8 +97,11 @@ class Resuming:
                 return run.request
         return 0
 
-    def reserve(self, node: Node, needed: int) -> int:
-        """Use the snapshot of `node`. Returns how many slots are missing; then nothing is used."""
+    def reserve(self, node: Node, end: int, needed: int) -> int:
+        """Use the snapshot of `node` for a run up to position `end`. `needed`: see `Acquire.slots`.
+
+        Returns how many slots are missing; then nothing is used.
+        """
         states = self._states
         if node.snapshot:
             states.use(node.snapshot)
@@ -80,27 +115,24 @@ class Resuming:
         if node.snapshot:
             self._states.release(node.snapshot)
 
-    def begin(self, run: PageLease, node: Node, needed: int) -> tuple[int, bytes, bytes, bool]:
-        """After `reserve`: the slot that `run` begins from, its own slots, where it is to leave
-        snapshots, and whether the state that it begins from is proven.
-        """
+    def begin(self, run: PageLease, node: Node, end: int, needed: int) -> Begun:
+        """After `reserve`: how `run` begins."""
         states, sure = self._states, True
         if node.snapshot:
             snapshot = states.touch(node.snapshot)
             run.reads = node.end, node.snapshot
             run.states.append(snapshot)
             sure = snapshot.proven
-        ends: list[int] = []
-        above = run.tip
-        while above.end > node.end and above.parent is not None:
-            ends += (above.end, *above.ends[::-1])
-            above = above.parent
-        chosen = marks(ends, node.end, run.tip.end, states.room(needed))
+        chosen = marks(_ends(run.tip, node), node.end, run.tip.end, states.room(needed))
         own = states.take(needed + len(chosen))
         run.slots.update(own)
         if chosen:
             self._leaving[run] = chosen
-        return node.snapshot, pack(own), pack(chosen), sure
+        return Begun(sure, node.snapshot, pack(own), pack(chosen))
+
+    def grow(self, run: PageLease, count: int) -> bytes:
+        """See `Grown.windows`: `run` got pages for `count` more positions."""
+        return b""
 
     def keep(self, run: PageLease, end: Node, commit: Commit) -> None:
         """Make snapshots of what a run has left in its slots, on the path to `end`."""
@@ -112,17 +144,24 @@ class Resuming:
             if slot not in run.slots or not 0 < at <= min(commit.computed, end.end):
                 raise ValueError(f"request {run.request:#x}: no state at {at} can be in slot {slot}")
             run.slots.remove(slot)
-            node = _covering(end, at)
-            if node.state is DEVICE:
-                node = self._tree.split(node, at)
-                if not node.snapshot:
-                    is_end = commit.final or at % STRIDE > 0
-                    run.states.append(self._residency.snapshot(node, slot, end=is_end))
+            self._stand(run, end, at, slot, commit)
             if at == commit.computed and not commit.final:  # its next step may read it
                 self._release_read(run)
                 run.reads = at, slot
             else:
                 states.release(slot)
+        self._passed(run, commit)
+
+    def _stand(self, run: PageLease, end: Node, at: int, slot: int, commit: Commit) -> None:
+        """What resumes at `at` of the path to `end` is in `slot`, if that part is on the device."""
+        node = _covering(end, at)
+        if node.state is DEVICE:
+            node = self._tree.split(node, at)
+            if not node.snapshot:
+                is_end = commit.final or at % STRIDE > 0
+                run.states.append(self._residency.snapshot(node, slot, end=is_end))
+
+    def _passed(self, run: PageLease, commit: Commit) -> None:
         left = self._leaving.pop(run, None)
         if left and left[-1] > commit.computed:
             self._leaving[run] = left[bisect_right(left, commit.computed) :]
@@ -148,3 +187,101 @@ class Resuming:
         run.reads = 0, 0
         if slot:
             self._states.release(slot)
+
+
+class WindowResuming(Resuming):
+    """The window pages of all running requests."""
+
+    def __init__(self, tree: RadixTree, residency: Residency, windows: Windows) -> None:
+        self._windows = windows
+        super().__init__(tree, residency, windows.pages)
+
+    def renew(self, count: int) -> None:
+        window, least = self._windows.window, self._windows.least
+        if window < 2 or count < least:
+            raise ValueError(
+                f"a window of {window} tokens in {count} pages: 2 tokens and {least} pages are the least"
+            )
+        self._residency.snapshots = Tails(count, self._residency.not_resumable)
+
+    @property
+    def _tails(self) -> Tails:
+        tails = self._residency.snapshots
+        assert isinstance(tails, Tails)
+        return tails
+
+    def _size(self, count: int, more: int) -> int:
+        """Pages that a run writes for `count` positions, and perhaps `more` that it decodes."""
+        return max(min(count, self._windows.prompt_gap), min(count + more, self._windows.gap))
+
+    def reserve(self, node: Node, end: int, needed: int) -> int:
+        tails = self._tails
+        if node.snapshot:
+            tails.hold(tails.pages[node.snapshot])
+        lacking = max(0, self._size(end - node.end, needed) - tails.obtainable)
+        if lacking:
+            self.leave(node)
+        return lacking
+
+    def leave(self, node: Node) -> None:
+        if node.snapshot:
+            self._tails.let_go(self._tails.pages[node.snapshot])
+
+    def begin(self, run: PageLease, node: Node, end: int, needed: int) -> Begun:
+        tails, before, start = self._tails, self._windows.before, node.end
+        tail, sure = NO_PAGES, True
+        if node.snapshot:
+            snapshot = tails.touch(node.snapshot)
+            run.states.append(snapshot)
+            tail, sure = tails.pages[node.snapshot], snapshot.proven
+        size = self._size(end - start, needed)
+        room = max(tails.allocator.free_pages - 2 * size, tails.total // _SHARE, before)
+        room = min(room, tails.obtainable - size)
+        chosen = self._choose(_ends(run.tip, node), start, run.tip.end, room)
+        kept = np.zeros(end - start, dtype=np.bool_)
+        for at in chosen:
+            kept[max(0, at - before - start) : at - start] = True
+        count = int(kept.sum())
+        rest = end - start - count
+        fresh = tails.take_pages(count + self._size(rest, needed))
+        least = min(rest + needed, self._windows.gap)
+        run.ring = Ring(start - len(tail), tail, fresh, kept, self._windows.prompt_gap, least)
+        if chosen:
+            self._leaving[run] = chosen
+        return Begun(sure, windows=run.ring.table.tobytes())
+
+    def _choose(self, ends: list[int], start: int, prompt: int, room: int) -> list[int]:
+        """As `marks`; the tails have at most `room` pages of [start, prompt) together."""
+        count = (prompt - start) // snapshots.STRIDE + 8
+        while count:
+            chosen = marks(ends, start, prompt, count)
+            spans = zip([start, *chosen], chosen, strict=False)
+            if sum(min(at - above, self._windows.before) for above, at in spans) <= room:
+                return chosen
+            count = len(chosen) // 2
+        return []
+
+    def grow(self, run: PageLease, count: int) -> bytes:
+        assert run.ring is not None
+        return run.ring.grow(count, self._windows.gap).tobytes()
+
+    def keep(self, run: PageLease, end: Node, commit: Commit) -> None:
+        ring, tails, before = run.ring, self._tails, self._windows.before
+        assert ring is not None
+        computed = min(commit.computed, end.end)
+        positions = [mark for mark in self._leaving.get(run, ()) if mark <= computed]
+        ahead = self._windows.slack if commit.written > run.tip.end else self._windows.chunk
+        intact = max(0, computed - before) >= ring.first and commit.written - computed <= ahead
+        if commit.final and computed and intact:  # no step has written over the window before it
+            positions.append(computed)
+        for at in positions:
+            slot = tails.add(ring.span(max(0, at - before), at))
+            self._stand(run, end, at, slot, commit)
+            tails.release(slot)
+        self._passed(run, commit)
+        tails.let_go(ring.leave(computed - before))
+
+    def end(self, run: PageLease) -> None:
+        self._leaving.pop(run, None)
+        assert run.ring is not None
+        self._tails.let_go(run.ring.pages)

@@ -11,6 +11,7 @@ import numpy as np
 from ramify.actors.cache.allocator import Pages
 from ramify.actors.cache.node import Node
 from ramify.actors.cache.snapshots import Snapshot
+from ramify.actors.cache.windows import Ring
 
 _GIVEN = -1
 
@@ -28,6 +29,7 @@ class PageLease:
         "rank",
         "reads",
         "request",
+        "ring",
         "slots",
         "states",
         "tip",
@@ -52,6 +54,7 @@ class PageLease:
         self.slots: set[int] = set()  # state slots that it may write
         self.reads: tuple[int, int] = 0, 0  # a position, and the slot that it may still read; 0: none
         self.states: list[Snapshot] = []  # what it began from and left: as good as its logits
+        self.ring: Ring | None = None  # of a model with windows
         self.mixed = False  # the path to the anchor has pages that another request computed meanwhile
         self._table = pages  # int32[capacity], the first `_count` are valid
         self._count = len(pages)

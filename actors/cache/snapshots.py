@@ -2,7 +2,8 @@
 
 A *snapshot* is the fixed state (delta net, Mamba, short convolution) behind the last token of a node, in
 a slot that was written once. Slots 1 to `total` are handed out here; each has a count of uses: one for
-the tree that keeps it as a snapshot, one for each run that reads or may write it.
+the tree that keeps it as a snapshot, one for each run that reads or may write it. `windows.py` has what
+else a snapshot may be.
 
 Which one gives way (GreedyDual-Size; Cao and Irani 1997): a snapshot is worth the tokens that would have
 to be run again without it, counted from the next shallower one; all slots have the same bytes. An *end*
@@ -146,6 +147,10 @@ class Snapshots:
             start, above = above.start, above.parent
         return node.end - start
 
+    def saves(self, snapshot: Snapshot) -> int:
+        """Tokens that it saves, those of an end several times."""
+        return self.saved(snapshot.node) * (_END if snapshot.end else 1)
+
     # --- internals --------------------------------------------------------------------------
 
     def _outdate(self, node: Node) -> None:
@@ -165,7 +170,7 @@ class Snapshots:
             above = above.parent
 
     def _worth(self, snapshot: Snapshot) -> int:
-        return snapshot.since + self.saved(snapshot.node) * (_END if snapshot.end else 1)
+        return snapshot.since + self.saves(snapshot)
 
     def _push(self, snapshot: Snapshot) -> None:
         self._stamps += 1

@@ -341,9 +341,12 @@ class Scheduler:
     def _stop(self, run: Run, keep: int | None) -> Commit:
         """End a run, finished or retracted: its final commit, and no further plan."""
         commit, kept = run.final(keep)
+        written = self._planner.written(run)
         self._planner.drop(run)
         if run.states is not None:
             commit = structs.replace(commit, states=self._planner.states_kept(run, commit))
+        elif self._info.window_pages:
+            commit = structs.replace(commit, written=written)
         self._settlements.final(commit)
         self._admission.wake(run)
         account = run.account
@@ -464,7 +467,8 @@ class Scheduler:
                     run.request.targets.scores.extend(taken)
                 self._settlements.commit(run)
                 if end == run.prompt:
-                    if run.states is not None:  # slots of its snapshots are the tree's now
+                    if run.states is not None or self._info.window_pages:
+                        # slots or pages of its snapshots are the tree's now
                         self._admission.unblock()
                     run.priority = run.request.submit.priority  # nobody waits for its prompt now
                     if not run.limit:
@@ -527,7 +531,7 @@ class Scheduler:
                     waited_for = waited_for or not request.ahead
         for run, grown in zip(grows, message.grown, strict=True):
             if run.live and grown.pages:
-                self._planner.grown(run, grown.pages)
+                self._planner.grown(run, grown.pages, grown.windows)
                 self._admission.grown(run, len(grown.pages) // 4 * self._info.page_size)
             elif run.live:
                 self._hungry.append(run)
@@ -579,7 +583,8 @@ class Scheduler:
             cuts = (run.prompt - 1,) if run.jumps and run.prompt - 1 > run.cached else ()
             run.states = RunStates(granted, self._planner.working, cuts)
             run.cut = run.states.cut or run.prompt
-            request.replayed += granted.replayed
+        run.windows, run.replayed = granted.windows, granted.replayed
+        request.replayed += granted.replayed
         self.computed_twice += max(0, request.reached - granted.cached)
         request.reached = 0
         if not request.ahead:
@@ -611,8 +616,7 @@ class Scheduler:
             if settlements.outstanding or any(run.complete for run in self._runs.values()):
                 return
             if not any(settlements.could_grow(run) for run in self._hungry):
-                states = self._hungry[0].states
-                if len(self._runs) == 1 and not (states is not None and states.replayed):
+                if len(self._runs) == 1 and not self._hungry[0].replayed:
                     self._end(self._hungry[0].request, "length", now)
                 else:
                     run = min(self._runs.values(), key=for_growth)
@@ -675,7 +679,7 @@ class Scheduler:
         self._planner.resume()
         settlements.renew(self._info.pages)
         self._admission.renew(self._info.pages, self._accounts.values())
-        return RenewPool(self._info.pages, self._info.state_slots)
+        return RenewPool(self._info.pages, self._info.state_slots, self._info.window_pages)
 
     def _pick(self, now: float) -> list[Request]:
         """Requests to acquire for now. One that is to run alone goes before all others."""

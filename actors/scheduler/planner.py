@@ -169,8 +169,12 @@ class Planner:
 
     def in_vain(self, run: Run) -> int:
         """Tokens of `run` in the steps under way, which count for nothing if it is dropped now."""
-        planned = self._tick + run.offset if run.decoding else run.planned
+        planned = self.written(run) - run.filled
         return run.filled - run.kept + max(0, planned - len(run.out) - (run.computed < run.prompt))
+
+    def written(self, run: Run) -> int:
+        """Positions that the steps of `run` so far may write, but for drafts that were refused."""
+        return run.filled + (self._tick + run.offset if run.decoding else run.planned)
 
     def drop(self, run: Run) -> None:
         """Leave `run` out of new plans; results in flight for it are ignored.
@@ -207,11 +211,11 @@ class Planner:
         """There is another executor."""
         self._limit = self._most_in_flight
 
-    def grown(self, run: Run, pages: bytes) -> None:
+    def grown(self, run: Run, pages: bytes, windows: bytes = b"") -> None:
         """`run` got the pages it asked for."""
         run.growing = False
         run.slots += len(pages) // 4 * self._page_size
-        self._grows.append(GrowRow(run.row, pages))
+        self._grows.append(GrowRow(run.row, pages, windows))
         if run.decoding:
             run.planned = self._tick + run.offset
         self._schedule(run)
@@ -503,6 +507,7 @@ class Planner:
         submit = run.request.submit
         history, run.history = run.history, b""
         pages, run.pages = run.pages, b""
+        windows, run.windows = run.windows, b""
         done = run.request.done
         return OpenRow(
             run.row,
@@ -514,6 +519,7 @@ class Planner:
             history,
             submit.constraint,
             submit.obeyed + done if submit.constraint else 0,
+            windows,
         )
 
     def _schedule(self, run: Run) -> None:

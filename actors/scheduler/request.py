@@ -334,6 +334,7 @@ class Run:
         "priority",
         "prompt",
         "proven",
+        "replayed",
         "request",
         "row",
         "since",
@@ -345,6 +346,7 @@ class Run:
         "tokens",
         "turn",
         "waiters",
+        "windows",
     )
 
     def __init__(
@@ -374,6 +376,8 @@ class Run:
         self.cached = self.computed = self.filled = cached
         self.cut = prompt  # where its next chunk must end at the latest
         self.states: RunStates | None = None  # of a model with fixed states
+        self.windows = b""  # of the table of window pages, see `OpenRow`
+        self.replayed = 0  # tokens whose KV it has twice
         self.offered = cached  # of what is filled, what the cache may hand out before the result is here
         self.tokens = tokens
         self.pages = pages

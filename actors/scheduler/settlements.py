@@ -25,6 +25,7 @@ STEPS_AHEAD = (
 class Settlements:
     def __init__(self, info: ExecutorInfo, lookahead: int, working: int = 0) -> None:
         self._working = working  # state slots that a run needs
+        self._windows = info.window_pages > 0
         self._history = info.drafts_from_history
         self._page_size = info.page_size
         self._lookahead = lookahead
@@ -86,7 +87,7 @@ class Settlements:
                     request.targets.rerun if request.targets else None,
                     request.leave,
                     request.submit.spare,
-                    self._working,
+                    self._slots(request),
                     request.most,
                 )
                 for request in acquires
@@ -96,6 +97,12 @@ class Settlements:
         self.commits = {}
         self.finals = 0
         return settle
+
+    def _slots(self, request: Request) -> int:
+        """See `Acquire.slots`."""
+        if self._windows:
+            return max(0, request.remaining - 1 - request.extra(self._lookahead))
+        return self._working
 
     def settled(self, message: Settled) -> tuple[list[Request], list[Run]]:
         """The requests and runs that `message` answers. Raises SchedulerError if it fits nothing."""

@@ -28,12 +28,10 @@ class RunStates:
         "_written",
         "lost",
         "newest",
-        "replayed",
     )
 
     def __init__(self, granted: Granted, working: int, cuts: tuple[int, ...] = ()) -> None:
         own, wanted = unpack(granted.slots).tolist(), unpack(granted.marks).tolist()
-        self.replayed = granted.replayed
         self.newest = granted.state  # what its next step reads, while it does not decode
         self._order: list[int] = own[:working]  # the next one to write first
         self._spare: list[int] = own[working:]

@@ -11,7 +11,8 @@ computed after it on the same pages, and the logits.
 With `drafts` rows may run as many guesses: the drafter knows the model, and is right as often as
 `acceptance` says. The slot of a refused draft is scribbled over: whoever reads it finds a broken chain.
 
-With `state_slots` the model has fixed states too, see `fake_states`.
+With `state_slots` the model has fixed states too; with `window` and `window_pages` it has layers that
+see so many tokens, and keep them in a pool of their own. See `fake_states`.
 
 With `verify` each step reads the whole chain of each row that it runs (O(length)); without, only
 the last slot, so that a step costs next to nothing. This file does not know torch.
@@ -28,7 +29,7 @@ from ramify.gpu.constraints.rows import ConstrainedRows
 from ramify.gpu.drafting.base import Guesses
 from ramify.gpu.drafting.host import HostDrafts
 from ramify.gpu.executors.base import BadLogits, Counters, bad_logits
-from ramify.gpu.executors.fake_states import FakeStates
+from ramify.gpu.executors.fake_states import FakeStates, FakeWindows
 from ramify.gpu.sampling.acceptance import inputs_of, packed_rows
 from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
 from ramify.gpu.step.step_rows import Tokens, within
@@ -261,6 +262,8 @@ class FakeExecutor:
         generous: float = 1.0,
         line_seconds: float = 0.0,
         state_slots: int = 0,
+        window: int = 0,
+        window_pages: int = 0,
     ) -> None:
         self.model = model if model is not None else FakeModel()
         self.info = ExecutorInfo(
@@ -284,8 +287,12 @@ class FakeExecutor:
             max_drafts=drafts,
             state_slots=state_slots,
             state_bytes=8 if state_slots else 0,
+            window=window,
+            window_pages=window_pages,
+            window_bytes=8 if window else 0,
         )
         self.states = FakeStates(state_slots, max_rows) if state_slots else None
+        self.windows = FakeWindows(window, window_pages) if window_pages else None
         self.counters = Counters()
         self.rows = RowTable(self.info)
         self.constraints = ConstrainedRows(max_rows, self.model.vocab_size)
@@ -320,6 +327,8 @@ class FakeExecutor:
             self._greedy[opened.row] = opened.sampling.greedy
             self._logprobs[opened.row] = opened.sampling.logprobs
         chain = self._run(step)
+        if self.windows is not None:
+            self.windows.run(plan.step, step, self.rows, self._chain, check=self.verify)
         seconds = self.seconds(step)
         result = self._sample(plan.step, step, chain, seconds)
         if self.states is not None:

@@ -1,4 +1,7 @@
-"""State slots of the fake executor: each holds the hash of all tokens that its state stands for.
+"""State slots and window pages of the fake executor.
+
+A state slot holds the hash of all tokens that its state stands for, a window page that of the tokens up
+to its position.
 
 A row that reads another state than that of just its own tokens breaks its plan, so a slot that was given
 away, overwritten or taken at a wrong position ends the step with a name. A state that was computed from
@@ -8,7 +11,7 @@ KV that is not finite is not finite either, and spoils what is computed behind i
 import numpy as np
 import numpy.typing as npt
 
-from ramify.gpu.step.rows import PlanError
+from ramify.gpu.step.rows import PlanError, RowTable
 from ramify.gpu.step.step_rows import Ints, StepRows
 from ramify.protocol.plan import StepPlan
 
@@ -61,3 +64,27 @@ class FakeStates:
             raise PlanError(f"step {number}: slot {slot} has another state than that of row {row}")
         self._hashes[self._targets] = after
         self._spoiled[self._targets] = spoiled
+
+
+class FakeWindows:
+    """`pages` window pages. A row that reads other KV than its own breaks its plan: a page was freed,
+    given away, or overwritten while the window still reached it.
+    """
+
+    def __init__(self, window: int, pages: int) -> None:
+        self._before = window - 1
+        self._hashes: Hashes = np.zeros(pages, dtype=np.uint64)
+
+    def run(self, number: int, step: StepRows, rows: RowTable, chain: Hashes, *, check: bool) -> None:
+        """All that is written, then all that is read. `chain`: of the slots of other layers."""
+        spans = list(zip(step.rows.tolist(), step.starts.tolist(), step.counts.tolist(), strict=True))
+        for row, start, count in spans:
+            pages = rows.windows[row, start : start + count]
+            self._hashes[pages] = chain[rows.slots(row, start, start + count)]
+        for row, start, count in spans if check else ():
+            first = max(0, start - self._before)
+            pages = rows.windows[row, first : start + count]
+            wrong = (pages < 0) | (self._hashes[pages] != chain[rows.slots(row, first, start + count)])
+            if wrong.any():
+                at = first + int(np.argmax(wrong))
+                raise PlanError(f"step {number}: row {row} reads other KV than its own at {at}")

@@ -51,6 +51,9 @@ class RowTable:
         self.max_length = info.context + OVERRUN
         columns = min(256, -(-self.max_length // info.page_size))
         self.pages: PageTable = np.zeros((info.max_rows, columns), dtype=np.int32)
+        self.window_pages = info.window_pages
+        # of window pages, in the same columns; -1: no step reads it
+        self.windows: PageTable = self.pages[: info.max_rows if info.window_pages else 0].copy()
         self.page_counts: Ints = np.zeros(info.max_rows, dtype=np.int64)
         self.lengths: Ints = np.zeros(info.max_rows, dtype=np.int64)
         self.drawn: Ints = np.zeros(info.max_rows, dtype=np.int64)  # output tokens sampled so far
@@ -212,16 +215,16 @@ class RowTable:
         self.page_counts[row] = self._limits[row] = self.unsettled[row] = 0
         self.drawn[row] = opened.sampled
         self.lengths[row] = opened.cached
-        self._append_pages(row, opened.pages)
+        self._append_pages(row, opened.pages, opened.windows)
         if opened.cached > self.page_counts[row] * self.page_size:
             raise PlanError(f"opens row {row} with {opened.cached} cached tokens in "
                             f"{self.page_counts[row]} pages of {self.page_size}")  # fmt: skip
 
     def _grow(self, grow: GrowRow) -> None:
         self._require_open(grow.row, "grows")
-        self._append_pages(grow.row, grow.pages)
+        self._append_pages(grow.row, grow.pages, grow.windows)
 
-    def _append_pages(self, row: int, packed: bytes) -> None:
+    def _append_pages(self, row: int, packed: bytes, windows: bytes) -> None:
         added = np.frombuffer(packed, dtype=np.int32)
         if not len(added):
             return
@@ -233,19 +236,24 @@ class RowTable:
         if (new - 1) * self.page_size >= self.max_length:  # a device's copy has no room for them
             raise PlanError(f"row {row} gets {new} pages of {self.page_size}: more than the "
                             f"{self.max_length} tokens that a row may have need")  # fmt: skip
-        if new > self.pages.shape[1]:
-            self._widen(new)
+        columns = self.pages.shape[1]
+        if new > columns:  # doubles, so the copies stay rare
+            more = ((0, 0), (0, max(new - columns, columns)))
+            self.pages, self.windows = np.pad(self.pages, more), np.pad(self.windows, more)
         self.pages[row, old:new] = added
+        if windows or self.window_pages:
+            self._append_windows(row, old, new, np.frombuffer(windows, dtype=np.int32))
         self.page_counts[row] = new
         self._limits[row] = min(new * self.page_size, self.max_length)
         self.updates.append((row, old, new))
 
-    def _widen(self, columns: int) -> None:
-        """Make room for at least `columns` pages a row; doubles, so the copies stay rare."""
-        rows, old = self.pages.shape
-        wider: PageTable = np.zeros((rows, max(columns, 2 * old)), dtype=np.int32)
-        wider[:, :old] = self.pages
-        self.pages = wider
+    def _append_windows(self, row: int, old: int, new: int, added: PageTable) -> None:
+        first = new - len(added)
+        fits = first == old if old else 0 <= first < new
+        if not fits or added.min() < 0 or added.max() >= self.window_pages:
+            raise PlanError(f"row {row} gets window pages {added[:4]}.. beside {new - old} pages")
+        self.windows[row, old:first] = -1
+        self.windows[row, first:new] = added
 
     def _advance(self, plan: StepPlan, found: "Ints | None") -> StepRows:
         extends = plan.extends

@@ -7,8 +7,7 @@ import pytest
 
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import IntegrityError, check
-from ramify.actors.cache.node import Node
-from ramify.actors.cache.states import COMPUTING, DEVICE, GONE, SUSPECT
+from ramify.actors.cache.node import COMPUTING, DEVICE, GONE, SUSPECT, Node
 
 
 def leaf(cache: RadixCache) -> Node:

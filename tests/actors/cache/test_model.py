@@ -4,7 +4,7 @@ The model keeps each branch as a tuple of tokens and, for every page slot, which
 computed from, and whether it is finite. Reading a page table back must give exactly the branch's
 prefixes, for as long as a request runs: a page that was freed, remapped or published too early
 shows up as a wrong prefix. The same holds for state slots: each remembers which prefix its state stands
-for.
+for, and to window pages: what a step reads of them is the last tokens of its row.
 """
 
 import random
@@ -25,7 +25,8 @@ from hypothesis.stateful import (
 from ramify.actors.cache import snapshots
 from ramify.actors.cache.cache import RadixCache, Shares
 from ramify.actors.cache.integrity import check
-from ramify.actors.cache.states import DEVICE, SUSPECT
+from ramify.actors.cache.node import DEVICE, SUSPECT
+from ramify.actors.cache.windows import Tails, Windows
 from ramify.protocol import messages as m
 from ramify.protocol.plan import pack, unpack
 
@@ -48,6 +49,9 @@ class Row:
     marks: list[int] = field(default_factory=list)
     kept: list[tuple[int, int]] = field(default_factory=list)  # positions and slots, to be committed
     newest: tuple[int, int] = (0, 0)  # position and slot
+    windows: list[int] = field(default_factory=list)  # window page of each position; -1: never read
+    reads: int = 0  # position from which its newest step reads
+    written: int = 0
 
     def prefix(self, position: int) -> Path:
         return self.path[0], (self.path[1] + tuple(self.tokens))[: position + 1]
@@ -58,12 +62,19 @@ class CacheMachine(RuleBasedStateMachine):
     pool = 24
     reach = 64
     slots = 0  # of states
+    windows: Windows | None = None
 
     def __init__(self) -> None:
         super().__init__()
         self.cache = RadixCache(
-            self.pool, self.page_size, self.reach, shares=Shares(50, 8), state_slots=self.slots
+            self.pool,
+            self.page_size,
+            self.reach,
+            shares=Shares(50, 8),
+            state_slots=self.slots,
+            windows=self.windows,
         )
+        self.seen: dict[int, Path] = {}  # by window page: the prefix up to its position
         self.states: dict[int, Path] = {}  # by slot: what it stands for
         self.hits = 0  # requests that began from a snapshot
         self.bad: set[int] = set()  # slots of states that are not finite
@@ -96,8 +107,9 @@ class CacheMachine(RuleBasedStateMachine):
     def renew(self, more: int) -> None:
         """Another executor, and a pool of another size: tokens stay, all KV is gone."""
         self.pool = type(self).pool + more
-        self.cache.renew(self.pool, self.slots)
+        self.cache.renew(self.pool, self.slots or (self.windows.pages if self.windows else 0))
         self.states.clear()
+        self.seen.clear()
         self.bad.clear()
         self.content.clear()
         self.spoiled.clear()
@@ -185,7 +197,8 @@ class CacheMachine(RuleBasedStateMachine):
             return
         request = self.new_id()
         again = len(tokens) - 1 if rerun is None else min(rerun, len(tokens) - 1)
-        asked = m.Acquire(request, branch, extra, history, rerun=rerun, slots=2 if self.slots else 0)
+        slots = 2 if self.slots else 100 * (self.windows is not None)
+        asked = m.Acquire(request, branch, extra, history, rerun=rerun, slots=slots)
         verdict = self.cache.acquire(asked, self.now)
         size = self.page_size
         need = -(-(len(tokens) + extra) // size)
@@ -216,6 +229,13 @@ class CacheMachine(RuleBasedStateMachine):
             assert row.marks == sorted(
                 mark for mark in set(row.marks) if row.computed < mark < len(tokens)
             )
+            assert verdict.cached + verdict.replayed <= again
+        if self.windows is not None:
+            self.hits += verdict.cached > 0
+            windows = unpack(verdict.windows).tolist()
+            row.windows = [-1] * (len(pages) - len(windows)) + windows
+            row.reads, row.written = max(0, row.computed - self.windows.before), row.computed
+            assert -1 not in row.windows[row.reads :]
             assert verdict.cached + verdict.replayed <= again
         self.rows[request] = row
 
@@ -272,6 +292,7 @@ class CacheMachine(RuleBasedStateMachine):
     def compute(self, row: Row, count: int, sampled: int, spoil: bool = False) -> None:
         """Run up to `count` positions; past the prompt, tokens are sampled first, from finite logits."""
         self.make_copies()
+        begin = row.computed
         for _ in range(count):
             position = row.computed
             if position // self.page_size >= len(row.pages):
@@ -287,10 +308,25 @@ class CacheMachine(RuleBasedStateMachine):
             if spoil or before or (row.newest[1] in self.bad):
                 self.spoiled.add(slot)
             row.computed += 1
+            if self.windows is not None:
+                self.write_window(self.windows, row, position, begin)
             if self.slots and row.marks and row.marks[0] == row.computed:
                 self.write_state(row)
         if self.slots and row.newest[0] < row.computed:
             self.write_state(row)
+
+    def write_window(self, windows: Windows, row: Row, position: int, begin: int) -> None:
+        """`begin`: where the call began; its steps are as long as they may be."""
+        size = windows.chunk if position < len(row.path[1]) else windows.slack
+        if (position - begin) % size == 0 or position == len(row.path[1]):
+            row.reads = max(0, position - windows.before)
+        self.seen[row.windows[position]] = row.prefix(position)
+        row.written = max(row.written, position + 1)
+        self.check_window(row, row.reads)
+
+    def check_window(self, row: Row, reads: int) -> None:
+        for position in range(max(0, reads), row.computed):
+            assert self.seen[row.windows[position]] == row.prefix(position), position
 
     @has_row
     @rule(which=picks, count=st.integers(1, 12), sampled=st.integers(0, 1), spoil=st.integers(0, 7))
@@ -308,13 +344,16 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.commit(m.Commit(request, computed, finite=finite, states=told))
         if self.branches.get(row.branch) == row.path and not self.suspects():
             reached = min(computed, len(row.path[1])) // self.page_size * self.page_size
-            assert self.resident(row.branch) >= reached or self.slots
+            assert self.resident(row.branch) >= reached or self.slots or self.windows
 
     @has_row
     @rule(which=picks, tokens=st.integers(1, 6))
     def grow(self, which: int, tokens: int) -> None:
         request = self.pick_row(which)
-        pages = unpack(self.cache.grow(m.Grow(request, tokens), self.now).pages)
+        grown = self.cache.grow(m.Grow(request, tokens), self.now)
+        pages = unpack(grown.pages)
+        assert len(grown.windows) == (4 * len(pages) if self.windows else 0)
+        self.rows[request].windows += unpack(grown.windows)
         assert len(pages) in (0, -(-tokens // self.page_size))
         if not pages:
             assert self.cache.free + self.cache.evictable < -(-tokens // self.page_size)
@@ -354,11 +393,11 @@ class CacheMachine(RuleBasedStateMachine):
                 row.computed -= 1
         computed = max(0, row.computed - less)
         finite = True if row.tokens or (accepted and self.finite(row)) else None
-        sure = not self.suspects() and not self.slots
+        sure = not self.suspects() and not self.slots and self.windows is None
         reached = min(computed, len(prompt) + len(accepted))
         told = self.told(row, reached, final=True) if self.slots else b""
         del self.rows[request]
-        commit = m.Commit(request, computed, pack(accepted), final=True, finite=finite, states=told)
+        commit = m.Commit(request, computed, pack(accepted), True, finite, told, row.written)
         self.cache.commit(commit)
         if self.branches.get(row.branch) == row.path:
             self.branches[row.branch] = (namespace, prompt + accepted)
@@ -409,6 +448,15 @@ class CacheMachine(RuleBasedStateMachine):
                 assert self.content.get((page, slot)) == row.prefix(position)
 
     @invariant()
+    def windows_are_true(self) -> None:
+        if self.windows is not None:
+            for row in self.rows.values():
+                self.check_window(row, row.computed - self.windows.before)
+                tails = self.cache.residency.snapshots
+                for page in row.windows[max(0, row.computed - self.windows.before) : row.computed]:
+                    assert tails.runs[page] > 0, "given away while a step may read it"
+
+    @invariant()
     def states_are_true(self) -> None:
         for row in self.rows.values():
             at, slot = row.newest
@@ -419,6 +467,13 @@ class CacheMachine(RuleBasedStateMachine):
         snapshots = self.cache.residency.snapshots
         for snapshot in snapshots.all() if snapshots is not None else ():
             tokens = tuple(unpack(self.cache.tree.tokens(snapshot.node, 0)))
+            if isinstance(snapshots, Tails):
+                pages = snapshots.pages[snapshot.slot].tolist()
+                assert self.windows is not None
+                assert len(pages) == min(self.windows.before, len(tokens))
+                for i, page in enumerate(reversed(pages)):
+                    assert self.seen[page][1] == tokens[: len(tokens) - i]
+                continue
             assert self.states[snapshot.slot][1] == tokens
             assert not snapshot.proven or snapshot.slot not in self.bad
 
@@ -476,25 +531,41 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    ("page_size", "pool", "reach", "slots"),
+    ("page_size", "pool", "reach", "slots", "windows"),
     [
-        (1, 12, 64, 0),
-        (1, 40, 1, 0),
-        (1, 60, 2, 0),
-        (4, 4, 64, 0),
-        (4, 12, 1, 0),
-        (1, 12, 64, 4),
-        (1, 40, 1, 9),
-        (1, 60, 2, 40),
+        (1, 12, 64, 0, None),
+        (1, 40, 1, 0, None),
+        (1, 60, 2, 0, None),
+        (4, 4, 64, 0, None),
+        (4, 12, 1, 0, None),
+        (1, 12, 64, 4, None),
+        (1, 40, 1, 9, None),
+        (1, 60, 2, 40, None),
+        (1, 12, 64, 0, Windows(3, 9, 5, 2)),
+        (1, 40, 1, 0, Windows(4, 24, 4, 2)),
+        (1, 60, 2, 0, Windows(2, 60, 3, 4)),
+        (1, 60, 64, 0, Windows(2, 12, 3, 2)),
+        (1, 60, 64, 0, Windows(9, 40, 3, 2)),
     ],
 )
 def test_random_programs(
-    page_size: int, pool: int, reach: int, slots: int, monkeypatch: pytest.MonkeyPatch
+    page_size: int,
+    pool: int,
+    reach: int,
+    slots: int,
+    windows: Windows | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`reach` 1 and 2: locks are kept on short paths. `slots`: of a model with fixed states."""
     monkeypatch.setattr(snapshots, "NEAR", 1)
     monkeypatch.setattr(snapshots, "STRIDE", 3)
-    sizes = {"page_size": page_size, "pool": pool, "reach": reach, "slots": slots}
+    sizes = {
+        "page_size": page_size,
+        "pool": pool,
+        "reach": reach,
+        "slots": slots,
+        "windows": windows,
+    }
     machine = type("Machine", (CacheMachine,), sizes)
     run_state_machine_as_test(
         machine,
@@ -510,16 +581,26 @@ def test_random_programs(
 
 
 @pytest.mark.parametrize(
-    ("pool", "slots", "near", "stride"), [(14, 4, 1, 3), (40, 8, 0, 2), (60, 24, 2, 4)]
+    ("pool", "form", "near", "stride"),
+    [
+        (14, 4, 1, 3),
+        (40, 8, 0, 2),
+        (60, 24, 2, 4),
+        (14, Windows(3, 20, 5, 2), 1, 3),
+        (60, Windows(4, 40, 4, 2), 0, 2),
+        (60, Windows(6, 90, 3, 3), 2, 4),
+        (60, Windows(2, 60, 3, 2), 2, 4),
+    ],
 )
 @pytest.mark.parametrize("seed", range(6))
-def test_random_turns_with_states(
-    pool: int, slots: int, near: int, stride: int, seed: int, monkeypatch: pytest.MonkeyPatch
+def test_random_turns_with_snapshots(
+    pool: int, form: int | Windows, near: int, stride: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More runs than random programs have: forks, turns, rollbacks and runs side by side."""
+    slots, windows = (form, None) if isinstance(form, int) else (0, form)
     monkeypatch.setattr(snapshots, "NEAR", near)
     monkeypatch.setattr(snapshots, "STRIDE", stride)
-    sizes = {"pool": pool, "slots": slots, "reach": 1 + seed % 2}
+    sizes = {"pool": pool, "slots": slots, "windows": windows, "reach": 1 + seed % 2}
     machine = type("Machine", (CacheMachine,), sizes)()
     dice = random.Random(seed)
 
@@ -528,7 +609,7 @@ def test_random_turns_with_states(
 
     for _ in range(400):
         which, tokens = any_of(10_000), [any_of(2) for _ in range(1 + any_of(8))]
-        action = any_of(20)
+        action = any_of(22)
         if action == 0 or not machine.branches:
             machine.open_with_prompt("", tokens)
         elif action == 1:
@@ -547,11 +628,15 @@ def test_random_turns_with_states(
             machine.commit(which, any_of(2))
         elif action < 18 and machine.rows:
             machine.finish(which, any_of(12), bool(any_of(2)), any_of(2))
+        elif action > 19 and machine.rows:
+            machine.grow(which, 1 + any_of(6))
+            machine.run_step(which, 1 + any_of(6), any_of(2), 0)
         elif len(machine.rows) < 3:
             machine.turn(which, any_of(2), any_of(5), 0)
         machine.sound()
         machine.rows_read_their_own_prefix()
         machine.states_are_true()
+        machine.windows_are_true()
         machine.branches_are_what_they_should_be()
         machine.the_tree_holds_true_kv()
     machine.teardown()

@@ -3,8 +3,18 @@
 import numpy as np
 import pytest
 
-from ramify.actors.cache.node import NO_PAGES, NO_TOKENS, Node, compact
-from ramify.actors.cache.states import COMPUTING, DEVICE, FOLLOWS, GONE, SUSPECT, KvState
+from ramify.actors.cache.node import (
+    COMPUTING,
+    DEVICE,
+    FOLLOWS,
+    GONE,
+    NO_PAGES,
+    NO_TOKENS,
+    SUSPECT,
+    KvState,
+    Node,
+    compact,
+)
 
 
 def test_a_new_node_is_cold_and_nobody_holds_it() -> None:

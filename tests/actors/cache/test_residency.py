@@ -6,9 +6,8 @@ import pytest
 from ramify.actors.cache import residency
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
-from ramify.actors.cache.node import Node
+from ramify.actors.cache.node import GONE, Node
 from ramify.actors.cache.residency import REACH
-from ramify.actors.cache.states import GONE
 from ramify.protocol import messages as m
 from ramify.protocol.plan import pack, unpack
 

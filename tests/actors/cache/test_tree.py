@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.cache.node import Node, common_prefix, compact
-from ramify.actors.cache.states import DEVICE, SUSPECT
+from ramify.actors.cache.node import DEVICE, SUSPECT, Node, common_prefix, compact
 from ramify.actors.cache.tree import RadixTree
 
 

@@ -209,6 +209,7 @@ class FakeExecutor:
         self.rows = {}
         self.kv = {}
         self.states = {}  # by slot: the hash of the tokens that it stands for
+        self.seen = {}  # by window page: the same, up to its position
         self.computed = 0
         self.ran = []  # (tokens extended, rows decoded) of every step
 
@@ -227,9 +228,12 @@ class FakeExecutor:
                 sampling=opened.sampling,
                 index=opened.sampled,
                 history=list(unpack(opened.history)),
+                windows=[-1] * ((len(opened.pages) - len(opened.windows)) // 4)
+                + list(unpack(opened.windows)),
             )
         for grow in plan.grows:
             self.rows[grow.row].pages += unpack(grow.pages)
+            self.rows[grow.row].windows += unpack(grow.windows)
         work = 0
         sampling = []
         scores = []
@@ -280,6 +284,8 @@ class FakeExecutor:
             self._guess(self.rows[row], 0 if row in out else count)
             for row, count in zip(decodes, asked, strict=True)
         ]
+        for index, length in zip([e.row for e in plan.extends] + decodes, before, strict=True):
+            self._read_windows(self.rows[index], length)
         given = [[]] * len(sampling) + given
         sampling += decodes
         runs = [
@@ -362,7 +368,18 @@ class FakeExecutor:
         position = row.length
         before = self.kv[self._slot(row, position - 1)][1] if position else ROOT
         self.kv[self._slot(row, position)] = (before, extend_hash(before, token))
+        if self.info.window_pages:
+            assert 0 <= row.windows[position] < self.info.window_pages
+            self.seen[row.windows[position]] = extend_hash(before, token)
         row.length += 1
+
+    def _read_windows(self, row, length):
+        """What a step reads that began at `length`: all that it writes is written."""
+        if self.info.window_pages:
+            assert len(row.windows) == len(row.pages)
+            for position in range(max(0, length - self.info.window + 1), row.length):
+                _, expected = self.kv[self._slot(row, position)]
+                assert self.seen[row.windows[position]] == expected, "another row's KV, or older"
 
     def _state(self, row, length):
         state = ROOT
@@ -423,6 +440,8 @@ class World:
         absence=0.0,
         policy=None,
         states=0,
+        window=0,
+        window_pages=0,
         **config,
     ):
         self.info = ExecutorInfo(
@@ -445,6 +464,8 @@ class World:
             drafter="dice" if drafts else "",
             max_drafts=drafts,
             state_slots=states,
+            window=window,
+            window_pages=window_pages,
         )
         config.setdefault("lookahead", 4)
         self.core = Scheduler(self.info, ScheduleConfig(**config))
@@ -489,7 +510,7 @@ class World:
             core.handle(event, self.now)
         core.expire(self.now)
         if core.down is not None and (renewed := core.renewed()) is not None:
-            self.cache.renew(renewed.pages, renewed.state_slots)
+            self.cache.renew(renewed.pages, renewed.state_slots or renewed.window_pages)
         while (plan := core.plan()) is not None:
             assert isinstance(plan, StepPlan)
             self.executor.plans.append(plan)
@@ -516,7 +537,8 @@ class World:
 
     def die(self):
         """The executor dies, with all plans and KV."""
-        for lost in (self.executor.plans, self.executor.rows, self.executor.kv, self.executor.states):
+        executor = self.executor
+        for lost in (executor.plans, executor.rows, executor.kv, executor.states, executor.seen):
             lost.clear()
         self.turn(ExecutorDown("it died"))
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ramify.actors.cache import snapshots
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
+from ramify.actors.cache.windows import Windows
 from ramify.protocol.messages import CancelRequest, CancelSession, ExtendBranch, OpenBranch
 from ramify.protocol.plan import pack, unpack, unpack_floats
 from tests.amount import examples
@@ -32,8 +33,8 @@ def tried(some, every):
 class RealCache:
     """The radix cache behind the fake's interface, checked after each Settle."""
 
-    def __init__(self, pages, page_size, states=0):
-        self.cache = RadixCache(pages, page_size, state_slots=states)
+    def __init__(self, pages, page_size, states=0, windows=None):
+        self.cache = RadixCache(pages, page_size, state_slots=states, windows=windows)
         self.branches = {}
         self.started = {}
 
@@ -348,7 +349,7 @@ def test_random_pressure_with_drafts(world, expected, page_size, options, specul
 
 def under_pressure(world, expected, page_size, options, crowd, choices):
     pages = options["pages"] // page_size
-    cache = RealCache(pages, page_size, options.get("states", 0))
+    cache = RealCache(pages, page_size, options.get("states", 0), options.pop("windows", None))
     w = world(**{**options, "pages": pages}, page_size=page_size, cache=cache)
     submits = [
         w.submit(
@@ -499,3 +500,55 @@ def test_random_forks_with_states(
 @given(pressure, states, crowds, st.lists(st.booleans(), max_size=60))
 def test_random_pressure_with_states(world, expected, small, options, fixed, crowd, choices):
     under_pressure(world, expected, 1, {**options, **fixed}, crowd, choices)
+
+
+windows = st.fixed_dictionaries(
+    {
+        "window": st.sampled_from([2, 3, 6, 20]),
+        "window_pages": st.sampled_from([0, 5, 30, 300]),  # beyond those that one request needs
+        "in_flight": st.integers(1, 2),
+        "absence": st.sampled_from([0.0, 0.0, 0.3]),
+    }
+)
+
+
+def with_windows(options, fixed):
+    """The options of a world, and the windows of its cache."""
+    options = {**options, **fixed}
+    slack = (options["in_flight"] + 1) * (1 + options.get("drafts", 0))
+    found = Windows(fixed["window"], 0, options["budget"], slack)
+    found = found._replace(pages=found.least + fixed["window_pages"])
+    return {**options, "window_pages": found.pages}, found
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+@tried(60, 300)
+@given(worlds, windows, speculations, programs, st.one_of(st.just(()), deaths))
+def test_random_programs_with_windows(
+    world, expected, expected_scores, small, drafts, options, fixed, speculation, program, deaths
+):
+    """No step reads a window page that is not its row's, and nothing that anybody sees is different."""
+    options, found = with_windows({**options, **speculation} if drafts else options, fixed)
+    w = world(**options, cache=RealCache(options["pages"], 1, windows=found))
+    execute(w, program, expected, expected_scores, deaths)
+
+
+@tried(80, 300)
+@given(worlds, windows, st.sampled_from([70, 110, 300]), forks, st.one_of(st.just(()), deaths))
+def test_random_forks_with_windows(
+    world, expected, expected_scores, small, options, fixed, pages, program, deaths
+):
+    options = {**options, "pages": pages, "context": 1000, "budget": 16, "mixed_tokens": 16}
+    options, found = with_windows(options, fixed)
+    w = world(**options, cache=RealCache(pages, 1, windows=found))
+    execute(w, program, expected, expected_scores, deaths)
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+@tried(40, 150)
+@given(pressure, windows, speculations, crowds, st.lists(st.booleans(), max_size=60))
+def test_random_pressure_with_windows(
+    world, expected, small, drafts, options, fixed, speculation, crowd, choices
+):
+    options, found = with_windows({**options, **speculation} if drafts else options, fixed)
+    under_pressure(world, expected, 1, {**options, "windows": found}, crowd, choices)

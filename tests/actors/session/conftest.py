@@ -21,6 +21,7 @@ from anyio.abc import TaskGroup
 from ramify.actors.cache.actor import CacheActor
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
+from ramify.actors.cache.windows import windows_of
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.compile import compile_constraint
 from ramify.actors.grammar.constraint_registry import ConstraintRegistry
@@ -233,6 +234,8 @@ class SimEngine:
         stored: bool = False,
         turn: int = 1 << 40,
         state_slots: int = 0,
+        window: int = 0,
+        window_pages: int = 0,
     ) -> None:
         self.stored = stored
         self.turn = turn  # what a session may do in one turn of the loop
@@ -255,6 +258,8 @@ class SimEngine:
             generous=0.9,
             step_seconds=1e-6,  # so that drafts pay
             state_slots=state_slots,
+            window=window,
+            window_pages=window_pages,
         )
         self._schedules = ScheduleConfig(in_flight=in_flight, lookahead=4)
         self._constraints = constraints
@@ -279,7 +284,9 @@ class SimEngine:
         """An engine in which no session is."""
         self.executor = self._make_executor()
         info = self.executor.info
-        self.cache = RadixCache(info.pages, info.page_size, state_slots=info.state_slots)
+        windows = windows_of(info, self._schedules.in_flight)
+        states = info.state_slots
+        self.cache = RadixCache(info.pages, info.page_size, state_slots=states, windows=windows)
         self.scheduler = Scheduler(info, self._schedules)
         core = ("scheduler", "cache", "executor", "grammar")
         self._mail: dict[Any, deque[Any]] = {name: deque() for name in core}

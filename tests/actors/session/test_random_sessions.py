@@ -196,6 +196,35 @@ def test_random_sessions_of_a_model_with_states(
     assert states.available == states.total
 
 
+@settings(max_examples=examples(30, 120), derandomize=True, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    pages=st.sampled_from([160, 400, 4096]),
+    drafts=st.sampled_from([0, 3]),
+    window=st.sampled_from([2, 7, 40]),
+    more=st.sampled_from([100, 400, 2000]),
+    near=st.sampled_from([0, 2, 64]),
+)
+def test_random_sessions_of_a_model_with_windows(
+    sim_class: Any,
+    tokenizer: Tokenizer,
+    seed: int,
+    pages: int,
+    drafts: int,
+    window: int,
+    more: int,
+    near: int,
+) -> None:
+    """The executor checks that no step reads a window page that is not its row's any more."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshots, "NEAR", near)
+        patch.setattr(snapshots, "STRIDE", 8)
+        options = {"window": window, "window_pages": 2 * window + more, "drafts": drafts}
+        engine = random_sessions(sim_class, tokenizer, seed, pages, 1, options)
+    tails = engine.cache.residency.snapshots
+    assert tails.held == 0
+
+
 def random_sessions(
     sim_class: Any,
     tokenizer: Tokenizer,
