@@ -16,7 +16,8 @@ force. What the model says are random tokens, so their text is other tokens when
     CPU          of the server, a turn with an answer of one token, whose prompt has `--at` tokens
                  (+-25 %): CPU time of all its threads but the executor's, ms, median
 
-With `--histories 1` and two sessions that take turns nothing is bound: what drift there would be.
+With `--unbound` each history makes room for another one before it comes back, so it is tokenized again:
+what drift there would be.
 """
 
 import argparse
@@ -506,13 +507,17 @@ def play(
     name: str, recorded: list[Recorded], server: FakeServer, options: argparse.Namespace, most: int
 ) -> list[TurnFigures]:
     """All sessions, one after the other. `most`: tokens of an answer; 0: as recorded."""
-    door = DOORS[name](server.port, model_of(server.port))
+    model = model_of(server.port)
+    door, other = DOORS[name](server.port, model), Door(server.port, model)
     heads: dict[tuple[int, int], Head] = {}
     found: list[TurnFigures] = []
     for number, each in enumerate(recorded):
         head = heads.setdefault((each.system, each.tools), Head(each, f"{name} {most}"))
         replay = AgentReplay(each, door, server, Corpus(f"{name} {most} {number}"), head, most)
-        found += replay.turns(options.turns)
+        for turn in replay.turns(options.turns):
+            found.append(turn)
+            if options.unbound:
+                other.ask([Said("user", str(len(found)))], [], 1, calls=False)
     return found
 
 
@@ -526,7 +531,7 @@ def main() -> None:
     parser.add_argument(
         "--at", type=int, default=100_000, help="prompt tokens of the turns that are timed"
     )
-    parser.add_argument("--histories", type=int, default=0)
+    parser.add_argument("--unbound", action="store_true", help="no history is there any more")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--json", help="write the figures of all turns to this file")
     options = parser.parse_args()
@@ -537,14 +542,14 @@ def main() -> None:
     recorded = recorded[: options.sessions]
     settings = {
         "bundled": 1, "context": CONTEXT, "pages": 1 << 24, "step_tokens": 8192,
-        "histories": options.histories,
+        "step_ms": 1.0, "prompt_us": 5.0, "histories": int(options.unbound),
     }  # fmt: skip
     rows, results = [], []
     for name in options.doors:
         with FakeServer(**settings) as server:
             turns = play(name, recorded, server, options, 0)
             outcomes = counters(server.port)[2]
-            timed = play(name, recorded, server, options, 1)
+            timed = [] if options.unbound else play(name, recorded, server, options, 1)
             near = [t.cpu_ms for t in timed if 0.75 < t.prompt / options.at < 1.25 and not t.first]
         later = [t for t in turns if not t.first]
         rows.append([

@@ -34,6 +34,7 @@ from ramify.actors.executor.spec import FactorySpec
 from ramify.actors.kit.collector import Collector
 from ramify.actors.kit.log import configure
 from ramify.gpu.executors.fake import FakeExecutor, FakeModel, FakePendingStep, Hashes
+from ramify.gpu.step.rows import StepRows
 from ramify.protocol.config import EngineConfig, Limits, LogConfig, ModelConfig, ServerConfig
 from ramify.protocol.plan import StepPlan, StepResult
 
@@ -58,7 +59,7 @@ class FakeServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # So that an executor in a process of its own finds `stamped_executor`.
+            # So that an executor in a process of its own finds `bench_executor`.
             env={**os.environ, "PYTHONPATH": _search_path(), "OMP_NUM_THREADS": "1"},
         )
         self.port: int = self._answer()["port"]
@@ -145,19 +146,24 @@ class TerseModel(FakeModel):
         return np.where(legal[:, self.eos], np.int32(self.eos), chosen)
 
 
-class StampedExecutor(FakeExecutor):
-    """See `_StampedStep`. Made by `stamped_executor`."""
+class BenchExecutor(FakeExecutor):
+    """A token of a prompt takes `prompt_us`; 0: steps are stamped. Made by `bench_executor`."""
+
+    prompt_us = 0.0
 
     def launch(self, plan: StepPlan) -> FakePendingStep:
-        return _StampedStep(super().launch(plan))  # type: ignore[return-value]
+        step = super().launch(plan)
+        return step if self.prompt_us else _StampedStep(step)  # type: ignore[return-value]
+
+    def seconds(self, step: StepRows) -> float:
+        return super().seconds(step) + 1e-6 * self.prompt_us * step.computed
 
 
-def stamped_executor(
-    *, vocab_size: int, first: int, eos_every: int, blank: list[int], **settings: Any
-) -> StampedExecutor:
+def bench_executor(*, model: dict[str, Any], prompt_us: float, **settings: Any) -> BenchExecutor:
     """What `FactorySpec` names."""
-    model = TerseModel(vocab_size=vocab_size, first=first, eos=2, eos_every=eos_every, blank=blank)
-    return StampedExecutor(model, **settings)
+    executor = BenchExecutor(TerseModel(**model), **settings)
+    executor.prompt_us = prompt_us
+    return executor
 
 
 class Probe:
@@ -326,10 +332,10 @@ async def _serve(options: argparse.Namespace, folder: Path) -> None:
     if options.bundled:
         folder = BUNDLED
         known = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-        vocab_size, first = len(known), len(SPECIAL)
         blank = [i for word, i in known.items() if not word.strip("\u0120\u010a\u010d\u0109")]
+        model = {"vocab_size": len(known), "first": len(SPECIAL), "blank": blank}
     else:
-        (vocab_size, first), blank = write_model_folder(folder), []
+        model = dict(zip(("vocab_size", "first"), write_model_folder(folder), strict=True))
     config = EngineConfig(
         model=ModelConfig(path=folder),
         server=ServerConfig(
@@ -348,17 +354,15 @@ async def _serve(options: argparse.Namespace, folder: Path) -> None:
         gateways=options.gateways,
     )
     settings = {
-        "vocab_size": vocab_size,
-        "first": first,
+        "model": {**model, "eos": 2, "eos_every": options.eos_every},
         "verify": bool(options.verify),
         "step_seconds": options.step_ms / 1e3,
         "pages": options.pages,
         "context": options.context,
         "step_tokens": options.step_tokens,
-        "eos_every": options.eos_every,
-        "blank": blank,
+        "prompt_us": options.prompt_us,
     }
-    spec = FactorySpec(f"{Path(__file__).stem}:stamped_executor", settings)
+    spec = FactorySpec(f"{Path(__file__).stem}:bench_executor", settings)
     if options.store_cost:
         _time_store()
     async with running_engine(config, spec=spec, check_idle=bool(options.verify)) as engine:
@@ -391,6 +395,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio")
     parser.add_argument("--pages", type=int, default=1 << 18)
     parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--prompt-us", type=float, default=0.0, help="see `BenchExecutor`")
     parser.add_argument("--step-tokens", type=int, default=2048)
     parser.add_argument("--eos-every", type=int, default=0, help="about one token in so many ends")
     parser.add_argument("--bundled", type=int, default=0, help="the bundled model's tokenizer")

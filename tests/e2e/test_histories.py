@@ -145,6 +145,22 @@ async def test_a_history_that_is_computed_again_is_told_why(serving: Any, kind: 
         assert "message" not in gone
 
 
+@pytest.mark.parametrize("kind", DOORS)
+async def test_sampled_ids_are_those_of_the_next_prompt(serving: Any, kind: str) -> None:
+    """KV is found by ids: had one changed, what stands behind it would be computed again."""
+    async with serving(fake={"pages": 1 << 15, "context": 1 << 14}) as served, client_of(served) as http:
+        (model,) = (await http.get("/v1/models")).json()["data"]
+        door, tokenized, computed = Door(http, kind, model["id"]), 0, 0
+        for turn in range(25):
+            await door.say(f"And this, {turn}.")
+            was = tokenized, computed
+            tokenized = await metric(http, "ramify_tokenized_tokens_total")
+            computed = await metric(http, 'ramify_prompt_tokens_total{source="computed"}')
+            # The last sampled token has no KV yet.
+            assert computed - was[1] == tokenized - was[0] + (turn > 0)
+        assert await bound(http) == 24
+
+
 @pytest.mark.parametrize("limits", [{}, {"histories": 1}])
 async def test_names_do_not_meet(serving: Any, tmp_path: Path, limits: dict[str, int]) -> None:
     names = [{"name": "one", "token": "a key"}, {"name": "two", "token": "another"}]

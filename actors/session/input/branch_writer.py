@@ -143,11 +143,10 @@ class BranchWriter:
                 tokens = self.tokenizer.encode_chat(text, start=start, after=after) if text else []
             self._check(tokens)
             tokenized += len(tokens)
-            if known and part is pending.parts[0]:
-                tokens = [*known, *tokens]
-            encoded.append(_encoded(tokens))
-            if tokens:
-                start, after = False, tokens[-1]
+            before = known if part is pending.parts[0] else array("i")
+            encoded.append(_encoded(tokens, before))
+            if encoded[-1].tokens:
+                start, after = False, encoded[-1].tokens[-1]
         return Prepared(pending, encoded, tokenized, bound)
 
     def _bound(
@@ -578,8 +577,8 @@ def _history(branch: Branch) -> int:
     return branch.position * 4 + len(branch.segments) * AROUND
 
 
-def _encoded(tokens: Sequence[int]) -> PartTokens:
-    packed = array("i", tokens)
+def _encoded(tokens: Sequence[int], before: "array[int] | None" = None) -> PartTokens:
+    packed = array("i", tokens) if before is None else before + array("i", tokens)
     return PartTokens(packed, packed.tobytes())
 
 
