@@ -113,6 +113,7 @@ class EngineStatus:
                 "persist": server.persist if server.store else "none",
                 "days": server.store_days,
             },
+            "mcp": sorted(server.mcp_servers),
         }
 
     def load(self) -> dict[str, float]:

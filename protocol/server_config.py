@@ -1,8 +1,10 @@
 """The socket side of a server, and the life of sessions. `settings` says how they are declared."""
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, ClassVar
+from urllib.parse import urlsplit
 
 from ramify.protocol.credentials import CredentialLimits, check_token
 from ramify.protocol.errors import ConfigError
@@ -10,6 +12,7 @@ from ramify.protocol.settings import DAY_S, Setting, Settings, is_loopback
 from ramify.protocol.store_url import kind_of
 from ramify.protocol.wire import Persist
 
+MOST_MCP = 32
 SESSIONS_BYTES_LEAST = 1 << 20
 STORE_BYTES_LEAST = 1 << 20
 
@@ -56,6 +59,14 @@ class ServerConfig(Settings, frozen=True, kw_only=True):
             "address, and this one stands for many",
             flag="--proxy",
             unit="ADDRESS",
+        ),
+    ] = ()
+    mcp: Annotated[
+        tuple[str, ...],
+        Setting(
+            "an MCP server (streamable HTTP) whose tools the chat page offers, at /v1/mcp/NAME; the "
+            "variable RAMIFY_MCP_NAME_TOKEN holds its token, where it needs one",
+            unit="NAME=URL",
         ),
     ] = ()
     deflate: Annotated[bool, Setting("compress frames (costs CPU)")] = False
@@ -215,6 +226,10 @@ class ServerConfig(Settings, frozen=True, kw_only=True):
                 ipaddress.ip_address(address)
             except ValueError:
                 raise ConfigError(f"--proxy is {address!r}: must be an IP address") from None
+        for each in self.mcp:
+            _check_mcp(each)
+        if len(self.mcp) > MOST_MCP or len(self.mcp_servers) < len(self.mcp):
+            raise ConfigError(f"--mcp names a server twice, or more than {MOST_MCP}")
         if self.metrics_auth and not self.guarded:
             raise ConfigError(
                 "--metrics-auth needs tokens: give --auth-tokens, --auth-token-file or --auth-token"
@@ -235,7 +250,28 @@ class ServerConfig(Settings, frozen=True, kw_only=True):
             raise ConfigError("--store-key-file needs a store: give --store")
 
     @property
+    def mcp_servers(self) -> dict[str, str]:
+        """The URL of each MCP server by its name."""
+        return dict(each.split("=", 1) for each in self.mcp)
+
+    @property
     def guarded(self) -> bool:
         """True if clients need a token."""
         files = self.token_file is not None or self.credentials_file is not None
         return bool(self.tokens) or self.environment_token is not None or files
+
+
+def _check_mcp(value: str) -> None:
+    """Raises ConfigError. Names are parts of paths, of variables and of tools."""
+    name, _, url = value.partition("=")
+    try:
+        place = urlsplit(url)
+        known = place.scheme in ("http", "https") and bool(place.hostname) and place.port != 0
+    except ValueError:
+        known = False
+    known = known and "@" not in url
+    if not (known and re.fullmatch(r"[a-z0-9_]{1,32}", name) and re.fullmatch(r"[!-~]{1,2048}", url)):
+        raise ConfigError(
+            f"--mcp is {value[:200]!r}: must be NAME=URL, as shop=http://127.0.0.1:9000/mcp, without a "
+            "user; NAME has 1 to 32 of a-z, 0-9 and _"
+        )

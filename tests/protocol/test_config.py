@@ -42,6 +42,14 @@ MODEL = ModelConfig(path=Path("m"))
         (lambda: ServerConfig(host="0.0.0.0"), "--host"),
         (lambda: ServerConfig(host="::"), "--insecure"),
         (lambda: ServerConfig(host=""), "--host"),
+        (lambda: ServerConfig(mcp=("shop",)), "--mcp"),
+        (lambda: ServerConfig(mcp=("shop=file:///etc/passwd",)), "--mcp"),
+        (lambda: ServerConfig(mcp=("Shop=http://a/mcp",)), "--mcp"),
+        (lambda: ServerConfig(mcp=("shop=http://me:pw@a/mcp",)), "--mcp"),
+        (lambda: ServerConfig(mcp=("shop=http://a:99999/",)), "--mcp"),
+        (lambda: ServerConfig(mcp=("shop=http://a/x y",)), "--mcp"),
+        (lambda: ServerConfig(mcp=("shop=http://a/", "shop=http://b/")), "--mcp names a server twice"),
+        (lambda: ServerConfig(mcp=tuple(f"s{i}=http://a/" for i in range(33))), "more than 32"),
     ],
 )
 def test_out_of_range_names_the_flag(make, flag: str) -> None:

@@ -12,8 +12,9 @@ import asyncio
 import codecs
 import contextlib
 import enum
+from collections.abc import Coroutine
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from websockets.frames import Frame, Opcode
 from websockets.protocol import State
@@ -22,8 +23,7 @@ from websockets.typing import BytesLike
 from ramify.actors.gateway.port.access.limits import SocketLimits
 from ramify.actors.gateway.port.access.shares import Share
 from ramify.actors.gateway.port.binding import SessionBinding, Stage
-from ramify.actors.gateway.port.dialogues.accepted import may_ask
-from ramify.actors.gateway.port.dialogues.api import Api, Apis
+from ramify.actors.gateway.port.dialogues.api import Accepted, Api, Apis, may_ask
 from ramify.actors.gateway.port.dialogues.door import Door
 from ramify.actors.gateway.port.dialogues.exchange import Exchange
 from ramify.actors.gateway.port.http import (
@@ -49,6 +49,7 @@ from ramify.protocol.wire import Bye, ClientMessage, Error, Open, Pong, ServerMe
 _LOG = get_log("ramify.gateway")
 
 HEAD_TIMEOUT_S = 10.0  # from the connection to a complete request
+LATER_S = 90.0  # from a complete request to an answer that others make: they have bounds of their own
 CLOSE_TIMEOUT_S = 5.0  # from our close frame or response to the end of the connection
 _DATA = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
 _CONTROL = (Opcode.PING, Opcode.PONG)
@@ -80,6 +81,7 @@ class Connection(asyncio.Protocol):
         "_heard",
         "_hub",
         "_inflow",
+        "_later",
         "_message",
         "_opened_at",
         "_out",
@@ -109,6 +111,7 @@ class Connection(asyncio.Protocol):
         self._inflow = cast(Inflow, None)
         self._binding: SessionBinding | None = None  # of ramify.v1; another path has a door
         self._door: Door | None = None
+        self._later: asyncio.Task[None] | None = None  # makes the answer to an HTTP request
         self._credential: Credential | None = None  # None: it has not shown a token that it needs
         self._message: bytearray | None = None  # a fragmented message, as far as received
         self._utf8 = cast(codecs.IncrementalDecoder, None)  # of a fragmented text message
@@ -157,6 +160,8 @@ class Connection(asyncio.Protocol):
         self._out.clear()
         self._parser = None
         self._end_speaking()
+        if self._later is not None:
+            self._later.cancel()
         self._door = None  # it knows this connection
         self._inflow.end()
         if self._ws is not None:
@@ -352,21 +357,21 @@ class Connection(asyncio.Protocol):
         if isinstance(answer, Response):
             self._respond(answer, head_only=request.method == "HEAD")
             return
+        if not isinstance(answer, Accepted):
+            self._inflow.deaf = True
+            self._set_deadline(self._hub.clock.now() + LATER_S)
+            self._later = asyncio.get_running_loop().create_task(self._respond_later(answer))
+            return
         self._phase = Phase.CLOSING  # nothing more comes here
         self._parser = None
-        Exchange(
-            self._hub,
-            self.id,
-            self._transport,
-            self._inflow,
-            answer.dialogue,
-            answer.credential,
-            answer.share,
-            len(request.body),
-            answer.media,
-            answer.headers,
-            self._cors,
-        ).start()
+        size = len(request.body)
+        Exchange(self._hub, self.id, self._transport, self._inflow, answer, size, self._cors).start()
+
+    async def _respond_later(self, answer: Coroutine[Any, Any, Response]) -> None:
+        try:
+            self._respond(await answer)
+        except Exception:
+            self._broken()
 
     def _go_live(self, accepted: Upgrade) -> None:
         hub = self._hub

@@ -23,7 +23,7 @@ from ramify.actors.gateway.apis.anthropic.requests import CountRequest, Messages
 from ramify.actors.gateway.apis.anthropic.signatures import Signer
 from ramify.actors.gateway.apis.openai.errors import unknown_model
 from ramify.actors.gateway.apis.openai.requests import decode
-from ramify.actors.gateway.port.dialogues.accepted import Accepted, accept, credential_of, may_ask
+from ramify.actors.gateway.port.dialogues.api import Accepted, accept, credential_of, may_ask
 from ramify.actors.gateway.port.http import HttpRequest, Response, json_response
 from ramify.actors.gateway.port.hub import Hub
 from ramify.actors.kit.log import get_log

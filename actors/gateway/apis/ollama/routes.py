@@ -11,7 +11,7 @@ from ramify.actors.gateway.apis.ollama.answers import OllamaAnswers, loaded, of_
 from ramify.actors.gateway.apis.ollama.requests import ChatRequest, GenerateRequest, ShowRequest
 from ramify.actors.gateway.apis.openai.errors import unknown_model
 from ramify.actors.gateway.apis.openai.requests import decode
-from ramify.actors.gateway.port.dialogues.accepted import Accepted, accept, credential_of, may_ask
+from ramify.actors.gateway.port.dialogues.api import Accepted, accept, credential_of, may_ask
 from ramify.actors.gateway.port.http import HttpRequest, Response, error_in, json_response
 from ramify.actors.gateway.port.hub import Hub
 from ramify.protocol.errors import RamifyError

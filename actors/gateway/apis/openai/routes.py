@@ -23,7 +23,7 @@ from ramify.actors.gateway.apis.openai.tokens import (
     TokenizeRequest,
     detokenized,
 )
-from ramify.actors.gateway.port.dialogues.accepted import Accepted, accept, credential_of, may_ask
+from ramify.actors.gateway.port.dialogues.api import Accepted, accept, credential_of, may_ask
 from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
 from ramify.actors.gateway.port.http import HttpRequest, Response, json_response
 from ramify.actors.gateway.port.hub import Hub

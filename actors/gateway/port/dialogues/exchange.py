@@ -17,17 +17,14 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 
-from ramify.actors.gateway.port.access.shares import Share
 from ramify.actors.gateway.port.binding import Stage
-from ramify.actors.gateway.port.dialogues.accepted import EVENTS
-from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
+from ramify.actors.gateway.port.dialogues.api import EVENTS, Accepted
 from ramify.actors.gateway.port.dialogues.dialogue_run import DialogueRun
 from ramify.actors.gateway.port.http import CONTINUE, Response, stream_head
 from ramify.actors.gateway.port.hub import Hub
 from ramify.actors.gateway.port.inflow import Inflow
 from ramify.actors.kit.clock import Timer
 from ramify.actors.kit.log import get_log
-from ramify.protocol.credentials import Credential
 from ramify.protocol.wire import ServerMessage
 
 _LOG = get_log("ramify.gateway")
@@ -49,22 +46,16 @@ class Exchange(DialogueRun, asyncio.Protocol):
         number: int,
         transport: asyncio.Transport,
         inflow: Inflow,
-        dialogue: Dialogue,
-        credential: Credential,
-        share: Share,
+        accepted: Accepted,
         size: int,
-        media: str = EVENTS,
-        headers: Mapping[str, str] = {},
         cors: Mapping[str, str] = {},
     ) -> None:
-        """`headers`: of a stream; `cors`: of any answer."""
-        super().__init__(hub, number, dialogue, credential, size)
+        """`cors`: headers of any answer."""
+        super().__init__(hub, number, accepted.dialogue, accepted.credential, size)
         self._transport = transport
         self._inflow = inflow
-        self._share = share
+        self._accepted = accepted
         self._streaming = False
-        self._media = media
-        self._headers = headers
         self._cors = cors
         self._out: list[bytes] = []
         self._answered = False  # the last byte of the response is written or queued
@@ -174,7 +165,7 @@ class Exchange(DialogueRun, asyncio.Protocol):
         if not self._streaming:
             self._transport.write(CONTINUE)
         elif (
-            self._media == EVENTS and not self._deadline
+            self._accepted.media == EVENTS and not self._deadline
         ):  # else enough is written that it does not read
             self._transport.write(COMMENT)
         pause = PROBES_S[count + 1] - PROBES_S[count] if count + 1 < len(PROBES_S) else PROBE_S
@@ -199,7 +190,7 @@ class Exchange(DialogueRun, asyncio.Protocol):
             return
         if not self._streaming:
             self._streaming = True
-            self._out.append(stream_head(self._media, {**self._cors, **self._headers}))
+            self._out.append(stream_head(self._accepted.media, {**self._cors, **self._accepted.headers}))
         self._out.append(b"%x\r\n%b\r\n" % (len(made), made))
 
     def _half_close(self) -> None:
@@ -223,7 +214,7 @@ class Exchange(DialogueRun, asyncio.Protocol):
         self._binding.end()
         if self._hub.connections.pop(self.id, None) is not None:
             self._hub.timers.forget(self.id)
-            self._share.leave(self._hub.clock.now())
+            self._accepted.share.leave(self._hub.clock.now())
 
     def _set_deadline(self, when: float) -> None:
         self._deadline = when

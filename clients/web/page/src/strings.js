@@ -243,6 +243,10 @@ export const WORDS = {
   resultOf: ["Result of", "Ergebnis von"],
   resultIs: [(name) => `Result of ${name}`, (name) => `Ergebnis von ${name}`],
   sendResults: ["Send the results", "Ergebnisse senden"],
+  toolOfServer: [(name) => `May the MCP server “${name}” be asked?`, (name) => `Darf der MCP-Server „${name}“ gefragt werden?`],
+  asksServer: [(name) => `Asking ${name}`, (name) => `Fragt ${name}`],
+  allowOnce: ["Allow once", "Einmal erlauben"],
+  allowInChat: ["Allow in this chat", "In diesem Chat erlauben"],
   toolResults: ["Results of tools", "Ergebnisse von Werkzeugen"],
   thinkingNow: ["Thinking", "Denkt nach"],
   thought: ["Thought", "Gedanke"],
@@ -386,6 +390,11 @@ export const WORDS = {
   stopSequences: ["Stop sequences", "Stoppsequenzen"],
   stopNote: ["one per line; an answer ends before any of them", "eine je Zeile; vor jeder davon endet eine Antwort"],
   toolsNote: ["a JSON list, as in OpenAI's API; for chats that start from now on. You answer the calls.", "eine JSON-Liste wie in OpenAIs API; für Chats, die ab jetzt beginnen. Die Aufrufe beantwortest du."],
+  mcpServers: ["MCP servers", "MCP-Server"],
+  mcpNote: ["their tools, for chats that start from now on; you are asked before one is used", "ihre Werkzeuge, für Chats, die ab jetzt beginnen; bevor eines benutzt wird, wirst du gefragt"],
+  countOfTools: [(count) => s(count, "tool", "tools"), (count) => s(count, "Werkzeug", "Werkzeuge")],
+  isAsked: ["is being asked", "wird gefragt"],
+  toolsOfServers: [(count, names) => `${s(count, "tool", "tools")} that the model can ask for: ${names}`, (count, names) => `${s(count, "Werkzeug", "Werkzeuge")}, die das Modell anfordern kann: ${names}`],
   ahead: ["Compute messages while they are typed", "Nachrichten schon beim Tippen berechnen"],
   aheadNote: ["what you type goes to the server before you send it", "was du tippst, geht vor dem Absenden an den Server"],
   colours: ["Colours", "Farben"],
@@ -495,6 +504,9 @@ export const WORDS = {
 /** What the model is told is English in every language: small models follow nothing else. */
 export const PROMPTS = {
   merge: ["Here are drafts of an answer to the question above.\n\n", "Draft {i}:\n{text}\n\n", "Write one answer that keeps the best parts of them."],
+  noText: (type) => `[${type ?? "content"} that cannot be shown]`,
+  cut: (count) => `[${count} characters more were cut]`,
+  toolError: (why) => `Error: ${why}`,
   judge: "How good is this answer, from 1 (poor) to 9 (excellent)? Say only the number.",
 };
 

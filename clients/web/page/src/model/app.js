@@ -3,13 +3,13 @@
  * Components read signals; what a click does is a function here or a method of the chat.
  */
 
-import { batch, signal } from "@preact/signals";
+import { batch, effect, signal } from "@preact/signals";
 import { Replaced } from "../../../lib/index.js";
 import { copied } from "../render/clipboard.js";
 import { Chat, explain } from "./chat.js";
 import { askServer, connection, endSession, hasToken, server, sessionOf, setToken } from "./connection.js";
 import { t } from "../strings.js";
-import { set, settings, toolsOf } from "./settings.js";
+import { offered, set, settings } from "./settings.js";
 import { Store } from "./store.js";
 import { MOST_BYTES, download, fromBranches, fromJson, toJson, toMarkdown } from "./transfer.js";
 import { unique } from "./tree.js";
@@ -94,12 +94,17 @@ export function login(text) {
 // --- chats -------------------------------------------------------------------------------------------------
 
 export async function newChat() {
-  const { tools } = toolsOf(settings.value.tools);
   const now = Date.now();
-  const record = { id: unique(), title: t.newChat, created: now, updated: now, client: `page-${unique()}`, epoch: 0, names: 1, ...(tools?.length && { tools }) };
-  await show(make({ record }));
+  await show(make({ record: { id: unique(), title: t.newChat, created: now, updated: now, client: `page-${unique()}`, epoch: 0, names: 1, ...offered() } }));
   location.hash = "";
 }
+
+/** A chat that has not begun follows the settings of tools. */
+effect(() => {
+  const chat = current.value;
+  const now = offered();
+  if (chat && !chat.watching && !chat.tree.size) chat.offer(now);
+});
 
 /** Show a chat. `again`: read it from the store and connect anew (it was open in another tab, or needs a token). */
 export async function openChat(id, { again = false } = {}) {

@@ -410,6 +410,27 @@ export class Chat {
     this.#changed();
   }
 
+  /** Before the chat begins: the tools that it has. @param {{tools: object[], mcp: object}} what */
+  offer(what) {
+    const { tools = [], mcp = {} } = this.record;
+    if (JSON.stringify({ tools, mcp }) === JSON.stringify(what)) return;
+    Object.assign(this.record, what);
+    if (this.#session) this.end().then(() => this.open()); // tools are told as it opens
+    this.#changed();
+  }
+
+  /** From now on a tool of an MCP server may be called in this chat without asking. */
+  allow(name) {
+    this.record.allowed = [...this.record.allowed ?? [], name];
+    this.#touch();
+  }
+
+  /** An answer's calls were made: should the page be loaded again, they are not made by themselves. */
+  asked(message) {
+    message.asked = true;
+    this.#touch([message], 0);
+  }
+
   /** Keep what is in the message box. */
   keepDraft(text) {
     if (text === (this.record.draft ?? "")) return;
@@ -594,7 +615,7 @@ export class Chat {
     message.op = done.id;
     Object.assign(message, { state: "done", reason: done.reason, error: done.message });
     if (done.usage) Object.assign(message, { usage: done.usage, start: done.usage.prompt });
-    if (done.tool_calls?.length) message.calls = done.tool_calls;
+    if (done.tool_calls?.length) message.calls = done.tool_calls.map(({ id, function: { name, arguments: args } }) => ({ id, name, arguments: args }));
     if (done.notes?.length) message.notes = done.notes;
     if (live.thoughtMs) message.thoughtMs = live.thoughtMs;
     if (this.#valid(message.place)) message.place.at = done.position;

@@ -63,10 +63,12 @@ export async function sessionOf(file, client) {
   }
 }
 
+/** Headers of a request that needs the token. */
+export const authorized = () => (bearer ? { Authorization: `Bearer ${bearer}` } : {});
+
 /** What the server says of itself and its model (/v1/info). Null: no answer; `refused`: it wants a (better) token. */
 export async function askServer() {
-  const headers = bearer ? { Authorization: `Bearer ${bearer}` } : {};
-  const answer = await fetch("/v1/info", { headers }).catch(() => null);
+  const answer = await fetch("/v1/info", { headers: authorized() }).catch(() => null);
   if (answer?.status === 401) return { refused: true };
   return answer?.ok ? answer.json() : null;
 }

@@ -3,6 +3,7 @@
 import { effect, signal } from "@preact/signals";
 import { keepLanguage, language, languageOf, t } from "../strings.js";
 import { server } from "./connection.js";
+import { known, learn, offer } from "./mcp.js";
 
 const KEPT = "ramify chat settings";
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty"];
@@ -22,7 +23,7 @@ export const FIELDS = [
 
 /** What a chat keeps for itself, else it is as set for all chats. `count`, `format` and `effort` are a chat's own alone. */
 const OWN = [...NUMBERS, "stop", "count", "format", "effort"];
-const DEFAULTS = { system: "", tools: "", theme: "system", language: "system", folded: false, ahead: false, form: false, stop: "" };
+const DEFAULTS = { system: "", tools: "", mcp: [], theme: "system", language: "system", folded: false, ahead: false, form: false, stop: "" };
 
 function kept() {
   try {
@@ -106,4 +107,17 @@ export function toolsOf(text) {
   } catch (error) {
     return { error: t.noJson(error.message) };
   }
+}
+
+/** The MCP servers that are switched on, of those that the server has. */
+const servers = () => settings.value.mcp.filter((name) => server.value?.mcp?.includes(name));
+
+effect(() => learn(servers()));
+
+/** What a chat that starts now can call: typed tools, which a person answers, and those of MCP servers. */
+export function offered() {
+  const { tools, mcp } = offer(servers(), known.value);
+  const names = new Set(tools.map(({ function: { name } }) => name));
+  const typed = (toolsOf(settings.value.tools).tools ?? []).filter((each) => !names.has((each?.function ?? each)?.name));
+  return { tools: [...typed, ...tools], mcp };
 }

@@ -98,6 +98,7 @@ export function Composer({ chat }) {
         <Effort chat={chat} />
         <button type="button" class={`quiet format${format.trim() ? " on" : ""}`} aria-label={format.trim() ? t.answerFormatSet : t.answerFormat} title={t.answerFormat} onClick={() => { panels.format.value = true; }}>
           <Icon name="braces" />{format.trim() && <span>{t.json}{schema.schema?.title ? `: ${schema.schema.title}` : ""}</span>}</button>
+        <Tools chat={chat} />
         <Counter size={size} />
         {writing
           ? <button type="button" class="primary round" aria-label={t.stop} title={t.stopHint} onClick={() => chat.stop()}><Icon name="stop" /></button>
@@ -105,6 +106,15 @@ export function Composer({ chat }) {
       </div>
     </form>
   );
+}
+
+/** The MCP servers whose tools this chat has. */
+function Tools({ chat }) {
+  chat.version.value; // read, to be told of changes
+  const tools = Object.values(chat.record.mcp ?? {});
+  if (!tools.length) return null;
+  const words = t.toolsOfServers(tools.length, [...new Set(tools.map((each) => each.server))].join(", "));
+  return <button type="button" class="quiet format on" aria-label={words} title={words} onClick={() => { panels.settings.value = true; }}><Icon name="tool" /><span>{t.countOfTools(tools.length)}</span></button>;
 }
 
 /** Names of strings. */

@@ -4,9 +4,10 @@ import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { greeted, server } from "../model/app.js";
 import { options, settings } from "../model/settings.js";
 import { english, t } from "../strings.js";
+import { ToolMessage } from "./calls.jsx";
 import { Drafts } from "./drafts.jsx";
 import { Icon } from "./icons.jsx";
-import { AnswerMessage, ToolMessage, UserMessage } from "./message.jsx";
+import { AnswerMessage, UserMessage } from "./message.jsx";
 import { about, nameOf } from "./sidebar.jsx";
 
 /** Names of strings, and how many answers. The demo model speaks English only. */

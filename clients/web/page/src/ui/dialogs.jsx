@@ -3,6 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { current, login, panels, server } from "../model/app.js";
 import { initial } from "../model/form.js";
+import { known } from "../model/mcp.js";
 import { FIELDS, schemaOf, set, settings, settingsOf, toolsOf, usual } from "../model/settings.js";
 import { LANGUAGES, t } from "../strings.js";
 import { Field } from "./form.jsx";
@@ -53,6 +54,7 @@ export function SettingsDialog() {
       <label>{t.tools} <small>{t.toolsNote}</small>
         <textarea rows={3} class="mono" spellcheck={false} value={all.tools} placeholder='[{"name": "weather", "description": "...", "parameters": {...}}]' aria-invalid={Boolean(tools.error)} onInput={(event) => set({ tools: event.target.value })} /></label>
       {tools.error && <p class="failed" role="alert">{tools.error}</p>}
+      <McpServers />
       <label class="inline"><input type="checkbox" checked={all.ahead} onChange={(event) => set({ ahead: event.target.checked })} />
         {t.ahead} <small>{t.aheadNote}</small></label>
       <fieldset class="row"><legend>{t.colours}</legend>
@@ -68,6 +70,22 @@ export function SettingsDialog() {
       </fieldset>
       <div class="buttons"><button type="button" class="primary" onClick={close}>{t.done}</button></div>
     </Dialog>
+  );
+}
+
+/** Which of the server's MCP servers are used. */
+function McpServers() {
+  const names = server.value?.mcp ?? [];
+  const { mcp } = settings.value;
+  if (!names.length) return null;
+  const about = ({ tools, error } = {}) => (error ? t.noAnswer(error) : tools ? t.countOfTools(tools.length) : t.isAsked);
+  return (
+    <fieldset><legend>{t.mcpServers} <small>{t.mcpNote}</small></legend>
+      {names.map((name) => (
+        <label key={name} class="inline"><input type="checkbox" checked={mcp.includes(name)} onChange={({ target }) => set({ mcp: [...mcp.filter((each) => each !== name), ...(target.checked ? [name] : [])] })} />
+          {name} {mcp.includes(name) && <small role="status">{about(known.value[name])}</small>}</label>
+      ))}
+    </fieldset>
   );
 }
 

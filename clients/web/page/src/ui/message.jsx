@@ -4,6 +4,7 @@ import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { options } from "../model/settings.js";
 import { copied } from "../render/clipboard.js";
 import { t } from "../strings.js";
+import { Calls } from "./calls.jsx";
 import { Icon, IconButton } from "./icons.jsx";
 import { Menu } from "./menu.jsx";
 import { AnswerText } from "./text.jsx";
@@ -76,8 +77,7 @@ export function AnswerMessage({ chat, message, last }) {
   return (
     <article class="message" aria-label={t.answer}>
       <AnswerText chat={chat} message={message} correct={chat.watching ? undefined : (text) => chat.correct(message, text)} />
-      {message.calls?.map((call, i) => <Call key={i} call={call} />)}
-      {message.calls?.length > 0 && last && !live && !chat.watching && <ResultForm chat={chat} message={message} />}
+      {message.calls?.length > 0 && <Calls chat={chat} message={message} asks={last && !live && !chat.watching} />}
       {message.state === "failed" && <p class="failed" role="alert">{t.noAnswer(message.error)}</p>}
       <div class="under">
         {!live && <Arrows chat={chat} message={message} />}
@@ -142,48 +142,6 @@ export function CopyButton({ text }) {
     setTimeout(() => setDone(false), 1500);
   };
   return <IconButton name={done ? "check" : "copy"} label={done ? t.copied : t.copy} onClick={copy} />;
-}
-
-/** A tool call. */
-function Call({ call: { name, arguments: args } }) {
-  return (
-    <section class="card call" aria-label={t.callOf(name)}>
-      <h3>{t.callsTool} <code>{name}</code></h3>
-      <pre tabIndex={0}>{pretty(args)}</pre>
-    </section>
-  );
-}
-
-/** A person answers for the tools. */
-function ResultForm({ chat, message }) {
-  const fields = useRef([]);
-  const submit = (event) => {
-    event.preventDefault();
-    chat.open();
-    chat.tell(message.calls.map(({ id, name }, i) => ({ ...(id && { id }), name, text: fields.current[i].value })), message, { options: options(chat) });
-  };
-  return (
-    <form class="card results" onSubmit={submit}>
-      {message.calls.map(({ name }, i) => (
-        <label key={i}>{t.resultOf} <code>{name}</code><textarea rows={2} ref={(each) => { fields.current[i] = each; }} /></label>
-      ))}
-      <div class="buttons"><button type="submit" class="primary">{t.sendResults}</button></div>
-    </form>
-  );
-}
-
-export function ToolMessage({ message }) {
-  return (
-    <article class="message" aria-label={t.toolResults}>
-      {message.results.map(({ name, text }, i) => (
-        <section class="card result" key={i} aria-label={t.resultIs(name)}><h3>{t.resultOf} <code>{name}</code></h3><pre tabIndex={0}>{pretty(text)}</pre></section>
-      ))}
-    </article>
-  );
-}
-
-function pretty(text) {
-  try { return JSON.stringify(JSON.parse(text), null, 2); } catch { return text; }
 }
 
 /** Tokens, speed, and what of the prompt had to be computed. */

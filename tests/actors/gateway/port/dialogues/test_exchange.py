@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 
 from ramify.actors.gateway.port.access.shares import Share
+from ramify.actors.gateway.port.dialogues.api import Accepted
 from ramify.actors.gateway.port.dialogues.exchange import CLOSE_TIMEOUT_S, STALLED_S, Exchange
 from ramify.actors.gateway.port.http import Response
 from ramify.protocol.credentials import NOBODY
@@ -87,16 +88,8 @@ def exchange() -> tuple[Exchange, Transport, Any]:
     )
     transport = Transport()
     inflow = SimpleNamespace(parse=None)
-    made = Exchange(
-        hub,
-        1,
-        cast(Any, transport),
-        cast(Any, inflow),
-        cast(Any, Dialogue()),
-        NOBODY,
-        cast(Share, None),
-        size=0,
-    )
+    accepted = Accepted(cast(Any, Dialogue()), NOBODY, cast(Share, None))
+    made = Exchange(hub, 1, cast(Any, transport), cast(Any, inflow), accepted, size=0)
     transport.protocol = made
     return made, transport, hub
 
