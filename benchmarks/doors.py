@@ -35,7 +35,7 @@ HANDSHAKE = (
 )
 POST = (
     "POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
-    "Content-Length: {length}\r\n\r\n"
+    "Connection: close\r\nContent-Length: {length}\r\n\r\n"
 )
 
 
@@ -180,6 +180,27 @@ def model_of(port: int) -> str:
     return str(json.loads(connection.getresponse().read())["data"][0]["id"])
 
 
+def small(server: FakeServer, count: int, path: str, asked: Any, headers: dict[str, str]) -> float:
+    """CPU of the server for a small request, in us: the mean of `count`."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    before = server.snapshot(collect=True)["cpu"]
+    for _ in range(count):
+        connection.request("POST" if asked else "GET", path, asked, headers)
+        connection.getresponse().read()
+    return float(server.snapshot()["cpu"] - before) / count * 1e6
+
+
+def compare_small(count: int, repeat: int) -> None:
+    """Small requests on a connection each, and on one for all."""
+    chat = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1})
+    ways: tuple[dict[str, str], ...] = {"Connection": "close"}, {}
+    with FakeServer(step_ms=4) as server:
+        for path, asked in ("/healthz", None), ("/v1/models", None), ("/v1/chat/completions", chat):
+            runs = [[small(server, count, path, asked, way) for way in ways] for _ in range(repeat)]
+            each, one = (spread(list(way))["median"] for way in zip(*runs, strict=True))
+            print(f"{path}: {each:.0f} us, on one connection {one:.0f} us, ratio {one / each:.2f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", help="write all runs to this file")
@@ -187,7 +208,11 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--step-ms", type=float, default=4.0)
+    parser.add_argument("--small", type=int, default=0, help="so many small requests instead")
     options = parser.parse_args()
+    if options.small:
+        compare_small(options.small, options.repeat)
+        return
     about = machine()
     print(headline(about), flush=True)
     results: list[dict[str, Any]] = []

@@ -23,13 +23,13 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (294, 580),
+    "actors": (294, 582),
     "actors/cache": (15, 31),
     "actors/calls": (10, 22),
     "actors/cluster": (14, 28),
     "actors/executor": (8, 8),
     "actors/front": (8, 16),
-    "actors/gateway": (64, 106),
+    "actors/gateway": (64, 108),
     "actors/grammar": (52, 91),
     "actors/kit": (18, 21),
     "actors/links": (6, 11),
@@ -42,7 +42,7 @@ SIZES = {
     "protocol": (23, 45),
     "clients": (79, 134),
     "gpu": (147, 221),
-    "benchmarks": (40, 123),
+    "benchmarks": (40, 124),
 }
 # measure: bound, goal
 COUNTS = {

@@ -1,7 +1,11 @@
 """One TCP connection: the asyncio shell around the HTTP parser and the WebSocket state machine.
 
-HEAD: reading a request. LIVE: an accepted WebSocket. CLOSING: a response or a close frame is under
+HEAD: reading a request, or waiting for the next one. ASKED: an `Exchange` has the transport, until the
+request is answered. LIVE: an accepted WebSocket. CLOSING: a last response or a close frame is under
 way and only the end of the connection is awaited, with a deadline.
+
+Requests that come together are answered one after the other: the next one is not looked at while an
+answer is under way, or while the client does not read.
 
 Flow control is the transport's: above `queued_bytes` in its write buffer asyncio calls
 `pause_writing`, below half `resume_writing`. How fast a client is read: `inflow.py`. This file does
@@ -28,6 +32,7 @@ from ramify.actors.gateway.port.dialogues.door import Door
 from ramify.actors.gateway.port.dialogues.exchange import Exchange
 from ramify.actors.gateway.port.http import (
     CONTINUE,
+    IDLE_S,
     HttpRequest,
     RequestParser,
     Response,
@@ -48,7 +53,9 @@ from ramify.protocol.wire import Bye, ClientMessage, Error, Open, Pong, ServerMe
 
 _LOG = get_log("ramify.gateway")
 
-HEAD_TIMEOUT_S = 10.0  # from the connection to a complete request
+HEAD_TIMEOUT_S = 10.0  # from the connection, or the first byte of a later request, to a whole one
+REQUESTS = 1000  # on one connection; then a client begins anew, perhaps in another process
+REQUEST_WORK = 4_000  # to answer a small one: 160 us, in bytes' worth (`pump.py`)
 LATER_S = 90.0  # from a complete request to an answer that others make: they have bounds of their own
 CLOSE_TIMEOUT_S = 5.0  # from our close frame or response to the end of the connection
 _DATA = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
@@ -60,6 +67,7 @@ class Phase(enum.Enum):
     """See the module docstring."""
 
     HEAD = enum.auto()
+    ASKED = enum.auto()
     LIVE = enum.auto()
     CLOSING = enum.auto()
 
@@ -68,6 +76,8 @@ class Connection(asyncio.Protocol):
     """A socket of the gateway. `id` is its number in mailbox messages."""
 
     __slots__ = (
+        "_address",
+        "_answering",
         "_apis",
         "_binding",
         "_bye",
@@ -80,6 +90,7 @@ class Connection(asyncio.Protocol):
         "_guard",
         "_heard",
         "_hub",
+        "_idle",
         "_inflow",
         "_later",
         "_message",
@@ -87,6 +98,7 @@ class Connection(asyncio.Protocol):
         "_out",
         "_parser",
         "_phase",
+        "_served",
         "_throttled",
         "_transport",
         "_utf8",
@@ -105,6 +117,10 @@ class Connection(asyncio.Protocol):
         self._opened_at = 0.0  # the WebSocket, where it has a door
         self._parser: RequestParser | None = RequestParser(self._wants)
         self._cors: dict[str, str] = {}  # headers of the answer, for a page of another site
+        self._address = ""
+        self._served = 0  # requests
+        self._answering = False  # a request was read whole, and its answer comes later
+        self._idle = False  # it waits for another request, of which nothing has come
         self._ws: WebSocket | None = None
         self._codec: Codec = hub.codecs["json"]
         self._guard = cast(SocketLimits, None)  # this and the next: set by connection_made
@@ -125,12 +141,9 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         hub, now = self._hub, self._hub.clock.now()
-        guest = None
         peer = transport.get_extra_info("peername")
-        address = peer[0] if peer else ""
-        if hub.tokens.required and not hub.strangers.stands_for_many(address):
-            guest = hub.strangers.enter(address, now)
-        self._guard = SocketLimits(hub.limits, now, guest=guest)
+        self._address = peer[0] if peer else ""
+        self._guard = SocketLimits(hub.limits, now, guest=hub.guest(self._address, now))
         self._inflow = Inflow(
             self._transport, self._guard, hub.clock, hub.pump, self._parse, self._congested
         )
@@ -155,6 +168,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._phase = Phase.CLOSING
+        self._hub.idle.leave(self._address, self.id)
         self._hub.connections.pop(self.id, None)
         self._hub.timers.forget(self.id)
         self._out.clear()
@@ -181,6 +195,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._throttled = False
         self._throttle(False)
+        self._pace_reading()
 
     # --- from the actor -----------------------------------------------------------------------
 
@@ -217,6 +232,8 @@ class Connection(asyncio.Protocol):
     def deliver(self, messages: list[ServerMessage]) -> bool:
         """Queue one frame until `flush`. True if this is the first one queued."""
         ws = self._ws
+        if self._idle:  # what the gateway itself says: that it stops
+            self.close(Close.DRAINING, "")
         if ws is None or self._phase is not Phase.LIVE or ws.state is not State.OPEN:
             return False
         if self._door is not None:  # only the gateway itself says something: that it stops
@@ -283,8 +300,11 @@ class Connection(asyncio.Protocol):
         elif now < self._deadline:
             self._set_deadline(self._deadline)
         elif self._phase is Phase.HEAD:
+            if self._served and self._parser is not None and not self._parser.begun:
+                self.close(Close.TIMEOUT, "")
+                return
             late = error_response(408, "deadline", "the request did not arrive in time")
-            self._respond(self._shaped(late, self._parser))
+            self._respond(self._shaped(late, self._parser), last=True)
         elif self._phase is Phase.LIVE:
             self._heartbeat(now)
         else:
@@ -295,16 +315,61 @@ class Connection(asyncio.Protocol):
     def _receive_head(self, data: bytes) -> int:
         """A slice of a request. Returns the work that it was."""
         parser = cast(RequestParser, self._parser)
+        if self._idle and self._take_up():
+            self._inflow.unread(data)
+            return 0
         events = parser.events
         request = parser.feed(data)
         events = parser.events - events
-        self._inflow.count(len(data), events)
+        size = len(data) - len(parser.rest)
+        self._inflow.count(size, events)
         self._inflow.slice = PLAIN_SLICE if parser.plain else SLICE
         if parser.waits:
             parser.waits = False
             self._transport.write(CONTINUE)
+        if parser.fault is not None or (request is not None and not request.websocket):
+            self._inflow.unread(parser.rest)
+            size += REQUEST_WORK
         self._answer(parser, request)
-        return len(data) + FRAME_WORK * events
+        return size + FRAME_WORK * events
+
+    def _take_up(self) -> bool:
+        """Another request begins. To strangers it costs what a connection does. True: it has to wait."""
+        self._idle = False
+        self._hub.idle.leave(self._address, self.id)
+        now = self._hub.clock.now()
+        self._set_deadline(now + HEAD_TIMEOUT_S)
+        self._guard.enter(self._hub.guest(self._address, now))
+        return self._guard.wait(now) > 0
+
+    def _await_next(self) -> None:
+        """A request is answered: wait for another one."""
+        hub, now = self._hub, self._hub.clock.now()
+        self._phase = Phase.HEAD
+        self._parser = RequestParser(self._wants)
+        self._cors = {}
+        self._served += 1
+        self._answering, self._idle = False, True
+        self._inflow.slice = SLICE
+        self._guard.end(now)
+        self._set_deadline(now + IDLE_S)
+        hub.idle.enter(self._address, self.id, self)
+        self._pace_reading()
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether another request may follow the one that is answered."""
+        parser = self._parser
+        few = self._served + 1 < REQUESTS
+        return few and parser is not None and parser.keeps and not self._hub.draining
+
+    def returned(self, behind: bytes) -> None:
+        """An exchange is over, and gives the transport back, with what came behind its request."""
+        self._hub.connections[self.id] = self
+        self._transport.set_protocol(self)
+        self._inflow.parse = self._parse
+        self._inflow.unread(behind)
+        self._await_next()
 
     def _answer(self, parser: RequestParser, request: HttpRequest | None) -> None:
         """Answer what is complete, or cannot be answered otherwise."""
@@ -312,7 +377,7 @@ class Connection(asyncio.Protocol):
             self._respond(self._shaped(parser.fault, parser))
         elif request is None:
             return
-        elif request.websocket and request.method == "GET":
+        elif request.websocket:
             answer = upgrade(request, parser, self._hub, self._apis)
             if isinstance(answer, Response):
                 self._respond(answer)
@@ -321,7 +386,7 @@ class Connection(asyncio.Protocol):
         elif (api := self._apis.at(request.path, request.headers)) is not None:
             self._exchange(request, api)
         else:
-            self._inflow.deaf = True
+            self._answering = True
             send = partial(self._respond, head_only=request.method == "HEAD")
             self._hub.routes.respond(request, self._hub.clock.now(), send)
 
@@ -330,10 +395,14 @@ class Connection(asyncio.Protocol):
         api = self._apis.at(parser.path, parser.headers) if parser is not None else None
         return api.reshaped(fault) if api is not None else fault
 
-    def _respond(self, response: Response, *, head_only: bool = False) -> None:
+    def _respond(self, response: Response, *, head_only: bool = False, last: bool = False) -> None:
         if self._phase is not Phase.HEAD:  # it took too long, or the peer has gone
             return
-        self._transport.write(response.within(self._cors).render(head_only=head_only))
+        keeps = self._keeps and not last
+        self._transport.write(response.within(self._cors).render(keeps=keeps, head_only=head_only))
+        if keeps:
+            self._await_next()
+            return
         self._half_close()
         self._closing()
 
@@ -362,14 +431,18 @@ class Connection(asyncio.Protocol):
             self._set_deadline(self._hub.clock.now() + LATER_S)
             self._later = asyncio.get_running_loop().create_task(self._respond_later(answer))
             return
-        self._phase = Phase.CLOSING  # nothing more comes here
+        keeps = self._keeps
+        self._phase = Phase.ASKED
         self._parser = None
+        del self._hub.connections[self.id]  # the exchange has a number of its own
         size = len(request.body)
-        Exchange(self._hub, self.id, self._transport, self._inflow, answer, size, self._cors).start()
+        Exchange(
+            self._hub, self, self._transport, self._inflow, answer, size, self._cors, keeps=keeps
+        ).start()
 
     async def _respond_later(self, answer: Coroutine[Any, Any, Response]) -> None:
         try:
-            self._respond(await answer)
+            self._respond(await answer, last=True)  # what came behind it is gone
         except Exception:
             self._broken()
 
@@ -412,7 +485,7 @@ class Connection(asyncio.Protocol):
         _LOG.exception("socket %d: a bug in the gateway", self.id)
         if self._phase is Phase.HEAD:
             fault = error_response(500, "internal", "internal error")
-            self._respond(self._shaped(fault, self._parser))
+            self._respond(self._shaped(fault, self._parser), last=True)
         self.close(Close.SERVER_BUG, "internal error")
 
     def _receive(self, ws: WebSocket, data: bytes) -> int:
@@ -630,13 +703,18 @@ class Connection(asyncio.Protocol):
 
     def _closing(self) -> None:
         self._phase = Phase.CLOSING
+        self._idle = False
+        self._hub.idle.leave(self._address, self.id)
         self._inflow.deaf = self._ws is None  # a WebSocket has a close frame to read
         self._end_speaking()
         self._pace_reading()  # else the peer's close would not be seen
         self._set_deadline(self._hub.clock.now() + CLOSE_TIMEOUT_S)
 
     def _congested(self) -> bool:
-        """Too many frames wait for the directory, or one for the session."""
+        """A request waits for its answer, or its client does not read; of a WebSocket, too many frames
+        wait for the directory, or one for the session."""
+        if self._phase is Phase.HEAD:
+            return self._answering or self._throttled
         return self._binding is not None and self._binding.congested
 
     def _pace_reading(self) -> None:

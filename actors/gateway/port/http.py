@@ -1,4 +1,4 @@
-"""The HTTP/1.1 side of the port: one request in, one response out, then the connection closes.
+"""The HTTP/1.1 side of the port: one request in, one response out; the connection may carry others.
 
 Pure: bytes in, values out. h11 parses (websockets' own parser knows only GET), but only a head that is
 complete and has few enough lines; a request that asks for a WebSocket is handed back with its raw bytes.
@@ -22,6 +22,7 @@ from ramify.protocol.wire import Error
 HEAD_BYTES = 16 << 10  # request line and headers
 HEAD_LINES = 100  # h11 takes 1.6 us for each, however short it is
 FRAMING_BYTES = 2 << 10  # a chunk's size with its extensions; the trailers behind the last one
+IDLE_S = 75  # that a connection may wait for its next request: more than the 60 of common proxies
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HEAD_END = re.compile(rb"\n\r?\n")
 _PHRASES = {529: "Overloaded"}  # of statuses that are no standard's
@@ -66,19 +67,19 @@ class Response(msgspec.Struct, frozen=True):
         """The same with more headers; its own count where both have one."""
         return msgspec.structs.replace(self, headers={**headers, **self.headers}) if headers else self
 
-    def render(self, *, head_only: bool = False) -> bytes:
-        """The bytes on the wire; `head_only` for a HEAD request."""
-        length = {"Content-Length": str(len(self.body))}
-        head = _head(self.status, self.content_type, {**length, **self.headers})
+    def render(self, *, keeps: bool, head_only: bool = False) -> bytes:
+        """The bytes on the wire. `keeps`: another request may follow; `head_only`: for HEAD."""
+        length = {} if self.status == 304 else {"Content-Length": str(len(self.body))}
+        head = _head(self.status, self.content_type, {**length, **self.headers}, keeps)
         return head if head_only else head + self.body
 
 
-def _head(status: int, content_type: str, more: dict[str, str]) -> bytes:
+def _head(status: int, content_type: str, more: dict[str, str], keeps: bool) -> bytes:
     headers = {
         "Date": formatdate(usegmt=True),
         "Content-Type": content_type,
         "Cache-Control": "no-store",
-        "Connection": "close",
+        **({"Keep-Alive": f"timeout={IDLE_S}"} if keeps else {"Connection": "close"}),
         **SECURITY_HEADERS,
         **more,
     }
@@ -87,10 +88,10 @@ def _head(status: int, content_type: str, more: dict[str, str]) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
-def stream_head(content_type: str, headers: Mapping[str, str]) -> bytes:
+def stream_head(content_type: str, headers: Mapping[str, str], *, keeps: bool) -> bytes:
     """The head of a response whose body follows in chunks, as they come."""
     chunked = {"Transfer-Encoding": "chunked", "X-Accel-Buffering": "no"}
-    return _head(200, content_type, {**chunked, **headers})
+    return _head(200, content_type, {**chunked, **headers}, keeps)
 
 
 def json_response(status: int, value: object, **headers: str) -> Response:
@@ -120,6 +121,8 @@ class RequestParser:
     `events`: lines of the head and pieces of the body so far, each of which costs what a frame costs.
     `waits`: whether the client waits for 100 (Continue) before it sends its body. `plain`: the rest of
     the body is only gathered: it has no chunks.
+    `keeps`: whether another request may follow: it is known where this one ends. `rest`: what came
+    behind it.
     """
 
     def __init__(self, wants: Callable[[HttpRequest], "int | Response | None"]) -> None:
@@ -127,16 +130,20 @@ class RequestParser:
         and the head is the request; or the response that refuses it."""
         self._wants = wants
         self._most = 0
+        self._follows = False
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=FRAMING_BYTES)
         self._raw = bytearray()  # the head, as far as it has come
         self._head: HttpRequest | None = None
         self._body = bytearray()
         self.events = 0
-        self.waits = self.plain = False
+        self.waits = self.plain = self.keeps = False
+        self.rest = b""
         self.fault: Response | None = None
 
     def feed(self, data: bytes) -> HttpRequest | None:
         """Take received bytes; the request once it is complete, else None."""
+        if not self._raw:  # RFC 9112, section 2.2: some clients end a body with an empty line
+            data = data.lstrip(b"\r\n")
         try:
             if self._head is not None:
                 self._h11.receive_data(data)
@@ -147,6 +154,11 @@ class RequestParser:
             status = error.error_status_hint if error.error_status_hint >= 400 else 400
             self.fault = error_response(status, "bad_request", f"not a valid HTTP/1.1 request: {error}")
             return None
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything of the request has come."""
+        return bool(self._raw)
 
     @property
     def path(self) -> str:
@@ -163,7 +175,7 @@ class RequestParser:
 
     def handshake(self) -> tuple[bytes, bytes]:
         """The raw bytes of an upgrade request's head, and what came after it."""
-        return bytes(self._raw), bytes(self._body)
+        return bytes(self._raw), self.rest
 
     def _feed_head(self, data: bytes) -> HttpRequest | None:
         begin = max(0, len(self._raw) - 2)  # the end may have begun in what came before
@@ -172,6 +184,8 @@ class RequestParser:
         size = end.end() if end is not None else len(self._raw)
         if size > HEAD_BYTES:
             self.fault = error_response(431, "limit", f"the head exceeds {HEAD_BYTES} bytes")
+            return None
+        if not self._raw:
             return None
         if self._raw[0] <= 0x20 or self._raw[0] >= 0x7F:  # TLS, perhaps: its end may never come
             raise h11.RemoteProtocolError("illegal request line")
@@ -194,19 +208,25 @@ class RequestParser:
         if not isinstance(event, h11.Request):
             raise h11.RemoteProtocolError("no request line received")
         head = self._head = _request(event)
+        self.rest = rest
         if head.websocket:
-            self._body += rest
             return head
         wanted = self._wants(head)
-        if wanted is None:
-            return head
-        if isinstance(wanted, Response):
+        follows = (
+            event.http_version == b"1.1" and "close" not in head.headers.get("connection", "").lower()
+        )
+        if wanted is None or isinstance(wanted, Response):
+            empty = head.headers.get("content-length", "0") == "0"
+            self.keeps = follows and empty and "transfer-encoding" not in head.headers
             self.fault = wanted
-            return None
+            return head if wanted is None else None
+        # Proxies may read a request with both otherwise than we do (RFC 9112, section 6.3).
+        self._follows = follows and not {"content-length", "transfer-encoding"} <= head.headers.keys()
         self._most = wanted
         self.plain = "transfer-encoding" not in head.headers
         if rest:
             self._h11.receive_data(rest)
+            self.rest = b""
         self.waits = not rest and self._h11.they_are_waiting_for_100_continue
         return self._next()
 
@@ -221,6 +241,7 @@ class RequestParser:
                     return None
             elif isinstance(event, h11.EndOfMessage):
                 self.waits = False
+                self.keeps, self.rest = self._follows, self._h11.trailing_data[0]
                 assert self._head is not None
                 return msgspec.structs.replace(self._head, body=bytes(self._body))
             else:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ramify.actors.gateway.port.access.auth import AccessTokens
 from ramify.actors.gateway.port.access.shares import Shares
-from ramify.actors.gateway.port.access.strangers import Strangers
+from ramify.actors.gateway.port.access.strangers import Guest, Idle, Strangers
 from ramify.actors.gateway.port.interfaces import Metrics, Served, Status
 from ramify.actors.gateway.port.notices import Notices
 from ramify.actors.gateway.port.pump import Pump
@@ -28,6 +28,7 @@ _LOG = get_log("ramify.gateway")
 
 TOKEN_BYTES = 8  # of JSON, for a token of a conversation that comes whole with each request
 SPARE = 1000  # connections over `max_sockets` that may still ask something by HTTP
+IDLE = 256  # ... and more that have asked, and may ask again
 ABUSE_LOG_S = 10.0  # between two lines of the log about abuse
 
 
@@ -72,6 +73,7 @@ class Hub:
     ids: Iterator[int]
     strangers: Strangers
     shares: Shares = field(default_factory=Shares)
+    idle: Idle = field(default_factory=partial(Idle, IDLE))
     pump: Pump = field(default_factory=Pump)
     timers: Timers = field(default_factory=Timers)
     connections: dict[int, Socket] = field(default_factory=dict)
@@ -92,7 +94,17 @@ class Hub:
     @property
     def full(self) -> bool:
         """Whether there is no room for another connection."""
-        return len(self.connections) >= self.config.max_sockets + SPARE
+        return self.busy >= self.config.max_sockets + SPARE
+
+    @property
+    def busy(self) -> int:
+        """Connections that a WebSocket or a request is on, or is about to come on."""
+        return len(self.connections) - len(self.idle)
+
+    def guest(self, address: str, now: float) -> Guest | None:
+        """The account of a request or WebSocket from `address`, where it has to show a token."""
+        guarded = self.tokens.required and not self.strangers.stands_for_many(address)
+        return self.strangers.enter(address, now) if guarded else None
 
     def admits(self, address: str) -> bool:
         """Whether a connection from `address` is to be looked at at all."""

@@ -55,7 +55,7 @@ def _upgrade(
         if value.count(",") + value.count(";") >= MOST_ITEMS:
             message = f"the header {name} has more than {MOST_ITEMS} items"
             return error_response(400, "bad_request", message)
-    if len(hub.connections) + hub.shares.elsewhere > hub.config.max_sockets:
+    if hub.busy + hub.shares.elsewhere > hub.config.max_sockets:
         message = f"{hub.config.max_sockets} sockets are open, which is this server's --max-sockets"
         return error_response(503, "overloaded", message, Retry_After="5")
     offered = [name.strip() for name in request.headers.get("sec-websocket-protocol", "").split(",")]

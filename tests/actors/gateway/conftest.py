@@ -32,6 +32,17 @@ from ramify.protocol.wire import ServerMessage, State
 JSON = Codec("json")
 
 
+async def response(
+    reader: asyncio.StreamReader, *, head_only: bool = False
+) -> tuple[int, dict[str, str], bytes]:
+    """The next response on a connection: status, headers, body."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    first, *lines = head.decode().rstrip().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    body = b"" if head_only else await reader.readexactly(int(headers.get("content-length", 0)))
+    return int(first.split()[1]), headers, body
+
+
 class StubStatus:
     """An engine that is ready unless a test says otherwise."""
 
@@ -132,16 +143,16 @@ class Harness:
             await anyio.lowlevel.checkpoint()
 
     async def http(self, request: str | bytes) -> tuple[int, dict[str, str], bytes]:
-        """One raw HTTP request; status, headers and body of the response."""
+        """One raw HTTP request on a connection of its own; status, headers and body of the response."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(request.encode() if isinstance(request, str) else request)
-        raw = await reader.read()
+        head_only = request[:4] in ("HEAD", b"HEAD")
+        answer = await response(reader, head_only=head_only)
+        if answer[1].get("connection") == "close":
+            assert await reader.read() == b""
         writer.close()
         await writer.wait_closed()
-        head, _, body = raw.partition(b"\r\n\r\n")
-        first, *lines = head.decode().split("\r\n")
-        headers = dict(line.lower().split(": ", 1) for line in lines)
-        return int(first.split()[1]), headers, body
+        return answer
 
     async def get(
         self, path: str, method: str = "GET", **headers: str

@@ -104,12 +104,16 @@ class SocketLimits:
             wait = max(wait, self.share.wait(now))
         return wait
 
+    def enter(self, guest: Guest | None) -> None:
+        """Another request begins, whose client may be unknown."""
+        self._guest = guest
+
     def known(self, now: float) -> None:
         """The client has shown a token: what it cost before is no stranger's."""
         self._leave(now, known=True)
 
     def end(self, now: float) -> None:
-        """The socket is gone."""
+        """The socket is gone, or its request is answered."""
         self._leave(now, known=False)
 
     def _leave(self, now: float, *, known: bool) -> None:

@@ -12,8 +12,10 @@ not know sockets.
 
 import ipaddress
 from collections.abc import Iterable
+from typing import Protocol
 
 from ramify.actors.gateway.port.access.buckets import DebtBucket
+from ramify.protocol.errors import Close
 
 WORK_PER_S = 1_250_000  # 0.05 s of CPU each second, at 40 ns
 BURST_S = 2.0
@@ -102,6 +104,40 @@ class Strangers:
             self._idle[address.name] = address
             if len(self._idle) > KEPT:
                 del self._idle[next(iter(self._idle))]
+
+
+class Idler(Protocol):
+    """A connection that waits for its next HTTP request."""
+
+    def close(self, code: int, reason: str) -> None: ...
+
+
+class Idle:
+    """Those that wait, of all clients: at most `most`. With one more, who has most loses its oldest."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._count = 0
+        self._of: dict[str, dict[int, Idler]] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def enter(self, address: str, number: int, idler: Idler) -> None:
+        """One more, which is not here."""
+        self._of.setdefault(network_of(address), {})[number] = idler
+        self._count += 1
+        if self._count > self._most:
+            most = max(self._of.values(), key=len)
+            next(iter(most.values())).close(Close.DONE, "")  # it leaves
+
+    def leave(self, address: str, number: int) -> None:
+        """It is taken up or ends. May be called again."""
+        name = network_of(address)
+        if (found := self._of.get(name)) is not None and found.pop(number, None) is not None:
+            self._count -= 1
+            if not found:
+                del self._of[name]
 
 
 def network_of(address: str) -> str:

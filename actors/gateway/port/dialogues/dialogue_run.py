@@ -40,7 +40,6 @@ class DialogueRun(ABC):
     def start(self) -> None:
         """Send the ops."""
         self._hub.connections[self.id] = self
-        self._hub.timers.forget(self.id)
         self._reply(self._binding.route(self._dialogue.ops, self._size))
         self.flush()
 

@@ -1,6 +1,7 @@
-"""An HTTP request that a session answers: one dialogue, then the connection closes.
+"""An HTTP request that a session answers: one dialogue.
 
-It takes the transport over from `Connection` once the request has been read. The answer is one
+It takes the transport over from `Connection` once the request has been read, and gives it back when the
+client has the answer, if it may ask again. The answer is one
 response, or server-sent events in chunks (RFC 9112, section 7.1), so that a client can tell a whole
 stream from one that broke off. A client that goes away cancels its request, unless the dialogue
 outlives it: then this goes on without a connection until the dialogue is over.
@@ -16,6 +17,7 @@ reads nothing for `STALLED_S` is cut off.
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from typing import Protocol
 
 from ramify.actors.gateway.port.binding import Stage
 from ramify.actors.gateway.port.dialogues.api import EVENTS, Accepted
@@ -37,32 +39,43 @@ COMMENT = b"3\r\n:\n\n\r\n"  # a chunk: nothing, for who reads server-sent event
 SURPLUS = 64 << 10  # bytes that a client may send behind its request
 
 
+class Home(Protocol):
+    """The connection that the request came on: takes the transport back, or hears that it is gone."""
+
+    def returned(self, behind: bytes) -> None: ...
+    def connection_lost(self, exc: Exception | None) -> None: ...
+
+
 class Exchange(DialogueRun, asyncio.Protocol):
     """See the module docstring."""
 
     def __init__(
         self,
         hub: Hub,
-        number: int,
+        home: Home,
         transport: asyncio.Transport,
         inflow: Inflow,
         accepted: Accepted,
         size: int,
         cors: Mapping[str, str] = {},
+        *,
+        keeps: bool = False,
     ) -> None:
-        """`cors`: headers of any answer."""
-        super().__init__(hub, number, accepted.dialogue, accepted.credential, size)
+        """`cors`: headers of any answer. `keeps`: whether the client may ask again."""
+        super().__init__(hub, next(hub.ids), accepted.dialogue, accepted.credential, size)
+        self._home = home
         self._transport = transport
         self._inflow = inflow
         self._accepted = accepted
         self._streaming = False
         self._cors = cors
+        self._keeps = keeps
         self._out: list[bytes] = []
         self._answered = False  # the last byte of the response is written or queued
-        self._half_closed = False
-        self._gone = False  # the connection
+        self._finished = False  # ... and what tells its end
+        self._gone = False  # the connection, or it was given back
         self._deadline = 0.0  # 0: none
-        self._surplus = 0
+        self._behind = bytearray()  # the request
         self._probing: Timer | None = None
         self._heard_all = False  # the client sends nothing more
 
@@ -86,7 +99,7 @@ class Exchange(DialogueRun, asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone = True
-        self._inflow.end()
+        self._home.connection_lost(exc)
         self._stop_probing()
         self._out.clear()
         if not (self._over or (self._answered and self._dialogue.outlives)):
@@ -102,9 +115,9 @@ class Exchange(DialogueRun, asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._deadline = 0.0
-        if self._half_closed:
-            self._set_deadline(self._hub.clock.now() + CLOSE_TIMEOUT_S)
         self._binding.throttle(False)
+        if self._finished:
+            self._part()
 
     # --- from the actor -----------------------------------------------------------------------
 
@@ -120,7 +133,7 @@ class Exchange(DialogueRun, asyncio.Protocol):
             self._transport.write(b"".join(self._out))
         self._out.clear()
         if self._answered:
-            self._half_close()
+            self._finish()
         if self._over:
             self._binding.end()
             if self._gone:
@@ -130,9 +143,10 @@ class Exchange(DialogueRun, asyncio.Protocol):
         """End the connection now; nothing more is sent."""
         self._over = True
         self._stop_probing()
-        self._transport.abort()
         if self._gone:
             self._leave()
+        else:
+            self._transport.abort()
 
     def on_timer(self, now: float) -> None:
         """A deadline may have come."""
@@ -150,10 +164,10 @@ class Exchange(DialogueRun, asyncio.Protocol):
     # ---
 
     def _pass_over(self, data: bytes) -> int:
-        """Bytes behind the request."""
+        """Bytes behind the request: perhaps the next one."""
         self._inflow.count(len(data))
-        self._surplus += len(data)
-        if self._surplus > SURPLUS:
+        self._behind += data
+        if len(self._behind) > SURPLUS:
             self.abort()
         return len(data)
 
@@ -186,28 +200,41 @@ class Exchange(DialogueRun, asyncio.Protocol):
             return
         if isinstance(made, Response):
             self._answered = True
-            self._out.append(made.within(self._cors).render())
+            self._out.append(made.within(self._cors).render(keeps=self._keeps))
             return
         if not self._streaming:
             self._streaming = True
-            self._out.append(stream_head(self._accepted.media, {**self._cors, **self._accepted.headers}))
+            headers = {**self._cors, **self._accepted.headers}
+            self._out.append(stream_head(self._accepted.media, headers, keeps=self._keeps))
         self._out.append(b"%x\r\n%b\r\n" % (len(made), made))
 
-    def _half_close(self) -> None:
-        """The last byte of the answer is written: wait for the client to close."""
-        if self._transport.is_closing() or self._half_closed:
+    def _finish(self) -> None:
+        """The last byte of the answer is written."""
+        if self._finished or self._transport.is_closing():
             return
-        self._half_closed = True
+        self._finished = True
         self._stop_probing()
         if self._streaming:
             self._transport.write(b"0\r\n\r\n")
         if self._heard_all:
             self._transport.close()
             return
-        with contextlib.suppress(OSError):  # the client has gone already
-            self._transport.write_eof()
+        self._keeps = self._keeps and not self._hub.draining
+        if not self._keeps:
+            with contextlib.suppress(OSError):  # the client has gone already
+                self._transport.write_eof()
         if not self._deadline:  # else it has not read all yet: see `resume_writing`
+            self._part()
+
+    def _part(self) -> None:
+        """The client can have the whole answer: give the connection back, or wait for it to close."""
+        if not self._keeps:
             self._set_deadline(self._hub.clock.now() + CLOSE_TIMEOUT_S)
+            return
+        self._gone = True
+        if self._over:
+            self._leave()
+        self._home.returned(bytes(self._behind))
 
     def _leave(self) -> None:
         """Connection and dialogue are over."""

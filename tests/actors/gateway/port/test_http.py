@@ -102,31 +102,39 @@ async def test_static_files(serve, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_bytes", "status"),
+    ("request_bytes", "status", "stays"),
     [
-        (b"garbage\r\n\r\n", 400),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),  # TLS on the plain port
-        (b"GET / HTTP/1.1\r\n\r\n", 400),  # no Host
-        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * (2 * HEAD_BYTES), 431),
-        (b"POST /v1/tokens HTTP/1.1\r\nHost: %s\r\nContent-Length: 99\r\n\r\n", 404),  # no body is read
-        (b"GET / HTTP/1.1\r\nHost: %s\r\n" + b"X:\r\n" * 200 + b"\r\n", 431),
-        (b"GET http://%s/x HTTP/1.1\r\nHost: evil.example\r\n\r\n", 404),  # the target's host counts
-        (b"GET http://evil.example/ HTTP/1.1\r\nHost: %s\r\n\r\n", 403),
-        (b"GET / HTTP/1.1\r\nHost: localhost:" + b"9" * 5000 + b"\r\n\r\n", 403),
-        (b"GET / HTTP/1.1\r\nHost: %s\r\nOrigin: http://a:" + b"9" * 5000 + b"\r\n\r\n", 403),
-        (b"OPTIONS * HTTP/1.1\r\nHost: %s\r\n\r\n", 405),
-        (b"GET /v1/ws HTTP/1.1\r\nHost: %s\r\nUpgrade: websocket\r\n\r\n", 426),
-        (b"GET /x HTTP/1.1\r\nHost: %s\r\nUpgrade: websocket\r\n\r\n", 404),
-        (b"PUT /v1/ws HTTP/1.1\r\nHost: %s\r\nUpgrade: websocket\r\n\r\n", 405),
+        (b"garbage\r\n\r\n", 400, False),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, False),  # TLS on the plain port
+        (b"GET / HTTP/1.1\r\n\r\n", 400, False),  # no Host
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400, False),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * (2 * HEAD_BYTES), 431, False),
+        (
+            b"POST /v1/tokens HTTP/1.1\r\nHost: %s\r\nContent-Length: 99\r\n\r\n",
+            404,
+            False,
+        ),  # no body is read
+        (b"GET / HTTP/1.1\r\nHost: %s\r\n" + b"X:\r\n" * 200 + b"\r\n", 431, False),
+        (
+            b"GET http://%s/x HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+            404,
+            True,
+        ),  # the target's host counts
+        (b"GET http://evil.example/ HTTP/1.1\r\nHost: %s\r\n\r\n", 403, True),
+        (b"GET / HTTP/1.1\r\nHost: localhost:" + b"9" * 5000 + b"\r\n\r\n", 403, True),
+        (b"GET / HTTP/1.1\r\nHost: %s\r\nOrigin: http://a:" + b"9" * 5000 + b"\r\n\r\n", 403, True),
+        (b"OPTIONS * HTTP/1.1\r\nHost: %s\r\n\r\n", 405, True),
+        (b"GET /v1/ws HTTP/1.1\r\nHost: %s\r\nUpgrade: websocket\r\n\r\n", 426, False),
+        (b"GET /x HTTP/1.1\r\nHost: %s\r\nUpgrade: websocket\r\n\r\n", 404, False),
+        (b"PUT /v1/ws HTTP/1.1\r\nHost: %s\r\nUpgrade: websocket\r\n\r\n", 405, True),
     ],
 )
-async def test_bad_requests_get_an_answer(serve, request_bytes, status) -> None:
+async def test_bad_requests_get_an_answer(serve, request_bytes, status, stays) -> None:
     async with serve() as gateway:
         request = request_bytes.replace(b"%s", gateway.address.encode())
         got, headers, body = await gateway.http(request)
         assert got == status
-        assert headers["connection"] == "close"
+        assert headers.get("connection") == (None if stays else "close")
         assert json.loads(body)["type"] == "error"
 
 

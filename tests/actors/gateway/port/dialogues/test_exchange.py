@@ -1,5 +1,6 @@
 """The end of an HTTP answer: that its last byte goes out, however slowly the client reads."""
 
+import itertools
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -77,21 +78,45 @@ class Timers:
         self.at = 0.0
 
 
-@pytest.fixture
-def exchange() -> tuple[Exchange, Transport, Any]:
+class Home:
+    """The connection, and what it got back."""
+
+    def __init__(self) -> None:
+        self.got: bytes | None = None
+
+    def returned(self, behind: bytes) -> None:
+        self.got = behind
+
+
+def made_with(home: Home, *, keeps: bool) -> tuple[Exchange, Transport, Any]:
     """An exchange that has no session yet, its transport, and its hub."""
     hub: Any = SimpleNamespace(
         clock=SimpleNamespace(now=lambda: 10.0),
         timers=Timers(),
         connections={},
+        ids=itertools.count(1),
+        draining=False,
         limits=SimpleNamespace(open_timeout_s=5.0),
     )
     transport = Transport()
-    inflow = SimpleNamespace(parse=None)
-    accepted = Accepted(cast(Any, Dialogue()), NOBODY, cast(Share, None))
-    made = Exchange(hub, 1, cast(Any, transport), cast(Any, inflow), accepted, size=0)
+    inflow = SimpleNamespace(parse=None, count=lambda size: None)
+    share = SimpleNamespace(leave=lambda now: None)
+    made = Exchange(
+        hub,
+        cast(Any, home),
+        cast(Any, transport),
+        cast(Any, inflow),
+        Accepted(cast(Any, Dialogue()), NOBODY, cast(Share, share)),
+        size=0,
+        keeps=keeps,
+    )
     transport.protocol = made
     return made, transport, hub
+
+
+@pytest.fixture
+def exchange() -> tuple[Exchange, Transport, Any]:
+    return made_with(Home(), keeps=False)
 
 
 def said(text: str | None) -> ServerMessage:
@@ -124,3 +149,32 @@ def test_who_reads_all_at_once_has_the_usual_time_to_close(exchange: Any) -> Non
     assert transport.got.count(b"0\r\n\r\n") == 1
     assert transport.ended
     assert hub.timers.at == 10 + CLOSE_TIMEOUT_S
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_connection_that_is_kept_goes_back_once_the_client_has_the_answer(slow: bool) -> None:
+    home = Home()
+    it, transport, hub = made_with(home, keeps=True)
+    it.deliver([said("x" * 2000 if slow else "hello"), said(None)])
+    it.flush()
+    if slow:
+        assert home.got is None
+        assert hub.timers.at == 10 + STALLED_S
+    transport.read()
+    assert home.got == b""
+    assert transport.got.endswith(b"\r\n0\r\n\r\n")
+    it.abort()
+    assert not transport.ended
+    assert not transport.aborted
+
+
+def test_a_server_that_stops_keeps_no_connection() -> None:
+    home = Home()
+    it, transport, hub = made_with(home, keeps=True)
+    it.deliver([said("hello")])
+    it.flush()
+    hub.draining = True
+    it.deliver([said(None)])
+    it.flush()
+    assert transport.ended
+    assert home.got is None
