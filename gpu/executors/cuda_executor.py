@@ -22,6 +22,7 @@ from ramify.gpu.executors.base import Counters
 from ramify.gpu.executors.launched_step import DraftedLines, LaunchedStep, Obeyed
 from ramify.gpu.kv.layout import KVPool, copy_pages
 from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.ops.fixed_states import state_room, state_tables
 from ramify.gpu.ops.gluon_check import gluon_works
 from ramify.gpu.ops.invariant_linear import InvariantProducts
 from ramify.gpu.ops.tilings import LayerSizes
@@ -38,7 +39,7 @@ from ramify.gpu.sampling.verifier import Verifier
 from ramify.gpu.step.buckets import NOTHING, Bucket, decode_buckets, largest, tailored
 from ramify.gpu.step.graphs import StepGraphs
 from ramify.gpu.step.inputs import NO_DRAWS, Plan, StepFrame, StepInputs, lay, layout
-from ramify.gpu.step.rows import RowTable, Scored, StepRows
+from ramify.gpu.step.rows import PlanError, RowTable, Scored, StepRows
 from ramify.gpu.step.staging import RING, Download, StepClock, Upload, frame_bytes
 from ramify.gpu.step.step_rows import within
 from ramify.protocol.plan import ExecutorInfo, OpenRow, StepPlan
@@ -100,12 +101,13 @@ class CudaExecutor:
         self._sampler = CudaSampler(info.max_rows + 1, info.vocab_size, self._device)
         decodes = decode_buckets(info.max_rows)[-1]
         most = [largest(info.max_rows, info.step_tokens), *self.forms(decodes)]
-        sizes = [frame_bytes(layout(bucket, self._attention.room(bucket))) for bucket in most]
+        sizes = [frame_bytes(layout(bucket, self._room(bucket))) for bucket in most]
         self._steps = Upload(self._device, fixed=max(sizes))
         self._frames: dict[tuple[int, Bucket], StepFrame] = {}  # by ring entry, into `_steps`
         self._extras = Upload(self._device)
         self._page_uploads = Upload(self._device)
         self._copies = Upload(self._device)
+        self._held = Upload(self._device)
         self._unsampled = Upload(self._device)
         self._targets = Upload(self._device)
         self._slice = min(info.max_rows, slice_lines(info.vocab_size))
@@ -176,6 +178,7 @@ class CudaExecutor:
             if step.scored is not None and final is not None:
                 scores = self._score(entry, step.scored, final)
                 more = scores if more is None else torch.cat((more, scores))
+        self._hold_states(entry, step)
         arrives = len(rows) + len(scored) > 0
         clock.stop(fetched=arrives)
         results, fetched = np.empty(0, dtype=np.int32), None
@@ -335,6 +338,22 @@ class CudaExecutor:
         sent = self._page_uploads.send(entry, places=places, pages=self.rows.pages[row, column])
         self._pages.view(-1).index_copy_(0, sent["places"], sent["pages"])
 
+    def _hold_states(self, entry: int, step: StepRows) -> None:
+        """Give rows that sat the step out the state that they had, in the slot that they were to write.
+
+        Raises PlanError if one of them ran several tokens: the state before its last one is lost.
+        """
+        if step.states is None or self._pool.states is None or step.asked is None:
+            return
+        n = step.extends
+        ran = np.isin(step.rows[:n], step.asked) & ~np.isin(np.arange(n), step.sampling)
+        if (step.counts[:n][ran] > 1).any():
+            raise PlanError(f"rows {step.rows[:n][ran].tolist()} sit out behind several tokens")
+        held = step.states[:0] if step.held is None else step.held
+        sources, targets = np.concatenate([held, step.states[:n][ran]]).T
+        sent = self._held.send(entry, sources=sources, targets=targets)
+        self._pool.states.copy(sent["sources"], sent["targets"])
+
     def _run(self, entry: int, step: StepRows, late: bool) -> tuple[StepFrame, LazyStream | None]:
         """Upload the step and issue it, by a graph if one holds it.
 
@@ -366,7 +385,7 @@ class CudaExecutor:
         """Where the graph of `bucket` reads its step, through ring entry `entry`."""
         frame = self._frames.get((entry, bucket))
         if frame is None:
-            fields = layout(bucket, self._attention.room(bucket))
+            fields = layout(bucket, self._room(bucket))
             frame = StepFrame(bucket, self._steps.frame(entry, fields))
             self._frames[entry, bucket] = frame
         return frame
@@ -383,12 +402,18 @@ class CudaExecutor:
             self._attention.plan_decodes(frame.host.rows, frame.host.positions)
 
     def _plan(self, step: StepRows, bucket: Bucket, captured: bool) -> tuple[Bucket, Plan]:
-        """The attention's part of a step, and the bucket: grouped if decodes share keys, drafted."""
+        """The attention's and the states' part of a step, and the bucket: grouped if decodes share keys,
+        drafted."""
         plan = self._attention.plan(step, bucket, captured)
-        if not plan or step.extends:
-            return bucket, plan
-        drafted = step.lines is not None
-        return replace(bucket, grouped=is_grouped(plan), drafted=drafted), plan
+        if plan and not step.extends:
+            drafted = step.lines is not None
+            bucket = replace(bucket, grouped=is_grouped(plan), drafted=drafted)
+        return bucket, plan | state_tables(step, bucket)
+
+    def _room(self, bucket: Bucket) -> Plan:
+        """Zeros, as large as such a part can be."""
+        room = self._attention.room(bucket)
+        return room if self._pool.states is None else room | state_room(bucket)
 
     def _accept(self, step: StepRows, frame: StepFrame) -> None:
         self._verifier.accept(frame.device, len(step.sampling), self._tokens, self._kept)

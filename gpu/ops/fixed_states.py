@@ -9,15 +9,19 @@ Knows neither the layers around them nor who owns the slots.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.gpu.ops.rmsnorm import RMSNorm
+from ramify.gpu.step.buckets import Bucket
 from ramify.gpu.step.inputs import Plan, StepInputs
 from ramify.gpu.step.rows import StepRows
+from ramify.gpu.step.step_rows import within
 
-_CHUNK = 64  # tokens of a delta net that are computed together
+CHUNK = 64  # tokens of a sequence that are computed together
+_ITEM_FIELDS = 5
 _L2_EPS = 1e-6
 
 
@@ -40,10 +44,15 @@ class LayerDelta:
     norm: RMSNorm  # of each head's output, which its gate then opens
 
     @property
+    def width(self) -> int:
+        """Of its output."""
+        return self.value_heads * self.value_dim
+
+    @property
     def parts(self) -> list[int]:
         """How many values of a row each part has: q, k, v together, gates, betas, decays."""
-        values = self.value_heads * self.value_dim
-        return [2 * self.key_heads * self.key_dim + values, values, self.value_heads, self.value_heads]
+        convolved = 2 * self.key_heads * self.key_dim + self.width
+        return [convolved, self.width, self.value_heads, self.value_heads]
 
 
 @dataclass(slots=True)
@@ -56,6 +65,11 @@ class LayerConv:
     index: int
     conv: Tensor  # [width, 1, K]
     bias: Tensor | None  # [width]
+
+    @property
+    def width(self) -> int:
+        """Of its output."""
+        return len(self.conv)
 
 
 LayerState = LayerDelta | LayerConv
@@ -89,6 +103,36 @@ def state_plan(step: StepRows) -> Plan:
         "state_from": step.states[:, 0],
         "state_to": step.states[:, 1],
     }
+
+
+def state_tables(step: StepRows, bucket: Bucket) -> Plan:
+    """What kernels read of a step, in tables of items as `ops.triton_conv` says.
+
+    `state_extends` and `state_decodes`: of whole sequences; `state_chunks`: the extends cut to pieces.
+    """
+    if step.states is None:
+        return {}
+    n, zeros = step.extends, np.zeros_like(step.counts)
+    counts = step.counts[:n]
+    firsts = np.concatenate(
+        [np.cumsum(counts) - counts, bucket.extended + np.arange(len(step.rows) - n)]
+    )
+    items = np.column_stack([step.states, firsts, zeros, step.counts]).astype(np.int32)
+    if not bucket.extended:
+        return {"state_decodes": items}
+    pieces = -(-counts // CHUNK)
+    chunks = np.repeat(items[:n], pieces, axis=0)
+    chunks[:, 3] = within(pieces) * CHUNK
+    return {"state_extends": items[:n], "state_chunks": chunks, "state_decodes": items[n:]}
+
+
+def state_room(bucket: Bucket) -> Plan:
+    """Zeros, as large as the tables of a step in `bucket` can be; items of zeros do nothing."""
+    sizes = {"state_decodes": bucket.decodes}
+    if bucket.extended:
+        sizes["state_extends"] = bucket.runs
+        sizes["state_chunks"] = bucket.extended // CHUNK + bucket.runs
+    return {name: np.zeros((size, _ITEM_FIELDS), dtype=np.int32) for name, size in sizes.items()}
 
 
 def run(rows: Tensor, layer: LayerState, states: list[Tensor], sequences: Sequences) -> Tensor:
@@ -149,8 +193,8 @@ def delta_rule(
     first, parts, n = 0, [], len(sequences.counts)
     for at, count in enumerate(sequences.counts):
         own = state.index_select(0, sequences.sources[at : at + 1])[0]
-        for begin in range(first, first + count, _CHUNK):
-            lines = slice(begin, min(begin + _CHUNK, first + count))
+        for begin in range(first, first + count, CHUNK):
+            lines = slice(begin, min(begin + CHUNK, first + count))
             output, own = _chunk(q[lines], k[lines], v[lines], beta[lines], decay[lines], own)
             parts.append(output)
         state[sequences.targets[at]] = own

@@ -101,7 +101,7 @@ def rope_store(
 
     With norms over all heads each program reads all of q, or of k: they are few, and lie in the cache.
 
-    qkv [T, (heads + kv_parts * kv_heads) * D]; cos_sin: each float32[positions, D / 2]; rows, positions
+    qkv [T, (heads + kv_parts * kv_heads) * D, or more]; cos_sin: each float32[positions, D / 2]; rows, positions
     int32[T]; pages int32[rows, columns]. Returns [T, heads, D].
     """
     heads, kv_heads, dim = layer.heads, layer.kv_heads, layer.head_dim
@@ -116,13 +116,24 @@ def rope_store(
     stored = 2 * kv_heads if layer.kv_parts else 0
     _rope_store[(tokens, (heads + stored) // together)](
         qkv, q, kv.k, kv.v, q_weight, k_weight, cos_sin[0], cos_sin[1], rows, positions, pages,
-        pages.shape[1], eps, layer.value_eps or 0.0, HEADS=heads, KV_HEADS=kv_heads, DIM=dim,
+        qkv.shape[1], pages.shape[1], eps, layer.value_eps or 0.0, HEADS=heads, KV_HEADS=kv_heads, DIM=dim,
         HALF=dim // 2, TOGETHER=together, PAGE=kv.page_size, NORM=norms, WIDE=layer.wide_norms,
         KV_PARTS=layer.kv_parts, VALUE_NORM=layer.value_eps is not None,
         BLOCK=min(1024, triton.next_power_of_2(heads * dim)), OVERLAP=overlaps(qkv.device),
         num_warps=2, **launch_options(qkv.device),
     )  # fmt: skip
     return q
+
+
+def open_heads(output: Tensor, qkv: Tensor) -> Tensor:
+    """output [T, width] times the sigmoid of what stands last in qkv [T, ...], in place."""
+    tokens, width = output.shape
+    block = min(1024, triton.next_power_of_2(width))
+    _open_heads[(tokens, triton.cdiv(width, block))](
+        output, qkv, width, qkv.shape[1], BLOCK=block, OVERLAP=overlaps(output.device), num_warps=4,
+        **launch_options(output.device),
+    )  # fmt: skip
+    return output
 
 
 def _warps(block: int) -> int:
@@ -219,6 +230,18 @@ def _gate_mul(
 
 
 @triton.jit
+def _open_heads(output, qkv, width, stride, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    wait(OVERLAP)
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    gate = tl.load(qkv + (token + 1) * stride - width + columns, mask=inside, other=0.0).to(tl.float32)
+    y = tl.load(output + token * width + columns, mask=inside, other=0.0).to(tl.float32)
+    y = y / (1.0 + tl.exp(-gate))
+    tl.store(output + token * width + columns, y.to(output.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _mean_square(row, size: tl.constexpr, BLOCK: tl.constexpr):
     columns = tl.arange(0, BLOCK)
     squares = tl.zeros((BLOCK,), tl.float32)
@@ -231,7 +254,7 @@ def _mean_square(row, size: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def _rope_store(
     qkv, q_out, k_pool, v_pool, q_weight, k_weight, cos, sin, rows, positions, pages,
-    columns, eps, value_eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+    stride, columns, eps, value_eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
     HALF: tl.constexpr, TOGETHER: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
     WIDE: tl.constexpr, KV_PARTS: tl.constexpr, VALUE_NORM: tl.constexpr, BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -248,7 +271,7 @@ def _rope_store(
     page = tl.load(pages + row * columns + position // PAGE).to(tl.int64)
     slot = page * PAGE + position % PAGE
     wait_first(OVERLAP)
-    source = qkv + token * (HEADS + KV_PARTS * KV_HEADS) * DIM + (taken + heads) * DIM + half
+    source = qkv + token * stride + (taken + heads) * DIM + half
     low = tl.load(source)
     high = tl.load(source + HALF)
     if first >= HEADS + KV_HEADS:
@@ -266,7 +289,7 @@ def _rope_store(
         is_q = first < HEADS
         if NORM:
             if WIDE:
-                whole = qkv + token * (HEADS + KV_PARTS * KV_HEADS) * DIM
+                whole = qkv + token * stride
                 if is_q:
                     scale = tl.rsqrt(_mean_square(whole, HEADS * DIM, BLOCK) + eps)
                 else:

@@ -20,13 +20,15 @@ from ramify.gpu.ops.base import (
     ResidualStream,
     TokenInputTables,
 )
-from ramify.gpu.ops.fixed_states import LayerState
+from ramify.gpu.ops.fixed_states import CHUNK, LayerConv, LayerState
 from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
 from ramify.gpu.ops.tilings import LayerSizes, OpTilings, tilings_for
 from ramify.gpu.ops.torch_ops import opened, token_inputs
-from ramify.gpu.ops.triton_layer import add_norm, divide_rows, embed_norm, rope_store
+from ramify.gpu.ops.triton_conv import short_conv
+from ramify.gpu.ops.triton_delta import chunked, recurrent
+from ramify.gpu.ops.triton_layer import add_norm, divide_rows, embed_norm, open_heads, rope_store
 from ramify.gpu.ops.triton_linear import Products, UnscaledRows
 from ramify.gpu.step.inputs import StepInputs
 
@@ -103,10 +105,29 @@ class TritonOps:
         q = rope_store(
             qkv, layer, self._cos_sin[layer.rotary], step.rows, step.positions, self._pages, kv
         )
-        return self._attention.attend(q, kv, step, layer.spec)
+        output = self._attention.attend(q, kv, step, layer.spec)
+        return open_heads(output, qkv) if layer.gated else output
 
     def recur(self, rows: Tensor, layer: LayerState, step: StepInputs[Tensor]) -> Tensor:
-        raise RuntimeError("`load` refuses models with fixed states")
+        assert self._pool.states is not None
+        states, plan = self._pool.states.layers[layer.index], step.plan
+        output = rows.new_empty((len(rows), layer.width))
+        if not rows.is_cuda:  # numpy, which interprets, complains of what padding may hold
+            output.zero_()
+        invariant = not self._products.follows_tilings
+        if isinstance(layer, LayerConv):
+            lines = CHUNK if invariant else 1
+            short_conv(rows, layer, states[0], plan["state_decodes"], lines, output)
+            if step.extended:
+                short_conv(rows, layer, states[0], plan["state_chunks"], CHUNK, output)
+            return output
+        recurrent(rows, layer, states, plan["state_decodes"], output)
+        if step.extended and invariant:
+            recurrent(rows, layer, states, plan["state_extends"], output)
+        elif step.extended:
+            items, chunks = plan["state_extends"], plan["state_chunks"]
+            chunked(rows, layer, states, items, chunks, step.extended, output)
+        return output
 
     def project(self, x: Tensor, linear: Linear) -> Projection:
         return Projection(x, linear)

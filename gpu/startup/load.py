@@ -161,8 +161,6 @@ def _torch(
         info = _with_bytes(info, small.config.kv_layout(small.dtype))
     info = _with_pages(info, config, free_bytes(model.device), model.device)
     pool, table = _pool(model, info, progress), RowTable(info)
-    if info.state_slots:
-        pool.states = model.config.state_layout().allocate(info.state_slots, model.device)
 
     def back_end(model: Decoder) -> AttentionBackend:
         return attention.back_end(table, model.config.attention_shapes(model.dtype), model.device)
@@ -284,7 +282,8 @@ def _cuda(
     if not compiled:
         fill()
     free = free_bytes(model.device)
-    small = msgspec.structs.replace(info, pages=1)
+    # states of padding are not kept, so one slot will do
+    small = msgspec.structs.replace(info, pages=1, state_slots=int(info.state_bytes > 0))
     if attention.compiles:
         progress("compiling FlashInfer's kernels: minutes, once", 0.0)
     try:
@@ -343,7 +342,10 @@ def device_drafter(
 def _pool(model: Decoder, info: ExecutorInfo, progress: Progress) -> KVPool:
     progress(f"allocating KV cache for {info.pages * info.page_size} tokens", 1.0)
     layout = model.config.kv_layout(model.dtype)
-    return layout.allocate(info.pages, info.page_size, model.device)
+    pool = layout.allocate(info.pages, info.page_size, model.device)
+    if info.state_slots:
+        pool.states = model.config.state_layout().allocate(info.state_slots, model.device)
+    return pool
 
 
 def _rows(config: ModelConfig, device: torch.device) -> int:

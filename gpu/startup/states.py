@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from ramify.gpu.attention.registry import KernelChoice
-from ramify.gpu.models.definition import Definition
+from ramify.gpu.models.definition import Definition, DeltaSettings
 from ramify.gpu.startup.drafts import DraftChoice
 from ramify.gpu.startup.memory import CPU_SHARE
 from ramify.protocol.config import ModelConfig
@@ -13,6 +13,7 @@ from ramify.protocol.errors import ModelError
 
 _SLOTS_PER_ROW = 8  # three while it runs, others are snapshots
 _LEAST_SLOTS = 4
+_MOST_DIM = 128  # of a delta net's heads: a program of the kernels holds a head's state
 
 
 def check_states(
@@ -28,10 +29,17 @@ def check_states(
             f"--draft {config.draft}: the model's layers keep fixed states, which cannot be taken back "
             "behind a draft that is refused; give --draft none"
         )
-    if attention.extend != "torch":
+    if config.page_size != 1:
         raise ModelError(
-            "the model's layers keep fixed states, which have no kernels for a GPU yet: give --device "
-            "cpu, or --attention torch, which is slow"
+            f"--page-size {config.page_size}: the model's layers keep fixed states, which pages of several "
+            "tokens would tear apart; leave --page-size out"
+        )
+    deltas = (layer.mixer for layer in shape.layers if isinstance(layer.mixer, DeltaSettings))
+    dim = max((max(one.key_dim, one.value_dim) for one in deltas), default=0)
+    if attention.extend != "torch" and dim > _MOST_DIM:
+        raise ModelError(
+            f"the kernels for a GPU know delta nets with heads of up to {_MOST_DIM}, not {dim}: give "
+            "--device cpu, or --attention torch, which is slow"
         )
 
 

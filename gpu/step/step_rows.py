@@ -253,6 +253,8 @@ class StepRows:
             draws=self.draws,
             given=inputs[behind[behind < len(inputs)]],
             lines=self.lines,
+            states=None if self.states is None else self.states[order],
+            held=self.held,
             asked=self.asked,
         )
 

@@ -1,0 +1,117 @@
+"""Triton kernels for convolutions over a sequence, each channel by itself (Mamba, Gu & Dao 2023).
+
+A sequence's first inputs of a step follow the last ones before it, which slot `from` of a state holds;
+those behind its last token go to slot `to`. `items` int32[n, 5]: from, to, line of the sequence's first
+token, offset of the item in the sequence, tokens of the sequence. `to` 0: padding, nothing is done.
+The reference is `ops.fixed_states`. Imported only where Triton is used.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ramify.gpu.ops.fixed_states import LayerConv
+from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
+
+_BLOCK = 256  # channels of a program
+
+
+def short_conv(
+    rows: Tensor, layer: LayerConv, state: Tensor, items: Tensor, lines: int, output: Tensor
+) -> None:
+    """rows [T, 3 * width]: what opens the input, what opens the output, the input; output [T, width].
+
+    Each item has up to `lines` tokens of a sequence. state float32[slots, K - 1, width].
+    """
+    if not len(items):
+        return
+    width, _, taps = layer.conv.shape
+    block = min(_BLOCK, triton.next_power_of_2(width))
+    _short_conv[(len(items), triton.cdiv(width, block))](
+        rows, layer.conv, layer.bias, state, items, output, WIDTH=width, TAPS=taps, LINES=lines,
+        BLOCK=block, OVERLAP=overlaps(rows.device), num_warps=4, **launch_options(rows.device),
+    )  # fmt: skip
+
+
+@triton.jit
+def taken(
+    rows, stride, state, origin, first, place, channel, there, WIDTH: tl.constexpr,
+    TAPS: tl.constexpr, OPENED: tl.constexpr,
+):  # fmt: skip
+    """A convolution's inputs at `place` of a sequence; what is before 0 lies in slot `origin`.
+
+    OPENED: the input is a product, of what stands at the channel and two widths behind it.
+    """
+    place += channel * 0  # of their shape
+    source = rows + (first + place) * stride + channel
+    x = tl.load(source, mask=there & (place >= 0), other=0.0)
+    if OPENED:
+        y = tl.load(source + 2 * WIDTH, mask=there & (place >= 0), other=0.0)
+        x = (x.to(tl.float32) * y.to(tl.float32)).to(rows.dtype.element_ty)
+    kept = state + (origin * (TAPS - 1) + TAPS - 1 + place) * WIDTH + channel
+    return x.to(tl.float32) + tl.load(kept, mask=there & (place < 0), other=0.0)
+
+
+@triton.jit
+def convolved(
+    rows, stride, weight, state, origin, first, at, channel, there, inside, WIDTH: tl.constexpr,
+    TAPS: tl.constexpr, OPENED: tl.constexpr,
+):  # fmt: skip
+    """Channels at positions `at` of a sequence; inside: those that there are."""
+    place = at - (TAPS - 1)
+    x = taken(rows, stride, state, origin, first, place, channel, there, WIDTH, TAPS, OPENED)
+    total = x * tl.load(weight + channel * TAPS, mask=inside, other=0.0).to(tl.float32)
+    for tap in tl.static_range(1, TAPS):
+        x = taken(rows, stride, state, origin, first, place + tap, channel, there, WIDTH, TAPS, OPENED)
+        total += x * tl.load(weight + channel * TAPS + tap, mask=inside, other=0.0).to(tl.float32)
+    return total
+
+
+@triton.jit
+def keep(
+    rows, stride, state, origin, target, first, count, channel, inside, WIDTH: tl.constexpr,
+    TAPS: tl.constexpr, OPENED: tl.constexpr,
+):  # fmt: skip
+    """Write the last inputs of a sequence of `count` tokens to slot `target`."""
+    for index in tl.static_range(TAPS - 1):
+        place = count - (TAPS - 1) + index
+        x = taken(rows, stride, state, origin, first, place, channel, inside, WIDTH, TAPS, OPENED)
+        tl.store(state + (target * (TAPS - 1) + index) * WIDTH + channel, x, mask=inside)
+
+
+@triton.jit
+def _short_conv(
+    rows, weight, bias, state, items, output, WIDTH: tl.constexpr, TAPS: tl.constexpr,
+    LINES: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    item = items + tl.program_id(0) * 5
+    origin = tl.load(item).to(tl.int64)
+    target = tl.load(item + 1).to(tl.int64)
+    first = tl.load(item + 2).to(tl.int64)
+    offset = tl.load(item + 3)
+    count = tl.load(item + 4)
+    wait(OVERLAP)
+    if target == 0:
+        return
+
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = channel < WIDTH
+    at = (offset + tl.arange(0, LINES))[:, None]
+    there = (at < count) & inside[None, :]
+    y = convolved(
+        rows, 3 * WIDTH, weight, state, origin, first, at, channel[None, :], there, inside[None, :],
+        WIDTH, TAPS, True,
+    )  # fmt: skip
+    if bias is not None:
+        y += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)[None, :]
+    line = first + at
+    closing = tl.load(rows + line * 3 * WIDTH + WIDTH + channel[None, :], mask=there, other=0.0)
+    y = (y * closing.to(tl.float32)).to(output.dtype.element_ty)
+    tl.store(output + line * WIDTH + channel[None, :], y, mask=there)
+    if offset + LINES >= count:
+        keep(
+            rows, 3 * WIDTH, state, origin, target, first, count, channel, inside, WIDTH, TAPS, True
+        )
+

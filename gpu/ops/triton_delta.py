@@ -1,0 +1,362 @@
+"""Triton kernels for gated delta nets (Yang et al. 2024), from the first product's rows to the last's.
+
+Decodes are one launch: convolution, norms of q and k, the recurrent rule, the gated norm; a program has
+the matrix of one head in registers. Extends are cut into chunks of 64 tokens (the WY form), four
+launches. States, sums and decays are float32; of 16-bit models the operands of products are 16-bit.
+
+Each program computes for one head of one sequence alone, so no result depends on the batch. Deterministic
+mode runs extends by the recurrent rule too, whose results do not depend on where a prompt is cut.
+`items` as in `triton_conv`. The reference is `ops.fixed_states`. Imported only where Triton is used.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ramify.gpu.ops.fixed_states import CHUNK, LayerDelta
+from ramify.gpu.ops.triton_conv import convolved, keep
+from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
+
+_L2_EPS = tl.constexpr(1e-6)
+_SOLVED = tl.constexpr(16)  # rows of a system's blocks that are solved one after the other
+_VALUES = 32  # of a head's values, how many a program of the scan takes
+
+
+def recurrent(
+    rows: Tensor, layer: LayerDelta, states: list[Tensor], items: Tensor, output: Tensor
+) -> None:
+    """Each sequence of `items` token by token. rows [T, inputs], output [T, heads * values]."""
+    if len(items):
+        _recur[(len(items), layer.value_heads)](
+            rows, rows.shape[1], layer.conv, *states, layer.decay, layer.decay_bias, layer.norm.weight,
+            items, output, layer.norm.eps, **_sizes(layer), num_warps=8, **_overlap(rows),
+        )  # fmt: skip
+
+
+def chunked(
+    rows: Tensor,
+    layer: LayerDelta,
+    states: list[Tensor],
+    items: Tensor,
+    chunks: Tensor,
+    lines: int,
+    output: Tensor,
+) -> None:
+    """Each sequence of `items` chunk by chunk; `chunks`: their items of up to 64 tokens.
+
+    The sequences' tokens are among the first `lines` of `rows`.
+    """
+    if not len(items):
+        return
+    sizes, device, heads = _sizes(layer), rows.device, layer.value_heads
+    precision = "ieee" if rows.dtype == torch.float32 else "tf32x3"
+    options = _overlap(rows)
+    qkv = rows.new_empty((lines, layer.parts[0]))
+    passed = torch.empty((lines, heads), dtype=torch.float32, device=device)
+    keys, values = (rows.new_empty((lines, heads, size)) for size in (layer.key_dim, layer.value_dim))
+    _prepare[(len(chunks), 2 * layer.key_heads + heads)](
+        rows, rows.shape[1], layer.conv, states[0], chunks, qkv, **sizes, LINES=CHUNK, num_warps=4,
+        **options,
+    )  # fmt: skip
+    _solve[(len(chunks), heads)](
+        rows, rows.shape[1], qkv, layer.decay, layer.decay_bias, chunks, passed, keys, values, **sizes,
+        LINES=CHUNK, PRECISION=precision, num_warps=4, **options,
+    )  # fmt: skip
+    block = min(_VALUES, sizes["BLOCK_V"])
+    _scan[(len(items), heads, triton.cdiv(layer.value_dim, block))](
+        qkv, passed, keys, values, states[1], items, output, **(sizes | {"BLOCK_V": block}),
+        LINES=CHUNK, PRECISION=precision, num_warps=4, num_stages=2, **options,
+    )  # fmt: skip
+    _open[(len(chunks), heads)](
+        rows, rows.shape[1], layer.norm.weight, chunks, output, layer.norm.eps, **sizes, LINES=CHUNK,
+        num_warps=4, **options,
+    )  # fmt: skip
+
+
+def _sizes(layer: LayerDelta) -> dict[str, Any]:
+    return {
+        "KEY_HEADS": layer.key_heads, "VALUE_HEADS": layer.value_heads, "KEYS": layer.key_dim,
+        "VALUES": layer.value_dim, "BLOCK_K": max(16, triton.next_power_of_2(layer.key_dim)),
+        "BLOCK_V": max(16, triton.next_power_of_2(layer.value_dim)), "TAPS": layer.conv.shape[2],
+    }  # fmt: skip
+
+
+def _overlap(rows: Tensor) -> dict[str, Any]:
+    return {"OVERLAP": overlaps(rows.device), **launch_options(rows.device)}
+
+
+@triton.jit
+def _silu(x):
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _decay(rate, bias, head, x):
+    """The logarithm of a head's decay, of its row's value `x`."""
+    x = x.to(tl.float32) + tl.load(bias + head)
+    plus = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+    return -tl.exp(tl.load(rate + head)) * plus
+
+
+@triton.jit
+def _recur(
+    rows, stride, conv, inputs, states, rate, rate_bias, gain, items, output, eps,
+    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, TAPS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    WIDTH: tl.constexpr = 2 * KEY_HEADS * KEYS + VALUE_HEADS * VALUES
+    SHARED: tl.constexpr = VALUE_HEADS // KEY_HEADS
+    SIZE: tl.constexpr = KEYS * VALUES
+    item = items + tl.program_id(0) * 5
+    head = tl.program_id(1)
+    origin = tl.load(item).to(tl.int64)
+    target = tl.load(item + 1).to(tl.int64)
+    first = tl.load(item + 2).to(tl.int64)
+    count = tl.load(item + 4)
+    key = tl.arange(0, BLOCK_K)
+    value = tl.arange(0, BLOCK_V)
+    there = (key < KEYS)[:, None] & (value < VALUES)[None, :]
+    place = head * SIZE + key[:, None] * VALUES + value[None, :]
+    # written by an earlier step, so it may be read ahead of the product that this step waits for
+    read = (key < tl.where(target > 0, KEYS, 0))[:, None] & (value < VALUES)[None, :]
+    state = tl.load(states + origin * (VALUE_HEADS * SIZE) + place, mask=read, other=0.0)
+    wait(OVERLAP)
+    if target == 0:
+        return
+
+    some_keys = key < KEYS
+    some_values = value < VALUES
+    q_channel = head // SHARED * KEYS + key
+    k_channel = KEY_HEADS * KEYS + q_channel
+    v_channel = 2 * KEY_HEADS * KEYS + head * VALUES + value
+    gains = tl.load(gain + value, mask=some_values, other=0.0).to(tl.float32)
+    for at in range(count):
+        q = _silu(convolved(rows, stride, conv, inputs, origin, first, at, q_channel, some_keys,
+                            some_keys, WIDTH, TAPS, False))  # fmt: skip
+        k = _silu(convolved(rows, stride, conv, inputs, origin, first, at, k_channel, some_keys,
+                            some_keys, WIDTH, TAPS, False))  # fmt: skip
+        v = _silu(convolved(rows, stride, conv, inputs, origin, first, at, v_channel, some_values,
+                            some_values, WIDTH, TAPS, False))  # fmt: skip
+        q *= tl.rsqrt(tl.sum(q * q) + _L2_EPS) * KEYS**-0.5
+        k *= tl.rsqrt(tl.sum(k * k) + _L2_EPS)
+        line = rows + (first + at) * stride + WIDTH
+        gate = tl.load(line + head * VALUES + value, mask=some_values, other=0.0).to(tl.float32)
+        line += VALUE_HEADS * VALUES + head
+        beta = 1.0 / (1.0 + tl.exp(-tl.load(line).to(tl.float32)))
+        state *= tl.exp(_decay(rate, rate_bias, head, tl.load(line + VALUE_HEADS)))
+        seen = tl.sum(state * k[:, None], 0)
+        state += k[:, None] * ((v - seen) * beta)[None, :]
+        mixed = tl.sum(state * q[:, None], 0)
+        y = mixed * tl.rsqrt(tl.sum(mixed * mixed) / VALUES + eps) * gains * _silu(gate)
+        token = output + (first + at) * (VALUE_HEADS * VALUES) + head * VALUES + value
+        tl.store(token, y.to(output.dtype.element_ty), mask=some_values)
+    tl.store(states + target * (VALUE_HEADS * SIZE) + place, state, mask=there)
+    keep(rows, stride, inputs, origin, target, first, count, v_channel, some_values, WIDTH, TAPS, False)
+    if head % SHARED == 0:
+        keep(rows, stride, inputs, origin, target, first, count, q_channel, some_keys, WIDTH, TAPS,
+             False)  # fmt: skip
+        keep(rows, stride, inputs, origin, target, first, count, k_channel, some_keys, WIDTH, TAPS,
+             False)  # fmt: skip
+
+
+@triton.jit
+def _prepare(
+    rows, stride, conv, inputs, chunks, qkv, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr,
+    KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    TAPS: tl.constexpr, LINES: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """The convolution of one head's channels: of q, then k, then v; q and k normalised."""
+    WIDTH: tl.constexpr = 2 * KEY_HEADS * KEYS + VALUE_HEADS * VALUES
+    BLOCK: tl.constexpr = max(BLOCK_K, BLOCK_V)
+    item = chunks + tl.program_id(0) * 5
+    head = tl.program_id(1)
+    origin = tl.load(item).to(tl.int64)
+    target = tl.load(item + 1).to(tl.int64)
+    first = tl.load(item + 2).to(tl.int64)
+    offset = tl.load(item + 3)
+    count = tl.load(item + 4)
+    wait(OVERLAP)
+    if target == 0:
+        return
+
+    is_value = head >= 2 * KEY_HEADS
+    size = tl.where(is_value, VALUES, KEYS)
+    begin = head * KEYS
+    if is_value:
+        begin = 2 * KEY_HEADS * KEYS + (head - 2 * KEY_HEADS) * VALUES
+    inside = tl.arange(0, BLOCK) < size
+    channel = begin + tl.arange(0, BLOCK)
+    at = (offset + tl.arange(0, LINES))[:, None]
+    there = (at < count) & inside[None, :]
+    x = _silu(convolved(rows, stride, conv, inputs, origin, first, at, channel[None, :], there,
+                        inside[None, :], WIDTH, TAPS, False))  # fmt: skip
+    if not is_value:
+        scale = tl.rsqrt(tl.sum(x * x, 1) + _L2_EPS)
+        scale *= tl.where(head < KEY_HEADS, KEYS**-0.5, 1.0)
+        x *= scale[:, None]
+    tl.store(qkv + (first + at) * WIDTH + channel[None, :], x.to(qkv.dtype.element_ty), mask=there)
+    if offset + LINES >= count:
+        keep(rows, stride, inputs, origin, target, first, count, channel, inside, WIDTH, TAPS, False)
+
+
+@triton.jit
+def _inverse(system, LINES: tl.constexpr, PRECISION: tl.constexpr):
+    """(1 + system)^-1 of a strictly lower triangular matrix: small blocks by elimination, then pairs of
+    blocks by products (the UT transform). No power of the matrix is formed: they may be huge."""
+    i = tl.arange(0, LINES)[:, None]
+    j = tl.arange(0, LINES)[None, :]
+    solved = tl.where(i == j, 1.0, 0.0)
+    block = i // _SOLVED == j // _SOLVED
+    for step in range(_SOLVED - 1):
+        column = tl.sum(tl.where(j == i // _SOLVED * _SOLVED + step, system, 0.0), 1)
+        row = tl.sum(tl.where(i == j // _SOLVED * _SOLVED + step, solved, 0.0), 0)
+        solved -= tl.where(block, column[:, None] * row[None, :], 0.0)
+    size: tl.constexpr = _SOLVED
+    for level in tl.static_range(2):
+        side = size << level
+        below = tl.where((i // side % 2 == 1) & (j // side == i // side - 1), system, 0.0)
+        inner = tl.dot(below, solved, input_precision=PRECISION)
+        solved -= tl.dot(solved, inner, input_precision=PRECISION)
+    return solved
+
+
+@triton.jit
+def _solve(
+    rows, stride, qkv, rate, rate_bias, chunks, passed, keys, values, KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr, TAPS: tl.constexpr, LINES: tl.constexpr, PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """What a chunk writes to the state and what it takes from it, whatever the state is: `values` and
+    `keys` of the WY form. passed float32[lines, heads]: the decay since the chunk began, a logarithm."""
+    WIDTH: tl.constexpr = 2 * KEY_HEADS * KEYS + VALUE_HEADS * VALUES
+    item = chunks + tl.program_id(0) * 5
+    head = tl.program_id(1)
+    target = tl.load(item + 1)
+    first = tl.load(item + 2).to(tl.int64)
+    offset = tl.load(item + 3)
+    count = tl.load(item + 4)
+    wait(OVERLAP)
+    if target == 0:
+        return
+
+    lines = tl.arange(0, LINES)
+    there = offset + lines < count
+    line = first + offset + lines
+    key = tl.arange(0, BLOCK_K)
+    value = tl.arange(0, BLOCK_V)
+    own_keys = there[:, None] & (key < KEYS)[None, :]
+    own_values = there[:, None] & (value < VALUES)[None, :]
+    part = rows + line * stride + WIDTH + VALUE_HEADS * VALUES + head
+    beta = 1.0 / (1.0 + tl.exp(-tl.load(part, mask=there, other=0.0).to(tl.float32)))
+    decay = _decay(rate, rate_bias, head, tl.load(part + VALUE_HEADS, mask=there, other=0.0))
+    sums = tl.cumsum(tl.where(there, decay, 0.0), 0)
+    tl.store(passed + line * VALUE_HEADS + head, sums, mask=there)
+    source = qkv + line[:, None] * WIDTH
+    group: tl.constexpr = VALUE_HEADS // KEY_HEADS
+    at_keys = (KEY_HEADS + head // group) * KEYS + key[None, :]
+    at_values = 2 * KEY_HEADS * KEYS + head * VALUES + value[None, :]
+    k = tl.load(source + at_keys, mask=own_keys, other=0.0)
+    v = tl.load(source + at_values, mask=own_values, other=0.0)
+    kind = k.dtype
+    scaled = k.to(tl.float32) * beta[:, None]
+    system = tl.dot(scaled.to(kind), tl.trans(k), input_precision=PRECISION)
+    later = lines[:, None] > lines[None, :]
+    between = tl.exp(tl.where(later, sums[:, None] - sums[None, :], 0.0))
+    solved = _inverse(tl.where(later, system * between, 0.0), LINES, PRECISION).to(kind)
+    written = tl.dot(solved, (v.to(tl.float32) * beta[:, None]).to(kind), input_precision=PRECISION)
+    read = tl.dot(solved, (scaled * tl.exp(sums)[:, None]).to(kind), input_precision=PRECISION)
+    place = line[:, None] * VALUE_HEADS + head
+    tl.store(values + place * VALUES + value[None, :], written.to(kind), mask=own_values)
+    tl.store(keys + place * KEYS + key[None, :], read.to(kind), mask=own_keys)
+
+
+@triton.jit
+def _scan(
+    qkv, passed, keys, values, states, items, output, KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr, TAPS: tl.constexpr, LINES: tl.constexpr, PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Of one head and some of its values: chunk after chunk what it adds to the state, and its outputs."""
+    WIDTH: tl.constexpr = 2 * KEY_HEADS * KEYS + VALUE_HEADS * VALUES
+    SIZE: tl.constexpr = KEYS * VALUES
+    item = items + tl.program_id(0) * 5
+    head = tl.program_id(1)
+    origin = tl.load(item).to(tl.int64)
+    target = tl.load(item + 1).to(tl.int64)
+    first = tl.load(item + 2).to(tl.int64)
+    count = tl.load(item + 4)
+    key = tl.arange(0, BLOCK_K)
+    value = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
+    some_keys = (key < KEYS)[None, :]
+    some_values = (value < VALUES)[None, :]
+    whole = (key < KEYS)[:, None] & some_values
+    place = head * SIZE + key[:, None] * VALUES + value[None, :]
+    begun = (key < tl.where(target > 0, KEYS, 0))[:, None] & some_values
+    state = tl.load(states + origin * (VALUE_HEADS * SIZE) + place, mask=begun, other=0.0)
+    wait(OVERLAP)
+    if target == 0:
+        return
+
+    lines = tl.arange(0, LINES)
+    group: tl.constexpr = VALUE_HEADS // KEY_HEADS
+    at_q = head // group * KEYS + key[None, :]
+    for offset in range(0, count, LINES):
+        there = offset + lines < count
+        line = first + offset + lines
+        source = qkv + line[:, None] * WIDTH + at_q
+        at = line[:, None] * VALUE_HEADS + head
+        own_keys = there[:, None] & some_keys
+        own_values = there[:, None] & some_values
+        q = tl.load(source, mask=own_keys, other=0.0)
+        k = tl.load(source + KEY_HEADS * KEYS, mask=own_keys, other=0.0)
+        read = tl.load(keys + at * KEYS + key[None, :], mask=own_keys, other=0.0)
+        written = tl.load(values + at * VALUES + value[None, :], mask=own_values, other=0.0)
+        last = tl.load(passed + (first + tl.minimum(offset + LINES, count) - 1) * VALUE_HEADS + head)
+        sums = tl.load(passed + line * VALUE_HEADS + head, mask=there, other=0.0)
+        sums = tl.where(there, sums, last)
+        kind = q.dtype
+        held = state.to(kind)
+        added = written.to(tl.float32) - tl.dot(read, held, input_precision=PRECISION)
+        seen = lines[:, None] >= lines[None, :]
+        between = tl.exp(tl.where(seen, sums[:, None] - sums[None, :], 0.0))
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        scores = tl.where(seen, scores * between, 0.0)
+        y = tl.dot(q, held, input_precision=PRECISION) * tl.exp(sums)[:, None]
+        y += tl.dot(scores.to(kind), added.to(kind), input_precision=PRECISION)
+        tl.store(output + at * VALUES + value[None, :], y.to(output.dtype.element_ty), mask=own_values)
+        left = (added * tl.exp(last - sums)[:, None]).to(kind)
+        state = state * tl.exp(last) + tl.dot(tl.trans(k), left, input_precision=PRECISION)
+    tl.store(states + target * (VALUE_HEADS * SIZE) + place, state, mask=whole)
+
+
+@triton.jit
+def _open(
+    rows, stride, gain, chunks, output, eps, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr,
+    KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    TAPS: tl.constexpr, LINES: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Normalise a head's outputs and open their gates, in place."""
+    WIDTH: tl.constexpr = 2 * KEY_HEADS * KEYS + VALUE_HEADS * VALUES
+    item = chunks + tl.program_id(0) * 5
+    first = tl.load(item + 2).to(tl.int64)
+    offset = tl.load(item + 3)
+    count = tl.load(item + 4)
+    at = (offset + tl.arange(0, LINES))[:, None]
+    value = tl.arange(0, BLOCK_V)[None, :]
+    there = (at < count) & (value < VALUES)
+    place = tl.program_id(1) * VALUES + value
+    gains = tl.load(gain + value, mask=value < VALUES, other=0.0).to(tl.float32)
+    wait(OVERLAP)
+    token = output + (first + at) * (VALUE_HEADS * VALUES) + place
+    mixed = tl.load(token, mask=there, other=0.0).to(tl.float32)
+    gate = tl.load(rows + (first + at) * stride + WIDTH + place, mask=there, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(mixed * mixed, 1) / VALUES + eps)
+    y = mixed * scale[:, None] * gains * _silu(gate)
+    tl.store(token, y.to(output.dtype.element_ty), mask=there)

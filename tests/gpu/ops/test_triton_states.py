@@ -1,0 +1,209 @@
+"""The kernels of delta nets and short convolutions against torch's, which their own tests check."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+CUDA = torch.cuda.is_available()
+# the interpreter of 3.6 does not know numpy 2.4
+pytest.importorskip("triton", minversion=None if CUDA else "3.7")
+
+from ramify.gpu.ops.fixed_states import (  # noqa: E402
+    CHUNK,
+    LayerConv,
+    LayerDelta,
+    LayerState,
+    Sequences,
+    run,
+    state_room,
+    state_tables,
+)
+from ramify.gpu.ops.rmsnorm import RMSNorm  # noqa: E402
+from ramify.gpu.ops.triton_conv import short_conv  # noqa: E402
+from ramify.gpu.ops.triton_delta import chunked, recurrent  # noqa: E402
+from ramify.gpu.step.buckets import Bucket  # noqa: E402
+from ramify.gpu.step.rows import StepRows  # noqa: E402
+
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+SLOTS = 12
+# the interpreter multiplies no bfloat16
+HALF = torch.bfloat16 if CUDA else torch.float16
+DTYPES = [torch.float32, HALF]
+COUNTS, DECODES = [5, 70, 1], 2
+PAIRS = np.array([[0, 1], [7, 4], [2, 5], [2, 6], [0, 10]])
+PADDED = Bucket(extended=80, runs=5, decodes=3, sampling=8)
+
+
+def step(counts: list[int], decodes: int, pairs: np.ndarray) -> StepRows:
+    every = np.array(counts + [1] * decodes)
+    rows = np.arange(len(every))
+    tokens = np.zeros(sum(counts), dtype=np.int32)
+    return StepRows(rows, rows * 0, every, len(counts), tokens, rows, rows, states=pairs)
+
+
+def tables(plan: StepRows, bucket: Bucket) -> dict[str, Tensor]:
+    """Padded with zeros, as a graph's are."""
+    room = state_room(bucket)
+    for name, items in state_tables(plan, bucket).items():
+        room[name][: len(items)] = items
+    return {name: torch.from_numpy(items).to(DEVICE) for name, items in room.items()}
+
+
+def delta(dtype: torch.dtype, heads: tuple[int, int] = (1, 2), dims: tuple[int, int] = (16, 24)) -> LayerDelta:
+    def made(*shape: int, kind: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(shape).to(DEVICE, kind)
+
+    channels = 2 * heads[0] * dims[0] + heads[1] * dims[1]
+    return LayerDelta(
+        0, *heads, *dims, made(channels, 1, 4, kind=dtype), made(heads[1]), made(heads[1]),
+        RMSNorm(made(dims[1], kind=dtype), 1e-6),
+    )  # fmt: skip
+
+
+def pools(layer: LayerState) -> list[Tensor]:
+    taps = layer.conv.shape[2]
+    shapes = [(taps - 1, len(layer.conv))]
+    if isinstance(layer, LayerDelta):
+        shapes.append((layer.value_heads, layer.key_dim, layer.value_dim))
+    states = [torch.randn(SLOTS, *shape).to(DEVICE) for shape in shapes]
+    for state in states:
+        state[0] = 0
+    return states
+
+
+def reference(rows: Tensor, layer: LayerState, states: list[Tensor]) -> Tensor:
+    """On the same numbers, in float32."""
+    pairs = torch.from_numpy(PAIRS).to(DEVICE)
+    wide = wider(layer)
+    return run(rows.float(), wide, states, Sequences(COUNTS, pairs[:, 0], pairs[:, 1]))
+
+
+def wider(layer: LayerState) -> LayerState:
+    if isinstance(layer, LayerConv):
+        bias = None if layer.bias is None else layer.bias.float()
+        return LayerConv(0, layer.conv.float(), bias)
+    norm = RMSNorm(layer.norm.weight.float(), layer.norm.eps)
+    return LayerDelta(
+        0, layer.key_heads, layer.value_heads, layer.key_dim, layer.value_dim, layer.conv.float(),
+        layer.decay, layer.decay_bias, norm,
+    )  # fmt: skip
+
+
+def padded(rows: Tensor) -> Tensor:
+    """The lines of a step as `PADDED` has them."""
+    extended = sum(COUNTS)
+    lines = rows.new_zeros((PADDED.lines, rows.shape[1]))
+    lines[:extended] = rows[:extended]
+    lines[PADDED.extended : PADDED.extended + DECODES] = rows[extended:]
+    return lines
+
+
+def plain(lines: Tensor) -> Tensor:
+    return torch.cat((lines[: sum(COUNTS)], lines[PADDED.extended : PADDED.extended + DECODES]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "half"])
+@pytest.mark.parametrize("invariant", [False, True], ids=["chunked", "recurrent"])
+def test_a_delta_net(dtype: torch.dtype, invariant: bool) -> None:
+    torch.manual_seed(3)
+    layer = delta(dtype)
+    states = pools(layer)
+    rows = torch.randn(sum(COUNTS) + DECODES, sum(layer.parts)).to(DEVICE, dtype)
+    before = [state.clone() for state in states]
+    known = [state.clone() for state in states]
+    wanted = reference(rows, layer, known)
+    plan = tables(step(COUNTS, DECODES, PAIRS), PADDED)
+    lines = padded(rows)
+    output = lines.new_empty((len(lines), layer.width))
+    recurrent(lines, layer, states, plan["state_decodes"], output)
+    extends, chunks = plan["state_extends"], plan["state_chunks"]
+    if invariant:
+        recurrent(lines, layer, states, extends, output)
+    else:
+        chunked(lines, layer, states, extends, chunks, PADDED.extended, output)
+    few = 2e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(plain(output).float(), wanted, atol=few, rtol=few)
+    targets = PAIRS[:, 1].tolist()
+    for state, after, old in zip(states, known, before, strict=True):
+        torch.testing.assert_close(state[targets], after[targets], atol=few, rtol=few)
+        others = [slot for slot in range(SLOTS) if slot not in targets]
+        assert torch.equal(state[others], old[others])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "half"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_short_convolution(dtype: torch.dtype, biased: bool) -> None:
+    torch.manual_seed(4)
+    width, taps = 40, 3
+    bias = torch.randn(width).to(DEVICE, dtype) if biased else None
+    layer = LayerConv(0, torch.randn(width, 1, taps).to(DEVICE, dtype), bias)
+    states = pools(layer)
+    if dtype != torch.float32:  # what a model of 16 bits keeps
+        states = [state.to(dtype).float() for state in states]
+    rows = torch.randn(sum(COUNTS) + DECODES, 3 * width).to(DEVICE, dtype)
+    before, known = states[0].clone(), [states[0].clone()]
+    wanted = reference(rows, layer, known)
+    plan = tables(step(COUNTS, DECODES, PAIRS), PADDED)
+    lines = padded(rows)
+    output = lines.new_empty((len(lines), width))
+    short_conv(lines, layer, states[0], plan["state_decodes"], 1, output)
+    short_conv(lines, layer, states[0], plan["state_chunks"], CHUNK, output)
+    few = 1e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(plain(output).float(), wanted, atol=few, rtol=few)
+    targets = PAIRS[:, 1].tolist()
+    torch.testing.assert_close(states[0][targets], known[0][targets], atol=few, rtol=few)
+    others = [slot for slot in range(SLOTS) if slot not in targets]
+    assert torch.equal(states[0][others], before[others])
+
+
+def after(layer: LayerDelta, rows: Tensor, cuts: list[int], invariant: bool) -> tuple[Tensor, list[Tensor]]:
+    """One sequence, run in pieces from slot to slot: its outputs, and its last state."""
+    states = pools(layer)
+    outputs, slot = [], 0
+    for first, last in zip([0, *cuts], [*cuts, len(rows)], strict=True):
+        own = rows[first:last].contiguous()
+        bucket = Bucket(len(own), 1, 0, 1)
+        plan = tables(step([len(own)], 0, np.array([[slot, slot + 1]])), bucket)
+        output = own.new_empty((len(own), layer.width))
+        if invariant:
+            recurrent(own, layer, states, plan["state_extends"], output)
+        else:
+            chunked(
+                own, layer, states, plan["state_extends"], plan["state_chunks"], len(own), output
+            )
+        outputs.append(output)
+        slot += 1
+    return torch.cat(outputs), [state[slot] for state in states]
+
+
+@pytest.mark.parametrize(
+    ("cuts", "invariant"), [([64, 128], False), ([1, 9], True)], ids=["chunked", "recurrent"]
+)
+def test_a_hit_is_a_miss_bit_by_bit(cuts: list[int], invariant: bool, ordered_dots: None) -> None:
+    """What goes on from a snapshot equals what ran through: at whole chunks, and recurrent anywhere."""
+    torch.manual_seed(5)
+    layer = delta(HALF)
+    rows = torch.randn(20 if invariant else 140, sum(layer.parts)).to(DEVICE, HALF)
+    through, last = after(layer, rows, [], invariant)
+    pieces, own = after(layer, rows, cuts, invariant)
+    assert torch.equal(through, pieces)
+    assert all(map(torch.equal, last, own))
+
+
+def test_keys_that_are_all_alike() -> None:
+    """The system of a chunk has an inverse of ones, though its powers are as large as 1e18."""
+    torch.manual_seed(6)
+    layer = delta(torch.float32, (1, 1), (16, 16))
+    layer.decay.fill_(-30.0)  # nothing is forgotten
+    rows = torch.randn(1, sum(layer.parts)).repeat(128, 1).to(DEVICE)
+    rows[:, layer.parts[0] + layer.parts[1]] = 30.0  # beta is 1
+    layer.conv[:, 0, :-1] = 0
+    states = pools(layer)
+    output = rows.new_empty((128, layer.width))
+    plan = tables(step([128], 0, np.array([[0, 1]])), Bucket(128, 1, 0, 1))
+    chunked(rows, layer, states, plan["state_extends"], plan["state_chunks"], 128, output)
+    known = pools(layer)
+    one = torch.tensor([0]), torch.tensor([1])
+    wanted = run(rows, layer, known, Sequences([128], *(x.to(DEVICE) for x in one)))
+    torch.testing.assert_close(output, wanted, atol=1e-4, rtol=1e-4)
