@@ -16,10 +16,16 @@ from ramify.gpu.ops.fixed_states import LayerConv
 from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
 
 _BLOCK = 256  # channels of a program
+_LINES = 8
 
 
 def short_conv(
-    rows: Tensor, layer: LayerConv, state: Tensor, items: Tensor, lines: int, output: Tensor
+    rows: Tensor,
+    layer: LayerConv,
+    state: Tensor,
+    items: Tensor,
+    lines: int,
+    output: Tensor,
 ) -> None:
     """rows [T, 3 * width]: what opens the input, what opens the output, the input; output [T, width].
 
@@ -29,9 +35,12 @@ def short_conv(
         return
     width, _, taps = layer.conv.shape
     block = min(_BLOCK, triton.next_power_of_2(width))
-    _short_conv[(len(items), triton.cdiv(width, block))](
-        rows, layer.conv, layer.bias, state, items, output, WIDTH=width, TAPS=taps, LINES=lines,
-        BLOCK=block, OVERLAP=overlaps(rows.device), num_warps=4, **launch_options(rows.device),
+    together = min(lines, _LINES)
+    parts = lines // together
+    _short_conv[(len(items) * parts, triton.cdiv(width, block))](
+        rows, layer.conv, layer.bias, state, items, output, WIDTH=width, TAPS=taps, LINES=together,
+        PARTS=parts, BLOCK=block, OVERLAP=overlaps(rows.device), num_warps=4,
+        **launch_options(rows.device),
     )  # fmt: skip
 
 
@@ -84,16 +93,16 @@ def keep(
 @triton.jit
 def _short_conv(
     rows, weight, bias, state, items, output, WIDTH: tl.constexpr, TAPS: tl.constexpr,
-    LINES: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    LINES: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    item = items + tl.program_id(0) * 5
+    item = items + tl.program_id(0) // PARTS * 5
     origin = tl.load(item).to(tl.int64)
     target = tl.load(item + 1).to(tl.int64)
     first = tl.load(item + 2).to(tl.int64)
-    offset = tl.load(item + 3)
+    offset = tl.load(item + 3) + tl.program_id(0) % PARTS * LINES
     count = tl.load(item + 4)
     wait(OVERLAP)
-    if target == 0:
+    if offset >= count:
         return
 
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -111,7 +120,4 @@ def _short_conv(
     y = (y * closing.to(tl.float32)).to(output.dtype.element_ty)
     tl.store(output + line * WIDTH + channel[None, :], y, mask=there)
     if offset + LINES >= count:
-        keep(
-            rows, 3 * WIDTH, state, origin, target, first, count, channel, inside, WIDTH, TAPS, True
-        )
-
+        keep(rows, 3 * WIDTH, state, origin, target, first, count, channel, inside, WIDTH, TAPS, True)

@@ -4,7 +4,7 @@ Decodes are one launch: convolution, norms of q and k, the recurrent rule, the g
 the matrix of one head in registers. Extends are cut into chunks of 64 tokens (the WY form), four
 launches. States, sums and decays are float32; of 16-bit models the operands of products are 16-bit.
 
-Each program computes for one head of one sequence alone, so no result depends on the batch. Deterministic
+A program computes for one head of one sequence alone, so no result depends on the batch. Deterministic
 mode runs extends by the recurrent rule too, whose results do not depend on where a prompt is cut.
 `items` as in `triton_conv`. The reference is `ops.fixed_states`. Imported only where Triton is used.
 """
@@ -23,8 +23,10 @@ from ramify.gpu.ops.triton_conv import convolved, keep
 from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
 
 _L2_EPS = tl.constexpr(1e-6)
+_PRECISION = tl.constexpr("tf32x3")  # of products of float32
 _SOLVED = tl.constexpr(16)  # rows of a system's blocks that are solved one after the other
-_VALUES = 32  # of a head's values, how many a program of the scan takes
+_VALUES = 32  # of a head's values, how many a program with its state takes
+_PREPARED = 16  # lines of a program that convolves
 
 
 def recurrent(
@@ -32,9 +34,11 @@ def recurrent(
 ) -> None:
     """Each sequence of `items` token by token. rows [T, inputs], output [T, heads * values]."""
     if len(items):
-        _recur[(len(items), layer.value_heads)](
-            rows, rows.shape[1], layer.conv, *states, layer.decay, layer.decay_bias, layer.norm.weight,
-            items, output, layer.norm.eps, **_sizes(layer), num_warps=8, **_overlap(rows),
+        sizes = _sizes(layer, _VALUES)
+        blocks = triton.cdiv(layer.value_dim, sizes["BLOCK_V"])
+        _recur[(len(items), layer.value_heads, blocks)](
+            rows, rows.shape[1], layer.conv, *states, layer.decay, layer.decay_bias, items, output,
+            **sizes, num_warps=4, **_overlap(rows),
         )  # fmt: skip
 
 
@@ -47,42 +51,48 @@ def chunked(
     lines: int,
     output: Tensor,
 ) -> None:
-    """Each sequence of `items` chunk by chunk; `chunks`: their items of up to 64 tokens.
+    """The same chunk by chunk; `chunks`: the items of up to 64 tokens.
 
     The sequences' tokens are among the first `lines` of `rows`.
     """
     if not len(items):
         return
     sizes, device, heads = _sizes(layer), rows.device, layer.value_heads
-    precision = "ieee" if rows.dtype == torch.float32 else "tf32x3"
     options = _overlap(rows)
     qkv = rows.new_empty((lines, layer.parts[0]))
     passed = torch.empty((lines, heads), dtype=torch.float32, device=device)
     keys, values = (rows.new_empty((lines, heads, size)) for size in (layer.key_dim, layer.value_dim))
-    _prepare[(len(chunks), 2 * layer.key_heads + heads)](
-        rows, rows.shape[1], layer.conv, states[0], chunks, qkv, **sizes, LINES=CHUNK, num_warps=4,
-        **options,
+    _prepare[(len(chunks) * CHUNK // _PREPARED, 2 * layer.key_heads + heads)](
+        rows, rows.shape[1], layer.conv, states[0], chunks, qkv, **sizes, LINES=_PREPARED, WHOLE=CHUNK,
+        num_warps=4, **options,
     )  # fmt: skip
     _solve[(len(chunks), heads)](
         rows, rows.shape[1], qkv, layer.decay, layer.decay_bias, chunks, passed, keys, values, **sizes,
-        LINES=CHUNK, PRECISION=precision, num_warps=4, **options,
+        LINES=CHUNK, num_warps=8, **options,
     )  # fmt: skip
-    block = min(_VALUES, sizes["BLOCK_V"])
-    _scan[(len(items), heads, triton.cdiv(layer.value_dim, block))](
-        qkv, passed, keys, values, states[1], items, output, **(sizes | {"BLOCK_V": block}),
-        LINES=CHUNK, PRECISION=precision, num_warps=4, num_stages=2, **options,
-    )  # fmt: skip
-    _open[(len(chunks), heads)](
-        rows, rows.shape[1], layer.norm.weight, chunks, output, layer.norm.eps, **sizes, LINES=CHUNK,
-        num_warps=4, **options,
+    sizes = _sizes(layer, _VALUES)
+    _scan[(len(items), heads, triton.cdiv(layer.value_dim, sizes["BLOCK_V"]))](
+        qkv, passed, keys, values, states[1], items, output, **sizes, LINES=CHUNK,
+        num_warps=4, num_stages=2, **options,
     )  # fmt: skip
 
 
-def _sizes(layer: LayerDelta) -> dict[str, Any]:
+def gated_norm(rows: Tensor, layer: LayerDelta, items: Tensor, lines: int, output: Tensor) -> None:
+    """The norm of each head's outputs, and their gates, in place. An item has up to `lines` tokens."""
+    if len(items):
+        _open[(len(items), layer.value_heads)](
+            rows, rows.shape[1], layer.norm.weight, items, output, layer.norm.eps, **_sizes(layer),
+            LINES=lines, num_warps=4 if lines > 1 else 1, **_overlap(rows),
+        )  # fmt: skip
+
+
+def _sizes(layer: LayerDelta, most: int = 1 << 30) -> dict[str, Any]:
+    """`most`: values of a head that a program takes."""
     return {
         "KEY_HEADS": layer.key_heads, "VALUE_HEADS": layer.value_heads, "KEYS": layer.key_dim,
         "VALUES": layer.value_dim, "BLOCK_K": max(16, triton.next_power_of_2(layer.key_dim)),
-        "BLOCK_V": max(16, triton.next_power_of_2(layer.value_dim)), "TAPS": layer.conv.shape[2],
+        "BLOCK_V": min(most, max(16, triton.next_power_of_2(layer.value_dim))),
+        "TAPS": layer.conv.shape[2],
     }  # fmt: skip
 
 
@@ -105,7 +115,7 @@ def _decay(rate, bias, head, x):
 
 @triton.jit
 def _recur(
-    rows, stride, conv, inputs, states, rate, rate_bias, gain, items, output, eps,
+    rows, stride, conv, inputs, states, rate, rate_bias, items, output,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, TAPS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -119,7 +129,7 @@ def _recur(
     first = tl.load(item + 2).to(tl.int64)
     count = tl.load(item + 4)
     key = tl.arange(0, BLOCK_K)
-    value = tl.arange(0, BLOCK_V)
+    value = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     there = (key < KEYS)[:, None] & (value < VALUES)[None, :]
     place = head * SIZE + key[:, None] * VALUES + value[None, :]
     # written by an earlier step, so it may be read ahead of the product that this step waits for
@@ -134,7 +144,6 @@ def _recur(
     q_channel = head // SHARED * KEYS + key
     k_channel = KEY_HEADS * KEYS + q_channel
     v_channel = 2 * KEY_HEADS * KEYS + head * VALUES + value
-    gains = tl.load(gain + value, mask=some_values, other=0.0).to(tl.float32)
     for at in range(count):
         q = _silu(convolved(rows, stride, conv, inputs, origin, first, at, q_channel, some_keys,
                             some_keys, WIDTH, TAPS, False))  # fmt: skip
@@ -144,20 +153,17 @@ def _recur(
                             some_values, WIDTH, TAPS, False))  # fmt: skip
         q *= tl.rsqrt(tl.sum(q * q) + _L2_EPS) * KEYS**-0.5
         k *= tl.rsqrt(tl.sum(k * k) + _L2_EPS)
-        line = rows + (first + at) * stride + WIDTH
-        gate = tl.load(line + head * VALUES + value, mask=some_values, other=0.0).to(tl.float32)
-        line += VALUE_HEADS * VALUES + head
+        line = rows + (first + at) * stride + WIDTH + VALUE_HEADS * VALUES + head
         beta = 1.0 / (1.0 + tl.exp(-tl.load(line).to(tl.float32)))
         state *= tl.exp(_decay(rate, rate_bias, head, tl.load(line + VALUE_HEADS)))
         seen = tl.sum(state * k[:, None], 0)
         state += k[:, None] * ((v - seen) * beta)[None, :]
-        mixed = tl.sum(state * q[:, None], 0)
-        y = mixed * tl.rsqrt(tl.sum(mixed * mixed) / VALUES + eps) * gains * _silu(gate)
+        y = tl.sum(state * q[:, None], 0)
         token = output + (first + at) * (VALUE_HEADS * VALUES) + head * VALUES + value
         tl.store(token, y.to(output.dtype.element_ty), mask=some_values)
     tl.store(states + target * (VALUE_HEADS * SIZE) + place, state, mask=there)
     keep(rows, stride, inputs, origin, target, first, count, v_channel, some_values, WIDTH, TAPS, False)
-    if head % SHARED == 0:
+    if (head % SHARED == 0) & (tl.program_id(2) == 0):
         keep(rows, stride, inputs, origin, target, first, count, q_channel, some_keys, WIDTH, TAPS,
              False)  # fmt: skip
         keep(rows, stride, inputs, origin, target, first, count, k_channel, some_keys, WIDTH, TAPS,
@@ -168,20 +174,21 @@ def _recur(
 def _prepare(
     rows, stride, conv, inputs, chunks, qkv, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr,
     KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
-    TAPS: tl.constexpr, LINES: tl.constexpr, OVERLAP: tl.constexpr,
+    TAPS: tl.constexpr, LINES: tl.constexpr, WHOLE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The convolution of one head's channels: of q, then k, then v; q and k normalised."""
     WIDTH: tl.constexpr = 2 * KEY_HEADS * KEYS + VALUE_HEADS * VALUES
     BLOCK: tl.constexpr = max(BLOCK_K, BLOCK_V)
-    item = chunks + tl.program_id(0) * 5
+    parts: tl.constexpr = WHOLE // LINES
+    item = chunks + tl.program_id(0) // parts * 5
     head = tl.program_id(1)
     origin = tl.load(item).to(tl.int64)
     target = tl.load(item + 1).to(tl.int64)
     first = tl.load(item + 2).to(tl.int64)
-    offset = tl.load(item + 3)
+    offset = tl.load(item + 3) + tl.program_id(0) % parts * LINES
     count = tl.load(item + 4)
     wait(OVERLAP)
-    if target == 0:
+    if offset >= count:
         return
 
     is_value = head >= 2 * KEY_HEADS
@@ -205,7 +212,7 @@ def _prepare(
 
 
 @triton.jit
-def _inverse(system, LINES: tl.constexpr, PRECISION: tl.constexpr):
+def _inverse(system, LINES: tl.constexpr):
     """(1 + system)^-1 of a strictly lower triangular matrix: small blocks by elimination, then pairs of
     blocks by products (the UT transform). No power of the matrix is formed: they may be huge."""
     i = tl.arange(0, LINES)[:, None]
@@ -220,8 +227,8 @@ def _inverse(system, LINES: tl.constexpr, PRECISION: tl.constexpr):
     for level in tl.static_range(2):
         side = size << level
         below = tl.where((i // side % 2 == 1) & (j // side == i // side - 1), system, 0.0)
-        inner = tl.dot(below, solved, input_precision=PRECISION)
-        solved -= tl.dot(solved, inner, input_precision=PRECISION)
+        inner = tl.dot(below, solved, input_precision=_PRECISION)
+        solved -= tl.dot(solved, inner, input_precision=_PRECISION)
     return solved
 
 
@@ -229,7 +236,7 @@ def _inverse(system, LINES: tl.constexpr, PRECISION: tl.constexpr):
 def _solve(
     rows, stride, qkv, rate, rate_bias, chunks, passed, keys, values, KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr, TAPS: tl.constexpr, LINES: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_V: tl.constexpr, TAPS: tl.constexpr, LINES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """What a chunk writes to the state and what it takes from it, whatever the state is: `values` and
@@ -256,23 +263,25 @@ def _solve(
     beta = 1.0 / (1.0 + tl.exp(-tl.load(part, mask=there, other=0.0).to(tl.float32)))
     decay = _decay(rate, rate_bias, head, tl.load(part + VALUE_HEADS, mask=there, other=0.0))
     sums = tl.cumsum(tl.where(there, decay, 0.0), 0)
-    tl.store(passed + line * VALUE_HEADS + head, sums, mask=there)
     source = qkv + line[:, None] * WIDTH
     group: tl.constexpr = VALUE_HEADS // KEY_HEADS
     at_keys = (KEY_HEADS + head // group) * KEYS + key[None, :]
     at_values = 2 * KEY_HEADS * KEYS + head * VALUES + value[None, :]
     k = tl.load(source + at_keys, mask=own_keys, other=0.0)
-    v = tl.load(source + at_values, mask=own_values, other=0.0)
     kind = k.dtype
-    scaled = k.to(tl.float32) * beta[:, None]
-    system = tl.dot(scaled.to(kind), tl.trans(k), input_precision=PRECISION)
+    system = tl.dot((k.to(tl.float32) * beta[:, None]).to(kind), tl.trans(k), input_precision=_PRECISION)
     later = lines[:, None] > lines[None, :]
     between = tl.exp(tl.where(later, sums[:, None] - sums[None, :], 0.0))
-    solved = _inverse(tl.where(later, system * between, 0.0), LINES, PRECISION).to(kind)
-    written = tl.dot(solved, (v.to(tl.float32) * beta[:, None]).to(kind), input_precision=PRECISION)
-    read = tl.dot(solved, (scaled * tl.exp(sums)[:, None]).to(kind), input_precision=PRECISION)
+    solved = _inverse(tl.where(later, system * between, 0.0), LINES).to(kind)
+    tl.store(passed + line * VALUE_HEADS + head, sums, mask=there)
+    # loaded here, and the keys again, because there are no registers for them above
+    v = tl.load(source + at_values, mask=own_values, other=0.0).to(tl.float32)
+    written = tl.dot(solved, (v * beta[:, None]).to(kind), input_precision=_PRECISION)
     place = line[:, None] * VALUE_HEADS + head
     tl.store(values + place * VALUES + value[None, :], written.to(kind), mask=own_values)
+    k = tl.load(source + at_keys, mask=own_keys, other=0.0)
+    weight = beta * tl.exp(sums)
+    read = tl.dot(solved, (k.to(tl.float32) * weight[:, None]).to(kind), input_precision=_PRECISION)
     tl.store(keys + place * KEYS + key[None, :], read.to(kind), mask=own_keys)
 
 
@@ -280,10 +289,10 @@ def _solve(
 def _scan(
     qkv, passed, keys, values, states, items, output, KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr, TAPS: tl.constexpr, LINES: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_V: tl.constexpr, TAPS: tl.constexpr, LINES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Of one head and some of its values: chunk after chunk what it adds to the state, and its outputs."""
+    """Of some of a head's values: chunk after chunk what it adds to the state, and its outputs."""
     WIDTH: tl.constexpr = 2 * KEY_HEADS * KEYS + VALUE_HEADS * VALUES
     SIZE: tl.constexpr = KEYS * VALUES
     item = items + tl.program_id(0) * 5
@@ -323,16 +332,16 @@ def _scan(
         sums = tl.where(there, sums, last)
         kind = q.dtype
         held = state.to(kind)
-        added = written.to(tl.float32) - tl.dot(read, held, input_precision=PRECISION)
+        added = written.to(tl.float32) - tl.dot(read, held, input_precision=_PRECISION)
         seen = lines[:, None] >= lines[None, :]
         between = tl.exp(tl.where(seen, sums[:, None] - sums[None, :], 0.0))
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        scores = tl.dot(q, tl.trans(k), input_precision=_PRECISION)
         scores = tl.where(seen, scores * between, 0.0)
-        y = tl.dot(q, held, input_precision=PRECISION) * tl.exp(sums)[:, None]
-        y += tl.dot(scores.to(kind), added.to(kind), input_precision=PRECISION)
+        y = tl.dot(q, held, input_precision=_PRECISION) * tl.exp(sums)[:, None]
+        y += tl.dot(scores.to(kind), added.to(kind), input_precision=_PRECISION)
         tl.store(output + at * VALUES + value[None, :], y.to(output.dtype.element_ty), mask=own_values)
         left = (added * tl.exp(last - sums)[:, None]).to(kind)
-        state = state * tl.exp(last) + tl.dot(tl.trans(k), left, input_precision=PRECISION)
+        state = state * tl.exp(last) + tl.dot(tl.trans(k), left, input_precision=_PRECISION)
     tl.store(states + target * (VALUE_HEADS * SIZE) + place, state, mask=whole)
 
 

@@ -101,8 +101,8 @@ def rope_store(
 
     With norms over all heads each program reads all of q, or of k: they are few, and lie in the cache.
 
-    qkv [T, (heads + kv_parts * kv_heads) * D, or more]; cos_sin: each float32[positions, D / 2]; rows, positions
-    int32[T]; pages int32[rows, columns]. Returns [T, heads, D].
+    qkv [T, (heads + kv_parts * kv_heads) * D, or more]; cos_sin: each float32[positions, D / 2]; rows,
+    positions int32[T]; pages int32[rows, columns]. Returns [T, heads, D].
     """
     heads, kv_heads, dim = layer.heads, layer.kv_heads, layer.head_dim
     tokens, norms = len(qkv), layer.q_norm is not None
@@ -116,8 +116,8 @@ def rope_store(
     stored = 2 * kv_heads if layer.kv_parts else 0
     _rope_store[(tokens, (heads + stored) // together)](
         qkv, q, kv.k, kv.v, q_weight, k_weight, cos_sin[0], cos_sin[1], rows, positions, pages,
-        qkv.shape[1], pages.shape[1], eps, layer.value_eps or 0.0, HEADS=heads, KV_HEADS=kv_heads, DIM=dim,
-        HALF=dim // 2, TOGETHER=together, PAGE=kv.page_size, NORM=norms, WIDE=layer.wide_norms,
+        qkv.shape[1], pages.shape[1], eps, layer.value_eps or 0.0, HEADS=heads, KV_HEADS=kv_heads,
+        DIM=dim, HALF=dim // 2, TOGETHER=together, PAGE=kv.page_size, NORM=norms, WIDE=layer.wide_norms,
         KV_PARTS=layer.kv_parts, VALUE_NORM=layer.value_eps is not None,
         BLOCK=min(1024, triton.next_power_of_2(heads * dim)), OVERLAP=overlaps(qkv.device),
         num_warps=2, **launch_options(qkv.device),

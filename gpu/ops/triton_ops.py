@@ -27,7 +27,7 @@ from ramify.gpu.ops.rotary import Rotary
 from ramify.gpu.ops.tilings import LayerSizes, OpTilings, tilings_for
 from ramify.gpu.ops.torch_ops import opened, token_inputs
 from ramify.gpu.ops.triton_conv import short_conv
-from ramify.gpu.ops.triton_delta import chunked, recurrent
+from ramify.gpu.ops.triton_delta import chunked, gated_norm, recurrent
 from ramify.gpu.ops.triton_layer import add_norm, divide_rows, embed_norm, open_heads, rope_store
 from ramify.gpu.ops.triton_linear import Products, UnscaledRows
 from ramify.gpu.step.inputs import StepInputs
@@ -115,18 +115,22 @@ class TritonOps:
         if not rows.is_cuda:  # numpy, which interprets, complains of what padding may hold
             output.zero_()
         invariant = not self._products.follows_tilings
+        decodes, chunks = plan["state_decodes"], plan.get("state_chunks")
+        few = CHUNK if invariant else 1
         if isinstance(layer, LayerConv):
-            lines = CHUNK if invariant else 1
-            short_conv(rows, layer, states[0], plan["state_decodes"], lines, output)
-            if step.extended:
-                short_conv(rows, layer, states[0], plan["state_chunks"], CHUNK, output)
+            short_conv(rows, layer, states[0], decodes, few, output)
+            if chunks is not None:
+                short_conv(rows, layer, states[0], chunks, CHUNK, output)
             return output
-        recurrent(rows, layer, states, plan["state_decodes"], output)
-        if step.extended and invariant:
-            recurrent(rows, layer, states, plan["state_extends"], output)
-        elif step.extended:
-            items, chunks = plan["state_extends"], plan["state_chunks"]
-            chunked(rows, layer, states, items, chunks, step.extended, output)
+        recurrent(rows, layer, states, decodes, output)
+        gated_norm(rows, layer, decodes, few, output)
+        if chunks is not None:
+            extends = plan["state_extends"]
+            if invariant:
+                recurrent(rows, layer, states, extends, output)
+            else:
+                chunked(rows, layer, states, extends, chunks, step.extended, output)
+            gated_norm(rows, layer, chunks, CHUNK, output)
         return output
 
     def project(self, x: Tensor, linear: Linear) -> Projection:

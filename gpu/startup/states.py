@@ -31,8 +31,8 @@ def check_states(
         )
     if config.page_size != 1:
         raise ModelError(
-            f"--page-size {config.page_size}: the model's layers keep fixed states, which pages of several "
-            "tokens would tear apart; leave --page-size out"
+            f"--page-size {config.page_size}: the model's layers keep fixed states, so a prefix may end "
+            "at any token, inside of a larger page too; leave --page-size out"
         )
     deltas = (layer.mixer for layer in shape.layers if isinstance(layer.mixer, DeltaSettings))
     dim = max((max(one.key_dim, one.value_dim) for one in deltas), default=0)

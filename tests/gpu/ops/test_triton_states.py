@@ -21,7 +21,7 @@ from ramify.gpu.ops.fixed_states import (  # noqa: E402
 )
 from ramify.gpu.ops.rmsnorm import RMSNorm  # noqa: E402
 from ramify.gpu.ops.triton_conv import short_conv  # noqa: E402
-from ramify.gpu.ops.triton_delta import chunked, recurrent  # noqa: E402
+from ramify.gpu.ops.triton_delta import chunked, gated_norm, recurrent  # noqa: E402
 from ramify.gpu.step.buckets import Bucket  # noqa: E402
 from ramify.gpu.step.rows import StepRows  # noqa: E402
 
@@ -50,7 +50,9 @@ def tables(plan: StepRows, bucket: Bucket) -> dict[str, Tensor]:
     return {name: torch.from_numpy(items).to(DEVICE) for name, items in room.items()}
 
 
-def delta(dtype: torch.dtype, heads: tuple[int, int] = (1, 2), dims: tuple[int, int] = (16, 24)) -> LayerDelta:
+def delta(
+    dtype: torch.dtype, heads: tuple[int, int] = (1, 2), dims: tuple[int, int] = (16, 24)
+) -> LayerDelta:
     def made(*shape: int, kind: torch.dtype = torch.float32) -> Tensor:
         return torch.randn(shape).to(DEVICE, kind)
 
@@ -122,6 +124,8 @@ def test_a_delta_net(dtype: torch.dtype, invariant: bool) -> None:
         recurrent(lines, layer, states, extends, output)
     else:
         chunked(lines, layer, states, extends, chunks, PADDED.extended, output)
+    gated_norm(lines, layer, plan["state_decodes"], 1, output)
+    gated_norm(lines, layer, chunks, CHUNK, output)
     few = 2e-5 if dtype == torch.float32 else 3e-2
     torch.testing.assert_close(plain(output).float(), wanted, atol=few, rtol=few)
     targets = PAIRS[:, 1].tolist()
@@ -157,7 +161,9 @@ def test_a_short_convolution(dtype: torch.dtype, biased: bool) -> None:
     assert torch.equal(states[0][others], before[others])
 
 
-def after(layer: LayerDelta, rows: Tensor, cuts: list[int], invariant: bool) -> tuple[Tensor, list[Tensor]]:
+def after(
+    layer: LayerDelta, rows: Tensor, cuts: list[int], invariant: bool
+) -> tuple[Tensor, list[Tensor]]:
     """One sequence, run in pieces from slot to slot: its outputs, and its last state."""
     states = pools(layer)
     outputs, slot = [], 0
@@ -169,9 +175,8 @@ def after(layer: LayerDelta, rows: Tensor, cuts: list[int], invariant: bool) -> 
         if invariant:
             recurrent(own, layer, states, plan["state_extends"], output)
         else:
-            chunked(
-                own, layer, states, plan["state_extends"], plan["state_chunks"], len(own), output
-            )
+            chunked(own, layer, states, plan["state_extends"], plan["state_chunks"], len(own), output)
+        gated_norm(own, layer, plan["state_chunks"], CHUNK, output)
         outputs.append(output)
         slot += 1
     return torch.cat(outputs), [state[slot] for state in states]
@@ -203,6 +208,7 @@ def test_keys_that_are_all_alike() -> None:
     output = rows.new_empty((128, layer.width))
     plan = tables(step([128], 0, np.array([[0, 1]])), Bucket(128, 1, 0, 1))
     chunked(rows, layer, states, plan["state_extends"], plan["state_chunks"], 128, output)
+    gated_norm(rows, layer, plan["state_chunks"], CHUNK, output)
     known = pools(layer)
     one = torch.tensor([0]), torch.tensor([1])
     wanted = run(rows, layer, known, Sequences([128], *(x.to(DEVICE) for x in one)))

@@ -1,5 +1,6 @@
 """Families whose layers keep fixed states, against `transformers`, through the executor."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def test_log_probabilities_in_chunks_of_every_size(case: str, tmp_path: Path, dr
     model, tolerance = save(tmp_path, case)
     prompt = prompts()[2][:70]
     wanted = log_probabilities(model, prompt)
-    d = drive(tmp_path, page_size=4)
+    d = drive(tmp_path)
     for size in [*range(1, 9), 31, 33, 63, 64, 65, 70]:
         d.step(opens=[d.open(0, d.pages(0, 96))])
         for start in range(0, len(prompt), size):
@@ -94,7 +95,7 @@ def test_greedy_tokens_alone_and_batched(case: str, tmp_path: Path, drive: Any) 
     model, _ = save(tmp_path, case)
     texts = prompts()
     wanted = [reference(model, prompt) for prompt in texts]
-    d = drive(tmp_path, page_size=16)
+    d = drive(tmp_path)
     assert_same(model, texts[0], d.generate(0, texts[0], 64, d.pages(1024, 192)), wanted[0])
     outputs: dict[int, list[int]] = {0: [], 1: [], 2: []}
 
@@ -125,7 +126,7 @@ def test_branches_go_on_from_one_slot(case: str, tmp_path: Path, drive: Any) -> 
     model, tolerance = save(tmp_path, case)
     prefix = prompts()[2][:64]
     tails = [prompts()[0][:9], prompts()[1][:17], prompts()[0][3:4]]
-    d = drive(tmp_path, page_size=16)
+    d = drive(tmp_path)
     shared = d.pages(2048, 64)
     d.step(opens=[d.open(5, shared)])
     d.prefill(5, 0, prefix, sample=False)
@@ -147,8 +148,6 @@ def test_branches_go_on_from_one_slot(case: str, tmp_path: Path, drive: Any) -> 
 
 @pytest.mark.parametrize("names", ["model.language_model.", "language_model.model."])
 def test_the_text_of_qwen_with_its_tower_and_mtp_layer(names: str, tmp_path: Path, drive: Any) -> None:
-    import json
-
     from safetensors.torch import load_file, save_file
 
     model, _ = save(tmp_path, "qwen3_5")
@@ -192,17 +191,24 @@ def test_memory_is_that_of_the_layers_that_need_it(tmp_path: Path, drive: Any) -
         ({"draft": "ngram"}, "--draft ngram: the model's layers keep fixed states"),
         ({"quantization": "int8"}, "fixed states have no kernels in 8 bits"),
         ({"state_slots": 1 << 24}, "--state-slots 16777216 do not fit"),
-        ({"attention": "triton"}, "no kernels for a GPU yet"),
+        ({"page_size": 16}, "--page-size 16: the model's layers keep fixed states"),
     ],
 )
 def test_what_fixed_states_do_not_serve_is_refused(
     settings: dict[str, Any], told: str, tmp_path: Path, drive: Any
 ) -> None:
-    if "attention" in settings:
-        pytest.importorskip("triton")
     save(tmp_path, "qwen3_5")
     with pytest.raises(ModelError, match=told):
         drive(tmp_path, **settings)
+
+
+def test_heads_that_the_kernels_do_not_hold_are_refused(tmp_path: Path, drive: Any) -> None:
+    pytest.importorskip("triton")
+    save(tmp_path, "qwen3_5")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"linear_value_head_dim": 256}))
+    with pytest.raises(ModelError, match="delta nets with heads of up to 128, not 256"):
+        drive(tmp_path, attention="triton")
 
 
 def test_in_8_bits_by_itself_they_are_served_in_floats(tmp_path: Path, drive: Any) -> None:
