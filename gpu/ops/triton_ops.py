@@ -112,8 +112,6 @@ class TritonOps:
         assert self._pool.states is not None
         states, plan = self._pool.states.layers[layer.index], step.plan
         output = rows.new_empty((len(rows), layer.width))
-        if not rows.is_cuda:  # numpy, which interprets, complains of what padding may hold
-            output.zero_()
         invariant = not self._products.follows_tilings
         decodes, chunks = plan["state_decodes"], plan.get("state_chunks")
         few = CHUNK if invariant else 1

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles
 
 IMPORTS = """
 import json, sys, types
+import msgspec
 from dataclasses import replace
 from pathlib import Path
 import torch
@@ -91,12 +92,15 @@ def warm(executor, buckets):
 cuda_executor.CudaExecutor.warm = torch.inference_mode()(warm)
 
 def warm_drafter(executor):
-    executor.drafts.drafter.warm_sizes()
-    executor.drafts.drafter.capture(lambda what, done: None)
+    if executor.drafts.drafter is not None:
+        executor.drafts.drafter.warm_sizes()
+        executor.drafts.drafter.capture(lambda what, done: None)
 
 cuda_executor.CudaExecutor.warm_drafter = torch.inference_mode()(warm_drafter)
 
 def drafter_for(draft, model, info):
+    if draft == "none":
+        return None
     if draft == "ngram":
         return DeviceNgramDrafter()
     pool = model.config.kv_layout(model.dtype).allocate(info.pages, PAGE, CPU)
@@ -119,9 +123,14 @@ def executor_for(config, dtype, sinks, deterministic, draft):
         model="", architecture="", parameters=0, vocab_size=shape.vocab_size, context=512,
         page_size=PAGE, pages=64, max_rows=ROWS, step_tokens=TOKENS, device="cpu", dtype="",
         attention="", attention_reason="", eos_token_ids=[], kv_bytes_per_token=1, load_seconds=0.0,
-        max_drafts=3, constrains=True, max_forced=4,
+        constrains=True,
     )
-    pool = shape.kv_layout(dtype).allocate(info.pages, PAGE, CPU)
+    info = msgspec.structs.replace(info, **(
+        {"state_slots": 8, "page_size": 1} if draft == "none" else {"max_drafts": 3, "max_forced": 4}
+    ))
+    pool = shape.kv_layout(dtype).allocate(info.pages, info.page_size, CPU)
+    if info.state_slots:
+        pool.states = shape.state_layout().allocate(info.state_slots, CPU)
     drafter = drafter_for(draft, model, info)
     return cuda_executor.CudaExecutor(model, pool, RowTable(info), info, choice, drafter)
 
@@ -141,6 +150,8 @@ print(*sorted(set(made)))
 
 # whatever is served then is compiled already
 made.clear()
+"""
+SERVE = """
 scored = dict(places=pack([3, 4]), targets=pack([1, 2]))
 asks = SamplingParams(top_p=0.5, logprobs=2), SamplingParams(presence_penalty=0.5), SamplingParams()
 opens = [OpenRow(row, row, pack([2 * row, 2 * row + 1]), 0, ask) for row, ask in enumerate(asks)]
@@ -162,6 +173,15 @@ with torch.inference_mode():
     executor.launch(StepPlan(4, opens=opens, extends=extends))
     rows, drafts = pack([4, 5, 6, 7]), pack([2, 2, 0, 3])
     assert executor.launch(StepPlan(5, decodes=rows, drafts=drafts)).drafted is not None
+assert not made, made
+"""
+SERVE_STATES = """
+pages = [pack(range(20 * row, 20 * row + 20)) for row in range(2)]
+opens = [OpenRow(row, row, pages[row], 0, SamplingParams()) for row in range(2)]
+extends = [ExtendRow(row, 0, pack(range(1, 17 - 5 * row)), True) for row in range(2)]
+with torch.inference_mode():
+    executor.launch(StepPlan(0, opens=opens, extends=extends, states=pack([0, 1, 0, 2])))
+    executor.launch(StepPlan(1, decodes=pack([1, 0]), states=pack([2, 3, 1, 4])))
 assert not made, made
 """
 
@@ -205,11 +225,25 @@ GEMMA4 = LLAMA | {
     "hidden_size_per_layer_input": 32,
     "vocab_size_per_layer_input": 128,
 }
+QWEN = LLAMA | {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "head_dim": 256,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+LFM2 = LLAMA | {
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "layer_types": ["conv", "full_attention"],
+}
 STEP = {"_embed_norm", "_add_norm", "_rope_store", "_extend"}
 DECODES = {"_attend", "_decode", "_merge", "_shared"}
 SAMPLING = {"_gather", "_search", "_masses", "_draw"}
 DRAFTS = {"_correct", "_correct_draws", "_track", "_accept", "_record"}
 PLAIN = STEP | DECODES | {"_linear", "_divide_rows"}
+RECURRENT = {"_recur", "_open", "_open_heads"}
 CONSTRAINTS = {"_masks", "_follow"}
 
 
@@ -229,8 +263,22 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
         (GEMMA4, "bfloat16", "", False, "ngram", STEP | DECODES | {"_gate_mul"}),
         (LLAMA, "float32", "sinks", False, "model", STEP | DECODES | {"_gate_mul"}),
         (GEMMA, "bfloat16", "sinks", True, "ngram", {"_attend", "_merge", "_rope_store"}),
+        (QWEN, "bfloat16", "", False, "none", RECURRENT | {"_prepare", "_solve", "_scan"}),
+        (QWEN, "bfloat16", "", True, "none", RECURRENT),
+        (LFM2, "bfloat16", "", False, "none", {"_short_conv"}),
     ],
-    ids=["llama", "draft model", "gemma", "olmo", "gemma4", "float32-sinks", "deterministic"],
+    ids=[
+        "llama",
+        "draft model",
+        "gemma",
+        "olmo",
+        "gemma4",
+        "float32-sinks",
+        "deterministic",
+        "qwen3.5",
+        "qwen3.5-deterministic",
+        "lfm2",
+    ],
 )
 def test_the_compiler_takes_every_kernel(
     config: dict[str, object],
@@ -243,6 +291,6 @@ def test_the_compiler_takes_every_kernel(
     tmp_path: Path,
 ) -> None:
     about = [json.dumps(config), dtype, sinks, str(int(deterministic)), draft]
-    done = imported.run(CHECK, tmp_path, about)
+    done = imported.run(CHECK + (SERVE_STATES if draft == "none" else SERVE), tmp_path, about)
     assert done.code == 0, done.said
     assert kernels <= set(done.said.split())
