@@ -178,7 +178,7 @@ def _prepare(
 ):  # fmt: skip
     """The convolution of one head's channels: of q, then k, then v; q and k normalised."""
     WIDTH: tl.constexpr = 2 * KEY_HEADS * KEYS + VALUE_HEADS * VALUES
-    BLOCK: tl.constexpr = max(BLOCK_K, BLOCK_V)
+    BLOCK: tl.constexpr = BLOCK_K if BLOCK_K > BLOCK_V else BLOCK_V
     parts: tl.constexpr = WHOLE // LINES
     item = chunks + tl.program_id(0) // parts * 5
     head = tl.program_id(1)

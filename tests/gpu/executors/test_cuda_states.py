@@ -23,7 +23,7 @@ WHERE = [
         marks=pytest.mark.skipif(CUDA, reason="a GPU runs the same"),
     ),
     pytest.param(
-        {"device": "cuda", "dtype": "float32", "max_rows": 8},
+        {"device": "cuda", "dtype": "float32", "max_rows": 8, "step_tokens": 256},
         marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="needs a CUDA device")],
     ),
 ]

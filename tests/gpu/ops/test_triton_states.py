@@ -213,3 +213,18 @@ def test_keys_that_are_all_alike() -> None:
     one = torch.tensor([0]), torch.tensor([1])
     wanted = run(rows, layer, known, Sequences([128], *(x.to(DEVICE) for x in one)))
     torch.testing.assert_close(output, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+def test_a_delta_net_of_real_size() -> None:
+    """Qwen3.5-9B's heads in bfloat16: chunks and tokens one by one give about the same states."""
+    torch.manual_seed(7)
+    layer = delta(HALF, (16, 32), (128, 128))
+    layer.decay.uniform_(-6.0, -1.0)  # much is remembered
+    rows = torch.randn(2048, sum(layer.parts)).to(DEVICE, HALF)
+    exact, (_, wanted) = after(layer, rows, [], True)
+    fast, (_, own) = after(layer, rows, [1000], False)
+    assert torch.isfinite(fast).all()
+    assert ((own - wanted).norm() / wanted.norm()).item() < 0.02
+    assert ((fast - exact).float().norm() / exact.float().norm()).item() < 0.03
