@@ -105,6 +105,15 @@ def plain(lines: Tensor) -> Tensor:
     return torch.cat((lines[: sum(COUNTS)], lines[PADDED.extended : PADDED.extended + DECODES]))
 
 
+def near(ours: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
+    """Every value in float32; of 16 bits, where a sum of large terms may be small, all together."""
+    if dtype == torch.float32:
+        few = 1e-4 if CUDA else 2e-5  # a GPU's exp and log are not exact
+        torch.testing.assert_close(ours, wanted, atol=few, rtol=few)
+    else:
+        assert ((ours.float() - wanted).norm() / wanted.norm()).item() < 0.03
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "half"])
 @pytest.mark.parametrize("invariant", [False, True], ids=["chunked", "recurrent"])
 def test_a_delta_net(dtype: torch.dtype, invariant: bool) -> None:
@@ -126,11 +135,10 @@ def test_a_delta_net(dtype: torch.dtype, invariant: bool) -> None:
         chunked(lines, layer, states, extends, chunks, PADDED.extended, output)
     gated_norm(lines, layer, plan["state_decodes"], 1, output)
     gated_norm(lines, layer, chunks, CHUNK, output)
-    few = 2e-5 if dtype == torch.float32 else 3e-2
-    torch.testing.assert_close(plain(output).float(), wanted, atol=few, rtol=few)
+    near(plain(output), wanted, dtype)
     targets = PAIRS[:, 1].tolist()
     for state, after, old in zip(states, known, before, strict=True):
-        torch.testing.assert_close(state[targets], after[targets], atol=few, rtol=few)
+        near(state[targets], after[targets], dtype)
         others = [slot for slot in range(SLOTS) if slot not in targets]
         assert torch.equal(state[others], old[others])
 
@@ -153,10 +161,9 @@ def test_a_short_convolution(dtype: torch.dtype, biased: bool) -> None:
     output = lines.new_empty((len(lines), width))
     short_conv(lines, layer, states[0], plan["state_decodes"], 1, output)
     short_conv(lines, layer, states[0], plan["state_chunks"], CHUNK, output)
-    few = 1e-5 if dtype == torch.float32 else 3e-2
-    torch.testing.assert_close(plain(output).float(), wanted, atol=few, rtol=few)
+    near(plain(output), wanted, dtype)
     targets = PAIRS[:, 1].tolist()
-    torch.testing.assert_close(states[0][targets], known[0][targets], atol=few, rtol=few)
+    near(states[0][targets], known[0][targets], dtype)
     others = [slot for slot in range(SLOTS) if slot not in targets]
     assert torch.equal(states[0][others], before[others])
 
