@@ -28,41 +28,44 @@ ROOT = Path(__file__).resolve().parents[1]
 PORT = 8765
 ADDRESS = f"http://127.0.0.1:{PORT}"
 INSTALL_S, STEP_S = 1800.0, 240.0
-MOST_SHOWN = 300  # characters of an output
-WORDS = r"(?s)\w+(\W+\w+){3}"  # an answer of at least four words
+MOST_SHOWN = 400  # characters of an output
+CLIENT_MB = "1[0-4]"  # of packages, as the README says
+WORDS = r"\w+(\W+\w+){3}"  # an answer of at least four words
+THINGS = (
+    r"```(\w*)\n(.*?)```|`((?:make serve|pip install|docker|\.venv/bin/pip) [^`\n]+)`"
+    r"|^\| `(examples/\w+\.py)` \|"
+)
 BROKEN = re.compile(r"Traceback|Error:|\berror: |command not found|No such file|UnhandledPromise")
 
 # (what the command holds, what its output must match, or why it is not run)
 EXPECTED: tuple[tuple[str, str | None, str], ...] = (
-    ("make serve MODEL=", None, "needs a model of one's own"),
-    ("make serve", r"ready: ws://127\.0\.0\.1:8765/v1/ws(?s:.*)page http://127\.0\.0\.1:8765/", ""),
-    ("make test", r"\d+ passed", ""),
-    ("docker ", None, "needs a daemon; the image's parts are what `make serve` installs"),
-    ("ramify chat --url ws://HOST:PORT", WORDS, ""),
-    ("git diff | .venv/bin/ramify chat", WORDS, ""),
-    ('ramify chat "What is a radix tree?"', WORDS, ""),
-    ('ramify chat "Hello."', WORDS, ""),
-    ("ramify chat", WORDS, ""),
-    ("pip install openai ollama", r"Successfully installed|already satisfied", ""),
-    ("connect_sync", WORDS, ""),
-    ("node --experimental-websocket --input-type", WORDS, ""),
-    ("from openai import OpenAI", WORDS, ""),
-    ("from ollama import Client", WORDS, ""),
-    ("curl ", r'"status": ?"completed"', ""),
-    ("one, other = await story.fork", r"(?s)other: \.\.\..*prompt tokens were cached", ""),
-    ('import { connect } from "ramify-client"', WORDS, ""),
-    ("class City", r"City\(name=.+, country='(France|Peru)'\)", ""),
-    ("ramify bench chat --serve", r"(?i)tok", ""),
-    ("ramify bench tree --questions 4 --url", r"(?i)second", ""),
-    ("--sglang", None, "needs a server of SGLang"),
-    ("bench plot", None, "needs the figures of both servers"),
-    ("bench throughput", None, "needs a GPU"),
-    ("examples/", WORDS, ""),
+    (r"make serve MODEL=", None, "needs a model of one's own"),
+    (
+        r"make serve (ARGS|LOG)=",
+        None,
+        "the server is running: flags of `ramify serve`, which tests give it",
+    ),
+    (r"make serve", r"ready: ws://127\.0\.0\.1:8765/v1/ws(?s:.*)page http://127\.0\.0\.1:8765/", ""),
+    (r"make test", r"\d+ passed", ""),
+    (r"^docker ", None, "needs a daemon; the image's parts are what `make serve` installs"),
+    (r"pip install '.\[serve\]'", None, "what `make serve` installs"),
+    (r"pip install \.$", rf"{WORDS}(?s:.*)\b{CLIENT_MB} MB", ""),
+    (r"ramify chat|connect_sync|--input-type|from openai|from ollama|ramify-client", WORDS, ""),
+    (r"pip install openai ollama", r"Successfully installed|already satisfied", ""),
+    (r"^curl ", r'"status": ?"completed"', ""),
+    (r"await story.fork", r"(?s)other: \.\.\..*prompt tokens were cached", ""),
+    (r"class City", r"City\(name=.+, country='(France|Peru)'\)", ""),
+    (r"--sglang|bench plot", None, "needs a server of SGLang"),
+    (r"bench (chat|tree)", r"output_tok_s|seconds", ""),
+    (r"bench throughput", None, "needs a GPU"),
+    (r"examples/best_of", r"(?s)(try-\d.*){8}eight answers", ""),
+    (r"examples/tree_of_thought", r"(?s)24 from.*[-+*/] \d+ = \d+ \(left: .*\d+ calls", ""),
+    (r"examples/judge", r"(?s)(clarity.*grade +[A-F].*){2}", ""),
+    (r"examples/agent", r"(?s)finish\[\w+\].*\d of 4 questions came to an answer", ""),
+    (r"examples/tools", r"(?s)-> 78.*-> 12:15", ""),
+    (r"examples/", WORDS, ""),
 )
-
-
-# step, what is wrong or "not run: ...", seconds, output, and what was looked for in it
-Found = tuple[str, str, float, str, str | None]
+Found = tuple[str, str, float, str]  # step, what is wrong or "not run: ...", seconds, output
 
 
 @dataclass
@@ -80,33 +83,29 @@ class Step:
 
 def steps(readme: str) -> Iterator[Step]:
     """What the README says to run, in its order; lines that begin with a comment part commands."""
-    for kind, block in re.findall(r"```(\w*)\n(.*?)```", readme, re.DOTALL):
-        if kind in ("python", "js"):
+    for kind, block, inline, example in re.findall(THINGS, readme, re.DOTALL | re.MULTILINE):
+        if inline or example:
+            yield Step("sh", inline or f".venv/bin/python {example}")
+        elif kind in ("python", "js"):
             yield Step(kind, block)
-        elif kind == "sh":  # the other doors; their packages are named before it
-            yield from (Step("sh", each) for each in re.findall(r"`(\.venv/bin/pip [^`]+)`", readme)[:1])
-            for part in re.split(r"^#.*\n", block, flags=re.MULTILINE):
-                if part.strip():
-                    yield Step("sh", part.strip())
+        elif kind == "sh":
+            parts = re.split(r"^#.*\n", block, flags=re.MULTILINE)
+            yield from (Step("sh", part.strip()) for part in parts if part.strip())
         elif re.search(r"^(make|git|\.venv|docker|npm)\b|^\.venv", block, re.MULTILINE):
-            for line in block.splitlines():
-                command = re.sub(r"\s{2,}#.*", "", line).strip()
-                if command:
-                    yield Step("sh", command)
-    for name in re.findall(r"^\| `(examples/\w+\.py)` \|", readme, re.MULTILINE):
-        yield Step("sh", f".venv/bin/python {name}")
+            lines = (re.sub(r"\s{2,}#.*", "", line).strip() for line in block.splitlines())
+            yield from (Step("sh", line) for line in lines if line)
 
 
 def expected(step: Step) -> tuple[str | None, str]:
     """Raises LookupError where no row knows the step."""
     for part, pattern, why in EXPECTED:
-        if part in step.text:
+        if re.search(part, step.text):
             return pattern, why
     raise LookupError(f"no row of EXPECTED knows it: {step.name}")
 
 
-def run(step: Step, clone: Path) -> tuple[int, str]:
-    """The exit status and the output of a step."""
+def run(step: Step, clone: Path) -> tuple[int, str, str]:
+    """The exit status of a step, what it says, and what it says beside."""
     place, text, told = clone, step.text.replace("HOST:PORT", f"127.0.0.1:{PORT}"), None
     if step.kind == "python":
         (clone / "readme_program.py").write_text(text)
@@ -119,6 +118,10 @@ def run(step: Step, clone: Path) -> tuple[int, str]:
         text += " && node --experimental-websocket --no-warnings story.mjs"
     elif "--input-type=module" in text:
         place, text = clone / "clients/web", text.replace("node ", "node --no-warnings ", 1)
+    elif text == "pip install .":  # another environment, which talks to the server
+        text = """cd .. && python3 -m venv thin && thin/bin/pip install -q ./ramify &&
+            thin/bin/ramify chat Hello. && echo $(du -sm --apparent-size --exclude 'pip*' \
+            --exclude 'setuptools*' --exclude __pycache__ thin/lib | cut -f1) MB"""
     elif text.startswith("git diff"):
         with (clone / "LICENSE").open("a") as file:
             file.write("A line more, so that there is a difference.\n")
@@ -131,8 +134,8 @@ def run(step: Step, clone: Path) -> tuple[int, str]:
             timeout=limit, env=environment(), check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        return 124, f"no end after {error.timeout:.0f} s"
-    return done.returncode, done.stdout + done.stderr
+        return 124, "", f"no end after {error.timeout:.0f} s"
+    return done.returncode, done.stdout, done.stderr
 
 
 def environment() -> dict[str, str]:
@@ -172,21 +175,21 @@ def ready() -> bool:
         return False
 
 
-def brief(output: str, pattern: str | None) -> str:
-    """An output in some lines: of what installs packages only what was looked for; no session's key."""
-    found = re.search(pattern or "", output) if "-m pip" in output or "Collecting " in output else None
-    output = re.sub(r"\bk_\w+", "k_...", found[0][-MOST_SHOWN:] if found else output)
-    line = " / ".join(part.strip() for part in output.strip().splitlines() if part.strip())
+def brief(output: str) -> str:
+    """An output in some lines, without frames and banners; no session's key."""
+    lines = re.sub(r"\bk_\w+", "k_...", output).splitlines()
+    told = (re.sub(r"[\s\u2500-\u257f]+", " ", each).strip() for each in lines if each[:1] not in "│╭╰")
+    line = " / ".join(filter(None, told))
     return (
         line if len(line) <= MOST_SHOWN else f"{line[: MOST_SHOWN // 2]} ... {line[-MOST_SHOWN // 2 :]}"
     )
 
 
-def judge(step: Step, pattern: str, code: int, output: str) -> str:
+def judge(pattern: str, code: int, output: str, beside: str) -> str:
     """What is wrong with an output; empty: nothing."""
     if code:
         return f"exit status {code}"
-    if found := BROKEN.search(output):
+    if found := BROKEN.search(output + beside):
         return f"says {found[0]!r}"
     return "" if re.search(pattern, output) else "does not say what it should"
 
@@ -200,7 +203,7 @@ def links(readme: str, clone: Path) -> list[str]:
 def walk(clone: Path, only: str, tests: bool) -> list[Found]:
     """What came of each step, in the README's order."""
     readme = (clone / "README.md").read_text()
-    found: list[Found] = [("links to files", ", ".join(links(readme, clone)), 0.0, "", None)]
+    found: list[Found] = [("links to files", ", ".join(links(readme, clone)), 0.0, "")]
     begin = time.monotonic()
     with serving(clone) as said:
         for step in steps(readme):
@@ -209,42 +212,42 @@ def walk(clone: Path, only: str, tests: bool) -> list[Found]:
             try:
                 pattern, why = expected(step)
             except LookupError as error:
-                found.append((step.name, str(error), 0.0, "", None))
+                found.append((step.name, str(error), 0.0, ""))
                 continue
             if step.text == "make test" and not tests:
                 pattern, why = None, "--tests runs it"
             if pattern is None:
-                found.append((step.name, f"not run: {why}", 0.0, "", None))
+                found.append((step.name, f"not run: {why}", 0.0, ""))
                 continue
             if step.text == "make serve":
-                code, output = 0, said
+                code, output, beside = 0, said[said.find("ready: ") :], said
             else:
                 begin = time.monotonic()
-                code, output = run(step, clone)
-            wrong = judge(step, pattern, code, output)
-            found.append((step.name, wrong, time.monotonic() - begin, output, pattern))
+                code, output, beside = run(step, clone)
+            wrong = judge(pattern, code, output, beside)
+            found.append((step.name, wrong, time.monotonic() - begin, output))
             print(f"{'MISS' if wrong else 'ok  '} {step.name[:90]} {wrong}", flush=True)
             if wrong:
-                print(output[-1500:], flush=True)
+                print((output + beside)[-1500:], flush=True)
     return found
 
 
 def page(found: list[Found]) -> str:
     """The walk as Markdown."""
     done = sum(1 for _, wrong, *_ in found if not wrong)
+    left = sum(wrong.startswith("not run") for _, wrong, *_ in found)
     lines = [
         "# A newcomer's walk\n",
         "What `benchmarks/newcomer_walk.py` got: the README, line by line, in a fresh clone and",
         "environment. The answers are those of the bundled model: patterns judge that there is one, a",
-        "reader how good it is. Outputs are cut to 300 characters; what installers write is left out.",
-        f"{done} of {len(found)} steps are as the README says.\n",
+        f"reader how good it is. Outputs are cut to {MOST_SHOWN} characters, without stderr.",
+        f"{done} of {len(found)} steps are as the README says, {left} were not run.\n",
     ]
-    for name, wrong, seconds, output, pattern in found:
+    for name, wrong, seconds, output in found:
         lines.append(f"- {'**' + wrong + '**' if wrong else 'ok'}, {seconds:.0f} s\n")
         lines.append(f"      {name.splitlines()[0][:140]}")
-        if output:
-            words = brief(output, pattern)
-            lines += [f"      > {words[at : at + 140]}" for at in range(0, len(words), 140)]
+        words = brief(output)
+        lines += [f"      > {words[at : at + 140]}" for at in range(0, len(words), 140)]
         lines.append("")
     return "\n".join(lines)
 

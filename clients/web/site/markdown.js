@@ -1,1 +1,1 @@
-import{b as a}from"./chunk-A56L2R2J.js";import"./chunk-OPZDJM37.js";import"./chunk-OOJM4CTU.js";export{a as Answer};
+import{b as a}from"./chunk-JIU64FLM.js";import"./chunk-LSRSZYEX.js";import"./chunk-OOJM4CTU.js";export{a as Answer};

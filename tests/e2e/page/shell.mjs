@@ -116,3 +116,32 @@ scene("nothing jumps while the page loads", async (page) => {
   await page.locator(".server[data-status=open]").waitFor({ state: "attached" });
   assert.ok(await jumped(page) < 0.01, `${await jumped(page)} with a chat`);
 }, { settings: { max_tokens: 20 } });
+
+scene("a chat can have settings of its own", async (page) => {
+  const asked = [];
+  page.on("websocket", (socket) => socket.on("framesent", ({ payload }) => asked.push(...[JSON.parse(payload)].flat().filter(({ type }) => type === "generate"))));
+  await page.reload();
+  await page.keyboard.press("Control+,");
+  await page.getByLabel("Top k").fill("7");
+  await page.getByRole("radio", { name: "This chat" }).check();
+  assert.equal(await page.getByLabel("Top k").getAttribute("placeholder"), "7"); // what holds
+  await page.getByLabel("Top k").fill("3");
+  assert.deepEqual(await findings(page), []);
+  await page.getByRole("button", { name: "Done" }).click();
+  await send(page, "one");
+  await settled(page);
+  assert.equal(asked.at(-1).top_k, 3);
+  await page.keyboard.press("Control+Shift+O");
+  await send(page, "two");
+  await settled(page);
+  assert.equal(asked.at(-1).top_k, 7);
+  await page.getByRole("button", { name: "one", exact: true }).click();
+  await page.getByRole("heading", { name: "one", exact: true }).waitFor();
+  await page.keyboard.press("Control+,");
+  assert.equal(await page.getByLabel("Top k").inputValue(), "3"); // it opens where the chat has its own
+  await page.getByLabel("Top k").fill("");
+  await page.getByRole("button", { name: "Done" }).click();
+  await send(page, "three");
+  await settled(page);
+  assert.equal(asked.at(-1).top_k, 7);
+});

@@ -369,6 +369,8 @@ export const WORDS = {
   none: ["None", "Keiner"],
   sampling: ["Sampling", "Sampling"],
   samplingNote: ["left empty, what is shown holds: the model's own defaults", "leer gilt, was angezeigt ist: die Vorgaben des Modells"],
+  appliesTo: ["Applies to", "Gilt für"],
+  thisChat: ["This chat", "Diesen Chat"],
   temperature: ["Temperature", "Temperatur"],
   temperatureHint: ["0: always the likeliest word; higher: more surprising", "0: immer das wahrscheinlichste Wort; höher: überraschender"],
   maxTokens: ["Maximum length", "Maximallänge"],

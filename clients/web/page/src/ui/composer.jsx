@@ -114,7 +114,7 @@ function Tools({ chat }) {
   const tools = Object.values(chat.record.mcp ?? {});
   if (!tools.length) return null;
   const words = t.toolsOfServers(tools.length, [...new Set(tools.map((each) => each.server))].join(", "));
-  return <button type="button" class="quiet format on" aria-label={words} title={words} onClick={() => { panels.settings.value = true; }}><Icon name="tool" /><span>{t.countOfTools(tools.length)}</span></button>;
+  return <button type="button" class="quiet format with-tools on" aria-label={words} title={words} onClick={() => { panels.settings.value = true; }}><Icon name="tool" /><span>{t.countOfTools(tools.length)}</span></button>;
 }
 
 /** Names of strings. */

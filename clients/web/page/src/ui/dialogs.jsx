@@ -15,6 +15,8 @@ const EXAMPLE = JSON.stringify({
   additionalProperties: false,
 }, null, 2);
 
+const SAMPLING = [...FIELDS.map(({ name }) => name), "stop"];
+
 /** A modal dialog that a signal opens. `reading`: it is to be read, from its title on, not filled in. */
 export function Dialog({ open, close, title, reading = false, children }) {
   const dialog = useRef(null);
@@ -38,25 +40,13 @@ export function SettingsDialog() {
     <Dialog open={panels.settings.value} close={close} title={t.settings}>
       <label>{t.systemPrompt} <small>{t.systemNote}</small>
         <textarea rows={3} dir="auto" value={all.system} placeholder={t.none} onInput={(event) => set({ system: event.target.value })} /></label>
-      <fieldset>
-        <legend>{t.sampling} <small>{t.samplingNote}</small></legend>
-        <div class="fields">
-          {FIELDS.map(({ name, label, hint, ...range }) => (
-            <label key={name}>{t[label]}
-              <input type="number" {...range} value={all[name] ?? ""} placeholder={name === "seed" ? t.random : usual(name) ?? 0} title={t[hint]}
-                onInput={({ target }) => { if (target.validity.valid) set({ [name]: target.value }); }} />
-              <small>{t[hint]}</small></label>
-          ))}
-        </div>
-      </fieldset>
-      <label>{t.stopSequences} <small>{t.stopNote}</small>
-        <textarea rows={2} value={all.stop} onInput={(event) => set({ stop: event.target.value })} /></label>
+      <Sampling chat={current.value} />
       <label>{t.tools} <small>{t.toolsNote}</small>
         <textarea rows={3} class="mono" spellcheck={false} value={all.tools} placeholder='[{"name": "weather", "description": "...", "parameters": {...}}]' aria-invalid={Boolean(tools.error)} onInput={(event) => set({ tools: event.target.value })} /></label>
       {tools.error && <p class="failed" role="alert">{tools.error}</p>}
       <McpServers />
       <label class="inline"><input type="checkbox" checked={all.ahead} onChange={(event) => set({ ahead: event.target.checked })} />
-        {t.ahead} <small>{t.aheadNote}</small></label>
+        <span>{t.ahead} <small>{t.aheadNote}</small></span></label>
       <fieldset class="row"><legend>{t.colours}</legend>
         {["system", "light", "dark"].map((each) => (
           <label key={each} class="inline"><input type="radio" name="theme" checked={all.theme === each} onChange={() => set({ theme: each })} />{{ system: t.asSystem, light: t.light, dark: t.dark }[each]}</label>
@@ -70,6 +60,40 @@ export function SettingsDialog() {
       </fieldset>
       <div class="buttons"><button type="button" class="primary" onClick={close}>{t.done}</button></div>
     </Dialog>
+  );
+}
+
+/** How words are chosen, in all chats or in one. */
+function Sampling({ chat }) {
+  chat?.version.value; // read, to be told of changes
+  const kept = chat?.watching ? undefined : chat?.record.own;
+  const [own, setOwn] = useState(SAMPLING.some((name) => kept?.[name] !== undefined));
+  const all = own ? kept ?? {} : settings.value;
+  const put = (name, value) => (own ? chat.set({ [name]: value === "" ? undefined : value }) : set({ [name]: value }));
+  const held = (name) => (own && settings.value[name]) || (name === "seed" ? t.random : usual(name) ?? 0);
+  return (
+    <>
+      <fieldset>
+        <legend>{t.sampling} <small>{t.samplingNote}</small></legend>
+        {chat && !chat.watching && (
+          <div role="radiogroup" aria-label={t.appliesTo}>
+            {[false, true].map((each) => (
+              <label key={each} class="inline"><input type="radio" name="own" checked={own === each} onChange={() => setOwn(each)} />{each ? t.thisChat : t.allChats}</label>
+            ))}
+          </div>
+        )}
+        <div class="fields">
+          {FIELDS.map(({ name, label, hint, ...range }) => (
+            <label key={name}>{t[label]}
+              <input type="number" {...range} value={all[name] ?? ""} placeholder={held(name)} title={t[hint]}
+                onInput={({ target }) => { if (target.validity.valid) put(name, target.value); }} />
+              <small>{t[hint]}</small></label>
+          ))}
+        </div>
+      </fieldset>
+      <label>{t.stopSequences} <small>{t.stopNote}</small>
+        <textarea rows={2} value={all.stop ?? ""} placeholder={own ? settings.value.stop : ""} onInput={(event) => put("stop", event.target.value)} /></label>
+    </>
   );
 }
 

@@ -82,7 +82,7 @@ function Row({ chat, message, depth, rails, first, root, end, forks, shown, curr
   chat.version.value; // read, to be told of changes
   const live = chat.live.get(message.id);
   live?.drawn.value;
-  const text = brief(live ? live.text : message.text || message.files?.[0]?.name || "", 90) || (live ? "…" : t.noTextShort);
+  const text = textOf(message, live) || (live ? "…" : t.noTextShort);
   const who = { user: t.you, assistant: t.answer, tool: t.tools }[message.role];
   return (
     <li role="treeitem" data-id={message.id} tabIndex={focusable ? 0 : -1} aria-level={depth + 1} aria-selected={current}
@@ -94,6 +94,12 @@ function Row({ chat, message, depth, rails, first, root, end, forks, shown, curr
       <Cost live={live} message={message} />
     </li>
   );
+}
+
+/** A message in one line; its calls, where it makes some. */
+function textOf({ text, files, calls }, live) {
+  if (calls?.length) return `${t.callsTool} ${calls.map(({ name }) => name).join(", ")}`;
+  return brief(live ? live.text : text || files?.[0]?.name || "", 90);
 }
 
 /** What an answer cost: the tokens of its prompt that were cached and computed, and those it wrote. */
