@@ -21,7 +21,7 @@ from ramify.actors.gateway.port.interfaces import Metrics, Served, Status
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import FanOut, Spread
 from ramify.actors.kit.health import StoreHealth
-from ramify.actors.kit.mailbox import Address, Mailbox
+from ramify.actors.kit.mailbox import Mailbox
 from ramify.actors.kit.memory import Holdings
 from ramify.actors.kit.usage import CredentialUsage
 from ramify.actors.kit.working import Working
@@ -118,7 +118,7 @@ class LocalFront:
             config.limits, sessions=config.server.max_sessions, most=config.server.sessions_bytes
         )
         self._metrics.watch_held(lambda: holdings.held)
-        store = await self._open_store(group, guard) if config.server.store is not None else None
+        keeper = await self._open_store(group, guard) if config.server.store is not None else None
         numbers = self._naming.sessions or count(1)
         self._directory = directory = Directory(
             self._mailboxes.to_directory,
@@ -140,13 +140,15 @@ class LocalFront:
             numbers=numbers,
             prefix=self._naming.prefix,
             tool_parser=config.model.tool_parser,
-            store=store,
+            store=keeper.mailbox if keeper is not None else None,
             kept_s=config.server.store_days * DAY_S,
             persist=config.server.persist,
             working=self._working,
             barred=self._barred,
         )
         self._metrics.watch_histories(directory.histories.counts)
+        if keeper is not None and config.server.persist_histories:
+            directory.histories.keep(directory.model, keeper.keep, keeper.recall)
         template = directory.template
         self.gateway.loaded(
             self._tokenizer.token_bytes,
@@ -182,7 +184,7 @@ class LocalFront:
         most = self._config.server.warm_start
         return None if most is None else most // max(1, self._config.gateways or 1)
 
-    async def _open_store(self, group: TaskGroup, guard: Guard) -> Address[StoreMessage]:
+    async def _open_store(self, group: TaskGroup, guard: Guard) -> StoreActor:
         """Start the store actor, which has sessions with ops taken up at once. Raises ConfigError."""
         server = self._config.server
         assert server.store is not None
@@ -213,7 +215,7 @@ class LocalFront:
             report=self._metrics.store_is,
         )
         await group.start(guard("store", actor.run))
-        return mailbox
+        return actor
 
     async def announced(self) -> None:
         """The gateway looks at the engine's status itself."""

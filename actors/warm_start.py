@@ -44,7 +44,7 @@ from ramify.protocol.messages import (
 )
 from ramify.protocol.plan import pack
 from ramify.protocol.sampling import SamplingParams
-from ramify.protocol.saved import StoredSession
+from ramify.protocol.saved import HISTORY, StoredSession
 
 MOST_SESSIONS = 4096  # that are looked at
 log = get_log(__name__)
@@ -189,7 +189,7 @@ def _close(opening: Future[SavedSessions]) -> None:
 def _sessions(store: SavedSessions, takes: Callable[[str], bool]) -> list[str]:
     """The last used first, without those that go on by themselves and those that a server has."""
     free = (kept.session for kept in store.kept() if not kept.busy and not kept.live)
-    wanted = filter(takes, free)
+    wanted = filter(takes, (each for each in free if not each.startswith(HISTORY)))
     return list(islice(wanted, MOST_SESSIONS))
 
 

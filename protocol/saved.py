@@ -40,6 +40,7 @@ from ramify.protocol.wire import (
 
 FORMAT = 1  # of the records; a store of a newer one is refused, of an older one migrated
 HEAD = "head"
+HISTORY = "history "  # begins the name of what is kept of a stateless history: it is no session
 
 
 class SavedInput(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -270,6 +271,23 @@ class StoredSession(msgspec.Struct, frozen=True):
     busy: bool
     size: int
     live: bool = False
+
+
+class SavedHistory(msgspec.Struct, frozen=True, array_like=True):
+    """Of an answer to a stateless request, by fingerprints: `pieces`, text and its tokens in int32,
+    behind the first `kept` pieces of the history `before`, if any. `model`: as in `SavedHead`."""
+
+    asked: bytes
+    model: str
+    before: bytes | None
+    kept: int
+    pieces: list[tuple[str, bytes]]
+
+    def changes(self, owner: str) -> Changes:
+        """That put it into a store for a day, under its own name: all who have it write the same."""
+        body, now, name = msgspec.msgpack.encode(self), time.time(), f"{HISTORY}{self.asked.hex()}"
+        made = Changes(name, owner, {HISTORY: body}, [], len(body), now, now + 86_400.0, busy=False)
+        return msgspec.structs.replace(made, live=False, fence=next_fence(), whole=True)
 
 
 def without_key(opened: Open) -> Open:

@@ -180,6 +180,9 @@ class ServerConfig(Settings, frozen=True, kw_only=True):
             group="sessions",
         ),
     ] = "lazy"
+    persist_histories: Annotated[
+        bool, Setting("save texts and tokens of stateless requests, too, for a day", group="sessions")
+    ] = False
     store_days: Annotated[
         float,
         Setting(

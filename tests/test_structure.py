@@ -23,7 +23,7 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (294, 582),
+    "actors": (294, 583),
     "actors/cache": (15, 31),
     "actors/calls": (10, 22),
     "actors/cluster": (14, 28),
@@ -38,7 +38,7 @@ SIZES = {
     "actors/scheduler": (19, 48),
     "actors/session": (45, 124),
     "actors/store": (8, 30),
-    "actors/tokenizer": (7, 17),
+    "actors/tokenizer": (7, 18),
     "protocol": (23, 45),
     "clients": (79, 134),
     "gpu": (149, 228),

@@ -17,8 +17,8 @@ alone: the others of its batch are written, and it is saved anew beside the dama
 
 import asyncio
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -50,7 +50,7 @@ from ramify.protocol.messages import (
     Waiting,
     Wanted,
 )
-from ramify.protocol.saved import HEAD
+from ramify.protocol.saved import HEAD, HISTORY, SavedHistory
 
 AGAIN_SECONDS = 1.0
 TEND_SECONDS = 0.2
@@ -67,6 +67,8 @@ LAST_SECONDS = 5.0  # for sessions that end with the server, and for writing the
 BATCH_BYTES = 1 << 23  # of items that are written together, however many saves wait
 BATCH_ITEMS = 1 << 14
 DAMAGED_SECONDS = 30.0  # until a session that cannot be written is tried again
+RECALL_SECONDS = 0.25  # that a request waits for its history
+MOST_RECALLED = 1 << 12  # answers of one
 PORTION = 32  # sessions that save all they have at once
 PORTION_SECONDS = 0.05
 
@@ -94,7 +96,7 @@ class StoreActor:
         takes: Callable[[str], bool] = lambda session: True,
         report: Callable[[StoreHealth], None] = lambda health: None,
     ) -> None:
-        self._mailbox = mailbox
+        self.mailbox = self._mailbox = mailbox
         self._store = store
         self._sessions = sessions
         self._directory: Relay[DirectoryMessage] = Relay()
@@ -291,6 +293,41 @@ class StoreActor:
         if health != self._health:
             self._health = health
             self._report(health)
+
+    # --- histories of stateless requests ---------------------------------------------------------
+
+    def keep(self, owner: str, history: SavedHistory) -> None:
+        """Save it soon. Where too much waits it is lost: its text is tokenized again."""
+        with suppress(MailboxClosed, MailboxFull):
+            self._mailbox.tell(Save(0, 0, history.changes(owner)))
+
+    def recall(self, asked: Sequence[bytes]) -> list[SavedHistory]:
+        """See `Histories.keep`. For other threads, which wait; nothing where that would take long."""
+        if self._health.error is not None:
+            return []
+        try:
+            reading = self._thread.submit(self._history, asked)
+        except RuntimeError:  # it ends
+            return []
+        try:
+            return reading.result(RECALL_SECONDS)
+        except (StoreError, TimeoutError, CancelledError):
+            reading.cancel()
+            return []
+
+    def _history(self, asked: Sequence[bytes]) -> list[SavedHistory]:
+        for first in asked:
+            found: list[SavedHistory] = []
+            before: bytes | None = first
+            while before is not None and len(found) < MOST_RECALLED:
+                items = self._store.read(f"{HISTORY}{before.hex()}")
+                if HISTORY not in items:
+                    break
+                found.append(msgspec.msgpack.decode(items[HISTORY], type=SavedHistory))
+                before = found[-1].before
+            if before is None:
+                return found[::-1]
+        return []
 
     # --- reading ---------------------------------------------------------------------------------
 

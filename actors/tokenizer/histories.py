@@ -4,18 +4,21 @@ A request of an HTTP API brings its whole conversation as text. The fingerprint 
 what it became: the tokens of the prompt and of the answer, with the text of each piece. When the
 conversation comes back, the template renders it anew. As far as that text begins with the pieces, their
 tokens stand for it, and only the rest is tokenized. So the prompt is always the text that the template
-makes, whatever was edited. Pure; `find` changes nothing, so another thread may call it.
+makes, whatever was edited. `find` changes nothing, so another thread may call it. What memory does not
+have a store may (`keep`): of another process, or of before a restart.
 """
 
 from array import array
-from collections import Counter, OrderedDict
+from collections import ChainMap, Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from itertools import takewhile
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from ramify.protocol.limits import Limits
+from ramify.protocol.saved import SavedHistory
 from ramify.protocol.wire import ChatMessage, Effort, JsonObject, Miss
 
 Outcome = Literal["bound", "new", "edited", "evicted"]
@@ -26,6 +29,7 @@ MARK = 128  # that the mark of a message takes, about
 SLACK = 64  # tokens that are no miss: an answer's last have no KV, and pages and states end before
 ANSWERS = 4  # to one request that are kept: choices, and answers to it when it came again
 MOST_DROPPED = 256  # for one that is added: more small ones than that make room by and by
+TRIES = 16  # of a request's fingerprints that a store is asked for, the longest history first
 EVICTED = 1 << 12  # fingerprints that are remembered without their tokens
 
 
@@ -131,6 +135,24 @@ class Histories:
         self.size = 0
         self.tokenized = 0
         self.outcomes: Counter[str] = Counter()
+        self._model = ""
+        self._save: Callable[[str, SavedHistory], None] | None = None
+        self._recall: Callable[[Sequence[bytes]], list[SavedHistory]] | None = None
+
+    def keep(
+        self,
+        model: str,
+        save: Callable[[str, SavedHistory], None],
+        recall: Callable[[Sequence[bytes]], list[SavedHistory]],
+    ) -> None:
+        """Use a store. `save(owner, saved)`. `recall(asked)` may wait for it, in `find`: what it has of
+        the first of these that is there, and before that all that it stands behind."""
+        self._model, self._save, self._recall = model, save, recall
+
+    @property
+    def waits(self) -> bool:
+        """Whether `find` may wait for a store."""
+        return self._recall is not None
 
     def __len__(self) -> int:
         return self._count
@@ -160,8 +182,9 @@ class Histories:
         outcome: Outcome = "new"
         answered = "assistant" in roles
         found, piece, chars, at, changed = None, None, 0, 0, same
+        entries = ChainMap(table.entries, self._recalled(table, keys[:-1], marks))
         for key in reversed(keys):
-            known = table.entries.get(key.digest)
+            known = entries.get(key.digest)
             if known:
                 piece, chars, whole = _best(known, rendered, inside)
                 found, at = key.digest, key.messages
@@ -176,6 +199,33 @@ class Histories:
         reason: Literal["new", "edited"] = "edited" if told and history else "new"
         behind = tuple(marks[at:])
         return Bound(keys[-1].digest, outcome, found, piece, chars, changed, behind, reason, history)
+
+    def _recalled(
+        self, table: _Owner, keys: Sequence[Key], marks: Sequence[int]
+    ) -> dict[bytes, tuple[Piece, ...]]:
+        """What the store has of the longest history that memory does not have, if it is longer."""
+        deeper = list(takewhile(lambda key: key.digest not in table.entries, reversed(keys)))
+        if self._recall is None or not deeper:
+            return {}
+        saved = self._recall([key.digest for key in deeper[:TRIES]])
+        stack: list[Piece] = []
+        for each in saved:
+            if each.model != self._model or each.kept > len(stack):
+                return {}
+            del stack[each.kept :]
+            for raw, tokens in each.pieces:
+                stack.append(Piece(stack[-1] if stack else None, raw, array("i", tokens)))
+        at = {key.digest: key.messages for key in deeper}
+        for top in stack[-1:]:
+            top.marks = marks[: at[saved[-1].asked]]
+            top.size += MARK * len(top.marks)
+        return {saved[-1].asked: (stack[-1],)} if stack else {}
+
+    def _saved(self, bound: Bound, top: Piece) -> SavedHistory:
+        """What the store lacks of a history that ends with `top`."""
+        kept = len(_pieces(bound.piece)) if bound.found != bound.asked else 0
+        pieces = [(piece.raw, piece.tokens.tobytes()) for piece in _pieces(top)[kept:]]
+        return SavedHistory(bound.asked, self._model, bound.found if kept else None, kept, pieces)
 
     def use(self, owner: str, bound: Bound) -> None:
         """A request goes on from there."""
@@ -201,6 +251,8 @@ class Histories:
         if top is None:
             return
         top.until = until
+        if self._save is not None:
+            self._save(owner, self._saved(bound, top))
         table = self._owners.setdefault(owner, _Owner())
         known = table.entries.get(bound.asked, ())
         self._retain(table, top)

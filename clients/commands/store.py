@@ -16,6 +16,7 @@ from ramify.protocol.saved import (
     EXPORT,
     FORMAT,
     HEAD,
+    HISTORY,
     Changes,
     Exported,
     SavedHead,
@@ -93,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _ls(store: Any, args: argparse.Namespace) -> int:
     for kept in list(store.kept()):
+        if kept.session.startswith(HISTORY):
+            continue
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.used))
         rest = [f"owner {kept.owner}"] if kept.owner else []
         rest += ["ops wait"] if kept.busy else []
@@ -105,6 +108,8 @@ def _check(store: Any, args: argparse.Namespace) -> int:
     faults = list(store.check())
     if not faults:
         for kept in list(store.kept()):
+            if kept.session.startswith(HISTORY):
+                continue
             try:
                 engine.check_saved(store.read(kept.session))
             except ConfigError as error:

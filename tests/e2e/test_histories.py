@@ -5,9 +5,13 @@ The fake model samples ids at random, so their text is other tokens when it is t
 
 import json
 import re
+import sqlite3
+from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx2
 import pytest
 
@@ -16,7 +20,9 @@ TOOL: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"
 
 
 def client_of(served: Any, **headers: str) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(base_url=served.http, headers={**VERSION, **headers}, trust_env=False)
+    return httpx2.AsyncClient(
+        base_url=served.http, headers={**VERSION, **headers}, trust_env=False, timeout=30
+    )
 
 
 async def metric(http: httpx2.AsyncClient, name: str) -> int:
@@ -180,6 +186,46 @@ async def test_names_do_not_meet(serving: Any, tmp_path: Path, limits: dict[str,
         assert await bound(one) == 0
         await mine.say("And?")
         assert await bound(one, "evicted" if limits else "bound") == 1
+
+
+@pytest.mark.parametrize("how", ["restart", "gateways", "replicas"])
+async def test_a_history_is_known_elsewhere_and_later(serving: Any, tmp_path: Path, how: str) -> None:
+    """By the store, soon after the answer; replicas have one front, which knows it."""
+    path = tmp_path / "store"
+    settings: dict[str, Any] = {} if how == "restart" else {how: 2}
+    if how != "replicas":
+        settings["server"] = {"store": str(path), "persist_histories": True}
+    history, known, answers = list[dict[str, Any]](), 0, 0
+    for _ in range(2 if how == "restart" else 1):
+        async with serving(**settings) as served:
+            for _ in range(6):  # a connection each: the kernel spreads them
+                async with client_of(served) as http:
+                    (model,) = (await http.get("/v1/models")).json()["data"]
+                    door = Door(http, "chat", model["id"])
+                    door.history = history
+                    before = await metric(http, "ramify_tokenized_tokens_total")
+                    prompt, output, _ = await door.say("Go on.")
+                    answers += 1
+
+                    async def made() -> bool:
+                        now = await metric(http, "ramify_tokenized_tokens_total")
+                        return prompt == known + now - before  # noqa: B023
+
+                    await soon(made)  # the counts of other processes come later
+                    known = prompt + output
+                    if how != "replicas":
+                        await soon(lambda: saved(path) == answers)  # noqa: B023
+
+
+async def soon(holds: Callable[[], bool | Awaitable[bool]]) -> None:
+    with anyio.fail_after(20):
+        while not (found if isinstance(found := holds(), bool) else await found):
+            await anyio.sleep(0.05)
+
+
+def saved(path: Path) -> int:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        return int(db.execute("SELECT count(*) FROM sessions").fetchone()[0])
 
 
 async def test_gateways_that_have_not_seen_a_history_serve_its_text(serving: Any) -> None:

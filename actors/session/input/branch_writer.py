@@ -163,6 +163,11 @@ class BranchWriter:
         text, inside = pending.parts[0].text, self.tokenizer.inside_token
         return state.histories.find(state.owner, op.messages, tools, effort, text, inside)
 
+    def waits(self, op: Append) -> bool:
+        """Whether `prepare` may wait for a store."""
+        asks = self._state.binds and self._state.histories.waits
+        return asks and any(message.role == "assistant" for message in op.messages or ())
+
     def prepared(self, prepared: Prepared) -> None:
         """Count an append that was prepared."""
         histories = self._state.histories

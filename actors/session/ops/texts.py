@@ -93,7 +93,7 @@ class Texts:
         )
         tools = task.frame.tools.size if op.messages is not None else 0
         size = writer.size(branch, op, strict=strict, tools=tools)
-        if not task.frame.spend(size, self._publisher.now):
+        if writer.waits(op) or not task.frame.spend(size, self._publisher.now):
             ticket = shared.tickets[situation] = self._state.next_id()
             self._encoding[ticket] = (situation, [waiting])
             self._state.meter.add(held)

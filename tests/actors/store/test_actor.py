@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ from ramify.protocol.messages import (
     Waiting,
     Wanted,
 )
-from ramify.protocol.saved import Changes, StoredSession
+from ramify.protocol.saved import Changes, SavedHistory, StoredSession
 
 
 class Memory:
@@ -299,6 +300,32 @@ async def test_while_nothing_can_be_written_reads_are_refused(monkeypatch: Any) 
             assert await it.directory.drain() == [Fetched("b", {"head": b"x"})]
         it.sessions.remove(1)
         it.mailbox.close()
+
+
+async def test_histories_are_saved_and_recalled_by_other_threads(monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "RECALL_SECONDS", 0.2)
+    running = Running()
+    first = SavedHistory(b"1", "m", None, 0, [("a", b"1234")])
+    then = SavedHistory(b"2", "m", b"1", 1, [("b", b"5678")])
+    lost = SavedHistory(b"4", "m", b"3", 1, [("c", b"5678")])
+    async with anyio.create_task_group() as group:
+        await group.start(running.actor.run)
+        for each in (first, then, lost):
+            running.actor.keep("owner", each)
+        with anyio.fail_after(5):
+            while len(running.store.items) < 3:
+                await anyio.sleep(0.01)
+
+        async def recalled(*asked: bytes) -> list[SavedHistory]:
+            return await anyio.to_thread.run_sync(running.actor.recall, asked)
+
+        assert await recalled(b"4", b"2", b"1") == [first, then]  # of the other one not all is there
+        assert await recalled(b"3") == []
+        read = running.store.read
+        monkeypatch.setattr(running.store, "read", lambda name: (time.sleep(0.5), read(name))[1])
+        assert await recalled(b"1") == []  # it takes too long
+        group.cancel_scope.cancel()
+    assert running.actor.recall([b"1"]) == []  # it is closed
 
 
 async def test_a_session_that_cannot_be_read_is_told_so() -> None:

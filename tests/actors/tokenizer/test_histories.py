@@ -1,10 +1,12 @@
 """Histories by fingerprint: what is found, what counts, what makes room. Pure."""
 
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 from ramify.actors.tokenizer.histories import MOST_DROPPED, Bound, Histories, fingerprints
 from ramify.protocol.limits import Limits
+from ramify.protocol.saved import SavedHistory
 from ramify.protocol.wire import ChatMessage, Miss, Role
 
 Messages = list[ChatMessage]
@@ -209,3 +211,57 @@ def test_marks_go_with_the_last_piece_that_has_them() -> None:
         answer(table, said(each), "b")
     assert find(table, long(*"abxde")).changed == 0
     assert (len(table), table.size < kept + 3 * 2000) == (3, True)
+
+
+def kept(saved: dict[bytes, SavedHistory], model: str = "m") -> Histories:
+    """A process that has this store. As `StoreActor` does, it finds the first, and all before it."""
+
+    def recall(asked: Sequence[bytes]) -> list[SavedHistory]:
+        for first in asked:
+            found, at = [], saved.get(first)
+            while at is not None:
+                found.append(at)
+                at = saved.get(at.before) if at.before is not None else None
+            if found:
+                return found[::-1]
+        return []
+
+    table = Histories(Limits())
+    table.keep(model, lambda owner, history: saved.update({history.asked: history}), recall)
+    return table
+
+
+def test_another_process_goes_on_from_the_store() -> None:
+    saved: dict[bytes, SavedHistory] = {}
+    one, two = kept(saved), kept(saved)
+    messages = said("a")
+    for turn in range(12):  # each has only every second answer in memory
+        answer((one, two)[turn % 2], messages, f"answer {turn}")
+        texts = [each.content for each in messages]
+        messages = said(*texts, f"answer {turn}", f"question {turn}")
+    alone = Histories(Limits())
+    known = Histories(Limits())
+    for count in range(1, len(messages), 2):
+        answer(known, messages[:count], messages[count].content)
+    later = find(kept(saved), messages)
+    assert (later.outcome, later.tokens()) == ("bound", find(known, messages).tokens())
+    assert one.outcomes == two.outcomes | {"new": 1, "bound": 5}
+    assert find(alone, messages).outcome == "new"
+    assert len(saved) == 12
+    assert all(len(each.pieces) == 3 for each in saved.values())  # each is saved once
+    assert find(kept(saved, model="other"), messages).outcome == "new"
+    edited = [*messages[:5], *said("changed"), *messages[6:]]
+    assert find(kept(saved), edited).tokens() == find(known, edited).tokens()
+    table = kept(saved)
+    answer(table, messages, "the end")
+    assert find(table, messages).missed(1000, 0, 0.0) is not None
+
+
+def test_a_request_that_comes_again_is_saved_whole() -> None:
+    saved: dict[bytes, SavedHistory] = {}
+    table = kept(saved)
+    for text in ("b", "other"):
+        answer(table, said("a"), text)
+    (history,) = saved.values()
+    assert (history.before, history.kept) == (None, 0)
+    assert find(kept(saved), said("a", "other", "c")).outcome == "bound"

@@ -3,6 +3,7 @@
 import base64
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ramify.actors.executor.spec import FakeSpec
 from ramify.actors.store.sqlite import SqliteStore, claim
 from ramify.clients.cli import main
 from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
-from ramify.protocol.saved import Changes, Exported, SavedHead, SavedSegment
+from ramify.protocol.saved import Changes, Exported, SavedHead, SavedHistory, SavedSegment
 
 FAKE = FakeSpec(model={"vocab_size": 384, "eos": 2, "first": 3})
 
@@ -82,10 +83,13 @@ async def test_a_store_with_a_url(
 
 
 def test_what_is_there(kept: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(SqliteStore(kept[0])) as store:  # what is no session is not shown as one
+        store.write([SavedHistory(b"1", "m", None, 0, [("a", b"1234")]).changes("")])
     path, state = kept
     at = ["store", "--store", str(path)]
     assert main([*at, "ls"]) == 0
-    assert state["session"] in capsys.readouterr().out
+    (line,) = capsys.readouterr().out.splitlines()
+    assert state["session"] in line
     assert main([*at, "show", state["session"]]) == 0
     shown = capsys.readouterr().out
     assert "[main]" in shown
