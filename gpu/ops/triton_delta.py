@@ -23,7 +23,8 @@ from ramify.gpu.ops.triton_conv import convolved, keep
 from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
 
 _L2_EPS = tl.constexpr(1e-6)
-_PRECISION = tl.constexpr("tf32x3")  # of products of float32
+# Of products of float32: by tf32x3 Triton 3.6 reads beyond a Hopper's shared memory in such kernels
+_PRECISION = tl.constexpr("ieee")
 _SOLVED = tl.constexpr(16)  # rows of a system's blocks that are solved one after the other
 _VALUES = 32  # of a head's values, how many a program with its state takes
 _PREPARED = 16  # lines of a program that convolves
@@ -212,7 +213,7 @@ def _prepare(
 
 
 @triton.jit
-def _inverse(system, LINES: tl.constexpr):
+def _inverse(system, LINES: tl.constexpr, PRECISION: tl.constexpr):
     """(1 + system)^-1 of a strictly lower triangular matrix: small blocks by elimination, then pairs of
     blocks by products (the UT transform). No power of the matrix is formed: they may be huge."""
     i = tl.arange(0, LINES)[:, None]
@@ -227,8 +228,8 @@ def _inverse(system, LINES: tl.constexpr):
     for level in tl.static_range(2):
         side = size << level
         below = tl.where((i // side % 2 == 1) & (j // side == i // side - 1), system, 0.0)
-        inner = tl.dot(below, solved, input_precision=_PRECISION)
-        solved -= tl.dot(solved, inner, input_precision=_PRECISION)
+        inner = tl.dot(below, solved, input_precision=PRECISION)
+        solved -= tl.dot(solved, inner, input_precision=PRECISION)
     return solved
 
 
@@ -272,7 +273,9 @@ def _solve(
     system = tl.dot((k.to(tl.float32) * beta[:, None]).to(kind), tl.trans(k), input_precision=_PRECISION)
     later = lines[:, None] > lines[None, :]
     between = tl.exp(tl.where(later, sums[:, None] - sums[None, :], 0.0))
-    solved = _inverse(tl.where(later, system * between, 0.0), LINES).to(kind)
+    # in 16-bit models the system alone is float32, and tf32x3 was seen to be right
+    precision: tl.constexpr = "ieee" if kind == tl.float32 else "tf32x3"
+    solved = _inverse(tl.where(later, system * between, 0.0), LINES, precision).to(kind)
     tl.store(passed + line * VALUE_HEADS + head, sums, mask=there)
     # loaded here, and the keys again, because there are no registers for them above
     v = tl.load(source + at_values, mask=own_values, other=0.0).to(tl.float32)
