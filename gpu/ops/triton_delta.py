@@ -72,7 +72,7 @@ def chunked(
         LINES=CHUNK, num_warps=8, **options,
     )  # fmt: skip
     sizes = _sizes(layer, _VALUES)
-    _scan[(len(items), heads, triton.cdiv(layer.value_dim, sizes["BLOCK_V"]))](
+    _chunks[(len(items), heads, triton.cdiv(layer.value_dim, sizes["BLOCK_V"]))](
         qkv, passed, keys, values, states[1], items, output, **sizes, LINES=CHUNK,
         num_warps=4, num_stages=2, **options,
     )  # fmt: skip
@@ -289,7 +289,7 @@ def _solve(
 
 
 @triton.jit
-def _scan(
+def _chunks(
     qkv, passed, keys, values, states, items, output, KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr, TAPS: tl.constexpr, LINES: tl.constexpr,

@@ -263,7 +263,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
         (GEMMA4, "bfloat16", "", False, "ngram", STEP | DECODES | {"_gate_mul"}),
         (LLAMA, "float32", "sinks", False, "model", STEP | DECODES | {"_gate_mul"}),
         (GEMMA, "bfloat16", "sinks", True, "ngram", {"_attend", "_merge", "_rope_store"}),
-        (QWEN, "bfloat16", "", False, "none", RECURRENT | {"_prepare", "_solve", "_scan"}),
+        (QWEN, "bfloat16", "", False, "none", RECURRENT | {"_prepare", "_solve", "_chunks"}),
         (QWEN, "bfloat16", "", True, "none", RECURRENT),
         (LFM2, "bfloat16", "", False, "none", {"_short_conv"}),
     ],

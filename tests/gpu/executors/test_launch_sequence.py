@@ -62,13 +62,15 @@ def run(
     from ramify.gpu.attention import triton_shared
 
     monkeypatch.setattr(triton_shared, "_LEAST_SAVED", 1)
-    config = tiny_config | {"head_dim": 16, "max_position_embeddings": 2048}
-    (tmp_path / "config.json").write_text(json.dumps(config))
 
-    def last_of(*plans: StepPlan, captured: bool = False, draft: str = "none") -> list[str]:
+    def last_of(
+        *plans: StepPlan, captured: bool = False, draft: str = "none", changes: Any = None
+    ) -> list[str]:
+        config = tiny_config | {"head_dim": 16, "max_position_embeddings": 2048} | (changes or {})
+        (tmp_path / "config.json").write_text(json.dumps(config))
         executor = drive(
             tmp_path, device="cpu", dtype="float32", load_format="dummy", attention="triton",
-            max_rows=ROWS, step_tokens=512, kv_tokens=16384, page_size=16,
+            max_rows=ROWS, step_tokens=512, kv_tokens=16384, page_size=1 if changes else 16,
             draft=draft,
         ).executor  # fmt: skip
         if captured:
@@ -128,6 +130,46 @@ def test_what_some_rows_need_beyond_a_temperature(run: Any) -> None:
         "upload", *step(["_decode", "_merge"]), *SAMPLER, "upload", *again, "download", "download"
     ]  # fmt: skip
     assert run(*plans) == wanted
+
+
+QWEN = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_layers_with_fixed_states(run: Any, captured: bool) -> None:
+    """A decode is two launches more than its products; the slots travel with the step."""
+    opens = [
+        OpenRow(row, row, pack(range(64 * row, 64 * row + 64)), 0, SamplingParams()) for row in (0, 1)
+    ]
+    first = StepPlan(
+        0, opens=opens, extends=[ExtendRow(0, 0, pack([5] * 40), True)], states=pack([0, 1])
+    )
+    extends = ["_prepare", "_solve", "_chunks", "_open"]
+    more = ["_merge"] if captured else []
+
+    def model(delta: list[str], attention: list[str]) -> list[str]:
+        behind = ["_add_norm", "_gate_mul", "_add_norm"]
+        return ["_embed_norm", *delta, *behind, "_rope_store", *attention, "_open_heads", *behind]
+
+    ends = [*SAMPLER, "download"]
+    wanted = ["upload", "page table", "upload", *model(extends, ["_extend", *more]), *ends]
+    assert run(first, captured=captured, changes=QWEN) == wanted
+    decode = StepPlan(1, decodes=pack([0]), states=pack([1, 2]))
+    wanted = ["upload", *model(["_recur", "_open"], ["_decode", "_merge"]), *ends]
+    assert run(first, decode, captured=captured, changes=QWEN) == wanted
+    mixed = StepPlan(
+        1, extends=[ExtendRow(1, 0, pack([7] * 9), True)], decodes=pack([0]), states=pack([0, 3, 1, 2])
+    )
+    both = model(["_recur", "_open", *extends], ["_decode", "_merge", "_extend", *more])
+    assert run(first, mixed, captured=captured, changes=QWEN) == ["upload", *both, *ends]
 
 
 @pytest.mark.parametrize("captured", [False, True])
