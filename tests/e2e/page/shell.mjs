@@ -145,3 +145,17 @@ scene("a chat can have settings of its own", async (page) => {
   await settled(page);
   assert.equal(asked.at(-1).top_k, 7);
 });
+
+scene("menus of answers open where there is room", async (page) => {
+  const within = async () => {
+    const [menu, log] = await Promise.all([page.getByRole("menu").boundingBox(), page.locator(".log").boundingBox()]);
+    assert.ok(menu.x >= log.x && menu.y >= log.y && menu.y + menu.height <= log.y + log.height, JSON.stringify([menu, log]));
+  };
+  for (const text of ["one", "two", "three"]) {
+    await send(page, text);
+    await settled(page);
+    await page.getByRole("button", { name: "More", exact: true }).last().click();
+    await within();
+    await page.keyboard.press("Escape");
+  }
+}, { viewport: { width: 1000, height: 800 } });

@@ -10,6 +10,9 @@ export function Menu({ label, icon = "more", items, class: more = "", children }
   const button = useRef(null);
   useEffect(() => {
     if (!open) return undefined;
+    const edge = list.current.closest(".log")?.getBoundingClientRect();
+    const { bottom, height } = list.current.getBoundingClientRect();
+    list.current.classList.toggle("up", Boolean(edge) && bottom > edge.bottom && button.current.getBoundingClientRect().top - height > edge.top);
     list.current.querySelector("button").focus();
     const outside = (event) => { if (!list.current?.contains(event.target) && !button.current.contains(event.target)) setOpen(false); };
     document.addEventListener("pointerdown", outside);
