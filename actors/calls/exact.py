@@ -80,7 +80,8 @@ def exact_calls(
 ) -> Calls | None:
     """The calls of `tools`. None for a dialect without calls.
 
-    `demanded`: a schema that cannot be kept is an error; else only where the tool says `strict`.
+    `demanded`: a schema that cannot be kept is an error unless the tool says `strict` false; else only
+    where it says true.
     `parallel`: several calls in one answer. `ends_output`: whether a mark is a token that ends an
     output, which then does not belong to the call.
     """
@@ -254,15 +255,15 @@ _FAMILIES: dict[str, Writer] = {
 
 
 def _object(tool: Tool, demanded: bool) -> JsonPart:
-    if tool.strict is False:
+    if tool.strict is False and not demanded:
         return JsonPart({"type": "object"})
-    return JsonPart(tool.schema, tool.place, strict=demanded or tool.strict is True)
+    return JsonPart(tool.schema, tool.place, strict=demanded if tool.strict is None else tool.strict)
 
 
 def _parameters(tool: Tool, demanded: bool) -> XmlPart:
-    if tool.strict is False:
+    if tool.strict is False and not demanded:
         return XmlPart(None)
-    return XmlPart(tool.schema, tool.place, strict=demanded or tool.strict is True)
+    return XmlPart(tool.schema, tool.place, strict=demanded if tool.strict is None else tool.strict)
 
 
 def _json_name(tool: Tool) -> str:

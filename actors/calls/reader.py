@@ -64,13 +64,14 @@ class _Numbers:
 
 
 class Reader:
-    """One output. `position`: where it starts in its branch, from which the ids of its calls follow."""
+    """One output. `position`: where it starts in its branch. `name`: see `call_id`."""
 
-    def __init__(self, dialect: Dialect, tools: Toolbox, position: int) -> None:
+    def __init__(self, dialect: Dialect, tools: Toolbox, position: int, name: str = "") -> None:
         self.calls: list[JsonObject] = []
         self._dialect = dialect
         self.tools = tools
         self.position = position
+        self.name = name
         self._openings = dialect.openings if tools else {}
         self._bare = dialect.bare if tools else None
         self._tags = dialect.tags
@@ -318,7 +319,7 @@ class Reader:
 
     def _end(self, call: Block) -> None:
         for index, each in call.calls:
-            self.calls.append(shaped(each, call_id(self.position, index)))
+            self.calls.append(shaped(each, call_id(self.name, self.position, index)))
         self._call = None
         self._state = _State.TEXT
 
@@ -338,7 +339,7 @@ class Reader:
         start = self._at + call.labelled
         for part in call.take():
             if part.name is not None and part.call is not None:
-                part = msgspec.structs.replace(part, id=call_id(self.position, part.call))
+                part = msgspec.structs.replace(part, id=call_id(self.name, self.position, part.call))
             self._show(part, start)
             start += len(part.text)
 

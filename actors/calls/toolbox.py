@@ -1,7 +1,9 @@
 """The tools of a session, and what counts as a call of one of them. Pure."""
 
 import json
+import string
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from ramify.actors.kit.memory import json_size
@@ -9,7 +11,7 @@ from ramify.protocol.json_value import json_fault
 from ramify.protocol.wire import JsonObject
 
 MAX_CALLS = 1024  # in one output: a message may carry as many back
-_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
+_ALPHABET = string.digits + string.ascii_letters
 _PYTHON = {"True": True, "False": False, "None": None}  # as templates in Jinja write them
 _DECODER = json.JSONDecoder(strict=False)  # models write line breaks inside strings
 
@@ -110,20 +112,18 @@ def shaped(call: Call, ident: str) -> JsonObject:
     return {"id": ident, "type": "function", "function": function}
 
 
-def call_id(position: int, index: int) -> str:
-    """Nine letters and digits (what Mistral's templates insist on), unique in the branch.
+def call_id(output: str, position: int, index: int) -> str:
+    """Nine letters and digits, which is what Mistral's templates insist on: one of 10^16.
 
-    It follows from where the output starts: a replay gives the same ids, two turns never do.
+    `output`: what tells it from all others of the server; `position`: where it starts. A replay gives
+    the same ids, and nobody learns `output` from them.
     """
-    return f"c{_base36(position, 6)}{_base36(index, 2)}"
-
-
-def _base36(number: int, width: int) -> str:
+    number = int.from_bytes(blake2b(f"{output} {position} {index}".encode(), digest_size=8).digest())
     digits: list[str] = []
-    while number or len(digits) < width:
-        number, digit = divmod(number, 36)
+    for _ in range(9):
+        number, digit = divmod(number, len(_ALPHABET))
         digits.append(_ALPHABET[digit])
-    return "".join(reversed(digits))
+    return "".join(digits)
 
 
 def _properties(parameters: JsonObject | None) -> Mapping[str, Any]:

@@ -82,6 +82,33 @@ async def test_raw_answers_and_chunks_have_every_field(client: openai.AsyncOpenA
     assert len({chunk.id for chunk in chunks}) == 1
 
 
+async def test_a_named_tool_is_called_validly_whatever_strict_says(client: openai.AsyncOpenAI) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    tool: Any = {"type": "function", "function": {"name": "f", "strict": False, "parameters": schema}}
+    ids = []
+    for _ in range(2):
+        answer = await client.chat.completions.create(
+            model=MODEL,
+            messages=HELLO,
+            tools=[tool],
+            tool_choice={"type": "function", "function": {"name": "f"}},
+            n=4,
+        )
+        for choice in answer.choices:
+            ((call,),) = (choice.message.tool_calls,)
+            assert isinstance(json.loads(call.function.arguments)["a"], int)
+            ids.append(call.id)
+    assert len(set(ids)) == 8
+    assert all(len(ident) == 9 and ident.isalnum() for ident in ids)
+
+
+async def test_a_result_of_no_call_is_refused(client: openai.AsyncOpenAI) -> None:
+    messages: list[Any] = [*HELLO, {"role": "tool", "tool_call_id": "nope", "content": "4"}]
+    with pytest.raises(openai.BadRequestError) as raised:
+        await client.chat.completions.create(**GREEDY, messages=messages)
+    assert raised.value.param == "messages[1].tool_call_id"
+
+
 async def test_a_blocking_client(address: str) -> None:
     def ask() -> str:
         with openai.OpenAI(base_url=address, api_key="none") as client:

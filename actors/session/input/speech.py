@@ -81,13 +81,14 @@ class Speech:
             ends_output=ends_output,
         )
 
-    def labels(self, branch: Branch, choice: str, tools: Toolbox) -> Labels | None:
-        """For an output that begins at the end of `branch`; None if there is nothing to tell apart."""
+    def labels(self, branch: Branch, choice: str, tools: Toolbox, name: str) -> Labels | None:
+        """For an output that begins at the end of `branch`; None if there is nothing to tell apart.
+        `name`: see `call_id`."""
         if choice == "none":
             tools = _NO_TOOLS
         if not tools and self.dialect.thought is None:
             return None
-        reader = Reader(self.dialect, tools, branch.position)
+        reader = Reader(self.dialect, tools, branch.position, name)
         reader.prime(*_turn_so_far(branch))
         return Labels(reader)
 
@@ -101,7 +102,7 @@ class Speech:
         prompt, said = _turn_so_far(branch, segment)
         if len(said) > PRIMED_MOST:
             return None
-        whole = Reader(self.dialect, reader.tools, reader.position)
+        whole = Reader(self.dialect, reader.tools, reader.position, reader.name)
         whole.prime(prompt, "")
         whole.feed(said + segment.text)
         whole.finish()

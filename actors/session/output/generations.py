@@ -134,7 +134,9 @@ class Generations:
         segment = OutputSegment(position, op=op.id, client=task.frame.client)
         segment.quiet = op.quiet or op.hidden
         segment.charge(self._state.meter, SEGMENT)
-        reading = speech.labels(branch, op.tool_choice, tools)
+        # Clients that give no name have one that nobody else has, so an HTTP request has its own.
+        name = f"{task.frame.client} {op.id} {branch.name}"
+        reading = speech.labels(branch, op.tool_choice, tools, name)
         if reading is not None:
             segment.read(reading)
         if not chat:

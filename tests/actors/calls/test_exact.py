@@ -204,7 +204,27 @@ def test_schemas_that_cannot_be_kept(strict: bool | None, demanded: bool, refuse
             automaton(calls.forced)
     else:
         notes = structure_automaton(Structure(calls.forced))[1]
-        assert (len(notes) == 1 and "any object is allowed" in notes[0]) == (strict is None)
+        noted = len(notes) == 1 and "any object is allowed" in notes[0]
+        assert noted == (strict is None or demanded)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_forced_call_of_a_tool_that_is_not_strict_is_valid(name: str) -> None:
+    dialect = DIALECTS[name]
+    loose = Toolbox(
+        [{**tool, "strict": False} for tool in (each.get("function", each) for each in TOOLS)]
+    )
+    written = SHORT.get(name) or written_of(dialect)
+
+    def forced(tools: Toolbox) -> Automaton:
+        calls = exact_calls(
+            dialect, written, tools.tools, demanded=True, parallel=False, ends_output=lambda mark: False
+        )
+        assert calls is not None
+        return automaton(calls.forced)
+
+    for seed in range(4):
+        assert forced(BOX).accepts(sample(forced(loose), random.Random(seed), 30))
 
 
 def test_no_calls_no_structure() -> None:

@@ -112,7 +112,7 @@ def test_line_breaks_inside_a_string() -> None:
 def test_the_shape_is_openais() -> None:
     assert read(f"<tool_call>{CALL}</tool_call>").calls == [
         {
-            "id": call_id(40, 0),
+            "id": call_id("", 40, 0),
             "type": "function",
             "function": {"name": "weather", "arguments": '{"city": "Köln"}'},
         }
@@ -120,7 +120,7 @@ def test_the_shape_is_openais() -> None:
 
 
 def test_ids_are_unique_and_nine_alphanumeric_characters() -> None:
-    ids = [call_id(position, index) for position in (0, 40, 2**31 - 1) for index in (0, 1, 99)]
+    ids = [call_id("c", position, index) for position in (0, 40, 2**31 - 1) for index in (0, 1, 99)]
     assert len(set(ids)) == len(ids)
     assert all(len(i) == 9 and i.isalnum() for i in ids)
 

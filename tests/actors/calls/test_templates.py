@@ -242,7 +242,7 @@ def test_a_generated_call_is_a_call_when_it_is_rendered_again(name: str) -> None
     opening = template.speech.opening(wanted, Toolbox(tools), chat=True)
     writer.open_turn(branch, Open(client="c", template="strict", tools=tools), opening)
     segment = OutputSegment(branch.position)
-    reading = template.speech.labels(branch, "auto", Toolbox(tools))
+    reading = template.speech.labels(branch, "auto", Toolbox(tools), "")
     assert reading is not None
     segment.read(reading)
     text = rest_of(template, messages[: turn + 1], tools, opening)

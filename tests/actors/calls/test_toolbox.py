@@ -5,17 +5,12 @@ import pytest
 from ramify.actors.calls.toolbox import MAX_CALLS, Call, Toolbox, call_id, decode, shaped
 
 
-@pytest.mark.parametrize(
-    ("position", "index", "ident"),
-    [
-        (0, 0, "c00000000"),
-        (35, 35, "c00000z0z"),
-        (36, 1, "c00001001"),
-        (36**6 - 1, 36**2 - 1, "czzzzzzzz"),
-    ],
-)
-def test_an_id_says_where_a_call_is(position: int, index: int, ident: str) -> None:
-    assert call_id(position, index) == ident
+def test_ids_of_calls_differ_by_output_place_and_number() -> None:
+    where = [(f"c{name}", at, i) for name in range(20) for at in (0, 35, 2**31) for i in range(100)]
+    ids = [call_id(*each) for each in where]
+    assert len(set(ids)) == len(where)
+    assert ids == [call_id(*each) for each in where]  # a replay gives the same
+    assert all(len(ident) == 9 and ident.isascii() and ident.isalnum() for ident in ids)
 
 
 @pytest.mark.parametrize(

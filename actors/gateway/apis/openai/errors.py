@@ -1,13 +1,14 @@
 """Errors in the shape of OpenAI's API, with the HTTP status from which clients make their exceptions."""
 
 import re
+from collections.abc import Container
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
 from ramify.actors.gateway.port.http import Response, error_in
-from ramify.protocol.errors import BadRequest, Code, RamifyError
+from ramify.protocol.errors import BadRequest, Code, InvalidField, RamifyError
 from ramify.protocol.wire import Error
 
 # The status of each code of ours: clients try 408, 409, 429 and 5xx again, the others never.
@@ -115,6 +116,15 @@ def _too_long(error: Error | RamifyError) -> str:
         f"This model's maximum context length is {most} tokens. However, the input results in at least "
         f"{tokens} tokens. Shorten the input; `max_tokens` of the answer come on top."
     )
+
+
+def check_result(where: str, ident: str, known: Container[str | None]) -> None:
+    """Raises InvalidField for a result of a call that is not `known`."""
+    if ident not in known:
+        raise InvalidField(
+            f"`{where}` {ident[:64]!r} is the id of no call before it: send the call, too",
+            details={"field": where},
+        )
 
 
 def of_error(error: Error | RamifyError) -> Response:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from ramify.actors.gateway.apis.openai.effort import Asked, Thinking, switched, thinking
+from ramify.actors.gateway.apis.openai.errors import check_result
 from ramify.actors.gateway.apis.openai.retention import Retention
 from ramify.actors.gateway.apis.openai.structural_tags import structural_constraint
 from ramify.actors.gateway.port.interfaces import Served
@@ -325,6 +326,12 @@ class ChatRequest(_Settings, kw_only=True, frozen=True):
             check_json(self.tools, "tools")
         if self.metadata is not None:
             check_json(self.metadata, "metadata")
+        known: set[str | None] = set()
+        for i, message in enumerate(self.messages):
+            ids = [call.get("id") for call in message.tool_calls or ()]
+            known.update(ident if isinstance(ident, str) else None for ident in ids)
+            if message.role == "tool" and message.tool_call_id is not None and None not in known:
+                check_result(f"messages[{i}].tool_call_id", message.tool_call_id, known)
 
     def constraint(self) -> Constraint | None:
         given = super().constraint()

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from ramify.actors.gateway.apis.openai.effort import Asked, Thinking, thinking
+from ramify.actors.gateway.apis.openai.errors import check_result
 from ramify.actors.gateway.apis.openai.requests import (
     JsonSchemaFormat,
     Struct,
@@ -335,7 +336,12 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
             return made
         if isinstance(self.input, str):
             return [*made, ChatMessage(role="user", content=self.input)]
-        return made + list(_messages(_items(self.input)))
+        items = _items(self.input)
+        known = {item.call_id for item in items if isinstance(item, CallItem)}
+        for i, item in enumerate(items if self.previous_response_id is None else ()):
+            if isinstance(item, CallOutputItem):
+                check_result(f"input[{i}].call_id", item.call_id, known)
+        return made + list(_messages(items))
 
 
 def _with_id(item: JsonObject, unique: str) -> JsonObject:

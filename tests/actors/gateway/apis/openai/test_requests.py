@@ -211,3 +211,33 @@ def test_half_a_million_token_ids_are_looked_at_without_a_line_for_each() -> Non
         sys.settrace(before)
     assert lines < 2000
     assert len(dialogue.ops) == 3
+
+
+CALLED: dict[str, Any] = {
+    "role": "assistant",
+    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+}
+RESULT: dict[str, Any] = {"role": "tool", "tool_call_id": "c1", "content": "4"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "place"),
+    [
+        ([RESULT], 0),
+        ([CALLED, RESULT | {"tool_call_id": "c2"}], 1),
+        ([RESULT, CALLED], 0),
+        ([CALLED, RESULT, RESULT], None),
+        ([CALLED, {"role": "user", "content": "Well?"}, RESULT], None),
+        ([CALLED, {"role": "tool", "content": "4"}], None),
+        ([CALLED, {"role": "user", "content": "No result."}], None),
+        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}, RESULT], None),
+        ([{"role": "user", "content": "x", "tool_call_id": "c2"}], None),
+    ],
+)
+def test_a_result_is_of_a_call(messages: list[dict[str, Any]], place: int | None) -> None:
+    if place is None:
+        assert len(chat(messages=messages).messages) == len(messages)
+        return
+    with pytest.raises(BadRequest, match="is the id of no call before it") as raised:
+        chat(messages=messages)
+    assert raised.value.details == {"field": f"messages[{place}].tool_call_id"}

@@ -98,3 +98,12 @@ def test_a_picture_in_the_input_is_refused_with_a_way_to_go() -> None:
     request = decode(json.dumps(asked).encode(), ResponseRequest)
     with pytest.raises(BadRequest, match=r"`input\[1\].content\[0\].type` 'input_image': no served"):
         request.messages(instructed=False)
+
+
+def test_an_output_is_of_a_call() -> None:
+    output = {"type": "function_call_output", "call_id": "c2", "output": "4"}
+    with pytest.raises(BadRequest, match=r"`input\[1\].call_id` 'c2' is the id of no call") as raised:
+        asked(input=[CALL, output]).messages(instructed=False)
+    assert raised.value.details == {"field": "input[1].call_id"}
+    assert asked(input=[CALL | {"call_id": "c2"}, output]).messages(instructed=False)
+    assert asked(input=[output], previous_response_id="resp_1").messages(instructed=True)
