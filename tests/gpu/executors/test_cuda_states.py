@@ -61,9 +61,9 @@ def test_as_transformers(case: str, where: Any, tmp_path: Path, drive: Any) -> N
         ours = d.forward(extends=[ExtendRow(2, start, pack(run), True)])[0].log_softmax(-1)
         torch.testing.assert_close(ours.cpu(), likely[start + len(run) - 1], atol=tolerance, rtol=0)
     plans: list[dict[str, Any]] = [
-        {"closes": [2], "opens": [d.open(0, d.pages(0, 128))],
+        {"closes": [2], "opens": [d.open(0, d.pages(0, 256))],
          "extends": [ExtendRow(0, 0, pack(first), True)]},
-        {"decodes": [0], "opens": [d.open(1, d.pages(1000, 160))],
+        {"decodes": [0], "opens": [d.open(1, d.pages(1000, 256))],
          "extends": [ExtendRow(1, 0, pack(long[:70]), False)]},
         {"decodes": [0], "extends": [ExtendRow(1, 70, pack(long[70:-1]), False)]},
         {"decodes": [0], "extends": [ExtendRow(1, len(long) - 1, pack(long[-1:]), True)]},
