@@ -297,9 +297,16 @@ class Branch:
         retain_s: float | None = None,
         persist: Persist | None = None,
         meta: dict[str, Any] | None = None,
+        hints: dict[str, Any] | None = None,
     ) -> Ok:
-        """Rename, keep its KV warm for a while, save it, or attach facts of your own."""
+        """Rename, keep its KV warm for a while, save it, or attach facts of your own.
+
+        `hints`: as `kv_hints`; what became of each action is `result["kv_hints"]` of the reply.
+        """
         op = Set(id=UNSENT, branch=self.name, name=name, retain_s=retain_s, persist=persist, meta=meta)
+        if hints is not None:
+            given = cast(Set, _op({"type": "set", "hints": hints})).hints
+            op = msgspec.structs.replace(op, hints=given)
         reply = await self.session.ok(op)
         if name is not None:
             self.name = name

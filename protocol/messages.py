@@ -117,11 +117,19 @@ class Reopen(Base, frozen=True):
 
 
 class Inspect(Base, frozen=True):
-    """Ask how much of each branch is resident. Answered by `Inspected` to the session."""
+    """Ask how much of each branch is resident. Answered by `Inspected` to the session.
+
+    Before that, of the first branch: `leases`: keep the first tokens (None: all, and what follows), each
+    until its time, in the share of `owner`; how many are kept follows in the answer. `demote`: evict it
+    before all others.
+    """
 
     session: int
     id: int
     branches: list[int]
+    leases: list[tuple[int | None, float]] = []
+    owner: str = ""
+    demote: bool = False
 
 
 # From the scheduler: one `Settle` per step at most.
@@ -491,7 +499,8 @@ class NotCompiled(Base, frozen=True):
 
 
 class Inspected(Base, frozen=True):
-    """Answer to `Inspect`: resident tokens of each branch, in the order asked (-1: unknown)."""
+    """Answer to `Inspect`: resident tokens of each branch, in the order asked (-1: unknown), and those
+    that each lease keeps."""
 
     id: int
     resident: list[int]

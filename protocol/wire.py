@@ -37,6 +37,7 @@ MAX_CHOICES = 1 << 17  # bytes of all choices of one op: what is scored is a tre
 _INT31 = 2**31 - 1
 _INT53 = 2**53 - 1  # what every JSON reader keeps exactly
 MONTH_S = 30 * 86400
+RETAIN_S = 300.0  # of what is to be kept without a word for how long
 
 # Not Meta(pattern=...): with it, msgspec 0.22 on Python 3.11 crashes some processes at exit.
 BranchName = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -346,6 +347,59 @@ class Rollback(Op, kw_only=True, frozen=True):
     turns: Count | None = None
 
 
+class KvAction(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """One suggestion of `KvHints`. What is not served is rejected, and harms nothing."""
+
+    action_id: ShortText
+    action_type: ShortText
+    action_version: ShortText
+    payload: JsonObject = {}
+
+    def __post_init__(self) -> None:
+        check_json(self.payload, "payload")
+
+
+class KvHints(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """What an orchestrator suggests for KV, in the envelope of other engines (vLLM's RFC 53421,
+    SGLang's 36224)."""
+
+    protocol_version: Literal["0.1"]
+    message_id: ShortText
+    actions: Annotated[list[KvAction], Meta(max_length=16)]
+
+
+class KvLease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """What `kv.retain` and `kv.pin` ask: tokens up to `end` (None: all, and what follows), for so long.
+
+    `priority` 0: no longer.
+    """
+
+    start: Position = 0
+    end: Annotated[int, Meta(ge=1, le=_INT53)] | None = None
+    priority: Annotated[int, Meta(ge=0, le=100)] = 1
+    duration: Seconds | None = None
+    covers_output: bool = False
+
+    @property
+    def tokens(self) -> int | None:
+        """How many are kept; None: all."""
+        return None if self.covers_output else self.end
+
+    @property
+    def seconds(self) -> float:
+        """How long; 0.0: no longer."""
+        if not self.priority:
+            return 0.0
+        return RETAIN_S if self.duration is None else self.duration
+
+
+class KvRetain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """The same for several places."""
+
+    directives: Annotated[list[KvLease], Meta(max_length=16)]
+    scope: None = None
+
+
 class Set(Op, kw_only=True, frozen=True):
     branch_fields = ("branch", "name")
     json_fields = ("meta",)
@@ -355,6 +409,7 @@ class Set(Op, kw_only=True, frozen=True):
     retain_s: Seconds | None = None
     persist: Persist | None = None
     meta: JsonObject | None = None
+    hints: KvHints | None = None
 
 
 class Drop(Op, kw_only=True, frozen=True):

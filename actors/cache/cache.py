@@ -145,11 +145,17 @@ class RadixCache:
     def inspect(self, message: m.Inspect) -> m.Inspected:
         """O(branches and cold nodes): a cold path that many of the branches share is walked once."""
         found: dict[Node, int] = {}  # cold nodes that were passed
-        resident = []
+        resident, kept = [], [0] * len(message.leases)
+        first = self.branches.find(message.branches[0]) if message.leases or message.demote else None
+        if first is not None:
+            branch, owner = message.branches[0], message.owner
+            kept = [self.leases.keep(branch, first, owner, t, end) for end, t in message.leases]
+            if message.demote:
+                self.residency.demote(first)
         for branch in message.branches:
             node = self.branches.find(branch)
             resident.append(-1 if node is None else self._resident(node, found))
-        return m.Inspected(message.id, resident)
+        return m.Inspected(message.id, resident + kept)
 
     # --- what is resident, for routers ------------------------------------------------------
 

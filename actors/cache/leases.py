@@ -84,6 +84,23 @@ class Leases:
             self._put_off(lease, until)
         return lease.node.end
 
+    def keep(self, branch: int, node: Node, holder: str, until: float, end: int | None) -> int:
+        """As `retain`; with `end`: the first tokens of the path to `node`, wherever the branch goes."""
+        if end is None:
+            return self.retain(branch, node, holder, until)
+        node = self._tree.ancestor(node, min(end, node.end))
+        lease = self._standing.get((holder, node))
+        if until <= 0.0:
+            if lease is not None:
+                self._end(lease)
+            return 0
+        if lease is None:
+            lease = self._grant(None, node, holder, until)
+            return lease.node.end if lease is not None else 0
+        if until > lease.until:
+            self._put_off(lease, until)
+        return node.end
+
     def follow(self, branch: int, node: Node) -> None:
         """The branch ends at `node` now."""
         lease = self._of.get(branch)
@@ -119,15 +136,24 @@ class Leases:
 
     # --- internals --------------------------------------------------------------------------
 
-    def _grant(self, branch: int, node: Node, holder: str, until: float) -> Lease | None:
-        """A lease on as much of the path as fits; None: the holder has too many."""
+    def _grant(self, branch: int | None, node: Node, holder: str, until: float) -> Lease | None:
+        """A lease on as much of the path as fits; None: the holder has too many, or nothing fits."""
         if self._counts[holder] >= self.bounds.leases:
             return None
         lease = Lease(self._fit(node, holder), holder, until, branch)
+        other = self._standing.get((holder, lease.node)) if branch is None else None
+        if branch is None and lease.node.parent is None:
+            return None
         self._counts[holder] += 1
-        self._of[branch] = lease
         self._hold(lease)
         self._note(lease)
+        if branch is not None:
+            self._of[branch] = lease
+            return lease
+        if other is not None:
+            self._merge(lease, other)
+        self._standing[holder, lease.node] = lease
+        self._supersede(lease)
         return lease
 
     def _fit(self, node: Node, holder: str) -> Node:

@@ -94,6 +94,16 @@ class Residency:
         self._uses += 1
         node.last_use = self._uses
 
+    def demote(self, node: Node) -> None:
+        """Nobody comes back to `node`: it goes first, with what leads to it alone. O(those nodes)."""
+        while node.parent is not None and not node.locks and not node.held and node.refs < 2:
+            node.last_use = self.next_rank()
+            if node.stamp:
+                self.victims.push(node)
+            node = node.parent
+            if len(node.children) > 1:
+                return
+
     def next_rank(self) -> int:
         """Rank of spare work: evicted before anything used; newest first."""
         self._ranks -= 1

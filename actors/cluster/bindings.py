@@ -133,6 +133,8 @@ class Bindings:
             if isinstance(message, ExtendBranch):
                 self._routing.extended(session, len(message.tokens) // 4)
         elif isinstance(message, Inspect):
+            if message.leases or message.demote:  # to be done where it will be
+                self._hold(session, entry, message)
             self._answer(session, Inspected(message.id, [0] * len(message.branches)))
         else:
             self._hold(session, entry, message)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ramify.protocol.messages import Finished, RetainBranches, Submit, Tokens
+from ramify.protocol.messages import Finished, Inspect, RetainBranches, Submit, Tokens
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -43,7 +43,11 @@ class Shift:
             deadline = None if message.deadline is None else message.deadline + ahead
             return msgspec.structs.replace(message, deadline=deadline, arrived=message.arrived + ahead)
         if isinstance(message, RetainBranches):  # 0: no longer
-            return RetainBranches({b: t and t + ahead for b, t in message.until.items()})
+            until = {b: t and t + ahead for b, t in message.until.items()}
+            return msgspec.structs.replace(message, until=until)
+        if isinstance(message, Inspect) and message.leases:
+            leases = [(end, t and t + ahead) for end, t in message.leases]
+            return msgspec.structs.replace(message, leases=leases)
         return message
 
     def outward(self, message: Any) -> Any:

@@ -33,7 +33,7 @@ from ramify.actors.session.ops.tree import Trees
 from ramify.actors.session.sockets.clients import Identity, ReplyLog
 from ramify.actors.session.sockets.publisher import Publisher, error_message, refusals
 from ramify.actors.session.sockets.subscriber import Subscriber
-from ramify.actors.session.sockets.view import Inspections, View
+from ramify.actors.session.sockets.view import View
 from ramify.actors.tokenizer import Tokenizer
 from ramify.actors.tokenizer.detokenizer import Detokenizer
 from ramify.protocol.errors import LimitExceeded, RamifyError
@@ -94,7 +94,7 @@ class SessionCore:
         self.publisher = Publisher(state, on_forget=lambda client: self._attachments.forget(client))
         self.runner = OpRunner(state, self.publisher, self.writer, detokenizer, random_seed)
         self.generations = self.runner.generations
-        self._inspections = Inspections(state)
+        self._inspections = self.runner.inspections
         rewritten, kept = self.writer.rewritten, kept_s is not None
         self._view = View(identity, state, server, rewritten=rewritten, stored=kept)
         self._trees = Trees(state, self.publisher, self._inspections, self._view)

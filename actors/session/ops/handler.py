@@ -19,6 +19,7 @@ from ramify.actors.session.ops.texts import Prompts, Texts
 from ramify.actors.session.output.generations import Generations
 from ramify.actors.session.sockets.publisher import Publisher
 from ramify.actors.session.sockets.subscriber import Subscriber
+from ramify.actors.session.sockets.view import Inspections
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Conflict, LimitExceeded
 from ramify.protocol.wire import Ok, Op
@@ -62,6 +63,7 @@ class OpContext:
     """The parts of a session that its ops work with. The time is `publisher.now`.
 
     `scored(branch)`: whether an op that waits wants the mean log-probability of what is generated there.
+    `end(task, reply)`: see `OpRunner.end`.
     """
 
     def __init__(
@@ -72,6 +74,8 @@ class OpContext:
         selects: Selects,
         publisher: Publisher,
         scored: Callable[[str], bool],
+        inspections: Inspections,
+        end: Callable[[Task, Ok], None],
     ) -> None:
         self.state = state
         self.writer = writer
@@ -79,6 +83,8 @@ class OpContext:
         self.selects = selects
         self.publisher = publisher
         self.scored = scored
+        self.inspections = inspections
+        self.end = end
         self.prompts = Prompts(state, writer, publisher)
         self.texts = Texts(state, writer, generations, selects, publisher)
 

@@ -1,6 +1,7 @@
 """Makes `state` messages: the answers to `open` and to `tree`. Pure."""
 
 from collections.abc import Callable
+from typing import TypedDict, Unpack
 
 from ramify.actors.kit.memory import json_size
 from ramify.actors.session.branches.branch import Branch
@@ -15,19 +16,27 @@ UNKNOWN = -1  # tokens of a branch that are resident
 BRANCH, TURN, TOKEN = 250, 100, 8  # bytes on the wire, beside names and text
 
 
+class Suggested(TypedDict, total=False):
+    """Fields of `Inspect`."""
+
+    leases: list[tuple[int | None, float]]
+    demote: bool
+
+
 class Inspections:
     """Asks the cache how many tokens of branches are resident, and passes on the answers."""
 
     def __init__(self, state: SessionState) -> None:
         self._state = state
-        self._waiting: dict[int, tuple[list[int], Then]] = {}  # branch handles
+        self._waiting: dict[int, tuple[Inspect, Then]] = {}
 
-    def ask(self, branches: list[Branch], then: Then) -> None:
-        """`then` gets the resident tokens of each branch, UNKNOWN if nobody can tell."""
+    def ask(self, branches: list[Branch], then: Then, **what: Unpack[Suggested]) -> None:
+        """`then` gets the resident tokens of each branch, UNKNOWN if nobody can tell; see `Inspect`."""
         ident = self._state.next_id()
         handles = [branch.handle for branch in branches]
-        self._waiting[ident] = (handles, then)
-        self._state.out.cache.append(Inspect(self._state.number, ident, handles))
+        question = Inspect(self._state.number, ident, handles, owner=self._state.owner, **what)
+        self._waiting[ident] = (question, then)
+        self._state.out.cache.append(question)
 
     def answered(self, message: Inspected) -> None:
         """The cache's answer."""
@@ -38,13 +47,12 @@ class Inspections:
     def give_up(self) -> None:
         """The cache is gone: answer all with UNKNOWN."""
         while self._waiting:  # those who are answered may ask
-            handles, then = self._waiting.pop(next(iter(self._waiting)))
-            then([UNKNOWN] * len(handles))
+            question, then = self._waiting.pop(next(iter(self._waiting)))
+            then([UNKNOWN] * len(question.branches))
 
     def ask_again(self) -> None:
         """Another cache has the branches now."""
-        for ident, (handles, _) in self._waiting.items():
-            self._state.out.cache.append(Inspect(self._state.number, ident, handles))
+        self._state.out.cache += [question for question, _ in self._waiting.values()]
 
 
 class View:

@@ -1,6 +1,6 @@
 /** What a program holds of a branch: `Branch`, the ops of a session for one name. */
 
-/** @import { BranchState, ChatMessage, GenerateFields, JoinFields, OkMessage, PruneFields, Role, SelectFields }
+/** @import { BranchState, ChatMessage, GenerateFields, JoinFields, KvHints, OkMessage, PruneFields, Role, SelectFields }
  *    from "./protocol.js" */
 /** @import { Generation } from "./generation.js" */
 /** @import { Abortable, Session, Short } from "./session.js" */
@@ -88,7 +88,7 @@ export class Branch {
   }
 
   /** Rename, keep its KV warm for a while, or attach facts of your own.
-   *  @param {{name?: string, retain_s?: number, persist?: "none" | "lazy" | "sync", meta?: Record<string, unknown>} & Abortable} fields */
+   *  @param {{name?: string, retain_s?: number, persist?: "none" | "lazy" | "sync", meta?: Record<string, unknown>, hints?: KvHints} & Abortable} fields */
   async set(fields) {
     const ok = await this.session.set({ ...fields, branch: this.name });
     if (fields.name !== undefined) this.name = fields.name;

@@ -193,6 +193,11 @@
  * @property {number} [prompt]  this and the next with `open.usage`, as in `Usage`
  * @property {number} [cached]
  *
+ * @typedef {object} KvHints  Suggestions for KV; the reply's `result.kv_hints` says what became of each.
+ * @property {"0.1"} protocol_version
+ * @property {string} message_id
+ * @property {{action_id: string, action_type: string, action_version: string, payload?: Record<string, unknown>}[]} actions
+ *
  * @typedef {object} Usage  Tokens, and milliseconds from the op's arrival.
  * @property {number} prompt
  * @property {number} cached

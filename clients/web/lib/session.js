@@ -21,7 +21,7 @@ import { wholeTree } from "./tree.js";
 
 /** @import { NewOp, Sendable } from "./core.js" */
 /** @import { LinkOptions, Status, StatusChange } from "./link.js" */
-/** @import { ChatMessage, DeltaMessage, ErrorMessage, EventMessage, GenerateFields, JoinFields, Note, OkMessage, OpenFields,
+/** @import { ChatMessage, DeltaMessage, ErrorMessage, EventMessage, GenerateFields, JoinFields, KvHints, Note, OkMessage, OpenFields,
  *    PruneFields, SelectFields, StateMessage } from "./protocol.js" */
 /** @import { Ticket, Stream } from "./stream.js" */
 
@@ -310,8 +310,8 @@ export class Session extends Target {
   }
 
   /** Rename a branch, keep its KV warm, or attach a JSON object; without `branch`: to the session.
-   *  @param {{branch?: string, name?: string, retain_s?: number, persist?: "none" | "lazy" | "sync", meta?: Record<string, unknown>}
-   *    & Abortable} fields @returns {Promise<OkMessage>} */
+   *  @param {{branch?: string, name?: string, retain_s?: number, persist?: "none" | "lazy" | "sync", meta?: Record<string, unknown>,
+   *    hints?: KvHints} & Abortable} fields @returns {Promise<OkMessage>} */
   set({ signal, ...fields }) {
     return this.#one({ type: "set", ...fields }, signal);
   }

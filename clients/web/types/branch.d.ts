@@ -1,9 +1,9 @@
 /** What a program holds of a branch: `Branch`, the ops of a session for one name. */
-import type { BranchState, ChatMessage, GenerateFields, JoinFields, OkMessage, PruneFields, Role, SelectFields } from "./protocol.js";
+import type { BranchState, ChatMessage, GenerateFields, JoinFields, KvHints, OkMessage, PruneFields, Role, SelectFields } from "./protocol.js";
 import type { Generation } from "./generation.js";
 import type { Abortable, Session, Short } from "./session.js";
 export type Alone = Omit<GenerateFields, "n" | "as"> & Short & Abortable;
-/** @import { BranchState, ChatMessage, GenerateFields, JoinFields, OkMessage, PruneFields, Role, SelectFields }
+/** @import { BranchState, ChatMessage, GenerateFields, JoinFields, KvHints, OkMessage, PruneFields, Role, SelectFields }
  *    from "./protocol.js" */
 /** @import { Generation } from "./generation.js" */
 /** @import { Abortable, Session, Short } from "./session.js" */
@@ -63,12 +63,13 @@ export declare class Branch {
         turns?: number;
     } & Abortable): Promise<OkMessage>;
     /** Rename, keep its KV warm for a while, or attach facts of your own.
-     *  @param {{name?: string, retain_s?: number, persist?: "none" | "lazy" | "sync", meta?: Record<string, unknown>} & Abortable} fields */
+     *  @param {{name?: string, retain_s?: number, persist?: "none" | "lazy" | "sync", meta?: Record<string, unknown>, hints?: KvHints} & Abortable} fields */
     set(fields: {
         name?: string;
         retain_s?: number;
         persist?: "none" | "lazy" | "sync";
         meta?: Record<string, unknown>;
+        hints?: KvHints;
     } & Abortable): Promise<OkMessage>;
     /** Release the branch. @param {Abortable} [options] */
     drop(options?: Abortable): Promise<OkMessage[] | OkMessage>;

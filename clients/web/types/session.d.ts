@@ -14,7 +14,7 @@ import { RamifyError } from "./errors.js";
 import { Generation } from "./generation.js";
 import type { NewOp } from "./core.js";
 import type { LinkOptions, Status, StatusChange } from "./link.js";
-import type { ChatMessage, DeltaMessage, EventMessage, GenerateFields, JoinFields, Note, OkMessage, OpenFields, PruneFields, SelectFields, StateMessage } from "./protocol.js";
+import type { ChatMessage, DeltaMessage, EventMessage, GenerateFields, JoinFields, KvHints, Note, OkMessage, OpenFields, PruneFields, SelectFields, StateMessage } from "./protocol.js";
 import type { Ticket } from "./stream.js";
 export type SessionOptions = {
     /**
@@ -365,14 +365,15 @@ export declare class Session extends Target {
         tokens?: boolean;
     } & Abortable): Promise<StateMessage>;
     /** Rename a branch, keep its KV warm, or attach a JSON object; without `branch`: to the session.
-     *  @param {{branch?: string, name?: string, retain_s?: number, persist?: "none" | "lazy" | "sync", meta?: Record<string, unknown>}
-     *    & Abortable} fields @returns {Promise<OkMessage>} */
+     *  @param {{branch?: string, name?: string, retain_s?: number, persist?: "none" | "lazy" | "sync", meta?: Record<string, unknown>,
+     *    hints?: KvHints} & Abortable} fields @returns {Promise<OkMessage>} */
     set({ signal, ...fields }: {
         branch?: string;
         name?: string;
         retain_s?: number;
         persist?: "none" | "lazy" | "sync";
         meta?: Record<string, unknown>;
+        hints?: KvHints;
     } & Abortable): Promise<OkMessage>;
     /** The session as one file, with all its branches: `connect(url, { import: file })` makes a new one of it. Rejects with
      *  Conflict while ops run, LimitExceeded if it does not fit into a frame.

@@ -363,3 +363,38 @@ def test_what_ended_last_goes_last(bench) -> None:
     b.finish(5, 4)
     fill(b, 3, 300, count=1)
     assert b.resident(1, 2) == [4, 3]
+
+
+def test_what_is_demoted_goes_first_as_far_as_it_is_nobody_elses(bench) -> None:
+    b = bench(pages=10)
+    b.open(1, [1, 2, 3])
+    b.run(7, 1)
+    b.fork(1, [2], 2)
+    b.extend(2, [8, 8])
+    b.run(8, 2)  # last used
+    b.open(3, [5, 6])
+    b.run(9, 3)
+    assert b.cache.inspect(m.Inspect(1, 1, [2], demote=True)).resident == [4]
+    b.check()
+    b.open(4, [21, 22, 23, 24])  # 3 are free
+    b.run(10, 4)
+    assert b.resident(1, 2, 3) == [3, 3, 2]
+    b.open(5, [31])
+    b.run(11, 5)
+    assert b.resident(1, 2, 3) == [3, 2, 2]
+    assert b.cache.inspect(m.Inspect(1, 1, [9], [(2, 5.0)], demote=True)).resident == [-1, 0]
+
+
+def test_what_is_retained_is_not_demoted_by_another_branch(bench) -> None:
+    b = bench(pages=6)
+    b.open(1, [1, 2, 3])
+    b.run(7, 1)
+    b.retain(1, 50.0)
+    b.fork(1, [2], 3)
+    b.cache.inspect(m.Inspect(1, 1, [2], demote=True))
+    b.check()
+    b.open(3, [5, 6, 7])
+    b.run(8, 3)
+    b.open(4, [9])
+    b.run(9, 4)
+    assert b.resident(1, 3) == [3, 2]

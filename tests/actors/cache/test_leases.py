@@ -159,3 +159,50 @@ def test_what_does_not_fit_is_left_out(tree: RadixTree, lowered: list[Node]) -> 
     assert leases.tokens["a"] == 5
     branches.extend(1, array(105))
     assert (leases.of(1).node.end, leases.tokens["a"]) == (5, 6)  # type: ignore[union-attr]
+
+
+def keep(branches: Branches, leases: Leases, end: int | None, until: float, holder: str = "") -> int:
+    return leases.keep(1, branches.head(1), holder, until, end)
+
+
+def test_prefixes_are_kept_each_for_its_time(
+    branches: Branches, leases: Leases, tree: RadixTree
+) -> None:
+    branches.extend(1, array(*range(7, 15)))
+    assert [keep(branches, leases, end, until) for end, until in ((3, 9.0), (6, 5.0), (None, 2.0))] == [
+        3, 6, 10,
+    ]  # fmt: skip
+    assert (leases.tokens[""], len(leases)) == (10, 3)
+    leases.expire(2.0)
+    assert leases.tokens[""] == 6
+    branches.rollback(1, 1)  # the branch goes elsewhere, what is kept does not
+    branches.extend(1, array(50))
+    assert leases.tokens[""] == 6
+    leases.expire(5.0)
+    assert leases.tokens[""] == 3
+    leases.expire(9.0)
+    assert (leases.tokens, len(leases)) == ({}, 0)
+
+
+def test_a_prefix_is_kept_once_and_as_long_as_any_one_says(branches: Branches, leases: Leases) -> None:
+    for until in (5.0, 9.0, 7.0):
+        assert keep(branches, leases, 2, until) == 2
+    assert [lease.until for lease in leases.all()] == [9.0]
+    assert keep(branches, leases, 99, 20.0) == 2  # there is no more of it
+    assert keep(branches, leases, 2, 0.0) == 0
+    assert (leases.tokens, len(leases)) == ({}, 0)
+    assert keep(branches, leases, 1, 0.0) == 0  # it was not kept
+
+
+def test_prefixes_have_their_holders_bounds(branches: Branches, leases: Leases) -> None:
+    branches.extend(1, array(*range(7, 15)))
+    leases.bounds = Bounds(tokens=4, leases=2)
+    assert keep(branches, leases, 6, 5.0) == 4
+    assert keep(branches, leases, 8, 7.0) == 4  # no further, but longer
+    assert [lease.until for lease in leases.all()] == [7.0]
+    assert keep(branches, leases, 2, 9.0) == 2
+    assert keep(branches, leases, 1, 9.0) == 0  # two are there
+    assert keep(branches, leases, 1, 9.0, "ann") == 1
+    leases.bounds = Bounds(tokens=0)
+    assert keep(branches, leases, 5, 5.0, "bob") == 0
+    assert "bob" not in leases.tokens

@@ -172,6 +172,24 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.branches.drop(branch, keep=True)
         del self.branches[branch]
 
+    @has_branch
+    @rule(
+        which=picks,
+        ends=st.lists(st.one_of(st.none(), st.integers(1, 12)), max_size=3),
+        seconds=st.sampled_from([0.0, 1.0, 50.0]),
+        demote=st.booleans(),
+    )
+    def suggest(self, which: int, ends: list[int | None], seconds: float, demote: bool) -> None:
+        """Prefixes are kept, as far as the owner's share goes; each answer says how far."""
+        branch = self.pick(which)
+        until = self.now + seconds if seconds else 0.0
+        leases = [(end, until) for end in ends]
+        found = self.cache.inspect(m.Inspect(1, 1, [branch], leases, "hints", demote)).resident
+        length = len(self.branches[branch][1])
+        assert len(found) == 1 + len(ends)
+        kept = zip(ends, found[1:], strict=True)
+        assert all(0 <= has <= (length if end is None else min(end, length)) for end, has in kept)
+
     @invariant()
     def nobody_retains_too_much(self) -> None:
         self.most = max(self.most, self.cache.total * self.cache.page_size)  # a pool may get smaller

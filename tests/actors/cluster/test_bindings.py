@@ -112,8 +112,11 @@ def test_a_session_is_placed_with_its_first_request() -> None:
     tell(m.Inspect(5, handle(5, 2), [handle(5, 1)]))
     assert wires.answers == [(5, m.Inspected(handle(5, 2), [0]))]
     assert wires.told == {}
+    suggested = m.Inspect(5, handle(5, 4), [handle(5, 1)], [(None, 9.0)])
+    tell(suggested)  # done where it will be, and answered now: its client waits for it
+    assert wires.answers[1:] == [(5, m.Inspected(handle(5, 4), [0]))]
     tell(submit(5, 3))
-    assert wires.told == {0: [opened, extend, submit(5, 3)]}
+    assert wires.told == {0: [opened, extend, suggested, submit(5, 3)]}
     tell(extend)
     assert wires.told[0][-1] == extend
     assert wires.told[1] == []

@@ -23,6 +23,10 @@ def test_times_of_the_front_become_times_here() -> None:
     without = shift.inward(m.Submit(1, 2, 3, 4, SamplingParams(), arrived=4.0))
     assert (without.deadline, without.arrived) == (None, 108.5)
     assert shift.inward(m.RetainBranches({1: 5.0, 2: 0.0})).until == {1: 109.5, 2: 0.0}
+    owned = m.RetainBranches({1: 5.0}, "ann")
+    assert shift.inward(owned) == m.RetainBranches({1: 109.5}, "ann")
+    asked = m.Inspect(1, 2, [3], [(None, 5.0), (4, 0.0)], "ann", demote=True)
+    assert shift.inward(asked) == m.Inspect(1, 2, [3], [(None, 109.5), (4, 0.0)], "ann", demote=True)
     other = m.OpenBranch(1)
     assert shift.inward(other) is other
 

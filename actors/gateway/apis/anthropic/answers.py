@@ -11,9 +11,9 @@ from ramify.actors.gateway.apis.anthropic.diagnostics import Divergence, Request
 from ramify.actors.gateway.apis.anthropic.errors import fields_of_error, named, new_id, of_error
 from ramify.actors.gateway.apis.anthropic.requests import CountRequest, MessagesRequest
 from ramify.actors.gateway.apis.anthropic.signatures import Signer
-from ramify.actors.gateway.apis.openai.dialogue import Answers, noted, text_parts
+from ramify.actors.gateway.apis.openai.dialogue import Answers, text_parts
 from ramify.actors.gateway.apis.openai.effort import Thinking
-from ramify.actors.gateway.apis.openai.retention import retaining
+from ramify.actors.gateway.apis.openai.retention import hinting, retaining
 from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
 from ramify.actors.gateway.port.http import Response, json_response
 from ramify.actors.gateway.port.interfaces import Served
@@ -32,7 +32,7 @@ from ramify.protocol.wire import (
     ServerMessage,
 )
 
-APPEND, UNTHOUGHT, PREFILL, GENERATE = range(1, 5)  # ids of the ops, which increase
+APPEND, UNTHOUGHT, PREFILL, GENERATE, HINTS = range(1, 6)  # ids of the ops, which increase
 _REASONS = {"tool": "tool_use", "length": "max_tokens", "deadline": "max_tokens"}
 
 
@@ -67,9 +67,11 @@ def ops_of(request: MessagesRequest, told: Conversation, served: Served) -> list
     """The frame of a request. Raises InvalidField."""
     thinks = request.thinks(request.max_tokens, served)
     ops = opening(request, told, served, thinks)
-    ops[1:1] = retaining(Marks.of(request).retain_s)
+    kept = Marks.of(request).retain_s
+    ops[1:1] = retaining(kept)
+    hints = hinting(HINTS, request.kv_hints, kept)
     if request.max_tokens == 0:  # one token that nobody sees computes the prompt
-        return [*ops, Generate(id=GENERATE, max_tokens=1, hidden=True)]
+        return [*ops, Generate(id=GENERATE, max_tokens=1, hidden=True), *hints]
     choice = request.tool_choice
     generate = Generate(
         id=GENERATE,
@@ -80,7 +82,7 @@ def ops_of(request: MessagesRequest, told: Conversation, served: Served) -> list
         constraint=request.constraint,
         **request.sampling(),
     )
-    return [*ops, generate]
+    return [*ops, generate, *hints]
 
 
 class MessageAnswers(Answers):
@@ -151,7 +153,7 @@ class MessageAnswers(Answers):
         if not self._introduced:
             out = self._introduce(done.usage.prompt, done.usage.cached) + out
         ends = {"delta": self._end(done), "usage": self._usage(done)}
-        return out + event("message_delta", **ends, **noted([done]))
+        return out + event("message_delta", **ends, **self.notes([done]))
 
     def last(self) -> bytes:
         return event("message_stop")
@@ -168,7 +170,7 @@ class MessageAnswers(Answers):
             "content": self._content.whole(calls),
             **self._end(done),
             "usage": self._usage(done),
-            **noted([done]),
+            **self.notes([done]),
         }
         return msgspec.structs.replace(json_response(200, message), headers=named(self._ident))
 

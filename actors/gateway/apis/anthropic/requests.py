@@ -22,7 +22,7 @@ from ramify.actors.gateway.apis.openai.requests import Struct
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import InvalidField
 from ramify.protocol.sampling import TopK, check_temperature
-from ramify.protocol.wire import Constraint, JsonObject, ShortText
+from ramify.protocol.wire import Constraint, JsonObject, KvHints, ShortText
 
 LEAST_BUDGET = 1024  # tokens of a thought
 _Tokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -168,6 +168,7 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
     stream: bool | None = None
     metadata: Metadata | None = None
     diagnostics: Diagnostics | None = None
+    kv_hints: KvHints | None = None  # not Anthropic's
     service_tier: Literal["auto", "standard_only"] | None = None  # there is one tier
     inference_geo: None = None
 

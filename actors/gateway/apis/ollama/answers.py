@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from ramify.actors.gateway.apis.ollama.requests import ChatRequest, GenerateRequest
-from ramify.actors.gateway.apis.openai.dialogue import Answers, Vocabulary, noted, ranked, text_parts
+from ramify.actors.gateway.apis.openai.dialogue import Answers, Vocabulary, ranked, text_parts
 from ramify.actors.gateway.apis.openai.errors import status_and_body, told
-from ramify.actors.gateway.apis.openai.retention import retaining, seconds_alive
+from ramify.actors.gateway.apis.openai.retention import hinting, retaining, seconds_alive
 from ramify.actors.gateway.port.http import Response, json_response
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import RamifyError
@@ -28,9 +28,10 @@ def ops_of(request: ChatRequest | GenerateRequest, served: Served) -> list[Clien
     else:
         append = Append(id=1, messages=request.messages())
     options, thinking = request.settings, request.thinking(served)
+    kept = seconds_alive(request.keep_alive)
     return [
         Open(detach="cancel", ttl_s=0.0, tools=tools, effort=thinking.effort, parts=not raw),
-        *retaining(seconds_alive(request.keep_alive)),
+        *retaining(kept),
         append,
         Generate(
             id=2,
@@ -40,6 +41,7 @@ def ops_of(request: ChatRequest | GenerateRequest, served: Served) -> list[Clien
             thought_tokens=None if raw else thinking.tokens,
             **options.sampling(),
         ),
+        *hinting(3, request.kv_hints, kept),
     ]
 
 
@@ -100,7 +102,7 @@ class OllamaAnswers(Answers):
         (done,) = self.done
         calls = [_call(call) for call in done.tool_calls or ()]
         body = {**self._head(), **self._speech(text, thought, calls), "done": True, **_counts(done)}
-        return {**body, **({"logprobs": logprobs} if logprobs else {}), **noted([done])}
+        return {**body, **({"logprobs": logprobs} if logprobs else {}), **self.notes([done])}
 
     def _speech(self, text: str, thought: str, calls: list[JsonObject]) -> JsonObject:
         more: JsonObject = {"thinking": thought} if thought else {}

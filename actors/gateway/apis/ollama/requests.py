@@ -13,7 +13,7 @@ from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import InvalidField
 from ramify.protocol.json_value import check_json
 from ramify.protocol.sampling import MinP, TopK, check_temperature
-from ramify.protocol.wire import ChatMessage, Constraint, JsonObject, ShortText, Text, Tools
+from ramify.protocol.wire import ChatMessage, Constraint, JsonObject, KvHints, ShortText, Text, Tools
 
 NO_LIMIT = 2**31 - 1  # tokens: what the context has room for
 _Stop = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -112,6 +112,7 @@ class _Asked(Struct, frozen=True, kw_only=True):
     format: JsonObject | Literal["", "json"] | None = None
     options: Options | None = None
     keep_alive: float | ShortText | None = None  # of what was computed; the model stays
+    kv_hints: KvHints | None = None  # not Ollama's
     think: bool | Asked | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None

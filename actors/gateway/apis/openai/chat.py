@@ -8,12 +8,11 @@ from ramify.actors.gateway.apis.openai.dialogue import (
     Vocabulary,
     counted,
     event,
-    noted,
     ranked,
     text_parts,
 )
 from ramify.actors.gateway.apis.openai.requests import ChatRequest
-from ramify.actors.gateway.apis.openai.retention import retaining, seconds_of
+from ramify.actors.gateway.apis.openai.retention import hinting, retaining, seconds_of
 from ramify.actors.gateway.port.http import Response, json_response
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.wire import Append, ClientMessage, Delta, Done, Generate, JsonObject, Open, Part
@@ -41,9 +40,10 @@ def ops_of(request: ChatRequest, served: Served) -> tuple[list[ClientMessage], l
     tools = request.tools if request.tools else None
     choices, thinking = request.choices, request.thinking(served)
     branches = ["main"] if choices == 1 else [f"choice{i}" for i in range(choices)]
+    kept = seconds_of(request.prompt_cache_retention, request.prompt_cache_key)
     return [
         Open(detach="cancel", ttl_s=0.0, tools=tools, effort=thinking.effort, parts=True),
-        *retaining(seconds_of(request.prompt_cache_retention, request.prompt_cache_key)),
+        *retaining(kept),
         Append(id=1, messages=[message.chat() for message in request.messages]),
         Generate(
             id=2,
@@ -57,6 +57,7 @@ def ops_of(request: ChatRequest, served: Served) -> tuple[list[ClientMessage], l
             constraint=request.constraint(),
             **request.sampling(),
         ),
+        *hinting(3, request.kv_hints, kept, branches[0]),
     ], branches
 
 
@@ -121,13 +122,13 @@ class ChatAnswers(Answers):
     def ended(self, index: int, done: Done) -> bytes:
         if not self.streams:
             return b""
-        return self._chunk(index, {}, finish=FINISH.get(done.reason, "stop"), more=noted([done]))
+        return self._chunk(index, {}, finish=FINISH.get(done.reason, "stop"), more=self.notes([done]))
 
     def last(self) -> bytes:
         usage = b""
         if self._usage:
             head = self._heading.of("chat.completion.chunk")
-            whole = {**head, "choices": [], "usage": counted(self.done), **noted(self.done)}
+            whole = {**head, "choices": [], "usage": counted(self.done), **self.notes(self.done)}
             usage = event(whole)
         return usage + DONE
 
@@ -135,7 +136,7 @@ class ChatAnswers(Answers):
         choices = [self._choice(i, done) for i, done in enumerate(self.done)]
         head = self._heading.of("chat.completion")
         body = {**head, "choices": choices, "usage": counted(self.done)}
-        return json_response(200, {**body, **noted(self.done)})
+        return json_response(200, {**body, **self.notes(self.done)})
 
     def _quick(self, index: int, text: str) -> bytes:
         """The chunk that almost all are, as `_chunk` would write it, in a sixth of the time."""

@@ -18,7 +18,9 @@ from ramify.actors.gateway.apis.openai.dialogue import (
     word,
 )
 from ramify.actors.gateway.apis.openai.requests import CompletionRequest
+from ramify.actors.gateway.apis.openai.retention import hinting
 from ramify.actors.gateway.port.http import Response, json_response
+from ramify.protocol.errors import InvalidField
 from ramify.protocol.wire import (
     Append,
     ClientMessage,
@@ -70,7 +72,9 @@ def ops_of(
                 **request.sampling(),
             )
         )
-    return ops, branches
+    if request.kv_hints is not None and len(prompts) > 1:
+        raise InvalidField("`kv_hints` goes with one prompt")
+    return [*ops, *hinting(3, request.kv_hints, None, branches[0])], branches
 
 
 class _Entry(NamedTuple):
@@ -155,7 +159,7 @@ class CompletionAnswers(Answers):
         usage = b""
         if self._usage:
             head = self._heading.of("text_completion")
-            usage = event({**head, "choices": [], "usage": self._counted()})
+            usage = event({**head, "choices": [], "usage": self._counted(), **self._hinted})
         return usage + DONE
 
     def whole(self) -> Response:
@@ -169,7 +173,7 @@ class CompletionAnswers(Answers):
             for i, done in enumerate(self.done)
         ]
         head = self._heading.of("text_completion")
-        return json_response(200, {**head, "choices": choices, "usage": self._counted()})
+        return json_response(200, {**head, "choices": choices, "usage": self._counted(), **self._hinted})
 
     def _counted(self) -> JsonObject:
         """Each prompt counts once."""

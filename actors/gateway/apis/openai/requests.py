@@ -25,6 +25,7 @@ from ramify.protocol.wire import (
     Constraint,
     Count,
     JsonObject,
+    KvHints,
     LongText,
     ShortText,
     StructuralTag,
@@ -214,6 +215,7 @@ class _Settings(Struct, kw_only=True, frozen=True):
     min_p: MinP | None = None
     repetition_penalty: RepetitionPenalty | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
+    kv_hints: KvHints | None = None
     ignore_eos: bool = False
     priority: Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
     deadline_ms: Count | None = None

@@ -26,6 +26,7 @@ from ramify.protocol.wire import (
     Constraint,
     Count,
     JsonObject,
+    KvHints,
     LongText,
     ShortText,
     Text,
@@ -249,6 +250,7 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
     safety_identifier: ShortText | None = None
     client_metadata: Annotated[dict[ShortText, LongText], Meta(max_length=64)] | None = None  # Codex's
     # not OpenAI's
+    kv_hints: KvHints | None = None
     priority: Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ from ramify.actors.gateway.apis.openai.response_output import (
     ThoughtOutput,
 )
 from ramify.actors.gateway.apis.openai.response_requests import ResponseRequest, checksum
-from ramify.actors.gateway.apis.openai.retention import seconds_of
+from ramify.actors.gateway.apis.openai.retention import due, hinted, hinting, seconds_of
 from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
 from ramify.actors.gateway.port.http import Response, json_response
 from ramify.actors.gateway.port.interfaces import Served
@@ -42,6 +42,7 @@ from ramify.protocol.wire import (
     Generate,
     JsonObject,
     Ok,
+    Op,
     Open,
     Part,
     ServerMessage,
@@ -50,7 +51,7 @@ from ramify.protocol.wire import (
 )
 
 # ids of the ops, which increase
-FORK, SET, APPEND, BEGIN, WARM, GENERATE, COOL, KEEP, KEEP_LESS, FORGET = range(1, 11)
+FORK, SET, APPEND, BEGIN, WARM, GENERATE, HINTS, COOL, KEEP, KEEP_LESS, FORGET = range(1, 12)
 IDS = ("id", "previous_response_id")  # of a response that hold a key
 META = "response"  # the key under which a branch's `meta` holds the object
 INPUT = "input"  # and the items that it answered, if both have room
@@ -106,6 +107,9 @@ class ResponseDialogue(Dialogue):
         self._items: list[OutputItem] = []
         self._open: OutputItem | None = None
         self._done: Done | None = None
+        self._due = due(rest)  # the op whose reply is told with the end
+        self._late: Done | None = None
+        self._hinted: JsonObject = {}
         self._lost = False  # the finished object could not be kept
         self._kept: tuple[str, JsonObject | None] = ("", None)  # its status and error, when it was
         self._kept_input = False
@@ -162,11 +166,17 @@ class ResponseDialogue(Dialogue):
                 case Done(reason="error"):
                     failure = Error(code=message.error or "internal", message=message.message or "")
                     return self._fails(out, failure)
+                case Done() if message.branch == self._says and self._due is not None:
+                    self._late = message
+                case Ok(id=7) | Error(id=7):  # HINTS
+                    self._due, self._hinted = None, hinted(message)
+                    if self._late is not None:
+                        out.append(self._ended(self._late))
                 case Done() if message.branch == self._says:
                     out.append(self._ended(message))
-                case Error(id=8, code="limit") if self._kept_input:  # KEEP: no room for both
+                case Error(id=9, code="limit") if self._kept_input:  # KEEP: no room for both
                     self._more.append(self._keep(KEEP_LESS, *self._kept, with_input=False))
-                case Ok(id=4 | 8 | 9) | Error(id=4 | 8 | 9):  # BEGIN, KEEP, KEEP_LESS
+                case Ok(id=4 | 9 | 10) | Error(id=4 | 9 | 10):  # BEGIN, KEEP, KEEP_LESS
                     self._lost = self._lost or isinstance(message, Error)
                     if message.id != BEGIN:
                         return self._complete(out)
@@ -219,13 +229,14 @@ class ResponseDialogue(Dialogue):
         ops: list[ClientMessage] = [opened, Fork(id=FORK, branch=from_, as_=[branch])]
         hides = previous is not None and not request.stores  # its session may be one that is saved
         kept = seconds_of(request.prompt_cache_retention, request.prompt_cache_key)
+        hints = hinting(HINTS, request.kv_hints, kept, branch)
         if hides or kept:
             ops.append(Set(id=SET, branch=branch, persist="none" if hides else None, retain_s=kept))
         if messages := request.messages(instructed=instructed):
             ops.append(Append(id=APPEND, branch=branch, messages=messages))
         if not request.generates:
             warmed = Generate(id=GENERATE, branch=self._says, max_tokens=1, hidden=True)
-            return [*ops, Fork(id=WARM, branch=branch, as_=[self._says]), warmed]
+            return [*ops, Fork(id=WARM, branch=branch, as_=[self._says]), warmed, *hints]
         return [
             *ops,
             Generate(
@@ -240,6 +251,7 @@ class ResponseDialogue(Dialogue):
                 priority=request.priority,
                 **{name: value for name, value in given.items() if value is not None},
             ),
+            *hints,
         ]
 
     def _ephemeral(self, previous: Stored | None) -> bool:
@@ -252,8 +264,9 @@ class ResponseDialogue(Dialogue):
         key = state.key or (self.ops[0].key if isinstance(self.ops[0], Open) else None) or ""
         self._stored = Stored(state.session, key, self._branch, self._instructions, self._transient)
         if self.outlives:
-            *before, generate = self._rest
-            self._more += [*before, self._keep(BEGIN, "in_progress"), generate]
+            before = [op for op in self._rest if isinstance(op, Op) and op.id < BEGIN]
+            begun = self._keep(BEGIN, "in_progress")
+            self._more += [*before, begun, *self._rest[len(before) :]]
 
     def _keep(
         self, ident: int, status: str, error: JsonObject | None = None, *, with_input: bool = True
@@ -392,6 +405,7 @@ class ResponseDialogue(Dialogue):
             "store": request.stores and not self._lost,
             "usage": _usage(told) if told is not None else None,
             **(noted([told]) if told is not None else {}),
+            **self._hinted,
         }
 
 

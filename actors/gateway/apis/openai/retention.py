@@ -4,12 +4,24 @@ The lease follows the request's branch to the end of its answer, and outlives th
 """
 
 import re
+from collections.abc import Iterable
 from typing import Literal
 
 from ramify.protocol.errors import InvalidField
-from ramify.protocol.wire import MONTH_S, BranchName, ClientMessage, Set
+from ramify.protocol.wire import (
+    MONTH_S,
+    BranchName,
+    ClientMessage,
+    Error,
+    JsonObject,
+    KvAction,
+    KvHints,
+    Ok,
+    Set,
+)
 
 RETAIN = 0  # id of the op, the first of a frame: ids increase
+OWN = "ramify"  # `message_id` of hints that a door makes
 Retention = Literal["in_memory", "in-memory", "24h"]
 IN_MEMORY_S, DAY_S = 300.0, 86_400.0
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -19,6 +31,33 @@ _PART = re.compile(r"(\d{1,12}(?:\.\d{0,12})?)(ns|us|µs|ms|s|m|h)", re.ASCII)
 def retaining(seconds: float | None, *, branch: BranchName | None = None) -> list[ClientMessage]:
     """The op that keeps it so long, if the request says anything of it."""
     return [Set(id=RETAIN, branch=branch, retain_s=seconds)] if seconds else []
+
+
+def hinting(
+    ident: int, hints: KvHints | None, seconds: float | None, branch: BranchName = "main"
+) -> list[ClientMessage]:
+    """The op behind an answer that does what `kv_hints` suggest, or asks how much of it is retained."""
+    if hints is None and seconds:
+        lease = KvAction("", "kv.retain", "1.0", {"duration": seconds})
+        hints = KvHints("0.1", OWN, [lease])
+    return [Set(id=ident, branch=branch, hints=hints)] if hints is not None else []
+
+
+def due(ops: Iterable[ClientMessage]) -> int | None:
+    """The id of that op in a frame."""
+    return next((op.id for op in ops if isinstance(op, Set) and op.hints is not None), None)
+
+
+def hinted(reply: Ok | Error) -> JsonObject:
+    """The fields of an answer that say what became of it: retention is told where it falls short."""
+    if isinstance(reply, Error):
+        return {"kv_hints": {"error": reply.message}} if reply.code != "skipped" else {}
+    told = (reply.result or {}).get("kv_hints")
+    if told is None or told["message_id"] != OWN:
+        return {"kv_hints": told} if told is not None else {}
+    (outcome,) = told["outcomes"]
+    short = {name: value for name, value in outcome.items() if name != "action_id"}
+    return {"ramify_retention": short} if outcome["outcome"] in ("clipped", "rejected") else {}
 
 
 def seconds_of(retention: Retention | None, key: str | None) -> float | None:

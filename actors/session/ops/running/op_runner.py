@@ -22,6 +22,7 @@ from ramify.actors.session.ops.running.queues import OpQueues, Races
 from ramify.actors.session.ops.scoring.selects import Selects
 from ramify.actors.session.output.generations import Generations
 from ramify.actors.session.sockets.publisher import Publisher, bare, error_message
+from ramify.actors.session.sockets.view import Inspections
 from ramify.actors.tokenizer.detokenizer import Detokenizer
 from ramify.protocol.errors import Cancelled, DeadlineExceeded, RamifyError, Skipped
 from ramify.protocol.wire import Done, Generate, Ok, ServerMessage
@@ -61,9 +62,17 @@ class OpRunner:
             on_refused=self.end,
         )
         self.selects = Selects(state, writer, self.generations, publisher, on_end=self._selected)
+        self.inspections = Inspections(state)
         self._races = Races(self._queues, state.branches)
         self.context = OpContext(
-            state, writer, self.generations, self.selects, publisher, self._races.scored
+            state,
+            writer,
+            self.generations,
+            self.selects,
+            publisher,
+            self._races.scored,
+            self.inspections,
+            self.end,
         )
 
     def __len__(self) -> int:

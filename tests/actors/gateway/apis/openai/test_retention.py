@@ -2,9 +2,16 @@
 
 import pytest
 
-from ramify.actors.gateway.apis.openai.retention import retaining, seconds_alive, seconds_of
+from ramify.actors.gateway.apis.openai.retention import (
+    due,
+    hinted,
+    hinting,
+    retaining,
+    seconds_alive,
+    seconds_of,
+)
 from ramify.protocol.errors import InvalidField
-from ramify.protocol.wire import MONTH_S, Set
+from ramify.protocol.wire import MONTH_S, Append, Error, JsonObject, KvHints, Ok, Set
 
 
 def test_words_of_openai() -> None:
@@ -43,3 +50,25 @@ def test_what_is_no_duration_is_refused(said: str) -> None:
 def test_the_op() -> None:
     assert retaining(None) == retaining(0.0) == []
     assert retaining(5.0) == [Set(id=0, retain_s=5.0)]
+
+
+def test_what_became_of_hints_is_told() -> None:
+    assert hinting(3, None, None) == []
+    (own,) = ops = hinting(3, None, 5.0, "b")
+    assert isinstance(own, Set)
+    assert due([Append(id=1), own]) == 3
+    assert due(retaining(5.0)) is None
+    assert own.hints is not None
+    asked = KvHints("0.1", "m", [])
+    assert hinting(3, asked, 5.0) == [Set(id=3, branch="main", hints=asked)]
+    assert ops == [Set(id=3, branch="b", hints=own.hints)]
+
+    def told(message_id: str, outcome: str) -> JsonObject:
+        outcomes = [{"action_id": "", "outcome": outcome, "tokens": 7}]
+        return hinted(Ok(id=3, result={"kv_hints": {"message_id": message_id, "outcomes": outcomes}}))
+
+    assert told("ramify", "accepted") == told("ramify", "deferred") == {}
+    assert told("ramify", "clipped") == {"ramify_retention": {"outcome": "clipped", "tokens": 7}}
+    assert told("m", "accepted")["kv_hints"]["message_id"] == "m"
+    assert hinted(Error(code="skipped", message="s")) == hinted(Ok(id=3)) == {}
+    assert hinted(Error(code="limit", message="no")) == {"kv_hints": {"error": "no"}}
