@@ -120,11 +120,7 @@ class Leases:
             return
         del self._of[branch]
         lease.branch = None
-        other = self._standing.get((lease.holder, lease.node))
-        if other is not None:
-            self._merge(lease, other)
-        self._standing[lease.holder, lease.node] = lease
-        self._supersede(lease)
+        self._stand(lease)
 
     def expire(self, now: float) -> None:
         """End the leases whose time is over. O(1) for each, beside the nodes."""
@@ -141,20 +137,24 @@ class Leases:
         if self._counts[holder] >= self.bounds.leases:
             return None
         lease = Lease(self._fit(node, holder), holder, until, branch)
-        other = self._standing.get((holder, lease.node)) if branch is None else None
         if branch is None and lease.node.parent is None:
             return None
         self._counts[holder] += 1
         self._hold(lease)
-        self._note(lease)
-        if branch is not None:
+        if branch is None:
+            self._stand(lease)
+        else:
             self._of[branch] = lease
-            return lease
+        self._note(lease)
+        return lease
+
+    def _stand(self, lease: Lease) -> None:
+        """The lease follows no branch any more, and takes the place of those that it makes needless."""
+        other = self._standing.get((lease.holder, lease.node))
         if other is not None:
             self._merge(lease, other)
-        self._standing[holder, lease.node] = lease
+        self._standing[lease.holder, lease.node] = lease
         self._supersede(lease)
-        return lease
 
     def _fit(self, node: Node, holder: str) -> Node:
         """The deepest node on the path to `node` up to which the holder may hold it."""

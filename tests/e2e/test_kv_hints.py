@@ -90,7 +90,7 @@ async def test_what_is_demoted_goes_before_what_is_older(serving: Any, demotes: 
     async with serving(fake={"pages": 600}) as served, client_of(served) as http:
         client, older = Client(http), "Older. " * 16
         await client.ask("/v1/chat/completions", older)
-        more = {"kv_hints": envelope(("kv.demote", {}))} if demotes else {}
+        more: dict[str, Any] = {"kv_hints": envelope(("kv.demote", {}))} if demotes else {}
         await client.ask("/v1/chat/completions", **more)
         for i in range(9):
             await client.ask("/v1/chat/completions", f"{i} fills it. " * 5)
