@@ -23,7 +23,7 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (294, 585),
+    "actors": (294, 586),
     "actors/cache": (15, 32),
     "actors/calls": (10, 22),
     "actors/cluster": (14, 28),
@@ -39,7 +39,7 @@ SIZES = {
     "actors/session": (45, 125),
     "actors/store": (8, 30),
     "actors/tokenizer": (7, 18),
-    "protocol": (23, 45),
+    "protocol": (23, 46),
     "clients": (79, 134),
     "gpu": (149, 228),
     "benchmarks": (41, 127),

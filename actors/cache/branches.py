@@ -7,7 +7,7 @@ branch is retained is a lease, which follows it (`leases.py`). Does not know pag
 from ramify.actors.cache.leases import Leases
 from ramify.actors.cache.node import Node, Tokens
 from ramify.actors.cache.tree import RadixTree
-from ramify.protocol.messages import session_of
+from ramify.protocol.messages import Inspect, session_of
 
 
 class UnknownBranch(RuntimeError):
@@ -74,6 +74,15 @@ class Branches:
         self._heads[branch] = node
         self._leases.follow(branch, node)
         self._leave(old)
+
+    def keep(self, message: Inspect) -> tuple[list[int], Node | None]:
+        """How many tokens each of its leases keeps, and the node that nobody comes back to."""
+        node = self._heads.get(message.branches[0]) if message.leases or message.demote else None
+        if node is None:
+            return [0] * len(message.leases), None
+        branch, owner = message.branches[0], message.owner
+        kept = [self._leases.keep(branch, node, owner, until, end) for end, until in message.leases]
+        return kept, node if message.demote else None
 
     def drop(self, branch: int, *, keep: bool = False) -> None:
         """Forget the handle. `keep`: its lease goes on."""

@@ -145,13 +145,9 @@ class RadixCache:
     def inspect(self, message: m.Inspect) -> m.Inspected:
         """O(branches and cold nodes): a cold path that many of the branches share is walked once."""
         found: dict[Node, int] = {}  # cold nodes that were passed
-        resident, kept = [], [0] * len(message.leases)
-        first = self.branches.find(message.branches[0]) if message.leases or message.demote else None
-        if first is not None:
-            branch, owner = message.branches[0], message.owner
-            kept = [self.leases.keep(branch, first, owner, t, end) for end, t in message.leases]
-            if message.demote:
-                self.residency.demote(first)
+        kept, unwanted = self.branches.keep(message)
+        self.residency.demote(unwanted)
+        resident = []
         for branch in message.branches:
             node = self.branches.find(branch)
             resident.append(-1 if node is None else self._resident(node, found))

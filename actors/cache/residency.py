@@ -94,9 +94,15 @@ class Residency:
         self._uses += 1
         node.last_use = self._uses
 
-    def demote(self, node: Node) -> None:
+    def demote(self, node: Node | None) -> None:
         """Nobody comes back to `node`: it goes first, with what leads to it alone. O(those nodes)."""
-        while node.parent is not None and not node.locks and not node.held and node.refs < 2:
+        while (
+            node is not None
+            and node.parent is not None
+            and not node.locks
+            and not node.held
+            and node.refs < 2
+        ):
             node.last_use = self.next_rank()
             if node.stamp:
                 self.victims.push(node)

@@ -159,7 +159,7 @@ class CompletionAnswers(Answers):
         usage = b""
         if self._usage:
             head = self._heading.of("text_completion")
-            usage = event({**head, "choices": [], "usage": self._counted(), **self._hinted})
+            usage = event({**head, "choices": [], "usage": self._counted(), **self._hints.told})
         return usage + DONE
 
     def whole(self) -> Response:
@@ -173,7 +173,9 @@ class CompletionAnswers(Answers):
             for i, done in enumerate(self.done)
         ]
         head = self._heading.of("text_completion")
-        return json_response(200, {**head, "choices": choices, "usage": self._counted(), **self._hinted})
+        return json_response(
+            200, {**head, "choices": choices, "usage": self._counted(), **self._hints.told}
+        )
 
     def _counted(self) -> JsonObject:
         """Each prompt counts once."""

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ramify.actors.gateway.apis.openai.errors import event_of_error, of_error
-from ramify.actors.gateway.apis.openai.retention import due, hinted
+from ramify.actors.gateway.apis.openai.retention import Hinted
 from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
 from ramify.actors.gateway.port.http import Response
 from ramify.protocol.errors import RamifyError
@@ -46,9 +46,7 @@ class Answers(Dialogue):
         self._number = {name: i for i, name in enumerate(branches)}
         self._done: list[Done | None] = [None] * len(branches)
         self._began = False
-        self._due = due(ops)  # the op whose reply is told with the ends
-        self._late: list[Done] = []
-        self._hinted: JsonObject = {}
+        self._hints = Hinted(ops)
 
     @property
     def done(self) -> list[Done]:
@@ -58,7 +56,7 @@ class Answers(Dialogue):
     def receive(self, messages: Sequence[ServerMessage]) -> bytes | Response | None:
         """See `Dialogue`."""
         out: list[bytes] = []
-        for message in messages:
+        for message in self._hints.order(messages):
             if self.over:
                 break
             match message:
@@ -66,18 +64,13 @@ class Answers(Dialogue):
                     out.append(self.said(self._number[message.branch], message))
                 case Done(reason="error"):
                     return self._ends(out, _failure(message))
-                case Done() if message.branch in self._number and self._due is not None:
-                    self._late.append(message)
-                case Ok() | Error() if message.id is not None and message.id == self._due:
-                    self._due, self._hinted = None, hinted(message)
-                    out += [self.end(self._number[each.branch], each) for each in self._late]
                 case Done() if message.branch in self._number:
                     out.append(self.end(self._number[message.branch], message))
                 case Ok():
                     out.append(self.added(message))
                 case Error() if message.code != "skipped":
                     return self._ends(out, message)
-            if all(self._done) and self._due is None:
+            if all(self._done):
                 self.over = True
                 if not self.streams:
                     return self.whole()
@@ -95,7 +88,7 @@ class Answers(Dialogue):
 
     def notes(self, done: Sequence[Done]) -> JsonObject:
         """Fields of ours beside the answer."""
-        return noted(done) | self._hinted
+        return noted(done) | self._hints.told
 
     # --- what subclasses say ---
 

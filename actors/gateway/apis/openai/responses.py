@@ -23,7 +23,7 @@ from ramify.actors.gateway.apis.openai.response_output import (
     ThoughtOutput,
 )
 from ramify.actors.gateway.apis.openai.response_requests import ResponseRequest, checksum
-from ramify.actors.gateway.apis.openai.retention import due, hinted, hinting, seconds_of
+from ramify.actors.gateway.apis.openai.retention import Hinted, hinting, seconds_of
 from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
 from ramify.actors.gateway.port.http import Response, json_response
 from ramify.actors.gateway.port.interfaces import Served
@@ -107,9 +107,7 @@ class ResponseDialogue(Dialogue):
         self._items: list[OutputItem] = []
         self._open: OutputItem | None = None
         self._done: Done | None = None
-        self._due = due(rest)  # the op whose reply is told with the end
-        self._late: Done | None = None
-        self._hinted: JsonObject = {}
+        self._hints = Hinted(rest)
         self._lost = False  # the finished object could not be kept
         self._kept: tuple[str, JsonObject | None] = ("", None)  # its status and error, when it was
         self._kept_input = False
@@ -152,7 +150,7 @@ class ResponseDialogue(Dialogue):
     def receive(self, messages: Sequence[ServerMessage]) -> bytes | Response | None:
         """See `Dialogue`."""
         out: list[bytes] = []
-        for message in messages:
+        for message in self._hints.order(messages):
             if self.over:
                 break
             match message:
@@ -166,12 +164,6 @@ class ResponseDialogue(Dialogue):
                 case Done(reason="error"):
                     failure = Error(code=message.error or "internal", message=message.message or "")
                     return self._fails(out, failure)
-                case Done() if message.branch == self._says and self._due is not None:
-                    self._late = message
-                case Ok(id=7) | Error(id=7):  # HINTS
-                    self._due, self._hinted = None, hinted(message)
-                    if self._late is not None:
-                        out.append(self._ended(self._late))
                 case Done() if message.branch == self._says:
                     out.append(self._ended(message))
                 case Error(id=9, code="limit") if self._kept_input:  # KEEP: no room for both
@@ -405,7 +397,7 @@ class ResponseDialogue(Dialogue):
             "store": request.stores and not self._lost,
             "usage": _usage(told) if told is not None else None,
             **(noted([told]) if told is not None else {}),
-            **self._hinted,
+            **self._hints.told,
         }
 
 

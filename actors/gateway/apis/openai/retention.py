@@ -4,7 +4,7 @@ The lease follows the request's branch to the end of its answer, and outlives th
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from ramify.protocol.errors import InvalidField
@@ -12,11 +12,13 @@ from ramify.protocol.wire import (
     MONTH_S,
     BranchName,
     ClientMessage,
+    Done,
     Error,
     JsonObject,
     KvAction,
     KvHints,
     Ok,
+    ServerMessage,
     Set,
 )
 
@@ -43,9 +45,25 @@ def hinting(
     return [Set(id=ident, branch=branch, hints=hints)] if hints is not None else []
 
 
-def due(ops: Iterable[ClientMessage]) -> int | None:
-    """The id of that op in a frame."""
-    return next((op.id for op in ops if isinstance(op, Set) and op.hints is not None), None)
+class Hinted:
+    """Holds the ends of an answer back until it is known what became of its hints. `told`: that."""
+
+    def __init__(self, ops: Iterable[ClientMessage]) -> None:
+        hints = (op.id for op in ops if isinstance(op, Set) and op.hints is not None)
+        self._due = next(hints, None)
+        self._late: list[Done] = []
+        self.told: JsonObject = {}
+
+    def order(self, messages: Iterable[ServerMessage]) -> Iterator[ServerMessage]:
+        """What has come, and what was held back."""
+        for message in messages:
+            if self._due is not None and isinstance(message, Done) and message.reason != "error":
+                self._late.append(message)
+            elif isinstance(message, Ok | Error) and self._due is not None and message.id == self._due:
+                self._due, self.told = None, hinted(message)
+                yield from self._late
+            else:
+                yield message
 
 
 def hinted(reply: Ok | Error) -> JsonObject:

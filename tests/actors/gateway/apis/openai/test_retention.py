@@ -1,9 +1,10 @@
 """What doors say of how long something is to be kept, in seconds."""
 
+import msgspec
 import pytest
 
 from ramify.actors.gateway.apis.openai.retention import (
-    due,
+    Hinted,
     hinted,
     hinting,
     retaining,
@@ -11,7 +12,8 @@ from ramify.actors.gateway.apis.openai.retention import (
     seconds_of,
 )
 from ramify.protocol.errors import InvalidField
-from ramify.protocol.wire import MONTH_S, Append, Error, JsonObject, KvHints, Ok, Set
+from ramify.protocol.wire import MONTH_S, Append, Done, Error, JsonObject, KvHints, Ok, Set
+from tests.messages import usage
 
 
 def test_words_of_openai() -> None:
@@ -56,8 +58,15 @@ def test_what_became_of_hints_is_told() -> None:
     assert hinting(3, None, None) == []
     (own,) = ops = hinting(3, None, 5.0, "b")
     assert isinstance(own, Set)
-    assert due([Append(id=1), own]) == 3
-    assert due(retaining(5.0)) is None
+    end = Done(id=2, branch="b", position=9, reason="stop", usage=usage())
+    waits, replied = Hinted([Append(id=1), own]), Ok(id=3, result={"kv_hints": {"message_id": "m"}})
+    appended = Ok(id=1)
+    assert list(waits.order([appended, end])) == [appended]
+    assert list(waits.order([replied, appended])) == [end, appended]
+    assert waits.told == {"kv_hints": {"message_id": "m"}}
+    failed = msgspec.structs.replace(end, reason="error")
+    assert list(Hinted([own]).order([failed])) == [failed]
+    assert list(Hinted(retaining(5.0)).order([end, replied])) == [end, replied]
     assert own.hints is not None
     asked = KvHints("0.1", "m", [])
     assert hinting(3, asked, 5.0) == [Set(id=3, branch="main", hints=asked)]
