@@ -409,6 +409,11 @@ class Session:
         return self.core.limits
 
     @property
+    def keeping(self) -> tuple[float | None, str | None]:
+        """Seconds that the session lives without clients; how it is saved, None: it is not."""
+        return self.core.keeping
+
+    @property
     def tool_names(self) -> list[str]:
         """The tools in force: those that it was opened with, by this client or before it."""
         return self.core.tool_names

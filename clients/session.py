@@ -82,6 +82,7 @@ class ClientCore:
         self.token: str | None = settings.token
         self.server: ServerInfo | None = None
         self.limits: dict[str, int] = {}
+        self.keeping: tuple[float | None, str | None] = None, None
         self.heads = Heads(settings.revision)
         self.phase = SessionPhase.CLOSED
         self.error: RamifyError | None = None  # why it ended
@@ -280,6 +281,7 @@ class ClientCore:
         self.notes = state.notes or []
         self.server = state.server or self.server
         self.limits = state.limits or self.limits
+        self.keeping = state.ttl_s, state.persist
         self._next_id = max(self._next_id, state.op + 1)
         self.known = True
         self.phase = SessionPhase.OPEN

@@ -330,6 +330,11 @@ class SyncSession:
         return self._session.error
 
     @property
+    def keeping(self) -> tuple[float | None, str | None]:
+        """See `handles.Session.keeping`."""
+        return self._session.keeping
+
+    @property
     def connected(self) -> bool:
         return self._session.connected
 

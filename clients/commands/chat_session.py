@@ -15,7 +15,7 @@ import msgspec
 
 from ramify.clients.commands import branch_transcript
 from ramify.clients.commands.branch_transcript import BranchTranscript
-from ramify.clients.commands.describe import describe, draw_tree
+from ramify.clients.commands.describe import describe, draw_tree, holding
 from ramify.clients.commands.options import USUAL, set_option
 from ramify.clients.commands.screen import Screen
 from ramify.clients.errors import SessionLost
@@ -37,7 +37,7 @@ RENEWALS = 3  # sessions that may be lost while one line is worked on
 HELP = """\
 /fork NAME       a new branch from here; /switch NAME goes there
 /switch NAME     go on with another branch
-/tree            the branches
+/tree            the branches, and what the server keeps of them
 /undo            take the last turn back
 /retry           answer the last message again; the answer before stays on a branch of its own
 /continue        go on with an answer that was cut
@@ -83,7 +83,7 @@ class ChatSession:
             "help": lambda _: screen.note(HELP),
             "fork": self._fork,
             "switch": self._switch,
-            "tree": lambda _: screen.note(draw_tree(self.session.tree().branches, self._branch.name)),
+            "tree": self._show_tree,
             "undo": self._undo,
             "retry": self._retry,
             "continue": self._continue,
@@ -302,6 +302,11 @@ class ChatSession:
         if name not in self.branches:
             raise BadRequest(f"there is no branch {name!r}; there are {', '.join(self.branches)}")
         self._branch = self.session.branch(name)
+
+    def _show_tree(self, _: str) -> None:
+        branches = self.session.tree().branches
+        self._screen.note(draw_tree(branches, self._branch.name))
+        self._screen.note(holding(branches, *self.session.keeping))
 
     def _undo(self, _: str) -> None:
         if self._branch.position == 0:

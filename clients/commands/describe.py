@@ -3,6 +3,8 @@
 from ramify.clients.generation import Result
 from ramify.protocol.wire import BranchState, Usage
 
+SAVED = {"lazy": "saved soon after each change", "sync": "saved before it is told"}
+
 
 def describe(result: Result) -> str:
     """One line on a turn, for example
@@ -47,8 +49,36 @@ def draw_tree(branches: list[BranchState], current: str) -> str:
             mark = "*" if branch.branch == current else " "
             at = f", forked at {branch.at}" if branch.at is not None and branch.parent else ""
             busy = ", generating" if branch.running is not None else ""
-            lines.append(f"{mark} {'  ' * depth}{branch.branch}: {branch.position} tokens{at}{busy}")
+            kv = f", {branch.resident} with KV" if branch.resident is not None else ""
+            warm = f", kept warm for {duration(branch.retain_s)}" if branch.retain_s else ""
+            size = f"{branch.position} tokens{kv}{warm}"
+            lines.append(f"{mark} {'  ' * depth}{branch.branch}: {size}{at}{busy}")
             walk(branch.branch, depth + 1)
 
     walk(None, 0)
     return "\n".join(lines)
+
+
+def holding(branches: list[BranchState], ttl_s: float | None, persist: str | None) -> str:
+    """What the server has of a session, and for how long, for example
+
+    on the server: KV of 133 tokens; the session lives 10 min without clients; saved soon after changes
+    """
+    names = {branch.branch for branch in branches}
+    tokens = 0
+    for branch in branches:
+        shared = branch.at or 0 if branch.parent in names else 0
+        tokens += max(0, (branch.resident or 0) - shared)
+    parts = [f"on the server: KV of {tokens} tokens"]
+    if ttl_s is not None:
+        parts.append(f"the session lives {duration(ttl_s)} without clients")
+    parts.append(SAVED.get(persist or "", "not saved: a restart of the server ends it"))
+    return "; ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """In the largest unit of which there are two, or one exactly: 90 s, 10 min, 6 h, 30 d."""
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size or seconds == size:
+            return f"{seconds / size:.4g} {unit}"
+    return f"{seconds:.4g} s"

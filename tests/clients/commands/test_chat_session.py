@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from ramify.clients.commands.chat_session import RENEWALS, ChatSession, before_answer
-from ramify.clients.commands.describe import decode_rate, describe, draw_tree
+from ramify.clients.commands.describe import decode_rate, describe, draw_tree, duration, holding
 from ramify.clients.commands.options import set_option
 from ramify.clients.commands.screen import Screen
 from ramify.clients.errors import SessionLost
@@ -102,6 +102,7 @@ class ScriptedSession:
     error: Exception | None = None
     connected = True
     reason: Any = None  # of the last generation's end
+    keeping: Any = (600.0, None)
 
     def __init__(self, *answers: list[Any], turns: list[SegmentState] | None = None) -> None:
         self.answers = list(answers)
@@ -248,6 +249,7 @@ def test_branches() -> None:
     assert [call[:2] for call in session.calls] == [("chat", "main"), ("fork", "main"), ("chat", "alt")]
     assert "alt> " in prompts
     assert "* alt: 3 tokens" in notes
+    assert "KV of 0 tokens; the session lives 10 min without clients; not saved" in notes
     assert "there is no branch 'none'; there are main, alt" in notes
     assert "use /fork NAME" in notes
 
@@ -550,6 +552,25 @@ def test_describe() -> None:
     one = usage()
     assert decode_rate(one) is None
     assert "tok/s" not in describe(Result(branch="b", text="", reason="stop", usage=one, position=1))
+
+
+def test_what_the_server_has_and_for_how_long() -> None:
+    branches = [
+        BranchState(branch="main", position=9, resident=9, retain_s=300.0),
+        BranchState(branch="a", position=12, parent="main", at=9, resident=12),
+        BranchState(branch="b", position=13, parent="gone", at=12, resident=4),
+        BranchState(branch="c", position=13),
+    ]
+    assert draw_tree(branches, "a").splitlines()[0] == "  main: 9 tokens, 9 with KV, kept warm for 5 min"
+    assert holding(branches, 600.0, "lazy").split("; ") == [
+        "on the server: KV of 16 tokens",
+        "the session lives 10 min without clients",
+        "saved soon after each change",
+    ]
+    assert holding([], None, None).endswith("KV of 0 tokens; not saved: a restart of the server ends it")
+    spans = [1.5, 90, 120, 3600, 21_600, 86_400, 2_592_000]
+    shown = ["1.5 s", "90 s", "2 min", "1 h", "6 h", "1 d", "30 d"]
+    assert [duration(span) for span in spans] == shown
 
 
 def test_tree() -> None:

@@ -29,6 +29,8 @@ export const number = (value, options) => value.toLocaleString(language.value, o
 
 const s = (count, one, many) => `${number(count)} ${count === 1 ? one : many}`;
 
+const span = (seconds) => (seconds >= 7200 ? `${number(seconds / 3600, { maximumFractionDigits: 1 })} h` : `${number(Math.round(seconds / 60))} min`);
+
 export const WORDS = {
   toDo: ["to do", "offen"],
   isDone: ["done", "erledigt"],
@@ -311,6 +313,10 @@ export const WORDS = {
   noTextShort: ["No text", "Kein Text"],
   totals: [(ends, tokens) => `${s(ends, "branch", "branches")} · ${number(tokens)} tokens written`, (ends, tokens) => `${s(ends, "Zweig", "Zweige")} · ${number(tokens)} Tokens geschrieben`],
   totalsCached: [(share) => `${share} % of all prompts came from the cache`, (share) => `${share} % aller Prompts kamen aus dem Cache`],
+  keptTokens: [(tokens) => `KV of ${tokens} tokens on the server`, (tokens) => `KV von ${tokens} Tokens auf dem Server`],
+  keptFor: [(seconds) => `kept ${span(seconds)} after you leave`, (seconds) => `bleibt ${span(seconds)}, nachdem du gehst`],
+  keptSaved: ["saved", "gespeichert"],
+  keptUnsaved: ["not saved", "nicht gespeichert"],
   kindCached: ["prompt, from the cache", "Prompt, aus dem Cache"],
   kindComputed: ["prompt, computed", "Prompt, berechnet"],
   kindSampled: ["written by the model", "vom Modell geschrieben"],

@@ -39,6 +39,7 @@ export function TreePanel({ chat }) {
     <aside class="tree-panel" aria-label={t.treeOfChat}>
       <div class="tree-head"><h2>{t.tree}</h2><span class="space" /><IconButton name="close" label={t.closeTree} onClick={() => { panels.tree.value = false; }} /></div>
       <Totals chat={chat} />
+      <Kept chat={chat} />
       {all.length === 0 ? <p class="soft">{t.treeEmpty}</p> : (
         <ul role="tree" ref={list} aria-label={t.messages} onKeyDown={keys}>
           {all.map(({ message, ...row }) => (
@@ -139,6 +140,29 @@ function Totals({ chat }) {
       {total > 0 && ` · ${t.totalsCached(number(Math.round((100 * sums.cached) / total)))}`}
     </p>
   );
+}
+
+/** What the server has of the chat, and for how long. It is asked when the panel opens and when an answer has ended. */
+function Kept({ chat }) {
+  chat.version.value; // read, to be told of changes
+  const [tokens, setTokens] = useState(null);
+  const { session, busy } = chat;
+  const open = chat.status.value.status === "open";
+  useEffect(() => {
+    if (!open || busy) return undefined;
+    let wanted = true;
+    session.tree().then(({ branches }) => { if (wanted) setTokens(resident(branches)); }, () => {}); // it shows what it knows
+    return () => { wanted = false; };
+  }, [session, open, busy]);
+  const { ttl_s: ttl, persist } = session?.state ?? {};
+  if (!open || tokens === null) return null;
+  return <p class="soft kept">{[t.keptTokens(number(tokens)), ttl && t.keptFor(ttl), persist && persist !== "none" ? t.keptSaved : t.keptUnsaved].filter(Boolean).join(" · ")}</p>;
+}
+
+/** Tokens with KV; those that a fork shares with its parent count once. */
+function resident(branches) {
+  const names = new Set(branches.map(({ branch }) => branch));
+  return branches.reduce((sum, { resident = 0, parent, at = 0 }) => sum + Math.max(0, resident - (names.has(parent) ? at : 0)), 0);
 }
 
 /** Names of strings. */
