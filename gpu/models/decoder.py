@@ -16,9 +16,12 @@ from ramify.gpu.models.definition import (
     ConvSettings,
     Definition,
     DeltaSettings,
+    ExpertSettings,
+    FeedForwardSettings,
     LayerSettings,
     TensorNames,
 )
+from ramify.gpu.models.experts import Experts, empty_experts
 from ramify.gpu.models.recurrent import Maker, Recurrent
 from ramify.gpu.models.token_inputs import TokenGate, table_product, table_views
 from ramify.gpu.ops.base import (
@@ -95,7 +98,7 @@ class DecoderLayer:
     """One block: a mixer and a feed-forward, each between norms and added to the residual."""
 
     mixer: Attention | Recurrent
-    feed_forward: GatedFeedForward
+    feed_forward: GatedFeedForward | Experts
     gate: TokenGate | None = None
     scalar: Tensor | None = None  # [1]: what the stream is multiplied by behind the layer
 
@@ -246,9 +249,9 @@ class Decoder:
                 continue
             spec, own = mixer.spec, mixer.kv_of is None
             attention = (spec.window, spec.softcap, spec.sinks is None, mixer.qk_norm, own)
-            sizes = (mixer.heads, mixer.kv_heads, mixer.head_dim, layer.feed_forward.size)
+            sizes = (mixer.heads, mixer.kv_heads, mixer.head_dim)
             norms = (layer.norms, [each.norms for each in following])
-            unlike[str((attention, sizes, norms, layer.feed_forward.activation, index == 0))] = index
+            unlike[str((attention, sizes, norms, layer.feed_forward, index == 0))] = index
         return sorted(unlike.values())
 
     def complete(self) -> None:
@@ -300,6 +303,8 @@ class Decoder:
             views |= {f"{name}.weight": norm.weight for name, norm in layer.norms(prefix, called)}
             if isinstance(layer.mixer, Recurrent):
                 views |= layer.mixer.views(prefix)
+            if isinstance(layer.feed_forward, Experts):
+                views |= layer.feed_forward.views(prefix, called)
             if layer.scalar is not None:
                 views[f"{prefix}.layer_scalar"] = layer.scalar
             for linear, names, sizes in layer.products(prefix, called):
@@ -325,21 +330,30 @@ class Decoder:
         return sum(view.numel() for view in self.weights().values())
 
     def _empty_layer(self, index: int, settings: LayerSettings) -> DecoderLayer:
-        hidden, own = self.config.hidden_size, settings.feed_forward
-        wide = own.size
         before, after = settings.norms != "after", settings.norms != "before"
         return DecoderLayer(
             self._empty_mixer(index, settings, before, after),
-            GatedFeedForward(
-                norm=self._empty_norm(hidden) if before else None,
-                gate_up=self._empty_linear(hidden, 2 * wide, own.bias, "gated"),
-                down=self._empty_linear(wide, hidden, own.bias),
-                size=wide,
-                activation=own.activation,
-                post_norm=self._empty_norm(hidden) if after else None,
-            ),
+            self._empty_feed_forward(settings.feed_forward, before, after),
             self._empty_gate(),
             torch.ones(1, device=self.device) if self.config.layer_scalars else None,
+        )
+
+    def _empty_feed_forward(
+        self, own: FeedForwardSettings, before: bool, after: bool
+    ) -> GatedFeedForward | Experts:
+        """`before`, `after`: which norms are around it."""
+        hidden, wide = self.config.hidden_size, own.size
+        norm = self._empty_norm(hidden) if before else None
+        post = self._empty_norm(hidden) if after else None
+        if isinstance(own, ExpertSettings):
+            return empty_experts(own, hidden, norm, post, self.dtype, self.device)
+        return GatedFeedForward(
+            norm=norm,
+            gate_up=self._empty_linear(hidden, 2 * wide, own.bias, "gated"),
+            down=self._empty_linear(wide, hidden, own.bias),
+            size=wide,
+            activation=own.activation,
+            post_norm=post,
         )
 
     def _empty_mixer(

@@ -14,6 +14,7 @@ from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
 from ramify.gpu.kv.layout import KVLayout, PairLayout
 from ramify.gpu.kv.states import Shape, StateLayout
 from ramify.gpu.ops.base import Activation
+from ramify.gpu.ops.experts import RouterSettings
 from ramify.gpu.ops.rotary import RopeSettings
 
 NormPlaces = Literal["before", "after", "both"]
@@ -102,12 +103,43 @@ class DenseSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertSettings:
+    """A feed-forward: a few of `experts` gated ones of this size, chosen for each token."""
+
+    experts: int
+    size: int
+    activation: Activation
+    router: RouterSettings
+    shared: int | None = None  # the size of one more, which every token goes through
+    shared_gated: bool = False  # and which a sigmoid opens
+
+
+FeedForwardSettings = DenseSettings | ExpertSettings
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSettings:
     """One block of a decoder."""
 
     mixer: MixerSettings
-    feed_forward: DenseSettings
+    feed_forward: FeedForwardSettings
     norms: NormPlaces = "before"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """What a checkpoint calls the tensors of a layer of experts, in its feed-forward.
+
+    `each`: of every expert's gate, up and down, in `experts.NUMBER`; `stacked`: gate and up of all, and
+    down of all, where they are one tensor each.
+    """
+
+    router: str = "gate"
+    each: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    stacked: tuple[str, ...] = ("experts.gate_up_proj", "experts.down_proj")
+    shared: str = "shared_expert"
+    shared_gate: str = "shared_expert_gate"
+    correction: str = "gate.e_score_correction_bias"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +157,7 @@ class TensorNames:
     feed_forward: str = "mlp"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
+    experts: ExpertNames = ExpertNames()
     last_norm: str = "norm"
     renamed: tuple[tuple[str, str], ...] = ()  # how names begin in checkpoints, and here
     skipped: tuple[str, ...] = ()  # how names of tensors begin that text does not need
@@ -186,9 +219,14 @@ class Definition:
     def equal(self) -> bool:
         """Whether all layers are attention of one size, with keys and values of their own."""
         sizes = {_sizes(one) for one in self.attentions}
-        feed_forwards = {layer.feed_forward.size for layer in self.layers}
+        feed_forwards = {layer.feed_forward for layer in self.layers}
         own = all(one.kv_of is None for one in self.attentions)
         return not self.keeps_states and len(sizes) == 1 and len(feed_forwards) == 1 and own
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether any layer chooses among experts."""
+        return any(isinstance(layer.feed_forward, ExpertSettings) for layer in self.layers)
 
     @property
     def keeps_states(self) -> bool:

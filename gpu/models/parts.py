@@ -9,6 +9,7 @@ from ramify.gpu.models.definition import (
     AttentionSettings,
     Definition,
     DenseSettings,
+    ExpertSettings,
     LayerSettings,
     TensorNames,
     TokenInputs,
@@ -16,10 +17,12 @@ from ramify.gpu.models.definition import (
 from ramify.gpu.models.fields import Fields
 from ramify.gpu.models.rope import TYPES, contexts
 from ramify.gpu.ops.base import Activation
+from ramify.gpu.ops.experts import RouterSettings
 from ramify.gpu.ops.rotary import RopeSettings
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _MOST_LAYERS = 1024
+_MOST_EXPERTS = 4096
 
 # As models with a vision tower call them, those of the LLaVA kind; older ones have no `model.` in front
 _RENAMED = (
@@ -122,11 +125,43 @@ def attention(
 
 def dense(fields: Fields, *, bias: bool = False, size: int | None = None) -> DenseSettings:
     """`size`: None: as the config says."""
+    size = fields.integer("intermediate_size") if size is None else size
+    return DenseSettings(size, _activation(fields), bias)
+
+
+def experts(
+    fields: Fields,
+    router: RouterSettings,
+    *,
+    count: str = "num_experts",
+    size: str = "moe_intermediate_size",
+    shared: int | None = None,
+    shared_gated: bool = False,
+) -> ExpertSettings:
+    """`router`: without `top`, which the config says. `count`, `size`: what it calls these.
+
+    `shared`: size of the expert that every token goes through.
+    """
+    fields.get(count)
+    if fields.get("num_local_experts") is not None:  # as `transformers` calls it in files that it writes
+        count = "num_local_experts"
+    many = fields.integer(count, most=_MOST_EXPERTS)
+    top = fields.integer("num_experts_per_tok", most=many)
+    if many % router.groups or not 1 <= router.top_groups <= router.groups:
+        raise fields.refused(
+            f"{many} experts are not in {router.groups} groups, of which {router.top_groups} are chosen"
+        )
+    if top > many // router.groups * router.top_groups:
+        raise fields.refused(f"num_experts_per_tok is {top}: more than the chosen groups hold")
+    router = replace(router, top=top)
+    return ExpertSettings(many, fields.integer(size), _activation(fields), router, shared, shared_gated)
+
+
+def _activation(fields: Fields) -> Activation:
     name = str(fields.get("hidden_activation") or fields.get("hidden_act"))
     if name not in _ACTIVATIONS:
         raise fields.refused(f"hidden_act {name!r} is not supported: only {', '.join(_ACTIVATIONS)}")
-    size = fields.integer("intermediate_size") if size is None else size
-    return DenseSettings(size, _ACTIVATIONS[name], bias)
+    return _ACTIVATIONS[name]
 
 
 def decoder(

@@ -13,14 +13,13 @@ from typing import Literal, Protocol, TypeVar
 from torch import Tensor
 
 from ramify.gpu.attention.spec import AttentionSpec
+from ramify.gpu.ops.experts import Activation as Activation
+from ramify.gpu.ops.experts import LayerExperts
 from ramify.gpu.ops.fixed_states import LayerState
 from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
 from ramify.gpu.step.inputs import StepInputs
-
-Activation = Literal["silu", "gelu_tanh"]
-"""Of the gate: x * sigmoid(x) (SwiGLU), or GELU by its tanh formula (GeGLU; Shazeer 2020)."""
 
 
 @dataclass(slots=True)
@@ -136,6 +135,10 @@ class Ops(Protocol[AnyStream]):
 
         Returns [T, size].
         """
+        ...
+
+    def experts(self, x: AnyStream, layer: LayerExperts) -> Tensor:
+        """Send each token of the normalised stream through its experts: [T, hidden]."""
         ...
 
     def token_inputs(self, x: AnyStream, step: StepInputs[Tensor], inputs: TokenInputTables) -> Tensor:

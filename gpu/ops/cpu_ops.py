@@ -31,6 +31,7 @@ from ramify.gpu.ops.base import (
     ResidualStream,
     TokenInputTables,
 )
+from ramify.gpu.ops.experts import LayerExperts
 from ramify.gpu.ops.fixed_states import LayerState
 from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.linear.int8 import int8_weight
@@ -118,6 +119,8 @@ def obstacle(config: Definition, page_size: int) -> str | None:
     """Why these operations cannot run a model, None if they can."""
     if config.keeps_states:
         return "layers with fixed states have no kernels in 8 bits"
+    if config.has_experts:
+        return "layers of experts have no kernels in 8 bits"
     if config.attention.gated:
         return "attention with a gate has no kernels in 8 bits"
     if not config.equal:
@@ -210,6 +213,9 @@ class CpuOps:
 
     def recur(self, rows: Tensor, layer: LayerState, step: StepInputs[Tensor]) -> Tensor:
         raise RuntimeError("`obstacle` refuses models with fixed states")
+
+    def experts(self, x: CpuStream, layer: LayerExperts) -> Tensor:
+        raise RuntimeError("`obstacle` refuses models with experts")
 
     def project(self, x: Tensor, linear: Linear) -> Projection:
         return Projection(x, linear)

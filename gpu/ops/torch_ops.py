@@ -18,6 +18,8 @@ from ramify.gpu.ops.base import (
     ResidualStream,
     TokenInputTables,
 )
+from ramify.gpu.ops.experts import LayerExperts, opened
+from ramify.gpu.ops.experts import run as run_experts
 from ramify.gpu.ops.fixed_states import LayerState, Sequences, run, state_plan
 from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
@@ -117,6 +119,9 @@ class TorchOps:
         gate, up = linear(x.normed).chunk(2, -1)
         return opened(gate, activation).mul_(up)
 
+    def experts(self, x: ResidualStream, layer: LayerExperts) -> Tensor:
+        return run_experts(x.normed, layer)
+
     def token_inputs(
         self, x: ResidualStream, step: StepInputs[Tensor], inputs: TokenInputTables
     ) -> Tensor:
@@ -141,11 +146,6 @@ class TorchOps:
         if softcap is not None:
             logits = torch.tanh(logits / softcap) * softcap
         return logits if output is None else output.copy_(logits)
-
-
-def opened(gate: Tensor, activation: Activation) -> Tensor:
-    """The activation of a gate."""
-    return F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
 
 
 def token_inputs(rows: Tensor, table: Tensor, inputs: TokenInputTables) -> Tensor:

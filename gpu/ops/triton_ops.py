@@ -20,12 +20,13 @@ from ramify.gpu.ops.base import (
     ResidualStream,
     TokenInputTables,
 )
+from ramify.gpu.ops.experts import LayerExperts, opened
 from ramify.gpu.ops.fixed_states import CHUNK, LayerConv, LayerState
 from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
 from ramify.gpu.ops.tilings import LayerSizes, OpTilings, tilings_for
-from ramify.gpu.ops.torch_ops import opened, token_inputs
+from ramify.gpu.ops.torch_ops import token_inputs
 from ramify.gpu.ops.triton_conv import short_conv
 from ramify.gpu.ops.triton_delta import chunked, gated_norm, recurrent
 from ramify.gpu.ops.triton_layer import add_norm, divide_rows, embed_norm, open_heads, rope_store
@@ -130,6 +131,9 @@ class TritonOps:
                 chunked(rows, layer, states, extends, chunks, step.extended, output)
             gated_norm(rows, layer, chunks, CHUNK, output)
         return output
+
+    def experts(self, x: LazyStream, layer: LayerExperts) -> Tensor:
+        raise RuntimeError("`load` refuses models with experts")
 
     def project(self, x: Tensor, linear: Linear) -> Projection:
         return Projection(x, linear)

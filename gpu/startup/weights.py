@@ -127,16 +127,23 @@ def _load_file(
             names = [name for name in file.keys() if not name.startswith(called.skipped)]  # noqa: SIM118
             yield 0.0, len(file.keys()) - len(names)
             for number, name in enumerate(names, 1):
-                wanted = _in_decoder(name, known, called)
-                if wanted not in known:
+                whole = _in_decoder(name, known, called)
+                stacked = whole not in known and whole.endswith(called.experts.stacked)
+                if whole not in known and not stacked:
                     _check_ignorable(path, name, known)
                     continue
-                if wanted not in missing:
-                    raise ModelError(f"{path} holds {name}, which an earlier file has too: download "
-                                     "the checkpoint again")  # fmt: skip
-                _copy(path, name, file.get_tensor(name), views[wanted])
-                missing.discard(wanted)
-                loaded(wanted)
+                tensor = file.get_tensor(name)
+                for wanted, part in _each(whole, tensor, called) if stacked else [(whole, tensor)]:
+                    if wanted not in known:
+                        shape = list(tensor.shape)
+                        raise ModelError(f"{path}: {name} has shape {shape}, other experts than in "
+                                         "config.json: the two are of different models")  # fmt: skip
+                    if wanted not in missing:
+                        raise ModelError(f"{path} holds {name}, which an earlier file has too: "
+                                         "download the checkpoint again")  # fmt: skip
+                    _copy(path, name, part, views[wanted])
+                    missing.discard(wanted)
+                    loaded(wanted)
                 if number % 32 == 0:
                     yield number / len(names), 0
     except (SafetensorError, OSError) as error:
@@ -150,6 +157,16 @@ def _in_decoder(name: str, known: frozenset[str], called: TensorNames) -> str:
             return ours + name.removeprefix(theirs)
     prefixed = f"model.{name}"
     return prefixed if name not in known and prefixed in known else name
+
+
+def _each(name: str, stacked: Tensor, called: TensorNames) -> Iterator[tuple[str, Tensor]]:
+    """The experts of a tensor that holds all of a layer, by their names in the decoder."""
+    gate_up = name.endswith(called.experts.stacked[:1])
+    kinds = called.experts.each[:2] if gate_up else called.experts.each[2:]
+    head = name.removesuffix(called.experts.stacked[0 if gate_up else 1])
+    for number, one in enumerate(stacked):
+        for kind, part in zip(kinds, one.chunk(len(kinds)), strict=True):
+            yield f"{head}experts.{number}.{kind}.weight", part
 
 
 def _copy(path: Path, name: str, tensor: Tensor, view: Tensor) -> None:

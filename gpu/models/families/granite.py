@@ -1,16 +1,37 @@
-"""Granite 3, dense: Llama's layers with factors on embeddings, residual, scores and logits."""
+"""Granite 3: Llama's layers with factors on embeddings, residual, scores and logits; or with experts."""
 
-from ramify.gpu.models.definition import Definition, LayerSettings
+from dataclasses import replace
+
+from ramify.gpu.models.definition import (
+    Definition,
+    ExpertNames,
+    FeedForwardSettings,
+    LayerSettings,
+    TensorNames,
+)
 from ramify.gpu.models.families import llama
 from ramify.gpu.models.fields import Fields
-from ramify.gpu.models.parts import Family, attention, decoder, dense, layer_count
+from ramify.gpu.models.parts import Family, attention, decoder, dense, experts, layer_count
 from ramify.gpu.models.rope import rope
+from ramify.gpu.ops.experts import RouterSettings
 
 _FACTORS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 DEFAULTS = llama.DEFAULTS | dict.fromkeys(_FACTORS, 1.0)
+_MOE = DEFAULTS | {"num_local_experts": 8, "num_experts_per_tok": 2}
+_STACKED = ExpertNames(router="router.layer", stacked=("input_linear.weight", "output_linear.weight"))
+_NAMES = replace(TensorNames(), feed_forward="block_sparse_moe", experts=_STACKED)
 
 
 def define(fields: Fields) -> Definition:
+    return _define(fields, dense(fields, bias=fields.flag("mlp_bias")), TensorNames())
+
+
+def define_moe(fields: Fields) -> Definition:
+    feed_forward = experts(fields, RouterSettings(), count="num_local_experts", size="intermediate_size")
+    return _define(fields, feed_forward, _NAMES)
+
+
+def _define(fields: Fields, feed_forward: FeedForwardSettings, names: TensorNames) -> Definition:
     """What a layer adds counts `residual` times: the stream is kept divided by it instead.
 
     A norm does not see that, but for what it adds to the mean square.
@@ -19,10 +40,10 @@ def define(fields: Fields) -> Definition:
     bias = fields.flag("attention_bias")
     layer = LayerSettings(
         attention(fields, rope(fields), scale=scores, qkv_bias=bias, output_bias=bias),
-        dense(fields, bias=fields.flag("mlp_bias")),
+        feed_forward,
     )
     return decoder(
-        fields, [layer] * layer_count(fields), embedding_scale=embedding / residual,
+        fields, [layer] * layer_count(fields), names=names, embedding_scale=embedding / residual,
         rms_eps=fields.number("rms_norm_eps") / residual**2, logit_scale=1 / logits,
     )  # fmt: skip
 
@@ -32,4 +53,7 @@ def _factor(fields: Fields, name: str) -> float:
     return 1.0 if value is None else value
 
 
-FAMILIES = (Family("GraniteForCausalLM", "granite", DEFAULTS, define),)
+FAMILIES = (
+    Family("GraniteForCausalLM", "granite", DEFAULTS, define),
+    Family("GraniteMoeForCausalLM", "granitemoe", _MOE, define_moe),
+)

@@ -1,9 +1,19 @@
-"""OLMo 2 and 3: norms after mixers and feed-forwards only, and over the whole width of q and k."""
+"""OLMo 2 and 3: norms behind mixers and feed-forwards, and over the whole width of q and k. OLMoE."""
 
 from ramify.gpu.models.definition import Definition, LayerSettings
 from ramify.gpu.models.fields import Fields
-from ramify.gpu.models.parts import COMMON, Family, attention, decoder, dense, layer_count, windows
+from ramify.gpu.models.parts import (
+    COMMON,
+    Family,
+    attention,
+    decoder,
+    dense,
+    experts,
+    layer_count,
+    windows,
+)
 from ramify.gpu.models.rope import rope, ropes
+from ramify.gpu.ops.experts import RouterSettings
 from ramify.gpu.ops.rotary import RopeSettings
 
 _COMMON = COMMON | {
@@ -16,6 +26,16 @@ _COMMON = COMMON | {
     "max_position_embeddings": 2048,
     "eos_token_id": 50279,
 }
+_MOE = _COMMON | {
+    "hidden_size": 2048,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "max_position_embeddings": 4096,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+}
 
 
 def define_2(fields: Fields) -> Definition:
@@ -27,6 +47,18 @@ def define_3(fields: Fields) -> Definition:
     everywhere, local = ropes(fields, theta, theta)
     found = windows(fields, lambda index: (index + 1) % 4 > 0)
     return _define(fields, [(window, everywhere if window is None else local) for window in found])
+
+
+def define_moe(fields: Fields) -> Definition:
+    """Norms before mixers and experts, as Llama has them."""
+    bias = fields.flag("attention_bias")
+    layer = LayerSettings(
+        attention(fields, rope(fields), qk_norm="width", qkv_bias=bias, output_bias=bias),
+        experts(
+            fields, RouterSettings(renormalise=fields.flag("norm_topk_prob")), size="intermediate_size"
+        ),
+    )
+    return decoder(fields, [layer] * layer_count(fields))
 
 
 def _define(fields: Fields, mixers: list[tuple[int | None, RopeSettings]]) -> Definition:
@@ -46,5 +78,6 @@ def _define(fields: Fields, mixers: list[tuple[int | None, RopeSettings]]) -> De
 
 FAMILIES = (
     Family("Olmo2ForCausalLM", "olmo2", _COMMON, define_2),
+    Family("OlmoeForCausalLM", "olmoe", _MOE, define_moe),
     Family("Olmo3ForCausalLM", "olmo3", _COMMON | {"sliding_window": 4096}, define_3),
 )

@@ -1,11 +1,18 @@
-"""Qwen3.5 and later, dense, text alone: gated delta nets, every fourth layer attention with a gate."""
+"""Qwen3.5 and later, text alone: gated delta nets, every fourth layer attention; or with experts."""
 
 from dataclasses import replace
 
-from ramify.gpu.models.definition import Definition, DeltaSettings, LayerSettings, MixerSettings
+from ramify.gpu.models.definition import (
+    Definition,
+    DeltaSettings,
+    FeedForwardSettings,
+    LayerSettings,
+    MixerSettings,
+)
 from ramify.gpu.models.fields import Fields
-from ramify.gpu.models.parts import COMMON, Family, attention, decoder, dense, layer_kinds
+from ramify.gpu.models.parts import COMMON, Family, attention, decoder, dense, experts, layer_kinds
 from ramify.gpu.models.rope import rope
+from ramify.gpu.ops.experts import RouterSettings
 
 _DEFAULTS = COMMON | {
     "vocab_size": 248320,
@@ -25,14 +32,35 @@ _DEFAULTS = COMMON | {
 }
 
 
+_MOE = _DEFAULTS | {
+    "hidden_size": 2048,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+}
+
+
 def define(fields: Fields) -> Definition:
+    return _define(fields, dense(fields))
+
+
+def define_moe(fields: Fields) -> Definition:
+    shared = fields.integer("shared_expert_intermediate_size")
+    feed_forward = experts(fields, RouterSettings(), shared=shared, shared_gated=True)
+    return _define(fields, feed_forward)
+
+
+def _define(fields: Fields, feed_forward: FeedForwardSettings) -> Definition:
     fields.get("attn_output_gate")  # every checkpoint has the gate
     kind = fields.get("output_gate_type")
     if kind not in (None, "sigmoid"):
         raise fields.refused(f"output_gate_type is {kind!r}: only sigmoid is served")
     # three positions of a token, which are one in text
     positions = rope(fields, partial=True, unread=("mrope_section", "mrope_interleaved"))
-    bias, feed_forward = fields.flag("attention_bias"), dense(fields)
+    bias = fields.flag("attention_bias")
     full = attention(fields, positions, qk_norm="head", qkv_bias=bias, output_bias=bias)
     mixers: dict[str, MixerSettings] = {
         "full_attention": replace(full, gated=True),
@@ -60,5 +88,9 @@ def _delta(fields: Fields) -> DeltaSettings:
 
 FAMILIES = (
     Family("Qwen3_5ForCausalLM", "qwen3_5_text", _DEFAULTS, define),
+    Family("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", _MOE, define_moe),
+    Family(
+        "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", _MOE, define_moe, text="qwen3_5_moe_text"
+    ),
     Family("Qwen3_5ForConditionalGeneration", "qwen3_5", _DEFAULTS, define, text="qwen3_5_text"),
 )

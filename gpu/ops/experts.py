@@ -1,0 +1,105 @@
+"""A layer of experts on torch: each token is sent to a few feed-forwards of many (Shazeer et al. 2017).
+
+The reference for kernels. It reads only the experts that some token was sent to. Ties go to the expert
+with the lower index.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ramify.gpu.ops.linear.base import Linear
+
+Activation = Literal["silu", "gelu_tanh"]
+"""Of a gate: x * sigmoid(x) (SwiGLU), or GELU by its tanh formula (GeGLU; Shazeer 2020)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """How a token's experts are chosen, and what each counts.
+
+    `score`: softmax over all experts, or a sigmoid of each. `renormalise`: the chosen ones' scores are
+    divided by their sum. `groups`: experts are chosen from the `top_groups` of so many whose two best
+    are best together (DeepSeek-V3). `corrected`: a number for each expert is added for choosing only.
+    """
+
+    top: int = 1
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    renormalise: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    corrected: bool = False
+
+
+@dataclass(slots=True)
+class SharedExpert:
+    """A feed-forward that every token goes through beside its own; `gate` [1, hidden] opens it."""
+
+    gate_up: Linear
+    down: Linear
+    gate: Linear | None
+
+
+@dataclass(slots=True)
+class LayerExperts:
+    """Weights of one layer: gate_up [experts, 2 * size, hidden], the gate's rows first, and down
+    [experts, hidden, size]. correction: float32[experts]."""
+
+    router: Linear  # [experts, hidden]
+    correction: Tensor | None
+    gate_up: Tensor
+    down: Tensor
+    shared: SharedExpert | None
+    settings: RouterSettings
+    activation: Activation
+
+
+def opened(gate: Tensor, activation: Activation) -> Tensor:
+    """The activation of a gate."""
+    return F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+
+
+def route(logits: Tensor, correction: Tensor | None, settings: RouterSettings) -> tuple[Tensor, Tensor]:
+    """logits [T, experts] -> what each expert counts, float32[T, top], and which, int64[T, top]."""
+    logits = logits.float()
+    scores = logits.sigmoid() if settings.score == "sigmoid" else logits.softmax(-1)
+    ranked = scores if correction is None else scores + correction
+    if settings.groups > 1:
+        by_group = ranked.view(len(ranked), settings.groups, -1)
+        best = by_group.topk(min(2, by_group.shape[-1]), dim=-1).values.sum(-1)
+        left_out = _best(best, settings.groups)[:, settings.top_groups :]
+        ranked = by_group.scatter(
+            1, left_out[:, :, None].expand(-1, -1, by_group.shape[-1]), float("-inf")
+        ).flatten(1)
+    chosen = _best(ranked, settings.top)
+    counts = scores.gather(1, chosen)
+    if settings.renormalise:
+        counts = counts / counts.sum(-1, keepdim=True).clamp_(min=1e-20)
+    return counts * settings.scale, chosen
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """Indices of the highest, the lower index first where they are equal."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+
+
+def run(x: Tensor, layer: LayerExperts) -> Tensor:
+    """x [T, hidden] -> [T, hidden]: the sum over each token's experts, and over the shared one."""
+    counts, chosen = route(layer.router(x), layer.correction, layer.settings)
+    output = torch.zeros_like(x)
+    for expert in sorted(set(chosen.flatten().tolist())):
+        tokens, places = torch.where(chosen == expert)
+        gate, up = F.linear(x[tokens], layer.gate_up[expert]).chunk(2, -1)
+        rows = F.linear(opened(gate, layer.activation).mul_(up), layer.down[expert])
+        rows = rows * counts[tokens, places, None].to(rows.dtype)
+        output.index_add_(0, tokens, rows)
+    shared = layer.shared
+    if shared is not None:
+        gate, up = shared.gate_up(x).chunk(2, -1)
+        rows = shared.down(opened(gate, layer.activation).mul_(up))
+        output += rows if shared.gate is None else rows * shared.gate(x).sigmoid()
+    return output
