@@ -304,9 +304,8 @@ class ChatSession:
         self._branch = self.session.branch(name)
 
     def _show_tree(self, _: str) -> None:
-        branches = self.session.tree().branches
-        self._screen.note(draw_tree(branches, self._branch.name))
-        self._screen.note(holding(branches, *self.session.keeping))
+        branches, kept = self.session.tree().branches, self.session.keeping
+        self._screen.note(f"{draw_tree(branches, self._branch.name)}\n{holding(branches, *kept)}")
 
     def _undo(self, _: str) -> None:
         if self._branch.position == 0:

@@ -51,8 +51,8 @@ def draw_tree(branches: list[BranchState], current: str) -> str:
             busy = ", generating" if branch.running is not None else ""
             kv = f", {branch.resident} with KV" if branch.resident is not None else ""
             warm = f", kept warm for {duration(branch.retain_s)}" if branch.retain_s else ""
-            size = f"{branch.position} tokens{kv}{warm}"
-            lines.append(f"{mark} {'  ' * depth}{branch.branch}: {size}{at}{busy}")
+            name = f"{mark} {'  ' * depth}{branch.branch}"
+            lines.append(f"{name}: {branch.position} tokens{kv}{warm}{at}{busy}")
             walk(branch.branch, depth + 1)
 
     walk(None, 0)
@@ -65,15 +65,11 @@ def holding(branches: list[BranchState], ttl_s: float | None, persist: str | Non
     on the server: KV of 133 tokens; the session lives 10 min without clients; saved soon after changes
     """
     names = {branch.branch for branch in branches}
-    tokens = 0
-    for branch in branches:
-        shared = branch.at or 0 if branch.parent in names else 0
-        tokens += max(0, (branch.resident or 0) - shared)
-    parts = [f"on the server: KV of {tokens} tokens"]
-    if ttl_s is not None:
-        parts.append(f"the session lives {duration(ttl_s)} without clients")
-    parts.append(SAVED.get(persist or "", "not saved: a restart of the server ends it"))
-    return "; ".join(parts)
+    shared = [branch.at or 0 if branch.parent in names else 0 for branch in branches]
+    own = sum(max(0, (branch.resident or 0) - at) for branch, at in zip(branches, shared, strict=True))
+    lives = f"the session lives {duration(ttl_s)} without clients; " if ttl_s is not None else ""
+    saved = SAVED.get(persist or "", "not saved: a restart of the server ends it")
+    return f"on the server: KV of {own} tokens; {lives}{saved}"
 
 
 def duration(seconds: float) -> str:

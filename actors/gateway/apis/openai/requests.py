@@ -1,8 +1,7 @@
 """What requests hold: shapes and ranges, checked before any work is done. Unknown fields are refused.
 
 Fields that OpenAI's API has and a text model cannot serve are declared here with the only value that
-changes nothing, so that clients that send it always work, and others are told by name. Fields that are
-not OpenAI's are those of `generate`, with the same names.
+changes nothing: who always sends it is served, others are told by name. Other fields are `generate`'s.
 """
 
 from collections.abc import Mapping
