@@ -56,7 +56,7 @@ EXPECTED: tuple[tuple[str, str | None, str], ...] = (
     (r"await story.fork", r"(?s)other: \.\.\..*prompt tokens were cached", ""),
     (r"class City", r"City\(name=.+, country='(France|Peru)'\)", ""),
     (r"--sglang|bench plot", None, "needs a server of SGLang"),
-    (r"bench (chat|tree)", r"output_tok_s|seconds", ""),
+    (r"bench (chat|tree)", r"tok/s(?s:.*)\d x|\d sessions x", ""),
     (r"bench throughput", None, "needs a GPU"),
     (r"examples/best_of", r"(?s)(try-\d.*){8}eight answers", ""),
     (r"examples/tree_of_thought", r"(?s)24 from.*[-+*/] \d+ = \d+ \(left: .*\d+ calls", ""),
@@ -176,9 +176,10 @@ def ready() -> bool:
 
 
 def brief(output: str) -> str:
-    """An output in some lines, without frames and banners; no session's key."""
-    lines = re.sub(r"\bk_\w+", "k_...", output).splitlines()
-    told = (re.sub(r"[\s\u2500-\u257f]+", " ", each).strip() for each in lines if each[:1] not in "│╭╰")
+    """An output in some lines, without frames and banners, of pip's the last; no session's key."""
+    lines = re.sub(r"(?s)╭.*?╰|(?<=\bk_)\w+", "", output).splitlines()
+    lines = lines[-1:] if output.startswith(("Looking in", "Collecting", "Requirement")) else lines
+    told = (re.sub(r"[\s\u2500-\u257f]+", " ", each).strip() for each in lines)
     line = " / ".join(filter(None, told))
     return (
         line if len(line) <= MOST_SHOWN else f"{line[: MOST_SHOWN // 2]} ... {line[-MOST_SHOWN // 2 :]}"
@@ -240,7 +241,8 @@ def page(found: list[Found]) -> str:
         "# A newcomer's walk\n",
         "What `benchmarks/newcomer_walk.py` got: the README, line by line, in a fresh clone and",
         "environment. The answers are those of the bundled model: patterns judge that there is one, a",
-        f"reader how good it is. Outputs are cut to {MOST_SHOWN} characters, without stderr.",
+        f"reader how good it is. Outputs are cut to {MOST_SHOWN} characters, without stderr. At the end",
+        f"{os.cpu_count()} cores had a load of {os.getloadavg()[0]:.0f}.",
         f"{done} of {len(found)} steps are as the README says, {left} were not run.\n",
     ]
     for name, wrong, seconds, output in found:
