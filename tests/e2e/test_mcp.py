@@ -75,18 +75,25 @@ def whole(body: bytes, more: bytes = b"") -> bytes:
 
 
 @asynccontextmanager
-async def asking(serving: Any, url: str, **server: Any) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(server={"mcp": (f"shop={url}",), **server}, alone=False) as served:
+async def asking(
+    serving: Any, url: str, gateways: int = 0, **server: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    fields = {"mcp": (f"shop={url}",), **server}
+    async with serving(server=fields, gateways=gateways, alone=False) as served:
         async with httpx.AsyncClient(base_url=served.http, timeout=30) as client:
             yield client
 
 
+@pytest.mark.parametrize("gateways", [0, 2])
 async def test_what_is_sent_arrives_and_the_answer_comes_back(
-    serving: Any, monkeypatch: pytest.MonkeyPatch
+    serving: Any, monkeypatch: pytest.MonkeyPatch, gateways: int
 ) -> None:
     monkeypatch.setenv("RAMIFY_MCP_SHOP_TOKEN", "theirs")
     answer = whole(b'{"jsonrpc":"2.0","id":1,"result":{}}', b"Mcp-Session-Id: s1\r\nSet-Cookie: a=b\r\n")
-    async with scripted(answer) as script, asking(serving, script.url, tokens=("ours",)) as client:
+    async with (
+        scripted(answer) as script,
+        asking(serving, script.url, gateways, tokens=("ours",)) as client,
+    ):
         told = {"Authorization": "Bearer ours"}
         assert (await client.get("/v1/info", headers=told)).json()["mcp"] == ["shop"]
         assert (await client.post("/v1/mcp/shop", content=BODY)).status_code == 401
