@@ -2,7 +2,8 @@
 
 Each case is skipped where its package is not installed. For Node: `npm ci` in tests/e2e/node. For the
 libraries, which bring many others: an environment of their own, as RAMIFY_CLIENTS_PYTHON=PATH/bin/python
-(`pip install openai-agents langchain-openai instructor litellm ollama anthropic`). For Anthropic's
+(`pip install openai-agents langchain-openai instructor litellm ollama anthropic`; LlamaIndex asks for an
+older `openai`, so it has one of its own: `pip install llama-index-llms-openai-like`). For Anthropic's
 package for Node and the AI SDK's: a folder with them, as RAMIFY_CLIENTS_NODE=FOLDER (`npm install
 @anthropic-ai/sdk ai@6 @ai-sdk/anthropic@3 @ai-sdk/openai@3 @ai-sdk/openai-compatible@2 zod`).
 """
@@ -30,6 +31,7 @@ PROGRAMS = {
     "instructor": "instructor",
     "langchain": "langchain_openai",
     "litellm": "litellm",
+    "llamaindex": "llama_index",
     "ollama": "ollama",
 }
 
