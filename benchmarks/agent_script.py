@@ -159,7 +159,7 @@ def _turn(step: RecordedStep, position: int, as_text: bool, no_content: str | No
         if as_text:
             arguments = json.dumps(arguments, ensure_ascii=False)
         function = {"name": call.name, "arguments": arguments}
-        calls.append({"id": call_id(position, index), "type": "function", "function": function})
+        calls.append({"id": call_id("", position, index), "type": "function", "function": function})
     if not calls:
         return {"role": "assistant", "content": step.text}
     return {"role": "assistant", "content": no_content, "tool_calls": calls}
