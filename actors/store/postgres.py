@@ -35,7 +35,7 @@ from ramify.actors.store.base import (
 )
 from ramify.actors.store.retention import surplus
 from ramify.protocol.keyless import HOLD_KEYS, keyless
-from ramify.protocol.saved import HEAD, Changes, StoredSession, next_fence
+from ramify.protocol.saved import HEAD, HISTORY, Changes, StoredSession, next_fence
 from ramify.protocol.store_url import shown
 
 T = TypeVar("T")
@@ -618,7 +618,8 @@ class PostgresStore:
                 "FROM ramify_sessions",
                 (HEAD.encode(),),
             ).fetchall()
-        faults = [f"session {row[0]}: no head" for row in rows if not row[3]]
+        headless = [row[0] for row in rows if not row[3] and not row[0].startswith(HISTORY)]
+        faults = [f"session {name}: no head" for name in headless]
         faults += [f"session {row[0]}: {row[2]} bytes, not {row[1]}" for row in rows if row[1] != row[2]]
         return faults
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ramify.actors.store.base import Store, StoreError, Taken
-from ramify.protocol.saved import SavedFrame, next_fence
+from ramify.protocol.saved import HISTORY, SavedFrame, SavedHistory, next_fence
 from ramify.protocol.wire import Open
 from tests.actors.store.conftest import changes
 
@@ -33,6 +33,18 @@ def test_items_are_put_replaced_and_dropped(opened: Opened) -> None:
     again.delete(["s_1", "s_3"])
     assert dict(again.read("s_1")) == {}
     assert again.check() == []
+
+
+def test_a_history_is_kept_for_a_day_and_is_no_damage(opened: Opened) -> None:
+    store = opened()
+    history = SavedHistory(b"1", "m", None, 0, [("a", b"1234")])
+    name = f"{HISTORY}{history.asked.hex()}"
+    for _ in range(2):  # whoever writes it
+        assert store.write([history.changes("owner")]) == {}
+    assert list(store.read(name)) == [HISTORY]
+    assert (store.head(name), store.waiting(), list(store.check())) == (None, [], [])
+    assert store.sweep(older_than=0.0, most=1 << 40, now=time.time() + 90_000) == 1
+    assert not store.read(name)
 
 
 def test_a_batch_may_say_several_things_of_one_session(opened: Opened) -> None:
