@@ -1,12 +1,13 @@
 """What forks, edits and next turns find of a branch of 64k tokens: the fork table, in tokens.
 
 The scheduler and the cache are the real ones; the executor is the fake, which checks that each step of a
-model with fixed states (delta net, Mamba) reads the state of just its row's tokens. Counts only, no time
-and no GPU. A cell is what a request found, over what it could have found: the longest prefix of its
-prompt that was computed before. The rest, at most R, is replayed.
+model with fixed states (delta net, Mamba) or windows reads what belongs to just its row's tokens. Counts
+only, no time and no GPU. A cell is what a request found, over what it could have found: the longest
+prefix of its prompt that was computed before. The rest, at most R, is replayed.
 
     python benchmarks/fork_hits.py
-    python benchmarks/fork_hits.py --slots 1280 320 128
+    python benchmarks/fork_hits.py --slots 1280 320 128 --windows 1024:114688 128:72800
+    python benchmarks/fork_hits.py --memory     # 64 sessions of 32k tokens, in layouts of five models
 
 The branch is an agent's: system and tools, then turns of a tool's result, thinking and an answer.
 
@@ -16,7 +17,7 @@ The branch is an agent's: system and tools, then turns of a tool's result, think
     no thinking       the next turn, where the template leaves out what was thought in the last one
     90 % taken        the same five, after other sessions have used 90 % of the pool
 
-Window layers, and speculation on models with states, are not there yet, and so not in the table.
+Speculation on models with states is not there yet, and so not in the table.
 """
 
 import argparse
@@ -29,6 +30,7 @@ import numpy as np
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
 from ramify.actors.cache.node import common_prefix
+from ramify.actors.cache.windows import windows_of
 from ramify.actors.scheduler.core import Scheduler
 from ramify.gpu.executors.fake import FakeExecutor, FakeModel
 from ramify.protocol import messages as m
@@ -42,6 +44,7 @@ BRANCH = 64_000
 FORK = 8_000
 OTHERS = 8_000  # tokens of each other session
 REPLAY = 512
+SHORT = 32  # tokens of an answer where only memory is measured
 
 
 @dataclass
@@ -51,16 +54,17 @@ class Branch:
 
 
 class Engine:
-    """The cores without loops. `slots` 0: a model with full attention only."""
+    """The cores without loops. `forms`: of `FakeExecutor`; none: a model with full attention only."""
 
-    def __init__(self, slots: int, seed: int = 0) -> None:
-        model = FakeModel(vocab_size=10_000, eos_every=0)
+    def __init__(self, forms: dict[str, int], pages: int = POOL, seed: int = 0) -> None:
+        model, config = FakeModel(vocab_size=10_000, eos_every=0), ScheduleConfig()
         self.executor = FakeExecutor(
-            model, pages=POOL, context=1 << 17, max_rows=8, step_tokens=2048, state_slots=slots
+            model, verify=False, pages=pages, context=1 << 17, max_rows=8, step_tokens=2048, **forms
         )
         info = self.executor.info
-        self.cache = RadixCache(info.pages, state_slots=slots)
-        self.scheduler = Scheduler(info, ScheduleConfig())
+        windows = windows_of(info, config.in_flight)
+        self.cache = RadixCache(info.pages, state_slots=info.state_slots, windows=windows)
+        self.scheduler = Scheduler(info, config)
         self.dice = random.Random(seed)
         self.computed: list[np.ndarray] = []  # of the branch that is measured
         self._count = 0
@@ -162,11 +166,11 @@ def cases(engine: Engine, branch: Branch) -> dict[str, tuple[int, int]]:
     return table
 
 
-def measure(slots: int) -> dict[str, tuple[int, int]]:
-    engine = Engine(slots)
+def measure(forms: dict[str, int]) -> dict[str, tuple[int, int]]:
+    engine = Engine(forms)
     branch = build(engine, BRANCH)
     table = cases(engine, branch)
-    crowded = Engine(slots)
+    crowded = Engine(forms)
     branch = build(crowded, BRANCH)
     while crowded.cache.free > POOL // 10:
         build(crowded, OTHERS, note=False)
@@ -176,11 +180,59 @@ def measure(slots: int) -> dict[str, tuple[int, int]]:
     return table
 
 
+# bytes from the fields of configs, KV in bf16 and states in float32: of a token's KV in full layers; a
+# window in tokens, and of a token's KV in layers that have it; of a state
+LAYOUTS = {
+    "Qwen3-8B": (36 * 2 * 8 * 128 * 2, 0, 0, 0),
+    "Gemma-4-31B": (10 * 4 * 512 * 2 * 2, 1024, 50 * 16 * 256 * 2 * 2, 0),
+    "gpt-oss-20b": (12 * 8 * 64 * 2 * 2, 128, 12 * 8 * 64 * 2 * 2, 0),
+    "Qwen3.6-27B": (64 << 10, 0, 0, 151_000_000),
+    "Qwen3.6-35B-A3B": (20 << 10, 0, 0, 63_000_000),
+}
+
+
+def memory(name: str, sessions: int = 64, tokens: int = 32_768) -> str:
+    """A pool of little more than the sessions: what do they find, in two turns each?"""
+    token, window, windowed, state = LAYOUTS[name]
+    least = sessions * (tokens * token + max(0, window - 1) * windowed + state)
+    pages, slots = sessions * tokens + MESSAGE + SHORT, (sessions + 12) * (state > 0)
+    window_pages = ((sessions + 9) * window + 2048) * (window > 0)
+    given = pages * token + window_pages * windowed + slots * state
+    engine = Engine({"window": window, "window_pages": window_pages, "state_slots": slots}, pages)
+    branches = [engine.open() for _ in range(sessions)]
+    for branch in branches:
+        engine.append(branch, engine.text(tokens - 2 * (MESSAGE + SHORT) - SHORT))
+        engine.generate(branch, SHORT, note=False)
+    lost = []
+    for branch in branches * 2:
+        had = len(branch.tokens) - 1
+        engine.append(branch, engine.text(MESSAGE))
+        lost.append(had - engine.generate(branch, SHORT, note=False).cached)
+    check(engine.cache)
+    whole = sessions * tokens * (token + windowed)
+    return (
+        f"{name:18}{least / 2**30:>9.1f}{given / 2**30:>9.1f}{given / least - 1:>8.1%}"
+        f"{whole / given:>10.2f}{sum(lost) / len(lost):>10.0f}{max(lost):>8}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--slots", type=int, nargs="+", default=[1280, 320], help="state slots")
+    parser.add_argument("--slots", type=int, nargs="*", default=[1280, 320], help="state slots")
+    parser.add_argument("--windows", nargs="*", default=["1024:114688"], help="window:pages")
+    parser.add_argument("--memory", action="store_true")
     options = parser.parse_args()
-    tables = {"full": measure(0)} | {f"fixed, {slots} slots": measure(slots) for slots in options.slots}
+    if options.memory:
+        print(f"{'64 x 32k':18}{'least':>9}{'given':>9}{'more':>8}{'all full':>10}{'replayed':>10}")
+        for name in LAYOUTS:
+            print(memory(name), flush=True)
+        print("GiB; all full: all layers' KV of all tokens, over what is given; replayed: mean, most")
+        return
+    tables = {"full": measure({})}
+    for slots in options.slots:
+        tables[f"fixed, {slots} slots"] = measure({"state_slots": slots})
+    for window, pages in (map(int, each.split(":")) for each in options.windows):
+        tables[f"window {window}, {pages}"] = measure({"window": window, "window_pages": pages})
     print(f"{'':32}" + "".join(f"{name:>26}" for name in tables))
     for case in tables["full"]:
         cells = ""

@@ -26,8 +26,6 @@ from ramify.actors.cache.windows import Ring, Tails, Windows
 from ramify.protocol.messages import Commit
 from ramify.protocol.plan import pack, unpack
 
-_SHARE = 8  # a prefill takes one of so many window pages for its own tails, where few are free
-
 
 class Begun(NamedTuple):
     """What `Granted` says of how a request begins. `proven`: so is what it begins from."""
@@ -235,7 +233,7 @@ class WindowResuming(Resuming):
             run.states.append(snapshot)
             tail, sure = tails.pages[node.snapshot], snapshot.proven
         size = self._size(end - start, needed)
-        room = max(tails.allocator.free_pages - 2 * size, tails.total // _SHARE, before)
+        room = max(tails.allocator.free_pages - 2 * size, snapshots.FEW * before)
         room = min(room, tails.obtainable - size)
         chosen = self._choose(_ends(run.tip, node), start, run.tip.end, room)
         kept = np.zeros(end - start, dtype=np.bool_)
@@ -252,7 +250,9 @@ class WindowResuming(Resuming):
 
     def _choose(self, ends: list[int], start: int, prompt: int, room: int) -> list[int]:
         """As `marks`; the tails have at most `room` pages of [start, prompt) together."""
-        count = (prompt - start) // snapshots.STRIDE + 8
+        count = snapshots.FEW
+        if room > count * self._windows.before:
+            count = (prompt - start) // snapshots.STRIDE + 8
         while count:
             chosen = marks(ends, start, prompt, count)
             spans = zip([start, *chosen], chosen, strict=False)

@@ -24,8 +24,8 @@ NEAR = 64  # tokens that are run again rather than kept as a snapshot of their o
 _ENDS = 3  # ends of ops within a prompt, beside its own end, that one prefill keeps
 _NEWEST = 4  # ends of a branch that count as ends: those of the prompt and the answer of two turns
 _END = 16
+FEW = 2  # snapshots that a prefill may leave in the place of others
 _REACH = 64  # nodes that are walked to see what a snapshot is worth
-_SHARE = 8  # a prefill takes one of so many slots for its own snapshots, where few are free
 
 
 class Snapshot:
@@ -79,8 +79,8 @@ class Snapshots:
         return list(self._of.values())
 
     def room(self, needed: int) -> int:
-        """Slots for the snapshots of a prefill that needs `needed` to run."""
-        return max(0, min(self.available - needed, max(self.free - 2 * needed, self.total // _SHARE, 1)))
+        """Slots for the snapshots of a prefill that needs `needed` to run; `FEW`: few are free."""
+        return max(0, min(self.available - needed, max(self.free - 2 * needed, FEW)))
 
     # --- uses -------------------------------------------------------------------------------
 
@@ -205,7 +205,8 @@ def marks(ends: Iterable[int], cached: int, prompt: int, room: int) -> list[int]
     `ends`: where ops ended, in descending order. The last token of a prompt is always run, so what a
     sibling or another answer can begin from ends before it. By urgency: the end of the prompt, or of an
     op just before it; ends of the newest ops, and the first of all (system and tools); multiples of
-    `STRIDE`, doubled until there is room.
+    `STRIDE`, doubled until there is room. Where that is `FEW`, none of these: they would age the ends of
+    other branches, which are more likely to be needed.
     """
     last = prompt - 1
     chosen: list[int] = []
@@ -220,7 +221,7 @@ def marks(ends: Iterable[int], cached: int, prompt: int, room: int) -> list[int]
     left, stride = room - len(chosen), STRIDE
     while left > 0 and (last - 1) // stride - cached // stride > left:
         stride *= 2
-    if left > 0:
+    if left > 0 and room > FEW:
         for at in range(cached // stride * stride + stride, last, stride):
             if at - cached > NEAR and all(abs(at - other) > NEAR for other in chosen):
                 chosen.append(at)

@@ -204,7 +204,6 @@ class Tails(Snapshots):
             self.allocator.free(over[self.runs[over] == 0])
 
     def _worth(self, snapshot: Snapshot) -> int:
-        """Tokens of replay that a tail saves for each page that is its alone, in 1024ths."""
-        pages = self.pages[snapshot.slot]
-        alone = int((self.tails[pages] == 1).sum())
-        return snapshot.since + self.saves(snapshot) * 1024 // max(1, alone)
+        """Tokens of replay that a tail saves for each page that it adds, in 1024ths."""
+        added = min(self.saved(snapshot.node), len(self.pages[snapshot.slot]))
+        return snapshot.since + self.saves(snapshot) * 1024 // added

@@ -328,7 +328,7 @@ class FakeExecutor:
             self._logprobs[opened.row] = opened.sampling.logprobs
         chain = self._run(step)
         if self.windows is not None:
-            self.windows.run(plan.step, step, self.rows, self._chain, check=self.verify)
+            self.windows.run(plan.step, step, self.rows, self._chain)
         seconds = self.seconds(step)
         result = self._sample(plan.step, step, chain, seconds)
         if self.states is not None:

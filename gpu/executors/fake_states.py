@@ -75,13 +75,13 @@ class FakeWindows:
         self._before = window - 1
         self._hashes: Hashes = np.zeros(pages, dtype=np.uint64)
 
-    def run(self, number: int, step: StepRows, rows: RowTable, chain: Hashes, *, check: bool) -> None:
+    def run(self, number: int, step: StepRows, rows: RowTable, chain: Hashes) -> None:
         """All that is written, then all that is read. `chain`: of the slots of other layers."""
         spans = list(zip(step.rows.tolist(), step.starts.tolist(), step.counts.tolist(), strict=True))
         for row, start, count in spans:
             pages = rows.windows[row, start : start + count]
             self._hashes[pages] = chain[rows.slots(row, start, start + count)]
-        for row, start, count in spans if check else ():
+        for row, start, count in spans:
             first = max(0, start - self._before)
             pages = rows.windows[row, first : start + count]
             wrong = (pages < 0) | (self._hashes[pages] != chain[rows.slots(row, first, start + count)])
