@@ -489,8 +489,8 @@ export const WORDS = {
   keptALevel: ["Kept a level", "Behalten je Stufe"],
   think: ["Think", "Nachdenken"],
   gameAbout: [
-    "The model proposes steps, judges each on a branch of its own, and the server keeps the best: three levels, sent as one frame. Every branch streams at once over one socket, and what branches share is computed once. Which steps have right sums the page lists; which of them lead to 24 is the model's part, and the small demonstration model seldom finds out.",
-    "Das Modell schlägt Schritte vor und beurteilt jeden auf einem eigenen Zweig, der Server behält die besten: drei Stufen, gesendet als ein Frame. Alle Zweige entstehen zugleich über eine Verbindung, und was sie teilen, wird einmal berechnet. Welche Schritte richtig gerechnet sind, gibt die Seite vor; welche davon zur 24 führen, ist Sache des Modells, und das kleine Demomodell findet es selten heraus.",
+    "The model proposes steps, judges each on a branch of its own, and the server keeps the best: three levels, sent as one frame. Every branch streams at once over one socket, and what branches share is computed once. Which steps have right sums the page lists; which of them lead to 24 is the model's part. The small demonstration model wins two easy games of three.",
+    "Das Modell schlägt Schritte vor und beurteilt jeden auf einem eigenen Zweig, der Server behält die besten: drei Stufen, gesendet als ein Frame. Alle Zweige entstehen zugleich über eine Verbindung, und was sie teilen, wird einmal berechnet. Welche Schritte richtig gerechnet sind, gibt die Seite vor; welche davon zur 24 führen, ist Sache des Modells. Das kleine Demomodell gewinnt zwei von drei leichten Spielen.",
   ],
   theTree: ["The tree", "Der Baum"],
   factOps: ["ops, sent as one frame", "Operationen, als ein Frame gesendet"],
