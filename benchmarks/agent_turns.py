@@ -184,11 +184,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True, help="agents_tools.jsonl")
     parser.add_argument("--conversations", type=int, default=600)
     parser.add_argument("--at-once", type=int, default=16)
-    parser.add_argument(
-        "--template",
-        type=Path,
-        help="a published template, or a folder of them (default: the bundled one)",
-    )
+    parser.add_argument("--template", type=Path, help="published, or a folder; default: the bundled one")
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args()
     configure(LogConfig(level="warning"))
