@@ -5,7 +5,7 @@ Files, not the format of a line: that is `protocol.credentials`.
 
 from pathlib import Path
 
-from ramify.actors.kit.secret_file import read_secret_file
+from ramify.actors.kit.files import read_secret_file
 from ramify.protocol.config import ServerConfig
 from ramify.protocol.credentials import Credential, agree, check_token, named, parse_credentials
 from ramify.protocol.errors import ConfigError

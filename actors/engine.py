@@ -36,10 +36,10 @@ from ramify.actors.front.processes import ProcessFront
 from ramify.actors.kit.clock import Clock, MonotonicClock
 from ramify.actors.kit.collector import Collector
 from ramify.actors.kit.files import allow_files
-from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.metrics import Metrics
+from ramify.actors.kit.report import StoreHealth
 from ramify.actors.layout import layout_of
 from ramify.actors.local_front import LocalFront
 from ramify.actors.routing.session_router import SessionRouter

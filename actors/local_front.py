@@ -20,10 +20,9 @@ from ramify.actors.gateway.port.access.minted import Minted
 from ramify.actors.gateway.port.interfaces import Metrics, Served, Status
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import FanOut, Spread
-from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.actors.kit.memory import Holdings
-from ramify.actors.kit.usage import CredentialUsage
+from ramify.actors.kit.report import CredentialUsage, StoreHealth
 from ramify.actors.kit.working import Working
 from ramify.actors.session.directory import RETRY_MS, Directory, SessionMetrics
 from ramify.actors.store.actor import StoreActor

@@ -23,7 +23,7 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (294, 586),
+    "actors": (291, 586),
     "actors/cache": (15, 32),
     "actors/calls": (10, 22),
     "actors/cluster": (14, 28),
@@ -31,13 +31,13 @@ SIZES = {
     "actors/front": (8, 16),
     "actors/gateway": (64, 109),
     "actors/grammar": (52, 91),
-    "actors/kit": (18, 21),
+    "actors/kit": (15, 21),
     "actors/links": (6, 11),
     "actors/processes": (6, 7),
     "actors/routing": (5, 11),
     "actors/scheduler": (19, 48),
-    "actors/session": (45, 125),
-    "actors/store": (8, 30),
+    "actors/session": (44, 125),
+    "actors/store": (9, 30),
     "actors/tokenizer": (7, 18),
     "protocol": (23, 46),
     "clients": (79, 134),
@@ -46,12 +46,12 @@ SIZES = {
 }
 # measure: bound, goal
 COUNTS = {
-    "functions over complexity 20": (17, 0),
-    "files over 450 lines": (26, 0),
-    "class names that exist twice": (34, 0),
+    "functions over complexity 20": (7, 0),
+    "files over 450 lines": (21, 0),
+    "class names that exist twice": (21, 0),
     "floors of session/": (10, 10),
     "private uses across objects": (17, 6),  # six are of torch and argparse
-    "private uses in tests": (366, 0),
+    "private uses in tests": (360, 0),
 }
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ramify.actors.calls import forms
 from ramify.actors.calls.dialects import Dialect
-from ramify.actors.calls.toolbox import Tool
+from ramify.actors.calls.toolbox import DeclaredTool
 from ramify.protocol.structure import (
     JsonPart,
     ListPart,
@@ -56,23 +56,23 @@ class Calls(NamedTuple):
     forced: Part
 
 
-class Asked(NamedTuple):
+class CallTerms(NamedTuple):
     """What the calls have to be: see `exact_calls`."""
 
     written: Written
-    tools: Sequence[Tool]
+    tools: Sequence[DeclaredTool]
     demanded: bool
     parallel: bool
     ends_output: Callable[[str], bool]
 
 
-Writer = Callable[[Asked], Calls]
+Writer = Callable[[CallTerms], Calls]
 
 
 def exact_calls(
     dialect: Dialect,
     written: Written,
-    tools: Sequence[Tool],
+    tools: Sequence[DeclaredTool],
     *,
     demanded: bool,
     parallel: bool,
@@ -88,7 +88,7 @@ def exact_calls(
     write = _FAMILIES.get(dialect.name)
     if write is None:
         return None
-    found = write(Asked(written, tools, demanded, parallel, ends_output))
+    found = write(CallTerms(written, tools, demanded, parallel, ends_output))
     if dialect.thought is None or dialect.tags or found.free is None:
         return found
     return found._replace(free=ThoughtPart(dialect.thought.begin, dialect.thought.end, found.free))
@@ -109,7 +109,7 @@ def after_thought(dialect: Dialect, answer: Part) -> Part:
 # --- families --------------------------------------------------------------------------------------
 
 
-def _tagged(asked: Asked) -> Calls:
+def _tagged(asked: CallTerms) -> Calls:
     """Hermes, Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
     opening, argument = asked.written
     blank = _blank_behind(opening, forms.TOOL_CALL)
@@ -123,7 +123,7 @@ def _tagged(asked: Asked) -> Calls:
     return Calls(_free(tags, [forms.TOOL_CALL], asked.parallel), _forced(tags, blank, asked.parallel))
 
 
-def _xml(asked: Asked) -> Calls:
+def _xml(asked: CallTerms) -> Calls:
     """Coder: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`."""
     opening, argument = asked.written
     blank = _blank_behind(opening, forms.TOOL_CALL)
@@ -139,7 +139,7 @@ def _xml(asked: Asked) -> Calls:
     return Calls(free, _forced(tags, blank, asked.parallel))
 
 
-def _llama3(asked: Asked) -> Calls:
+def _llama3(asked: CallTerms) -> Calls:
     """Llama 3: `{"name": ..., "parameters": {...}}` as the whole answer, or behind `<|python_tag|>`."""
     opening, argument = asked.written
     opening = opening.removeprefix(forms.PYTHON_TAG)
@@ -159,7 +159,7 @@ def _llama3(asked: Asked) -> Calls:
     return Calls(UnionPart([bare, UnlessPart(free, begun)]), forced)
 
 
-def _mistral(asked: Asked) -> Calls:
+def _mistral(asked: CallTerms) -> Calls:
     """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]NAME[ARGS]{...}`."""
     opening, argument = asked.written
     list_begin, bracket, head = opening.partition("[{")
@@ -185,7 +185,7 @@ def _mistral(asked: Asked) -> Calls:
     return Calls(_free(tags, [forms.TOOL_CALLS], asked.parallel), _forced(tags, "", asked.parallel))
 
 
-def _deepseek(asked: Asked) -> Calls:
+def _deepseek(asked: CallTerms) -> Calls:
     """DeepSeek: `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`, in marks for all."""
     opening, argument = asked.written
     opening = opening.removeprefix(forms.CALLS_BEGIN)
@@ -203,7 +203,7 @@ def _deepseek(asked: Asked) -> Calls:
     return Calls(_free([whole], [forms.CALLS_BEGIN], False), _sequence(whole))
 
 
-def _harmony(asked: Asked) -> Calls:
+def _harmony(asked: CallTerms) -> Calls:
     """gpt-oss: `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>`.
 
     One call in an answer: what ends it ends the output.
@@ -234,7 +234,7 @@ def _harmony(asked: Asked) -> Calls:
     return Calls(free, _forced(forced, "", False))
 
 
-def _any(asked: Asked) -> Calls:
+def _any(asked: CallTerms) -> Calls:
     """A template that mentions no calls: forced and strict ones are Hermes', others are free."""
     found = _tagged(asked)
     return found if any(tool.strict for tool in asked.tools) else found._replace(free=None)
@@ -254,19 +254,19 @@ _FAMILIES: dict[str, Writer] = {
 # --- what they are made of -------------------------------------------------------------------------
 
 
-def _object(tool: Tool, demanded: bool) -> JsonPart:
+def _object(tool: DeclaredTool, demanded: bool) -> JsonPart:
     if tool.strict is False and not demanded:
         return JsonPart({"type": "object"})
     return JsonPart(tool.schema, tool.place, strict=demanded if tool.strict is None else tool.strict)
 
 
-def _parameters(tool: Tool, demanded: bool) -> XmlPart:
+def _parameters(tool: DeclaredTool, demanded: bool) -> XmlPart:
     if tool.strict is False and not demanded:
         return XmlPart(None)
     return XmlPart(tool.schema, tool.place, strict=demanded if tool.strict is None else tool.strict)
 
 
-def _json_name(tool: Tool) -> str:
+def _json_name(tool: DeclaredTool) -> str:
     return json.dumps(tool.name, ensure_ascii=False)[1:-1]
 
 

@@ -43,7 +43,7 @@ class _State(Enum):
     CALL = auto()
 
 
-class Place(NamedTuple):
+class TurnPlace(NamedTuple):
     """`part` of a turn in which an output begins. `pending`: what is begun there already: a call, or
     what may become its mark.
     """
@@ -159,12 +159,12 @@ class Reader:
         return said[-PRIMED_MOST:]
 
     @property
-    def place(self) -> Place:
+    def place(self) -> TurnPlace:
         """Where the output stands, before it begins: after `prime`."""
         pending = self._call.text if self._call is not None else self._held
         if self._state is _State.START:
-            return Place("start", "")  # blanks and what may become a tag may stand there
-        return Place("thought" if self._state is _State.THOUGHT else "answer", pending)
+            return TurnPlace("start", "")  # blanks and what may become a tag may stand there
+        return TurnPlace("thought" if self._state is _State.THOUGHT else "answer", pending)
 
     def plain(self, text: str) -> PartKind | None:
         """Read `text` if it is of one kind, whatever follows; None if that takes a closer look."""

@@ -70,8 +70,6 @@ def calling(asked: Asked, argument: object) -> ChatMessage:
     return ChatMessage(role="assistant", tool_calls=calls)
 
 
-# --- turns that are written anew
-
 _Turns = Sequence[Sequence[ChatMessage]]
 
 
@@ -194,8 +192,6 @@ def _one_by_one(template: Turnwise, turns: _Turns, tools: Sequence[JsonObject] |
         results += turn[0].role == "tool"
     return text
 
-
-# --- the shape of calls
 
 _NAME, _KEY = "ramifyf3a9c1f", "ramifyf3a9c1x"
 _TRIAL = (

@@ -23,7 +23,7 @@ class Call(NamedTuple):
     arguments: str
 
 
-class Tool(NamedTuple):
+class DeclaredTool(NamedTuple):
     """A tool that was declared. `schema`: of its arguments, an object's; `place`: where it was given.
 
     `strict`: as the client says, in OpenAI's way: true: calls have to be exact; false: need not be.
@@ -41,7 +41,7 @@ class Toolbox:
     def __init__(self, tools: Sequence[JsonObject] | None) -> None:
         self.size = json_size(tools)
         self._properties: dict[str, Mapping[str, Any]] = {}
-        self.tools: list[Tool] = []
+        self.tools: list[DeclaredTool] = []
         for i, tool in enumerate(tools or ()):
             function = tool.get("function", tool)
             parameters = function.get("parameters")
@@ -50,7 +50,9 @@ class Toolbox:
             strict = function.get("strict", tool.get("strict"))
             schema = {"type": "object", **(parameters or {})}
             self.tools.append(
-                Tool(function["name"], schema, place, strict if isinstance(strict, bool) else None)
+                DeclaredTool(
+                    function["name"], schema, place, strict if isinstance(strict, bool) else None
+                )
             )
 
     def __bool__(self) -> bool:

@@ -27,7 +27,7 @@ from zlib import crc32
 
 from ramify.actors.front.core_messages import ToCore, ToSessions
 from ramify.actors.front.interface import Naming
-from ramify.actors.kit.health import StoreHealth
+from ramify.actors.kit.report import StoreHealth
 from ramify.actors.processes.messages import MetricsText, ProcessMessage, StartFailed
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.credentials import Credential

@@ -11,9 +11,7 @@ from typing import Any
 
 from ramify.actors.front.core_messages import Said
 from ramify.actors.front.gateway_messages import EngineState
-from ramify.actors.kit.health import StoreHealth
-from ramify.actors.kit.report import Report
-from ramify.actors.kit.usage import CredentialUsage
+from ramify.actors.kit.report import CredentialUsage, Report, StoreHealth
 from ramify.actors.links.bundle import Bundle
 from ramify.actors.processes.peer import Scrapes
 

@@ -36,7 +36,7 @@ from ramify.actors.gateway.port.static import StaticFiles, browser_files
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed
-from ramify.actors.kit.usage import CredentialUsage
+from ramify.actors.kit.report import CredentialUsage
 from ramify.protocol.config import Limits, ServerConfig
 from ramify.protocol.credentials import Credential
 from ramify.protocol.errors import Close

@@ -9,6 +9,7 @@ It does not know what the symbols stand for.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from ramify.protocol.errors import ConstraintError
 
 Table = NDArray[np.int32]
 Flags = NDArray[np.bool_]
+_Moves = list[tuple[int, frozenset[int]]]  # of a state: symbols, and what is behind each
 
 
 class Fragment:
@@ -253,6 +255,27 @@ def repetition(part: Fragment, least: int, most: int | None) -> Fragment:
     return _with_start(whole, True) if least == 0 else whole
 
 
+def _closure(jumps: Mapping[int, Sequence[int]], state: int) -> frozenset[int]:
+    reached = {state}
+    stack = [state]
+    while stack:
+        fresh = [target for target in jumps.get(stack.pop(), ()) if target not in reached]
+        reached.update(fresh)
+        stack.extend(fresh)
+    return frozenset(reached)
+
+
+def _add(reached: dict[int, frozenset[int] | set[int]], moves: _Moves) -> None:
+    for symbol, target in moves:
+        known = reached.get(symbol)
+        if known is None:
+            reached[symbol] = target
+        elif isinstance(known, set):
+            known |= target
+        elif not target <= known:
+            reached[symbol] = set(known | target)
+
+
 def determinize(
     table: Table, final: Flags, jumps: Mapping[int, Sequence[int]], starts: Iterable[int], pure: Flags
 ) -> Fragment:
@@ -261,34 +284,15 @@ def determinize(
     `jumps`: from a state to others without a symbol. `pure`: the states from which no jump can be
     reached; they are taken over as they are.
     """
-    closures: dict[int, frozenset[int]] = {}
+    closure = cache(partial(_closure, jumps))
 
-    def closure(state: int) -> frozenset[int]:
-        found = closures.get(state)
-        if found is None:
-            reached = {state}
-            stack = [state]
-            while stack:
-                fresh = [target for target in jumps.get(stack.pop(), ()) if target not in reached]
-                reached.update(fresh)
-                stack.extend(fresh)
-            found = closures[state] = frozenset(reached)
-        return found
+    @cache
+    def moves_of(state: int) -> _Moves:
+        row = table[state]
+        symbols = np.flatnonzero(row >= 0)
+        pairs = zip(symbols.tolist(), row[symbols].tolist(), strict=True)
+        return [(symbol, closure(target)) for symbol, target in pairs]
 
-    moves: dict[int, list[tuple[int, frozenset[int]]]] = {}
-
-    def moves_of(state: int) -> list[tuple[int, frozenset[int]]]:
-        found = moves.get(state)
-        if found is None:
-            row = table[state]
-            symbols = np.flatnonzero(row >= 0)
-            found = moves[state] = [
-                (symbol, closure(target))
-                for symbol, target in zip(symbols.tolist(), row[symbols].tolist(), strict=True)
-            ]
-        return found
-
-    first = len(table)
     ids: dict[frozenset[int], int] = {}
     order: list[frozenset[int]] = []
 
@@ -299,16 +303,14 @@ def determinize(
                 return only
         found = ids.get(states)
         if found is None:
-            found = ids[states] = first + len(order)
+            found = ids[states] = len(table) + len(order)
             order.append(states)
             if len(order) > MAX_STATES:
                 raise too_large()
         return found
 
     start = number(frozenset().union(*(closure(state) for state in starts)))
-    sources: list[int] = []
-    symbols: list[int] = []
-    targets: list[int] = []
+    sources, symbols, targets = list[int](), list[int](), list[int]()
     work = 0
     for at, states in enumerate(order):
         if at % 256 == 0:
@@ -317,14 +319,7 @@ def determinize(
         for state in states:
             found = moves_of(state)
             work += 1 + len(found)
-            for symbol, target in found:
-                known = reached.get(symbol)
-                if known is None:
-                    reached[symbol] = target
-                elif isinstance(known, set):
-                    known |= target
-                elif not target <= known:
-                    reached[symbol] = set(known | target)
+            _add(reached, found)
         if work > MAX_WORK:
             raise TooAmbiguous(
                 "the constraint is too ambiguous: too many of its parts can match the same text; "

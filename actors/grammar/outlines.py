@@ -38,6 +38,8 @@ _ALONE = "this server compiles with nothing else (--grammar-backend outlines)"
 _LIMITS = "it knows no lookahead, few anchors but at both ends, and of properties Unicode's own"
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&~ -]")  # what Rust's syntax may take for more than itself
 _SETS = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t\n\x0b\x0c\r\x20"}
+_ESCAPES = {"b": r"\x08", "0": r"\x00", **{char: f"\\{char}" for char in "nrtfva"}}
+_OUTSIDE = {"b": r"(?-u:\b)", "B": r"(?-u:\B)", "A": r"\A", "Z": r"\z", "z": r"\z"}
 _STARTS = re.compile(r"(?<![\\\[])\^|\\A")  # but in brackets
 _ENDS = re.compile(r"(?<!\\)(?:\\\\)*\$\Z")
 _ALTERNATIVES = re.compile(r"\||(?<!\[)\^|(?<!\\)\$")
@@ -268,16 +270,10 @@ class _Rewriter:
             made = _SETS[char.lower()]
             negated = f"[^{made}]" if char.isupper() else made
             found = negated if inside or char.isupper() else f"[{made}]"
-        elif char in "bB" and not inside:
-            found = rf"(?-u:\{char})"
-        elif char == "b":
-            found = r"\x08"
-        elif char == "Z" and not inside:
-            found = r"\z"
-        elif char and (char in "nrtfva" or (char in "Az" and not inside)):
-            found = f"\\{char}"
-        elif char == "0":
-            found = r"\x00"
+        elif char in _OUTSIDE and not inside:
+            found = _OUTSIDE[char]
+        elif char in _ESCAPES:
+            found = _ESCAPES[char]
         elif not char or (char.isascii() and char.isalnum()):
             self._fail(f"\\{char} is not supported here")
         else:

@@ -1,10 +1,13 @@
-"""The number of files that a process may have open: each socket is one.
+"""How many files a process may have open, each socket is one; and files that hold secrets.
 
 Systems give a process 1024 at first and let it ask for more. A server without free files accepts no
 connection, so a few hundred idle connections of one client would lock all others out.
 """
 
+import os
 import resource
+import stat
+from pathlib import Path
 
 from ramify.actors.kit.log import get_log
 
@@ -34,3 +37,24 @@ def allow_files(sockets: int) -> int:
             needed=needed,
         )
     return allowed
+
+
+def read_secret_file(path: Path, most: int) -> bytes:
+    """The file's bytes; a byte more than `most` where there are more. Raises OSError."""
+    with path.open("rb") as file:
+        _judge(path, os.fstat(file.fileno()).st_mode)
+        return file.read(most + 1)
+
+
+def warn_of_readers(path: Path) -> None:
+    """Warn if other users may read a secret file that a library reads for us. Raises OSError."""
+    _judge(path, path.stat().st_mode)
+
+
+def _judge(path: Path, mode: int) -> None:
+    """Warn, not refuse: a container's platform mounts secrets as it likes (0444, or 0440 for a group),
+    and nobody else is there.
+    """
+    if stat.S_ISREG(mode) and mode & 0o077:
+        shown = f"{stat.S_IMODE(mode):o}"
+        log.warning("others may read this secret file: chmod 600 it", path=str(path), mode=shown)

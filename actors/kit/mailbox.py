@@ -7,7 +7,14 @@ another thread hands its message over with `loop.call_soon_threadsafe(mailbox.te
 
 import asyncio
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+
+from ramify.protocol.messages import Attach, Frame, Progress, Tokens
+
+CAPACITY = 4096  # of a session's mailbox
+FRAMES = CAPACITY * 3 // 4  # messages of which kind ever, beyond which frames are refused
+FRAME_BYTES = 8 << 20  # of frames that wait, as they came over the sockets
+_FROM_CLIENTS = Frame, Attach  # made once: `tell` is called for each message of a step
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -119,6 +126,56 @@ class Mailbox(Generic[T]):
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+
+class SessionMailbox(Mailbox[T]):
+    """A mailbox in which frames of clients leave room for what the engine says, bounded in bytes.
+
+    `tell` raises MailboxFull for a frame or an `open` sooner than for the rest: its client sends it
+    again. Tokens, notices and answers of the cache must arrive; they have the rest of the room to
+    themselves.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, CAPACITY)
+        self._bytes = 0
+
+    def tell(self, message: T, /) -> None:
+        if not isinstance(message, _FROM_CLIENTS):
+            super().tell(message)
+            return
+        size = message.size
+        if len(self) >= FRAMES or (self._bytes and self._bytes + size > FRAME_BYTES):
+            raise MailboxFull(f"{self.name}: {len(self)} messages, {self._bytes} bytes of frames wait")
+        super().tell(message)
+        self._bytes += size
+
+    async def drain(self) -> list[T]:
+        messages = await super().drain()
+        self._bytes = 0
+        return messages
+
+
+def joined(messages: list[Any]) -> list[Any]:
+    """Messages in order, where tokens that follow each other are one message."""
+    if len(messages) == 1:
+        return messages
+    made: list[Any] = []
+    progress: list[Progress] | None = None  # of the last one, while more may join it
+    for message in messages:
+        if type(message) is not Tokens:
+            progress = None
+            made.append(message)
+            continue
+        if progress is None:
+            progress = list(message.progress)
+            made.append(Tokens(progress, message.finished))
+        else:
+            progress += message.progress
+            made[-1] = Tokens(progress, message.finished)
+        if message.finished:
+            progress = None
+    return made
 
 
 def tell_each(tell: Callable[[T], object], messages: list[T]) -> None:

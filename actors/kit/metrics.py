@@ -20,9 +20,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric
 
-from ramify.actors.kit.health import StoreHealth, joined
-from ramify.actors.kit.report import Report
-from ramify.actors.kit.usage import CredentialUsage
+from ramify.actors.kit.report import CredentialUsage, Report, StoreHealth, joined
 from ramify.protocol.cluster import ReplicaLoad
 from ramify.protocol.messages import Finished
 from ramify.protocol.plan import StepResult, unpack

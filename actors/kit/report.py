@@ -1,10 +1,56 @@
-"""How a process of an engine is: what gateways and replicas say of themselves, some times a second."""
+"""How a process of an engine is: what gateways and replicas say of themselves, some times a second.
+
+The store actor reports `StoreHealth`, which `/readyz`, `/metrics` and `/v1/info` show. Gateways count
+`CredentialUsage`, which metrics show, labelled with the credential's name.
+"""
+
+from collections.abc import Iterable
 
 import msgspec
 
-from ramify.actors.kit.health import StoreHealth
-from ramify.actors.kit.usage import CredentialUsage
 from ramify.protocol.cluster import ReplicaLoad
+
+
+class CredentialUsage(msgspec.Struct, array_like=True):
+    """Of one credential. `sockets` are those open now; all else counts from the start of the process."""
+
+    sockets: int = 0
+    received_bytes: int = 0
+    frames: int = 0
+    refused_ops: int = 0
+    abuses: int = 0  # sockets closed with 4429
+
+    def plus(self, other: "CredentialUsage") -> "CredentialUsage":
+        """The sum of two processes."""
+        return CredentialUsage(
+            self.sockets + other.sockets,
+            self.received_bytes + other.received_bytes,
+            self.frames + other.frames,
+            self.refused_ops + other.refused_ops,
+            self.abuses + other.abuses,
+        )
+
+
+class StoreHealth(msgspec.Struct, frozen=True):
+    """Of the store. `error`: why nothing can be written now; None: it can be.
+
+    `damaged`: sessions that cannot be written, because what the store has of them is damaged. `lost`:
+    how often all of a session was saved again, because the store had lost some of it.
+    """
+
+    error: str | None = None
+    damaged: int = 0
+    lost: int = 0
+
+
+def joined(healths: Iterable[StoreHealth]) -> StoreHealth:
+    """The health over several processes that have sessions."""
+    every = list(healths)
+    return StoreHealth(
+        next((each.error for each in every if each.error is not None), None),
+        sum(each.damaged for each in every),
+        sum(each.lost for each in every),
+    )
 
 
 class Report(msgspec.Struct, tag=True, array_like=True, frozen=True, kw_only=True):

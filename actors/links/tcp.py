@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
+from ramify.actors.kit.files import read_secret_file, warn_of_readers
 from ramify.actors.kit.log import get_log
-from ramify.actors.kit.secret_file import read_secret_file, warn_of_readers
 from ramify.actors.links.frames import In
 from ramify.actors.links.handshake import (
     FROM_FRONT,

@@ -85,15 +85,7 @@ class RoutingDecision(msgspec.Struct, frozen=True):
 
 class _Replica:
     __slots__ = (
-        "count",
-        "excess",
-        "long",
-        "number",
-        "reserved",
-        "sent",
-        "seq",
-        "slot",
-        "unheard",
+        *("count", "excess", "long", "number", "reserved", "sent", "seq", "slot", "unheard"),
         "unheld",
     )
 

@@ -34,7 +34,7 @@ from ramify.actors.scheduler.request import (
     output_limit,
 )
 from ramify.actors.scheduler.settlements import Settlements
-from ramify.actors.scheduler.states import RunStates
+from ramify.actors.scheduler.states import StateSlots
 from ramify.actors.scheduler.suspects import TWICE, Suspects
 from ramify.actors.scheduler.targets import Targets, targets_of
 from ramify.protocol.cluster import LOT, ReplicaLoad
@@ -516,19 +516,9 @@ class Scheduler:
         for request, verdict in zip(acquires, message.verdicts, strict=True):
             if isinstance(verdict, Granted):
                 self._granted(request, verdict, now)
-                continue
-            request.account.hold(-1)
-            if request.ending is not None:
-                self._end(request, request.ending, now)
-            elif verdict.reason == "memory" and request.submit.spare:
-                self._end(request, "cancelled", now)
-            elif verdict.reason == "gone":
-                self._end(request, "error", now, "no_branch", "the branch does not exist any more")
-            else:
-                self._denied(request, verdict)
-                if verdict.reason == "memory" and not request.leave:
-                    starved = starved or request
-                    waited_for = waited_for or not request.ahead
+            elif self._denied(request, verdict, now):
+                starved = starved or request
+                waited_for = waited_for or not request.ahead
         for run, grown in zip(grows, message.grown, strict=True):
             if run.live and grown.pages:
                 self._planner.grown(run, grown.pages, grown.windows)
@@ -581,7 +571,7 @@ class Scheduler:
         )
         if self._planner.working:
             cuts = (run.prompt - 1,) if run.jumps and run.prompt - 1 > run.cached else ()
-            run.states = RunStates(granted, self._planner.working, cuts)
+            run.states = StateSlots(granted, self._planner.working, cuts)
             run.cut = run.states.cut or run.prompt
         run.windows, run.replayed = granted.windows, granted.replayed
         request.replayed += granted.replayed
@@ -596,8 +586,19 @@ class Scheduler:
         self._admission.granted(request, run)
         self._planner.admit(run)
 
-    def _denied(self, request: Request, verdict: Denied) -> None:
-        self._admission.denied(request, verdict, self._runs.get(verdict.on))
+    def _denied(self, request: Request, verdict: Denied, now: float) -> bool:
+        """It has no pages. Whether memory is missing, and it waits for that."""
+        request.account.hold(-1)
+        if request.ending is not None:
+            self._end(request, request.ending, now)
+        elif verdict.reason == "memory" and request.submit.spare:
+            self._end(request, "cancelled", now)
+        elif verdict.reason == "gone":
+            self._end(request, "error", now, "no_branch", "the branch does not exist any more")
+        else:
+            self._admission.denied(request, verdict, self._runs.get(verdict.on))
+            return verdict.reason == "memory" and not request.leave
+        return False
 
     # --- memory pressure ----------------------------------------------------------------------
 

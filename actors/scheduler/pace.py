@@ -124,31 +124,43 @@ class Pace:
             self._known = max(self._known, prompts)
         if not decodes or self._on_cpu:
             self._full = max(self._full, prompts)
-        x = (1.0, decodes * _UNITS[1], prompts * _UNITS[2])
         if decodes and prompts:
             self._probed(prompts, decodes, seconds)
+        self._regress(prompts, decodes, seconds)
+
+    def _regress(self, prompts: int, decodes: int, seconds: float) -> None:
+        """Recursive least squares, in which earlier steps count less, and exceptions in part."""
+        x = (1.0, decodes * _UNITS[1], prompts * _UNITS[2])
         w, variance = self._weights, self._variance
         expected = self.expected(prompts, decodes)
         error = seconds - expected
         spread = [row[0] + row[1] * x[1] + row[2] * x[2] for row in variance]
         scale = _KEPT + spread[0] + spread[1] * x[1] + spread[2] * x[2]
-        if (
-            expected and scale < 1 + _KEPT
-        ):  # a step like those before: one that differs much is an exception
+        if expected and scale < 1 + _KEPT:  # a step like those before
             most = _CLIP * expected
-            self._odd = [*self._odd, seconds / expected] if abs(error) > most else []
-            error = max(-most, min(error, most))
-            if len(self._odd) == 3:  # no exceptions: the machine has changed
-                times = sorted(self._odd)[1]
-                self._weights = [times * weight for weight in w]
-                self._variance = _unsure(_SCALED)
-                self._odd = []
+            if (self._odd or abs(error) > most) and self._changed(expected, seconds):
                 return
+            error = max(-most, min(error, most))
         self._weights = [max(0.0, w[i] + spread[i] * error / scale) for i in range(3)]
         keep = 1 / _KEPT if variance[0][0] + variance[1][1] + variance[2][2] < 3 * _UNSURE else 1.0
         self._variance = [
             [(variance[i][j] - spread[i] * spread[j] / scale) * keep for j in range(3)] for i in range(3)
         ]
+
+    def _changed(self, expected: float, seconds: float) -> bool:
+        """Whether the machine's speed has changed, and is learnt anew.
+
+        One step that differs much from those before is an exception; three in a row are not.
+        """
+        far = abs(seconds - expected) > _CLIP * expected
+        self._odd = [*self._odd, seconds / expected] if far else []
+        if len(self._odd) < 3:
+            return False
+        times = sorted(self._odd)[1]
+        self._weights = [times * weight for weight in self._weights]
+        self._variance = _unsure(_SCALED)
+        self._odd = []
+        return True
 
     def expected(self, prompts: int, decodes: int) -> float:
         """Seconds that a step of so many prompt tokens and decodes should last, as far as was learnt."""

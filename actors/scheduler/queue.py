@@ -233,18 +233,27 @@ class WaitingQueue:
                 rows = max(1, rows)
                 self.virtual = max(self.virtual, tenant.served)
                 tenant.virtual = max(tenant.virtual, share.who.served)
-                batch = head.batch
-                while rows and share.live and (request := share.top()).batch == batch:
-                    if not level[0] and left <= 0:
-                        break
-                    cost = self._take(request, share)
-                    rows -= 1
-                    left -= cost
-                    spent[level[0]] += cost
-                    picked.append(request)
-                    if len(picked) == most:
-                        return self._settle(picked)
+                limit = rows if most is None else min(rows, most - len(picked))
+                taken, cost = self._take_batch(share, limit, None if level[0] else left)
+                rows -= len(taken)
+                left -= cost
+                spent[level[0]] += cost
+                picked += taken
+                if len(picked) == most:
+                    return self._settle(picked)
         return self._settle(picked)
+
+    def _take_batch(self, share: SessionQueue, most: int, room: int | None) -> tuple[list[Request], int]:
+        """Take up to `most` requests that came together, while there is `room`; and what they cost."""
+        batch = share.top().batch
+        taken: list[Request] = []
+        spent = 0
+        while len(taken) < most and share.live and (request := share.top()).batch == batch:
+            if room is not None and room <= spent:
+                break
+            spent += self._take(request, share)
+            taken.append(request)
+        return taken, spent
 
     def _bring_forward(self, level: Level, refused: Tenant) -> bool:
         """Put the first tenant that runs nothing before `refused`. False: there is none.

@@ -25,7 +25,7 @@ from enum import Enum
 from typing import Literal
 
 from ramify.actors.scheduler.speculation import DraftRecord
-from ramify.actors.scheduler.states import RunStates
+from ramify.actors.scheduler.states import StateSlots
 from ramify.actors.scheduler.targets import Targets
 from ramify.protocol.errors import Code
 from ramify.protocol.messages import Commit, Finished, Progress, Submit
@@ -57,17 +57,8 @@ class Tenant:
     """
 
     __slots__ = (
-        "lacking",
-        "output",
-        "picked",
-        "prefilling",
-        "requests",
-        "reserved",
-        "rows",
-        "served",
-        "shares",
-        "slots",
-        "virtual",
+        *("lacking", "output", "picked", "prefilling", "requests", "reserved", "rows"),
+        *("served", "shares", "slots", "virtual"),
     )
 
     def __init__(self) -> None:
@@ -97,27 +88,9 @@ class Account:
     """
 
     __slots__ = (
-        "active",
-        "began",
-        "behind",
-        "closed",
-        "due",
-        "finished",
-        "foreseen",
-        "given",
-        "goal",
-        "held",
-        "kept",
-        "prefilling",
-        "progress",
-        "requests",
-        "reserved",
-        "rested",
-        "rows",
-        "served",
-        "session",
-        "shares",
-        "tenant",
+        *("active", "began", "behind", "closed", "due", "finished", "foreseen", "given"),
+        *("goal", "held", "kept", "prefilling", "progress", "requests", "reserved", "rested"),
+        *("rows", "served", "session", "shares", "tenant"),
     )
 
     def __init__(self, session: int, tenant: Tenant | None = None) -> None:
@@ -158,51 +131,13 @@ class Request:
     """A submitted request; `done` counts the output tokens that earlier runs committed."""
 
     __slots__ = (
-        "accepted",
-        "account",
-        "ahead",
-        "batch",
-        "cached",
-        "came",
-        "charge",
-        "computed",
-        "constrained",
-        "deaths",
-        "died_at",
-        "done",
-        "ending",
-        "first_token",
-        "forced_tokens",
-        "foreseen",
-        "ignores_reserve",
-        "in_memory_queue",
-        "lacking",
-        "leave",
-        "level",
-        "limit",
-        "losses",
-        "mark",
-        "most",
-        "need",
-        "overtakes",
-        "promised",
-        "prompt",
-        "reached",
-        "record",
-        "remaining",
-        "repeated",
-        "replayed",
-        "resident",
-        "run",
-        "seq",
-        "single_answer",
-        "stale",
-        "started",
-        "state",
-        "stops",
-        "submit",
-        "targets",
-        "ticket",
+        *("accepted", "account", "ahead", "batch", "cached", "came", "charge", "computed"),
+        *("constrained", "deaths", "died_at", "done", "ending", "first_token"),
+        *("forced_tokens", "foreseen", "ignores_reserve", "in_memory_queue", "lacking"),
+        *("leave", "level", "limit", "losses", "mark", "most", "need", "overtakes"),
+        *("promised", "prompt", "reached", "record", "remaining", "repeated", "replayed"),
+        *("resident", "run", "seq", "single_answer", "stale", "started", "state", "stops"),
+        *("submit", "targets", "ticket"),
     )
 
     def __init__(
@@ -305,48 +240,11 @@ class Run:
     """A request that has pages: its row, its lengths, its output since the grant."""
 
     __slots__ = (
-        "account",
-        "ahead",
-        "bad",
-        "cached",
-        "cap",
-        "computed",
-        "cut",
-        "decoding",
-        "due",
-        "filled",
-        "forced",
-        "growing",
-        "history",
-        "ident",
-        "jump",
-        "jumps",
-        "limit",
-        "live",
-        "lot",
-        "offered",
-        "offset",
-        "opened",
-        "out",
-        "pages",
-        "place",
-        "planned",
-        "priority",
-        "prompt",
-        "proven",
-        "replayed",
-        "request",
-        "row",
-        "since",
-        "slots",
-        "states",
-        "stop_at",
-        "stops",
-        "target",
-        "tokens",
-        "turn",
-        "waiters",
-        "windows",
+        *("account", "ahead", "bad", "cached", "cap", "computed", "cut", "decoding", "due"),
+        *("filled", "forced", "growing", "history", "ident", "jump", "jumps", "limit"),
+        *("live", "lot", "offered", "offset", "opened", "out", "pages", "place", "planned"),
+        *("priority", "prompt", "proven", "replayed", "request", "row", "since", "slots"),
+        *("states", "stop_at", "stops", "target", "tokens", "turn", "waiters", "windows"),
     )
 
     def __init__(
@@ -375,7 +273,7 @@ class Run:
         self.cap = prompt + max(0, self.limit - 1)  # most slots it can ever use
         self.cached = self.computed = self.filled = cached
         self.cut = prompt  # where its next chunk must end at the latest
-        self.states: RunStates | None = None  # of a model with fixed states
+        self.states: StateSlots | None = None  # of a model with fixed states
         self.windows = b""  # of the table of window pages, see `OpenRow`
         self.replayed = 0  # tokens whose KV it has twice
         self.offered = cached  # of what is filled, what the cache may hand out before the result is here

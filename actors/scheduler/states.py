@@ -13,20 +13,13 @@ from ramify.protocol.messages import Granted
 from ramify.protocol.plan import unpack
 
 
-class RunStates:
+class StateSlots:
     """`granted`: `working` slots, and a spare one for each mark. `cuts`: further positions where a chunk
     of the prefill ends.
     """
 
     __slots__ = (
-        "_kept",
-        "_order",
-        "_since",
-        "_spare",
-        "_stops",
-        "_wanted",
-        "_written",
-        "lost",
+        *("_kept", "_order", "_since", "_spare", "_stops", "_wanted", "_written", "lost"),
         "newest",
     )
 

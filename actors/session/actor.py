@@ -16,12 +16,12 @@ one that has much to do (`work`): all of those take turns (`turns`), one in a tu
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 from weakref import finalize
 
 from ramify.actors.kit.clock import Clock, Timer
 from ramify.actors.kit.log import get_log
-from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull, tell_each
+from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull, joined, tell_each
 from ramify.actors.kit.turns import Turns
 from ramify.actors.kit.working import Working, cell_of
 from ramify.actors.session.branches.state import Encoded, EncodeText, Made, Outbox
@@ -47,7 +47,6 @@ from ramify.protocol.messages import (
     NotCompiled,
     NotSaved,
     OpenRefused,
-    Progress,
     RequestMessage,
     Saved,
     SessionMessage,
@@ -57,15 +56,10 @@ from ramify.protocol.messages import (
     Unsaved,
 )
 
-CAPACITY = 4096
-FRAMES = CAPACITY * 3 // 4  # messages of which kind ever, beyond which frames are refused
-FRAME_BYTES = 8 << 20  # of frames that wait, as they came over the sockets
-_FROM_CLIENTS = Frame, Attach  # made once: `tell` is called for each message of a step
 ENDS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)  # of the task or the process, no fault
 HANDFUL = 512  # messages to cache and scheduler that one turn of the loop may bring
 BEHIND_SECONDS = 0.002  # until a full mailbox is tried again
 
-T = TypeVar("T")
 log = get_log(__name__)
 
 
@@ -75,34 +69,6 @@ class Displace:
 
 
 SessionEvent = SessionMessage | Encoded | Displace
-
-
-class SessionMailbox(Mailbox[T]):
-    """A mailbox in which frames of clients leave room for what the engine says, bounded in bytes.
-
-    `tell` raises MailboxFull for a frame or an `open` sooner than for the rest: its client sends it
-    again. Tokens, notices and answers of the cache must arrive; they have the rest of the room to
-    themselves.
-    """
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name, CAPACITY)
-        self._bytes = 0
-
-    def tell(self, message: T, /) -> None:
-        if not isinstance(message, _FROM_CLIENTS):
-            super().tell(message)
-            return
-        size = message.size
-        if len(self) >= FRAMES or (self._bytes and self._bytes + size > FRAME_BYTES):
-            raise MailboxFull(f"{self.name}: {len(self)} messages, {self._bytes} bytes of frames wait")
-        super().tell(message)
-        self._bytes += size
-
-    async def drain(self) -> list[T]:
-        messages = await super().drain()
-        self._bytes = 0
-        return messages
 
 
 class SessionActor:
@@ -469,28 +435,6 @@ class SessionActor:
             pass
         except MailboxFull:  # try again when what waits was worked off
             asyncio.get_running_loop().call_later(0.05, self._tell, message)
-
-
-def joined(messages: list[Any]) -> list[Any]:
-    """Messages in order, where tokens that follow each other are one message."""
-    if len(messages) == 1:
-        return messages
-    made: list[Any] = []
-    progress: list[Progress] | None = None  # of the last one, while more may join it
-    for message in messages:
-        if type(message) is not Tokens:
-            progress = None
-            made.append(message)
-            continue
-        if progress is None:
-            progress = list(message.progress)
-            made.append(Tokens(progress, message.finished))
-        else:
-            progress += message.progress
-            made[-1] = Tokens(progress, message.finished)
-        if message.finished:
-            progress = None
-    return made
 
 
 def _tell_all(

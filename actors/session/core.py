@@ -6,7 +6,7 @@ message, but is told to `go_on` in later turns, so all happens in the order in w
 a frame:
 
     attachments  sockets come and go; a frame of one that has its `state` goes on
-    core         checked as a whole (`take_apart`); ops that wait for no branch run `AtOnce`
+    queues       checked as a whole; ops that wait for no branch run `AtOnce`
     op_runner    the other ops wait in the queues of their branches (`queues`) and run (`ops/`)
     generations  ask the scheduler; its tokens come back as text
     publisher    replies, events and deltas, to each socket what it has not seen (`subscriber`)
@@ -21,22 +21,21 @@ from ramify.actors.kit.turns import OP, Steps, Work
 from ramify.actors.session.attachments import Attachments
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.state import Made, SessionState, retell
-from ramify.actors.session.branches.tasks import FrameRun, Task
+from ramify.actors.session.branches.tasks import Task
 from ramify.actors.session.durable.recorder import Recorder, SaveTerms
 from ramify.actors.session.input.branch_writer import BranchWriter
 from ramify.actors.session.input.template import ChatTemplate
-from ramify.actors.session.ops import AT_ONCE
 from ramify.actors.session.ops.handler import Hands
 from ramify.actors.session.ops.running.op_runner import OpRunner
-from ramify.actors.session.ops.running.queues import take_apart
+from ramify.actors.session.ops.running.queues import FrameRunner
 from ramify.actors.session.ops.tree import Trees
-from ramify.actors.session.sockets.clients import Identity, ReplyLog
-from ramify.actors.session.sockets.publisher import Publisher, error_message, refusals
+from ramify.actors.session.sockets.clients import Identity
+from ramify.actors.session.sockets.publisher import Publisher
 from ramify.actors.session.sockets.subscriber import Subscriber
 from ramify.actors.session.sockets.view import View
 from ramify.actors.tokenizer import Tokenizer
 from ramify.actors.tokenizer.detokenizer import Detokenizer
-from ramify.protocol.errors import LimitExceeded, RamifyError
+from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import (
     Attach,
     Compiled,
@@ -50,8 +49,6 @@ from ramify.protocol.messages import (
 from ramify.protocol.saved import Changes
 from ramify.protocol.wire import (
     ClientMessage,
-    Credit,
-    Op,
     Persist,
     ServerInfo,
 )
@@ -61,7 +58,7 @@ MOVED = "the session is at another server"
 
 
 class SessionCore:
-    """One session. `ended`: why it is over, once it is. `saved`: `restore` will fill it.
+    """One session. `ended`: why it is over, once it is. `saved`: `restoring` will fill it.
 
     `kept_s`: how long the server's store keeps sessions; None: it has none.
     """
@@ -98,7 +95,8 @@ class SessionCore:
         rewritten, kept = self.writer.rewritten, kept_s is not None
         self._view = View(identity, state, server, rewritten=rewritten, stored=kept)
         self._trees = Trees(state, self.publisher, self._inspections, self._view)
-        self._hands = Hands(state, self.publisher, self.runner, self._trees, self._over)
+        hands = Hands(state, self.publisher, self.runner, self._trees, self._over)
+        self._frames = FrameRunner(state, self.publisher, self.runner, hands)
         self._attachments = Attachments(
             state,
             self.publisher,
@@ -108,7 +106,7 @@ class SessionCore:
             ttl_s=ttl_s,
             ttl_max_s=ttl_max_s,
             kept_s=kept_s,
-            on_frame=lambda subscriber, frame: self._steps.append(self._frame(subscriber, frame)),
+            on_frame=lambda subscriber, frame: self._steps.append(self._frames.run(subscriber, frame)),
             on_gone=self._trees.forget,
             on_join=self._steps.append,
         )
@@ -206,11 +204,11 @@ class SessionCore:
             self._inspections,
             self._trees,
             self._attachments,
+            self._frames,
         )
         for part in parts:
             vars(part).clear()
         self._steps.clear()
-        del self._hands
 
     # --- turns -----------------------------------------------------------------------------------
 
@@ -422,105 +420,6 @@ class SessionCore:
                 subscriber.settle(branch)
         self.state.out.forget()
         self.ended = FAILED
-
-    # --- frames ----------------------------------------------------------------------------------
-
-    def _frame(self, subscriber: Subscriber, frame: Frame) -> Steps[None]:
-        """The whole frame is checked before any op of it runs."""
-        ops = frame.ops
-        if not ops:
-            return
-        reply_log = self.publisher.reply_log(subscriber.client, subscriber.write)
-        if frame.limit is not None:
-            known = frame.limit
-            error = LimitExceeded(known.message, details=known.details, retry_ms=known.retry_ms)
-            self._refuse(subscriber, reply_log, ops, error)
-            return
-        try:
-            taken = yield from take_apart(
-                ops,
-                FrameRun(subscriber.opened, lambda: subscriber.tools),
-                reply_log,
-                self.state.limits,
-                write=subscriber.write,
-                # Who does not read must stop.
-                in_flight=len(self.runner) + subscriber.held + len(subscriber.trees),
-                queued=self.runner.queued,
-                place=frame.place,
-            )
-        except RamifyError as error:
-            self._refuse(subscriber, reply_log, ops, error)
-            return
-        runner = self.runner
-        for op, tasks in taken:
-            match op:
-                case Credit():
-                    yield OP
-                    self._credit(subscriber, op)
-                case Op() if (at_once := AT_ONCE.get(type(op))) is not None:
-                    yield from runner.steps()
-                    if self._admit(subscriber, reply_log, op, 1, again=at_once.looks_again):
-                        yield at_once.cost(self._hands, op)
-                        more = at_once.run(self._hands, subscriber, op)
-                        if more is not None:
-                            yield from more
-                        yield from runner.steps()
-                case Op():
-                    silent = [task.kind.silent for task in tasks]
-                    if self._admit(subscriber, reply_log, op, silent.count(False)):
-                        for task in tasks:
-                            yield 2 + len(task.touched) * (3 if task.race is not None else 1)
-                            runner.add(task)
-                        runner.start(tasks)  # later: an append sees whether a generation follows
-                case _:
-                    pass
-        yield from runner.steps()
-
-    def _admit(
-        self, subscriber: Subscriber, reply_log: ReplyLog, op: Op, replies: int, *, again: bool = False
-    ) -> bool:
-        """Whether to run `op`, which will get `replies` replies.
-
-        An op that was seen before is not run. Its replies so far are sent again. `again`: it is run
-        again once it has been answered.
-        """
-        if again and op.id <= reply_log.last:
-            return not reply_log.waits(op.id)
-        try:
-            stored = reply_log.seen(op.id)
-        except RamifyError as error:
-            subscriber.out.append(error_message(error, ident=op.id))
-            return False
-        if stored is not None:
-            for reply in stored:
-                branch = self.state.branches.get(getattr(reply, "branch", None) or "")
-                subscriber.reply(branch, reply)
-            return False
-        reply_log.begin(op.id, replies)
-        return True
-
-    def _refuse(
-        self, subscriber: Subscriber, reply_log: ReplyLog, ops: list[ClientMessage], error: RamifyError
-    ) -> None:
-        """Answer a frame of which nothing runs. An op that was seen before has run, or will: it gets its
-        replies so far again, as in any other frame, and no second end.
-        """
-        new: list[ClientMessage] = []
-        for op in ops:
-            at_once = AT_ONCE.get(type(op)) if isinstance(op, Op) else None
-            if not isinstance(op, Op) or op.id > reply_log.last or (at_once and at_once.looks_again):
-                new.append(op)
-            else:
-                self._admit(subscriber, reply_log, op, 1)
-        subscriber.out.extend(refusals(error, new))
-
-    def _credit(self, subscriber: Subscriber, op: Credit) -> None:
-        if not self.runner.expects(op.branch):
-            return  # nobody may come of that name, and who sends names at random must not fill memory
-        subscriber.credit(op.branch, op.upto, most=self.state.limits.ops_in_flight)
-        branch = self.state.branches.get(op.branch)
-        if branch is not None:
-            self.publisher.stream(subscriber, (branch,))
 
     def _over(self, why: str) -> None:
         self.ended = why

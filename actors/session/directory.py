@@ -24,12 +24,12 @@ from ramify.actors.calls.dialects import dialect_of
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.log import get_log
-from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
+from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull, SessionMailbox
 from ramify.actors.kit.memory import Displacement, Holdings, Meter
 from ramify.actors.kit.relay import Relay
 from ramify.actors.kit.turns import Steps, Turns, Work
 from ramify.actors.kit.working import Working, cell_of
-from ramify.actors.session.actor import ENDS, SessionActor, SessionEvent, SessionMailbox
+from ramify.actors.session.actor import ENDS, SessionActor, SessionEvent
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.core import FAILED, SessionCore
 from ramify.actors.session.durable.exports import Importing, imported
@@ -92,7 +92,7 @@ class SessionMetrics(Protocol):
         """`held()`: bytes of the host's memory that the sessions here hold now."""
 
 
-class _Entry:
+class _LiveSession:
     """A live session."""
 
     def __init__(
@@ -222,7 +222,7 @@ class Directory:
         self._sessions = sessions
         self._clock = clock
         self._metrics = metrics
-        self.entries: dict[str, tuple[int, _Entry]] = {}
+        self.entries: dict[str, tuple[int, _LiveSession]] = {}
         self._displacement = Displacement()
         self._numbers = numbers if numbers is not None else itertools.count(1)
         self._prefix = prefix
@@ -432,7 +432,7 @@ class Directory:
         self._attach(message, opened, number, entry, write)
 
     def _attach(
-        self, message: OpenSession, opened: Open, number: int, entry: _Entry, write: bool
+        self, message: OpenSession, opened: Open, number: int, entry: _LiveSession, write: bool
     ) -> None:
         try:
             place = (message.place or 0) + 1
@@ -490,7 +490,7 @@ class Directory:
         if not sound and made.saver is not None:
             made.saver.unsaved(1)  # what the store has is not what the session is
 
-    def _find(self, session: str, opened: Open, owner: str) -> tuple[int, _Entry, bool]:
+    def _find(self, session: str, opened: Open, owner: str) -> tuple[int, _LiveSession, bool]:
         """The session that the keys open. For another owner than its own, only a view key does:
         without it there seems to be no such session.
         """
@@ -508,7 +508,7 @@ class Directory:
             raise _no_session(session)
         raise Forbidden(WRONG_KEY)
 
-    def _create(self, message: OpenSession, group: TaskGroup) -> tuple[int, _Entry]:
+    def _create(self, message: OpenSession, group: TaskGroup) -> tuple[int, _LiveSession]:
         """A new session. Raises LimitExceeded, and Overloaded while what it needs cannot be written."""
         with self._room(message.owner, self._admit(message)) as meter:
             made = self._make(Identity.new(self._prefix), meter, _Terms.of(message))
@@ -553,7 +553,7 @@ class Directory:
         finally:
             del read  # it has the exception, whose traceback has this frame
 
-    def _save_from_now(self, entry: _Entry) -> None:
+    def _save_from_now(self, entry: _LiveSession) -> None:
         """Something is to be kept of a session that nobody was to come back to."""
         if self._store is None:
             return
@@ -638,7 +638,7 @@ class Directory:
         *,
         who: str | None,
         taken_up: bool = False,
-    ) -> tuple[int, _Entry]:
+    ) -> tuple[int, _LiveSession]:
         """A session begins: one that `who` opened, or one that was `taken_up`."""
         if self._draining is not None:
             raise Overloaded("the server is draining", retry_ms=self._draining.after_ms)
@@ -658,7 +658,7 @@ class Directory:
             saver=made.saver,
             working=self._working,
         )
-        entry = _Entry(identity, mailbox, actor, displaceable=displaceable)
+        entry = _LiveSession(identity, mailbox, actor, displaceable=displaceable)
         with ExitStack() as undo:
             undo.callback(self._leave, identity.session)
             self.entries[identity.session] = (number, entry)
@@ -685,7 +685,7 @@ class Directory:
         if not self.entries:
             self._deserted.set()
 
-    def _ended(self, number: int, entry: _Entry, code: int, reason: str) -> None:
+    def _ended(self, number: int, entry: _LiveSession, code: int, reason: str) -> None:
         """A session has ended, however: give back what it held, close its sockets."""
         identity, core = entry.identity, entry.actor.core
         self._leave(identity.session)

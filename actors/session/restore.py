@@ -17,7 +17,7 @@ from ramify.actors.calls.toolbox import Toolbox
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.memory import BRANCH, LOGPROB, MARK, SEGMENT, TOKEN, Meter
 from ramify.actors.kit.turns import Steps
-from ramify.actors.session.branches.branch import Branch, Label, Link
+from ramify.actors.session.branches.branch import Branch, Label, SegmentLink
 from ramify.actors.session.branches.segments import (
     History,
     InputSegment,
@@ -80,22 +80,6 @@ def saved_tokens(items: Mapping[str, bytes], top: int) -> "array[int]":
     return unpack(b"".join(reversed(runs)))
 
 
-def restore(
-    core: SessionCore, items: Mapping[str, bytes], now: float, wall: float, *, stored: bool = True
-) -> bool:
-    """`restoring`, all of it."""
-    sound = True
-
-    def steps() -> Steps[None]:
-        nonlocal sound
-        sound = yield from restoring(core, items, now, wall, stored=stored)
-
-    for _ in steps():
-        pass
-    core.finish(now)
-    return sound
-
-
 def restoring(
     core: SessionCore, items: Mapping[str, bytes], now: float, wall: float, *, stored: bool = True
 ) -> Steps[bool]:
@@ -138,8 +122,8 @@ class _Restoring:
         self._head = head
         self._records = checked.records
         self._sound = sound
-        self._links: dict[int, Link | None] = {0: None}
-        self._seen: dict[int, Link] = {}
+        self._links: dict[int, SegmentLink | None] = {0: None}
+        self._seen: dict[int, SegmentLink] = {}
         self._rules: dict[int, Rule] = {}
         self._tools: dict[int, Declared] = {}
 
@@ -186,7 +170,7 @@ class _Restoring:
         for each, saved in reversed(way):
             size = len(saved.tokens) // 4 + (len(saved.sizes) if isinstance(saved, SavedOutput) else 0)
             yield DECODING + size // MARKS
-            link = Link(self._segment(saved), link)
+            link = SegmentLink(self._segment(saved), link)
             self._links[each] = self._seen[each] = link
 
     def _segment(self, saved: SavedSegment) -> Segment:

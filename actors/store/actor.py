@@ -28,10 +28,10 @@ import msgspec
 from anyio.abc import TaskStatus
 
 from ramify.actors.kit.fanout import Router
-from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
 from ramify.actors.kit.relay import Relay
+from ramify.actors.kit.report import StoreHealth
 from ramify.actors.store.base import Refusal, Store, StoreDamaged, StoreError
 from ramify.protocol.messages import (
     DirectoryMessage,

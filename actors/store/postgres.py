@@ -180,6 +180,9 @@ def _built(statement: str) -> bytes:
     return statement.encode()
 
 
+TOLD = "numbers", "owners", "used", "expires", "busy", "live", "fences", "counts"
+
+
 class _SessionBatch(msgspec.Struct):
     """The changes of one batch to one session."""
 
@@ -202,6 +205,13 @@ class _SessionBatch(msgspec.Struct):
             self.drop.discard(key)
         self.last = changes
         self.fence, self.count = changes.fence, changes.count
+
+    def told(self) -> tuple[Any, ...]:
+        """What the session's row gets: `TOLD`."""
+        last = self.last
+        assert last is not None
+        used, expires = float(last.used), _float(last.expires)
+        return (*(self.number, last.owner, used, expires, last.busy, last.live, last.fence, last.count),)
 
 
 class PostgresStore:
@@ -390,6 +400,23 @@ class PostgresStore:
             )
 
     def _write(self, db: psycopg.Connection[Any], rows: dict[str, _SessionBatch]) -> None:
+        self._make_room(db, rows)
+        puts = [
+            (row.number, key.encode(), body) for row in rows.values() for key, body in row.put.items()
+        ]
+        gone = [(row.number, key.encode()) for row in rows.values() for key in row.drop]
+        last = [row.told() for row in rows.values() if row.last is not None]
+        if last:
+            columns = {
+                **_columns(("put_sessions", "put_keys", "put_bodies"), puts),
+                **_columns(("gone_sessions", "gone_keys"), gone),
+                **_columns(TOLD, last),
+            }
+            db.execute(_WRITE, {**columns, "holder": self._holder})
+
+    @staticmethod
+    def _make_room(db: psycopg.Connection[Any], rows: dict[str, _SessionBatch]) -> None:
+        """Number those that are new, and empty those that come anew."""
         new = [(name, row.fence) for name, row in rows.items() if not row.number]
         if new:
             names, fences = zip(*new, strict=True)
@@ -399,30 +426,6 @@ class PostgresStore:
         if anew:
             db.execute("DELETE FROM ramify_items WHERE session = ANY(%s)", (anew,))
             db.execute("UPDATE ramify_sessions SET size = 0 WHERE number = ANY(%s)", (anew,))
-        puts = [(row.number, key, body) for row in rows.values() for key, body in row.put.items()]
-        gone = [(row.number, key) for row in rows.values() for key in row.drop]
-        last = [(row.number, row.last) for row in rows.values() if row.last is not None]
-        if not last:
-            return
-        db.execute(
-            _WRITE,
-            {
-                "put_sessions": [number for number, _, _ in puts],
-                "put_keys": [key.encode() for _, key, _ in puts],
-                "put_bodies": [body for _, _, body in puts],
-                "gone_sessions": [number for number, _ in gone],
-                "gone_keys": [key.encode() for _, key in gone],
-                "numbers": [number for number, _ in last],
-                "owners": [changes.owner for _, changes in last],
-                "used": [float(changes.used) for _, changes in last],
-                "expires": [_float(changes.expires) for _, changes in last],
-                "busy": [changes.busy for _, changes in last],
-                "live": [changes.live for _, changes in last],
-                "fences": [changes.fence for _, changes in last],
-                "counts": [changes.count for _, changes in last],
-                "holder": self._holder,
-            },
-        )
 
     def take(self, session: str, how: How) -> Taken | None:
         if "\0" in session:  # PostgreSQL has no such text
@@ -694,6 +697,11 @@ def _make(db: psycopg.Connection[Any]) -> None:
     for statement in f"{_SCHEMA}{_GONE}".split(";"):
         if statement.strip():
             db.execute(statement.encode())
+
+
+def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
+    """As arrays, one for each name."""
+    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
 
 
 def _float(value: float | None) -> float | None:

@@ -23,8 +23,8 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from ramify.actors.kit.files import read_secret_file
 from ramify.actors.kit.log import get_log
-from ramify.actors.kit.secret_file import read_secret_file
 from ramify.actors.store.base import How, Refusal, Store, StoreError, Taken
 from ramify.protocol.saved import HEAD, Changes, StoredSession
 

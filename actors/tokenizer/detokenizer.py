@@ -133,12 +133,12 @@ class Detokenizer:
         self.token_bytes = token_bytes
         self.token_text = [_whole_text(piece) for piece in token_bytes]  # None: not UTF-8 by itself
 
-    def stream(self, stops: StopSet | Iterable[str] = ()) -> "OutputText":
+    def stream(self, stops: StopSet | Iterable[str] = ()) -> "TextStream":
         """A new output. Pass a `StopSet` where several streams have the same stop strings."""
-        return OutputText(self, stops if isinstance(stops, StopSet) else StopSet(stops))
+        return TextStream(self, stops if isinstance(stops, StopSet) else StopSet(stops))
 
 
-class OutputText:
+class TextStream:
     """The text of one generation's output."""
 
     def __init__(self, table: Detokenizer, stops: StopSet) -> None:

@@ -28,7 +28,7 @@ _SAMPLE = re.compile(r"^(ramify_\w+) (\S+)$", re.MULTILINE)
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would be measured too
 
 
-class Served(msgspec.Struct, frozen=True):
+class RunningServer(msgspec.Struct, frozen=True):
     """A running server. `ready_s`: from the start of its process until /readyz said yes."""
 
     url: str
@@ -42,7 +42,7 @@ def served(
     shape: str | None,
     environment: Mapping[str, str] | None = None,
     program: Sequence[str] = ("-m", "ramify.clients.cli", "serve"),
-) -> Iterator[Served]:
+) -> Iterator[RunningServer]:
     """Start `ramify serve FLAGS` on a free port; stop it at the end of the block.
 
     `shape`: serve a config of this shape with random weights. `environment`: variables beside our
@@ -63,7 +63,7 @@ def served(
             url = _announced(process)
             get(http_url(url) + "/readyz", None)
             try:
-                yield Served(url, time.perf_counter() - begin, process.pid)
+                yield RunningServer(url, time.perf_counter() - begin, process.pid)
             except (BenchFailed, OSError):
                 with suppress(subprocess.TimeoutExpired):
                     code = process.wait(0.5)  # its sockets close a moment before it ends

@@ -179,9 +179,7 @@ class ChatSession:
         raise SessionLost("the server lost the session again and again")
 
     def handle(self, text: str, *, quoted: bool = False) -> None:
-        """Handle one message or command. `quoted`: a message, whatever it begins with. Raises
-        RamifyError.
-        """
+        """Handle one message or command; `quoted`: certainly a message. Raises RamifyError."""
         if not text.strip():
             return
         name, _, rest = text.removeprefix("/").partition(" ")

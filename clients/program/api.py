@@ -225,27 +225,7 @@ class ApiSession:
             raise Unsupported(f"an OpenAI endpoint has no {refused[0]!r}: leave it out")
         if op.tool_choice not in ("auto", "none") and not self.tools:
             raise BadRequest(f"`tool_choice` {op.tool_choice!r} needs tools: give ApiSession(tools=...)")
-        text, stop, usage = "", None, None
-        calls: list[JsonObject] = []
-        reason: Reason = "stop"
-        guessed = first_stop(branch.guess, op.stop)
-        if guessed is not None:
-            at, stop = guessed
-            text, branch.guess = branch.guess[:at], branch.guess[at:]
-        else:
-            branch.guess = ""
-            ahead = self._speculate if op.stop and (op.keep_open or not self._chat) else 0
-            if ahead:
-                said, reason, usage, calls = await self._call(branch, op, None, ahead)
-                found = first_stop(said, op.stop)
-                if found is not None:
-                    at, stop = found
-                    text, branch.guess, reason = said[:at], said[at:], "stop"
-                elif reason == "stop":
-                    text = said
-            if not ahead or reason == "length":  # or neither its stop nor its end came in time
-                heard = None if op.hidden else generation
-                text, reason, usage, calls = await self._call(branch, op, heard, 0)
+        text, stop, reason, usage, calls = await self._said(branch, op, generation)
         role: TurnRole | None = "assistant" if self._chat and not branch.open else None
         segment = Segment(role, text, self._chat and op.keep_open)
         if calls:
@@ -256,6 +236,28 @@ class ApiSession:
         generation.add(shown[len(generation.text) :])
         result = _result(branch, shown, reason, stop, usage)
         return msgspec.structs.replace(result, reason="tool", tool_calls=calls) if calls else result
+
+    async def _said(
+        self, branch: ApiBranch, op: Generate, generation: ApiGeneration
+    ) -> tuple[str, str | None, Reason, Usage | None, list[JsonObject]]:
+        """The answer, by which stop and why it ended, and its calls: guessed already, or asked for."""
+        guessed = first_stop(branch.guess, op.stop)
+        if guessed is not None:
+            text, branch.guess = branch.guess[: guessed[0]], branch.guess[guessed[0] :]
+            return text, guessed[1], "stop", None, []
+        branch.guess = ""
+        ahead = self._speculate if op.stop and (op.keep_open or not self._chat) else 0
+        if ahead:
+            said, reason, usage, calls = await self._call(branch, op, None, ahead)
+            found = first_stop(said, op.stop)
+            if found is not None:
+                branch.guess = said[found[0] :]
+                return said[: found[0]], found[1], "stop", usage, calls
+            if reason != "length":
+                return said if reason == "stop" else "", None, reason, usage, calls
+        heard = None if op.hidden else generation  # neither its stop nor its end came in time
+        text, reason, usage, calls = await self._call(branch, op, heard, 0)
+        return text, None, reason, usage, calls
 
     async def _select(self, op: Select, generation: ApiGeneration) -> Result:
         branch = self.branch(generation.branch)

@@ -189,24 +189,14 @@ class WrittenOutput:
         """Behind one byte; None if a name is doubled by it, or an item. `root`: the place of the value
         that begins there, if none is under way and this byte opens one; -1: no value that is checked.
         """
-        top, mode, skip = at.top, at.mode, at.skip
+        top, skip = at.top, at.skip
         if top is None and (root < 0 or byte not in OPENINGS):
             return at
-        tail = at.tail + bytes((byte,))
-        ends: OpenValue | None = top
+        tail, mode = at.tail + bytes((byte,)), at.mode
         if mode != _PLAIN:
-            ends = _grown(top, byte)
-            if mode == _ESCAPE:
-                mode = _STRING
-            elif byte == _BACKSLASH:
-                mode = _ESCAPE
-            elif byte == _QUOTE:
-                mode = _PLAIN
-                if skip == 0 and ends is not None:
-                    ends = self._string_ended(ends, at.size + 1, tail)
-                    if ends is None:
-                        return None
-        elif byte == _QUOTE:
+            return self._in_string(at, byte, tail)
+        ends: OpenValue | None
+        if byte == _QUOTE:
             mode = _STRING
             ends = _grown(_begun(top, at.size) if skip == 0 else top, byte)
         elif skip:
@@ -225,23 +215,10 @@ class WrittenOutput:
                 one, is_array = self._places[place], byte == OPENINGS[0]
                 ends = OpenValue(ends, place, is_array, one.unique if is_array else one.distinct)
         elif byte in _CLOSED or byte == _COMMA:
-            assert top is not None
-            if top.is_array and top.begin >= 0:
-                ends = self._value_ended(top, at.size, at.tail)
-                if ends is None:
-                    return None
-                top = ends
-            if byte == _COMMA:
-                ends = _following(top, byte)
-            else:
-                ends = _grown(top.parent, byte)
-                if ends is not None:
-                    ends = self._value_ended(ends, at.size + 1, tail)
-                    if ends is None:
-                        return None
+            return self._behind_value(at, byte, tail)
         elif byte in (_SPACE, _COLON):
             assert top is not None
-            parent = _grown(top.parent, byte)
+            ends, parent = top, _grown(top.parent, byte)
             if parent is not top.parent:
                 ends = top.copy()
                 ends.parent = parent
@@ -249,6 +226,34 @@ class WrittenOutput:
         else:
             ends = _grown(_begun(top, at.size), byte)
         return Cursor(ends, mode, skip, at.size + 1, tail)
+
+    def _in_string(self, at: Cursor, byte: int, tail: bytes) -> Cursor | None:
+        mode, ends = at.mode, _grown(at.top, byte)
+        if mode == _ESCAPE:
+            mode = _STRING
+        elif byte == _BACKSLASH:
+            mode = _ESCAPE
+        elif byte == _QUOTE:
+            mode = _PLAIN
+            if at.skip == 0 and ends is not None:
+                ends = self._string_ended(ends, at.size + 1, tail)
+                if ends is None:
+                    return None
+        return Cursor(ends, mode, at.skip, at.size + 1, tail)
+
+    def _behind_value(self, at: Cursor, byte: int, tail: bytes) -> Cursor | None:
+        top = at.top
+        assert top is not None
+        if top.is_array and top.begin >= 0:
+            top = self._value_ended(top, at.size, at.tail)
+            if top is None:
+                return None
+        if byte == _COMMA:
+            return Cursor(_following(top, byte), _PLAIN, at.skip, at.size + 1, tail)
+        ends = _grown(top.parent, byte)
+        if ends is not None and (ends := self._value_ended(ends, at.size + 1, tail)) is None:
+            return None
+        return Cursor(ends, _PLAIN, at.skip, at.size + 1, tail)
 
     def commit(self, cursor: Cursor) -> list[tuple[Seen, bytes]]:
         """Keep what the bytes since the last commit completed; returns that.

@@ -12,7 +12,7 @@ _ROOM = 64  # tokens beyond what is known at first
 _NOTHING = np.empty(0, dtype=np.int32)
 
 
-class Histories:
+class DraftHistories:
     """`lengths[row]`: tokens that are known; 0: none, or the row is closed."""
 
     def __init__(self, max_rows: int) -> None:

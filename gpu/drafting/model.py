@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from ramify.gpu.drafting.base import Guesses, no_guesses
-from ramify.gpu.drafting.histories import Histories
+from ramify.gpu.drafting.histories import DraftHistories
 from ramify.gpu.step.rows import RowTable
 from ramify.gpu.step.step_rows import Ints, StepRows, Tokens, within
 from ramify.protocol.plan import OpenRow
@@ -49,7 +49,7 @@ class ModelDrafter:
         rows = len(table.requests)
         self._runner, self._table = runner, table
         self._context, self._vocabulary = context, vocabulary
-        self._histories = Histories(rows)
+        self._histories = DraftHistories(rows)
         self._fresh = np.zeros(slots, dtype=np.bool_)
         self._ready: Ints = np.zeros(rows, dtype=np.int64)  # positions below it have their KV
         # inputs that ran from the last token's position on, in the step under way

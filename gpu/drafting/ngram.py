@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.gpu.drafting.base import Guesses
-from ramify.gpu.drafting.histories import Histories
+from ramify.gpu.drafting.histories import DraftHistories
 from ramify.gpu.step.step_rows import Ints, StepRows, Tokens
 from ramify.protocol.plan import OpenRow
 
@@ -107,7 +107,7 @@ class NgramDrafter:
     """See the top of the file. A match of fewer than SHORTEST tokens guesses nothing."""
 
     def __init__(self, max_rows: int) -> None:
-        self._histories = Histories(max_rows)
+        self._histories = DraftHistories(max_rows)
         self._indexes: dict[int, _Index] = {}
         # what the next token is guessed from: a place in the history; -1: not known, to be looked for
         self._match: Ints = np.full(max_rows, -1, dtype=np.int64)

@@ -68,7 +68,7 @@ def emit_attention(module: Module, dim: int, kind: Any) -> str:
             alone = (count * group).equals(1)
             with f.when(alone):
                 only = _QueryRow(f.i64(0), tile.first, tile.position, tile.kv_head)
-                _attend(f, tile, _Block(f, tile, dim, kind), only, base, dim)
+                _attend(f, tile, _KeyBlock(f, tile, dim, kind), only, base, dim)
             with f.when(alone.opposite()):
                 block = _copied(f, tile, dim, kind)
                 with _rows(f, tile, count) as row:
@@ -126,7 +126,7 @@ def _find_keys(
         f.store(slot * width + tile.kv_head * dim, f.at(tile.offsets, lane, I64))
 
 
-class _Block:
+class _KeyBlock:
     """16 keys and values, read where they lie in the pool."""
 
     def __init__(self, f: Function, tile: _Tile, dim: int, kind: Any) -> None:
@@ -147,7 +147,7 @@ class _Block:
         return [f.convert(part, _V) for part in parts]
 
 
-class _CopiedBlock(_Block):
+class _CopiedBlock(_KeyBlock):
     """16 keys and values as float32, for rows that read them one after another."""
 
     def __init__(self, f: Function, tile: _Tile, dim: int) -> None:
@@ -159,8 +159,8 @@ class _CopiedBlock(_Block):
         return [f.load(f.at(pool, lane * dim + n * LANES, F32), _V) for n in range(self._count)]
 
 
-def _copied(f: Function, tile: _Tile, dim: int, kind: Any) -> _Block:
-    block = _Block(f, tile, dim, kind)
+def _copied(f: Function, tile: _Tile, dim: int, kind: Any) -> _KeyBlock:
+    block = _KeyBlock(f, tile, dim, kind)
     for lane in range(LANES):
         for read, target in ((block.key, tile.keys), (block.value, tile.values)):
             for n, part in enumerate(read(lane)):
@@ -168,7 +168,7 @@ def _copied(f: Function, tile: _Tile, dim: int, kind: Any) -> _Block:
     return _CopiedBlock(f, tile, dim)
 
 
-def _attend(f: Function, tile: _Tile, block: _Block, row: _QueryRow, base: IrValue, dim: int) -> None:
+def _attend(f: Function, tile: _Tile, block: _KeyBlock, row: _QueryRow, base: IrValue, dim: int) -> None:
     """16 keys for one row: scores, their exponentials, and the values weighted with them."""
     scores, seen = _scores(f, tile, block, row, base, dim)
     place = f.at(tile.tops, row.index, F32)
@@ -190,7 +190,7 @@ def _attend(f: Function, tile: _Tile, block: _Block, row: _QueryRow, base: IrVal
 
 
 def _scores(
-    f: Function, tile: _Tile, block: _Block, row: _QueryRow, base: IrValue, dim: int
+    f: Function, tile: _Tile, block: _KeyBlock, row: _QueryRow, base: IrValue, dim: int
 ) -> tuple[IrValue, IrValue]:
     """q k * scale of 16 keys, and which of them the row may see."""
     args = tile.args

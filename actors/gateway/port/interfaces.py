@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from ramify.actors.kit.health import StoreHealth
+from ramify.actors.kit.report import StoreHealth
 
 
 class Served(NamedTuple):

@@ -208,14 +208,23 @@ class _Speller:
             self._document.note(f"recursion is written at most {self._unroll + 1} deep")
             return None
         known = (claims, level, self._checks.within)
-        if known in self._known:
-            return self._known[known]
+        if known not in self._known:
+            self._bound(claims)
+            spelled = [part for part in self._parts(claims, level) if part is not None]
+            self._known[known] = one_of(spelled) if spelled else None
+        return self._known[known]
+
+    def _bound(self, claims: Claims) -> None:
+        """Raises TooLarge where enough was lowered."""
         if process_time() > self._until:
             raise TooLarge(
                 claims[0].at, f"lowering takes more than {MAX_SECONDS} s: use less oneOf and anyOf"
             )
         if len(self._under_way) > MAX_NESTING or len(self._shapes) > MAX_EXPRESSIONS:
             raise TooLarge(claims[0].at, "the schema spells too many values inside each other")
+
+    def _parts(self, claims: Claims, level: int) -> list[Automaton | None]:
+        """Of each shape that the values may have; None: there is no such value."""
         key = (claims, level)
         self._under_way.add(key)
         before, self._level = self._level, level
@@ -231,10 +240,7 @@ class _Speller:
         finally:
             self._under_way.discard(key)
             self._level = before
-        spelled = [part for part in parts if part is not None]
-        found = one_of(spelled) if spelled else None
-        self._known[known] = found
-        return found
+        return parts
 
     def _tell(self, lost: Iterable[Loss]) -> None:
         """Note what no shape has: the one place where a schema may lose values without a refusal."""

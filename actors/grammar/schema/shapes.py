@@ -195,17 +195,12 @@ def _booleans(a: Boolean, b: Boolean) -> Boolean | None:
 def _numbers(a: Number, b: Number) -> Number | None:
     if a.integer is not None and b.integer is not None and a.integer != b.integer:
         return None
-    low = max(((s.low, s.low_open) for s in (a, b) if s.low is not None), default=(None, False))
-    high = min(((s.high, not s.high_open) for s in (a, b) if s.high is not None), default=(None, True))
-    apart = low[1] or not high[1]  # bounds that meet leave nothing
-    if low[0] is not None and high[0] is not None and (low[0], apart) > (high[0], False):
+    interval = _interval(a, b)
+    if interval is None:
         return None
     found = Number(
         a.integer if b.integer is None else b.integer,
-        low[0],
-        low[1],
-        high[0],
-        not high[1],
+        *interval,
         a.multiples | b.multiples,
         None,
         a.excluded | b.excluded,
@@ -217,6 +212,16 @@ def _numbers(a: Number, b: Number) -> Number | None:
     both = b.only if a.only is not None and b.only is not None else only
     left = tuple(v for v in only if v in both and found.holds(v))
     return Number(only=left) if left else None
+
+
+def _interval(a: Number, b: Number) -> tuple[Fraction | None, bool, Fraction | None, bool] | None:
+    """`low`, `low_open`, `high` and `high_open` of both; None: no number is in both."""
+    low = max(((s.low, s.low_open) for s in (a, b) if s.low is not None), default=(None, False))
+    high = min(((s.high, not s.high_open) for s in (a, b) if s.high is not None), default=(None, True))
+    apart = low[1] or not high[1]  # bounds that meet leave nothing
+    if low[0] is not None and high[0] is not None and (low[0], apart) > (high[0], False):
+        return None
+    return low[0], low[1], high[0], not high[1]
 
 
 def _strings(a: String, b: String) -> String | None:

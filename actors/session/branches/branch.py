@@ -12,7 +12,7 @@ from ramify.actors.session.branches.segments import (
     Decode,
     InputSegment,
     OutputSegment,
-    Saved,
+    SavedNumber,
     Segment,
     Tail,
 )
@@ -43,7 +43,7 @@ class Label:
         return self.above
 
 
-class Link:
+class SegmentLink:
     """One segment of a `SegmentList`, and the one before it. `saved`: once a store has it.
 
     `output`, `history`: the nearest link before it whose segment is an output, or has a history.
@@ -52,15 +52,15 @@ class Link:
 
     __slots__ = ("before", "count", "history", "jump", "output", "saved", "segment", "turns")
 
-    def __init__(self, segment: Segment, before: Optional["Link"]) -> None:
+    def __init__(self, segment: Segment, before: Optional["SegmentLink"]) -> None:
         self.segment = segment
         self.before = before
         self.count = 1
-        self.saved: Saved | None = None
-        self.jump: Link | None = None  # None: before the first
+        self.saved: SavedNumber | None = None
+        self.jump: SegmentLink | None = None  # None: before the first
         self.turns: int = abs(segment.turn)
-        self.output: Link | None = None
-        self.history: Link | None = None
+        self.output: SegmentLink | None = None
+        self.history: SegmentLink | None = None
         if before is not None:
             self.count = before.count + 1
             self.turns += before.turns
@@ -83,10 +83,10 @@ class SegmentList(Sequence[Segment]):
 
     __slots__ = ("top",)
 
-    def __init__(self, top: Link | None = None) -> None:
+    def __init__(self, top: SegmentLink | None = None) -> None:
         self.top = top
 
-    def restore(self, top: Link | None) -> None:
+    def restore(self, top: SegmentLink | None) -> None:
         """Begin with the segments up to this link."""
         self.top = top
 
@@ -95,7 +95,7 @@ class SegmentList(Sequence[Segment]):
         return SegmentList(self.top)
 
     def append(self, segment: Segment) -> None:
-        self.top = Link(segment, self.top)
+        self.top = SegmentLink(segment, self.top)
 
     def pop(self) -> Segment:
         """Take the last segment off. Raises IndexError if there is none."""
@@ -117,7 +117,7 @@ class SegmentList(Sequence[Segment]):
         """Drop the segments that start at position `to` or later. O(log segments)."""
         self.top = self.before(to)
 
-    def before(self, position: int) -> Link | None:
+    def before(self, position: int) -> SegmentLink | None:
         """The last link whose segment starts before `position`. O(log segments)."""
         link = self.top
         while link is not None and link.segment.start >= position:
@@ -125,7 +125,7 @@ class SegmentList(Sequence[Segment]):
             link = jump if jump is not None and jump.segment.start >= position else link.before
         return link
 
-    def turn(self, turns: int) -> Link | None:
+    def turn(self, turns: int) -> SegmentLink | None:
         """The last link with which, or after which, so many turns begin. O(log segments)."""
         link = self.top
         most = 0 if link is None else link.turns - turns
@@ -171,11 +171,11 @@ class SegmentList(Sequence[Segment]):
         return link.segment
 
 
-def _count(link: Link | None) -> int:
+def _count(link: SegmentLink | None) -> int:
     return 0 if link is None else link.count
 
 
-def _turns(link: Link | None) -> int:
+def _turns(link: SegmentLink | None) -> int:
     return 0 if link is None else link.turns
 
 
@@ -183,19 +183,8 @@ class Branch:
     """One branch of a session. `handle` is its name in the cache."""
 
     __slots__ = (
-        "at",
-        "born",
-        "cuts",
-        "handle",
-        "label",
-        "meta",
-        "of",
-        "own",
-        "persist",
-        "prefill",
-        "reason",
-        "retain_s",
-        "segments",
+        *("at", "born", "cuts", "handle", "label", "meta", "of", "own", "persist", "prefill"),
+        *("reason", "retain_s", "segments"),
     )
 
     def __init__(

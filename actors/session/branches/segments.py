@@ -73,7 +73,7 @@ class History:
         return [message for part in reversed(parts) for message in part]
 
 
-class Saved:
+class SavedNumber:
     """That a store has a segment, as `number`, in so many bytes.
 
     `gone` gets both when no branch has the segment any more.
@@ -101,7 +101,7 @@ class Rule(Held):
 
     def __init__(self, what: SavedRule) -> None:
         self.what = what
-        self.saved: Saved | None = None
+        self.saved: SavedNumber | None = None
 
     @property
     def size(self) -> int:
@@ -119,17 +119,8 @@ class InputSegment(Held):
     """
 
     __slots__ = (
-        "chat",
-        "history",
-        "messages",
-        "op",
-        "raw",
-        "role",
-        "start",
-        "tail",
-        "text",
-        "tokens",
-        "turn",
+        *("chat", "history", "messages", "op", "raw", "role", "start", "tail", "text"),
+        *("tokens", "turn"),
     )
 
     def __init__(
@@ -202,27 +193,9 @@ class OutputSegment(Held):
     """
 
     __slots__ = (
-        "cached",
-        "chunks",
-        "client",
-        "complete",
-        "counts",
-        "ended",
-        "eos_text",
-        "labels",
-        "lead",
-        "logprobs",
-        "mean",
-        "op",
-        "quiet",
-        "reading",
-        "role",
-        "rule",
-        "since",
-        "spoken",
-        "start",
-        "tail",
-        "tokens",
+        *("cached", "chunks", "client", "complete", "counts", "ended", "eos_text", "labels"),
+        *("lead", "logprobs", "mean", "op", "quiet", "reading", "role", "rule", "since"),
+        *("spoken", "start", "tail", "tokens"),
     )
 
     def __init__(self, start: int, *, op: int | None = None, client: str | None = None) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from ramify.actors.kit.memory import BRANCH, JSON, Holdings, Meter, json_size
 from ramify.actors.kit.turns import Steps
-from ramify.actors.session.branches.branch import Branch, Label, Link, input_segment
+from ramify.actors.session.branches.branch import Branch, Label, SegmentLink, input_segment
 from ramify.actors.session.branches.segments import Decode, InputSegment, Rule
 from ramify.actors.tokenizer.histories import Bound, Histories
 from ramify.protocol.config import Limits
@@ -158,7 +158,8 @@ class SessionState:
         self.expects = 0  # tokens that its ops, waiting or running, are going to add, about
         self.histories = Histories(limits)  # the server's, where there is one
         self.binds = False  # its first messages may be a history that is known
-        self.asked: tuple[str, Bound] | None = None  # what those became: text, and what was known of it
+        # what those became: text, and what was known of it
+        self.asked: tuple[str, Bound] | None = None
         self._rules = WeakValueDictionary[SavedRule, Rule]()
         self._count = 0
         self._meta_bytes = 0
@@ -397,7 +398,7 @@ def retell(state: SessionState, now: float) -> Steps[None]:
     """
     placed: dict[int, int] = {}  # id(link) -> a handle that has it
     for branch in list(state.branches.values()):
-        own: list[Link] = []
+        own: list[SegmentLink] = []
         link = branch.segments.top
         while link is not None and id(link) not in placed:
             own.append(link)

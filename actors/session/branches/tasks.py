@@ -252,22 +252,8 @@ class Task:
     """
 
     __slots__ = (
-        "arrived",
-        "bill",
-        "branch",
-        "children",
-        "deadline_ms",
-        "expects",
-        "frame",
-        "index",
-        "kind",
-        "op",
-        "place",
-        "race",
-        "resumed",
-        "scored",
-        "shared",
-        "spared",
+        *("arrived", "bill", "branch", "children", "deadline_ms", "expects", "frame"),
+        *("index", "kind", "op", "place", "race", "resumed", "scored", "shared", "spared"),
         "touched",
     )
 

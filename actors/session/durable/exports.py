@@ -1,7 +1,7 @@
-"""A session as one file: branches, text, tokens and `meta`, without its clients, keys and ops. Pure.
+"""A session of one file: branches, text, tokens and `meta`, without clients, keys and ops. Pure.
 
-The file is that of `ramify store export` (`saved.Exported`). A file may say anything, so everything in
-it is checked before a session is made of it (`Checked`): of one that comes over the wire, of one that
+The file is that of `ramify store export` and of `items.exported`. A file may say anything, so everything
+in it is checked before a session is made of it (`Checked`): of one that comes over the wire, of one that
 `ramify store import` adds to a store, and of what a store has when a session is taken up.
 """
 
@@ -17,10 +17,9 @@ import msgspec
 
 from ramify.actors.kit.memory import json_size
 from ramify.actors.kit.turns import Steps
-from ramify.actors.session.branches.branch import Link
-from ramify.actors.session.branches.segments import Rule, Tail
-from ramify.actors.session.branches.state import SEGMENTS, SessionState
-from ramify.actors.session.durable.items import HANDLE, saved_branches, saved_segment
+from ramify.actors.session.branches.segments import Tail
+from ramify.actors.session.branches.state import SEGMENTS
+from ramify.actors.session.durable.items import HANDLE, fresh_head
 from ramify.actors.session.sockets.clients import Identity, view_key
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
@@ -57,64 +56,6 @@ TOKENS = 1 << 31  # of a model that does not say it
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def exported(state: SessionState) -> bytes:
-    """The file. No op of the session waits or runs."""
-    items: dict[str, bytes] = {}
-    numbers: dict[int, int] = {}
-    rules: dict[int, int] = {}
-
-    def number(link: Link | None) -> int:
-        return 0 if link is None else numbers.get(id(link), 0)
-
-    def numbered(rule: Rule | None) -> int:
-        if rule is None:
-            return 0
-        if id(rule) not in rules:
-            rules[id(rule)] = len(rules) + 1
-            items[f"c{len(rules)}"] = _encode(rule.what)
-        return rules[id(rule)]
-
-    for branch in state.branches.values():
-        new: list[Link] = []
-        link = branch.segments.top
-        while link is not None and id(link) not in numbers:
-            new.append(link)
-            link = link.before
-        for each in reversed(new):
-            numbers[id(each)] = len(numbers) + 1
-            items[f"s{len(numbers)}"] = _encode(saved_segment(each, number, numbered))
-    branches, labels = saved_branches(
-        state.branches.values(), lambda branch: number(branch.segments.top)
-    )
-    items[HEAD] = _encode(
-        SavedHead(
-            format=FORMAT,
-            session="",
-            key=b"",
-            view_key=b"",
-            owner="",
-            namespace="",
-            priority=0,
-            displaceable=False,
-            model=state.model,
-            revision=1,
-            lives=[],
-            handles=state.handles,
-            segments=len(numbers),
-            created=0.0,
-            ttl_s=None,
-            persist=state.persist,
-            meta=state.meta,
-            branches=branches,
-            labels=labels,
-            clients=[],
-            waits=[],
-            failed={},
-        )
-    )
-    return _encode(Exported(EXPORT, FORMAT, "", "", items))
-
-
 class Importing(NamedTuple):
     """The parts of a session that is made of a file."""
 
@@ -143,32 +84,24 @@ def imported(
     del checked.segments[0]
     items = {f"s{number}": file.items[f"s{number}"] for number in checked.segments}
     items.update((f"c{number}", file.items[f"c{number}"]) for number in checked.rules)
-    items[HEAD] = _encode(
-        SavedHead(
-            format=FORMAT,
-            session=into.identity.session,
-            key=key_hash(key),
-            view_key=key_hash(view_key(key)),
-            owner=into.owner,
-            namespace=into.namespace,
-            priority=into.priority,
-            displaceable=into.displaceable,
-            model=model,
-            revision=1,
-            lives=[],
-            handles=max((branch.handle for branch in branches), default=0),
-            segments=max(checked.segments, default=0),
-            created=into.created,
-            ttl_s=None,
-            persist=into.persist,
-            meta=head.meta,
-            branches=branches,
-            labels=head.labels,
-            clients=[],
-            waits=[],
-            failed={},
-        )
+    made = fresh_head(
+        session=into.identity.session,
+        key=key_hash(key),
+        view_key=key_hash(view_key(key)),
+        owner=into.owner,
+        namespace=into.namespace,
+        priority=into.priority,
+        displaceable=into.displaceable,
+        model=model,
+        handles=max((branch.handle for branch in branches), default=0),
+        segments=max(checked.segments, default=0),
+        created=into.created,
+        persist=into.persist,
+        meta=head.meta,
+        branches=branches,
+        labels=head.labels,
     )
+    items[HEAD] = _encode(made)
     return items
 
 

@@ -1,25 +1,150 @@
-"""Branches, segments and constraints as the items of a store, and what encoding them costs. Pure."""
+"""Branches, segments, constraints and ops as the items of a store, and what encoding costs. Pure."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ramify.actors.session.branches.branch import Branch, Label, Link
-from ramify.actors.session.branches.segments import InputSegment, OutputSegment, Rule
-from ramify.actors.session.branches.state import SAVED
+import msgspec
+
+from ramify.actors.session.branches.branch import Branch, Label, SegmentLink
+from ramify.actors.session.branches.segments import InputSegment, OutputSegment, Rule, SavedNumber
+from ramify.actors.session.branches.state import SAVED, SessionState
+from ramify.actors.session.branches.tasks import FrameRun, Task
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.plan import pack
 from ramify.protocol.sampling import TokenLogprobs
 from ramify.protocol.saved import (
+    EXPORT,
+    FORMAT,
+    HEAD,
+    Exported,
     SavedBranch,
     SavedError,
+    SavedFrame,
+    SavedHead,
     SavedInput,
     SavedLabel,
+    SavedOp,
     SavedOutput,
+    SavedRun,
+    SavedWait,
+    without_key,
 )
-from ramify.protocol.wire import TokenLogprob
+from ramify.protocol.wire import Op, TokenLogprob
 
 HANDLE = (1 << 32) - 1
 ENCODED, MESSAGE = 500, 2  # bytes that are encoded in a microsecond; what a chat message takes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class StoreDelta:
+    """What a store is to write and to drop next. `size`: bytes of all that it has then."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """It has nothing."""
+        self.put: dict[str, bytes] = {}
+        self.drop: list[str] = []
+        self.size = 0
+
+    def take(self) -> tuple[dict[str, bytes], list[str]]:
+        """Both, which are told now."""
+        told = self.put, self.drop
+        self.put, self.drop = {}, []
+        return told
+
+    def write(self, key: str, body: bytes, before: int = 0) -> int:
+        """`before`: bytes that the store has under that key. Returns how many those are now."""
+        self.put[key] = body
+        self.size += len(body) - before
+        return len(body)
+
+    def remove(self, key: str, size: int) -> None:
+        if self.put.pop(key, None) is None:  # else it has gone before the store heard of it
+            self.drop.append(key)
+        self.size -= size
+
+
+class Numbering:
+    """Of segments ("s"), constraints ("c") or tools ("t"). `gone`: those that nobody has any more."""
+
+    def __init__(self, letter: str) -> None:
+        self.letter = letter
+        self.count = 0
+        self.gone: list[tuple[int, int]] = []  # number, bytes
+
+    def new(self) -> SavedNumber:
+        """The next one."""
+        self.count += 1
+        return SavedNumber(self.count, self.gone)
+
+    def forget(self, items: StoreDelta) -> list[int]:
+        """Drop the items of those that have gone."""
+        gone, self.gone[:] = list(self.gone), []
+        for number, size in gone:
+            items.remove(f"{self.letter}{number}", size)
+        return [number for number, _ in gone]
+
+
+class OpItems:
+    """Ops that wait or run, and their frames. `count`: those that were numbered."""
+
+    def __init__(self, items: StoreDelta) -> None:
+        self.count = 0
+        self._items = items
+        self.clear()
+
+    def clear(self) -> None:
+        """The store has none."""
+        self._ops: dict[int, tuple[int, int, Op]] = {}  # by id(): number, bytes
+        self._frames: dict[int, tuple[int, int, FrameRun]] = {}
+
+    def collect(
+        self, tasks: list[Task], now: float, wall: float, runs: Callable[[Task], Iterable[SavedRun]]
+    ) -> tuple[list[SavedWait], dict[int, dict[str, SavedError | None]]]:
+        """What waits, and the branches on which ops of each frame failed. `runs(task)`: its generation.
+
+        `now`, `wall`: see `Recorder.collect`.
+        """
+        left: dict[int, list[Task]] = {}
+        for task in tasks:
+            left.setdefault(id(task.op), []).append(task)
+        before, self._ops = self._ops, {}
+        frames, self._frames = self._frames, {}
+        waits: list[SavedWait] = []
+        failed: dict[int, dict[str, SavedError | None]] = {}
+        for tasks in left.values():
+            first = tasks[0]
+            frame = self._frames.get(id(first.frame)) or frames.get(id(first.frame))
+            if frame is None:
+                self.count += 1
+                body = _encode(SavedFrame(first.frame.client, without_key(first.frame.opened)))
+                frame = self.count, self._items.write(f"f{self.count}", body), first.frame
+            self._frames[id(first.frame)] = frame
+            if first.frame.failed:
+                failed[frame[0]] = {
+                    name: None if error is None else saved_error(error)
+                    for name, error in first.frame.failed.items()
+                }
+            known = before.get(id(first.op))
+            if known is None:
+                self.count += 1
+                arrived = wall - (now - first.arrived)
+                body = _encode(SavedOp(frame[0], arrived, first.op))  # type: ignore[arg-type]
+                known = self.count, self._items.write(f"o{self.count}", body), first.op
+            self._ops[id(first.op)] = known
+            begun = [run for task in tasks for run in runs(task)]
+            waits.append(SavedWait(known[0], [task.place for task in tasks], begun))
+        for key, (number, size, _) in before.items():
+            if key not in self._ops:
+                self._items.remove(f"o{number}", size)
+        for key, (number, size, _) in frames.items():
+            if key not in self._frames:
+                self._items.remove(f"f{number}", size)
+        return waits, failed
 
 
 def encoding_cost(segment: InputSegment | OutputSegment) -> int:
@@ -30,9 +155,9 @@ def encoding_cost(segment: InputSegment | OutputSegment) -> int:
     return size // ENCODED + len(segment.messages) * MESSAGE
 
 
-def unsaved(branch: Branch) -> list[Link]:
+def unsaved(branch: Branch) -> list[SegmentLink]:
     """The branch's segments that have no number yet, in order."""
-    found: list[Link] = []
+    found: list[SegmentLink] = []
     link = branch.segments.top
     while link is not None and link.saved is None:
         found.append(link)
@@ -93,12 +218,12 @@ def saved_branches(
     return saved, table
 
 
-def number_of(link: Link | None) -> int:
+def number_of(link: SegmentLink | None) -> int:
     """As the store knows the segment; 0: there is none."""
     return 0 if link is None or link.saved is None else link.saved.number
 
 
-def rule_of(link: Link) -> Rule | None:
+def rule_of(link: SegmentLink) -> Rule | None:
     """The constraint that the record of the segment names. Of one that is written the op tells it."""
     segment = link.segment
     return segment.rule if isinstance(segment, OutputSegment) and segment.ended else None
@@ -110,8 +235,8 @@ def rule_number(rule: Rule | None) -> int:
 
 
 def saved_segment(
-    link: Link,
-    number: Callable[[Link | None], int] = number_of,
+    link: SegmentLink,
+    number: Callable[[SegmentLink | None], int] = number_of,
     numbered: Callable[[Rule | None], int] = rule_number,
 ) -> SavedInput | SavedOutput:
     """The record of a segment. `number(link)`: that of another one; `numbered(rule)`: of its
@@ -160,7 +285,7 @@ def saved_segment(
 
 
 def _history(
-    link: Link, segment: InputSegment, number: Callable[[Link | None], int]
+    link: SegmentLink, segment: InputSegment, number: Callable[[SegmentLink | None], int]
 ) -> tuple[int, Any] | None:
     """The segment whose history comes before its own, and what its own adds."""
     history = segment.history
@@ -189,3 +314,60 @@ def _logprobs(entries: list[TokenLogprob] | None) -> list[TokenLogprobs] | None:
         TokenLogprobs(each.logprob, [t for t, _ in each.top], [p for _, p in each.top])
         for each in entries
     ]
+
+
+def fresh_head(**fields: Any) -> SavedHead:
+    """Of a session that nobody has opened."""
+    return SavedHead(
+        format=FORMAT, revision=1, lives=[], ttl_s=None, clients=[], waits=[], failed={}, **fields
+    )
+
+
+def exported(state: SessionState) -> bytes:
+    """A session as a file (`saved.Exported`). No op of it waits or runs."""
+    items: dict[str, bytes] = {}
+    numbers: dict[int, int] = {}
+    rules: dict[int, int] = {}
+
+    def number(link: SegmentLink | None) -> int:
+        return 0 if link is None else numbers.get(id(link), 0)
+
+    def numbered(rule: Rule | None) -> int:
+        if rule is None:
+            return 0
+        if id(rule) not in rules:
+            rules[id(rule)] = len(rules) + 1
+            items[f"c{len(rules)}"] = _encode(rule.what)
+        return rules[id(rule)]
+
+    for branch in state.branches.values():
+        new: list[SegmentLink] = []
+        link = branch.segments.top
+        while link is not None and id(link) not in numbers:
+            new.append(link)
+            link = link.before
+        for each in reversed(new):
+            numbers[id(each)] = len(numbers) + 1
+            items[f"s{len(numbers)}"] = _encode(saved_segment(each, number, numbered))
+    branches, labels = saved_branches(
+        state.branches.values(), lambda branch: number(branch.segments.top)
+    )
+    head = fresh_head(
+        session="",
+        key=b"",
+        view_key=b"",
+        owner="",
+        namespace="",
+        priority=0,
+        displaceable=False,
+        model=state.model,
+        handles=state.handles,
+        segments=len(numbers),
+        created=0.0,
+        persist=state.persist,
+        meta=state.meta,
+        branches=branches,
+        labels=labels,
+    )
+    items[HEAD] = _encode(head)
+    return _encode(Exported(EXPORT, FORMAT, "", "", items))

@@ -14,17 +14,19 @@ from typing import TypedDict, Unpack
 import msgspec
 
 from ramify.actors.kit.turns import Steps
-from ramify.actors.session.branches.branch import Branch, Link
-from ramify.actors.session.branches.segments import OutputSegment, Rule, Saved
+from ramify.actors.session.branches.branch import Branch, SegmentLink
+from ramify.actors.session.branches.segments import OutputSegment, Rule, SavedNumber
 from ramify.actors.session.branches.state import SessionState
-from ramify.actors.session.branches.tasks import FrameRun, Task
+from ramify.actors.session.branches.tasks import Task
 from ramify.actors.session.durable.items import (
+    Numbering,
+    OpItems,
+    StoreDelta,
     encoding_cost,
     number_of,
     reply_key,
     rule_of,
     saved_branches,
-    saved_error,
     saved_segment,
     unsaved,
 )
@@ -36,15 +38,9 @@ from ramify.protocol.saved import (
     HEAD,
     Changes,
     SavedClient,
-    SavedError,
-    SavedFrame,
     SavedHead,
-    SavedOp,
     SavedRun,
-    SavedWait,
-    without_key,
 )
-from ramify.protocol.wire import Op
 
 AHEAD = 1 << 20  # bytes of text and tokens that one turn of the loop encodes
 
@@ -86,22 +82,13 @@ class Recorder:
         self._priority = priority
         self._created = created
         self._displaceable = displaceable
-        self._count = 0  # segments that were numbered
-        self._gone: list[tuple[int, int]] = []  # segments: number, bytes
-        self._rules = 0  # that were numbered
-        self._gone_rules: list[tuple[int, int]] = []
-        self._toolsets = 0  # that were numbered
-        self._gone_tools: list[tuple[int, int]] = []
-        self._size = 0  # of all items that the store has
+        self._items = StoreDelta()
+        self._segments, self._rules, self._toolsets = Numbering("s"), Numbering("c"), Numbering("t")
+        self._ops = OpItems(self._items)
         self._growing: dict[int, int] = {}  # segments that are being written -> their tokens, as saved
         self._head = b""
         self._busy = False  # ops wait or run
         self._replies: dict[str, dict[int, int]] = {}  # client -> ops with saved replies -> their bytes
-        self._ops: dict[int, tuple[int, int, Op]] = {}  # by id(), those that are saved: number, bytes
-        self._frames: dict[int, tuple[int, int, FrameRun]] = {}
-        self._numbered = 0  # ops and frames
-        self._put: dict[str, bytes] = {}
-        self._drop: list[str] = []
 
     @property
     def kept(self) -> bool:
@@ -110,7 +97,7 @@ class Recorder:
 
     def adopt(
         self,
-        segments: dict[int, Link],
+        segments: dict[int, SegmentLink],
         rules: dict[int, Rule],
         tools: dict[int, Declared],
         count: int,
@@ -124,20 +111,20 @@ class Recorder:
         `count`: segments that were numbered. The items of ops and frames go, as these get new ones, and
         those of segments that no branch had when its server ended.
         """
-        self._count = count
+        self._segments.count = count
         kept = {HEAD}
-        holders: list[tuple[str, Mapping[int, Link | Rule | Declared], list[tuple[int, int]]]] = [
-            ("s", segments, self._gone),
-            ("c", rules, self._gone_rules),
-            ("t", tools, self._gone_tools),
+        holders: list[tuple[Numbering, Mapping[int, SegmentLink | Rule | Declared]]] = [
+            (self._segments, segments),
+            (self._rules, rules),
+            (self._toolsets, tools),
         ]
-        for letter, holder, gone in holders:
+        for numbers, holder in holders:
             for number, each in holder.items():
-                key = f"{letter}{number}"
-                each.saved = Saved(number, gone, len(items[key]))
+                key = f"{numbers.letter}{number}"
+                each.saved = SavedNumber(number, numbers.gone, len(items[key]))
                 kept.add(key)
-        self._rules = _last(items, "c")
-        self._toolsets = _last(items, "t")
+        self._rules.count = _last(items, "c")
+        self._toolsets.count = _last(items, "t")
         for client, log in self._publisher.reply_logs.items():
             replies.setdefault(client, set())
             log.changed = set()
@@ -145,14 +132,15 @@ class Recorder:
             sizes = {ident: len(items[reply_key(client, ident)]) for ident in known}
             self._replies[client] = sizes
         self._head = items[HEAD]
-        self._size = sum(len(body) for key, body in items.items() if key in kept or key[0] == "r")
+        self._items.size = sum(len(body) for key, body in items.items() if key in kept or key[0] == "r")
         rest = [key for key in items if key not in kept and key[0] != "r"]
         if not stored:  # a file: its head says nothing of this session's life
-            self._head, self._size = b"", self._size - len(items[HEAD])
-            self._put |= {key: items[key] for key in kept if key != HEAD}
+            self._head = b""
+            self._items.size -= len(items[HEAD])
+            self._items.put |= {key: items[key] for key in kept if key != HEAD}
             return
-        self._drop += rest
-        self._numbered = _last(rest, "of")
+        self._items.drop += rest
+        self._ops.count = _last(rest, "of")
 
     def reset(self) -> None:
         """The store has nothing of the session, or not what it was told."""
@@ -165,13 +153,13 @@ class Recorder:
                 if (rule := rule_of(link)) is not None:
                     rule.saved = None
                 link = link.before
-        self._gone.clear()
         for declared in self._declared():
             declared.saved = None
-        self._gone_rules.clear()
-        self._gone_tools.clear()
-        self._growing, self._ops, self._frames, self._replies = {}, {}, {}, {}
-        self._head, self._put, self._drop, self._size = b"", {}, [], 0
+        for numbers in (self._segments, self._rules, self._toolsets):
+            numbers.gone.clear()
+        self._growing, self._replies, self._head = {}, {}, b""
+        self._items.clear()
+        self._ops.clear()
         self._state.changed = True
         self._state.unsaved = AHEAD
         for log in self._publisher.reply_logs.values():
@@ -213,12 +201,11 @@ class Recorder:
         """
         if not self.kept:
             return None
-        gone = self._gone or self._gone_rules or self._gone_tools or self._drop
-        if self._state.changed or gone or not self._only_output():
+        gone = self._segments.gone or self._rules.gone or self._toolsets.gone
+        if self._state.changed or gone or self._items.drop or not self._only_output():
             self._state.changed = False
             self._everything(now, wall, ttl_s)
-        put, drop = self._put, self._drop
-        self._put, self._drop = {}, []
+        put, drop = self._items.take()
         if not put and not drop and live and not force:
             return None
         return Changes(
@@ -226,25 +213,13 @@ class Recorder:
             owner=self._state.owner,
             put=put,
             drop=drop,
-            size=self._size,
+            size=self._items.size,
             used=wall,
             expires=wall + ttl_s if away and ttl_s is not None else None,
             busy=self._busy,
             live=live,
             **how,
         )
-
-    def _write(self, key: str, body: bytes, before: int = 0) -> int:
-        """`before`: bytes that the store has under that key. Returns how many those are now."""
-        self._put[key] = body
-        size = len(body)
-        self._size += size - before
-        return size
-
-    def _remove(self, key: str, size: int) -> None:
-        if self._put.pop(key, None) is None:  # else it has gone before the store heard of it
-            self._drop.append(key)
-        self._size -= size
 
     def _only_output(self) -> bool:
         """Write outputs that have grown. False if that need not be all that has changed."""
@@ -261,11 +236,11 @@ class Recorder:
         """Write what has changed."""
         self._state.unsaved = 0
         wanted = self._wanted()
-        if self._put and len(wanted) < len(self._state.branches):
+        if self._items.put and len(wanted) < len(self._state.branches):
             self._take_back(wanted)
         branches, labels = saved_branches(wanted, self._number)
         tasks = self._tasks()
-        waits, failed = self._waits(tasks, now, wall)
+        waits, failed = self._ops.collect(tasks, now, wall, self._run)
         head = _encode(
             SavedHead(
                 format=FORMAT,
@@ -280,7 +255,7 @@ class Recorder:
                 revision=self._state.revision,
                 lives=self._state.lives,
                 handles=self._state.handles,
-                segments=self._count,
+                segments=self._segments.count,
                 created=self._created,
                 ttl_s=ttl_s,
                 persist=self._state.persist,
@@ -294,19 +269,13 @@ class Recorder:
             )
         )
         if head != self._head:
-            self._write(HEAD, head, len(self._head))
+            self._items.write(HEAD, head, len(self._head))
             self._head = head
         self._busy = bool(waits)
-        gone, self._gone[:] = list(self._gone), []
-        for number, size in gone:
+        for number in self._segments.forget(self._items):
             self._growing.pop(number, None)
-            self._remove(f"s{number}", size)
-        gone, self._gone_rules[:] = list(self._gone_rules), []
-        for number, size in gone:
-            self._remove(f"c{number}", size)
-        gone, self._gone_tools[:] = list(self._gone_tools), []
-        for number, size in gone:
-            self._remove(f"t{number}", size)
+        self._rules.forget(self._items)
+        self._toolsets.forget(self._items)
 
     # --- branches and segments -------------------------------------------------------------------
 
@@ -340,24 +309,23 @@ class Recorder:
                 if id(link) not in keeps:
                     link.saved = None
 
-    def _ahead_of(self, branch: Branch) -> Iterator[Link]:
+    def _ahead_of(self, branch: Branch) -> Iterator[SegmentLink]:
         """The branch's segments that the store has not heard of, the last one first."""
         link = branch.segments.top
-        while link is not None and (link.saved is None or f"s{link.saved.number}" in self._put):
+        while link is not None and (link.saved is None or f"s{link.saved.number}" in self._items.put):
             yield link
             link = link.before
 
-    def _put_segment(self, link: Link) -> None:
+    def _put_segment(self, link: SegmentLink) -> None:
         """Number a segment, and write it."""
-        self._count += 1
-        link.saved = Saved(self._count, self._gone)
+        saved = link.saved = self._segments.new()
         segment = link.segment
         self._write_rule(link)
-        link.saved.size = self._write(f"s{self._count}", _encode(saved_segment(link)))
+        saved.size = self._items.write(f"s{saved.number}", _encode(saved_segment(link)))
         if isinstance(segment, OutputSegment) and not segment.ended:
-            self._growing[self._count] = len(segment.tokens)
+            self._growing[saved.number] = len(segment.tokens)
 
-    def _grown(self, link: Link, saved: Saved) -> None:
+    def _grown(self, link: SegmentLink, saved: SavedNumber) -> None:
         """Write a segment again that had more to come when it was written."""
         number = saved.number
         segment, length = link.segment, self._growing.get(number)
@@ -371,58 +339,17 @@ class Recorder:
         else:
             self._growing[number] = len(segment.tokens)
         self._write_rule(link)
-        saved.size = self._write(f"s{number}", _encode(saved_segment(link)), saved.size)
+        saved.size = self._items.write(f"s{number}", _encode(saved_segment(link)), saved.size)
 
-    def _write_rule(self, link: Link) -> None:
+    def _write_rule(self, link: SegmentLink) -> None:
         """Write the constraint that a complete output names, if the store does not have it."""
         rule = rule_of(link)
         if rule is None or rule.saved is not None:
             return
-        self._rules += 1
-        size = self._write(f"c{self._rules}", _encode(rule.what))
-        rule.saved = Saved(self._rules, self._gone_rules, size)
+        rule.saved = self._rules.new()
+        rule.saved.size = self._items.write(f"c{rule.saved.number}", _encode(rule.what))
 
     # --- ops -------------------------------------------------------------------------------------
-
-    def _waits(
-        self, tasks: list[Task], now: float, wall: float
-    ) -> tuple[list[SavedWait], dict[int, dict[str, SavedError | None]]]:
-        left: dict[int, list[Task]] = {}
-        for task in tasks:
-            left.setdefault(id(task.op), []).append(task)
-        before, self._ops = self._ops, {}
-        frames, self._frames = self._frames, {}
-        waits: list[SavedWait] = []
-        failed: dict[int, dict[str, SavedError | None]] = {}
-        for tasks in left.values():
-            first = tasks[0]
-            frame = self._frames.get(id(first.frame)) or frames.get(id(first.frame))
-            if frame is None:
-                self._numbered += 1
-                body = _encode(SavedFrame(first.frame.client, without_key(first.frame.opened)))
-                frame = self._numbered, self._write(f"f{self._numbered}", body), first.frame
-            self._frames[id(first.frame)] = frame
-            if first.frame.failed:
-                failed[frame[0]] = {
-                    name: None if error is None else saved_error(error)
-                    for name, error in first.frame.failed.items()
-                }
-            known = before.get(id(first.op))
-            if known is None:
-                self._numbered += 1
-                arrived = wall - (now - first.arrived)
-                body = _encode(SavedOp(frame[0], arrived, first.op))  # type: ignore[arg-type]
-                known = self._numbered, self._write(f"o{self._numbered}", body), first.op
-            self._ops[id(first.op)] = known
-            runs = [run for task in tasks for run in self._run(task, self._generations)]
-            waits.append(SavedWait(known[0], [task.place for task in tasks], runs))
-        for key, (number, size, _) in before.items():
-            if key not in self._ops:
-                self._remove(f"o{number}", size)
-        for key, (number, size, _) in frames.items():
-            if key not in self._frames:
-                self._remove(f"f{number}", size)
-        return waits, failed
 
     def _tasks(self) -> list[Task]:
         """Those that are not done, without those on branches that are not saved."""
@@ -432,9 +359,9 @@ class Recorder:
         private = {name for name, branch in branches.items() if branch.persist == "none"}
         return [task for task in tasks if task.branch not in private]
 
-    @staticmethod
-    def _run(task: Task, generations: Generations) -> Iterator[SavedRun]:
-        generation = generations.of(task)
+    def _run(self, task: Task) -> Iterator[SavedRun]:
+        """What the generation of `task` has done, if it has begun."""
+        generation = self._generations.of(task)
         if generation is None:
             return
         top = generation.branch.segments.top
@@ -463,7 +390,7 @@ class Recorder:
             self._save_replies(client, log)
         for client in [client for client in self._replies if client not in logs]:
             for ident, size in self._replies.pop(client).items():
-                self._remove(reply_key(client, ident), size)
+                self._items.remove(reply_key(client, ident), size)
         return clients
 
     def _declared(self) -> Iterator[Declared]:
@@ -479,9 +406,8 @@ class Recorder:
         if declared is None or not declared.tools:
             return 0
         if declared.saved is None:
-            self._toolsets += 1
-            size = self._write(f"t{self._toolsets}", _encode(declared.tools))
-            declared.saved = Saved(self._toolsets, self._gone_tools, size)
+            saved = declared.saved = self._toolsets.new()
+            saved.size = self._items.write(f"t{saved.number}", _encode(declared.tools))
         return declared.saved.number
 
     def _save_replies(self, client: str, log: ReplyLog) -> None:
@@ -492,9 +418,9 @@ class Recorder:
             replies = log.replies.get(ident)
             if replies is not None:
                 body = _encode(replies)
-                saved[ident] = self._write(reply_key(client, ident), body, saved.get(ident, 0))
+                saved[ident] = self._items.write(reply_key(client, ident), body, saved.get(ident, 0))
             elif ident in saved:
-                self._remove(reply_key(client, ident), saved.pop(ident))
+                self._items.remove(reply_key(client, ident), saved.pop(ident))
         log.changed.clear()
 
 

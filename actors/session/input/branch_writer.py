@@ -13,18 +13,15 @@ depends on what follows (`Tail.PENDING`).
 
 import logging
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import islice, pairwise
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Sequence
 
 import msgspec
 
-from ramify.actors.calls.templates import CALL_ID, NOTHING_ASKED, Asked, note
+from ramify.actors.calls.templates import note
 from ramify.actors.kit.memory import SEGMENT, TOKEN, json_size
 from ramify.actors.kit.turns import Steps
 from ramify.actors.session.branches.branch import Branch
-from ramify.actors.session.branches.segments import History, InputSegment, OutputSegment, Segment, Tail
+from ramify.actors.session.branches.segments import Tail
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.branches.tasks import (
     PartTokens,
@@ -33,12 +30,12 @@ from ramify.actors.session.branches.tasks import (
     Prepared,
 )
 from ramify.actors.session.input.conversation import (
-    Border,
-    Conversation,
-    borders,
-    common,
-    common_prefix,
-    history_before,
+    AROUND,
+    StrictRendering,
+    asked_of,
+    eos_text,
+    is_taken_back,
+    length_of,
 )
 from ramify.actors.session.input.template import ChatTemplate
 from ramify.actors.tokenizer import Tokenizer
@@ -49,21 +46,7 @@ from ramify.protocol.wire import Append, ChatMessage, Effort, JsonObject, Miss, 
 RENDERED = 8  # characters that a template writes in the time in which one is tokenized, about
 LOT = 64  # parts that are appended in one go: a strict template may bring all turns anew
 PART = 4  # what it costs to append one (see `Work`)
-AROUND = 64  # characters that a turn counts for, beside its text
-LOOK_BACK = 256  # messages that are searched for calls and results
-ENDING = 32  # characters of a message that its end is known by
 log = logging.getLogger(__name__)
-
-
-class Unrendered(NamedTuple):
-    """A generation prompt that takes a rendering of the whole conversation: `run`.
-
-    `size`: about how many characters that works on. `key`: branches with the same one share it.
-    """
-
-    key: Hashable
-    size: int
-    run: Callable[[], str]
 
 
 class BranchWriter:
@@ -73,6 +56,7 @@ class BranchWriter:
         self._state = state
         self.tokenizer = tokenizer
         self._template = template
+        self.strict = StrictRendering(template, tokenizer.inside_token)
         self.speech = template.speech
         # Ids that the model does not have: it would fail as a whole, with everybody on it.
         self._unknown = tokenizer.beyond(state.vocab)
@@ -89,8 +73,8 @@ class BranchWriter:
             return branch.segments.top
         tail, role, over_prompt = self._end(branch, op)
         at = branch.segments[-1].start if over_prompt else branch.position
-        eos = _eos_text(branch) if tail is Tail.EOS else ""
-        asked = _asked(branch, op.messages or (), ())
+        eos = eos_text(branch) if tail is Tail.EOS else ""
+        asked = asked_of(branch, op.messages or (), ())
         return tail, role, over_prompt, eos, at == 0, self._after(branch, at), asked
 
     def size(self, branch: Branch, op: Append, *, strict: bool, tools: int = 0) -> int:
@@ -106,7 +90,7 @@ class BranchWriter:
             for message in op.messages or ()
         )
         size += tools if branch.position == 0 else tools // RENDERED
-        return size + _history(branch) if strict else size
+        return size + length_of(branch) if strict else size
 
     def prepare(
         self,
@@ -257,7 +241,8 @@ class BranchWriter:
         strict: bool,
     ) -> PendingAppend:
         if op.messages is not None and strict:
-            return self._append_strict(branch, op.messages, tools, effort)
+            parts, at = self.strict.append(branch, op.messages, tools, effort)
+            return PendingAppend(parts, at == 0, self._after(branch, at), cut=at)
         tail, role, over_prompt = self._end(branch, op)
         at = branch.segments[-1].start if over_prompt else branch.position
         after = self._after(branch, at)
@@ -284,7 +269,7 @@ class BranchWriter:
                 return Tail.OPEN, "assistant", False  # into its mouth, as behind a prompt
             opened = tail in (Tail.PROMPT, Tail.OPEN)
             return (Tail.OPEN, role, False) if opened else (Tail.RAW, None, False)
-        if not _is_taken_back(branch):
+        if not is_taken_back(branch):
             return tail, role, False
         before = branch.segments[-2] if len(branch.segments) > 1 else None
         return (before.tail, before.role, True) if before else (Tail.RAW, None, True)
@@ -302,13 +287,13 @@ class BranchWriter:
         if tail is Tail.RAW or role is None:
             return self._template.first(messages, tools, False, effort)
         closed = tail not in (Tail.OPEN, Tail.PENDING)
-        asked = _asked(branch, messages, self.tokenizer.eos_texts)
+        asked = asked_of(branch, messages, self.tokenizer.eos_texts)
         text = self._template.delta(role, closed, messages, tools, False, asked)
         return self._after_eos(branch) + text if tail is Tail.EOS else text
 
     def _after_eos(self, branch: Branch) -> str:
         """What the template puts behind the end-of-turn token that the branch ends with."""
-        return self._template.rest_after_eos(_eos_text(branch)) or ""
+        return self._template.rest_after_eos(eos_text(branch)) or ""
 
     def _parts(self, text: str, messages: Sequence[ChatMessage]) -> list[PendingPart]:
         role = messages[-1].role
@@ -328,88 +313,6 @@ class BranchWriter:
     def _prompt(self, role: Role, *, closed: bool = True) -> str:
         return self._template.generation_prompt(role, closed=closed)
 
-    # --- strict ------------------------------------------------------------------------------
-
-    def _append_strict(
-        self,
-        branch: Branch,
-        messages: Sequence[ChatMessage],
-        tools: list[JsonObject] | None,
-        effort: Effort | None,
-    ) -> PendingAppend:
-        before = Conversation.of(branch.segments)
-        every = [*before.messages, *messages]
-        try:
-            closed = self._template.strict(every, tools, False, effort)
-        except BadRequest as error:
-            if messages[-1].role != "system":
-                raise
-            raise BadRequest(f"{error}; append a system and a user turn in one `append`") from error
-        rendered, end = closed, len(closed)
-        if messages[-1].role in ("user", "tool"):
-            rendered = self._template.strict(every, tools, True, effort)
-            end = common_prefix(closed, rendered)  # then comes the generation prompt
-        at, begin = common(branch, before.base, rendered, self.tokenizer.inside_token)
-        end = max(end, begin)
-        lost = [(segment, index) for segment, index in before.turns if segment.start >= at]
-        changed = at < branch.position and any(
-            _speaks(p) for p in branch.segments if p.end > at or p.start >= at
-        )
-        end_of = partial(self._end_of, every)
-        new = Border(begin, len(before.messages), 1)
-        if changed:
-            new = self._new_turn(before, closed, begin, messages, tools)
-        places = borders(rendered, (at, begin), lost, new, end_of)
-        history: History | None = None
-        if changed:
-            history = history_before(branch, before.base, at, every[: places[0].message])
-        parts: list[PendingPart] = []
-        for here, following in pairwise([*places, Border(end, len(every), 0)]):
-            shown = every[here.message : following.message]
-            part = PendingPart(
-                rendered[here.char : following.char],
-                True,
-                Tail.CLOSED,
-                shown[-1].role if shown else "assistant",
-                messages=shown,
-                turn=here.turns,
-                op=here.op,
-                history=history,
-            )
-            parts.append(part)
-            history = None
-        if rendered[end:]:
-            parts.append(PendingPart(rendered[end:], True, Tail.PROMPT, "assistant"))
-        return PendingAppend(parts, at == 0, self._after(branch, at), cut=at)
-
-    def _new_turn(
-        self,
-        before: Conversation,
-        rendered: str,
-        begin: int,
-        messages: Sequence[ChatMessage],
-        tools: list[JsonObject] | None,
-    ) -> Border:
-        """Where the new turn begins in `rendered`, whose text from `begin` on is new."""
-        count = len(before.messages)
-        try:
-            added = self._template.delta(before.messages[-1].role, True, messages, tools, False)
-        except BadRequest:  # the template joins these turns, or the second one looks back
-            added = ""
-        if added and rendered.endswith(added) and len(rendered) - len(added) >= begin:
-            return Border(len(rendered) - len(added), count, 1)
-        end = self._end_of(before.messages, count - 1)
-        place = rendered.rfind(end, begin) if end else -1
-        return Border(place + len(end), count, 1) if place >= 0 else Border(begin, count, -1)
-
-    def _end_of(self, messages: Sequence[ChatMessage], index: int) -> str:
-        """What the rendering of a message ends with, "" if that is not known."""
-        message = messages[index]
-        role = message.role
-        closing = self._template.closing(role) or self._template.pending_end(role)
-        content = message.content.strip()[-ENDING:]
-        return content + closing if content and closing else ""
-
     # --- around a generation -----------------------------------------------------------------
 
     def open_turn(
@@ -423,15 +326,15 @@ class BranchWriter:
         """Make the branch ready for an answer: after a complete turn, add the generation prompt.
 
         `opened`: the client's settings. `known`: prompts that took a rendering of the whole
-        conversation, or why there is none (see `unrendered`). `opening`: what the answer has to begin
-        with; returns where that stands, None without it.
+        conversation, or why there is none (see `StrictRendering.unrendered`). `opening`: what the answer
+        has to begin with; returns where that stands, None without it.
         Raises BadRequest, TooLong, and then nothing has changed.
         """
         tail, role = branch.tail, branch.role
         prompt: list[int] = []
         text = ""
         if tail in (Tail.CLOSED, Tail.EOS, Tail.PENDING) and role is not None:
-            text = self._prompt_behind(branch, role, opened, {} if known is None else known)
+            text = self.strict.prompt_behind(branch, role, opened, {} if known is None else known)
             if tail is Tail.EOS:
                 text = self._after_eos(branch) + text
             prompt = self._continue(branch, text) if text else []
@@ -446,45 +349,6 @@ class BranchWriter:
         at = branch.position
         self._state.extend(branch, said, opening, tail=Tail.OPEN, role="assistant")
         return at
-
-    def unrendered(
-        self, branch: Branch, opened: Open, known: Mapping[Hashable, str | RamifyError]
-    ) -> Unrendered | None:
-        """What `open_turn` would render, unless it is `known`; its result goes there, by the key.
-
-        Another thread may run it: it works on the segments that the branch has now.
-        """
-        complete = branch.tail in (Tail.CLOSED, Tail.EOS, Tail.PENDING)
-        key = branch.segments.top
-        if not complete or not _rendered_anew(opened, branch.role) or key in known:
-            return None
-        segments = branch.segments.copy()
-        return Unrendered(key, _history(branch), lambda: self._rendered(segments, opened))
-
-    def _prompt_behind(
-        self, branch: Branch, role: Role, opened: Open, known: dict[Hashable, str | RamifyError]
-    ) -> str:
-        """The generation prompt behind a complete turn of `role`."""
-        if not _rendered_anew(opened, role):
-            ended = branch.tail is not Tail.PENDING
-            return self._template.generation_prompt(role, tools=bool(opened.tools), closed=ended)
-        # A template may want none here (R1 behind a tool's output), which stand-ins cannot tell.
-        key = branch.segments.top
-        prompt = known.get(key)
-        if prompt is None:
-            prompt = known[key] = self._rendered(branch.segments, opened)
-        if isinstance(prompt, RamifyError):
-            raise prompt
-        return prompt
-
-    def _rendered(self, segments: Iterable[Segment], opened: Open) -> str:
-        """The generation prompt behind them."""
-        every = Conversation.of(segments).messages
-        closed, rendered = (
-            self._template.strict(every, opened.tools, generate, opened.effort)
-            for generate in (False, True)
-        )
-        return rendered[common_prefix(closed, rendered) :]
 
     def _said(self, branch: Branch, prompt: list[int], opening: str) -> list[int]:
         """Tokens of an opening behind `prompt`, or behind the branch."""
@@ -572,77 +436,14 @@ class BranchWriter:
         )
 
 
-def _rendered_anew(opened: Open, role: Role | None) -> bool:
-    """Whether the prompt behind a turn of `role` takes the whole conversation."""
-    return opened.template == "strict" and role in ("user", "tool")
-
-
-def _history(branch: Branch) -> int:
-    """About how many characters a rendering of the branch's whole conversation works on."""
-    return branch.position * 4 + len(branch.segments) * AROUND
-
-
 def _encoded(tokens: Sequence[int], before: "array[int] | None" = None) -> PartTokens:
     packed = array("i", tokens) if before is None else before + array("i", tokens)
     return PartTokens(packed, packed.tobytes())
 
 
-def _speaks(segment: Segment) -> bool:
-    """Whether a conversation is read off it."""
-    return isinstance(segment, OutputSegment) or bool(
-        segment.messages or segment.history or not segment.chat
-    )
-
-
-def _is_taken_back(branch: Branch) -> bool:
-    """Whether messages take back the last segment: a generation prompt, or the end of a pending turn."""
-    if branch.tail is Tail.PROMPT:
-        return True
-    if branch.tail is not Tail.CLOSED or len(branch.segments) < 2:
-        return False
-    last, before = branch.segments[-1], branch.segments[-2]
-    return before.tail is Tail.PENDING and isinstance(last, InputSegment) and not last.messages
-
-
 def _before_prompt(branch: Branch) -> int:
     """Where an append to the branch begins at the earliest, if it takes back what `_end` says."""
-    return branch.segments[-1].start if _is_taken_back(branch) else branch.position
-
-
-def _eos_text(branch: Branch) -> str:
-    """The end-of-turn token that the branch ends with, as the template spells it."""
-    last = branch.output()
-    return last.eos_text if last is not None else ""
-
-
-def _asked(branch: Branch, messages: Sequence[ChatMessage], ends: tuple[str, ...]) -> Asked:
-    """What a template may look back at for `messages`, as far as they are about calls."""
-    if not any(message.role == "tool" or message.tool_calls for message in messages):
-        return NOTHING_ASKED
-    calls: tuple[tuple[str, str], ...] | None = None if messages[0].role == "tool" else ()
-    for said in islice(_back(branch), LOOK_BACK):
-        if said is not None and said.role == "tool":
-            if calls is not None:
-                return Asked(calls, ends, again=True)
-        elif calls is None:
-            calls = _named((said.tool_calls if said is not None else None) or ())
-    return Asked(calls or (), ends)
-
-
-def _back(branch: Branch) -> Iterator[ChatMessage | None]:
-    """The messages of a branch, last one first; None for text that no message tells."""
-    for segment in reversed(branch.segments):
-        if isinstance(segment, OutputSegment):
-            yield segment.spoken
-        elif not segment.chat:
-            yield None
-        else:  # without messages: the end of a turn, or a generation prompt
-            yield from reversed(segment.messages)
-
-
-def _named(calls: Sequence[JsonObject]) -> tuple[tuple[str, str], ...]:
-    functions = [(call.get("function", call), call.get("id")) for call in calls]
-    return tuple((str(each.get("name", "")), str(ident or CALL_ID)) for each, ident in functions)
+    return branch.segments[-1].start if is_taken_back(branch) else branch.position
 
 
 def _cut(branch: Branch, pending: PendingAppend) -> int | None:

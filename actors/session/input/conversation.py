@@ -6,14 +6,24 @@ often turns were rendered anew: `Conversation.of` reads them off the segments; w
 cut, the segment behind the cut has a `History` that says what was before it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import msgspec
 
+from ramify.actors.calls.templates import CALL_ID, NOTHING_ASKED, Asked
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.segments import History, InputSegment, OutputSegment, Segment, Tail
-from ramify.protocol.wire import ChatMessage
+from ramify.actors.session.branches.tasks import PendingPart
+from ramify.actors.session.input.template import ChatTemplate
+from ramify.protocol.errors import BadRequest, RamifyError
+from ramify.protocol.wire import ChatMessage, Effort, JsonObject, Open, Role
+
+AROUND = 64  # characters that a turn counts for, beside its text
+LOOK_BACK = 256  # messages that are searched for calls and results
+ENDING = 32  # characters of a message that its end is known by
 
 
 class Conversation:
@@ -210,3 +220,211 @@ def common_prefix(a: str, b: str) -> int:
         else:
             high = middle - 1
     return low
+
+
+class Unrendered(NamedTuple):
+    """A generation prompt that takes a rendering of the whole conversation: `run`.
+
+    `size`: about how many characters that works on. `key`: branches with the same one share it.
+    """
+
+    key: Hashable
+    size: int
+    run: Callable[[], str]
+
+
+class StrictRendering:
+    """Renders the whole conversation anew at each turn. `inside`: see `common`."""
+
+    def __init__(self, template: ChatTemplate, inside: Callable[[str, int], bool]) -> None:
+        self._template = template
+        self._inside = inside
+
+    def append(
+        self,
+        branch: Branch,
+        messages: Sequence[ChatMessage],
+        tools: list[JsonObject] | None,
+        effort: Effort | None,
+    ) -> tuple[list[PendingPart], int]:
+        """What is appended for `messages`, and the position to which the branch is cut first.
+
+        Raises BadRequest.
+        """
+        before = Conversation.of(branch.segments)
+        every = [*before.messages, *messages]
+        try:
+            closed = self._template.strict(every, tools, False, effort)
+        except BadRequest as error:
+            if messages[-1].role != "system":
+                raise
+            raise BadRequest(f"{error}; append a system and a user turn in one `append`") from error
+        rendered, end = closed, len(closed)
+        if messages[-1].role in ("user", "tool"):
+            rendered = self._template.strict(every, tools, True, effort)
+            end = common_prefix(closed, rendered)  # then comes the generation prompt
+        at, begin = common(branch, before.base, rendered, self._inside)
+        end = max(end, begin)
+        lost = [(segment, index) for segment, index in before.turns if segment.start >= at]
+        changed = at < branch.position and any(
+            _speaks(p) for p in branch.segments if p.end > at or p.start >= at
+        )
+        end_of = partial(self.end_of, every)
+        new = Border(begin, len(before.messages), 1)
+        if changed:
+            new = self._new_turn(before, closed, begin, messages, tools)
+        places = borders(rendered, (at, begin), lost, new, end_of)
+        history: History | None = None
+        if changed:
+            history = history_before(branch, before.base, at, every[: places[0].message])
+        parts: list[PendingPart] = []
+        for here, following in pairwise([*places, Border(end, len(every), 0)]):
+            shown = every[here.message : following.message]
+            part = PendingPart(
+                rendered[here.char : following.char],
+                True,
+                Tail.CLOSED,
+                shown[-1].role if shown else "assistant",
+                messages=shown,
+                turn=here.turns,
+                op=here.op,
+                history=history,
+            )
+            parts.append(part)
+            history = None
+        if rendered[end:]:
+            parts.append(PendingPart(rendered[end:], True, Tail.PROMPT, "assistant"))
+        return parts, at
+
+    def prompt(self, segments: Iterable[Segment], opened: Open) -> str:
+        """The generation prompt behind these segments. Raises BadRequest."""
+        every = Conversation.of(segments).messages
+        closed, rendered = (
+            self._template.strict(every, opened.tools, generate, opened.effort)
+            for generate in (False, True)
+        )
+        return rendered[common_prefix(closed, rendered) :]
+
+    def unrendered(
+        self, branch: Branch, opened: Open, known: Mapping[Hashable, str | RamifyError]
+    ) -> Unrendered | None:
+        """What `prompt_behind` would render, unless it is `known`; its result goes there, by the key.
+
+        Another thread may run it: it works on the segments that the branch has now.
+        """
+        complete = branch.tail in (Tail.CLOSED, Tail.EOS, Tail.PENDING)
+        key = branch.segments.top
+        if not complete or not _rendered_anew(opened, branch.role) or key in known:
+            return None
+        segments = branch.segments.copy()
+        return Unrendered(key, length_of(branch), lambda: self.prompt(segments, opened))
+
+    def prompt_behind(
+        self, branch: Branch, role: Role, opened: Open, known: dict[Hashable, str | RamifyError]
+    ) -> str:
+        """The generation prompt behind a complete turn of `role`."""
+        if not _rendered_anew(opened, role):
+            ended = branch.tail is not Tail.PENDING
+            return self._template.generation_prompt(role, tools=bool(opened.tools), closed=ended)
+        # A template may want none here (R1 behind a tool's output), which stand-ins cannot tell.
+        key = branch.segments.top
+        prompt = known.get(key)
+        if prompt is None:
+            prompt = known[key] = self.prompt(branch.segments, opened)
+        if isinstance(prompt, RamifyError):
+            raise prompt
+        return prompt
+
+    def _new_turn(
+        self,
+        before: Conversation,
+        rendered: str,
+        begin: int,
+        messages: Sequence[ChatMessage],
+        tools: list[JsonObject] | None,
+    ) -> Border:
+        """Where the new turn begins in `rendered`, whose text from `begin` on is new."""
+        count = len(before.messages)
+        try:
+            added = self._template.delta(before.messages[-1].role, True, messages, tools, False)
+        except BadRequest:  # the template joins these turns, or the second one looks back
+            added = ""
+        if added and rendered.endswith(added) and len(rendered) - len(added) >= begin:
+            return Border(len(rendered) - len(added), count, 1)
+        end = self.end_of(before.messages, count - 1)
+        place = rendered.rfind(end, begin) if end else -1
+        return Border(place + len(end), count, 1) if place >= 0 else Border(begin, count, -1)
+
+    def end_of(self, messages: Sequence[ChatMessage], index: int) -> str:
+        """What the rendering of a message ends with, "" if that is not known."""
+        message = messages[index]
+        role = message.role
+        closing = self._template.closing(role) or self._template.pending_end(role)
+        content = message.content.strip()[-ENDING:]
+        return content + closing if content and closing else ""
+
+
+# --- how a branch ends
+
+
+def is_taken_back(branch: Branch) -> bool:
+    """Whether messages take back the last segment: a generation prompt, or the end of a pending turn."""
+    if branch.tail is Tail.PROMPT:
+        return True
+    if branch.tail is not Tail.CLOSED or len(branch.segments) < 2:
+        return False
+    last, before = branch.segments[-1], branch.segments[-2]
+    return before.tail is Tail.PENDING and isinstance(last, InputSegment) and not last.messages
+
+
+def eos_text(branch: Branch) -> str:
+    """The end-of-turn token that the branch ends with, as the template spells it."""
+    last = branch.output()
+    return last.eos_text if last is not None else ""
+
+
+def asked_of(branch: Branch, messages: Sequence[ChatMessage], ends: tuple[str, ...]) -> Asked:
+    """What a template may look back at for `messages`, as far as they are about calls."""
+    if not any(message.role == "tool" or message.tool_calls for message in messages):
+        return NOTHING_ASKED
+    calls: tuple[tuple[str, str], ...] | None = None if messages[0].role == "tool" else ()
+    for said in islice(_back(branch), LOOK_BACK):
+        if said is not None and said.role == "tool":
+            if calls is not None:
+                return Asked(calls, ends, again=True)
+        elif calls is None:
+            calls = _named((said.tool_calls if said is not None else None) or ())
+    return Asked(calls or (), ends)
+
+
+def _back(branch: Branch) -> Iterator[ChatMessage | None]:
+    """The messages of a branch, last one first; None for text that no message tells."""
+    for segment in reversed(branch.segments):
+        if isinstance(segment, OutputSegment):
+            yield segment.spoken
+        elif not segment.chat:
+            yield None
+        else:  # without messages: the end of a turn, or a generation prompt
+            yield from reversed(segment.messages)
+
+
+def _named(calls: Sequence[JsonObject]) -> tuple[tuple[str, str], ...]:
+    functions = [(call.get("function", call), call.get("id")) for call in calls]
+    return tuple((str(each.get("name", "")), str(ident or CALL_ID)) for each, ident in functions)
+
+
+def _speaks(segment: Segment) -> bool:
+    """Whether a conversation is read off it."""
+    return isinstance(segment, OutputSegment) or bool(
+        segment.messages or segment.history or not segment.chat
+    )
+
+
+def _rendered_anew(opened: Open, role: Role | None) -> bool:
+    """Whether the prompt behind a turn of `role` takes the whole conversation."""
+    return opened.template == "strict" and role in ("user", "tool")
+
+
+def length_of(branch: Branch) -> int:
+    """About how many characters a rendering of the branch's whole conversation works on."""
+    return branch.position * 4 + len(branch.segments) * AROUND

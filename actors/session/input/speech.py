@@ -1,23 +1,44 @@
-"""How one model speaks: what its outputs are read with, and how a call is forced. Sessions share it."""
+"""How one model speaks: what its outputs are read with, and what they are held to. Pure.
+
+A constraint that has no structure is compiled as it came. One with structure (tags, calls, a thought
+before it) needs to know how the model writes, and which marks are tokens: that is put together here.
+"""
 
 from collections.abc import Callable
+from typing import Literal, NamedTuple
 
-from ramify.actors.calls.dialects import Dialect
-from ramify.actors.calls.exact import Calls, exact_calls
+import msgspec
+
+from ramify.actors.calls.dialects import Dialect, Thought
+from ramify.actors.calls.exact import Calls, after_thought, exact_calls
 from ramify.actors.calls.labels import Labels
 from ramify.actors.calls.openings import Openings, Render
-from ramify.actors.calls.reader import PRIMED_MOST, Reader
+from ramify.actors.calls.reader import PRIMED_MOST, Reader, TurnPlace
 from ramify.actors.calls.toolbox import Toolbox
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.segments import OutputSegment, Tail
+from ramify.actors.tokenizer import Tokenizer
+from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.wire import ChatMessage
+from ramify.protocol.structure import (
+    JsonPart,
+    Part,
+    RegexPart,
+    Structure,
+    TagsPart,
+    TextPart,
+    ThoughtPart,
+    UnionPart,
+    encode_structure,
+)
+from ramify.protocol.structure import StructureTag as TagOfPart
+from ramify.protocol.wire import ChatMessage, Constraint, Generate, StructuralTag, Tag
 
 _NO_TOOLS = Toolbox(None)
 
 
 class Speech:
-    """See the module's top."""
+    """What the sessions of one model share: how its outputs are read, and a call is forced."""
 
     def __init__(self, render: Render, dialect: Dialect, *, control: bool) -> None:
         """`control`: the marks of calls are control tokens, which a message's text cannot hold."""
@@ -131,3 +152,153 @@ def _turn_so_far(branch: Branch, before: OutputSegment | None = None) -> tuple[s
             break
         said.append(segment.text)
     return "", "".join(reversed(said))
+
+
+class Demand(NamedTuple):
+    """A generation that is held to something. `place`: where its output begins.
+
+    `by`: the client's constraint, begun or continued; else tools, of which calls have to be exact where
+    one says `strict` or where a call is forced (`required`). `opening`: what stands there of it already.
+    """
+
+    by: Literal["constraint", "strict", "required", "auto"]
+    place: TurnPlace
+    opening: str
+
+    def refuses(self, code: str) -> bool:
+        """Whether it cannot be generated if the constraint cannot be had, for a reason of this kind."""
+        return self.by in ("constraint", "strict") or (
+            self.by == "required" and code == "bad_constraint"
+        )
+
+
+class Constraints:
+    """Makes what is compiled for the generations of one session."""
+
+    def __init__(self, speech: Speech, tokenizer: Tokenizer) -> None:
+        self._speech = speech
+        self._tokenizer = tokenizer
+
+    def held(
+        self, op: Generate, tools: Toolbox, place: TurnPlace, opening: str, *, chat: bool
+    ) -> Demand | None:
+        """What the output of `op` is held to, if anything, where it continues none."""
+        if op.constraint is not None and op.constraint.names_one:
+            return Demand("constraint", place if chat else TurnPlace("answer", ""), "")
+        if not tools or op.tool_choice == "none" or op.ignore_eos or not chat:
+            return None
+        loose = all(tool.strict is False for tool in tools.tools)
+        if op.tool_choice == "auto" and loose and op.parallel_tool_calls:
+            return None  # the client wants them as the model likes
+        if any(tool.strict for tool in tools.tools):
+            return Demand("strict", place, opening)
+        return Demand("auto" if op.tool_choice == "auto" else "required", place, opening)
+
+    def spec(self, held: Demand, op: Generate, tools: Toolbox) -> ConstraintSpec | None:
+        """What is compiled; None: nothing, calls of this model are not known well enough."""
+        if op.constraint is None or not op.constraint.names_one:
+            return self._calls(held, op, tools)
+        constraint = op.constraint
+        thinks = constraint.after_thought and held.place.part != "answer"
+        if not thinks or self._speech.dialect.thought is None:
+            return _plain(constraint) or self._structure(_answer(constraint), "")
+        answer = after_thought(self._speech.dialect, _answer(constraint))
+        return self._structure(answer, self._thought_begun(held.place))
+
+    def _calls(self, held: Demand, op: Generate, tools: Toolbox) -> ConstraintSpec | None:
+        speech, place = self._speech, held.place
+        calls = speech.calls(
+            op.tool_choice,
+            tools,
+            parallel=op.parallel_tool_calls,
+            ends_output=self._tokenizer.ends_output,
+        )
+        if calls is None:
+            return None
+        if op.tool_choice != "auto":
+            thought = speech.dialect.thought
+            if held.opening or thought is None:
+                return self._structure(calls.forced, _behind(held.opening, thought))
+            whole = ThoughtPart(thought.begin, thought.end, calls.forced)
+            return self._structure(whole, self._thought_begun(place))
+        free = calls.free
+        if free is None:
+            return None
+        if not isinstance(free, ThoughtPart):
+            return self._structure(free, place.pending)
+        if place.part == "answer":
+            return self._structure(free.part, place.pending)
+        return self._structure(free, self._thought_begun(place))
+
+    def _thought_begun(self, place: TurnPlace) -> str:
+        """The beginning of a thought that is open."""
+        thought = self._speech.dialect.thought
+        return thought.begin + place.pending if place.part == "thought" and thought is not None else ""
+
+    def _structure(self, root: Part, after: str) -> ConstraintSpec:
+        structure = Structure(root, after=after)
+        marks = self._tokenizer.marks_in(encode_structure(structure))
+        return ConstraintSpec(
+            "structure", encode_structure(msgspec.structs.replace(structure, marks=marks))
+        )
+
+
+def continued(branch: Branch, op: Generate) -> OutputSegment | None:
+    """The constrained output that `op` goes on with, if it does. Raises BadRequest."""
+    begun, wanted = branch.unfinished, op.constraint
+    if wanted is None:  # what does not go with a constraint asks for free text
+        return None if op.ignore_eos or op.tool_choice not in ("auto", "none") else begun
+    if wanted.continue_ and begun is None:
+        raise BadRequest(
+            f"branch {branch.name!r} does not end inside a constrained output that could go on: "
+            "name the constraint",
+            details={"field": "constraint.continue"},
+        )
+    return begun if wanted.continue_ else None
+
+
+def _behind(opening: str, thought: Thought | None) -> str:
+    """What an opening has of the call: it may end a thought first."""
+    if thought is None or thought.end not in opening:
+        return opening
+    return opening.rpartition(thought.end)[2].lstrip()
+
+
+def _plain(constraint: Constraint) -> ConstraintSpec | None:
+    """What is compiled of a constraint without structure.
+
+    JSON is spaced as most models write it: `{"a": 1, "b": 2}`.
+    """
+    if constraint.regex is not None:
+        return ConstraintSpec("regex", constraint.regex)
+    if constraint.choices is not None:
+        return ConstraintSpec("choices", msgspec.json.encode(constraint.choices).decode())
+    if constraint.grammar is not None:
+        return ConstraintSpec("lark", constraint.grammar)
+    schema = constraint.json_schema
+    if schema is None:
+        return None
+    text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
+    return ConstraintSpec("json_schema", text, spaced=True)
+
+
+def _answer(constraint: Constraint) -> Part:
+    if constraint.structural_tag is not None:
+        return _tags(constraint.structural_tag)
+    return _content(constraint, "")
+
+
+def _tags(given: StructuralTag) -> Part:
+    tags = [
+        TagOfPart(tag.begin, _content(tag, f"structural_tag.tags[{i}]"), tag.end)
+        for i, tag in enumerate(given.tags)
+    ]
+    return TagsPart(tags, list(given.triggers), given.at_least_one, given.stop_after_first)
+
+
+def _content(given: Constraint | Tag, at: str) -> Part:
+    if given.regex is not None:
+        return RegexPart(given.regex, at)
+    if given.choices is not None:
+        return UnionPart([TextPart(choice) for choice in given.choices])
+    return JsonPart(given.json_schema, at)

@@ -2,7 +2,7 @@
 
 import base64
 
-from ramify.actors.session.durable.exports import exported
+from ramify.actors.session.durable.items import exported
 from ramify.actors.session.ops.handler import AtOnce, Hands, one_entry, short
 from ramify.actors.session.sockets.publisher import error_message
 from ramify.actors.session.sockets.subscriber import Subscriber

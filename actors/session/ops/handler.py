@@ -122,7 +122,7 @@ class OpContext:
 
     def drop(self, branch: Branch) -> None:
         """Release a branch; what is due of it is sent first."""
-        self.generations.cancel_prefill(branch)
+        self.generations.prefills.cancel(branch)
         self.publisher.drop(branch)
         self.state.drop(branch)
 
@@ -137,18 +137,6 @@ def reading(branch: Branch) -> int:
     """The cost of `said_on` (see `Work`)."""
     answer = branch.answer()
     return len(answer.chunks) // CHUNKS if answer is not None else 0
-
-
-def _nothing_to_check(op: Op, faults: Faults) -> None:
-    pass
-
-
-def _one_task(op: Op) -> int:
-    return 1
-
-
-def _no_cost(ctx: OpContext, op: Op, task: Task) -> int:
-    return 0
 
 
 class Hands(NamedTuple):
@@ -171,10 +159,6 @@ def short(op: Op) -> int:
     return MESSAGE + TARGET
 
 
-def _at_once_cost(hands: Hands, op: Op) -> int:
-    return OP
-
-
 class AtOnce(NamedTuple, Generic[O_contra]):
     """An op that waits for no branch: it runs when its frame is read, before what follows it there.
 
@@ -189,7 +173,7 @@ class AtOnce(NamedTuple, Generic[O_contra]):
     size: Callable[[O_contra], int]
     viewers: bool = False
     looks_again: bool = False
-    cost: Callable[[Hands, O_contra], int] = _at_once_cost
+    cost: Callable[[Hands, O_contra], int] = lambda hands, op: OP
 
 
 class OpHandler(NamedTuple, Generic[O_contra]):
@@ -215,6 +199,6 @@ class OpHandler(NamedTuple, Generic[O_contra]):
     run: Callable[[OpContext, O_contra, Task], Ok | Steps[Ok | None] | None]
     entries: Callable[[O_contra], int]
     size: Callable[[O_contra], int]
-    check: Callable[[O_contra, Faults], None] = _nothing_to_check
-    task_count: Callable[[O_contra], int] = _one_task
-    cost: Callable[[OpContext, O_contra, Task], int] = _no_cost
+    check: Callable[[O_contra, Faults], None] = lambda op, faults: None
+    task_count: Callable[[O_contra], int] = lambda op: 1
+    cost: Callable[[OpContext, O_contra, Task], int] = lambda ctx, op, task: 0

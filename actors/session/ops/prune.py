@@ -153,7 +153,7 @@ def _move(
     state, publisher = ctx.state, ctx.publisher
     old = {name: state.branches[name].position for _, name in moves if name in state.branches}
     for branch in [*winners, *(state.branches[name] for name in old)]:  # before it holds something else
-        ctx.generations.cancel_prefill(branch)
+        ctx.generations.prefills.cancel(branch)
         publisher.settle(branch)
     revision = state.bump()
     rebased: dict[str, int] = {}

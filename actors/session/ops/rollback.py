@@ -23,7 +23,7 @@ def _run(ctx: OpContext, op: Rollback, task: Task) -> Ok:
     to = _place(branch, op)
     revision = ctx.state.bump()
     if to < branch.position:
-        ctx.generations.cancel_prefill(branch)
+        ctx.generations.prefills.cancel(branch)
         ctx.state.truncate(branch, to)
         branch.cut_back(revision, to)
         ctx.publisher.cut(branch, to)

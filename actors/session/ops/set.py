@@ -127,7 +127,7 @@ def _hint(ctx: OpContext, task: Task, branch: Branch, hints: KvHints) -> None:
         for action, plan in zip(hints.actions, plans, strict=True):
             told = _outcome(plan, resident, branch.position, [next(kept, -1) for _ in plan.leases])
             if plan.kind == "prefetch" and told["outcome"] == "deferred":
-                ctx.generations.prefill(branch, now)
+                ctx.generations.prefills.start(branch, now)
             outcomes.append({"action_id": action.action_id, **told})
         envelope = {"protocol_version": "0.1", "message_id": hints.message_id, "outcomes": outcomes}
         ctx.end(task, ctx.ok(task, branch, {"kv_hints": envelope}))

@@ -28,7 +28,7 @@ Finish = Callable[[int | None], Ok | Steps[Ok]]
 Applied = tuple[Task, Ok | Steps[Ok] | RamifyError | None]
 
 
-class _Waiting(NamedTuple):
+class _WaitingText(NamedTuple):
     """A branch that waits for its tokens. `finish`: see `Texts.put`."""
 
     task: Task
@@ -53,7 +53,7 @@ class Texts:
         self._generations = generations
         self._selects = selects
         self._publisher = publisher
-        self._encoding: dict[int, tuple[Hashable, list[_Waiting]]] = {}
+        self._encoding: dict[int, tuple[Hashable, list[_WaitingText]]] = {}
 
     def put(
         self,
@@ -73,7 +73,7 @@ class Texts:
         """
         shared, writer = task.shared, self._writer
         assert shared is not None
-        waiting = _Waiting(task, branch, finish, held)
+        waiting = _WaitingText(task, branch, finish, held)
         strict = task.frame.opened.template == "strict"
         situation = writer.situation(branch, op, strict=strict)
         known = shared.prepared.get(situation)
@@ -128,7 +128,7 @@ class Texts:
             yield cost, partial(self._try, entries.pop(0), result)
         del self._encoding[ticket]
 
-    def _try(self, waiting: _Waiting, result: Prepared | RamifyError) -> Applied:
+    def _try(self, waiting: _WaitingText, result: Prepared | RamifyError) -> Applied:
         try:
             return waiting.task, self._apply(waiting, result)
         except RamifyError as failure:
@@ -149,7 +149,7 @@ class Texts:
         """The tasks whose text is being tokenized."""
         return [each.task for _, entries in self._encoding.values() for each in entries]
 
-    def _apply(self, waiting: _Waiting, prepared: Prepared | RamifyError) -> Ok | Steps[Ok] | None:
+    def _apply(self, waiting: _WaitingText, prepared: Prepared | RamifyError) -> Ok | Steps[Ok] | None:
         """The reply, or None if what is appended has to be scored first."""
         if isinstance(prepared, RamifyError):
             raise prepared
@@ -166,10 +166,10 @@ class Texts:
 
         return self._selects.measure(waiting.task, waiting.branch, at, tokens, op.logprobs, then)
 
-    def _append(self, waiting: _Waiting, prepared: Prepared) -> Steps[Ok]:
+    def _append(self, waiting: _WaitingText, prepared: Prepared) -> Steps[Ok]:
         task, branch = waiting.task, waiting.branch
         if prepared.pending.over_prompt or prepared.pending.cut is not None:
-            self._generations.cancel_prefill(branch)
+            self._generations.prefills.cancel(branch)
         cut = yield from self._writer.apply(branch, prepared, task.op.id)
         revision = self._state.bump()
         if cut is not None:
@@ -223,7 +223,7 @@ class Prompts:
         branch, frame = self._state.branches.get(task.branch or ""), task.frame
         if branch is None or not task.kind.generates:
             return False
-        missing = self._writer.unrendered(branch, frame.opened, frame.prompts)
+        missing = self._writer.strict.unrendered(branch, frame.opened, frame.prompts)
         if missing is None:
             return False
         for each in self._under_way.values():

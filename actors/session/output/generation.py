@@ -1,4 +1,4 @@
-"""One generation of a session: its parameters, its output so far, its end.
+"""One generation of a session: its parameters, its output so far, its end. And those that wait.
 
 Pure: tokens go in, released text and the decision to stop come out. The scheduler knows it as one
 request, or as several in turn when it is paused.
@@ -6,58 +6,39 @@ request, or as several in turn when it is paused.
 
 import os
 import struct
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 
 from ramify.actors.kit.memory import LOGPROB
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.segments import OutputSegment
-from ramify.actors.session.output.constraints import Held
-from ramify.actors.tokenizer.detokenizer import OutputText
+from ramify.actors.session.branches.state import SessionState
+from ramify.actors.session.branches.tasks import Task
+from ramify.actors.session.input.speech import Demand
+from ramify.actors.tokenizer import GenerationDefaults
+from ramify.actors.tokenizer.detokenizer import TextStream
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.messages import Finished
+from ramify.protocol.messages import CancelRequest, Finished, Submit
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 from ramify.protocol.saved import SavedRun
 from ramify.protocol.wire import Generate, Hit, TokenLogprob, Usage
+
+AT_ONCE = 64  # seeds that are made
+_NUMBERS = struct.Struct(f"{AT_ONCE}Q")
+PREFILL_PRIORITY = -8
+CLOSE = 60  # what it costs to end a generation (see `Work`)
+CHUNKS, SEGMENTS = 5, 4  # that are read in a microsecond
 
 
 class GenerationState:
     """State of one `generate` on one branch."""
 
     __slots__ = (
-        "_counted",
-        "_scheduled",
-        "_stops",
-        "accepted",
-        "arrived",
-        "before",
-        "began",
-        "branch",
-        "cancelled",
-        "chat",
-        "compiling",
-        "deadline",
-        "exhausted",
-        "expired",
-        "first",
-        "first_token",
-        "forced",
-        "held",
-        "logprob_count",
-        "logprob_sum",
-        "max_tokens",
-        "notes",
-        "op",
-        "opened",
-        "paced",
-        "pausing",
-        "refusal",
-        "request",
-        "resumed",
-        "sampling",
-        "segment",
-        "stop_token",
-        "stop_token_ids",
-        "stopping",
+        *("_counted", "_scheduled", "_stops", "accepted", "arrived", "before", "began"),
+        *("branch", "cancelled", "chat", "compiling", "deadline", "exhausted", "expired"),
+        *("first", "first_token", "forced", "held", "logprob_count", "logprob_sum"),
+        *("max_tokens", "notes", "op", "opened", "paced", "pausing", "refusal", "request"),
+        *("resumed", "sampling", "segment", "stop_token", "stop_token_ids", "stopping"),
         "text",
     )
 
@@ -66,7 +47,7 @@ class GenerationState:
         op: Generate,
         branch: Branch,
         segment: OutputSegment,
-        text: OutputText,
+        text: TextStream,
         *,
         sampling: SamplingParams,
         stop_token_ids: list[int],
@@ -102,7 +83,7 @@ class GenerationState:
         self.first: Finished | None = None  # of the first request: prompt, cached, computed
         self._scheduled = False  # `first_token` is the scheduler's time, not that of its message
         self.first_token = 0.0  # when it came; 0: it has not, or nobody knows
-        self.held: Held | None = None  # what it has to be
+        self.held: Demand | None = None  # what it has to be
         self.compiling = False  # its request waits for its constraint
         self.notes: list[str] = []  # on its constraint
         self.accepted = 0  # drafts; the end of a request says exactly what `Progress` told till then
@@ -130,6 +111,12 @@ class GenerationState:
     @property
     def remaining(self) -> int:
         return self.max_tokens - len(self.segment.tokens)
+
+    @property
+    def closing(self) -> int:
+        """What its end costs: its text is put together, and told."""
+        spoken = len(self.branch.segments) // SEGMENTS if self.segment.reading is not None else 0
+        return CLOSE + len(self.segment.chunks) // CHUNKS + spoken
 
     def thinks_too_long(self) -> bool:
         """Whether it is in a thought that has used up its tokens."""
@@ -249,18 +236,19 @@ class GenerationState:
         if self.first_token:
             self._scheduled = True
 
-    def resume(self, now: float, run: SavedRun) -> None:
-        """An earlier server has begun it, and had its first token."""
+    def resume(self, now: float, run: SavedRun, before: OutputSegment) -> None:
+        """An earlier server has begun it, and had its first token. `before`: what it said."""
+        for token in before.tokens:  # one by one: its marks are those that were, or more
+            self.push([token], ())
+        self.segment.logprobs = before.logprobs
+        if before.logprobs is not None:
+            self.segment.grow(LOGPROB * sum(1 + len(each.top) for each in before.logprobs))
         self.resumed, self.began = True, now
         if run.ttft is not None:
             self.first_token = self.arrived + run.ttft
         self.forced, self.accepted = run.forced, run.accepted
         self._counted = self.accepted, self.forced
         self.logprob_sum, self.logprob_count = run.logprob, run.scored
-
-
-AT_ONCE = 64
-_NUMBERS = struct.Struct(f"{AT_ONCE}Q")
 
 
 class Seeds:
@@ -277,3 +265,123 @@ class Seeds:
         if not self._left:
             self._left = [number >> 2 for number in _NUMBERS.unpack(os.urandom(_NUMBERS.size))]
         return self._left.pop()
+
+
+def sampling_of(op: Generate, usual: GenerationDefaults, seed: int, *, scored: bool) -> SamplingParams:
+    """The op's parameters; what it leaves out is `usual`."""
+    repetition = op.repetition_penalty
+    return SamplingParams(
+        temperature=usual.temperature if op.temperature is None else op.temperature,
+        top_k=usual.top_k if op.top_k is None else op.top_k,
+        top_p=usual.top_p if op.top_p is None else op.top_p,
+        min_p=usual.min_p if op.min_p is None else op.min_p,
+        frequency_penalty=op.frequency_penalty,
+        presence_penalty=op.presence_penalty,
+        repetition_penalty=usual.repetition_penalty if repetition is None else repetition,
+        seed=seed % 2**63,  # branches of one op differ
+        logprobs=max(op.logprobs, int(scored)),
+    )
+
+
+Waits = tuple[GenerationState, Task]
+
+
+class WaitingGenerations:
+    """Generations that are not submitted, in order: those that are `ready`, and those of clients that
+    are away. Any of them may be cancelled.
+    """
+
+    def __init__(self) -> None:
+        self.ready: OrderedDict[int, Waits] = OrderedDict()  # by id() of their task
+        self.paused: dict[str, OrderedDict[int, Waits]] = {}  # by client
+
+    def add(self, generation: GenerationState, task: Task, *, pausing: bool = True) -> None:
+        """Behind the others; where its client is away and it is `pausing`, until that is back."""
+        away = self.paused.get(task.frame.client) if pausing else None
+        (self.ready if away is None else away)[id(task)] = generation, task
+
+    def put_first(self, entries: Iterable[Waits]) -> None:
+        """Before all that are ready."""
+        first = OrderedDict((id(task), (generation, task)) for generation, task in entries)
+        first.update(self.ready)
+        self.ready = first
+
+    def remove(self, task: Task) -> None:
+        """Its generation waits no more, if it did."""
+        for queue in (self.ready, *self.paused.values()):
+            queue.pop(id(task), None)
+
+    def clear(self) -> list[Waits]:
+        """Take out all."""
+        entries = list(self.ready.values())
+        entries += [entry for away in self.paused.values() for entry in away.values()]
+        self.ready.clear()
+        self.paused.clear()
+        return entries
+
+    def pause(self, client: str) -> None:
+        """The client is away: what is added for it waits until it is back."""
+        self.paused.setdefault(client, OrderedDict())
+
+    def withdraw(self, client: str) -> None:
+        """So does what was ready."""
+        for key in [key for key, (_, task) in self.ready.items() if task.frame.client == client]:
+            self.paused[client][key] = self.ready.pop(key)
+
+    def unpause(self, client: str) -> None:
+        """It is back."""
+        self.ready.update(self.paused.pop(client, ()))
+
+
+class Prefills:
+    """Requests without output, which compute appended tokens that no generation waits for yet."""
+
+    def __init__(self, state: SessionState) -> None:
+        self._state = state
+        self.branches: dict[int, Branch] = {}  # by request
+
+    def start(self, branch: Branch, now: float) -> None:
+        """Compute what was appended before a generation asks for it."""
+        if branch.position == 0 or branch.position >= self._state.context:
+            return
+        self.cancel(branch)
+        branch.prefill = self._state.next_id()
+        self.branches[branch.prefill] = branch
+        self._state.out.scheduler.append(
+            Submit(
+                request=branch.prefill,
+                branch=branch.handle,
+                prompt=branch.position,
+                max_tokens=0,
+                sampling=SamplingParams(),
+                priority=PREFILL_PRIORITY,
+                arrived=now,
+                owner=self._state.owner,
+                expects=self._state.expects,
+            )
+        )
+
+    def cancel(self, branch: Branch) -> None:
+        """Stop computing ahead: the branch is about to change under it."""
+        if branch.prefill is not None:
+            self._state.out.scheduler.append(CancelRequest(branch.prefill))
+            branch.prefill = None
+
+    def finished(self, request: int) -> bool:
+        """A request ended. Whether it was one of these."""
+        branch = self.branches.pop(request, None)
+        if branch is not None and branch.prefill == request:
+            branch.prefill = None
+        return branch is not None
+
+    def again(self, now: float) -> None:
+        """Another engine has the branches."""
+        branches = [branch for request, branch in self.branches.items() if branch.prefill == request]
+        self.branches.clear()
+        for branch in branches:
+            branch.prefill = None
+            self.start(branch, now)
+
+    def clear(self) -> None:
+        """The engine is broken."""
+        self.branches.clear()

@@ -2,25 +2,22 @@
 
 A generation is one request to the scheduler (several in turn when it is paused). At most
 `limits.running` are submitted at once; the rest wait here in order. The request of a generation under a
-constraint goes by way of the grammar actor: it names the request, and is submitted when it has
-answered. Appended tokens that no generation waits for are computed ahead of time by a request without
-output (a *prefill*).
+constraint goes by way of the grammar actor: it names the request, and is submitted when it has answered.
 """
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 import msgspec
 
-from ramify.actors.calls.reader import Place
-from ramify.actors.kit.memory import LOGPROB, SEGMENT
+from ramify.actors.calls.reader import TurnPlace
+from ramify.actors.kit.memory import SEGMENT
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.segments import OutputSegment, Rule, Tail
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.branches.tasks import Resumed, Task
 from ramify.actors.session.input.branch_writer import BranchWriter
-from ramify.actors.session.output.constraints import Constraints, Held
+from ramify.actors.session.input.speech import Constraints, Demand, continued
 from ramify.actors.session.output.endings import (
     FULL,
     EndedHere,
@@ -30,14 +27,15 @@ from ramify.actors.session.output.endings import (
     refusal,
     refused_constraint,
 )
-from ramify.actors.session.output.generation import GenerationState
-from ramify.actors.tokenizer.detokenizer import Detokenizer
-from ramify.protocol.constraints import ConstraintSpec
-from ramify.protocol.errors import (
-    BadRequest,
-    RamifyError,
-    TooLong,
+from ramify.actors.session.output.generation import (
+    GenerationState,
+    Prefills,
+    WaitingGenerations,
+    Waits,
+    sampling_of,
 )
+from ramify.actors.tokenizer.detokenizer import Detokenizer
+from ramify.protocol.errors import BadRequest, RamifyError, TooLong
 from ramify.protocol.messages import (
     Abandon,
     CancelRequest,
@@ -49,17 +47,10 @@ from ramify.protocol.messages import (
     Submit,
 )
 from ramify.protocol.plan import unpack
-from ramify.protocol.sampling import SamplingParams
 from ramify.protocol.saved import SavedRule
 from ramify.protocol.wire import Done, Generate
 
-PREFILL_PRIORITY = -8
-CLOSE = 60  # what it costs to end a generation (see `Work`)
-CHUNKS, SEGMENTS = 5, 4  # that are read in a microsecond
 log = logging.getLogger(__name__)
-
-# Generations that wait, in order, by id() of their task: any of them may be cancelled.
-_Queue = OrderedDict[int, tuple[GenerationState, Task]]
 
 
 class Generations:
@@ -92,14 +83,13 @@ class Generations:
         self._endings = Endings(state, writer, on_cut)
         self._by_request: dict[int, tuple[GenerationState, Task]] = {}
         self._by_task: dict[int, GenerationState] = {}
-        self._ready: _Queue = OrderedDict()
-        self._paused: dict[str, _Queue] = {}  # by client
-        self._prefills: dict[int, Branch] = {}
+        self.waiting = WaitingGenerations()
+        self.prefills = Prefills(state)
 
     @property
     def busy(self) -> bool:
         """Whether anything is submitted or waits to be."""
-        return bool(self._by_request or self._ready)
+        return bool(self._by_request or self.waiting.ready)
 
     @property
     def begun(self) -> Iterable[GenerationState]:
@@ -125,7 +115,7 @@ class Generations:
         if op.stop_token_ids:
             self._writer.check_stops(op.stop_token_ids)
         self._state.meter.require(SEGMENT)
-        begun_output = self._continued(branch, op)
+        begun_output = continued(branch, op)
         speech, tools = self._writer.speech, task.frame.tools
         thinks = op.thought_tokens != 0
         opening = speech.opening(op.tool_choice, tools, chat=chat, begun=begun, thinks=thinks)
@@ -141,22 +131,25 @@ class Generations:
             segment.read(reading)
         if not chat:
             segment.tail, segment.role = Tail.RAW, None
+        usual = self._writer.tokenizer.generation_defaults
+        eos = () if op.ignore_eos else self._writer.tokenizer.eos_ids
+        seed = op.seed if op.seed is not None else self._random_seed()
         generation = GenerationState(
             op,
             branch,
             segment,
             self._detokenizer.stream(task.frame.stops(op)),
-            sampling=self._sampling(op, task.index, scored),
-            stop_token_ids=self._stop_ids(op),
+            sampling=sampling_of(op, usual, seed + task.index, scored=scored),
+            stop_token_ids=sorted({*op.stop_token_ids, *eos}),
             max_tokens=min(op.max_tokens, self._state.context - position),
             deadline=task.arrived + op.deadline_ms / 1e3 if op.deadline_ms is not None else None,
             chat=chat,
             now=task.arrived,
             opened=opened,
         )
-        place = reading.reader.place if reading is not None else Place("answer", "")
+        place = reading.reader.place if reading is not None else TurnPlace("answer", "")
         if begun_output is not None:
-            generation.held = Held("constraint", place, "")
+            generation.held = Demand("constraint", place, "")
             segment.rule, segment.since = begun_output.rule, begun_output.since
         else:
             generation.held = self._constraints.held(op, tools, place, opening, chat=chat)
@@ -167,8 +160,7 @@ class Generations:
         self._by_task[id(task)] = generation
         if task.resumed is not None and self._resume(generation, task, task.resumed, now):
             return
-        away = self._paused.get(task.frame.client)
-        (self._ready if away is None else away)[id(task)] = generation, task
+        self.waiting.add(generation, task)
         self.submit_ready()
 
     def _resume(self, generation: GenerationState, task: Task, resumed: Resumed, now: float) -> bool:
@@ -181,42 +173,23 @@ class Generations:
         if before.start != segment.start or not before.tokens:
             return False
         self._state.extend_handle(generation.branch, before.tokens)
-        for token in before.tokens:  # one by one: its marks are those that were, or more
-            generation.push([token], ())
-        segment.logprobs = before.logprobs
-        if before.logprobs is not None:
-            segment.grow(LOGPROB * sum(1 + len(each.top) for each in before.logprobs))
-        generation.resume(now, run)
+        generation.resume(now, run, before)
         if not generation.decided and generation.remaining > 0:
             return False
         reason: EndedHere = "stop" if generation.decided else "length"
         self._close(generation, task, ended_here(generation, now, reason=reason))
         return True
 
-    def _continued(self, branch: Branch, op: Generate) -> OutputSegment | None:
-        """The constrained output that `op` goes on with, if it does. Raises BadRequest."""
-        begun, wanted = branch.unfinished, op.constraint
-        if wanted is None:  # what does not go with a constraint asks for free text
-            return None if op.ignore_eos or op.tool_choice not in ("auto", "none") else begun
-        if wanted.continue_ and begun is None:
-            raise BadRequest(
-                f"branch {branch.name!r} does not end inside a constrained output that could go on: "
-                "name the constraint",
-                details={"field": "constraint.continue"},
-            )
-        return begun if wanted.continue_ else None
-
-    def _rule(self, held: Held | None, task: Task, op: Generate) -> Rule | None:
+    def _rule(self, held: Demand | None, task: Task, op: Generate) -> Rule | None:
         """The client's constraint, which an output begins under, made once for all branches of `op`."""
         if held is None or op.constraint is None or held.by != "constraint":
             return None
         rules, key = task.frame.rules, (op.id, held)
-        rule = rules.get(key)
-        if rule is None:
+        if key not in rules:
             spec = self._constraints.spec(held, op, task.frame.tools)
             assert spec is not None
-            rule = rules[key] = self._state.rule(SavedRule(spec, op.constraint.after_thought))
-        return rule
+            rules[key] = self._state.rule(SavedRule(spec, op.constraint.after_thought))
+        return rules[key]
 
     def _check(self, branch: Branch) -> None:
         position = branch.position
@@ -231,9 +204,8 @@ class Generations:
 
     def submit_ready(self) -> None:
         """Submit waiting generations as far as the session's limit allows."""
-        while self._ready and len(self._by_request) < self._state.limits.running:
-            _, (generation, task) = self._ready.popitem(last=False)
-            self._submit(generation, task)
+        while self.waiting.ready and len(self._by_request) < self._state.limits.running:
+            self._submit(*self.waiting.ready.popitem(last=False)[1])
 
     def _submit(self, generation: GenerationState, task: Task) -> None:
         if generation.thinks_too_long() and self._end_thought(generation, task):
@@ -241,12 +213,9 @@ class Generations:
         generation.request = self._state.next_id()
         generation.before = len(generation.segment.tokens)
         self._by_request[generation.request] = (generation, task)
-        held = generation.held
-        rule = generation.segment.rule
-        spec: ConstraintSpec | None = None
-        if rule is not None:
-            spec = rule.what.spec
-        elif held is not None:
+        held, rule = generation.held, generation.segment.rule
+        spec = rule.what.spec if rule is not None else None
+        if held is not None and rule is None:
             spec = self._constraints.spec(held, generation.op, task.frame.tools)
         if held is None or spec is None:
             self._tell_scheduler(generation)
@@ -320,55 +289,6 @@ class Generations:
             del self._by_request[generation.request]
             self._state.out.grammar.append(Abandon(generation.request))
 
-    def _sampling(self, op: Generate, index: int, scored: bool) -> SamplingParams:
-        usual = self._writer.tokenizer.generation_defaults
-        repetition = op.repetition_penalty
-        seed = op.seed if op.seed is not None else self._random_seed()
-        return SamplingParams(
-            temperature=usual.temperature if op.temperature is None else op.temperature,
-            top_k=usual.top_k if op.top_k is None else op.top_k,
-            top_p=usual.top_p if op.top_p is None else op.top_p,
-            min_p=usual.min_p if op.min_p is None else op.min_p,
-            frequency_penalty=op.frequency_penalty,
-            presence_penalty=op.presence_penalty,
-            repetition_penalty=usual.repetition_penalty if repetition is None else repetition,
-            seed=(seed + index) % 2**63,  # branches of one op differ
-            logprobs=max(op.logprobs, int(scored)),
-        )
-
-    def _stop_ids(self, op: Generate) -> list[int]:
-        eos = () if op.ignore_eos else self._writer.tokenizer.eos_ids
-        return sorted({*op.stop_token_ids, *eos})
-
-    # --- prefill ahead of time -----------------------------------------------------------------
-
-    def prefill(self, branch: Branch, now: float) -> None:
-        """Compute what was appended before a generation asks for it."""
-        if branch.position == 0 or branch.position >= self._state.context:
-            return
-        self.cancel_prefill(branch)
-        branch.prefill = self._state.next_id()
-        self._prefills[branch.prefill] = branch
-        self._state.out.scheduler.append(
-            Submit(
-                request=branch.prefill,
-                branch=branch.handle,
-                prompt=branch.position,
-                max_tokens=0,
-                sampling=SamplingParams(),
-                priority=PREFILL_PRIORITY,
-                arrived=now,
-                owner=self._state.owner,
-                expects=self._state.expects,
-            )
-        )
-
-    def cancel_prefill(self, branch: Branch) -> None:
-        """Stop computing ahead: the branch is about to change under it."""
-        if branch.prefill is not None:
-            self._state.out.scheduler.append(CancelRequest(branch.prefill))
-            branch.prefill = None
-
     # --- while it runs ---------------------------------------------------------------------
 
     def progress(self, item: Progress, now: float) -> Branch | None:
@@ -418,41 +338,38 @@ class Generations:
             self._end_waiting(generation, task, ended_here(generation, now, reason="deadline"))
 
     def _end_waiting(self, generation: GenerationState, task: Task, finished: Finished) -> None:
-        for queue in (self._ready, *self._paused.values()):
-            queue.pop(id(task), None)
+        self.waiting.remove(task)
         self._close(generation, task, finished)
 
     def pause(self, client: str) -> None:
         """The client is gone and asked for a pause: its generations stop, and go on when it is back."""
-        away = self._paused.setdefault(client, OrderedDict())
+        self.waiting.pause(client)
         for generation, task in list(self._by_request.values()):
             if task.frame.client != client:
                 continue
             if generation.compiling:
                 self._take_from_grammar(generation)
-                away[id(task)] = generation, task
+                self.waiting.add(generation, task)
             elif not generation.decided and not generation.cancelled:
                 generation.pausing = True
                 self._state.out.scheduler.append(CancelRequest(generation.request))
-        for key in [key for key, (_, task) in self._ready.items() if task.frame.client == client]:
-            away[key] = self._ready.pop(key)
+        self.waiting.withdraw(client)
 
     def unpause(self, client: str) -> None:
         """The client is back."""
         for generation, task in self._by_request.values():
             if task.frame.client == client:
                 generation.pausing = False
-        self._ready.update(self._paused.pop(client, ()))
+        self.waiting.unpause(client)
         self.submit_ready()
 
     # --- the end ---------------------------------------------------------------------------
 
     def fail(self, error: RamifyError, now: float) -> None:
         """The engine is broken: every generation ends with `error`, wherever it stood."""
-        entries = [*self._by_request.values(), *self._ready.values()]
-        entries += [entry for away in self._paused.values() for entry in away.values()]
-        for table in (self._by_request, self._ready, self._paused, self._prefills):
-            table.clear()
+        entries = [*self._by_request.values(), *self.waiting.clear()]
+        self._by_request.clear()
+        self.prefills.clear()
         for generation, task in entries:
             decided = generation.ending  # it was only to be confirmed
             self._close(generation, task, ended_here(generation, now, None if decided else error))
@@ -463,24 +380,20 @@ class Generations:
         What was only to be confirmed ends now. Call it when the cache has been told of the branches.
         """
         over: list[tuple[GenerationState, Task, EndedHere]] = []
-        again: _Queue = OrderedDict()
+        again: list[Waits] = []
         for generation, task in self._by_request.values():
             generation.compiling = False
             generation.move(now)
             reason = reason_here(generation)
             if reason is not None:
                 over.append((generation, task, reason))
-                continue
-            away = self._paused.get(task.frame.client) if generation.pausing else None
-            (again if away is None else away)[id(task)] = generation, task
+            elif generation.pausing:
+                self.waiting.add(generation, task)
+            else:
+                again.append((generation, task))
         self._by_request.clear()
-        again.update(self._ready)
-        self._ready = again
-        prefills = [branch for request, branch in self._prefills.items() if branch.prefill == request]
-        self._prefills.clear()
-        for branch in prefills:
-            branch.prefill = None
-            self.prefill(branch, now)
+        self.waiting.put_first(again)
+        self.prefills.again(now)
         for generation, task, reason in over:
             self._close(generation, task, ended_here(generation, now, reason=reason))
         self.submit_ready()
@@ -488,18 +401,11 @@ class Generations:
     def closing(self, request: int) -> int:
         """What the end of a request costs (see `Work`): its text is put together, and told."""
         entry = self._by_request.get(request)
-        if entry is None:
-            return 0
-        branch, segment = entry[0].branch, entry[0].segment
-        spoken = len(branch.segments) // SEGMENTS if segment.reading is not None else 0
-        return CLOSE + len(segment.chunks) // CHUNKS + spoken
+        return entry[0].closing if entry is not None else 0
 
     def finished(self, finished: Finished) -> None:
         """A request ended. Call `submit_ready` after the last one of a message."""
-        branch = self._prefills.pop(finished.request, None)
-        if branch is not None:
-            if branch.prefill == finished.request:
-                branch.prefill = None
+        if finished.request in self.prefills.branches and self.prefills.finished(finished.request):
             return
         entry = self._by_request.pop(finished.request, None)
         if entry is None:
@@ -529,8 +435,7 @@ class Generations:
 
         Without `pausing` it was paused, and unpaused before the scheduler had stopped it.
         """
-        away = self._paused.get(task.frame.client) if generation.pausing else None
-        (self._ready if away is None else away)[id(task)] = generation, task
+        self.waiting.add(generation, task, pausing=generation.pausing)
         self._on_output(generation.branch)
 
     def _close(self, generation: GenerationState, task: Task, finished: Finished) -> None:

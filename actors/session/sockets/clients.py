@@ -12,7 +12,7 @@ import msgspec
 
 from ramify.actors.calls.toolbox import Toolbox
 from ramify.actors.kit.memory import JSON, Held, Meter, reply_bytes
-from ramify.actors.session.branches.segments import Saved
+from ramify.actors.session.branches.segments import SavedNumber
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.saved import key_hash, same_key
@@ -191,7 +191,7 @@ class Declared(Held):
 
     def __init__(self, tools: Sequence[JsonObject] | None, meter: Meter) -> None:
         self.tools = list(tools or ())
-        self.saved: Saved | None = None
+        self.saved: SavedNumber | None = None
         self._text = _encode(self.tools) if self.tools else b""
         self._toolbox: Toolbox | None = None  # made when it is wanted: there may be thousands
         self.size = len(self._text)

@@ -12,22 +12,8 @@ from ramify.actors.session.branches.tasks import Task
 from ramify.actors.session.sockets.clients import Declared, ReplyLog, in_force
 from ramify.actors.session.sockets.subscriber import Subscriber
 from ramify.protocol.errors import (
-    BadRequest,
-    Cancelled,
-    Conflict,
-    ConstraintError,
-    DeadlineExceeded,
-    Exists,
-    Forbidden,
-    LimitExceeded,
-    NoBranch,
-    NoSession,
-    Overloaded,
     RamifyError,
     Skipped,
-    TooLong,
-    Unauthorized,
-    Unsupported,
 )
 from ramify.protocol.saved import SavedError
 from ramify.protocol.wire import (
@@ -46,25 +32,12 @@ TOLD = frozenset({"rebased", "dropped", "kept"})  # of a reply's result, to thos
 REPLY_LOGS_KEPT = 64  # clients of one session whose op ids are remembered
 TOOLS_KEPT = 4 << 20  # bytes of JSON of the tools that they have declared
 
+
+# By code; of several with one, the first.
 _KINDS: dict[str, type[RamifyError]] = {
     kind.code: kind
-    for kind in (
-        BadRequest,
-        Cancelled,
-        Conflict,
-        ConstraintError,
-        DeadlineExceeded,
-        Exists,
-        Forbidden,
-        LimitExceeded,
-        NoBranch,
-        NoSession,
-        Overloaded,
-        Skipped,
-        TooLong,
-        Unauthorized,
-        Unsupported,
-    )
+    for kind in reversed(RamifyError.__subclasses__())
+    if kind.__module__ == RamifyError.__module__
 }
 
 

@@ -24,7 +24,7 @@ UNLIMITED = 2**63
 FULL, OVERHEAD = 256 << 10, 200  # bytes of a frame that a socket catches up with; of a message, about
 
 
-class Progress(NamedTuple):
+class BranchProgress(NamedTuple):
     """Of one branch, as far as known. `sent`: up to which position; `truncate`: where the next delta
     cuts off what was sent; `credit`: up to which position it may go.
     """
@@ -78,11 +78,11 @@ class Subscriber:
         return bool(self.out) and isinstance(self.out[0], State) and self.out[0].id is None
 
     @property
-    def progress(self) -> dict[str, Progress]:
+    def progress(self) -> dict[str, BranchProgress]:
         """Of each branch that it was told of, or has given credit for."""
         tables = (self._cursors, self._truncate, self._credit)
         return {
-            name: Progress(*(table.get(name) for table in tables))
+            name: BranchProgress(*(table.get(name) for table in tables))
             for name in dict.fromkeys(name for table in tables for name in table)
         }
 

@@ -6,8 +6,7 @@ import pytest
 
 from ramify.actors.front import core_messages as c
 from ramify.actors.front import gateway_messages as w
-from ramify.actors.kit.report import Report
-from ramify.actors.kit.usage import CredentialUsage
+from ramify.actors.kit.report import CredentialUsage, Report
 from ramify.actors.processes.messages import AskMetrics, MetricsText, StartFailed, decoder, encoder
 from ramify.protocol import messages as m
 from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig

@@ -15,8 +15,8 @@ from ramify.actors.gateway.actor import GatewayActor
 from ramify.actors.gateway.port.static import StaticFiles
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.fanout import Router
-from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.mailbox import Mailbox
+from ramify.actors.kit.report import StoreHealth
 from ramify.protocol.codec import Codec
 from ramify.protocol.config import Limits, ServerConfig
 from ramify.protocol.messages import (

@@ -10,8 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.metrics import Histogram, Metrics
-from ramify.actors.kit.report import Report
-from ramify.actors.kit.usage import CredentialUsage
+from ramify.actors.kit.report import CredentialUsage, Report
 from ramify.protocol.messages import Finished
 from ramify.protocol.plan import StepResult, pack
 

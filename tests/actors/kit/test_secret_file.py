@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify.actors.kit.secret_file import read_secret_file, warn_of_readers
+from ramify.actors.kit.files import read_secret_file, warn_of_readers
 
 
 @pytest.mark.parametrize(("mode", "told"), [(0o600, 0), (0o400, 0), (0o640, 2), (0o604, 2)])

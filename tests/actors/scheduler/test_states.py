@@ -3,7 +3,7 @@
 import pytest
 
 from ramify.actors.scheduler.request import SchedulerError
-from ramify.actors.scheduler.states import RunStates
+from ramify.actors.scheduler.states import StateSlots
 from ramify.protocol.messages import CancelRequest, Constrain, Granted
 from ramify.protocol.plan import pack, unpack
 from tests.actors.scheduler.test_model import RealCache
@@ -11,7 +11,7 @@ from tests.actors.scheduler.test_model import RealCache
 
 def states(slots=(1, 2, 3), marks=(), first=0, cuts=()):
     granted = Granted(1, 0, b"", b"", state=first, slots=pack(slots), marks=pack(marks))
-    return RunStates(granted, 3, cuts)
+    return StateSlots(granted, 3, cuts)
 
 
 def test_each_chunk_reads_what_the_one_before_wrote():

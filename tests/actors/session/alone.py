@@ -1,13 +1,14 @@
 """A session without an engine: its scheduler and cache are lists that a test reads and answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ramify.actors.kit.turns import Work
+from ramify.actors.kit.turns import Steps, Work
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.core import SessionCore
 from ramify.actors.session.input.template import ChatTemplate
+from ramify.actors.session.restore import restoring
 from ramify.actors.session.sockets.clients import Identity
 from ramify.actors.tokenizer import Tokenizer
 from ramify.actors.tokenizer.detokenizer import Detokenizer
@@ -105,3 +106,19 @@ class Alone:
 
     def branch(self, name: str = "main") -> Branch:
         return self.state.branches[name]
+
+
+def restore(
+    core: SessionCore, items: Mapping[str, bytes], now: float, wall: float, *, stored: bool = True
+) -> bool:
+    """`restoring`, all of it."""
+    sound = True
+
+    def steps() -> Steps[None]:
+        nonlocal sound
+        sound = yield from restoring(core, items, now, wall, stored=stored)
+
+    for _ in steps():
+        pass
+    core.finish(now)
+    return sound

@@ -37,7 +37,6 @@ from ramify.actors.session.branches.state import SessionState, ToCache, ToGramma
 from ramify.actors.session.core import SessionCore
 from ramify.actors.session.directory import Directory
 from ramify.actors.session.input.template import ChatTemplate
-from ramify.actors.session.restore import restore
 from ramify.actors.session.sockets.clients import Identity
 from ramify.actors.tokenizer import Tokenizer
 from ramify.actors.tokenizer.detokenizer import Detokenizer
@@ -48,7 +47,7 @@ from ramify.protocol import wire as w
 from ramify.protocol.config import Limits, ScheduleConfig
 from ramify.protocol.errors import ConstraintError, RamifyError
 from ramify.protocol.plan import StepPlan
-from tests.actors.session.alone import Alone
+from tests.actors.session.alone import Alone, restore
 
 
 class SimClient:

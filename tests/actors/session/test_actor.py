@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from ramify.actors.kit.clock import ManualClock
-from ramify.actors.kit.mailbox import Mailbox, MailboxFull
+from ramify.actors.kit.mailbox import Mailbox, MailboxFull, joined
 from ramify.actors.kit.turns import Turns
-from ramify.actors.session.actor import SessionActor, joined
+from ramify.actors.session.actor import SessionActor
 from ramify.actors.tokenizer import Tokenizer
 from ramify.actors.tokenizer.encoder import Encoder
 from ramify.protocol import messages as m

@@ -10,14 +10,15 @@ import msgspec
 import pytest
 
 from ramify.actors.session.branches.segments import OutputSegment
-from ramify.actors.session.durable.exports import exported, imported
-from ramify.actors.session.restore import restore
+from ramify.actors.session.durable.exports import imported
+from ramify.actors.session.durable.items import exported
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
 from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.saved import Exported, SavedOutput, SavedRule
+from tests.actors.session.alone import restore
 from tests.actors.session.durable.test_exports import again, into
 from tests.actors.session.output.test_constrained_sessions import obeys
 

@@ -195,7 +195,7 @@ def test_a_client_that_never_came_in_leaves_nothing(sim: Callable[..., Any]) -> 
         core.attach(m.Attach(1000 + number, opened, [], True), 1.0)
         core.detached(1000 + number, 1.0)
     assert len(core.publisher.reply_logs) == 1
-    assert not core.generations._paused
+    assert not core.generations.waiting.paused
 
 
 def test_a_session_that_is_due_and_generates_is_looked_at_once_a_second(sim: Callable[..., Any]) -> None:

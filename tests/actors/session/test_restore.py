@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from ramify.actors.session.branches.branch import Branch
 from ramify.actors.session.branches.segments import OutputSegment
-from ramify.actors.session.restore import Damaged, read_head, restore
+from ramify.actors.session.restore import Damaged, read_head
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import wire as w
+from tests.actors.session.alone import restore
 from tests.actors.session.test_random_sessions import check_client, random_op
 from tests.amount import examples
 

@@ -186,7 +186,9 @@ def test_a_stop_string_that_meets_a_pause_ends_the_generation(
     client.drop()
     engine.pump()
     generations = core(engine).generations
-    assert not [g for kept in generations._paused.values() for g, _ in kept.values() if g.stopping]
+    assert not [
+        g for kept in generations.waiting.paused.values() for g, _ in kept.values() if g.stopping
+    ]
 
 
 def test_cancelling_a_waiting_fork_answers_its_generations(sim: Callable[..., Any]) -> None:

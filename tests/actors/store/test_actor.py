@@ -11,8 +11,8 @@ import anyio.lowlevel
 import msgspec
 
 from ramify.actors.kit.fanout import Router
-from ramify.actors.kit.health import StoreHealth
 from ramify.actors.kit.mailbox import Mailbox
+from ramify.actors.kit.report import StoreHealth
 from ramify.actors.store import actor as module
 from ramify.actors.store.actor import StoreActor
 from ramify.actors.store.base import How, Refusal, StoreDamaged, StoreError, Taken

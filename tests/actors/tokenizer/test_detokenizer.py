@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.tokenizer.detokenizer import Detokenizer, OutputText, Released, Stop, StopSet, _breaks
+from ramify.actors.tokenizer.detokenizer import Detokenizer, Released, Stop, StopSet, TextStream, _breaks
 
 # Whole words, segments of characters, invalid bytes, control tokens: ids are indices.
 WORDS = [b"a", b"b", b"ab", b"ba ", "\u4e2d".encode(), "\U0001f600".encode(), b""]
@@ -37,7 +37,7 @@ def pushes(ids: Sequence[int], cuts: Sequence[int]) -> list[Sequence[int]]:
     return [*found, ids[at:]]
 
 
-def run(output: OutputText, parts: Sequence[Sequence[int]]) -> list[Released]:
+def run(output: TextStream, parts: Sequence[Sequence[int]]) -> list[Released]:
     released = [output.push(part) for part in parts]
     released.append(output.finish())
     return [r for r in released if r is not None]
@@ -85,7 +85,7 @@ def test_any_bytes_one_at_a_time(raw: list[int]) -> None:
     assert shown + (last.text if last else "") == bytes(raw).decode("utf-8", "replace")
 
 
-def output_tokens(output: OutputText, ids: list[int]) -> list[int]:
+def output_tokens(output: TextStream, ids: list[int]) -> list[int]:
     return ids if output.stopped is None else ids[: output.stopped.keep_tokens]
 
 

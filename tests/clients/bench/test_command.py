@@ -11,7 +11,7 @@ import pytest
 
 from ramify.clients import cli
 from ramify.clients.bench import measure
-from ramify.clients.bench.server import Served
+from ramify.clients.bench.server import RunningServer
 from ramify.clients.commands import bench
 
 
@@ -106,9 +106,11 @@ def test_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     asked: list[Any] = []
 
     @contextmanager
-    def served(flags: list[str], shape: str | None, environment: dict[str, str]) -> Iterator[Served]:
+    def served(
+        flags: list[str], shape: str | None, environment: dict[str, str]
+    ) -> Iterator[RunningServer]:
         asked.append((flags, shape, environment))
-        yield Served("ws://x", float(len(asked)))
+        yield RunningServer("ws://x", float(len(asked)))
 
     monkeypatch.setattr(measure, "served", served)
     assert run("start", "--serve", "--shape", "tiny", "--", "--device", "cpu") == 0
@@ -123,12 +125,14 @@ def test_a_cold_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     caches: list[Path] = []
 
     @contextmanager
-    def served(flags: list[str], shape: str | None, environment: dict[str, str]) -> Iterator[Served]:
+    def served(
+        flags: list[str], shape: str | None, environment: dict[str, str]
+    ) -> Iterator[RunningServer]:
         cache = Path(environment["TRITON_CACHE_DIR"])
         assert list(cache.iterdir()) == []
         (cache / "kernel").touch()
         caches.append(cache)
-        yield Served("ws://x", 1.0)
+        yield RunningServer("ws://x", 1.0)
 
     monkeypatch.setattr(measure, "served", served)
     assert run("start", "--serve", "--shape", "tiny", "--cold", "--warmup", "0") == 0

@@ -13,7 +13,7 @@ Pure: time is an argument. This file does not know sockets.
 from collections.abc import Mapping
 
 from ramify.actors.gateway.port.access.buckets import DebtBucket, TokenBucket
-from ramify.actors.kit.usage import CredentialUsage
+from ramify.actors.kit.report import CredentialUsage
 from ramify.protocol.credentials import Credential, CredentialLimits
 from ramify.protocol.errors import LimitExceeded
 

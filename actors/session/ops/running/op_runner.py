@@ -5,7 +5,6 @@ when the session's turn has room for them (`Work`). Some end later: a generation
 being tokenized. Each task gets its terminal reply here; then what waited for it runs.
 """
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Set
 
@@ -18,7 +17,7 @@ from ramify.actors.session.branches.tasks import Prepared, Task
 from ramify.actors.session.input.branch_writer import BranchWriter
 from ramify.actors.session.ops import HANDLERS
 from ramify.actors.session.ops.handler import OpContext
-from ramify.actors.session.ops.running.queues import OpQueues, Races
+from ramify.actors.session.ops.running.queues import Deadlines, OpQueues, Races
 from ramify.actors.session.ops.scoring.selects import Selects
 from ramify.actors.session.output.generations import Generations
 from ramify.actors.session.sockets.publisher import Publisher, bare, error_message
@@ -49,8 +48,7 @@ class OpRunner:
         self._midway = False  # in what an op appends
         self._queued = 0
         self._broken: RamifyError | None = None  # the engine; nothing is begun any more
-        self._deadlines: list[tuple[float, int, Task]] = []  # of generations, from their arrival on
-        self._arrivals = 0  # so that equal deadlines are not compared by their tasks
+        self.deadlines = Deadlines(self._queues)
         self.generations = Generations(
             state,
             writer,
@@ -133,7 +131,9 @@ class OpRunner:
         self._state.expects += task.expects
         self._races.add(task, task.arrived)
         if task.deadline_ms is not None:
-            self._watch(task, task.arrived + task.deadline_ms / 1e3)
+            deadline = task.arrived + task.deadline_ms / 1e3
+            self.deadlines.add(task, deadline)
+            self._state.out.wake(deadline)
         bill = task.bill
         if bill is not None and not bill.held:  # one for all tasks of the op
             bill.held = True
@@ -240,7 +240,7 @@ class OpRunner:
         """Compute ahead what `task` has added, since no op waits for it."""
         branch = self._branch(task.branch) if task.kind.adds else None
         if branch is not None:
-            self.generations.prefill(branch, self._publisher.now)
+            self.generations.prefills.start(branch, self._publisher.now)
 
     # --- what ends later -------------------------------------------------------------------------
 
@@ -341,7 +341,7 @@ class OpRunner:
                 tasks.append(task)
                 inside.update(task.children if makes else ())
         for branch in below:
-            self.generations.cancel_prefill(branch)
+            self.generations.prefills.cancel(branch)
         return self._cancel(tasks, within=inside if branches is not None else None)
 
     def _judge(self) -> Steps[None]:
@@ -384,28 +384,19 @@ class OpRunner:
 
     # --- deadlines -------------------------------------------------------------------------------
 
-    def _watch(self, task: Task, deadline: float) -> None:
-        if len(self._deadlines) > 64 + 2 * len(self._queues):  # most of them ended long before
-            self._deadlines = [entry for entry in self._deadlines if entry[2] in self._queues]
-            heapq.heapify(self._deadlines)
-        self._arrivals += 1
-        heapq.heappush(self._deadlines, (deadline, self._arrivals, task))
-        self._state.out.wake(deadline)
-
     def expire(self) -> None:
         """End generations that wait and are past their deadline; asks to be called for the next one.
 
         One that the scheduler has is ended by the scheduler.
         """
-        now, late = self._publisher.now, self._deadlines
-        running: list[Task] = []
-        waiting: list[Task] = []
-        while late and (late[0][0] <= now or late[0][2] not in self._queues):
-            task = heapq.heappop(late)[2]
-            if task in self._queues:
-                (running if self._queues.running(task) else waiting).append(task)
-        if late:
-            self._state.out.wake(late[0][0])
+        if not self.deadlines.heap:
+            return
+        now = self._publisher.now
+        late = self.deadlines.passed(now)
+        running = [task for task in late if self._queues.running(task)]
+        waiting = [task for task in late if not self._queues.running(task)]
+        if self.deadlines.next is not None:
+            self._state.out.wake(self.deadlines.next)
         spawns = {id(task.op) for task in waiting}
         if spawns:  # else all that waits would be looked at, at each tick
             waiting += [t for t in self._queues.on() if t.kind.silent and id(t.op) in spawns]

@@ -5,20 +5,28 @@ tasks on other branches are not held up. Queues are keyed by name, not by branch
 branch that the next op of the same frame uses. What an op does, its handler knows.
 """
 
+import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from ramify.actors.kit.turns import OP, Steps
 from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.branches.tasks import Bill, FrameRun, Task
 from ramify.actors.session.ops import AT_ONCE, HANDLERS, op_bytes, op_entries
-from ramify.actors.session.ops.handler import Faults
+from ramify.actors.session.ops.handler import Faults, Hands
 from ramify.actors.session.sockets.clients import ReplyLog
+from ramify.actors.session.sockets.publisher import Publisher, error_message, refusals
+from ramify.actors.session.sockets.subscriber import Subscriber
 from ramify.protocol.config import Limits
-from ramify.protocol.errors import Forbidden, LimitExceeded
-from ramify.protocol.wire import ClientMessage, Op
+from ramify.protocol.errors import Forbidden, LimitExceeded, RamifyError
+from ramify.protocol.messages import Frame
+from ramify.protocol.wire import ClientMessage, Credit, Op
+
+if TYPE_CHECKING:
+    from ramify.actors.session.ops.running.op_runner import OpRunner  # which has the queues
 
 
 class Touches(Protocol):
@@ -122,6 +130,39 @@ class OpQueues(Generic[T]):
         for name in dict.fromkeys(names):
             seen.update(self._queues.get(name, ()))
         return list(seen.values())
+
+
+class Deadlines:
+    """Of generations that wait or run, from their arrival on. `len`: with some that have ended."""
+
+    def __init__(self, queues: OpQueues[Task]) -> None:
+        self._queues = queues
+        self.heap: list[tuple[float, int, Task]] = []
+        self._arrivals = 0  # so that equal deadlines are not compared by their tasks
+
+    def __len__(self) -> int:
+        return len(self.heap)
+
+    def add(self, task: Task, deadline: float) -> None:
+        if len(self.heap) > 64 + 2 * len(self._queues):  # most of them ended long before
+            self.heap = [entry for entry in self.heap if entry[2] in self._queues]
+            heapq.heapify(self.heap)
+        self._arrivals += 1
+        heapq.heappush(self.heap, (deadline, self._arrivals, task))
+
+    def passed(self, now: float) -> list[Task]:
+        """Take out the tasks that are late."""
+        late: list[Task] = []
+        while self.heap and (self.heap[0][0] <= now or self.heap[0][2] not in self._queues):
+            task = heapq.heappop(self.heap)[2]
+            if task in self._queues:
+                late.append(task)
+        return late
+
+    @property
+    def next(self) -> float | None:
+        """The first one that is left."""
+        return self.heap[0][0] if self.heap else None
 
 
 class Races:
@@ -247,3 +288,112 @@ def take_apart(
             details={"max": limits.queued_op_bytes},
         )
     return taken
+
+
+class FrameRunner:
+    """Runs the frames of a session's sockets, op by op. `hands`: for ops that run at once."""
+
+    def __init__(
+        self, state: SessionState, publisher: Publisher, runner: "OpRunner", hands: Hands
+    ) -> None:
+        self._state = state
+        self._publisher = publisher
+        self._runner = runner
+        self._hands = hands
+
+    def run(self, subscriber: Subscriber, frame: Frame) -> Steps[None]:
+        """The whole frame is checked before any op of it runs."""
+        ops = frame.ops
+        if not ops:
+            return
+        reply_log = self._publisher.reply_log(subscriber.client, subscriber.write)
+        if frame.limit is not None:
+            known = frame.limit
+            error = LimitExceeded(known.message, details=known.details, retry_ms=known.retry_ms)
+            self._refuse(subscriber, reply_log, ops, error)
+            return
+        try:
+            taken = yield from take_apart(
+                ops,
+                FrameRun(subscriber.opened, lambda: subscriber.tools),
+                reply_log,
+                self._state.limits,
+                write=subscriber.write,
+                # Who does not read must stop.
+                in_flight=len(self._runner) + subscriber.held + len(subscriber.trees),
+                queued=self._runner.queued,
+                place=frame.place,
+            )
+        except RamifyError as error:
+            self._refuse(subscriber, reply_log, ops, error)
+            return
+        runner = self._runner
+        for op, tasks in taken:
+            match op:
+                case Credit():
+                    yield OP
+                    self._credit(subscriber, op)
+                case Op() if (at_once := AT_ONCE.get(type(op))) is not None:
+                    yield from runner.steps()
+                    if self._admit(subscriber, reply_log, op, 1, again=at_once.looks_again):
+                        yield at_once.cost(self._hands, op)
+                        more = at_once.run(self._hands, subscriber, op)
+                        if more is not None:
+                            yield from more
+                        yield from runner.steps()
+                case Op():
+                    silent = [task.kind.silent for task in tasks]
+                    if self._admit(subscriber, reply_log, op, silent.count(False)):
+                        for task in tasks:
+                            yield 2 + len(task.touched) * (3 if task.race is not None else 1)
+                            runner.add(task)
+                        runner.start(tasks)  # later: an append sees whether a generation follows
+                case _:
+                    pass
+        yield from runner.steps()
+
+    def _admit(
+        self, subscriber: Subscriber, reply_log: ReplyLog, op: Op, replies: int, *, again: bool = False
+    ) -> bool:
+        """Whether to run `op`, which will get `replies` replies.
+
+        An op that was seen before is not run. Its replies so far are sent again. `again`: it is run
+        again once it has been answered.
+        """
+        if again and op.id <= reply_log.last:
+            return not reply_log.waits(op.id)
+        try:
+            stored = reply_log.seen(op.id)
+        except RamifyError as error:
+            subscriber.out.append(error_message(error, ident=op.id))
+            return False
+        if stored is not None:
+            for reply in stored:
+                branch = self._state.branches.get(getattr(reply, "branch", None) or "")
+                subscriber.reply(branch, reply)
+            return False
+        reply_log.begin(op.id, replies)
+        return True
+
+    def _refuse(
+        self, subscriber: Subscriber, reply_log: ReplyLog, ops: list[ClientMessage], error: RamifyError
+    ) -> None:
+        """Answer a frame of which nothing runs. An op that was seen before has run, or will: it gets its
+        replies so far again, as in any other frame, and no second end.
+        """
+        new: list[ClientMessage] = []
+        for op in ops:
+            at_once = AT_ONCE.get(type(op)) if isinstance(op, Op) else None
+            if not isinstance(op, Op) or op.id > reply_log.last or (at_once and at_once.looks_again):
+                new.append(op)
+            else:
+                self._admit(subscriber, reply_log, op, 1)
+        subscriber.out.extend(refusals(error, new))
+
+    def _credit(self, subscriber: Subscriber, op: Credit) -> None:
+        if not self._runner.expects(op.branch):
+            return  # nobody may come of that name, and who sends names at random must not fill memory
+        subscriber.credit(op.branch, op.upto, most=self._state.limits.ops_in_flight)
+        branch = self._state.branches.get(op.branch)
+        if branch is not None:
+            self._publisher.stream(subscriber, (branch,))

@@ -103,7 +103,7 @@ class Selects:
             raise BadRequest(f"branch {branch.name!r} is empty: append something before `select`")
         size = size_of(op)
         self._state.meter.require(SEGMENT + TOKEN * size)
-        self._generations.cancel_prefill(branch)
+        self._generations.prefills.cancel(branch)
         chat, before = branch.tail is not Tail.RAW, branch.position
         self._writer.open_turn(branch, task.frame.opened, known=task.frame.prompts)
         selection = self._by_task[id(task)] = Selection(op, task, branch, chat=chat, before=before)

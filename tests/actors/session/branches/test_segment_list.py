@@ -65,14 +65,14 @@ def test_forks_of_a_long_branch_share_its_pieces(monkeypatch: pytest.MonkeyPatch
     for _ in range(turns):
         input_segment(branch, [1, 2, 3], "abc", tail=Tail.CLOSED, turn=True)
     made = []
-    link = branch_module.Link
+    link = branch_module.SegmentLink
 
     class Counted(link):  # type: ignore[misc, valid-type]
         def __init__(self, *arguments: Any) -> None:
             made.append(1)
             super().__init__(*arguments)
 
-    monkeypatch.setattr(branch_module, "Link", Counted)
+    monkeypatch.setattr(branch_module, "SegmentLink", Counted)
     children = [
         branch.fork(str(at), at, at * 66, lambda tokens: "ab"[: len(tokens)]) for at in range(900)
     ]

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.session.durable.exports import Importing, exported, imported
-from ramify.actors.session.restore import Damaged, restore
+from ramify.actors.session.durable.exports import Importing, imported
+from ramify.actors.session.durable.items import exported
+from ramify.actors.session.restore import Damaged
 from ramify.actors.session.sockets.clients import Identity
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import wire as w
@@ -19,6 +20,7 @@ from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, RamifyError
 from ramify.protocol.sampling import TokenLogprobs
 from ramify.protocol.saved import Exported, SavedHead, SavedInput, SavedLabel, SavedOutput, SavedSegment
+from tests.actors.session.alone import restore
 from tests.actors.session.test_random_sessions import random_op
 from tests.actors.session.test_restore import shown
 

@@ -6,10 +6,11 @@ import msgspec
 import pytest
 
 from ramify.actors.session.branches.state import LIFE
-from ramify.actors.session.restore import Damaged, restore
+from ramify.actors.session.restore import Damaged
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import wire as w
 from ramify.protocol.saved import SavedHead
+from tests.actors.session.alone import restore
 
 decode, encode = msgspec.msgpack.decode, msgspec.msgpack.encode
 

@@ -529,7 +529,7 @@ def test_the_end_of_a_message_is_its_last_words_and_the_templates() -> None:
     writer = ready().writer
     content = "0123456789" * 5
     messages = [user(f" {content} \n"), user(" "), user("ab")]
-    assert [writer._end_of(messages, index) for index in (0, 1, 2)] == [
+    assert [writer.strict.end_of(messages, index) for index in (0, 1, 2)] == [
         content[-32:] + "<|im_end|>\n",
         "",
         "ab<|im_end|>\n",

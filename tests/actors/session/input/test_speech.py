@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from ramify.actors.calls.dialects import THOUGHTS, dialect_of
-from ramify.actors.calls.reader import Place
+from ramify.actors.calls.reader import TurnPlace
 from ramify.actors.calls.toolbox import Toolbox
 from ramify.actors.grammar.compile import compile_constraint
 from ramify.actors.grammar.vocabulary import packed
 from ramify.actors.session.branches.segments import Tail
-from ramify.actors.session.input.speech import _turn_so_far
+from ramify.actors.session.input.speech import Constraints, Demand, _turn_so_far
 from ramify.actors.session.input.template import ChatTemplate
-from ramify.actors.session.output.constraints import Constraints, Held
 from ramify.gpu.constraints.bodies import constraint_of
 from ramify.gpu.constraints.grammar import GrammarVocabulary
 from ramify.gpu.constraints.loads import read_vocabulary
@@ -93,7 +92,7 @@ class Told:
         """The same under the constraint of a forced call: forced tokens are spelled as that wants."""
         constraints = Constraints(self.engine.template.speech, self.engine.tokenizer)
         op = w.Generate(id=1, tool_choice=choice)
-        spec = constraints.spec(Held("required", Place("answer", ""), opening), op, BOX)
+        spec = constraints.spec(Demand("required", TurnPlace("answer", ""), opening), op, BOX)
         assert spec is not None
         words = read_vocabulary(packed(self.engine.tokenizer), self.engine.tokenizer.vocab_size)
         body = compile_constraint(spec).body

@@ -410,7 +410,7 @@ def test_tool_results_one_by_one_are_those_at_once(name: str, strict: bool) -> N
 def test_the_end_of_results_that_others_may_join_is_known() -> None:
     """Strict mode finds turns by it that were rendered anew."""
     branch = Branch("qwen-2.5")
-    end = branch.writer._end_of([result("rain")], 0)
+    end = branch.writer.strict.end_of([result("rain")], 0)
     assert end == "rain" + branch.template.pending_end("tool") == "rain\n</tool_response><|im_end|>\n"
 
 

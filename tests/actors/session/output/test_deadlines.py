@@ -144,7 +144,7 @@ def test_deadlines_of_what_has_ended_do_not_pile_up(sim: Callable[..., Any]) -> 
     for ident in range(2, 300):
         client.send(w.Generate(id=ident, max_tokens=1, deadline_ms=3_600_000))
         engine.pump()
-    assert len(engine.cores[1].runner._deadlines) < 100
+    assert len(engine.cores[1].runner.deadlines) < 100
 
 
 def test_in_a_program(sim: Callable[..., Any]) -> None:

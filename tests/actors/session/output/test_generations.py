@@ -9,7 +9,7 @@ from ramify.actors.kit.memory import SEGMENT, json_bytes
 from ramify.actors.session.branches.segments import Tail
 from ramify.actors.session.ops import op_bytes
 from ramify.actors.session.output.endings import FULL, RETRY_MS, refusal
-from ramify.actors.session.output.generations import PREFILL_PRIORITY
+from ramify.actors.session.output.generation import PREFILL_PRIORITY
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w

@@ -6,14 +6,15 @@ import msgspec
 import pytest
 
 from ramify.actors.kit.memory import SESSION, Holdings, Meter
-from ramify.actors.session.durable.exports import Unsound, check_saved, exported
-from ramify.actors.session.restore import restore
+from ramify.actors.session.durable.exports import Unsound, check_saved
+from ramify.actors.session.durable.items import exported
 from ramify.actors.session.sockets.clients import Declared, in_force
 from ramify.actors.session.sockets.publisher import TOOLS_KEPT
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
 from ramify.protocol.saved import HEAD, Exported, SavedHead
+from tests.actors.session.alone import restore
 from tests.actors.session.test_attachments import view
 
 F: list[w.JsonObject] = [{"type": "function", "function": {"name": "f", "description": "d" * 50}}]

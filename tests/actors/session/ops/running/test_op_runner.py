@@ -241,7 +241,7 @@ def test_deadlines_of_ops_that_ended_take_no_memory(alone: Callable[..., Alone])
         (submit,) = session.send(w.Generate(id=ident, max_tokens=1, deadline_ms=60_000))
         session.over(submit.request, 0)
         session.replies(ident)
-    assert len(session.core.runner._deadlines) <= 64 + 2
+    assert len(session.core.runner.deadlines) <= 64 + 2
     session.state.out.wake_at = None
     session.core.tick(session.now)
     assert session.state.out.wake_at is None

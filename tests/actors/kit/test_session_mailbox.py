@@ -1,7 +1,6 @@
 import pytest
 
-from ramify.actors.kit.mailbox import MailboxFull
-from ramify.actors.session.actor import CAPACITY, FRAME_BYTES, FRAMES, SessionMailbox
+from ramify.actors.kit.mailbox import CAPACITY, FRAME_BYTES, FRAMES, MailboxFull, SessionMailbox
 from ramify.protocol.messages import Detached, Frame
 
 
