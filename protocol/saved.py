@@ -41,6 +41,7 @@ from ramify.protocol.wire import (
 FORMAT = 1  # of the records; a store of a newer one is refused, of an older one migrated
 HEAD = "head"
 HISTORY = "history "  # begins the name of what is kept of a stateless history: it is no session
+CHECK = 16  # bytes of the checksum that stands before a history
 
 
 class SavedInput(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -285,9 +286,18 @@ class SavedHistory(msgspec.Struct, frozen=True, array_like=True):
 
     def changes(self, owner: str) -> Changes:
         """That put it into a store for a day, under its own name: all who have it write the same."""
-        body, now, name = msgspec.msgpack.encode(self), time.time(), f"{HISTORY}{self.asked.hex()}"
+        packed, now, name = msgspec.msgpack.encode(self), time.time(), f"{HISTORY}{self.asked.hex()}"
+        body = hashlib.blake2b(packed, digest_size=CHECK).digest() + packed
         made = Changes(name, owner, {HISTORY: body}, [], len(body), now, now + 86_400.0, busy=False)
         return msgspec.structs.replace(made, live=False, fence=next_fence(), whole=True)
+
+    @classmethod
+    def of(cls, body: bytes) -> "SavedHistory | None":
+        """What was saved; None: the bytes are damaged, and none of its tokens may reach a model."""
+        check, packed = body[:CHECK], body[CHECK:]
+        if hashlib.blake2b(packed, digest_size=CHECK).digest() != check:
+            return None
+        return msgspec.msgpack.decode(packed, type=cls)
 
 
 def without_key(opened: Open) -> Open:

@@ -321,10 +321,11 @@ class StoreActor:
             before: bytes | None = first
             while before is not None and len(found) < MOST_RECALLED:
                 items = self._store.read(f"{HISTORY}{before.hex()}")
-                if HISTORY not in items:
+                history = SavedHistory.of(items.get(HISTORY, b""))
+                if history is None:
                     break
-                found.append(msgspec.msgpack.decode(items[HISTORY], type=SavedHistory))
-                before = found[-1].before
+                found.append(history)
+                before = history.before
             if before is None:
                 return found[::-1]
         return []

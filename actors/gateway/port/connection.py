@@ -431,13 +431,21 @@ class Connection(asyncio.Protocol):
             self._set_deadline(self._hub.clock.now() + LATER_S)
             self._later = asyncio.get_running_loop().create_task(self._respond_later(answer))
             return
-        keeps = self._keeps
+        keeps, old = self._keeps, self._parser is not None and self._parser.old
         self._phase = Phase.ASKED
         self._parser = None
         del self._hub.connections[self.id]  # the exchange has a number of its own
         size = len(request.body)
         Exchange(
-            self._hub, self, self._transport, self._inflow, answer, size, self._cors, keeps=keeps
+            self._hub,
+            self,
+            self._transport,
+            self._inflow,
+            answer,
+            size,
+            self._cors,
+            keeps=keeps,
+            old=old,
         ).start()
 
     async def _respond_later(self, answer: Coroutine[Any, Any, Response]) -> None:

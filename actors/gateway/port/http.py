@@ -88,10 +88,12 @@ def _head(status: int, content_type: str, more: dict[str, str], keeps: bool) -> 
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
-def stream_head(content_type: str, headers: Mapping[str, str], *, keeps: bool) -> bytes:
-    """The head of a response whose body follows in chunks, as they come."""
-    chunked = {"Transfer-Encoding": "chunked", "X-Accel-Buffering": "no"}
-    return _head(200, content_type, {**chunked, **headers}, keeps)
+def stream_head(
+    content_type: str, headers: Mapping[str, str], *, keeps: bool, chunked: bool = True
+) -> bytes:
+    """The head of a response whose body follows in pieces: chunks, or until the connection ends."""
+    framing = {"Transfer-Encoding": "chunked"} if chunked else {}
+    return _head(200, content_type, {**framing, "X-Accel-Buffering": "no", **headers}, keeps)
 
 
 def json_response(status: int, value: object, **headers: str) -> Response:
@@ -122,7 +124,7 @@ class RequestParser:
     `waits`: whether the client waits for 100 (Continue) before it sends its body. `plain`: the rest of
     the body is only gathered: it has no chunks.
     `keeps`: whether another request may follow: it is known where this one ends. `rest`: what came
-    behind it.
+    behind it. `old`: HTTP/1.0, which has neither chunks nor 100 (Continue).
     """
 
     def __init__(self, wants: Callable[[HttpRequest], "int | Response | None"]) -> None:
@@ -136,7 +138,7 @@ class RequestParser:
         self._head: HttpRequest | None = None
         self._body = bytearray()
         self.events = 0
-        self.waits = self.plain = self.keeps = False
+        self.waits = self.plain = self.keeps = self.old = False
         self.rest = b""
         self.fault: Response | None = None
 
@@ -212,6 +214,7 @@ class RequestParser:
         if head.websocket:
             return head
         wanted = self._wants(head)
+        self.old = event.http_version < b"1.1"
         follows = (
             event.http_version == b"1.1" and "close" not in head.headers.get("connection", "").lower()
         )
@@ -223,6 +226,9 @@ class RequestParser:
         # Proxies may read a request with both otherwise than we do (RFC 9112, section 6.3).
         self._follows = follows and not {"content-length", "transfer-encoding"} <= head.headers.keys()
         self._most = wanted
+        if "content-length" in head.headers and int(head.headers["content-length"]) > wanted:
+            self.fault = self._too_long()
+            return None
         self.plain = "transfer-encoding" not in head.headers
         if rest:
             self._h11.receive_data(rest)
@@ -237,7 +243,7 @@ class RequestParser:
             if isinstance(event, h11.Data):
                 self._body += event.data
                 if len(self._body) > self._most:
-                    self.fault = error_response(413, "limit", f"the body exceeds {self._most} bytes")
+                    self.fault = self._too_long()
                     return None
             elif isinstance(event, h11.EndOfMessage):
                 self.waits = False
@@ -246,6 +252,9 @@ class RequestParser:
                 return msgspec.structs.replace(self._head, body=bytes(self._body))
             else:
                 return None  # needs more data
+
+    def _too_long(self) -> Response:
+        return error_response(413, "limit", f"the body exceeds {self._most} bytes")
 
 
 def _request(event: h11.Request) -> HttpRequest:

@@ -29,7 +29,7 @@ from ramify.protocol.messages import (
     Waiting,
     Wanted,
 )
-from ramify.protocol.saved import Changes, SavedHistory, StoredSession
+from ramify.protocol.saved import HISTORY, Changes, SavedHistory, StoredSession
 
 
 class Memory:
@@ -321,6 +321,12 @@ async def test_histories_are_saved_and_recalled_by_other_threads(monkeypatch: An
 
         assert await recalled(b"4", b"2", b"1") == [first, then]  # of the other one not all is there
         assert await recalled(b"3") == []
+        items = running.store.items[f"{HISTORY}{b'2'.hex()}"]
+        whole = items[HISTORY]
+        for damaged in (b"", whole[:-1], whole * 2, whole[:-1] + b"\x00", bytes(len(whole))):
+            items[HISTORY] = damaged
+            assert await recalled(b"2") == []
+            assert await recalled(b"2", b"1") == [first]
         read = running.store.read
         monkeypatch.setattr(running.store, "read", lambda name: (time.sleep(0.5), read(name))[1])
         assert await recalled(b"1") == []  # it takes too long

@@ -35,7 +35,7 @@ STALLED_S = 60.0  # that a client may read nothing while there is something to r
 CLOSE_TIMEOUT_S = 5.0  # from the end of the response to that of the connection
 PROBES_S = (0.0, 0.05, 0.2)  # after the end of what a client sends; then each
 PROBE_S = 1.0  # ... until it has an answer
-COMMENT = b"3\r\n:\n\n\r\n"  # a chunk: nothing, for who reads server-sent events
+COMMENT = b":\n\n"  # nothing, for who reads server-sent events
 SURPLUS = 64 << 10  # bytes that a client may send behind its request
 
 
@@ -60,8 +60,10 @@ class Exchange(DialogueRun, asyncio.Protocol):
         cors: Mapping[str, str] = {},
         *,
         keeps: bool = False,
+        old: bool = False,
     ) -> None:
-        """`cors`: headers of any answer. `keeps`: whether the client may ask again."""
+        """`cors`: headers of any answer. `keeps`: whether the client may ask again. `old`: see
+        `RequestParser`."""
         super().__init__(hub, next(hub.ids), accepted.dialogue, accepted.credential, size)
         self._home = home
         self._transport = transport
@@ -70,6 +72,7 @@ class Exchange(DialogueRun, asyncio.Protocol):
         self._streaming = False
         self._cors = cors
         self._keeps = keeps
+        self._old = old
         self._out: list[bytes] = []
         self._answered = False  # the last byte of the response is written or queued
         self._finished = False  # ... and what tells its end
@@ -177,11 +180,11 @@ class Exchange(DialogueRun, asyncio.Protocol):
         if self._answered or self._transport.is_closing():
             return
         if not self._streaming:
-            self._transport.write(CONTINUE)
+            self._transport.write(b"" if self._old else CONTINUE)
         elif (
             self._accepted.media == EVENTS and not self._deadline
         ):  # else enough is written that it does not read
-            self._transport.write(COMMENT)
+            self._transport.write(self._piece(COMMENT))
         pause = PROBES_S[count + 1] - PROBES_S[count] if count + 1 < len(PROBES_S) else PROBE_S
         clock = self._hub.clock
         self._probing = clock.call_at(clock.now() + pause, lambda: self._probe(count + 1))
@@ -205,8 +208,12 @@ class Exchange(DialogueRun, asyncio.Protocol):
         if not self._streaming:
             self._streaming = True
             headers = {**self._cors, **self._accepted.headers}
-            self._out.append(stream_head(self._accepted.media, headers, keeps=self._keeps))
-        self._out.append(b"%x\r\n%b\r\n" % (len(made), made))
+            media, chunked = self._accepted.media, not self._old
+            self._out.append(stream_head(media, headers, keeps=self._keeps, chunked=chunked))
+        self._out.append(self._piece(made))
+
+    def _piece(self, made: bytes) -> bytes:
+        return made if self._old else b"%x\r\n%b\r\n" % (len(made), made)
 
     def _finish(self) -> None:
         """The last byte of the answer is written."""
@@ -214,7 +221,7 @@ class Exchange(DialogueRun, asyncio.Protocol):
             return
         self._finished = True
         self._stop_probing()
-        if self._streaming:
+        if self._streaming and not self._old:
             self._transport.write(b"0\r\n\r\n")
         if self._heard_all:
             self._transport.close()

@@ -410,3 +410,11 @@ def test_a_parser_says_where_a_request_ends() -> None:
         while found is None:
             found, data = parser.feed(data[:size]), data[size:]
         assert (found.body, parser.rest + data, parser.keeps) == (b"abc", b"GET ", True)
+
+
+def test_a_body_that_is_said_to_be_too_long_is_refused_by_its_head() -> None:
+    parser = RequestParser(lambda _: 3)
+    head = b"POST /x HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n"
+    assert parser.feed(head) is None
+    assert parser.fault is not None
+    assert (parser.fault.status, parser.waits, parser.keeps) == (413, False, False)

@@ -3,6 +3,7 @@
 import itertools
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -88,10 +89,10 @@ class Home:
         self.got = behind
 
 
-def made_with(home: Home, *, keeps: bool) -> tuple[Exchange, Transport, Any]:
+def made_with(home: Home, *, keeps: bool, old: bool = False) -> tuple[Exchange, Transport, Any]:
     """An exchange that has no session yet, its transport, and its hub."""
     hub: Any = SimpleNamespace(
-        clock=SimpleNamespace(now=lambda: 10.0),
+        clock=SimpleNamespace(now=lambda: 10.0, call_at=lambda when, act: Mock()),
         timers=Timers(),
         connections={},
         ids=itertools.count(1),
@@ -109,6 +110,7 @@ def made_with(home: Home, *, keeps: bool) -> tuple[Exchange, Transport, Any]:
         Accepted(cast(Any, Dialogue()), NOBODY, cast(Share, share)),
         size=0,
         keeps=keeps,
+        old=old,
     )
     transport.protocol = made
     return made, transport, hub
@@ -178,3 +180,18 @@ def test_a_server_that_stops_keeps_no_connection() -> None:
     it.flush()
     assert transport.ended
     assert home.got is None
+
+
+def test_http_1_0_gets_neither_chunks_nor_100() -> None:
+    it, transport, _ = made_with(Home(), keeps=False, old=True)
+    it.deliver([said("x")])
+    it.deliver([said("y"), said(None)])
+    it.flush()
+    transport.read()
+    half, silent, _ = made_with(Home(), keeps=False, old=True)
+    half.eof_received()
+    silent.read()
+    assert silent.got == b""
+    head, _, body = bytes(transport.got).partition(b"\r\n\r\n")
+    assert b"Transfer-Encoding" not in head
+    assert body == b"xy"
