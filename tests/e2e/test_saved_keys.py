@@ -42,11 +42,12 @@ async def test_no_file_of_a_store_has_a_key(
             state = await peer.open({"type": "set", "id": 1, "persist": "sync"}, peer.user(2, "hi"))
             await peer.terminal(2)
         door = openai.AsyncOpenAI(base_url=f"{served.http}/v1", api_key="none", max_retries=0)
-        first = await door.responses.create(model="fake", input="hi", max_output_tokens=16)
-        second = await door.responses.create(
-            model="fake", input="more", max_output_tokens=16, previous_response_id=first.id
-        )
-        kept = await door.responses.retrieve(second.id)
+        async with door:  # it keeps its connection
+            first = await door.responses.create(model="fake", input="hi", max_output_tokens=16)
+            second = await door.responses.create(
+                model="fake", input="more", max_output_tokens=16, previous_response_id=first.id
+            )
+            kept = await door.responses.retrieve(second.id)
         assert (kept.id, kept.previous_response_id) == (second.id, first.id)
         async with served.connect() as again:
             login = {"session": state["session"], "key": state["key"]}
