@@ -50,6 +50,7 @@ EXPECTED: tuple[tuple[str, str | None, str], ...] = (
     (r"^docker ", None, "needs a daemon; the image's parts are what `make serve` installs"),
     (r"pip install '.\[serve\]'", None, "what `make serve` installs"),
     (r"pip install \.$", rf"{WORDS}(?s:.*)\b{CLIENT_MB} MB", ""),
+    (r"^git diff", r"\S", ""),  # for a larger model, as the README says
     (r"ramify chat|connect_sync|--input-type|from openai|from ollama|ramify-client", WORDS, ""),
     (r"pip install openai ollama", r"Successfully installed|already satisfied", ""),
     (r"^curl ", r'"status": ?"completed"', ""),
