@@ -31,7 +31,7 @@ from ramify.protocol.errors import BadRequest
 from ramify.protocol.structure import Structure
 from ramify.protocol.wire import Append, ChatMessage, Open
 
-SHARED = Path(__file__).parents[4].parent / "shared" / "data" / "templates"
+SHARED = Path(__file__).parents[3].parent / "shared" / "data" / "templates"
 FOLDER = Path(os.environ.get("RAMIFY_TEMPLATES", SHARED))
 FILE = FOLDER / "renderings.json"
 PUBLISHED: dict[str, Any] = json.loads(FILE.read_text()) if FILE.is_file() else {"templates": {}}
