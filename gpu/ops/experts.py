@@ -91,7 +91,7 @@ def run(x: Tensor, layer: LayerExperts) -> Tensor:
     """x [T, hidden] -> [T, hidden]: the sum over each token's experts, and over the shared one."""
     counts, chosen = route(layer.router(x), layer.correction, layer.settings)
     output = torch.zeros_like(x)
-    for expert in sorted(set(chosen.flatten().tolist())):
+    for expert in chosen.flatten().bincount().nonzero().flatten().tolist():
         tokens, places = torch.where(chosen == expert)
         gate, up = F.linear(x[tokens], layer.gate_up[expert]).chunk(2, -1)
         rows = F.linear(opened(gate, layer.activation).mul_(up), layer.down[expert])

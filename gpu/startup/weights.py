@@ -133,6 +133,9 @@ def _load_file(
                     _check_ignorable(path, name, known)
                     continue
                 tensor = file.get_tensor(name)
+                if stacked and tensor.dim() != 3:
+                    raise ModelError(f"{path}: {name} has shape {list(tensor.shape)}: a layer's experts "
+                                     "have three dimensions; download the checkpoint again")  # fmt: skip
                 for wanted, part in _each(whole, tensor, called) if stacked else [(whole, tensor)]:
                     if wanted not in known:
                         shape = list(tensor.shape)
@@ -165,7 +168,7 @@ def _each(name: str, stacked: Tensor, called: TensorNames) -> Iterator[tuple[str
     kinds = called.experts.each[:2] if gate_up else called.experts.each[2:]
     head = name.removesuffix(called.experts.stacked[0 if gate_up else 1])
     for number, one in enumerate(stacked):
-        for kind, part in zip(kinds, one.chunk(len(kinds)), strict=True):
+        for kind, part in zip(kinds, one.tensor_split(len(kinds)), strict=True):
             yield f"{head}experts.{number}.{kind}.weight", part
 
 

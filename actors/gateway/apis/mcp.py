@@ -85,6 +85,8 @@ class McpApi:
             return error_response(502, "internal", f"{name} cannot be asked: {type(error).__name__}")
         finally:
             self._calls[owner] -= 1
+            if not self._calls[owner]:
+                del self._calls[owner]
         if found.status not in _PASSED:
             message = f"{name} answered {found.status}, which is for who runs this server (--mcp)"
             return error_response(502, "internal", message)

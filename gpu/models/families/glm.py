@@ -54,7 +54,9 @@ def define(fields: Fields) -> Definition:
     )
     shared = fields.integer("moe_intermediate_size") * fields.integer("n_shared_experts", most=64)
     sparse = experts(fields, router, count="n_routed_experts", shared=shared)
-    first = int(fields.get("first_k_dense_replace") or 0)
+    first = fields.get("first_k_dense_replace")
+    if not isinstance(first, int) or first < 0:
+        raise fields.refused(f"first_k_dense_replace is {first!r}: must be a number of layers")
     feed_forwards: list[FeedForwardSettings] = [
         dense(fields) if index < first else sparse for index in range(layers)
     ]

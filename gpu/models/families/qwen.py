@@ -90,13 +90,15 @@ def _normed(fields: Fields, feed_forwards: list[FeedForwardSettings]) -> Definit
 
 def _sparse(fields: Fields, shared: int | None = None) -> list[FeedForwardSettings]:
     """Each layer's feed-forward. `shared`: the size of the expert that all tokens go through."""
-    dense_ones = fields.get("mlp_only_layers") or []
+    dense_ones, layers = fields.get("mlp_only_layers") or [], layer_count(fields)
+    if not isinstance(dense_ones, list) or not set(map(str, dense_ones)) <= set(map(str, range(layers))):
+        raise fields.refused(f"mlp_only_layers must be a list of layers, from 0 to {layers - 1}")
     every = fields.integer("decoder_sparse_step", 1)
     router = RouterSettings(renormalise=fields.flag("norm_topk_prob"))
     sparse = experts(fields, router, shared=shared, shared_gated=shared is not None)
     return [
         dense(fields) if index in dense_ones or (index + 1) % every else sparse
-        for index in range(layer_count(fields))
+        for index in range(layers)
     ]
 
 

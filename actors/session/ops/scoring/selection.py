@@ -4,6 +4,7 @@ so far, what they cost. Pure data.
 The scheduler knows it as several requests, one for each path of its choices' tree.
 """
 
+from abc import ABC, abstractmethod
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -174,7 +175,7 @@ class Scoring(NamedTuple):
         return array("i", [self.base - 1 + depth for depth in self.path.depths])
 
 
-class Measured:
+class Measured(ABC):
     """What an op has scored on one branch.
 
     `at`: where its tokens begin; `before`: where the branch ended when the op began.
@@ -212,9 +213,9 @@ class Measured:
         self.waiting.extendleft(reversed(self.pending.values()))
         self.pending.clear()
 
+    @abstractmethod
     def scored(self, scoring: Scoring, finished: Finished) -> None:
         """One of its requests is done."""
-        raise NotImplementedError
 
 
 class Input(Measured):

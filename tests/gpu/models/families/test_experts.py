@@ -1,5 +1,6 @@
 """Families with layers of experts, against `transformers`, through the executor."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,36 @@ def test_other_experts_than_the_config_says(tmp_path: Path, drive: Any) -> None:
     path = tmp_path / "config.json"
     path.write_text(path.read_text().replace('"num_local_experts": 8', '"num_local_experts": 6'))
     with pytest.raises(ModelError, match="other experts than in config"):
+        drive(tmp_path)
+
+
+def test_experts_of_one_dimension(tmp_path: Path, drive: Any) -> None:
+    save(tmp_path, "qwen3_moe")
+    stack(tmp_path, "experts.gate_up_proj", "experts.down_proj")
+    found = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in found if name.endswith("experts.down_proj"))
+    found[name] = torch.zeros(8)
+    save_file(found, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="three dimensions"):
+        drive(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("case", "field", "value"),
+    [
+        ("qwen3_moe", "mlp_only_layers", 3),
+        ("qwen3_moe", "mlp_only_layers", [7]),
+        ("qwen3_moe", "mlp_only_layers", [[]]),
+        ("glm4_moe", "first_k_dense_replace", "one"),
+        ("glm4_moe", "n_group", 3),
+        ("mixtral", "num_experts_per_tok", 7),
+    ],
+)
+def test_fields_that_cannot_be(case: str, field: str, value: Any, tmp_path: Path, drive: Any) -> None:
+    save(tmp_path, case)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    with pytest.raises(ModelError, match=field if field != "n_group" else "groups"):
         drive(tmp_path)
 
 
