@@ -62,6 +62,7 @@ class DeltaSettings:
     key_dim: int
     value_dim: int
     kernel: int
+    fused: bool = False  # checkpoints have two products in front, a key head's rows together
 
     @property
     def width(self) -> int:

@@ -63,11 +63,13 @@ class Maker:
         layer = LayerDelta(
             index, one.key_heads, one.value_heads, one.key_dim, one.value_dim, conv, decay, bias, inner
         )
-        names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+        first, (qkv, z, b, a) = self._linear(self.hidden, sum(layer.parts)), layer.parts
+        blocks = [("in_proj_qkv", qkv), ("in_proj_z", z), ("in_proj_b", b), ("in_proj_a", a)]
+        if one.fused:
+            first.order = _of_key_heads(one)
+            blocks = [("in_proj_qkvz", qkv + z), ("in_proj_ba", b + a)]
         return Recurrent(
-            norm, self._linear(self.hidden, sum(layer.parts)), layer,
-            self._linear(one.width, self.hidden), post, "linear_attn",
-            tuple(zip(names, layer.parts, strict=True)),
+            norm, first, layer, self._linear(one.width, self.hidden), post, "linear_attn", tuple(blocks),
             {"conv1d.weight": conv, "A_log": decay, "dt_bias": bias, "norm.weight": inner.weight},
         )  # fmt: skip
 
@@ -88,3 +90,13 @@ class Maker:
 
     def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+
+
+def _of_key_heads(one: DeltaSettings) -> Tensor:
+    """Which row each of ours is, of heads that have theirs together: q, k, v, gates; betas, decays."""
+    heads, shared = one.key_heads, one.value_heads // one.key_heads
+    values = shared * one.value_dim
+    wide = torch.arange(2 * heads * (one.key_dim + values)).view(heads, -1)
+    few = wide.numel() + torch.arange(2 * one.value_heads).view(heads, -1)
+    parts = [*torch.split(wide, [one.key_dim, one.key_dim, values, values], 1), *few.chunk(2, 1)]
+    return torch.cat([part.flatten() for part in parts])

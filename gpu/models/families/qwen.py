@@ -62,7 +62,7 @@ def define_2(fields: Fields) -> Definition:
 
 def define_2_moe(fields: Fields) -> Definition:
     shared = fields.integer("shared_expert_intermediate_size")
-    return _biased(fields, _sparse(fields, shared))
+    return _biased(fields, sparse_layers(fields, shared))
 
 
 def _biased(fields: Fields, feed_forwards: list[FeedForwardSettings]) -> Definition:
@@ -76,7 +76,7 @@ def define_3(fields: Fields) -> Definition:
 
 
 def define_3_moe(fields: Fields) -> Definition:
-    return _normed(fields, _sparse(fields))
+    return _normed(fields, sparse_layers(fields))
 
 
 def _normed(fields: Fields, feed_forwards: list[FeedForwardSettings]) -> Definition:
@@ -88,7 +88,7 @@ def _normed(fields: Fields, feed_forwards: list[FeedForwardSettings]) -> Definit
     return decoder(fields, list(map(LayerSettings, mixers, feed_forwards)))
 
 
-def _sparse(fields: Fields, shared: int | None = None) -> list[FeedForwardSettings]:
+def sparse_layers(fields: Fields, shared: int | None = None) -> list[FeedForwardSettings]:
     """Each layer's feed-forward. `shared`: the size of the expert that all tokens go through."""
     dense_ones, layers = fields.get("mlp_only_layers") or [], layer_count(fields)
     if not isinstance(dense_ones, list) or not set(map(str, dense_ones)) <= set(map(str, range(layers))):

@@ -1,5 +1,6 @@
 """Qwen3.5 and later, text alone: gated delta nets, every fourth layer attention; or with experts."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ramify.gpu.models.definition import (
@@ -10,7 +11,16 @@ from ramify.gpu.models.definition import (
     MixerSettings,
 )
 from ramify.gpu.models.fields import Fields
-from ramify.gpu.models.parts import COMMON, Family, attention, decoder, dense, experts, layer_kinds
+from ramify.gpu.models.parts import (
+    COMMON,
+    Family,
+    attention,
+    decoder,
+    dense,
+    experts,
+    layer_count,
+    layer_kinds,
+)
 from ramify.gpu.models.rope import rope
 from ramify.gpu.ops.experts import RouterSettings
 
@@ -30,9 +40,7 @@ _DEFAULTS = COMMON | {
     "linear_num_value_heads": 32,
     "partial_rotary_factor": 0.25,
 }
-
-
-_MOE = _DEFAULTS | {
+MOE = _DEFAULTS | {
     "hidden_size": 2048,
     "num_hidden_layers": 40,
     "num_key_value_heads": 2,
@@ -44,16 +52,19 @@ _MOE = _DEFAULTS | {
 
 
 def define(fields: Fields) -> Definition:
-    return _define(fields, dense(fields))
+    return hybrid(fields, [dense(fields)] * layer_count(fields))
 
 
 def define_moe(fields: Fields) -> Definition:
     shared = fields.integer("shared_expert_intermediate_size")
     feed_forward = experts(fields, RouterSettings(), shared=shared, shared_gated=True)
-    return _define(fields, feed_forward)
+    return hybrid(fields, [feed_forward] * layer_count(fields))
 
 
-def _define(fields: Fields, feed_forward: FeedForwardSettings) -> Definition:
+def hybrid(
+    fields: Fields, feed_forwards: Sequence[FeedForwardSettings], fused: bool = False
+) -> Definition:
+    """`feed_forwards`: each layer's. `fused`: as `DeltaSettings` says."""
     fields.get("attn_output_gate")  # every checkpoint has the gate
     kind = fields.get("output_gate_type")
     if kind not in (None, "sigmoid"):
@@ -64,16 +75,14 @@ def _define(fields: Fields, feed_forward: FeedForwardSettings) -> Definition:
     full = attention(fields, positions, qk_norm="head", qkv_bias=bias, output_bias=bias)
     mixers: dict[str, MixerSettings] = {
         "full_attention": replace(full, gated=True),
-        "linear_attention": _delta(fields),
+        "linear_attention": replace(_delta(fields), fused=fused),
     }
     every = fields.integer("full_attention_interval", 4)
     kinds = layer_kinds(
         fields, mixers, lambda index: "linear_attention" if (index + 1) % every else "full_attention"
     )
-    return decoder(
-        fields, [LayerSettings(mixers[kind], feed_forward) for kind in kinds], norm_offset=1.0,
-        skipped=("mtp.",),
-    )  # fmt: skip
+    layers = [LayerSettings(mixers[kind], each) for kind, each in zip(kinds, feed_forwards, strict=True)]
+    return decoder(fields, layers, norm_offset=1.0, skipped=("mtp.",))
 
 
 def _delta(fields: Fields) -> DeltaSettings:
@@ -88,9 +97,9 @@ def _delta(fields: Fields) -> DeltaSettings:
 
 FAMILIES = (
     Family("Qwen3_5ForCausalLM", "qwen3_5_text", _DEFAULTS, define),
-    Family("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", _MOE, define_moe),
+    Family("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", MOE, define_moe),
     Family(
-        "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", _MOE, define_moe, text="qwen3_5_moe_text"
+        "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", MOE, define_moe, text="qwen3_5_moe_text"
     ),
     Family("Qwen3_5ForConditionalGeneration", "qwen3_5", _DEFAULTS, define, text="qwen3_5_text"),
 )

@@ -60,8 +60,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 48,
         },
     ),
+    "qwen3_next": (
+        "Qwen3Next",
+        DELTA | CHOSEN | {"shared_expert_intermediate_size": 48, "mlp_only_layers": [1]},
+    ),
 }
-STATES = {"qwen3_5_moe"}  # which keep fixed states: another order of sums is seen more
+STATES = {"qwen3_5_moe", "qwen3_next"}  # which keep fixed states: another order of sums is seen more
 
 
 def save(folder: Path, case: str) -> Any:
