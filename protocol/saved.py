@@ -36,6 +36,7 @@ from ramify.protocol.wire import (
     PartKind,
     Persist,
     Role,
+    Usage,
 )
 
 FORMAT = 1  # of the records; a store of a newer one is refused, of an older one migrated
@@ -130,6 +131,7 @@ class SavedBranch(msgspec.Struct, frozen=True, array_like=True):
     meta: JsonObject | None
     reason: str | None
     persist: Persist | None
+    usage: Usage | None = None  # of the generation that ended for `reason`
 
 
 class SavedClient(msgspec.Struct, frozen=True, array_like=True):

@@ -18,7 +18,8 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
     """The place of a stored response: a branch of a session. Its id says it, so no table is needed.
 
     `key`: the session's, which opens it for the same credential only. `instructions`: a checksum.
-    `transient`: it lasts as long as the WebSocket that it was made on.
+    `transient`: it lasts as long as the WebSocket that it was made on. `start`: where its output begins,
+    of one in the background: so any process can tell its stream again.
     """
 
     session: Annotated[str, Meta(max_length=256)]
@@ -26,6 +27,12 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
     branch: Annotated[str, Meta(min_length=1, max_length=64)]
     instructions: Annotated[int, Meta(ge=0, lt=2**33)]
     transient: bool = False
+    start: Annotated[int, Meta(ge=0, lt=2**53)] | None = None
+
+    @property
+    def unique(self) -> str:
+        """What the ids of its items are made of."""
+        return self.branch[1:]
 
     @property
     def ident(self) -> str:

@@ -537,6 +537,7 @@ class BranchState(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True,
     retain_s: float | None = None
     persist: Persist | None = None  # None: as the session
     reason: str | None = None
+    usage: "Usage | None" = None  # of the generation that ended so; in a `tree` of one branch
     meta: JsonObject | None = None
     turns: list[SegmentState] | None = None
     turns_from: int | None = None  # `turns` begin here: those before are `parent`'s

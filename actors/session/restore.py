@@ -226,6 +226,7 @@ class _Restoring:
         branch.label = label
         branch.own, branch.cuts = saved.own, list(saved.cuts)
         branch.retain_s, branch.reason, branch.persist = saved.retain_s, saved.reason, saved.persist
+        branch.usage = saved.usage
         branch.segments.restore(self._links[saved.top])
         state.branches[branch.name] = branch
         state.meter.add(BRANCH)

@@ -16,7 +16,7 @@ from ramify.actors.session.branches.segments import (
     Segment,
     Tail,
 )
-from ramify.protocol.wire import Persist, Role
+from ramify.protocol.wire import Persist, Role, Usage
 
 CUTS_KEPT = 64  # moves backwards that are told apart; a resume from before them replays more
 
@@ -184,7 +184,7 @@ class Branch:
 
     __slots__ = (
         *("at", "born", "cuts", "handle", "label", "meta", "of", "own", "persist", "prefill"),
-        *("reason", "retain_s", "segments"),
+        *("reason", "retain_s", "segments", "usage"),
     )
 
     def __init__(
@@ -203,6 +203,7 @@ class Branch:
         self.persist: Persist | None = None  # None: as the session says
         self.prefill: int | None = None  # the request that computes appended tokens ahead of time
         self.reason: str | None = None  # how the last generation ended
+        self.usage: Usage | None = None  # and what it took
 
     @property
     def name(self) -> str:
@@ -271,6 +272,7 @@ class Branch:
         shared = self._common(other)
         same = self.segments[shared - 1].end if shared else 0
         self.handle, self.segments, self.reason = other.handle, other.segments.copy(), other.reason
+        self.usage = other.usage
         self.own = min(self.own, same)
         return same
 

@@ -206,6 +206,7 @@ def saved_branches(
             meta=branch.meta,
             reason=branch.reason,
             persist=branch.persist,
+            usage=branch.usage,
         )
         for branch in branches
     ]

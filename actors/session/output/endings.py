@@ -67,7 +67,7 @@ class Endings:
         strict = task.frame.opened.template == "strict"
         if reader is not None and reason == "stop" and (calls or strict):
             self._speak(generation, reader)
-        usage = generation.usage(finished, output)
+        usage = branch.usage = generation.usage(finished, output)
         miss = None
         if reason != "error":
             miss = self._writer.answered(branch, usage, generation.arrived, finished.ended)

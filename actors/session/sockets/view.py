@@ -9,7 +9,7 @@ from ramify.actors.session.branches.segments import OutputSegment, Segment
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.sockets.clients import Identity, ReplyLog
 from ramify.protocol.messages import Attach, Inspect, Inspected
-from ramify.protocol.wire import BranchState, Place, SegmentState, ServerInfo, State, Tree
+from ramify.protocol.wire import BranchState, Place, SegmentState, ServerInfo, State, Tree, Usage
 
 Then = Callable[[list[int]], None]
 UNKNOWN = -1  # tokens of a branch that are resident
@@ -140,7 +140,10 @@ class View:
                 if after is not None and after.branch == branch.name:
                     first = max(first, branch.index_at(after.position))
                 turns = pages.take(branch, first, op)
-            pages.branches.append(branch_state(branch, known, turns=turns, turns_from=start))
+            usage = branch.usage if op.branch is not None else None
+            pages.branches.append(
+                branch_state(branch, known, turns=turns, turns_from=start, usage=usage)
+            )
             if pages.next is not None:
                 break
         return State(
@@ -199,6 +202,7 @@ def branch_state(
     *,
     turns: list[SegmentState] | None = None,
     turns_from: int | None = None,
+    usage: Usage | None = None,
 ) -> BranchState:
     """As `state` messages show it. `resident`: tokens with KV (-1: not known)."""
     running = branch.running
@@ -214,6 +218,7 @@ def branch_state(
         retain_s=branch.retain_s,
         persist=branch.persist,
         reason=branch.reason,
+        usage=usage,
         meta=branch.meta,
         turns=turns,
         turns_from=turns_from,

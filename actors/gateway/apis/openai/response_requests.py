@@ -257,8 +257,6 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
         check_temperature(self.temperature)
         if self.background and self.store is False:
             raise InvalidField("`store` must not be false with `background`: nobody could fetch it")
-        if self.background and self.stream:
-            raise InvalidField("`stream` does not go with `background` here: poll the response")
         for i, tool in enumerate(self.tools or ()):
             if isinstance(tool, NamespaceTool):
                 check_json([each.parameters for each in tool.tools], f"tools[{i}].tools")

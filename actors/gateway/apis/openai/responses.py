@@ -13,15 +13,9 @@ from typing import Any
 import msgspec
 
 from ramify.actors.gateway.apis.openai.chat import NO_LIMIT
-from ramify.actors.gateway.apis.openai.dialogue import Vocabulary, noted, ranked, text_parts
+from ramify.actors.gateway.apis.openai.dialogue import Vocabulary, noted
 from ramify.actors.gateway.apis.openai.errors import Refused, error_body, of_error
-from ramify.actors.gateway.apis.openai.response_output import (
-    CallOutput,
-    Events,
-    MessageOutput,
-    OutputItem,
-    ThoughtOutput,
-)
+from ramify.actors.gateway.apis.openai.response_output import Events, OutputWriter
 from ramify.actors.gateway.apis.openai.response_requests import ResponseRequest, checksum
 from ramify.actors.gateway.apis.openai.retention import Hinted, hinting, seconds_of
 from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
@@ -44,10 +38,10 @@ from ramify.protocol.wire import (
     Ok,
     Op,
     Open,
-    Part,
     ServerMessage,
     Set,
     State,
+    Usage,
 )
 
 # ids of the ops, which increase
@@ -56,7 +50,7 @@ IDS = ("id", "previous_response_id")  # of a response that hold a key
 META = "response"  # the key under which a branch's `meta` holds the object
 INPUT = "input"  # and the items that it answered, if both have room
 KEPT = Limits().meta_bytes
-_INCOMPLETE = {"length": "max_output_tokens", "deadline": "max_output_tokens"}
+UNDER_WAY = ("queued", "in_progress")
 
 
 class ResponseDialogue(Dialogue):
@@ -85,8 +79,6 @@ class ResponseDialogue(Dialogue):
         self._request = request
         self._model = model
         self._thinking = request.thinking(known)
-        self._vocabulary = vocabulary
-        self._namespaces = request.namespaces()
         self._created = created
         self._unique = secrets.token_hex(6)
         self._branch = f"r{self._unique}"
@@ -96,16 +88,23 @@ class ResponseDialogue(Dialogue):
         self.keeps = request.stores or previous is not None or self._transient
         self.saves = request.stores
         opening, *rest = self._all_ops(previous)
-        # In the background the object is kept before the generation begins: only `State` says where.
-        self.ops = [opening] if self.outlives else [opening, *rest]
-        self._rest = rest
+        # In the background the object is kept before the generation begins, where its id is known: the
+        # place of its output is a part of that.
+        early = sum(isinstance(op, Op) and op.id < BEGIN for op in rest) if self.outlives else len(rest)
+        self.ops, self._rest = [opening, *rest[:early]], rest[early:]
         self._more: list[ClientMessage] = []
         self._stored: Stored | None = None
         self._events = events if events is not None else Events()
         self._began = False
         self._answered = False
-        self._items: list[OutputItem] = []
-        self._open: OutputItem | None = None
+        self._output = OutputWriter(
+            self._unique,
+            self._events if self.streams else None,
+            vocabulary,
+            request.top_logprobs or 0,
+            request.namespaces(),
+            even=self.outlives,
+        )
         self._done: Done | None = None
         self._hints = Hinted(rest)
         self._lost = False  # the finished object could not be kept
@@ -156,11 +155,14 @@ class ResponseDialogue(Dialogue):
             match message:
                 case State() if self._stored is None:
                     self._attached(message)
-                    if self.outlives:
+                case Ok() if self._rest and message.id == _last(self.ops):
+                    self._kept_first(message.position or 0)
+                    if not self.streams:
                         self._answered = True
                         return json_response(200, self._object("queued"))
+                    out.append(self._begin())
                 case Delta() if message.branch == self._branch:
-                    out.append(self._said(message))
+                    out += [self._begin(), self._output.say(message)]
                 case Done(reason="error"):
                     failure = Error(code=message.error or "internal", message=message.message or "")
                     return self._fails(out, failure)
@@ -180,6 +182,9 @@ class ResponseDialogue(Dialogue):
 
     def fail(self, error: RamifyError) -> bytes | Response | None:
         """See `Dialogue`."""
+        if self.outlives and self._began:  # it is not over: who comes back is told
+            self.over = True
+            return self._events.broken(error)
         return self._fails([], error)
 
     # --- what is asked ---
@@ -255,10 +260,12 @@ class ResponseDialogue(Dialogue):
     def _attached(self, state: State) -> None:
         key = state.key or (self.ops[0].key if isinstance(self.ops[0], Open) else None) or ""
         self._stored = Stored(state.session, key, self._branch, self._instructions, self._transient)
-        if self.outlives:
-            before = [op for op in self._rest if isinstance(op, Op) and op.id < BEGIN]
-            begun = self._keep(BEGIN, "in_progress")
-            self._more += [*before, begun, *self._rest[len(before) :]]
+
+    def _kept_first(self, start: int) -> None:
+        assert self._stored is not None
+        self._stored = msgspec.structs.replace(self._stored, start=start)
+        self._more += [self._keep(BEGIN, "in_progress"), *self._rest]
+        self._rest = []
 
     def _keep(
         self, ident: int, status: str, error: JsonObject | None = None, *, with_input: bool = True
@@ -279,58 +286,13 @@ class ResponseDialogue(Dialogue):
             "response.created", response=self._object("in_progress")
         ) + self._events.of("response.in_progress", response=self._object("in_progress"))
 
-    def _said(self, delta: Delta) -> bytes:
-        out = self._begin()
-        most = self._request.top_logprobs or 0
-        unsaid = [ranked(self._vocabulary, each, most) for each in delta.logprobs or ()]
-        for part in text_parts(delta):
-            if part.kind == "call" and part.name is not None:
-                out += self._switch(self._new_call(part))
-            elif part.kind == "text" and not isinstance(self._open, MessageOutput):
-                if isinstance(self._open, CallOutput) and not part.text.strip():
-                    continue  # blanks between calls
-                out += self._switch(MessageOutput(len(self._items), f"msg_{self._name()}"))
-            elif part.kind == "reasoning" and not isinstance(self._open, ThoughtOutput):
-                out += self._switch(ThoughtOutput(len(self._items), f"rs_{self._name()}"))
-            text = part.arguments if part.kind == "call" else part.text
-            if part.kind != "markup" and text and self._open is not None:
-                self._open.pieces.append(text)
-                logprobs: list[JsonObject] = []
-                if isinstance(self._open, MessageOutput):
-                    logprobs, unsaid = unsaid, []
-                    self._open.logprobs += logprobs
-                if self.streams:
-                    out += self._open.says(self._events, text, logprobs)
-        return out
-
-    def _name(self) -> str:
-        return f"{self._unique}{len(self._items)}"
-
-    def _new_call(self, part: Part) -> CallOutput:
-        told = part.name or ""
-        namespace, name = self._namespaces.get(told, (None, told))
-        return CallOutput(len(self._items), f"fc_{self._name()}", part.id or "", name, namespace)
-
-    def _switch(self, item: OutputItem | None, status: str = "completed") -> bytes:
-        """Close the item that is open, and open another one."""
-        out = b""
-        if self._open is not None and self.streams:
-            out += self._open.closed(self._events, status)
-        self._open = item
-        if item is not None:
-            self._items.append(item)
-            if self.streams:
-                out += item.opened(self._events)
-        return out
-
     def _ended(self, done: Done) -> bytes:
         out = self._begin()
         self._done = done
         if not self._request.generates:
             self._more.append(Drop(id=COOL, branch=self._says))
-        elif not self._items:  # nothing was said: an answer is a message all the same
-            out += self._switch(MessageOutput(0, f"msg_{self._name()}"))
-        out += self._switch(None, "completed" if done.reason in ("stop", "tool") else "incomplete")
+        completed = done.reason in ("stop", "tool")
+        out += self._output.end(completed=completed, spoken=self._request.generates)
         if self._request.stores:
             self._more.append(self._keep(KEEP, self._status(done)))
         elif not self._transient and self.keeps:
@@ -338,22 +300,17 @@ class ResponseDialogue(Dialogue):
         return out
 
     def _status(self, done: Done) -> str:
-        if not self._request.generates:
-            return "completed"
-        if done.reason == "cancelled":
-            return "cancelled"
-        return "incomplete" if done.reason in _INCOMPLETE else "completed"
+        return status_of(done.reason) if self._request.generates else "completed"
 
     def _complete(self, out: list[bytes]) -> bytes | Response | None:
         assert self._done is not None
         self.over = True
-        if self._done is _FAILED:  # in the background: that is kept, and was answered long ago
-            return None
-        status = self._status(self._done)
+        failed = self._done is _FAILED  # in the background: that is kept
+        status = "failed" if failed else self._status(self._done)
         if not self.streams:
             return None if self._answered else json_response(200, self._object(status))
-        kind = "response.completed" if status == "completed" else "response.incomplete"
-        return b"".join(out) + self._events.of(kind, response=self._object(status))
+        whole = self._object(status, self._kept[1] if failed else None)
+        return b"".join(out) + self._events.of(end_of(status), response=whole)
 
     def _fails(self, out: list[bytes], error: Error | RamifyError) -> bytes | Response | None:
         """A response of its own as long as nothing was sent, else an event."""
@@ -361,13 +318,12 @@ class ResponseDialogue(Dialogue):
             error = previous_not_found(self._request.previous_response_id)
         shown = error_body(500, error.message, code="server_error")["error"]
         fault = {"code": shown["code"], "message": error.message}
-        if self._answered:  # it goes on in the background: who fetches it is told
-            if self._done is None and self._stored is not None:
+        if self.outlives and (self._answered or self._began):  # who fetches it is told
+            if self._done is None:
                 self._more.append(self._keep(KEEP, "failed", fault))
                 self._done = _FAILED
-            else:
-                self.over = True
-            return None
+                return self._pieces([*out, self._output.end(completed=False, spoken=False)])
+            return self._complete(out)
         self.over = True
         if not self.streams or (self._pieces(out) is None and not self._began):
             return of_error(error)
@@ -379,9 +335,7 @@ class ResponseDialogue(Dialogue):
 
     def _object(self, status: str, error: JsonObject | None = None) -> JsonObject:
         request, done = self._request, self._done
-        ended = status not in ("queued", "in_progress")
-        reason = _INCOMPLETE.get(done.reason) if done is not None and status == "incomplete" else None
-        item = "completed" if status == "completed" else "incomplete"
+        ended = status not in UNDER_WAY
         told = done if done is not _FAILED else None
         return {
             "id": self._stored.ident if self._stored is not None else "",
@@ -390,12 +344,12 @@ class ResponseDialogue(Dialogue):
             "status": status,
             "background": self.outlives,
             "error": error,
-            "incomplete_details": {"reason": reason} if reason is not None else None,
+            "incomplete_details": incompleteness(status),
             "model": self._model,
-            "output": [each.shown(item) for each in self._items] if ended else [],
+            "output": self._output.shown(status) if ended else [],
             **_asked(request),
             "store": request.stores and not self._lost,
-            "usage": _usage(told) if told is not None else None,
+            "usage": counted_tokens(told.usage) if told is not None else None,
             **(noted([told]) if told is not None else {}),
             **self._hints.told,
         }
@@ -444,8 +398,31 @@ def previous_not_found(ident: str) -> Refused:
     return Refused(400, message, param="previous_response_id", named=name)
 
 
-def _usage(done: Done) -> JsonObject:
-    usage = done.usage
+def _last(ops: Sequence[ClientMessage]) -> int | None:
+    last = ops[-1]
+    return last.id if isinstance(last, Op) else None
+
+
+def status_of(reason: str | None) -> str:
+    """The status of a response whose generation ended so."""
+    if reason in ("cancelled", "error"):
+        return "failed" if reason == "error" else "cancelled"
+    return "incomplete" if reason in ("length", "deadline") else "completed"
+
+
+def incompleteness(status: str) -> JsonObject | None:
+    """`incomplete_details`: a deadline is no reason that OpenAI knows."""
+    return {"reason": "max_output_tokens"} if status == "incomplete" else None
+
+
+def end_of(status: str) -> str:
+    """The last event of a response that ended so."""
+    known = status if status in ("completed", "failed") else "incomplete"
+    return f"response.{known}"
+
+
+def counted_tokens(usage: Usage) -> JsonObject:
+    """`usage` of a response."""
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},

@@ -14,7 +14,13 @@ from ramify.actors.gateway.apis.openai.errors import error_answer, of_error, res
 from ramify.actors.gateway.apis.openai.requests import ChatRequest, CompletionRequest, decode
 from ramify.actors.gateway.apis.openai.response_requests import ResponseRequest
 from ramify.actors.gateway.apis.openai.responses import ResponseDialogue
-from ramify.actors.gateway.apis.openai.stored_responses import ItemPage, StoredDialogue, not_found
+from ramify.actors.gateway.apis.openai.stored_responses import (
+    ItemPage,
+    RetoldDialogue,
+    StoredDialogue,
+    not_found,
+    streamed_after,
+)
 from ramify.actors.gateway.apis.openai.tokens import (
     DETOKENIZE,
     TOKENIZE,
@@ -131,7 +137,7 @@ def _dialogue(request: HttpRequest, served: str, hub: Hub) -> Dialogue:
         _heading("", asked.model, served)
         return ResponseDialogue(asked, served, int(time.time()), vocabulary, known=hub.served)
     if request.path.startswith(f"{RESPONSES}/"):
-        return _stored(request)
+        return _stored(request, hub)
     if request.path in TOKENIZE:
         text = decode(request.body, TokenizeRequest)
         _heading("", text.model, served)
@@ -140,7 +146,7 @@ def _dialogue(request: HttpRequest, served: str, hub: Hub) -> Dialogue:
     return CompletionAnswers(completion, _heading("cmpl", completion.model, served), vocabulary)
 
 
-def _stored(request: HttpRequest) -> Dialogue:
+def _stored(request: HttpRequest, hub: Hub) -> Dialogue:
     """Raises Refused."""
     ident = request.path.removeprefix(f"{RESPONSES}/").removesuffix(CANCEL).removesuffix(ITEMS)
     stored = Stored.of(ident)
@@ -151,6 +157,8 @@ def _stored(request: HttpRequest) -> Dialogue:
         ask = Cancel(id=1, branch=stored.branch)
     elif request.method == "DELETE":
         ask = Drop(id=1, branch=stored.branch)
+    elif not request.path.endswith(ITEMS):
+        return RetoldDialogue(stored, ident, hub.vocabulary, streamed_after(request.query, stored))
     page = ItemPage.of(request.query) if request.path.endswith(ITEMS) else None
     return StoredDialogue(stored, ident, ask, page)
 

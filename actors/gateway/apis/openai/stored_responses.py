@@ -1,30 +1,93 @@
-"""A response that was stored: who fetches, deletes or cancels it asks the branch that it is."""
+"""A response that was stored: who fetches, deletes or cancels it asks the branch that it is.
+
+Of one in the background the branch is all that is needed: its stream is told again from any place, and
+its end even if the process that began it did not live to keep the object.
+"""
 
 from collections.abc import Sequence
 from urllib.parse import parse_qs
 
 import msgspec
 
+from ramify.actors.gateway.apis.openai.dialogue import Vocabulary
 from ramify.actors.gateway.apis.openai.errors import Refused, of_error
-from ramify.actors.gateway.apis.openai.responses import INPUT, META, keyed
+from ramify.actors.gateway.apis.openai.response_output import Events, OutputWriter
+from ramify.actors.gateway.apis.openai.response_requests import within
+from ramify.actors.gateway.apis.openai.responses import (
+    INPUT,
+    META,
+    UNDER_WAY,
+    counted_tokens,
+    end_of,
+    incompleteness,
+    keyed,
+    status_of,
+)
 from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
 from ramify.actors.gateway.port.http import Response, json_response
 from ramify.protocol.errors import BadRequest, RamifyError
 from ramify.protocol.stored_response import Stored
 from ramify.protocol.wire import (
+    BranchState,
     Cancel,
     ClientMessage,
+    Delta,
     Done,
     Drop,
     Error,
+    Event,
     JsonObject,
     Ok,
     Open,
     ServerMessage,
+    Set,
     State,
+    Tree,
 )
 
 MOST_ITEMS = 100  # in a page, as with OpenAI
+TREE, FENCE, TREE_BEHIND = 1, 2, 3  # ids of ops
+NOTHING = b":\n\n"  # a comment, for who has all events
+
+
+def _given(query: str) -> dict[str, str]:
+    """The fields of a URL. Raises BadRequest."""
+    try:
+        given = parse_qs(query, keep_blank_values=True, max_num_fields=32)
+    except ValueError:
+        raise BadRequest("the query has too many fields") from None
+    return {name: values[-1] for name, values in given.items()}
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
+def streamed_after(query: str, stored: Stored) -> int | None:
+    """The last event that a client has who wants the stream (-1: none); None: the object is wanted.
+
+    Raises BadRequest.
+    """
+    given = _given(query)
+    stream, after = given.get("stream", "false"), given.get("starting_after")
+    number = -1 if after is None else _number(after)
+    if stream not in ("true", "false"):
+        raise BadRequest("`stream` must be true or false", details={"field": "stream"})
+    if number is None:
+        message = "`starting_after` must be the `sequence_number` of an event: a whole number from 0"
+        raise BadRequest(message, details={"field": "starting_after"})
+    if stream == "false":
+        if after is not None:
+            message = "`starting_after` needs `stream=true`"
+            raise BadRequest(message, details={"field": "starting_after"})
+        return None
+    if stored.start is None:
+        message = (
+            "the response cannot be streamed again: it was not created with `background: true`; "
+            "fetch it without `stream`"
+        )
+        raise BadRequest(message, details={"field": "stream"})
+    return number
 
 
 class ItemPage(msgspec.Struct, frozen=True):
@@ -37,18 +100,13 @@ class ItemPage(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, query: str) -> "ItemPage":
         """Of a URL. Raises BadRequest."""
-        try:
-            given = parse_qs(query, keep_blank_values=True, max_num_fields=32)
-        except ValueError:
-            raise BadRequest("the query has too many fields") from None
-        limit, order = given.get("limit", ["20"])[-1], given.get("order", ["desc"])[-1]
-        if not (
-            limit.isascii() and limit.isdigit() and len(limit) < 10 and 1 <= int(limit) <= MOST_ITEMS
-        ):
+        given = _given(query)
+        limit, order = _number(given.get("limit", "20")) or 0, given.get("order", "desc")
+        if not 1 <= limit <= MOST_ITEMS:
             raise BadRequest(f"`limit` must be from 1 to {MOST_ITEMS}", details={"field": "limit"})
         if order not in ("asc", "desc"):
             raise BadRequest("`order` must be asc or desc", details={"field": "order"})
-        return cls(int(limit), order, given.get("after", [None])[-1])
+        return cls(limit, order, given.get("after"))
 
     def cut(self, items: list[JsonObject]) -> JsonObject:
         """The page of `items`, which are in the order of the input."""
@@ -69,11 +127,14 @@ class ItemPage(msgspec.Struct, frozen=True):
         }
 
 
-class StoredDialogue(Dialogue):
-    """GET, DELETE and cancel of a response. `ask`: what it asks of the branch; None: only to see it.
+def _opening(stored: Stored) -> Open:
+    have = {} if stored.start is None else {stored.branch: stored.start}
+    ttl = 0.0 if stored.transient else None
+    return Open(session=stored.session, key=stored.key, have=have, parts=bool(have), ttl_s=ttl)
 
-    `page`: of its input items, where they are wanted.
-    """
+
+class StoredDialogue(Dialogue):
+    """DELETE and cancel of a response, or a `page` of its input items. `ask`: of the branch."""
 
     keeps = True
     saves = True
@@ -81,8 +142,7 @@ class StoredDialogue(Dialogue):
     def __init__(
         self, stored: Stored, ident: str, ask: "Cancel | Drop | None", page: ItemPage | None = None
     ) -> None:
-        ttl = 0.0 if stored.transient else None
-        self.ops: list[ClientMessage] = [Open(session=stored.session, key=stored.key, ttl_s=ttl)]
+        self.ops: list[ClientMessage] = [_opening(stored)]
         if ask is not None:
             self.ops.append(ask)
         self._branch = stored.branch
@@ -103,8 +163,6 @@ class StoredDialogue(Dialogue):
                         return self._answer(of_error(not_found(self._ident)))
                     if self._page is not None:
                         return self._answer(self._items(self._page))
-                    if self._ask is None:
-                        return self._answer(json_response(200, self._object))
                 case Ok() | Done() if self._object is not None:
                     return self._answer(self._done(self._object))
                 case Error(code="no_session" | "no_branch"):
@@ -144,6 +202,135 @@ class StoredDialogue(Dialogue):
     def _answer(self, response: Response) -> Response:
         self.over = True
         return response
+
+
+class RetoldDialogue(Dialogue):
+    """GET of a response, from its branch.
+
+    `after`: a stream is wanted, behind the event of this number (-1: from its beginning); None: the
+    object. What was said in the background comes as deltas; an op behind its end says that it is all.
+    """
+
+    keeps = True
+    saves = True
+
+    def __init__(
+        self, stored: Stored, ident: str, vocabulary: Vocabulary, after: int | None = None
+    ) -> None:
+        self.ops = [_opening(stored)]
+        self.streams = after is not None
+        self._stored = stored
+        self._ident = ident
+        self._vocabulary = vocabulary
+        self._events = Events(after=after if after is not None else -1)
+        self._output: OutputWriter | None = None
+        self._kept: JsonObject = {}
+        self._more: list[ClientMessage] = []
+        self._fenced = False
+        self._began = False
+
+    def take_ops(self) -> list[ClientMessage]:
+        """See `Dialogue`."""
+        more, self._more = self._more, []
+        return more
+
+    def receive(self, messages: Sequence[ServerMessage]) -> bytes | Response | None:
+        """See `Dialogue`."""
+        out: list[bytes] = []
+        for message in messages:
+            match message:
+                case State():
+                    found = [each for each in message.branches if each.branch == self._stored.branch]
+                    if not (found and (found[0].meta or {}).get(META)):
+                        return self._fails(out, not_found(self._ident))
+                    if (ended := self._look(out, found[0], message.id)) is not None:
+                        return ended
+                case Delta() if message.branch == self._stored.branch and self._output is not None:
+                    out.append(self._output.say(message))
+                case Event(op="generate" | "set" | "drop") if message.branch == self._stored.branch:
+                    if not self._fenced:  # it may be over
+                        self._more.append(Tree(id=TREE, branch=self._stored.branch))
+                case Ok(id=2):  # FENCE: all is said
+                    self._more.append(Tree(id=TREE_BEHIND, branch=self._stored.branch))
+                case Error():
+                    gone = message.code in ("no_session", "no_branch")
+                    return self._fails(out, not_found(self._ident) if gone else message)
+        return self._pieces(out)
+
+    def fail(self, error: RamifyError) -> bytes | Response | None:
+        """See `Dialogue`."""
+        return self._fails([], error)
+
+    # ---
+
+    def _look(self, out: list[bytes], branch: BranchState, op: int | None) -> bytes | Response | None:
+        """What the branch is now; the end, if it is over and all is said."""
+        self._kept = keyed((branch.meta or {})[META], self._stored.key)
+        over = self._kept["status"] not in UNDER_WAY
+        if not self.streams and (over or branch.running is not None or branch.reason is None):
+            self.over = True
+            return json_response(200, self._kept)
+        if self._output is None:
+            out.append(self._begin())
+        if op == TREE_BEHIND:
+            return self._ends(out, branch, None if over else status_of(branch.reason))
+        if not self._fenced and (over or (branch.running is None and branch.reason is not None)):
+            self._fenced = True
+            self._more.append(Set(id=FENCE, branch=self._stored.branch))
+        return None
+
+    def _begin(self) -> bytes:
+        kept = self._kept
+        spaces = {
+            within(space["name"], tool["name"]): (space["name"], tool["name"])
+            for space in kept["tools"]
+            if space["type"] == "namespace"
+            for tool in space["tools"]
+        }
+        events = self._events if self.streams else None
+        unique, top = self._stored.unique, kept["top_logprobs"]
+        self._output = OutputWriter(unique, events, self._vocabulary, top, spaces, even=True)
+        if events is None:
+            return b""
+        told: JsonObject = {"error": None, "incomplete_details": None, "output": [], "usage": None}
+        begun = {**kept, "status": "in_progress", **told}
+        created = events.of("response.created", response=begun)
+        return created + events.of("response.in_progress", response=begun)
+
+    def _ends(self, out: list[bytes], branch: BranchState, status: str | None) -> bytes | Response:
+        """`status`: of a response that nobody has kept as it ended."""
+        assert self._output is not None
+        self.over = True
+        whole, events = self._kept, self._events
+        ended = status or whole["status"]
+        out.append(self._output.end(completed=ended == "completed", spoken=ended != "failed"))
+        if status is not None:
+            failed = {"code": "server_error", "message": "the generation failed"}
+            whole |= {
+                "status": status,
+                "error": failed if status == "failed" else None,
+                "incomplete_details": incompleteness(status),
+                "output": self._output.shown(status),
+                "usage": counted_tokens(branch.usage) if branch.usage is not None else None,
+            }
+        if not self.streams:
+            return json_response(200, whole)
+        out.append(events.of(end_of(ended), response=whole))
+        if events.after > events.last:
+            message = f"`starting_after` is over the end: the last event is {events.last}"
+            return of_error(BadRequest(message, details={"field": "starting_after"}))
+        return self._pieces(out) or (b"" if self._began else NOTHING)
+
+    def _fails(self, out: list[bytes], error: Error | RamifyError) -> bytes | Response:
+        self.over = True
+        if self._pieces(out) is None and not self._began:
+            return of_error(error)
+        return b"".join(out) + self._events.broken(error)
+
+    def _pieces(self, out: list[bytes]) -> bytes | None:
+        data = b"".join(out)
+        self._began = self._began or bool(data)
+        return data or None
 
 
 def not_found(ident: str) -> Refused:

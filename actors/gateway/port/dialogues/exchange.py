@@ -105,7 +105,10 @@ class Exchange(DialogueRun, asyncio.Protocol):
         self._home.connection_lost(exc)
         self._stop_probing()
         self._out.clear()
-        if not (self._over or (self._answered and self._dialogue.outlives)):
+        outlived = self._dialogue.outlives and (self._answered or self._streaming)
+        if outlived and not self._over:
+            self._binding.throttle(False)
+        elif not self._over:
             self._over = True
             if self._binding.stage is Stage.ATTACHED and (ops := self._dialogue.abandon()):
                 self._binding.route(ops, 0)

@@ -4,11 +4,13 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseFunctionToolCall
 
 from ramify.actors.gateway.apis.openai.chat import ChatAnswers, Heading
 from ramify.actors.gateway.apis.openai.requests import ChatRequest, decode
-from ramify.actors.gateway.apis.openai.response_output import Events, MessageOutput
+from ramify.actors.gateway.apis.openai.response_output import Events, MessageOutput, OutputWriter
 from ramify.actors.gateway.apis.openai.response_requests import ResponseRequest
 from ramify.actors.gateway.apis.openai.responses import ResponseDialogue
 from ramify.protocol.wire import Delta, Done, Ok, Part, State
@@ -69,8 +71,7 @@ def test_the_chunk_of_text_is_the_one_that_is_made_field_by_field(text: str) -> 
 def test_calls_side_by_side_are_items_of_their_own() -> None:
     body = {"model": "m", "input": "hi", "stream": True, "store": False}
     it = ResponseDialogue(decode(json.dumps(body).encode(), ResponseRequest), "m", 5)
-    given = {"session": "s_1", "key": "k", "op": 0, "revision": 0, "branches": []}
-    said = it.receive([State(**given)])
+    said = it.receive([State(session="s_1", key="k", op=0, revision=0, branches=[])])
     assert said is None
     said = it.receive(
         [
@@ -127,3 +128,46 @@ def test_a_call_says_the_namespace_of_its_tool() -> None:
     )
     (call,) = json.loads(answer.body)["output"]  # type: ignore[union-attr]
     assert (call["namespace"], call["name"]) == ("agents", "close")
+
+
+PIECES = st.lists(
+    st.tuples(
+        st.sampled_from(["reasoning", "text", "markup", "call"]),
+        st.one_of(st.text(max_size=40), st.sampled_from([" ", "\n\n", " x", "\n" * 17])),
+    ),
+    max_size=6,
+)
+
+
+@given(PIECES, st.data())
+def test_an_even_stream_is_the_same_however_its_text_came(
+    pieces: list[tuple[Any, str]], data: st.DataObject
+) -> None:
+    """And whoever has the events up to any number is told the others."""
+
+    def call(number: int) -> Part:
+        return Part(kind="call", text="", call=number, id=f"c{number}", name="f")
+
+    def told(cut: bool, after: int = -1) -> list[dict[str, Any]]:
+        events = Events(after=after)
+        writer = OutputWriter("u", events, even=True)
+        made = b""
+        for number, (kind, text) in enumerate(pieces):
+            run = [call(number)] if kind == "call" else []
+            while text or not run:
+                size = data.draw(st.integers(1, max(1, len(text)))) if cut else max(1, len(text))
+                piece, text = text[:size], text[size:]
+                if kind == "call":
+                    run.append(Part(kind=kind, text="", call=number, arguments=piece))
+                else:
+                    run.append(Part(kind=kind, text=piece))
+            for part in run:
+                made += writer.say(Delta(branch="b", position=1, text=part.text, parts=[part]))
+        made += writer.end(completed=True)
+        return [json.loads(line[6:]) for line in made.split(b"\n") if line.startswith(b"data: ")]
+
+    whole = told(False)
+    assert [each["sequence_number"] for each in whole] == list(range(len(whole)))
+    assert told(True) == whole
+    after = data.draw(st.integers(-1, len(whole)))
+    assert told(True, after) == whole[after + 1 :]

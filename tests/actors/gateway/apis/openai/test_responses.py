@@ -7,7 +7,7 @@ import pytest
 
 from ramify.actors.gateway.apis.openai.requests import decode
 from ramify.actors.gateway.apis.openai.response_requests import ResponseRequest
-from ramify.actors.gateway.apis.openai.responses import APPEND, KEEP, META, ResponseDialogue
+from ramify.actors.gateway.apis.openai.responses import APPEND, GENERATE, KEEP, META, ResponseDialogue
 from ramify.actors.gateway.port.http import Response
 from ramify.protocol.wire import Error, Ok, ServerMessage, Set, State
 
@@ -25,9 +25,10 @@ def state() -> Any:
 def test_one_that_fails_in_the_background_is_kept_as_failed(answer: ServerMessage) -> None:
     body = {"model": "m", "input": "hi", "background": True}
     it = ResponseDialogue(decode(json.dumps(body).encode(), ResponseRequest), "m", 5)
-    assert isinstance(it.receive([state()]), Response)
+    assert it.receive([state()]) is None
+    assert isinstance(it.receive([Ok(id=APPEND, branch=it.branch, position=5)]), Response)
     it.take_ops()
-    assert it.receive([Error(id=APPEND, code="too_long", message="too much")]) is None
+    assert it.receive([Error(id=GENERATE, code="bad_constraint", message="too much")]) is None
     (kept,) = it.take_ops()
     assert isinstance(kept, Set)
     assert kept.meta is not None
