@@ -13,9 +13,9 @@ lasts as long as 16 and takes the prompt tokens of 16. So the quantum is 4 steps
 
 Policies: `lru`, by request: whoever comes is admitted when pages can be had, whatever others have
 begun, and no run gives pages to others for fairness; `ours`: the scheduler as it is. A newcomer with
-1,024 tokens comes every 30 s. Columns: hit, of the tokens that the turn before could have left; waits in
-seconds until the first token; `share`: the waiting of the session place that waited most, over the mean
-of all places.
+1,024 tokens comes every 30 s. Each place for a session plays the same ones under both policies.
+Columns: `all`, turns since the start; `hit`, of the tokens that the turn before could have left; waits
+in seconds until the first token; `share`: the waiting of the place that waited most, over the mean of all.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 from unittest.mock import patch
 
@@ -43,8 +43,8 @@ CONTEXT = 262_144  # real tokens: a session is over before its first prompt that
 NEWCOMER = 1024, 64  # real tokens of its prompt and answer
 EVERY = 30.0  # seconds between two newcomers
 COLUMNS = (
-    "pool", "sessions", "policy", "turns/min", "hit", "TTFT p50", "p95", "newcomer", "share", "twice",
-    "retracted",
+    "pool", "sessions", "policy", "turns/min", "all", "hit", "TTFT p50", "p95", "newcomer", "share",
+    "twice", "retracted",
 )  # fmt: skip
 
 
@@ -110,24 +110,27 @@ def read(path: Path) -> list[Recorded]:
 class Place:
     """One of the sessions that there are at a time."""
 
-    number: int
+    recorded: Iterator[Recorded]
+    first: float  # part of its first session that was over before
     waited: list[float] = field(default_factory=list)
 
 
 class AgentLoad:
     """Keeps so many sessions going, and measures what ends after the warm-up."""
 
-    def __init__(self, sim: Simulation, recorded: list[Recorded], options: argparse.Namespace) -> None:
+    def __init__(
+        self, sim: "AgentSimulation", recorded: list[Recorded], options: argparse.Namespace
+    ) -> None:
         self._sim = sim
         self._options = options
         order = list(recorded)
         sim.dice.shuffle(order)
-        self._recorded: Iterator[Recorded] = cycle(order)
         self._serial = 0
         self._noise = np.random.default_rng(options.seed)
-        self.places = [Place(number) for number in range(options.count)]
+        own = [islice(cycle(order), number, None, options.count) for number in range(options.count)]
+        self.places = [Place(each, sim.dice.random()) for each in own]
         self.newcomers: list[float] = []
-        self.turns = self.found = self.could = 0
+        self.all = self.turns = self.found = self.could = 0
         self._since = 1e3 * options.warm_up
         self._until = 1e3 * (options.warm_up + options.seconds)
         for place in self.places:
@@ -136,9 +139,9 @@ class AgentLoad:
 
     def _begin(self, place: Place) -> None:
         self._serial += 1
-        recorded = next(self._recorded)
+        recorded = next(place.recorded)
         # Sessions of a running server are anywhere in their course, not all at their beginning.
-        first = self._sim.dice.randrange(len(recorded.turns)) if self._serial <= len(self.places) else 0
+        first, place.first = int(place.first * len(recorded.turns)), 0.0
         self._turn(place, self._serial, recorded, first, {})
 
     def _turn(
@@ -170,22 +173,18 @@ class AgentLoad:
 
         def done(answer: SimulatedAnswer) -> None:
             sim.cache.drop_branches(m.DropBranches([answer.branch]))
+            self.all += 1
             if answer.sent >= self._since:
                 self.turns += 1
                 place.waited.append(answer.ttft / 1e3)
                 self.could += could
-                self.found += min(could, self._cached.pop(answer.branch, 0))
+                self.found += min(could, sim.cached.pop(answer.branch, 0))
             pause = recorded.turns[number + 1].pause if number + 1 < len(recorded.turns) else 0.0
             after = partial(self._turn, place, session, recorded, number + 1, prompts)
             sim.at(sim.now + 1e3 * pause, after)
 
         owner = "all" if self._options.tenant else ""
         self._send(session, prompts[number], turn.output, owner, done)
-
-    @property
-    def _cached(self) -> dict[int, int]:
-        assert isinstance(self._sim, AgentSimulation)
-        return self._sim.cached
 
     def _send(self, session: int, prompt: "np.ndarray", output: int, owner: str, done: object) -> None:
         sim = self._sim
@@ -269,7 +268,7 @@ def play(
     marks = statistics.quantiles(waits, n=20)
     places = [sum(place.waited) for place in load.places]
     return [
-        name, str(count), policy, f"{60 * load.turns / options.seconds:.1f}",
+        name, str(count), policy, f"{60 * load.turns / options.seconds:.1f}", str(load.all),
         f"{load.found / max(1, load.could):.2f}", f"{marks[9]:.1f}", f"{marks[18]:.1f}",
         f"{max(load.newcomers, default=0.0):.1f}",
         f"{max(places) / max(1e-9, statistics.fmean(places)):.2f}",
