@@ -15,7 +15,7 @@ Policies: `lru`, by request: whoever comes is admitted when pages can be had, wh
 begun, and no run gives pages to others for fairness; `ours`: the scheduler as it is. A newcomer with
 1,024 tokens comes every 30 s. Each place for a session plays the same ones under both policies.
 Columns: `all`, turns since the start; `hit`, of the tokens that the turn before could have left; waits
-in seconds until the first token; `share`: the waiting of the place that waited most, over the mean of all.
+in seconds until the first token; `share`: the waiting of the place that waited most, over the mean.
 """
 
 import argparse
