@@ -38,10 +38,10 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
     path: Annotated[
         Path,
         Setting(
-            "model folder, or a model of the Hugging Face hub; that is downloaded if it is not in the "
-            "local cache",
+            "model folder, GGUF file, or a model of the Hugging Face hub (with :TYPE its GGUF file of "
+            "that type); that is downloaded if it is not in the local cache",
             flag="--model",
-            unit="DIR|OWNER/NAME",
+            unit="DIR|FILE.gguf|OWNER/NAME[:TYPE]",
             default="the bundled one",
             first=True,
         ),

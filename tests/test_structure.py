@@ -39,9 +39,9 @@ SIZES = {
     "actors/session": (44, 125),
     "actors/store": (9, 30),
     "actors/tokenizer": (7, 18),
-    "protocol": (23, 46),
-    "clients": (79, 134),
-    "gpu": (154, 234),
+    "protocol": (27, 54),
+    "clients": (79, 135),
+    "gpu": (156, 237),
     "benchmarks": (41, 127),
 }
 # measure: bound, goal

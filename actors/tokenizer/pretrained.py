@@ -18,6 +18,7 @@ import msgspec
 import tokenizers
 from tokenizers import AddedToken
 
+from ramify.protocol.checkpoint.files import JsonFiles, json_files
 from ramify.protocol.errors import ModelError
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -57,20 +58,23 @@ def of_transformers(fast: Any) -> Pretrained:
     )
 
 
-def read_pretrained(path: Path) -> Pretrained:
-    """Read the files of a folder. Raises ModelError that names what is wrong."""
+def read_pretrained(path: Path, files: JsonFiles | None = None) -> Pretrained:
+    """Read `files`, those of a folder or a GGUF file. Raises ModelError that names what is wrong."""
     # One text is never tokenized by several threads: a pool of them would only be started.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    config = read_json(path / "tokenizer_config.json")
+    files = files or json_files(path)
+    config = files("tokenizer_config.json") or {}
     if "fast_tokenizer_files" in config:  # which file counts depends on the version of `transformers`
         return _by_transformers(path, "tokenizer_config.json")
     file = path / "tokenizer.json"
-    if not file.is_file():
+    whole = files("tokenizer.json")
+    if whole is None:
         return _slow(path)
-    whole = read_json(file)
     try:
-        backend = tokenizers.Tokenizer.from_file(str(file))
-        special, extra, added = _special_tokens(path, config, whole.get("added_tokens", []))
+        backend = tokenizers.Tokenizer.from_buffer(
+            file.read_bytes() if file.is_file() else msgspec.json.encode(whole)
+        )
+        special, extra, added = _special_tokens(files, config, whole.get("added_tokens", []))
         _add(backend, list(special.values()), extra, added)
         if config.get("split_special_tokens"):
             backend.encode_special_tokens = True
@@ -84,24 +88,11 @@ def read_pretrained(path: Path) -> Pretrained:
         raise ModelError(f"{file} cannot be loaded: {error}") from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; {} if the file is missing. Raises ModelError."""
-    try:
-        data = msgspec.json.decode(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    if not isinstance(data, dict):
-        raise ModelError(f"{path} must hold a JSON object")
-    return data
-
-
 # --- special tokens -----------------------------------------------------------------------------
 
 
 def _special_tokens(
-    path: Path, config: dict[str, Any], own: list[dict[str, Any]]
+    files: JsonFiles, config: dict[str, Any], own: list[dict[str, Any]]
 ) -> tuple[dict[str, AddedToken | str], list[AddedToken | str], list[AddedToken]]:
     """With a name, without one, and what files add to the tokenizer. `own`: tokenizer.json's tokens."""
     given: dict[str, Any] = {
@@ -113,8 +104,8 @@ def _special_tokens(
     if "added_tokens_decoder" in config:
         added = {int(i): _added(token) for i, token in config["added_tokens_decoder"].items()}
     else:
-        _add_mapped(given, read_json(path / "special_tokens_map.json"))
-        added = _added_by_files(path, given, own)
+        _add_mapped(given, files("special_tokens_map.json") or {})
+        added = _added_by_files(files, given, own)
     by_text = {str(token): token for token in added.values()}
     extra = given.pop("extra_special_tokens", None) or []
     if isinstance(extra, dict):  # names of this model's own
@@ -141,13 +132,13 @@ def _add_mapped(given: dict[str, Any], mapped: dict[str, Any]) -> None:
 
 
 def _added_by_files(
-    path: Path, given: dict[str, Any], own: list[dict[str, Any]]
+    files: JsonFiles, given: dict[str, Any], own: list[dict[str, Any]]
 ) -> dict[int, AddedToken]:
     """The tokens of added_tokens.json and tokenizer.json, by id."""
     added: dict[int, AddedToken] = {}
     names = given.get("extra_special_tokens") or []
     special = {str(token) for token in (*(given.get(name) for name in _NAMED), *names) if token}
-    for text, i in read_json(path / "added_tokens.json").items():
+    for text, i in (files("added_tokens.json") or {}).items():
         known = text in special
         added[i] = AddedToken(text, normalized=not known, special=known)
     for token in own:

@@ -31,7 +31,8 @@ import tokenizers
 
 from ramify.actors.tokenizer.chat_jinja import ChatTemplates
 from ramify.actors.tokenizer.pipeline import COMPOSED, bytes_bound, bytes_of_ids, without_prefix_space
-from ramify.actors.tokenizer.pretrained import Pretrained, of_transformers, read_json, read_pretrained
+from ramify.actors.tokenizer.pretrained import Pretrained, of_transformers, read_pretrained
+from ramify.protocol.checkpoint.files import json_files
 from ramify.protocol.errors import BadRequest, InvalidField, ModelError, brief
 from ramify.protocol.sampling import SamplingParams
 
@@ -106,14 +107,10 @@ class Tokenizer:
 
     @staticmethod
     def load(path: Path) -> "Tokenizer":
-        """Read the tokenizer of a model folder. Raises ModelError that names what is wrong."""
-        path = Path(path)
-        if not path.is_dir():
-            raise ModelError(f"{path} is not a folder with a model")
-        config, generation_config = (
-            read_json(path / name) for name in ("config.json", "generation_config.json")
-        )
-        return Tokenizer(read_pretrained(path), config=config, generation_config=generation_config)
+        """That of a model folder or a GGUF file. Raises ModelError that names what is wrong."""
+        files = json_files(path)
+        config, generation = files("config.json"), files("generation_config.json")
+        return Tokenizer(read_pretrained(path, files), config=config, generation_config=generation)
 
     @staticmethod
     def of(fast: Any) -> "Tokenizer":

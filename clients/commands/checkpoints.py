@@ -1,4 +1,6 @@
-"""The values of `--model`: a folder, or a model of the Hugging Face hub, `OWNER/NAME[@REVISION]`.
+"""The values of `--model`: a folder, a GGUF file, or a model of the Hugging Face hub.
+
+That is `OWNER/NAME[:TYPE][@REVISION]`; TYPE chooses a GGUF file by what its name says, such as Q4_K_M.
 
 A hub's name is looked up in the local cache first, where `huggingface_hub` and `transformers` put their
 downloads. An incomplete model is downloaded, with progress on standard error; not with HF_HUB_OFFLINE=1.
@@ -13,7 +15,10 @@ from typing import Any
 from ramify.clients.commands.engine import load
 from ramify.protocol.errors import ConfigError
 
-_NAME = re.compile(r"(?P<name>[\w.-]{1,96}/[\w.-]{1,96})(?:@(?P<revision>[\w./-]{1,128}))?", re.ASCII)
+_NAME = re.compile(
+    r"(?P<name>[\w.-]{1,96}/[\w.-]{1,96})(?::(?P<type>[\w.-]{1,64}))?(?:@(?P<revision>[\w./-]{1,128}))?",
+    re.ASCII,
+)
 _FILES = ["*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json",
           "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
           "chat_template.jinja"]  # fmt: skip
@@ -21,15 +26,15 @@ _NEEDED = ("config.json", "tokenizer.json")
 
 
 def find_model(given: str, cache: Path | None = None) -> tuple[Path, str | None]:
-    """The folder of a model, and its name where that is not the folder's.
+    """The folder or the GGUF file of a model, and its name where that is not the folder's.
 
     `cache`: the hub's, if not where it usually is. Raises ConfigError that says what to do.
     """
     folder = Path(given)
     named = _NAME.fullmatch(given)
     if folder.exists() or named is None:
-        return folder, None
-    name, revision = named["name"], named["revision"]
+        return folder, folder.stem if folder.is_file() else None
+    name, kind, revision = named["name"], named["type"], named["revision"]
     # here: it takes a third of a second that a folder need not cost
     snapshot_download = load("huggingface_hub").snapshot_download
     errors = load("huggingface_hub.errors")
@@ -38,7 +43,9 @@ def find_model(given: str, cache: Path | None = None) -> tuple[Path, str | None]
         "repo_id": name,
         "revision": revision,
         "cache_dir": cache,
-        "allow_patterns": _FILES,
+        "allow_patterns": [f"*{text}*.gguf" for text in (kind, kind.upper(), kind.lower())]
+        if kind
+        else _FILES,
     }
     fault = "it is not complete there"
     for local in (True, False):
@@ -52,13 +59,27 @@ def find_model(given: str, cache: Path | None = None) -> tuple[Path, str | None]
         ) as error:
             fault = _first_line(error)
             continue
-        if _complete(found):
+        if kind is not None:
+            file = _of_type(found, kind)
+            if file is not None:
+                return file, f"{name}:{kind}"
+            fault = f"it has no GGUF file with {kind} in its name"
+        elif _complete(found):
             return found, name
     raise ConfigError(
         f"--model {given} is no folder here, and the hub's cache does not have it in full; nor does the "
-        f"hub: {fault}. Give a folder with config.json, tokenizer.json and safetensors, or a name as on "
-        "huggingface.co (for a gated model set HF_TOKEN)"
+        f"hub: {fault}. Give a folder with config.json, tokenizer.json and safetensors, a GGUF file, or "
+        "a name as on huggingface.co (for a gated model set HF_TOKEN)"
     )
+
+
+def _of_type(folder: Path, kind: str) -> Path | None:
+    """The GGUF file whose name has this part, if there is one; that of a vision tower is not it."""
+    part = re.compile(rf"(?:^|[-.]){re.escape(kind)}(?:[-.]|$)", re.IGNORECASE)
+    found = [
+        path for path in folder.rglob("*.gguf") if part.search(path.name) and "mmproj" not in path.name
+    ]
+    return min(found, key=lambda path: path.name, default=None)
 
 
 def _complete(folder: Path) -> bool:

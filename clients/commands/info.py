@@ -17,6 +17,7 @@ from ramify.clients.commands.checkpoints import find_model
 from ramify.clients.commands.screen import shown
 from ramify.clients.errors import ConnectionLost
 from ramify.clients.session_link import websocket_url
+from ramify.protocol.checkpoint.files import json_files
 from ramify.protocol.errors import ModelError
 
 MOST_BYTES = 1 << 20  # of a server's answer
@@ -37,9 +38,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser("info", help="versions, devices, and facts of a model or server")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--url", help="ask this server")
-    what.add_argument(
-        "--model", metavar="DIR|OWNER/NAME", help="look at this model folder, or model of the hub"
-    )
+    what.add_argument("--model", metavar="DIR|FILE.gguf|OWNER/NAME", help="look at this model")
     parser.add_argument("--token", help="bearer token (default: $RAMIFY_TOKEN)")
     parser.set_defaults(run=run)
 
@@ -95,31 +94,26 @@ def gpus() -> list[str]:
     return done.stdout.strip().splitlines() if done.returncode == 0 else []
 
 
-def model_info(folder: Path) -> dict[str, Any]:
-    """Facts from the folder's files. Raises ModelError that names the file."""
-    config = folder / "config.json"
-    try:
-        facts = json.loads(config.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{config}: {error.strerror}") from None
-    except ValueError as error:
-        raise ModelError(f"{config} is not JSON: {error}") from None
-    weights = sorted(folder.glob("*.safetensors"))
+def model_info(path: Path) -> dict[str, Any]:
+    """Facts from the files of a folder, or from a GGUF file. Raises ModelError that names the file."""
+    files = json_files(path)
+    facts = files("config.json")
+    if facts is None:
+        raise ModelError(
+            f"{path / 'config.json'}: no such file: give the folder of a model, or a GGUF file"
+        )
+    weights = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in weights)
+    template = (path / "chat_template.jinja").is_file() or "chat_template" in (
+        files("tokenizer_config.json") or {}
+    )
     return {
-        "folder": str(folder),
+        "file" if path.is_file() else "folder": str(path),
         "architectures": facts.get("architectures", []),
         **{name: facts[name] for name in FACTS if name in facts},
         "weights": f"{len(weights)} files, {size / 2**20:.1f} MiB",
-        "chat template": "yes" if _has_template(folder) else "no",
+        "chat template": "yes" if template else "no",
     }
-
-
-def _has_template(folder: Path) -> bool:
-    if (folder / "chat_template.jinja").is_file():
-        return True
-    config = folder / "tokenizer_config.json"
-    return config.is_file() and '"chat_template"' in config.read_text(encoding="utf-8")
 
 
 def server_at(port: int, token: str | None = None) -> tuple[str, dict[str, Any]] | None:

@@ -4,7 +4,7 @@ Parses the file itself (importing `transformers` costs seconds). The family that
 says what its fields mean. What this build cannot run raises ModelError, which names file and field.
 """
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,20 @@ from ramify.gpu.models.definition import Definition
 from ramify.gpu.models.families import FAMILIES
 from ramify.gpu.models.fields import Fields
 from ramify.gpu.models.parts import Family, of_text
+from ramify.protocol.checkpoint.files import json_files
 from ramify.protocol.errors import ModelError
 
 
 def read_config(folder: Path) -> Definition:
-    """Read `folder`/config.json and generation_config.json. Raises ModelError."""
-    path = folder / "config.json"
-    if not folder.is_dir():
-        raise ModelError(f"{folder} is not a folder: give the folder of a Hugging Face checkpoint")
-    raw = _read_json(path)
+    """Read config.json and generation_config.json of a folder, or of a GGUF file. Raises ModelError."""
+    files = json_files(folder)
+    raw, generation = files("config.json"), files("generation_config.json")
     if raw is None:
-        raise ModelError(f"{path} is missing: give the folder of a Hugging Face checkpoint")
-    generation = _read_json(folder / "generation_config.json") or {}
-    return parse_config(raw, generation, path)
+        raise ModelError(f"{folder / 'config.json'} is missing: give the folder of a Hugging Face "
+                         "checkpoint")  # fmt: skip
+    definition = parse_config(raw, generation or {}, folder / "config.json")
+    # a GGUF file has the offset in its norms' weights already
+    return replace(definition, norm_offset=0.0) if folder.is_file() else definition
 
 
 def parse_config(raw: dict[str, Any], generation: dict[str, Any], path: Path) -> Definition:
@@ -53,19 +54,6 @@ def _text(raw: dict[str, Any], family: Family, path: Path) -> tuple[dict[str, An
     outer = ("tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype")
     said = {name: raw[name] for name in outer if raw.get(name) is not None}
     return inner | said, f"{path}: text_config"
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file, None if there is no such file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds {type(value).__name__}, not a JSON object")
-    return value
 
 
 def _architecture(raw: dict[str, Any], path: Path) -> str:

@@ -29,6 +29,7 @@ from ramify.gpu.ops.linear.base import Form, plain_weight
 from ramify.gpu.ops.linear.onednn import float_weight
 from ramify.gpu.progress import Progress
 from ramify.gpu.startup.drafts import DraftChoice, choose_draft
+from ramify.gpu.startup.gguf_weights import load_gguf
 from ramify.gpu.startup.memory import free_bytes, plan_pages
 from ramify.gpu.startup.packing import Packing
 from ramify.gpu.startup.quantization import choose_quantization
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 
 _TOKEN_BYTES = 4  # of a KV slot's token, where a drafter reads it
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
 MOST_FORCED_DRAFTS = 32  # tokens that a constraint may draft for a row in a step
 
 
@@ -77,10 +76,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
         ) from error
     info = _info(config, shape, model, context, dtype, device, attention)
     info = msgspec.structs.replace(
-        info,
-        quantization=quantization.name,
-        quantization_reason=quantization.reason,
-        constrains=True,
+        info, quantization=quantization.name, quantization_reason=quantization.reason, constrains=True
     )
     if info.constrains and config.jump_forward and not shape.keeps_states:
         info = msgspec.structs.replace(info, max_forced=MOST_FORCED_DRAFTS)
@@ -117,8 +113,10 @@ def _fill(
         if config.load_format == "dummy":
             progress("making random weights", 0.0)
             fill_random(views, loaded=packing.loaded)
+        elif (place := folder or config.path).is_file():
+            load_gguf(place, views, progress, model.config, packing.loaded)
         else:
-            load_weights(folder or config.path, views, progress, packing.loaded, model.config.names)
+            load_weights(place, views, progress, packing.loaded, model.config.names)
         with torch.inference_mode():
             model.complete()
 

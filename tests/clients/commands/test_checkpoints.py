@@ -66,3 +66,27 @@ def test_a_download_that_was_broken_off_is_not_taken(tmp_path: Path, files: dict
 def test_a_name_that_is_nowhere(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no/where is no folder"):
         find_model("no/where", tmp_path)
+
+
+def test_a_gguf_file(tmp_path: Path) -> None:
+    file = tmp_path / "model-Q8_0.gguf"
+    file.write_bytes(b"GGUF")
+    assert find_model(str(file)) == (file, "model-Q8_0")
+
+
+def test_a_gguf_file_in_the_cache_by_its_type(tmp_path: Path) -> None:
+    files = dict.fromkeys(
+        ["m-q4_k_m.gguf", "m-Q4_K_S.gguf", "m-Q4_K.gguf", "mmproj-Q8_0.gguf", "x.txt"], ""
+    )
+    snapshot = cached(tmp_path, "some/model", files)
+    for kind, file in (
+        ("Q4_K_M", "m-q4_k_m.gguf"),
+        ("q4_k_s", "m-Q4_K_S.gguf"),
+        ("Q4_K", "m-Q4_K.gguf"),
+    ):
+        assert find_model(f"some/model:{kind}", tmp_path) == (snapshot / file, f"some/model:{kind}")
+    for kind in ("Q8_0", "Q4", "K_M", "IQ1_S"):
+        with pytest.raises(ConfigError, match=f"no GGUF file with {kind}"):
+            find_model(f"some/model:{kind}", tmp_path)
+    with pytest.raises(ConfigError, match="not complete"):
+        find_model("some/model", tmp_path)

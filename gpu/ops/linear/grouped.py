@@ -1,0 +1,140 @@
+"""Weights whose inputs are in groups with a scale of their own, as the blocks of GGUF files have them.
+
+A number is its group's scale times its code, plus the group's offset. The layouts are those of ggml's
+`ggml-common.h`; the floats that come out equal those of the package `gguf` to the last bit.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ramify.gpu.ops.linear.base import Weight
+
+GROUP = 32
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(slots=True)
+class GroupedWeight(Weight):
+    """codes int8 [outputs, inputs]; scales and offsets float32 [outputs, inputs / group size].
+
+    Without offsets codes have both signs; with them they are 0 or more. `bits`: of a code.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    offsets: Tensor | None
+    bits: int
+
+    def floats(self) -> Tensor:
+        """float32 [outputs, inputs]."""
+        outputs, groups = self.scales.shape
+        values = self.scales[:, :, None] * self.codes.view(outputs, groups, -1)
+        if self.offsets is not None:
+            values += self.offsets[:, :, None]
+        return values.view(outputs, -1)
+
+
+def plain_floats(kind: str, raw: Tensor) -> Tensor | None:
+    """Floats of a type that torch has; None: the type is one of blocks. raw: uint8 [rows, bytes]."""
+    return raw.view(_FLOATS[kind]) if kind in _FLOATS else None
+
+
+def grouped(kind: str, raw: Tensor) -> GroupedWeight:
+    """What the blocks of a tensor hold. raw: uint8 [rows, bytes of a row]."""
+    unpack, size = _BLOCKS[kind]
+    codes, scales, offsets = unpack(raw.view(-1, size))
+    rows = len(raw)
+    return GroupedWeight(
+        codes.to(torch.int8).reshape(rows, -1), scales.reshape(rows, -1),
+        None if offsets is None else offsets.reshape(rows, -1), _BITS[kind],
+    )  # fmt: skip
+
+
+_Parts = tuple[
+    Tensor, Tensor, Tensor | None
+]  # codes [blocks, numbers], scales and offsets [blocks, groups]
+
+
+def _half(raw: Tensor) -> Tensor:
+    """float16 [n, 2 bytes] -> float32 [n, 1]."""
+    return raw.contiguous().view(torch.float16).float()
+
+
+def _nibbles(raw: Tensor, run: int) -> Tensor:
+    """Of each `run` bytes the lower halves, then the upper ones."""
+    parts = raw.reshape(len(raw), -1, 1, run)
+    return torch.cat((parts & 15, parts >> 4), 2).reshape(len(raw), -1)
+
+
+def _bits(raw: Tensor, run: int, wide: int) -> Tensor:
+    """Of each `run` bytes the lowest `wide` bits, then the next ones, ..."""
+    shifts = torch.arange(0, 8, wide, dtype=torch.uint8).view(1, 1, -1, 1)
+    parts = raw.reshape(len(raw), -1, 1, run) >> shifts
+    return (parts & ((1 << wide) - 1)).reshape(len(raw), -1)
+
+
+def _fifth(raw: Tensor) -> Tensor:
+    """A bit for each of 32 numbers, as the fifth of their codes."""
+    shifts = torch.arange(8, dtype=torch.uint8)
+    return ((raw[:, :, None] >> shifts) & 1).reshape(len(raw), 32) << 4
+
+
+def _q4_0(raw: Tensor) -> _Parts:
+    return _nibbles(raw[:, 2:], 16).to(torch.int8) - 8, _half(raw[:, :2]), None
+
+
+def _q4_1(raw: Tensor) -> _Parts:
+    return _nibbles(raw[:, 4:], 16), _half(raw[:, :2]), _half(raw[:, 2:4])
+
+
+def _q5_0(raw: Tensor) -> _Parts:
+    codes = _nibbles(raw[:, 6:], 16) | _fifth(raw[:, 2:6])
+    return codes.to(torch.int8) - 16, _half(raw[:, :2]), None
+
+
+def _q5_1(raw: Tensor) -> _Parts:
+    codes = _nibbles(raw[:, 8:], 16) | _fifth(raw[:, 4:8])
+    return codes, _half(raw[:, :2]), _half(raw[:, 2:4])
+
+
+def _q8_0(raw: Tensor) -> _Parts:
+    return raw[:, 2:].contiguous().view(torch.int8), _half(raw[:, :2]), None
+
+
+def _k_scales(raw: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and offsets of eight groups, six bits each, in twelve bytes behind their two factors."""
+    low, middle, high = raw[:, 4:16].view(-1, 3, 4).unbind(1)
+    scales = torch.cat((low & 63, (high & 15) | ((low >> 2) & 48)), 1)
+    least = torch.cat((middle & 63, (high >> 4) | ((middle >> 2) & 48)), 1)
+    return _half(raw[:, :2]) * scales, -(_half(raw[:, 2:4]) * least)
+
+
+def _q4_k(raw: Tensor) -> _Parts:
+    return _nibbles(raw[:, 16:], 32), *_k_scales(raw)
+
+
+def _q5_k(raw: Tensor) -> _Parts:
+    codes = _nibbles(raw[:, 48:], 32) | (_bits(raw[:, 16:48], 32, 1) << 4)
+    return codes, *_k_scales(raw)
+
+
+def _q6_k(raw: Tensor) -> _Parts:
+    codes = _nibbles(raw[:, :128], 64) | (_bits(raw[:, 128:192], 32, 2) << 4)
+    scales = raw[:, 192:208].contiguous().view(torch.int8)
+    return codes.to(torch.int8) - 32, _half(raw[:, 208:]) * scales, None
+
+
+_BLOCKS: dict[str, tuple[Callable[[Tensor], _Parts], int]] = {
+    "Q4_0": (_q4_0, 18),
+    "Q4_1": (_q4_1, 20),
+    "Q5_0": (_q5_0, 22),
+    "Q5_1": (_q5_1, 24),
+    "Q8_0": (_q8_0, 34),
+    "Q4_K": (_q4_k, 144),
+    "Q5_K": (_q5_k, 176),
+    "Q6_K": (_q6_k, 210),
+}
+_BITS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6}

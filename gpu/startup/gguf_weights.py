@@ -1,0 +1,130 @@
+"""Reads the tensors of a GGUF file into a decoder, as `weights` reads safetensors.
+
+The file is memory-mapped, and a tensor is read in parts. Knows how llama.cpp calls tensors, not which an
+architecture has: the decoder says which it wants.
+"""
+
+import mmap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ramify.gpu.models.definition import Definition
+from ramify.gpu.ops.linear.grouped import grouped, plain_floats
+from ramify.gpu.progress import Progress
+from ramify.protocol.checkpoint.gguf import GgufFile, TensorPlace, read_gguf
+from ramify.protocol.checkpoint.gguf_config import INTERLEAVED, architecture
+
+_PART = 1 << 24  # bytes that are read at a time, about
+_READ_ELSEWHERE = "rope_freqs.weight"  # in the config
+
+
+def load_gguf(
+    path: Path,
+    views: dict[str, Tensor],
+    progress: Progress,
+    definition: Definition,
+    loaded: Callable[[str], None] = lambda name: None,
+) -> None:
+    """Fill `views` (name in the decoder -> tensor) from the file. `loaded`: as for `load_weights`.
+
+    Raises ModelError that names the tensor.
+    """
+    file = read_gguf(path)
+    dim = definition.attention.head_dim if architecture(file) in INTERLEAVED else None
+    wanted = {there: ours for ours, there in tensor_names(definition).items() if ours in views}
+    _check(file, {there: views[ours] for there, ours in wanted.items()})
+    total, done = sum(place.bytes for place in file.tensors.values()), 0
+    with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY) as data:
+        for there, ours in wanted.items():
+            progress(f"loading {path.name}", done / max(1, total))
+            place = file.tensors[there]
+            order = row_order(there, place.shape[0], dim)
+            for first, rows in _parts(data, place):
+                _copy(views[ours], first, rows, order)
+            done += place.bytes
+            loaded(ours)
+    progress("weights loaded", 1.0)
+
+
+def tensor_names(definition: Definition) -> dict[str, str]:
+    """What a GGUF file calls tensors, by their names in a decoder, whether this one has them or not."""
+    names = definition.names
+    mixer = (*names.qkv, names.output, *names.qk_norms)
+    feed_forward = (*names.gate_up, names.down)
+    layer = {f"self_attn.{name}": f"attn_{own}" for name, own in zip(mixer, _MIXER, strict=True)}
+    layer |= {f"{names.feed_forward}.{name}": f"ffn_{own}"
+              for name, own in zip(feed_forward, ("gate", "up", "down"), strict=True)}  # fmt: skip
+    layer |= {names.before[0]: "attn_norm", names.before[1]: "ffn_norm"}
+    if any(each.norms != "before" for each in definition.layers):
+        layer |= {names.after[0]: "post_attention_norm", names.after[1]: "post_ffw_norm"}
+    found = {
+        "model.embed_tokens": "token_embd",
+        f"model.{names.last_norm}": "output_norm",
+        "lm_head": "output",
+    }
+    for index in range(len(definition.layers)):
+        found |= {f"model.layers.{index}.{ours}": f"blk.{index}.{own}" for ours, own in layer.items()}
+    kinds = ("weight", "bias")
+    return {f"{ours}.{kind}": f"{there}.{kind}" for ours, there in found.items() for kind in kinds}
+
+
+_MIXER = ("q", "k", "v", "output", "q_norm", "k_norm")
+
+
+def row_order(name: str, rows: int, dim: int | None) -> Tensor | None:
+    """Where each row of a tensor belongs; None: they stay as they are.
+
+    llama.cpp turns neighbours where we turn halves, and so has the rows of q and k in another order:
+    Llama's heads of `dim`. None: the architecture's are as ours.
+    """
+    if dim is None or name.split(".")[2:3] not in (["attn_q"], ["attn_k"]):
+        return None
+    return torch.arange(rows).view(-1, 2, dim // 2).transpose(1, 2).flatten()
+
+
+def _check(file: GgufFile, wanted: dict[str, Tensor]) -> None:
+    """That the file has each of `wanted`, of its shape, and nothing else."""
+    missing = sorted(wanted.keys() - file.tensors.keys())
+    if missing:
+        some = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise file.refused(f"{len(missing)} tensor(s) are missing: {some}; download the file again")
+    for name, place in file.tensors.items():
+        if name == _READ_ELSEWHERE:
+            continue
+        if name not in wanted:
+            raise file.refused(f"tensor {name} has no place in the architecture that the file names; "
+                               "give the model's safetensors checkpoint")  # fmt: skip
+        shape = tuple(wanted[name].shape)
+        if place.shape != shape:
+            raise file.refused(f"tensor {name} has shape {list(place.shape)}, the metadata say "
+                               f"{list(shape)}: the two are of different models")  # fmt: skip
+
+
+def _parts(data: mmap.mmap, place: TensorPlace) -> Iterator[tuple[int, Tensor]]:
+    """Rows of a tensor as floats, each with the number of the first; of one dimension all at once."""
+    rows = place.shape[0] if len(place.shape) > 1 else 1
+    size = place.bytes // rows
+    step = max(1, _PART // size)
+    for first in range(0, rows, step):
+        count = min(step, rows - first)
+        raw = torch.frombuffer(
+            data, dtype=torch.uint8, count=count * size, offset=place.offset + first * size
+        )
+        values = numbers(place.type.name, raw.view(count, size))
+        yield first, values if len(place.shape) > 1 else values.view(-1)
+
+
+def numbers(kind: str, raw: Tensor) -> Tensor:
+    """Floats of the rows raw, uint8 [rows, bytes]."""
+    values = plain_floats(kind, raw)
+    return grouped(kind, raw).floats() if values is None else values
+
+
+def _copy(view: Tensor, first: int, rows: Tensor, order: Tensor | None) -> None:
+    if order is None:
+        view[first : first + len(rows)] = rows
+    else:
+        view[order[first : first + len(rows)]] = rows.to(view.dtype)

@@ -1,0 +1,147 @@
+"""GGUF files for tests, made by the package `gguf` as llama.cpp's own converter makes them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map, quants
+from safetensors.numpy import load_file, save_file
+
+Floats = npt.NDArray[np.float32]
+KINDS = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+_K_FACTORS = {"Q4_K": (0, 4), "Q5_K": (0, 4), "Q6_K": (208, 210)}  # where their float16 lie
+_NORM = "norm.weight"
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+
+
+def blocks(values: Floats, kind: str) -> tuple[npt.NDArray[Any], Floats]:
+    """The values in blocks, and the floats that these stand for. K blocks hold random codes instead."""
+    type_ = GGMLQuantizationType[kind]
+    if kind not in _K_FACTORS:
+        raw = quants.quantize(values, type_)
+    else:
+        size = quants.GGML_QUANT_SIZES[type_]
+        random = np.random.default_rng(values.size)
+        raw = random.integers(
+            0, 256, (*values.shape[:-1], values.shape[-1] // size[0], size[1]), np.uint8
+        )
+        first, last = _K_FACTORS[kind]
+        factors = random.uniform(0.5, 1.5, (*raw.shape[:-1], (last - first) // 2)) * 1e-4
+        raw[..., first:last] = factors.astype(np.float16).view(np.uint8)
+        raw = raw.reshape(*values.shape[:-1], -1)
+    return raw, quants.dequantize(raw, type_)
+
+
+def neighbours(rows: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
+    """Rows of q or k as llama.cpp has them: `permute` of its convert_hf_to_gguf.py."""
+    return (
+        rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
+        .swapaxes(1, 2)
+        .reshape(rows.shape)
+    )
+
+
+def convert(
+    folder: Path,
+    path: Path,
+    arch: str,
+    kind: Callable[[str], str] = lambda name: "F32",
+    edit: Callable[[GGUFWriter], None] = lambda writer: None,
+    tokenizer: Callable[[GGUFWriter, int], None] | None = None,
+    leave_out: tuple[str, ...] = (),
+) -> Path:
+    """Write the checkpoint in `folder` as a GGUF file, and its weights again as the floats of that.
+
+    `kind`: how the matrix of that name is written. `edit` may add metadata and tensors.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    writer = GGUFWriter(path, arch)
+    _metadata(writer, config, arch)
+    (tokenizer or plain_tokenizer)(writer, config["vocab_size"])
+    number = next(each for each, name in MODEL_ARCH_NAMES.items() if name == arch)
+    names = get_tensor_name_map(number, config["num_hidden_layers"])
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    for name, values in tensors.items():
+        there = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert there is not None, name
+        written = values
+        if arch.startswith("gemma") and name.endswith(_NORM):
+            written = values + 1
+        one = kind(name) if values.ndim > 1 else "F32"
+        raw, tensors[name] = (written, values) if one == "F32" else blocks(values, one)
+        if arch in ("llama", "granite") and (part := name.split(".")[-2]) in heads:
+            raw = neighbours(raw, heads[part])
+        if there not in leave_out:
+            writer.add_tensor(there, raw, raw_dtype=None if one == "F32" else GGMLQuantizationType[one])
+    edit(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def _metadata(writer: GGUFWriter, config: dict[str, Any], arch: str) -> None:
+    rope = config.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
+    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_rope_freq_base(rope.get("rope_theta", 10_000.0))
+    if config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+    if arch == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    elif arch == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+
+
+def plain_tokenizer(writer: GGUFWriter, size: int) -> None:
+    """Tokens without meaning: for tests of weights."""
+    tokens = ["a", "b", "ab", *(f"<{number}>" for number in range(3, size))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * size)
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(2)
+
+
+def bytewise(folder: Path, pre: str) -> Callable[[GGUFWriter, int], None]:
+    """The tokenizer.json of a folder, as llama.cpp's converter writes it."""
+
+    def write(writer: GGUFWriter, size: int) -> None:
+        whole = json.loads((folder / "tokenizer.json").read_text())
+        added = {each["id"]: each for each in whole["added_tokens"]}
+        texts = {number: text for text, number in whole["model"]["vocab"].items()}
+        texts |= {number: each["content"] for number, each in added.items()}
+        kinds = {number: 3 if each["special"] else 4 for number, each in added.items()}
+        merges = whole["model"]["merges"]
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_list([texts.get(number, f"[PAD{number}]") for number in range(size)])
+        writer.add_token_types(
+            [kinds.get(number, 1 if number in texts else 5) for number in range(size)]
+        )
+        writer.add_token_merges([each if isinstance(each, str) else " ".join(each) for each in merges])
+        writer.add_chat_template(TEMPLATE)
+        ends = next(number for number, text in texts.items() if text == "<|im_end|>")
+        writer.add_eos_token_id(ends)
+
+    return write

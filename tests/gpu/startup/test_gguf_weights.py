@@ -1,0 +1,146 @@
+"""GGUF files through the executor: the same logits as the checkpoint that they were made of."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from gguf import GGUFWriter
+
+from ramify.gpu.models.config import read_config
+from ramify.protocol.errors import ModelError
+from tests.gguf_files import KINDS, convert
+
+SMALL = {
+    "vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256,
+    "initializer_range": 0.2, "rms_norm_eps": 1e-5, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+WIDE = SMALL | {
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 8,
+}
+WINDOW = ["sliding_attention"] * 5 + ["full_attention"]
+GRANITE = {
+    "embedding_multiplier": 12.0, "residual_multiplier": 0.25, "attention_multiplier": 0.125,
+    "logits_scaling": 8.0,
+}  # fmt: skip
+PROMPT = [3, 77, 5, 9, 120, 41, 41, 8, 66, 150, 12, 13, 99, 7, 54, 31, 2, 90, 17, 25, 25, 101, 140, 6]
+# architecture there, class here, changes of SMALL
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("llama", "Llama", {}),
+    "llama-tied": ("llama", "Llama", {"tie_word_embeddings": True}),
+    "llama-bias": ("llama", "Llama", {"attention_bias": True}),
+    "mistral": ("llama", "Mistral", {"sliding_window": 9}),
+    "qwen2": ("qwen2", "Qwen2", {}),
+    "qwen3": ("qwen3", "Qwen3", {}),
+    "gemma2": ("gemma2", "Gemma2", {
+        "sliding_window": 9, "query_pre_attn_scalar": 32, "attn_logit_softcapping": 20.0,
+        "final_logit_softcapping": 10.0,
+    }),
+    "gemma3": ("gemma3", "Gemma3", {
+        "sliding_window": 9, "query_pre_attn_scalar": 32, "num_hidden_layers": 7,
+        "layer_types": [*WINDOW, "sliding_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        },
+    }),
+    "granite": ("granite", "Granite", GRANITE),
+}  # fmt: skip
+
+
+def checkpoint(folder: Path, family: str, sizes: dict[str, Any]) -> Path:
+    """Random weights in safetensors, no norm and no bias trivial."""
+    named = f"{family}TextConfig" if family == "Gemma3" else f"{family}Config"
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, named)(**sizes))
+    for name, weight in model.named_parameters():
+        if name.endswith(("norm.weight", ".bias")):
+            torch.nn.init.normal_(weight, 1.0 if "norm" in name else 0.0, 0.2)
+    model.save_pretrained(folder)
+    return folder
+
+
+def logits(drive: Any, path: Path) -> torch.Tensor:
+    from ramify.protocol.plan import ExtendRow, pack
+
+    d = drive(path)
+    d.step(opens=[d.open(0, d.pages(0, 64))])
+    return d.forward(extends=[ExtendRow(0, 0, pack(PROMPT), True)])
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_each_family_computes_what_its_checkpoint_does(case: str, tmp_path: Path, drive: Any) -> None:
+    arch, family, changes = FAMILIES[case]
+    folder = checkpoint(tmp_path / "model", family, SMALL | changes)
+    path = convert(folder, tmp_path / "model.gguf", arch)
+    ours, theirs = read_config(path), read_config(folder)
+    windows = [
+        [(one.spec.window, one.spec.softcap) for one in each.attentions] for each in (ours, theirs)
+    ]
+    assert windows[0] == windows[1]
+    assert (ours.context, ours.tied, ours.eos_token_ids) == (theirs.context, theirs.tied, (2,))
+    torch.testing.assert_close(logits(drive, path), logits(drive, folder), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_type_is_what_the_package_reads(kind: str, tmp_path: Path, drive: Any) -> None:
+    """The folder holds the floats that `gguf` reads: not a bit of the logits differs."""
+    folder = checkpoint(tmp_path / "model", "Llama", WIDE)
+    path = convert(folder, tmp_path / "model.gguf", "llama", lambda name: kind)
+    assert torch.equal(logits(drive, path), logits(drive, folder))
+
+
+def test_stretched_positions_of_llama_3(tmp_path: Path, drive: Any) -> None:
+    """llama.cpp keeps a divisor for each frequency, in a tensor."""
+    rope = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 32}  # fmt: skip
+    folder = checkpoint(tmp_path / "model", "Llama", SMALL | {"rope_parameters": rope})
+
+    def edit(writer: GGUFWriter) -> None:
+        plain = 1 / 10000.0 ** (np.arange(0, 32, 2, dtype=np.float32) / 32)
+        waves = 2 * np.pi / plain
+        smooth = (32 / waves - 1) / 3
+        between = 1 / ((1 - smooth) / 8 + smooth)
+        factors = np.where(waves < 8, 1, np.where(waves > 32, 8, between))
+        writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
+
+    path = convert(folder, tmp_path / "model.gguf", "llama", edit=edit)
+    torch.testing.assert_close(logits(drive, path), logits(drive, folder), atol=1e-4, rtol=1e-4)
+
+
+def test_large_tensors_are_read_in_parts(
+    tmp_path: Path, drive: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = checkpoint(tmp_path / "model", "Llama", SMALL)
+    path = convert(folder, tmp_path / "model.gguf", "llama", lambda name: "Q8_0")
+    whole = logits(drive, path)
+    monkeypatch.setattr("ramify.gpu.startup.gguf_weights._PART", 400)
+    assert torch.equal(logits(drive, path), whole)
+
+
+def test_what_the_tensors_lack_or_have_too_many_is_named(tmp_path: Path, drive: Any) -> None:
+    def refused(*words: str, **settings: Any) -> None:
+        folder = checkpoint(tmp_path / "model", "Llama", SMALL)
+        path = convert(folder, tmp_path / "model.gguf", "llama", **settings)
+        with pytest.raises(ModelError) as caught:
+            drive(path)
+        assert all(word in caught.value.message for word in ("model.gguf", *words)), caught.value.message
+
+    def more(name: str, rows: int) -> Any:
+        return lambda writer: writer.add_tensor(name, np.zeros((rows, 64), np.float32))
+
+    refused(
+        "1 tensor(s) are missing: blk.2.ffn_down.weight", "again", leave_out=("blk.2.ffn_down.weight",)
+    )
+    refused("blk.0.attn_sinks.weight", "has no place", edit=more("blk.0.attn_sinks.weight", 4))
+    refused(
+        "blk.1.ffn_up.weight has shape [4, 64]", "[96, 64]",
+        leave_out=("blk.1.ffn_up.weight",), edit=more("blk.1.ffn_up.weight", 4),
+    )  # fmt: skip
