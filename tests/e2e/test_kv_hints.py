@@ -1,9 +1,11 @@
 """Hints for KV on each door: done, told, bounded, and harmless where they are odd."""
 
+import json
 from typing import Any
 
 import httpx2
 import pytest
+import websockets
 
 import ramify.clients
 from ramify.clients.errors import BadRequest
@@ -175,3 +177,43 @@ async def test_in_other_layouts(serving: Any, layout: dict[str, int]) -> None:
         client = Client(http)
         told = (await client.ask("/v1/messages", kv_hints=envelope(("kv.pin", {}))))["kv_hints"]
         assert told["outcomes"][0]["outcome"] == "accepted"
+
+
+async def test_at_the_door_of_the_ai_sdk(serving: Any) -> None:
+    """In its own spelling, in the metadata of an answer's end; retention where it falls short."""
+    told: dict[str, Any] = {}
+
+    async def ask(socket: Any, parts: list[str], **body: Any) -> dict[str, Any]:
+        messages = [
+            {"id": f"m{i}", "role": "user", "parts": [{"type": "text", "text": each}]}
+            for i, each in enumerate(parts)
+        ]
+        more = {"trigger": "submit-message", "messages": messages, "headers": {}}
+        body = {"temperature": 0, "maxOutputTokens": 4, **body}
+        await socket.send(
+            json.dumps({"type": "send", "requestId": "r", "id": "c", "body": body, **more})
+        )
+        while True:
+            frame = json.loads(await socket.recv())
+            if frame["type"] == "chunk" and frame["chunk"]["type"] == "finish":
+                told.clear()
+                told.update(frame["chunk"]["messageMetadata"])
+            elif frame["type"] in ("end", "error"):
+                return dict(frame)
+
+    schedule = {"retain_share": 20}
+    async with serving(fake={"pages": 600}, schedule=schedule) as served, client_of(served) as http:
+        client = Client(http)
+        async with websockets.connect(f"ws://127.0.0.1:{served.engine.port}/v1/ai") as socket:
+            await ask(socket, [ASKED], promptCacheKey="ours")
+            assert told["ramifyCacheMiss"]["reason"] == "new"
+            assert "ramifyRetention" not in told
+            await client.crowd()
+            assert await client.cached() > 70
+            await ask(socket, [ASKED], kvHints=envelope(("kv.pin", {"end": 10}), ("kv.fly", {})))
+            assert [each["outcome"] for each in told["kvHints"]["outcomes"]] == ["accepted", "rejected"]
+            await ask(socket, ["Other. " * 60], promptCacheRetention="24h")
+            assert told["ramifyRetention"]["outcome"] == "clipped"
+            for body in ({"promptCacheRetention": "1y"}, {"kvHints": {"protocol_version": "2"}}):
+                end = await ask(socket, [ASKED], **body)
+                assert next(iter(body)) in end["errorText"]

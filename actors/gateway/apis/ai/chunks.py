@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import msgspec
 
 from ramify.actors.gateway.apis.ai.requests import NO_LIMIT, SendRequest, answers_to, chat_messages
+from ramify.actors.gateway.apis.openai.dialogue import noted
+from ramify.actors.gateway.apis.openai.retention import Hinted, hinting, retaining, seconds_of
 from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
 from ramify.actors.gateway.port.http import Response
 from ramify.actors.gateway.port.interfaces import Served
@@ -37,11 +39,13 @@ class ChatDialogue(Dialogue):
     def __init__(self, request: SendRequest, message_id: str, served: Served = Served()) -> None:  # noqa: B008
         settings = request.body
         thinking = settings.thinking(served)
+        kept = seconds_of(settings.prompt_cache_retention, settings.prompt_cache_key)
         self.error: str | None = None
         self.ops: list[ClientMessage] = [
             Open(
                 detach="cancel", ttl_s=0.0, tools=settings.functions, effort=thinking.effort, parts=True
             ),
+            *retaining(kept),
             Append(id=1, messages=chat_messages(request.messages, settings)),
             Generate(
                 id=2,
@@ -51,7 +55,9 @@ class ChatDialogue(Dialogue):
                 thought_tokens=thinking.tokens,
                 **settings.sampling(),
             ),
+            *hinting(3, settings.kv_hints, kept),
         ]
+        self._hints = Hinted(self.ops)
         self._message_id = answers_to(request.messages) or message_id
         self._fresh: list[JsonObject] = []
         self._began = False
@@ -68,7 +74,7 @@ class ChatDialogue(Dialogue):
     # --- see `Dialogue` -----------------------------------------------------------------------
 
     def receive(self, messages: Sequence[ServerMessage]) -> bytes | Response | None:
-        for message in messages:
+        for message in self._hints.order(messages):
             if self.over:
                 break
             match message:
@@ -172,9 +178,14 @@ class ChatDialogue(Dialogue):
             "queueMs": usage.queue_ms,
         }
         reason = FINISH.get(done.reason, "other")
-        ending = {"finishReason": reason, "messageMetadata": {"usage": counted}}
+        ours = {_camel(name): value for name, value in (noted([done]) | self._hints.told).items()}
+        ending = {"finishReason": reason, "messageMetadata": {"usage": counted, **ours}}
         self._fresh.append({"type": "finish", **ending})
         self.over = True
+
+
+def _camel(name: str) -> str:
+    return name[0] + name.title().replace("_", "")[1:]
 
 
 class Transcript:

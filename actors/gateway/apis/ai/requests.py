@@ -14,11 +14,12 @@ import msgspec
 from msgspec import Meta
 
 from ramify.actors.gateway.apis.openai.effort import Asked, Thinking, thinking
+from ramify.actors.gateway.apis.openai.retention import Retention
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import BadRequest, InvalidField
 from ramify.protocol.json_value import check_json
 from ramify.protocol.sampling import MinP, RepetitionPenalty, TopK, check_temperature
-from ramify.protocol.wire import ChatMessage, Constraint, Count, JsonObject, ShortText, Text
+from ramify.protocol.wire import ChatMessage, Constraint, Count, JsonObject, KvHints, ShortText, Text
 
 MOST_PARTS = 4096  # of a message
 MOST_MESSAGES = 1 << 14
@@ -103,6 +104,9 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     response_format: ResponseFormat | None = None
     reasoning: Asked | Literal["provider-default"] | None = None
+    prompt_cache_key: ShortText | None = None
+    prompt_cache_retention: Retention | None = None
+    kv_hints: KvHints | None = None
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)

@@ -11,6 +11,7 @@ import msgspec
 
 from ramify.actors.gateway.apis.openai.dialogue import Vocabulary
 from ramify.actors.gateway.apis.openai.errors import Refused, of_error
+from ramify.actors.gateway.apis.openai.requests import bad_request
 from ramify.actors.gateway.apis.openai.response_output import Events, OutputWriter
 from ramify.actors.gateway.apis.openai.response_requests import within
 from ramify.actors.gateway.apis.openai.responses import (
@@ -24,6 +25,7 @@ from ramify.actors.gateway.apis.openai.responses import (
     status_of,
 )
 from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
+from ramify.actors.gateway.port.dialogues.exchange import COMMENT
 from ramify.actors.gateway.port.http import Response, json_response
 from ramify.protocol.errors import BadRequest, RamifyError
 from ramify.protocol.stored_response import Stored
@@ -47,7 +49,6 @@ from ramify.protocol.wire import (
 
 MOST_ITEMS = 100  # in a page, as with OpenAI
 TREE, FENCE, TREE_BEHIND = 1, 2, 3  # ids of ops
-NOTHING = b":\n\n"  # a comment, for who has all events
 
 
 def _given(query: str) -> dict[str, str]:
@@ -72,21 +73,17 @@ def streamed_after(query: str, stored: Stored) -> int | None:
     stream, after = given.get("stream", "false"), given.get("starting_after")
     number = -1 if after is None else _number(after)
     if stream not in ("true", "false"):
-        raise BadRequest("`stream` must be true or false", details={"field": "stream"})
+        raise bad_request("`stream` must be true or false")
     if number is None:
-        message = "`starting_after` must be the `sequence_number` of an event: a whole number from 0"
-        raise BadRequest(message, details={"field": "starting_after"})
+        raise bad_request("`starting_after` must be an event's `sequence_number`: a number from 0")
     if stream == "false":
         if after is not None:
-            message = "`starting_after` needs `stream=true`"
-            raise BadRequest(message, details={"field": "starting_after"})
+            raise bad_request("`starting_after` needs `stream=true`")
         return None
     if stored.start is None:
-        message = (
-            "the response cannot be streamed again: it was not created with `background: true`; "
-            "fetch it without `stream`"
+        raise bad_request(
+            "`stream` is for responses that were created with `background: true`: fetch this one whole"
         )
-        raise BadRequest(message, details={"field": "stream"})
     return number
 
 
@@ -195,9 +192,8 @@ class StoredDialogue(Dialogue):
     def _done(self, kept: JsonObject) -> Response:
         if isinstance(self._ask, Drop):
             return json_response(200, {"id": self._ident, "object": "response", "deleted": True})
-        if kept.get("status") in ("queued", "in_progress"):
-            kept = {**kept, "status": "cancelled"}
-        return json_response(200, kept)
+        status = "cancelled" if kept["status"] in UNDER_WAY else kept["status"]
+        return json_response(200, {**kept, "status": status})
 
     def _answer(self, response: Response) -> Response:
         self.over = True
@@ -318,8 +314,8 @@ class RetoldDialogue(Dialogue):
         out.append(events.of(end_of(ended), response=whole))
         if events.after > events.last:
             message = f"`starting_after` is over the end: the last event is {events.last}"
-            return of_error(BadRequest(message, details={"field": "starting_after"}))
-        return self._pieces(out) or (b"" if self._began else NOTHING)
+            return of_error(bad_request(message))
+        return self._pieces(out) or (b"" if self._began else COMMENT)
 
     def _fails(self, out: list[bytes], error: Error | RamifyError) -> bytes | Response:
         self.over = True
