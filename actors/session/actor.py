@@ -142,9 +142,9 @@ class SessionActor:
         """Handle it and send what follows, in the caller's turn of the event loop: that costs less than
         waking the task, which goes on with what is too much for now.
         """
-        core, work, working = self.core, self.core.work, self._working
-        self._taking = True
         try:
+            core, work, working = self.core, self.core.work, self._working
+            self._taking = True
             if working is not None:
                 working.on(self._cell)
             if isinstance(message, Frame):

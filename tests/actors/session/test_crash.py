@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from linecache import getline
 from types import CodeType, FrameType
 from typing import Any
 
@@ -231,7 +232,7 @@ async def lines_of(world: Any) -> dict[Point, int]:
         return local if ours(frame.f_code) and belongs(frame) else None
 
     def local(frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "line":
+        if event == "line" and getline(frame.f_code.co_filename, frame.f_lineno).strip() != "try:":
             point = frame.f_code, frame.f_lineno
             found[point] = found.get(point, 0) + 1
         return local
@@ -283,6 +284,9 @@ async def test_a_crash_at_any_line_ends_only_that_session(
         await each.settle()
         text = each.replies(bystander.socket, 2)[0].text
         points = await lines_of(each)
+        for _ in range(2):  # what is done once for all sessions, as for a template, is left out
+            again = await lines_of(each)
+            points = {point: min(times, again[point]) for point, times in points.items() if point in again}
         assert len(points) > 1000
         reached = 0
         chosen = list(points.items())[:: stride(75)]
