@@ -19,6 +19,7 @@ from ramify.gpu.models.definition import (
     ExpertSettings,
     FeedForwardSettings,
     LayerSettings,
+    MambaSettings,
     TensorNames,
 )
 from ramify.gpu.models.experts import Experts, empty_experts
@@ -366,6 +367,8 @@ class Decoder:
         maker, place = self._maker, self._kv_places[index]
         if isinstance(mixer, DeltaSettings):
             return maker.delta(place, mixer, norm, post)
+        if isinstance(mixer, MambaSettings):
+            return maker.mamba(place, mixer, norm, post)
         if isinstance(mixer, ConvSettings):
             return maker.conv(place, mixer, norm, post)
         heads = self._empty_attention(index, mixer)

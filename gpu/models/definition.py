@@ -91,7 +91,37 @@ class ConvSettings:
         return ((self.kernel - 1, hidden),)
 
 
-MixerSettings = AttentionSettings | DeltaSettings | ConvSettings
+@dataclass(frozen=True, slots=True)
+class MambaSettings:
+    """A mixer: Mamba-2 (Dao & Gu 2024) behind a convolution of `kernel` positions."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_dim: int
+    kernel: int
+    conv_bias: bool
+    bias: bool  # of its products
+    norm_eps: float | None  # of the norm of each group of its output; None: there is none
+    norm_first: bool = False  # the gate opens what is normalised; else what it opened is normalised
+
+    @property
+    def width(self) -> int:
+        """What goes into the output projection."""
+        return self.heads * self.head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution: x, B and C."""
+        return self.width + 2 * self.groups * self.state_dim
+
+    def states(self, hidden: int) -> tuple[Shape, ...]:
+        """The shapes of what it keeps of a sequence: its convolution's last inputs, and its matrices."""
+        matrices = self.heads, self.state_dim, self.head_dim
+        return (self.kernel - 1, self.convolved), matrices
+
+
+MixerSettings = AttentionSettings | DeltaSettings | MambaSettings | ConvSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class Experts:
         if shared is not None:
             size = len(shared.gate_up.tensor) // 2
             gate_up = [f"{part}.{called.shared}.{name}" for name in names.gate_up]
-            yield shared.gate_up, gate_up, [size, size]
+            yield shared.gate_up, gate_up, [size, size] if len(gate_up) > 1 else []
             yield shared.down, [f"{part}.{called.shared}.{names.down}"], []
             if shared.gate is not None:
                 yield shared.gate, [f"{part}.{called.shared_gate}"], []

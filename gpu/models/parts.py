@@ -1,5 +1,6 @@
 """The parts that family files are written with: layers' settings out of a config's fields."""
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from ramify.gpu.models.definition import (
     DenseSettings,
     ExpertSettings,
     LayerSettings,
+    MambaSettings,
     TensorNames,
     TokenInputs,
 )
@@ -121,6 +123,33 @@ def attention(
         raise fields.refused(f"{told}: rotary embedding needs an even number")
     spec = AttentionSpec(head_dim**-0.5 if scale is None else scale, softcap, window)
     return AttentionSettings(heads, kv_heads, head_dim, spec, rope, qk_norm, qkv_bias, output_bias)
+
+
+def mamba(
+    fields: Fields, *, width: int | None = None, normed: bool = True, norm_first: bool = False
+) -> MambaSettings:
+    """Of a config with fields called `mamba_...`. `width`: of all heads; None: as the config says."""
+    if width is None:
+        width = fields.integer("mamba_expand", most=64) * fields.integer("hidden_size")
+    heads, groups = fields.integer("mamba_n_heads"), fields.integer("mamba_n_groups")
+    if fields.get("mamba_d_head") not in (None, "auto", width // heads) or width % heads:
+        raise fields.refused(f"mamba_n_heads {heads} of mamba_d_head are not the mixer's width, {width}")
+    if heads % groups:
+        raise fields.refused(f"mamba_n_heads {heads} is no multiple of {groups} groups")
+    check_steps(fields)
+    return MambaSettings(
+        heads, width // heads, groups, fields.integer("mamba_d_state"),
+        kernel=fields.integer("mamba_d_conv", most=64), conv_bias=fields.flag("mamba_conv_bias"),
+        bias=fields.flag("mamba_proj_bias"),
+        norm_eps=fields.number("rms_norm_eps") if normed else None, norm_first=norm_first,
+    )  # fmt: skip
+
+
+def check_steps(fields: Fields) -> None:
+    """Raise ModelError for bounds of dt. `transformers` obeys them in prompts and not in decodes."""
+    bounds = fields.get("time_step_limit")
+    if bounds not in (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}]):
+        raise fields.refused(f"time_step_limit is {bounds!r}: only [0, Infinity] is served")
 
 
 def dense(fields: Fields, *, bias: bool = False, size: int | None = None) -> DenseSettings:

@@ -1,4 +1,4 @@
-"""The mixers that keep a fixed state of a sequence: gated delta net, short convolution.
+"""The mixers that keep a fixed state of a sequence: gated delta net, Mamba-2, short convolution.
 
 Their weights by their names in checkpoints, and their two products; what runs between these is an
 operation (`ops.fixed_states`).
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ramify.gpu.models.definition import ConvSettings, DeltaSettings
+from ramify.gpu.models.definition import ConvSettings, DeltaSettings, MambaSettings
 from ramify.gpu.ops.base import AnyStream, Ops, Projection
-from ramify.gpu.ops.fixed_states import LayerConv, LayerDelta, LayerState
+from ramify.gpu.ops.fixed_states import LayerConv, LayerDelta, LayerMamba, LayerState
 from ramify.gpu.ops.linear.base import Linear, empty_linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.step.inputs import StepInputs
@@ -71,6 +71,26 @@ class Maker:
         return Recurrent(
             norm, first, layer, self._linear(one.width, self.hidden), post, "linear_attn", tuple(blocks),
             {"conv1d.weight": conv, "A_log": decay, "dt_bias": bias, "norm.weight": inner.weight},
+        )  # fmt: skip
+
+    def mamba(
+        self, index: int, one: MambaSettings, norm: RMSNorm | None, post: RMSNorm | None
+    ) -> Recurrent:
+        conv = self._empty(one.convolved, 1, one.kernel)
+        conv_bias = self._empty(one.convolved) if one.conv_bias else None
+        decay, bias, skip = (self._empty(one.heads, dtype=torch.float32) for _ in range(3))
+        inner = None if one.norm_eps is None else RMSNorm(self._empty(one.width), one.norm_eps)
+        layer = LayerMamba(
+            index, one.heads, one.groups, one.head_dim, one.state_dim, conv, conv_bias, decay, bias,
+            skip, inner, one.norm_first,
+        )  # fmt: skip
+        tensors = {"conv1d.weight": conv, "A_log": decay, "dt_bias": bias, "D": skip}
+        tensors |= {} if conv_bias is None else {"conv1d.bias": conv_bias}
+        tensors |= {} if inner is None else {"norm.weight": inner.weight}
+        rows = sum(layer.parts)
+        return Recurrent(
+            norm, self._linear(self.hidden, rows, one.bias), layer,
+            self._linear(one.width, self.hidden, one.bias), post, "mamba", (("in_proj", rows),), tensors,
         )  # fmt: skip
 
     def conv(

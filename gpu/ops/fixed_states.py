@@ -1,8 +1,8 @@
-"""Mixers with fixed states on torch: gated delta net and short convolution.
+"""Mixers with fixed states on torch: gated delta net, Mamba-2 and short convolution.
 
-Each runs all sequences of a step: extends one by one, a delta net in chunks of 64 tokens; decodes
-together, in the recurrent form. A sequence begins with the state in slot `state_from` of the pool and
-leaves what stands behind its last token in slot `state_to`. Sums and states are float32.
+Each runs all sequences of a step: extends one by one, but for convolutions in chunks of 64 tokens;
+decodes together, in the recurrent form. A sequence begins with the state in slot `state_from` of the
+pool and leaves what stands behind its last token in slot `state_to`. Sums and states are float32.
 
 Knows neither the layers around them nor who owns the slots.
 """
@@ -72,7 +72,39 @@ class LayerConv:
         return len(self.conv)
 
 
-LayerState = LayerDelta | LayerConv
+@dataclass(slots=True)
+class LayerMamba:
+    """What an operation has to know of a Mamba-2 mixer (Dao & Gu 2024).
+
+    Rows of its input: the output's gates; x of the heads, B and C of the groups; one dt for each head.
+    Consecutive heads share a group.
+    """
+
+    index: int
+    heads: int
+    groups: int
+    head_dim: int
+    state_dim: int
+    conv: Tensor  # [heads * head_dim + 2 * groups * state_dim, 1, K], in front of x, B and C
+    conv_bias: Tensor | None
+    decay: Tensor  # float32[heads]: the logarithm of each head's rate
+    step_bias: Tensor  # float32[heads], of dt
+    skip: Tensor  # float32[heads]: how much of x is added to its output
+    norm: RMSNorm | None  # of each group of outputs
+    norm_first: bool  # the gate opens what is normalised; else what it opened is normalised
+
+    @property
+    def width(self) -> int:
+        """Of its output."""
+        return self.heads * self.head_dim
+
+    @property
+    def parts(self) -> list[int]:
+        """How many values of a row each part has: gates; x, B, C together; steps."""
+        return [self.width, self.width + 2 * self.groups * self.state_dim, self.heads]
+
+
+LayerState = LayerDelta | LayerMamba | LayerConv
 
 
 @dataclass(slots=True)
@@ -139,6 +171,8 @@ def run(rows: Tensor, layer: LayerState, states: list[Tensor], sequences: Sequen
     """rows [T, inputs] of the layer's first product -> [T, inputs of its last one]."""
     if isinstance(layer, LayerDelta):
         return _delta(rows, layer, states, sequences)
+    if isinstance(layer, LayerMamba):
+        return _mamba(rows, layer, states, sequences)
     opening, closing, x = rows.chunk(3, -1)
     return closing * convolve(opening * x, layer.conv, layer.bias, states[0], sequences)
 
@@ -178,54 +212,87 @@ def _delta(rows: Tensor, layer: LayerDelta, states: list[Tensor], sequences: Seq
     return output.to(rows.dtype).flatten(1)
 
 
+def _mamba(rows: Tensor, layer: LayerMamba, states: list[Tensor], sequences: Sequences) -> Tensor:
+    gates, xbc, steps = torch.split(rows, layer.parts, -1)
+    xbc = F.silu(convolve(xbc, layer.conv, layer.conv_bias, states[0], sequences)).float()
+    grouped = layer.groups * layer.state_dim
+    x, b, c = torch.split(xbc, [layer.width, grouped, grouped], -1)
+    shared = layer.heads // layer.groups
+    b, c = (y.view(len(y), layer.groups, -1).repeat_interleave(shared, 1) for y in (b, c))
+    x = x.view(len(x), layer.heads, -1)
+    dt = F.softplus(steps.float() + layer.step_bias)
+    decay = -layer.decay.exp() * dt
+    output = delta_rule(c, b, x * dt[..., None], None, decay, states[1], sequences)
+    output = (output + x * layer.skip[:, None]).flatten(1)
+    opened = F.silu(gates.float())
+    if layer.norm is None:
+        return (output * opened).to(rows.dtype)
+    if not layer.norm_first:
+        output = output * opened
+    by_group = output.view(len(output), layer.groups, -1)
+    normed = F.rms_norm(by_group, by_group.shape[-1:], None, layer.norm.eps).view_as(output)
+    normed = normed * layer.norm.weight.float()
+    return (normed * opened if layer.norm_first else normed).to(rows.dtype)
+
+
 def _normed(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _L2_EPS)
 
 
 def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, state: Tensor, sequences: Sequences
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    decay: Tensor,
+    state: Tensor,
+    sequences: Sequences,
 ) -> Tensor:
     """q, k [T, H, K], v [T, H, V], beta and decay (a logarithm) [T, H]; state [slots, H, K, V].
 
     A token's state is the one before it, decayed, with beta of what v differs from it at k added at k;
-    its output is that state at q. [T, H, V].
+    its output is that state at q. [T, H, V]. Without beta all of v is added (Mamba-2).
     """
     first, parts, n = 0, [], len(sequences.counts)
     for at, count in enumerate(sequences.counts):
         own = state.index_select(0, sequences.sources[at : at + 1])[0]
         for begin in range(first, first + count, CHUNK):
             lines = slice(begin, min(begin + CHUNK, first + count))
-            output, own = _chunk(q[lines], k[lines], v[lines], beta[lines], decay[lines], own)
+            weights = None if beta is None else beta[lines]
+            output, own = _chunk(q[lines], k[lines], v[lines], weights, decay[lines], own)
             parts.append(output)
         state[sequences.targets[at]] = own
         first += count
     if n < len(sequences.sources):
-        q, k, v, beta, decay = (x[first:] for x in (q, k, v, beta, decay))
+        q, k, v, decay = (x[first:] for x in (q, k, v, decay))
         before = state.index_select(0, sequences.sources[n:]) * decay.exp()[..., None, None]
-        seen = (before * k[..., None]).sum(2)
-        after = before + k[..., None] * ((v - seen) * beta[..., None])[:, :, None]
+        if beta is not None:
+            v = (v - (before * k[..., None]).sum(2)) * beta[first:, :, None]
+        after = before + k[..., None] * v[:, :, None]
         state.index_copy_(0, sequences.targets[n:], after)
         parts.append((after * q[..., None]).sum(2))
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _chunk(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, state: Tensor
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, decay: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One chunk of n tokens, [n, H, ..] each, by the UT transform (Yang et al. 2024).
+    """One chunk of n tokens, [n, H, ..] each, with beta by the UT transform (Yang et al. 2024).
 
     Returns outputs [n, H, V] and the state [H, K, V] behind the last token.
     """
-    q, k, v, beta, decay = (x.transpose(0, 1) for x in (q, k, v, beta, decay))
+    q, k, values, decay = (x.transpose(0, 1) for x in (q, k, v, decay))
     passed = decay.cumsum(1)
     # decay between two positions of the chunk, 0 where the second one comes later
     between = (passed[:, :, None] - passed[:, None]).tril().exp().tril()
-    scaled = k * beta[..., None]
-    system = (scaled @ k.transpose(1, 2)) * between
-    wanted = torch.cat((v * beta[..., None], scaled * passed.exp()[..., None]), -1)
-    solved = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
-    values, keys = torch.split(solved, [v.shape[-1], k.shape[-1]], -1)
-    values = values - keys @ state
+    if beta is not None:
+        beta = beta.t()[..., None]
+        scaled = k * beta
+        system = (scaled @ k.transpose(1, 2)) * between
+        wanted = torch.cat((values * beta, scaled * passed.exp()[..., None]), -1)
+        solved = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+        values, keys = torch.split(solved, [v.shape[-1], k.shape[-1]], -1)
+        values = values - keys @ state
     output = (q * passed.exp()[..., None]) @ state + ((q @ k.transpose(1, 2)) * between) @ values
     left = (passed[:, -1:] - passed).exp()[..., None]
     state = state * passed[:, -1:, None].exp() + (k * left).transpose(1, 2) @ values

@@ -21,7 +21,7 @@ from ramify.gpu.ops.base import (
     TokenInputTables,
 )
 from ramify.gpu.ops.experts import LayerExperts, opened
-from ramify.gpu.ops.fixed_states import CHUNK, LayerConv, LayerState
+from ramify.gpu.ops.fixed_states import CHUNK, LayerConv, LayerMamba, LayerState
 from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
@@ -121,6 +121,8 @@ class TritonOps:
             if chunks is not None:
                 short_conv(rows, layer, states[0], chunks, CHUNK, output)
             return output
+        if isinstance(layer, LayerMamba):
+            raise RuntimeError("`load` refuses models with Mamba layers")
         recurrent(rows, layer, states, decodes, output)
         gated_norm(rows, layer, decodes, few, output)
         if chunks is not None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from ramify.gpu.attention.registry import KernelChoice
-from ramify.gpu.models.definition import Definition, DeltaSettings
+from ramify.gpu.models.definition import Definition, DeltaSettings, MambaSettings
 from ramify.gpu.startup.drafts import DraftChoice
 from ramify.gpu.startup.memory import CPU_SHARE
 from ramify.protocol.config import ModelConfig
@@ -38,6 +38,11 @@ def check_states(
         raise ModelError(
             f"--page-size {config.page_size}: the model's layers keep fixed states, so a prefix may end "
             "at any token, inside of a larger page too; leave --page-size out"
+        )
+    if attention.extend != "torch" and any(isinstance(x.mixer, MambaSettings) for x in shape.layers):
+        raise ModelError(
+            "Mamba layers have no kernels for a GPU yet: give --device cpu, or --attention torch, "
+            "which is slow"
         )
     deltas = (layer.mixer for layer in shape.layers if isinstance(layer.mixer, DeltaSettings))
     dim = max((max(one.key_dim, one.value_dim) for one in deltas), default=0)

@@ -18,8 +18,8 @@ from ramify.gpu.ops.experts import RouterSettings
 _FACTORS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 DEFAULTS = llama.DEFAULTS | dict.fromkeys(_FACTORS, 1.0)
 _MOE = DEFAULTS | {"num_local_experts": 8, "num_experts_per_tok": 2}
-_STACKED = ExpertNames(router="router.layer", stacked=("input_linear.weight", "output_linear.weight"))
-_NAMES = replace(TensorNames(), feed_forward="block_sparse_moe", experts=_STACKED)
+STACKED = ExpertNames(router="router.layer", stacked=("input_linear.weight", "output_linear.weight"))
+_NAMES = replace(TensorNames(), feed_forward="block_sparse_moe", experts=STACKED)
 
 
 def define(fields: Fields) -> Definition:
@@ -32,23 +32,26 @@ def define_moe(fields: Fields) -> Definition:
 
 
 def _define(fields: Fields, feed_forward: FeedForwardSettings, names: TensorNames) -> Definition:
+    scale, bias = factor(fields, "attention_multiplier"), fields.flag("attention_bias")
+    mixer = attention(fields, rope(fields), scale=scale, qkv_bias=bias, output_bias=bias)
+    return scaled(fields, [LayerSettings(mixer, feed_forward)] * layer_count(fields), names)
+
+
+def scaled(fields: Fields, layers: list[LayerSettings], names: TensorNames) -> Definition:
     """What a layer adds counts `residual` times: the stream is kept divided by it instead.
 
     A norm does not see that, but for what it adds to the mean square.
     """
-    embedding, residual, scores, logits = (_factor(fields, name) for name in _FACTORS)
-    bias = fields.flag("attention_bias")
-    layer = LayerSettings(
-        attention(fields, rope(fields), scale=scores, qkv_bias=bias, output_bias=bias),
-        feed_forward,
-    )
+    residual = factor(fields, "residual_multiplier")
     return decoder(
-        fields, [layer] * layer_count(fields), names=names, embedding_scale=embedding / residual,
-        rms_eps=fields.number("rms_norm_eps") / residual**2, logit_scale=1 / logits,
+        fields, layers, names=names,
+        embedding_scale=factor(fields, "embedding_multiplier") / residual,
+        rms_eps=fields.number("rms_norm_eps") / residual**2,
+        logit_scale=1 / factor(fields, "logits_scaling"),
     )  # fmt: skip
 
 
-def _factor(fields: Fields, name: str) -> float:
+def factor(fields: Fields, name: str) -> float:
     value = fields.optional(name)
     return 1.0 if value is None else value
 

@@ -1,5 +1,6 @@
 """Against the definitions, a token at a time, in float64."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -22,7 +23,8 @@ def slots(*shape: int) -> Tensor:
     return state
 
 
-def test_a_delta_net_in_chunks_and_in_steps() -> None:
+@pytest.mark.parametrize("corrects", [True, False], ids=["delta net", "mamba"])
+def test_matrices_in_chunks_and_in_steps(corrects: bool) -> None:
     torch.manual_seed(1)
     heads, keys, values = 3, 8, 12
     q, k = (torch.nn.functional.normalize(torch.randn(TOKENS, heads, keys), dim=-1) for _ in range(2))
@@ -30,14 +32,16 @@ def test_a_delta_net_in_chunks_and_in_steps() -> None:
     decay = -torch.rand(TOKENS, heads) * 3
     state = slots(heads, keys, values)
     before = state.clone()
-    output = delta_rule(q, k, v, beta, decay, state, SEQUENCES)
+    output = delta_rule(q, k, v, beta if corrects else None, decay, state, SEQUENCES)
     for start, count, source, target in zip(STARTS, [*COUNTS, 1, 1, 1], SOURCES, TARGETS, strict=True):
         own = before[source].double()
         for at in range(start, start + count):
             own = own * decay[at].double().exp()[:, None, None]
             key = k[at].double()[:, :, None]
-            wrong = v[at].double() - (own * key).sum(1)
-            own = own + key * (beta[at].double()[:, None] * wrong)[:, None]
+            added = v[at].double()
+            if corrects:
+                added = beta[at].double()[:, None] * (added - (own * key).sum(1))
+            own = own + key * added[:, None]
             close(output[at], (own * q[at].double()[:, :, None]).sum(1))
         close(state[target], own)
     for slot in set(range(10)) - set(TARGETS):

@@ -14,7 +14,7 @@ from ramify.gpu.ops.linear.base import plain
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExtendRow, pack
 from tests.gpu.models.families.test_families import SMALL, prompts, reference
-from tests.gpu.models.families.test_hybrids import DELTA
+from tests.gpu.models.families.test_hybrids import DELTA, GRANITE
 
 CHOSEN = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -64,8 +64,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3Next",
         DELTA | CHOSEN | {"shared_expert_intermediate_size": 48, "mlp_only_layers": [1]},
     ),
+    "granite4": (
+        "GraniteMoeHybrid",
+        GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 48},
+    ),
 }
-STATES = {"qwen3_5_moe", "qwen3_next"}  # which keep fixed states: another order of sums is seen more
+STATES = {
+    "qwen3_5_moe",
+    "qwen3_next",
+    "granite4",
+}  # which keep fixed states: another order of sums is seen more
 
 
 def save(folder: Path, case: str) -> Any:

@@ -20,6 +20,19 @@ DELTA = {
     "linear_value_head_dim": 24,
     "eos_token_id": 1,
 }
+GRANITE = PAD | {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 96,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.1,
+    "logits_scaling": 3.0,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5", DELTA),
     "qwen3_5-biases": ("Qwen3_5", DELTA | {"attention_bias": True, "tie_word_embeddings": True}),
@@ -38,8 +51,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "granite4": ("GraniteMoeHybrid", GRANITE),
+    "granite4-rope": (
+        "GraniteMoeHybrid",
+        GRANITE
+        | {
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "num_hidden_layers": 3,
+            "position_embedding_type": "rope",
+            "mamba_n_groups": 1,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
 }
-TOLERANCE = {"Qwen3_5": 3e-3, "Lfm2": 1e-4}
+TOLERANCE = {"Qwen3_5": 3e-3, "GraniteMoeHybrid": 3e-3, "Lfm2": 1e-4}
 
 
 def save(folder: Path, case: str) -> tuple[Any, float]:
@@ -120,7 +148,7 @@ def test_greedy_tokens_alone_and_batched(case: str, tmp_path: Path, drive: Any) 
         assert_same(model, prompt, outputs[row][:64], wanted[row])
 
 
-@pytest.mark.parametrize("case", ["qwen3_5", "lfm2"])
+@pytest.mark.parametrize("case", ["qwen3_5", "lfm2", "granite4"])
 def test_branches_go_on_from_one_slot(case: str, tmp_path: Path, drive: Any) -> None:
     """Three rows read the state behind a prefix whose row is closed; one of them comes back later."""
     model, tolerance = save(tmp_path, case)
@@ -200,6 +228,25 @@ def test_what_fixed_states_do_not_serve_is_refused(
     save(tmp_path, "qwen3_5")
     with pytest.raises(ModelError, match=told):
         drive(tmp_path, **settings)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"time_step_limit": [0.001, 1.0]}, "time_step_limit is .*: only .0, Infinity. is served"),
+        ({"mamba_d_head": 24}, "mamba_n_heads 8 of mamba_d_head are not the mixer's width, 128"),
+        ({"mamba_n_groups": 3}, "mamba_n_heads 8 is no multiple of 3 groups"),
+        ({"mamba_d_conv": 65}, "mamba_d_conv is 65: must be an integer from 1 to 64"),
+    ],
+)
+def test_mamba_layers_that_cannot_be(
+    change: dict[str, Any], told: str, tmp_path: Path, drive: Any
+) -> None:
+    save(tmp_path, "granite4")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ModelError, match=told):
+        drive(tmp_path)
 
 
 def test_heads_that_the_kernels_do_not_hold_are_refused(tmp_path: Path, drive: Any) -> None:
