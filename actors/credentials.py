@@ -46,12 +46,6 @@ def _one_token(path: Path) -> str:
 
 def _read(path: Path, flag: str) -> str:
     try:
-        data = read_secret_file(path, MOST_BYTES)
-    except OSError as error:
-        raise ConfigError(f"{flag} {path} cannot be read: {error.strerror or error}") from error
-    if len(data) > MOST_BYTES:
-        raise ConfigError(f"{flag} {path} has more than {MOST_BYTES} bytes")
-    try:
-        return data.decode()
+        return read_secret_file(path, MOST_BYTES, flag).decode()
     except UnicodeDecodeError:
         raise ConfigError(f"{flag} {path} is not UTF-8") from None

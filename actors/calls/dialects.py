@@ -38,20 +38,11 @@ class Dialect(NamedTuple):
     argument: str = ""
 
 
-# Harmony: messages with a header each, which says to which channel they go.
-_ANALYSIS = Thought("<|channel|>analysis<|message|>", "<|end|>")
-_TAGS = (
-    *("<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>commentary<|message|>"),
-    *("<|end|>", "<|return|>"),
-)
 THOUGHTS = (Thought("<think>", "</think>"), Thought("[THINK]", "[/THINK]"))
 
 _TAGGED = {forms.TOOL_CALL: forms.tagged}
 _XML = {**_TAGGED, forms.FUNCTION: forms.function}
-_DEEPSEEK = (
-    *(forms.CALLS_BEGIN, forms.CALLS_END),
-    *(forms.CALL_BEGIN, forms.CALL_END, forms.CALL_SEP),
-)
+_DEEPSEEK = (forms.CALLS_BEGIN, forms.CALLS_END, forms.CALL_BEGIN, forms.CALL_END, forms.CALL_SEP)
 _MISTRAL = (forms.TOOL_CALLS, forms.CALL_ID, forms.ARGS)
 _NAME, _ARGUMENT = '{"name":', '", "arguments":'
 
@@ -95,14 +86,25 @@ DIALECTS: dict[DialectName, Dialect] = {
             argument=forms.CALL_SEP,
         ),
         Dialect(
-            "harmony",
+            "harmony",  # messages with a header each, which says to which channel they go
             {forms.COMMENTARY: forms.harmony, forms.RECIPIENT: forms.harmony},
             marks=(
-                *("<|start|>", "<|channel|>", "<|constrain|>", forms.MESSAGE),
-                *("<|end|>", "<|return|>", forms.CALL),
+                "<|start|>",
+                "<|channel|>",
+                "<|constrain|>",
+                forms.MESSAGE,
+                "<|end|>",
+                "<|return|>",
+                forms.CALL,
             ),
-            tags=_TAGS,
-            thought=_ANALYSIS,
+            tags=(
+                "<|start|>assistant",
+                "<|channel|>final<|message|>",
+                "<|channel|>commentary<|message|>",
+                "<|end|>",
+                "<|return|>",
+            ),
+            thought=Thought("<|channel|>analysis<|message|>", "<|end|>"),
             opening=f" {forms.RECIPIENT}",
             argument=f"<|channel|>commentary json{forms.MESSAGE}",
         ),

@@ -22,12 +22,8 @@ from ramify.protocol.errors import ConstraintError
 UNROLL = 2  # how often a subschema is inside itself, where only the lowering is left
 
 # the formats that llguidance 1.9 knows
-_FORMATS = frozenset(
-    (
-        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
-        *("uri", "unknown"),
-    )
-)
+_TIMES = {"date-time", "time", "date", "duration"}
+_FORMATS = _TIMES | {"email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
 _PLAIN = frozenset({"enum", "const", "default", "example", "examples"})  # values, not schemas
 
 

@@ -32,12 +32,8 @@ from ramify.protocol.errors import ConstraintError
 Value = tuple[Automaton, tuple[str, ...]]  # and notes
 
 _END = "</parameter>"
-_SAYS_NOTHING = frozenset(
-    (
-        *("title", "description", "default", "examples", "example", "$comment", "$schema", "$id"),
-        *("deprecated", "readOnly", "writeOnly"),
-    )
-)
+_ANNOTATIONS = {"title", "description", "default", "examples", "example"}
+_SAYS_NOTHING = _ANNOTATIONS | {"$comment", "$schema", "$id", "deprecated", "readOnly", "writeOnly"}
 _ROOT = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions"})
 _TEXT = frozenset({"type", "enum", "const", "pattern", "minLength", "maxLength"})
 

@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 
 from ramify.actors.kit.log import get_log
+from ramify.protocol.errors import ConfigError
 
 OTHERS = 1256  # connections that only ask something by HTTP, libraries, logs
 
@@ -39,11 +40,17 @@ def allow_files(sockets: int) -> int:
     return allowed
 
 
-def read_secret_file(path: Path, most: int) -> bytes:
-    """The file's bytes; a byte more than `most` where there are more. Raises OSError."""
-    with path.open("rb") as file:
-        _judge(path, os.fstat(file.fileno()).st_mode)
-        return file.read(most + 1)
+def read_secret_file(path: Path, most: int, name: str, failure: type[Exception] = ConfigError) -> bytes:
+    """Raises `failure`, whose text begins with `name`: unreadable, or more than `most` bytes."""
+    try:
+        with path.open("rb") as file:
+            _judge(path, os.fstat(file.fileno()).st_mode)
+            data = file.read(most + 1)
+    except OSError as error:
+        raise failure(f"{name} {path} cannot be read: {error.strerror or error}") from error
+    if len(data) > most:
+        raise failure(f"{name} {path} has more than {most} bytes")
+    return data
 
 
 def warn_of_readers(path: Path) -> None:

@@ -13,6 +13,7 @@ Pure. It does not know what a session does.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -39,18 +40,16 @@ AT_ONCE = 4  # go for one that comes, at most: where the bound was lowered, or b
 LOOKED_AT = 64  # at most, from the oldest on: those in use are passed over
 
 
+@dataclass(slots=True, eq=False)
 class Budget:
     """The bytes that a credential's or the process' sessions hold. `what` names them in errors."""
 
-    __slots__ = ("advice", "held", "most", "most_sessions", "sessions", "what")
-
-    def __init__(self, what: str, advice: str, most: int, most_sessions: int) -> None:
-        self.what = what
-        self.advice = advice
-        self.most = most
-        self.most_sessions = most_sessions
-        self.held = 0
-        self.sessions = 0
+    what: str
+    advice: str
+    most: int
+    most_sessions: int
+    held: int = 0
+    sessions: int = 0
 
     def require(self, more: int) -> None:
         """Raises LimitExceeded if there is no room for `more` bytes."""

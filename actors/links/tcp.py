@@ -263,13 +263,7 @@ async def knock(
 
 def read_secret(path: Path) -> bytes:
     """The secret in a file, without what stands around it. Raises ConfigError."""
-    try:
-        data = read_secret_file(path, MOST_SECRET)
-    except OSError as error:
-        raise ConfigError(f"the secret file {path} cannot be read: {error}") from error
-    if len(data) > MOST_SECRET:
-        raise ConfigError(f"the secret file {path} has more than {MOST_SECRET} bytes")
-    secret = data.strip()
+    secret = read_secret_file(path, MOST_SECRET, "the secret file").strip()
     if len(secret) < LEAST_SECRET:
         raise ConfigError(
             f"the secret file {path} holds {len(secret)} bytes: at least {LEAST_SECRET}, such as "

@@ -67,10 +67,12 @@ class ChildProcess(Generic[Out, In]):
         process: asyncio.subprocess.Process | None = None
         try:
             with theirs, anyio.CancelScope(shield=True):  # cancelled in the midst it would be nobody's
+                python = sys.executable, "-P", "-m", module  # `-P`: the working directory has no modules
+                handed = str(theirs.fileno()), str(lifeline), log
                 process = await asyncio.create_subprocess_exec(
-                    # `-P`: the working directory is no place to import from.
-                    *(sys.executable, "-P", "-m", module),
-                    *(str(theirs.fileno()), str(lifeline), log, *arguments),
+                    *python,
+                    *handed,
+                    *arguments,
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(), lifeline, *inherit),
                     env=None if environment is None else {**os.environ, **environment},

@@ -33,6 +33,7 @@ Times are seconds that the caller passes in. Does not know sessions, sockets or 
 
 import random
 from collections import deque
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -83,20 +84,20 @@ class RoutingDecision(msgspec.Struct, frozen=True):
     ticket: int
 
 
+@dataclass(slots=True, eq=False)
 class _Replica:
-    __slots__ = (
-        *("count", "excess", "long", "number", "reserved", "sent", "seq", "slot", "unheard"),
-        "unheld",
-    )
-
-    def __init__(self, number: int, slot: int) -> None:
-        self.number, self.slot = number, slot
-        self.seq = -1  # of the last event; -1: no snapshot yet
-        self.count = 0  # requests sent
-        self.sent: deque[tuple[int, int, int]] = deque()  # (count, computes, holds), not heard of yet
-        self.unheard = self.unheld = 0  # their tokens: to be computed, to be held
-        self.excess = self.long = 0.0  # and those beyond a lot of each prompt, of so many prompts
-        self.reserved: dict[int, tuple[int, int]] = {}  # ticket: (computes, holds)
+    number: int
+    slot: int
+    seq: int = -1  # of the last event; -1: no snapshot yet
+    count: int = 0  # requests sent
+    sent: deque[tuple[int, int, int]] = field(
+        default_factory=deque
+    )  # not heard of: count, computes, holds
+    unheard: int = 0  # their tokens to be computed
+    unheld: int = 0  # and to be held
+    excess: float = 0.0  # and those beyond a lot of each prompt,
+    long: float = 0.0  # of so many prompts
+    reserved: dict[int, tuple[int, int]] = field(default_factory=dict)  # ticket: (computes, holds)
 
     def send(self, computes: int, holds: int, lot: float) -> None:
         """A request goes there."""

@@ -5,23 +5,21 @@ replica goes, or is far busier than the others: then its next request is placed 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ramify.actors.routing.router import ReplicaRouter, RoutingPolicy
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.messages import Finished, Submit
 
 
+@dataclass(slots=True, eq=False)
 class _Place:
-    """A session at a replica. `tokens`: that it has to compute and no request has named yet;
-    `length`: of the longest prompt of its requests."""
+    """A session at a replica."""
 
-    __slots__ = ("length", "since", "ticket", "tokens")
-
-    def __init__(self, tokens: int, ticket: int, since: float) -> None:
-        self.tokens = tokens
-        self.length = 0
-        self.ticket = ticket
-        self.since = since
+    tokens: int  # that it has to compute and no request has named yet
+    ticket: int
+    since: float
+    length: int = 0  # of the longest prompt of its requests
 
 
 class SessionRouter:

@@ -19,7 +19,14 @@ class StateSlots:
     """
 
     __slots__ = (
-        *("_kept", "_order", "_since", "_spare", "_stops", "_wanted", "_written", "lost"),
+        "_kept",
+        "_order",
+        "_since",
+        "_spare",
+        "_stops",
+        "_wanted",
+        "_written",
+        "lost",
         "newest",
     )
 

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -92,21 +93,14 @@ class SessionMetrics(Protocol):
         """`held()`: bytes of the host's memory that the sessions here hold now."""
 
 
+@dataclass(eq=False, repr=False)
 class _LiveSession:
     """A live session."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        mailbox: Mailbox[SessionEvent],
-        actor: SessionActor,
-        *,
-        displaceable: bool,
-    ) -> None:
-        self.identity = identity
-        self.mailbox = mailbox
-        self.actor = actor
-        self.displaceable = displaceable
+    identity: Identity
+    mailbox: Mailbox[SessionEvent]
+    actor: SessionActor
+    displaceable: bool
 
 
 class _Terms(NamedTuple):

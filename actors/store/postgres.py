@@ -210,8 +210,16 @@ class _SessionBatch(msgspec.Struct):
         """What the session's row gets: `TOLD`."""
         last = self.last
         assert last is not None
-        used, expires = float(last.used), _float(last.expires)
-        return (*(self.number, last.owner, used, expires, last.busy, last.live, last.fence, last.count),)
+        return (
+            self.number,
+            last.owner,
+            float(last.used),
+            _float(last.expires),
+            last.busy,
+            last.live,
+            last.fence,
+            last.count,
+        )
 
 
 class PostgresStore:

@@ -88,12 +88,7 @@ class Keys:
 
 def read_keys(path: Path) -> Keys:
     """A key in base64 on each line; what follows `#` is not read. Raises StoreError."""
-    try:
-        data = read_secret_file(path, MOST_BYTES)
-    except OSError as error:
-        raise StoreError(f"--store-key-file {path} cannot be read: {error.strerror or error}") from error
-    if len(data) > MOST_BYTES:
-        raise StoreError(f"--store-key-file {path} has more than {MOST_BYTES} bytes")
+    data = read_secret_file(path, MOST_BYTES, "--store-key-file", StoreError)
     keys: list[bytes] = []
     for number, line in enumerate(data.splitlines(), 1):
         text = line.partition(b"#")[0].strip()

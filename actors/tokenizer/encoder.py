@@ -11,6 +11,7 @@ import os
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -54,16 +55,14 @@ class Turnstile(Generic[T]):
         return items
 
 
+@dataclass(eq=False)
 class Job(Generic[T]):
     """`done(result, error)` is called on the event loop."""
 
-    def __init__(
-        self, size: int, run: Callable[[], T], done: Callable[[T | None, BaseException | None], None]
-    ) -> None:
-        self.size = size
-        self.run = run
-        self.done = done
-        self.party: str | int = ""  # whose part of the queue it takes
+    size: int
+    run: Callable[[], T]
+    done: Callable[[T | None, BaseException | None], None]
+    party: str | int = ""  # whose part of the queue it takes
 
 
 class Encoder:

@@ -68,7 +68,7 @@ def given(kind: type[Settings], args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for each in declared(kind):
         if each.flag is not None:
-            value = getattr(args, _destination(each.flag))
+            value = getattr(args, each.flag.removeprefix("--").replace("-", "_"))
             if each.many:
                 value = tuple(value)
             elif each.kind is Path and value is not None:
@@ -144,10 +144,6 @@ def _words(words: Mapping[str, object], kind: Any) -> Callable[[str], object]:
             raise argparse.ArgumentTypeError(f"{text!r}: must be {known} or a number") from None
 
     return read
-
-
-def _destination(flag: str) -> str:
-    return flag.removeprefix("--").replace("-", "_")
 
 
 class _HelpAll(argparse.Action):

@@ -81,11 +81,12 @@ def _kept(method: str) -> Callable[..., Any]:
     return call
 
 
-for _method in (
-    *("strip", "lstrip", "rstrip", "upper", "lower", "title", "capitalize", "casefold", "replace"),
-    *("removeprefix", "removesuffix", "center", "ljust", "rjust", "split", "rsplit", "splitlines"),
-    *("partition", "rpartition", "__getitem__", "__mul__", "__rmul__", "__mod__", "translate"),
-):
+_CASES = ("upper", "lower", "title", "capitalize", "casefold")
+_ENDS = ("strip", "lstrip", "rstrip", "removeprefix", "removesuffix", "center", "ljust", "rjust")
+_PARTS = ("split", "rsplit", "splitlines", "partition", "rpartition", "__getitem__")
+_WHOLES = ("replace", "translate", "__mul__", "__rmul__", "__mod__")
+
+for _method in _CASES + _ENDS + _PARTS + _WHOLES:
     setattr(Marked, _method, _kept(_method))
 
 

@@ -116,15 +116,10 @@ class NativeWalker:
         return found
 
     def _walk(self, tree: Preorder, state: int, mask: NDArray[np.int32], targets: int) -> None:
-        bytes_, depths, ends, tokens = (array.ctypes.data for array in tree)
-        nodes, start = len(tree.byte), self._packed.of(state)
-        classes, table, nesting = (
-            array.ctypes.data for array in (self._classes, self._table, self._nesting)
-        )
-        self._kernels.walk(
-            *(nodes, bytes_, depths, ends, tokens, classes, table, start),
-            *(mask.ctypes.data, targets, nesting),
-        )
+        tables = [array.ctypes.data for array in (*tree, self._classes, self._table)]
+        start, nesting = self._packed.of(state), self._nesting.ctypes.data
+        places = [len(tree.byte), *tables, start, mask.ctypes.data, targets, nesting]
+        self._kernels.walk(*places)
 
 
 def _offsets(next: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -82,8 +82,18 @@ class OpenValue:
     """
 
     __slots__ = (
-        *("added", "begin", "child", "count", "is_array", "live", "near", "parent", "place"),
-        *("reading", "seen", "watched"),
+        "added",
+        "begin",
+        "child",
+        "count",
+        "is_array",
+        "live",
+        "near",
+        "parent",
+        "place",
+        "reading",
+        "seen",
+        "watched",
     )
 
     def __init__(self, parent: "OpenValue | None", place: int, is_array: bool, checked: bool) -> None:

@@ -607,35 +607,40 @@ class Expander:
         return self._either(parts, pointer)
 
 
-_GROUPS = {
-    "$ref": "reference",
-    "type": "type",
-    **dict.fromkeys(("const", "enum"), "values"),
-    **dict.fromkeys(("minLength", "maxLength", "pattern", "format"), "string"),
-    **dict.fromkeys(
-        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), "number"
+_KEYWORDS = {
+    "reference": ("$ref",),
+    "type": ("type",),
+    "values": ("const", "enum"),
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    "array": (
+        "items",
+        "prefixItems",
+        "additionalItems",
+        "minItems",
+        "maxItems",
+        "uniqueItems",
+        "contains",
+        "unevaluatedItems",
     ),
-    **dict.fromkeys(
-        (
-            *("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"),
-            *("contains", "unevaluatedItems"),
-        ),
-        "array",
+    "object": (
+        "properties",
+        "patternProperties",
+        "additionalProperties",
+        "required",
+        "propertyNames",
+        "minProperties",
+        "maxProperties",
+        "unevaluatedProperties",
     ),
-    **dict.fromkeys(
-        (
-            *("properties", "patternProperties", "additionalProperties", "required", "propertyNames"),
-            *("minProperties", "maxProperties", "unevaluatedProperties"),
-        ),
-        "object",
-    ),
-    "allOf": "all",
-    "anyOf": "any",
-    "oneOf": "one",
-    "not": "negation",
-    **dict.fromkeys(("if", "then", "else"), "condition"),
-    **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), "dependence"),
+    "all": ("allOf",),
+    "any": ("anyOf",),
+    "one": ("oneOf",),
+    "negation": ("not",),
+    "condition": ("if", "then", "else"),
+    "dependence": ("dependencies", "dependentRequired", "dependentSchemas"),
 }
+_GROUPS = {keyword: group for group, keywords in _KEYWORDS.items() for keyword in keywords}
 _APPLICATORS = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "not"))
 _BRANCHES = "members that are described by several branches together are written by one of them only"
 _UNLISTED = "members that break it are written only where their names are listed"

@@ -183,8 +183,20 @@ class Branch:
     """One branch of a session. `handle` is its name in the cache."""
 
     __slots__ = (
-        *("at", "born", "cuts", "handle", "label", "meta", "of", "own", "persist", "prefill"),
-        *("reason", "retain_s", "segments", "usage"),
+        "at",
+        "born",
+        "cuts",
+        "handle",
+        "label",
+        "meta",
+        "of",
+        "own",
+        "persist",
+        "prefill",
+        "reason",
+        "retain_s",
+        "segments",
+        "usage",
     )
 
     def __init__(

@@ -15,7 +15,9 @@ marks only, so a client's position always names one text.
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import ClassVar
 
 import msgspec
 
@@ -119,8 +121,17 @@ class InputSegment(Held):
     """
 
     __slots__ = (
-        *("chat", "history", "messages", "op", "raw", "role", "start", "tail", "text"),
-        *("tokens", "turn"),
+        "chat",
+        "history",
+        "messages",
+        "op",
+        "raw",
+        "role",
+        "start",
+        "tail",
+        "text",
+        "tokens",
+        "turn",
     )
 
     def __init__(
@@ -185,6 +196,7 @@ class InputSegment(Held):
         return segment
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class OutputSegment(Held):
     """What one generation produced (and produces, while it runs).
 
@@ -192,38 +204,34 @@ class OutputSegment(Held):
     segment or in one that it continues. `complete`: it ended by itself, so nothing continues it.
     """
 
-    __slots__ = (
-        *("cached", "chunks", "client", "complete", "counts", "ended", "eos_text", "labels"),
-        *("lead", "logprobs", "mean", "op", "quiet", "reading", "role", "rule", "since"),
-        *("spoken", "start", "tail", "tokens"),
-    )
+    turn: ClassVar = 0
+    messages: ClassVar[tuple[ChatMessage, ...]] = ()
+    history: ClassVar[History | None] = None
 
-    def __init__(self, start: int, *, op: int | None = None, client: str | None = None) -> None:
-        self.start = start
-        self.cached: int | None = None  # of the prompt, once it has a token; None: nobody knows
-        self.tokens: array[int] = array("i")
-        self.counts: list[int] = []
-        self.chunks: list[str] = []
-        self.logprobs: list[TokenLogprob] | None = None
-        self.reading: Labels | None = None  # while it runs, where there is something to tell apart
-        self.labels: list[Label] | None = None  # of the chunks, as far as they are known
-        self.spoken: ChatMessage | None = None  # the turn that it ends, where its text cannot say it
-        self.mean: float | None = None  # of all its tokens' log-probabilities, once it has ended
-        self.op = op
-        self.client = client  # whose op it was: ids are numbered per client
-        self.rule: Rule | None = None
-        self.since = start
-        self.complete = False
-        self.quiet = False  # its text travels in `done`, if at all, not in deltas
-        self.ended = False
-        self.tail = Tail.OPEN
-        self.role: Role | None = "assistant"
-        self.lead = 0  # characters that its text begins with and that stood on the branch before
-        self.eos_text = ""  # the end-of-turn token that was sampled and kept, as the template spells it
+    start: int
+    op: int | None = None
+    client: str | None = None  # whose op it was: ids are numbered per client
+    cached: int | None = None  # of the prompt, once it has a token; None: nobody knows
+    tokens: "array[int]" = field(default_factory=lambda: array("i"))
+    counts: list[int] = field(default_factory=list)
+    chunks: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    reading: Labels | None = None  # while it runs, where there is something to tell apart
+    labels: list[Label] | None = None  # of the chunks, as far as they are known
+    spoken: ChatMessage | None = None  # the turn that it ends, where its text cannot say it
+    mean: float | None = None  # of all its tokens' log-probabilities, once it has ended
+    rule: Rule | None = None
+    since: int = field(init=False)
+    complete: bool = False
+    quiet: bool = False  # its text travels in `done`, if at all, not in deltas
+    ended: bool = False
+    tail: Tail = Tail.OPEN
+    role: Role | None = "assistant"
+    lead: int = 0  # characters that its text begins with and that stood on the branch before
+    eos_text: str = ""  # the end-of-turn token that was sampled and kept, as the template spells it
 
-    turn = 0
-    messages: tuple[ChatMessage, ...] = ()
-    history: History | None = None
+    def __post_init__(self) -> None:
+        self.since = self.start
 
     @property
     def end(self) -> int:

@@ -176,9 +176,7 @@ class FrameRun:
     on; `rules`: so are constraints, by op and what they depend on.
     """
 
-    __slots__ = (
-        *("_spent", "_stops", "_tools", "_turn", "client", "failed", "opened", "prompts", "rules"),
-    )
+    __slots__ = ("_spent", "_stops", "_tools", "_turn", "client", "failed", "opened", "prompts", "rules")
 
     def __init__(self, opened: Open, tools: Callable[[], Toolbox]) -> None:
         self.client = opened.who
@@ -252,8 +250,22 @@ class Task:
     """
 
     __slots__ = (
-        *("arrived", "bill", "branch", "children", "deadline_ms", "expects", "frame"),
-        *("index", "kind", "op", "place", "race", "resumed", "scored", "shared", "spared"),
+        "arrived",
+        "bill",
+        "branch",
+        "children",
+        "deadline_ms",
+        "expects",
+        "frame",
+        "index",
+        "kind",
+        "op",
+        "place",
+        "race",
+        "resumed",
+        "scored",
+        "shared",
+        "spared",
         "touched",
     )
 

@@ -6,6 +6,7 @@ op that touches no branch runs `AtOnce`.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from ramify.actors.kit.memory import MESSAGE, TARGET
@@ -59,6 +60,7 @@ class Faults:
             )
 
 
+@dataclass(eq=False, repr=False)
 class OpContext:
     """The parts of a session that its ops work with. The time is `publisher.now`.
 
@@ -66,27 +68,18 @@ class OpContext:
     `end(task, reply)`: see `OpRunner.end`.
     """
 
-    def __init__(
-        self,
-        state: SessionState,
-        writer: BranchWriter,
-        generations: Generations,
-        selects: Selects,
-        publisher: Publisher,
-        scored: Callable[[str], bool],
-        inspections: Inspections,
-        end: Callable[[Task, Ok], None],
-    ) -> None:
-        self.state = state
-        self.writer = writer
-        self.generations = generations
-        self.selects = selects
-        self.publisher = publisher
-        self.scored = scored
-        self.inspections = inspections
-        self.end = end
-        self.prompts = Prompts(state, writer, publisher)
-        self.texts = Texts(state, writer, generations, selects, publisher)
+    state: SessionState
+    writer: BranchWriter
+    generations: Generations
+    selects: Selects
+    publisher: Publisher
+    scored: Callable[[str], bool]
+    inspections: Inspections
+    end: Callable[[Task, Ok], None]
+
+    def __post_init__(self) -> None:
+        self.prompts = Prompts(self.state, self.writer, self.publisher)
+        self.texts = Texts(self.state, self.writer, self.generations, self.selects, self.publisher)
 
     def target(self, task: Task, *, expect: int | None = None) -> Branch:
         """The task's branch. Raises NoBranch; Conflict if it is not at the position `expect`."""

@@ -8,6 +8,7 @@ import os
 import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from ramify.actors.kit.memory import LOGPROB
 from ramify.actors.session.branches.branch import Branch
@@ -30,68 +31,44 @@ CLOSE = 60  # what it costs to end a generation (see `Work`)
 CHUNKS, SEGMENTS = 5, 4  # that are read in a microsecond
 
 
+@dataclass(slots=True, eq=False, repr=False, kw_only=True)
 class GenerationState:
     """State of one `generate` on one branch."""
 
-    __slots__ = (
-        *("_counted", "_scheduled", "_stops", "accepted", "arrived", "before", "began"),
-        *("branch", "cancelled", "chat", "compiling", "deadline", "exhausted", "expired"),
-        *("first", "first_token", "forced", "held", "logprob_count", "logprob_sum"),
-        *("max_tokens", "notes", "op", "opened", "paced", "pausing", "refusal", "request"),
-        *("resumed", "sampling", "segment", "stop_token", "stop_token_ids", "stopping"),
-        "text",
-    )
-
-    def __init__(
-        self,
-        op: Generate,
-        branch: Branch,
-        segment: OutputSegment,
-        text: TextStream,
-        *,
-        sampling: SamplingParams,
-        stop_token_ids: list[int],
-        max_tokens: int,
-        deadline: float | None,
-        chat: bool,
-        now: float,
-        opened: int | None = None,
-    ) -> None:
-        self.op = op
-        self.branch = branch
-        self.segment = segment
-        self.text = text
-        self.sampling = sampling
-        self.stop_token_ids = stop_token_ids
-        self._stops = frozenset(stop_token_ids)
-        self.max_tokens = max_tokens
-        self.deadline = deadline
-        self.chat = chat
-        self.opened = opened  # where what it was made to begin with stands, if anything
-        self.arrived = now
-        self.began = now  # later than it arrived, where an earlier server had begun it
-        self.resumed = False  # and its first tokens came from there
-        self.request = 0
-        self.before = 0  # output tokens of earlier requests (a pause)
-        self.stopping = False  # a stop string matched: the request is being cut there
-        self.stop_token: int | None = None  # sampled: the last token of the segment, never text
-        self.paced = False  # its request ends with the budget of its thought, not with the output
-        self.pausing = False  # its client went away with `detach: pause`
-        self.cancelled = False
-        self.expired = False  # its deadline has passed
-        self.exhausted = False  # the session has no more memory: it is being cut here
-        self.first: Finished | None = None  # of the first request: prompt, cached, computed
-        self._scheduled = False  # `first_token` is the scheduler's time, not that of its message
-        self.first_token = 0.0  # when it came; 0: it has not, or nobody knows
-        self.held: Demand | None = None  # what it has to be
-        self.compiling = False  # its request waits for its constraint
-        self.notes: list[str] = []  # on its constraint
-        self.accepted = 0  # drafts; the end of a request says exactly what `Progress` told till then
-        self.forced = 0  # tokens that the constraint left no choice for
-        self._counted = 0, 0  # both, of the requests before this one
-        self.refusal: RamifyError | None = None  # why its constraint cannot be had
-        self.logprob_sum = 0.0
-        self.logprob_count = 0
+    op: Generate
+    branch: Branch
+    segment: OutputSegment
+    text: TextStream
+    sampling: SamplingParams
+    stops: frozenset[int]  # tokens
+    max_tokens: int
+    deadline: float | None
+    chat: bool
+    opened: int | None = None  # where what it was made to begin with stands, if anything
+    arrived: float
+    began: float  # later than it arrived, where an earlier server had begun it
+    resumed: bool = False  # and its first tokens came from there
+    request: int = 0
+    before: int = 0  # output tokens of earlier requests (a pause)
+    stopping: bool = False  # a stop string matched: the request is being cut there
+    stop_token: int | None = None  # sampled: the last token of the segment, never text
+    paced: bool = False  # its request ends with the budget of its thought, not with the output
+    pausing: bool = False  # its client went away with `detach: pause`
+    cancelled: bool = False
+    expired: bool = False  # its deadline has passed
+    exhausted: bool = False  # the session has no more memory: it is being cut here
+    first: Finished | None = None  # of the first request: prompt, cached, computed
+    first_token: float = 0.0  # when it came; 0: it has not, or nobody knows
+    held: Demand | None = None  # what it has to be
+    compiling: bool = False  # its request waits for its constraint
+    notes: list[str] = field(default_factory=list)  # on its constraint
+    accepted: int = 0  # drafts; the end of a request says exactly what `Progress` told till then
+    forced: int = 0  # tokens that the constraint left no choice for
+    refusal: RamifyError | None = None  # why its constraint cannot be had
+    logprob_sum: float = 0.0
+    logprob_count: int = 0
+    _scheduled: bool = False  # `first_token` is the scheduler's time, not that of its message
+    _counted: tuple[int, int] = 0, 0  # accepted and forced, of the requests before this one
 
     @property
     def decided(self) -> bool:
@@ -153,8 +130,8 @@ class GenerationState:
         if self.stopping or self.stop_token is not None:  # `decided`, which is asked for each token
             return False
         segment = self.segment
-        if not self._stops.isdisjoint(tokens):
-            at = next(i for i, token in enumerate(tokens) if token in self._stops)
+        if not self.stops.isdisjoint(tokens):
+            at = next(i for i, token in enumerate(tokens) if token in self.stops)
             self.stop_token, tokens, logprobs = tokens[at], tokens[:at], logprobs[:at]
         segment.tokens.extend(tokens)
         if logprobs:

@@ -135,16 +135,17 @@ class Generations:
         eos = () if op.ignore_eos else self._writer.tokenizer.eos_ids
         seed = op.seed if op.seed is not None else self._random_seed()
         generation = GenerationState(
-            op,
-            branch,
-            segment,
-            self._detokenizer.stream(task.frame.stops(op)),
+            op=op,
+            branch=branch,
+            segment=segment,
+            text=self._detokenizer.stream(task.frame.stops(op)),
             sampling=sampling_of(op, usual, seed + task.index, scored=scored),
-            stop_token_ids=sorted({*op.stop_token_ids, *eos}),
+            stops=frozenset((*op.stop_token_ids, *eos)),
             max_tokens=min(op.max_tokens, self._state.context - position),
             deadline=task.arrived + op.deadline_ms / 1e3 if op.deadline_ms is not None else None,
             chat=chat,
-            now=task.arrived,
+            arrived=task.arrived,
+            began=task.arrived,
             opened=opened,
         )
         place = reading.reader.place if reading is not None else TurnPlace("answer", "")
@@ -246,7 +247,7 @@ class Generations:
                 prompt=generation.branch.position,
                 max_tokens=generation.pace(),
                 sampling=generation.sampling,
-                stop_token_ids=generation.stop_token_ids,
+                stop_token_ids=sorted(generation.stops),
                 priority=generation.op.priority,
                 deadline=generation.deadline,
                 arrived=generation.arrived,

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import accumulate
 from math import fsum
 from typing import NamedTuple
@@ -175,34 +176,26 @@ class Scoring(NamedTuple):
         return array("i", [self.base - 1 + depth for depth in self.path.depths])
 
 
+@dataclass(eq=False, repr=False)
 class Measured(ABC):
     """What an op has scored on one branch.
 
     `at`: where its tokens begin; `before`: where the branch ended when the op began.
     """
 
-    at = 0
-
-    def __init__(
-        self,
-        task: Task,
-        branch: Branch,
-        *,
-        before: int,
-        priority: int = 0,
-        deadline: float | None = None,
-    ) -> None:
-        self.task = task
-        self.branch = branch
-        self.before = before
-        self.priority = priority
-        self.deadline = deadline
-        self.ended = False
-        self.size = 0  # bytes that it is metered with
-        self.tops = 0  # likely tokens that are wanted beside each target
-        self.handles: dict[int, int] = {}  # its branches in the cache, by request
-        self.waiting: deque[Scoring] = deque()  # not submitted yet
-        self.pending: dict[int, Scoring] = {}  # by request
+    task: Task
+    branch: Branch
+    _: KW_ONLY
+    before: int
+    at: int = 0
+    priority: int = 0
+    deadline: float | None = None
+    ended: bool = False
+    size: int = 0  # bytes that it is metered with
+    tops: int = 0  # likely tokens that are wanted beside each target
+    handles: dict[int, int] = field(default_factory=dict)  # its branches in the cache, by request
+    waiting: deque[Scoring] = field(default_factory=deque)  # not submitted yet
+    pending: dict[int, Scoring] = field(default_factory=dict)  # by request
 
     def take(self, most: int) -> list[Scoring]:
         """The next paths to submit, at most `most` of them."""

@@ -19,16 +19,17 @@ from ramify.protocol.wire import Append, Generate, Usage
 def generation(tokenizer: Tokenizer) -> GenerationState:
     """Arrived at 100 s, without output."""
     return GenerationState(
-        Generate(id=1),
-        Branch("main", 1),
-        OutputSegment(5),
-        Detokenizer(tokenizer.token_bytes).stream([]),
+        op=Generate(id=1),
+        branch=Branch("main", 1),
+        segment=OutputSegment(5),
+        text=Detokenizer(tokenizer.token_bytes).stream([]),
         sampling=SamplingParams(),
-        stop_token_ids=[2],
+        stops=frozenset([2]),
         max_tokens=8,
         deadline=None,
         chat=False,
-        now=100.0,
+        arrived=100.0,
+        began=100.0,
     )
 
 
