@@ -286,7 +286,7 @@ async def test_a_crash_at_any_line_ends_only_that_session(
         points = await lines_of(each)
         for _ in range(2):  # what is done once for all sessions, as for a template, is left out
             again = await lines_of(each)
-            points = {point: min(times, again[point]) for point, times in points.items() if point in again}
+            points = {line: min(times, again[line]) for line, times in points.items() if line in again}
         assert len(points) > 1000
         reached = 0
         chosen = list(points.items())[:: stride(75)]
