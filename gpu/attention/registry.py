@@ -85,8 +85,9 @@ def _torch(
     pages: Tensor | None,
 ) -> AttentionBackend:
     from ramify.gpu.attention.torch_attention import TorchAttention
+    from ramify.gpu.attention.torch_latent import TorchLatent
 
-    return TorchAttention(table, shape, device)
+    return (TorchAttention if shape.value_dim is None else TorchLatent)(table, shape, device)
 
 
 def _triton(
@@ -224,6 +225,8 @@ def _automatic(obstacle: str | None, shape: AttentionShape, device: torch.device
 def triton_obstacle(shapes: Sequence[AttentionShape], device: torch.device) -> str | None:
     """Why the Triton kernels cannot serve a model with such layers here, None if they can."""
     for shape in shapes:
+        if shape.value_dim is not None:
+            return "latent attention has no kernels for a GPU yet"
         if shape.head_dim not in (16, 32, 64, 128, 256, 512):
             return f"the kernels know head sizes 16, 32, 64, 128, 256 and 512, not {shape.head_dim}"
         if shape.head_dim == 512 and shape.dtype == torch.float32:

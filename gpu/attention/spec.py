@@ -39,6 +39,7 @@ class AttentionShape:
     head_dim: int
     dtype: torch.dtype  # of queries, keys and values
     specs: tuple[AttentionSpec, ...]
+    value_dim: int | None = None  # values are so many first numbers of the keys; None: of their own
 
     @property
     def group(self) -> int:

@@ -21,17 +21,22 @@ from ramify.gpu.step.rows import Ints, RowTable, StepRows
 from ramify.gpu.step.staging import Array
 
 _QUERY_BLOCK = 512  # queries of a masked extend that run at once: bounds the mask
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 @dataclass(slots=True)
-class _Extend:
+class Extend:
     """Queries [first, last) of one sequence at positions start.., over `slots`."""
 
     first: int
     last: int
     keys: "slice | Tensor"  # a slice of the pool, or slots to gather
     mask: Tensor | None  # [queries, keys]; None: plainly causal, no prefix
+
+    @property
+    def count(self) -> int:
+        """How many keys there are."""
+        return self.keys.stop - self.keys.start if isinstance(self.keys, slice) else len(self.keys)
 
 
 @dataclass(slots=True)
@@ -67,7 +72,7 @@ class TorchAttention:
         self._device = device
         self._in_place = device.type == "cpu"
         self._first_decode = 0
-        self._extends: dict[int | None, list[_Extend]] = {}
+        self._extends: dict[int | None, list[Extend]] = {}
         self._decodes: dict[int | None, _Decodes] = {}
 
     def room(self, bucket: Bucket) -> Plan:
@@ -116,11 +121,11 @@ class TorchAttention:
 
     def _plan_extend(
         self, row: int, first: int, start: int, end: int, window: int | None
-    ) -> list[_Extend]:
+    ) -> list[Extend]:
         """The tokens from line `first` on, at positions [start, end) of `row`."""
         last = first + end - start
         if start == 0 and (window is None or end <= window):
-            return [_Extend(first, last, self._keys(self._table.slots(row, 0, end)), None)]
+            return [Extend(first, last, self._keys(self._table.slots(row, 0, end)), None)]
         blocks = []
         for begin in range(start, end, _QUERY_BLOCK):
             stop = min(begin + _QUERY_BLOCK, end)
@@ -132,10 +137,10 @@ class TorchAttention:
                 mask &= keys > queries - window
             at = first + begin - start
             slots = self._keys(self._table.slots(row, low, stop))
-            blocks.append(_Extend(at, at + stop - begin, slots, mask))
+            blocks.append(Extend(at, at + stop - begin, slots, mask))
         return blocks
 
-    def _extend(self, extend: _Extend, kv: LayerKV, q: Tensor, spec: AttentionSpec) -> Tensor:
+    def _extend(self, extend: Extend, kv: LayerKV, q: Tensor, spec: AttentionSpec) -> Tensor:
         k, v = _read(kv, extend.keys)
         queries = q[extend.first : extend.last].transpose(0, 1)[None]  # [1, heads, n, D]
         keys, values = k.transpose(0, 1)[None], v.transpose(0, 1)[None]  # [1, kv_heads, keys, D]
@@ -202,7 +207,7 @@ class TorchAttention:
             results = [self._part(part, kv, q, spec) for part in decodes.parts]
             outputs = torch.cat([output for output, _ in results])  # [P, heads, D]
             sums = torch.cat([lse for _, lse in results])  # [P, heads]
-            output = _merge(outputs, sums, decodes.owners, len(q), spec)
+            output = merge_parts(outputs, sums, decodes.owners, len(q), spec)
         return output.reshape(-1, self._heads * self._dim)
 
     def _part(
@@ -224,7 +229,7 @@ class TorchAttention:
         if not spec.plain:
             output, sums = attention_with_sums(queries, k, v, part.mask, spec)
         elif self._in_place:
-            output, sums = _flash(queries, k, v, attn_mask=part.mask, scale=spec.scale)
+            output, sums = flash(queries, k, v, attn_mask=part.mask, scale=spec.scale)
         else:  # always one part, which nothing is merged with
             output = F.scaled_dot_product_attention(queries, k, v, attn_mask=part.mask, scale=spec.scale)
             return output.reshape(n, self._heads, self._dim), output
@@ -280,7 +285,7 @@ def _read(kv: LayerKV, keys: "slice | Tensor") -> tuple[Tensor, Tensor]:
     return kv.k.index_select(0, keys), kv.v.index_select(0, keys)
 
 
-def _merge(outputs: Tensor, sums: Tensor, owners: Tensor, n: int, spec: AttentionSpec) -> Tensor:
+def merge_parts(outputs: Tensor, sums: Tensor, owners: Tensor, n: int, spec: AttentionSpec) -> Tensor:
     """Combine attention over disjoint sets of keys (Dao et al. 2022, online softmax).
 
     outputs [P, heads, D], sums [P, heads] (log-sum-exp), owners int64[P] -> [n, heads, D].

@@ -518,7 +518,7 @@ def layer_sizes(model: Decoder, products: Products) -> LayerSizes:
     return LayerSizes(
         hidden=config.hidden_size,
         attention=attention.width,
-        qkv=attention.width + 2 * attention.kv_width,
+        qkv=attention.rows,
         intermediate=config.intermediate_size,
         dtype=model.dtype,
         overlaps=overlaps(model.device),

@@ -6,9 +6,9 @@ points there. On torch it is only read and stays zero, because what a freed page
 zero times NaN would reach a neighbour's output. The CUDA executor's padding writes there too, and
 nothing but padding reads it.
 
-A layout is one way to keep a token's keys and values. Another one (a latent vector for all heads, 8 bits
-with scales, fewer slots for layers with a window) is a class like `PairLayout`, a `LayerKV` of its own,
-and kernels that read and write it; executors and models ask for nothing but what `KVLayout` says.
+A layout is one way to keep a token's keys and values: as pairs, or as a latent vector for all heads.
+Another one (8 bits with scales, fewer slots for layers with a window) is a class like `PairLayout`, and
+kernels that read and write it; executors and models ask for nothing but what `KVLayout` says.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,10 @@ from ramify.gpu.kv.states import StatePool
 
 @dataclass(slots=True)
 class LayerKV:
-    """One layer's keys and values. k, v [slots, kv_heads, head_dim]."""
+    """One layer's keys and values. k, v [slots, kv_heads, head_dim].
+
+    Of a latent layer both are one tensor [slots, 1, width]: its values are the keys' first numbers.
+    """
 
     k: Tensor
     v: Tensor
@@ -35,7 +38,8 @@ class LayerKV:
         On CUDA `ops.triton_layer.rope_store` does it in the kernel that rotates the keys.
         """
         self.k.index_copy_(0, slots, k)
-        self.v.index_copy_(0, slots, v)
+        if self.v is not self.k:
+            self.v.index_copy_(0, slots, v)
 
 
 @dataclass(slots=True)
@@ -112,3 +116,26 @@ class PairLayout:
             views[size] = zip(k.unbind(0), v.unbind(0), strict=True)
         layers = [LayerKV(*next(views[size]), page_size) for size in self.sizes]
         return KVPool(pages, page_size, layers, memory)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentLayout:
+    """One vector a token and layer, which all heads read as key and as value (DeepSeek-V2, 2024).
+
+    `width`: the latent, and behind it the part of the key that turns with the position.
+    """
+
+    layers: int
+    width: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.layers * self.width * self.dtype.itemsize
+
+    def allocate(self, pages: int, page_size: int, device: torch.device) -> KVPool:
+        """Not initialised, as that of `PairLayout`."""
+        shape = (self.layers, pages * page_size + 1, 1, self.width)
+        memory = torch.empty(shape, dtype=self.dtype, device=device)
+        memory[:, -1] = 0
+        return KVPool(pages, page_size, [LayerKV(k, k, page_size) for k in memory.unbind(0)], [memory])

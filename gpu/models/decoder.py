@@ -18,11 +18,13 @@ from ramify.gpu.models.definition import (
     DeltaSettings,
     ExpertSettings,
     FeedForwardSettings,
+    LatentSettings,
     LayerSettings,
     MambaSettings,
     TensorNames,
 )
 from ramify.gpu.models.experts import Experts, empty_experts
+from ramify.gpu.models.latent import Latent, empty_latent
 from ramify.gpu.models.recurrent import Maker, Recurrent
 from ramify.gpu.models.token_inputs import TokenGate, table_product, table_views
 from ramify.gpu.ops.base import (
@@ -98,17 +100,14 @@ class GatedFeedForward:
 class DecoderLayer:
     """One block: a mixer and a feed-forward, each between norms and added to the residual."""
 
-    mixer: Attention | Recurrent
+    mixer: Attention | Latent | Recurrent
     feed_forward: GatedFeedForward | Experts
     gate: TokenGate | None = None
     scalar: Tensor | None = None  # [1]: what the stream is multiplied by behind the layer
 
     def products(self, prefix: str, names: TensorNames) -> Iterator[Product]:
         """All of them, in the layer that is called `prefix`."""
-        mixer = self.mixer
-        yield from (
-            mixer.products(prefix, names) if isinstance(mixer, Attention) else mixer.products(prefix)
-        )
+        yield from self.mixer.products(prefix, names)
         yield from self.feed_forward.products(prefix, names)
         if self.gate is not None:
             yield from self.gate.products(prefix)
@@ -120,7 +119,7 @@ class DecoderLayer:
         for name, norm in zip((*names.before, *names.after), found, strict=True):
             if norm is not None:
                 yield f"{prefix}.{name}", norm
-        if isinstance(mixer, Attention):
+        if not isinstance(mixer, Recurrent):
             yield from mixer.norms(prefix, names)
         if self.gate is not None:
             yield self.gate.named_norm(prefix)
@@ -302,7 +301,7 @@ class Decoder:
         for index, layer in enumerate(self.layers):
             prefix = f"model.layers.{index}"
             views |= {f"{name}.weight": norm.weight for name, norm in layer.norms(prefix, called)}
-            if isinstance(layer.mixer, Recurrent):
+            if not isinstance(layer.mixer, Attention):
                 views |= layer.mixer.views(prefix)
             if isinstance(layer.feed_forward, Experts):
                 views |= layer.feed_forward.views(prefix, called)
@@ -359,7 +358,7 @@ class Decoder:
 
     def _empty_mixer(
         self, index: int, settings: LayerSettings, before: bool, after: bool
-    ) -> Attention | Recurrent:
+    ) -> Attention | Latent | Recurrent:
         """`before`, `after`: which norms are around it."""
         hidden, mixer = self.config.hidden_size, settings.mixer
         norm = self._empty_norm(hidden) if before else None
@@ -371,6 +370,9 @@ class Decoder:
             return maker.mamba(place, mixer, norm, post)
         if isinstance(mixer, ConvSettings):
             return maker.conv(place, mixer, norm, post)
+        if isinstance(mixer, LatentSettings):
+            rotary = self._rotary(mixer.rope, mixer.turned)
+            return empty_latent(place, mixer, rotary, hidden, norm, post, self.dtype, self.device)
         heads = self._empty_attention(index, mixer)
         width = mixer.width * (1 + mixer.gated) + heads.kv_parts * mixer.kv_width
         qkv = self._empty_linear(hidden, width, mixer.qkv_bias)

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
-from ramify.gpu.kv.layout import KVLayout, PairLayout
+from ramify.gpu.kv.layout import KVLayout, LatentLayout, PairLayout
 from ramify.gpu.kv.states import Shape, StateLayout
 from ramify.gpu.ops.base import Activation
 from ramify.gpu.ops.experts import RouterSettings
@@ -48,9 +48,62 @@ class AttentionSettings:
         return self.kv_heads * self.head_dim
 
     @property
+    def rows(self) -> int:
+        """Of its first product: q, k and v."""
+        return self.width + 2 * self.kv_width
+
+    @property
     def group(self) -> int:
         """Query heads that share a KV head."""
         return self.heads // self.kv_heads
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSettings:
+    """A mixer: attention to latents of `rank` numbers that all heads share (DeepSeek-V2, 2024).
+
+    Each head makes its key's `nope` numbers and its value of a token's latent; `turned` further numbers
+    of the key turn with the position, and are those of all heads. To attend is to have one KV head.
+    """
+
+    heads: int
+    rank: int
+    nope: int
+    turned: int
+    value: int
+    spec: AttentionSpec
+    rope: RopeSettings
+    q_rank: int | None = None  # of the queries' own latents; None: they come from the stream
+    interleaved: bool = True  # neighbours turn together in checkpoints, else halves
+    bias: bool = False  # of what makes the latents, and of the output
+    query_growth: tuple[float, int] | None = None  # queries grow by that much, with the log of steps
+    kv_heads: int = 1
+    kv_of: None = None
+
+    @property
+    def head_dim(self) -> int:
+        """Of keys, as they are kept."""
+        return self.rank + self.turned
+
+    @property
+    def query(self) -> int:
+        """Numbers of a head's query."""
+        return self.nope + self.turned
+
+    @property
+    def width(self) -> int:
+        """What goes into the output projection."""
+        return self.heads * self.value
+
+    @property
+    def rows(self) -> int:
+        """Of its first product: queries or their latents, then what is kept."""
+        return (self.q_rank or self.heads * self.query) + self.head_dim
+
+    @property
+    def group(self) -> int:
+        """All heads share the KV head."""
+        return self.heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +174,11 @@ class MambaSettings:
         return (self.kernel - 1, self.convolved), matrices
 
 
-MixerSettings = AttentionSettings | DeltaSettings | MambaSettings | ConvSettings
+KeptSettings = AttentionSettings | LatentSettings
+"""Of mixers that keep something of each token in the KV cache."""
+FixedSettings = DeltaSettings | MambaSettings | ConvSettings
+"""Of mixers that keep a fixed state."""
+MixerSettings = KeptSettings | FixedSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,14 +289,14 @@ class Definition:
     layer_scalars: bool = False  # each layer has a number that the stream is multiplied by behind it
 
     @property
-    def attention(self) -> AttentionSettings:
+    def attention(self) -> KeptSettings:
         """That of the first layer which has any: see `equal`."""
         return next(self.attentions)
 
     @property
-    def attentions(self) -> Iterator[AttentionSettings]:
+    def attentions(self) -> Iterator[KeptSettings]:
         """Those of all layers that have any."""
-        return (layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSettings))
+        return (layer.mixer for layer in self.layers if isinstance(layer.mixer, KeptSettings))
 
     @property
     def intermediate_size(self) -> int:
@@ -262,21 +319,23 @@ class Definition:
     @property
     def keeps_states(self) -> bool:
         """Whether layers keep fixed states of a sequence instead of keys and values."""
-        return any(not isinstance(layer.mixer, AttentionSettings) for layer in self.layers)
+        return any(isinstance(layer.mixer, FixedSettings) for layer in self.layers)
 
     def attention_shapes(self, dtype: torch.dtype) -> list[AttentionShape]:
         """What attention back ends are chosen and made by: each shape once, with its layers' specs."""
         specs: dict[tuple[int, int, int], list[AttentionSpec]] = {}
         for one in self.attentions:
             specs.setdefault((one.heads, one.kv_heads, one.head_dim), []).append(one.spec)
-        return [AttentionShape(*shape, dtype, tuple(found)) for shape, found in specs.items()]
+        first = self.attention
+        value = first.rank if isinstance(first, LatentSettings) else None
+        return [AttentionShape(*shape, dtype, tuple(found), value) for shape, found in specs.items()]
 
     def kv_places(self) -> list[int]:
         """For each layer, which of the pool's layers has its keys and values, or its state."""
         places: list[int] = []
         keys = states = 0
         for layer in self.layers:
-            if not isinstance(layer.mixer, AttentionSettings):
+            if isinstance(layer.mixer, FixedSettings):
                 places.append(states)
                 states += 1
             elif layer.mixer.kv_of is None:
@@ -287,19 +346,20 @@ class Definition:
         return places
 
     def kv_layout(self, dtype: torch.dtype) -> KVLayout:
-        """How keys and values are kept."""
-        own = (one for one in self.attentions if one.kv_of is None)
+        """How keys and values are kept. Layers with latents are all alike, and have none beside them."""
+        own, first = [one for one in self.attentions if one.kv_of is None], self.attention
+        if isinstance(first, LatentSettings):
+            return LatentLayout(len(own), first.head_dim, dtype)
         return PairLayout(tuple((one.kv_heads, one.head_dim) for one in own), dtype)
 
     def state_layout(self) -> StateLayout:
         """How fixed states are kept."""
         mixers = (layer.mixer for layer in self.layers)
         return StateLayout(
-            tuple(
-                one.states(self.hidden_size) for one in mixers if not isinstance(one, AttentionSettings)
-            )
+            tuple(one.states(self.hidden_size) for one in mixers if isinstance(one, FixedSettings))
         )
 
 
-def _sizes(mixer: AttentionSettings) -> tuple[int, ...]:
-    return mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.keys_are_values
+def _sizes(mixer: KeptSettings) -> tuple[int, ...]:
+    alike = isinstance(mixer, LatentSettings) or mixer.keys_are_values
+    return mixer.heads, mixer.kv_heads, mixer.head_dim, alike

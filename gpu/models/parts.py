@@ -10,17 +10,21 @@ from ramify.gpu.models.definition import (
     AttentionSettings,
     Definition,
     DenseSettings,
+    ExpertNames,
     ExpertSettings,
+    FeedForwardSettings,
+    KeptSettings,
+    LatentSettings,
     LayerSettings,
     MambaSettings,
     TensorNames,
     TokenInputs,
 )
 from ramify.gpu.models.fields import Fields
-from ramify.gpu.models.rope import TYPES, contexts
+from ramify.gpu.models.rope import TYPES, contexts, rope
 from ramify.gpu.ops.base import Activation
 from ramify.gpu.ops.experts import RouterSettings
-from ramify.gpu.ops.rotary import RopeSettings
+from ramify.gpu.ops.rotary import RopeSettings, yarn_scale
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _MOST_LAYERS = 1024
@@ -40,6 +44,9 @@ _TOWER = (
     "embed_audio.",
     "visual.",
 )
+
+SHARED_EXPERTS = TensorNames(experts=ExpertNames(shared="shared_experts"))
+"""The names of checkpoints with DeepSeek's experts."""
 
 COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 """Defaults that most config classes of `transformers` have."""
@@ -186,6 +193,71 @@ def experts(
     return ExpertSettings(many, fields.integer(size), _activation(fields), router, shared, shared_gated)
 
 
+def routed_experts(fields: Fields, router: RouterSettings) -> ExpertSettings:
+    """As DeepSeek's configs name them; a shared expert is as wide as so many."""
+    shared = fields.integer("moe_intermediate_size") * fields.integer("n_shared_experts", most=64)
+    return experts(fields, router, count="n_routed_experts", shared=shared)
+
+
+def after_dense(fields: Fields, sparse: ExpertSettings) -> list[FeedForwardSettings]:
+    """Each layer's feed-forward: the first ones dense."""
+    layers, first = layer_count(fields), fields.get("first_k_dense_replace")
+    kinds = fields.get("mlp_layer_types")  # as `transformers` calls it in files that it writes
+    if kinds is None:
+        if not isinstance(first, int) or first < 0:
+            raise fields.refused(f"first_k_dense_replace is {first!r}: must be a number of layers")
+        kinds = ["dense" if index < first else "sparse" for index in range(layers)]
+    known = ("dense", "sparse")
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(each in known for each in kinds):
+        raise fields.refused(f"mlp_layer_types must name {layers} layers, each dense or sparse")
+    return [sparse if kind == "sparse" else dense(fields) for kind in kinds]
+
+
+def latent_attention(fields: Fields, grows: bool = False) -> LatentSettings:
+    """`grows`: queries may grow with the position (`llama_4_scaling_beta`)."""
+    heads = fields.integer("num_attention_heads")
+    if fields.integer("num_key_value_heads", heads) != heads:
+        raise fields.refused(f"num_key_value_heads is not {heads}: each head has keys of its own")
+    nope, turned = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
+    if turned % 2:
+        raise fields.refused(f"qk_rope_head_dim {turned} is odd: rotary embedding needs an even one")
+    given = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
+    given = given if isinstance(given, dict) else {}  # which `rope` refuses
+    for name in ("factor", "mscale", "mscale_all_dim", "llama_4_scaling_beta"):
+        if not isinstance(given.get(name, 0), (int, float, type(None))):
+            raise fields.refused(f"{name} is {given[name]!r}: must be a number")
+    beta, share = given.get("llama_4_scaling_beta"), given.get("partial_rotary_factor")
+    if share not in (None, 1, turned / (nope + turned)):  # of a head, whose other part never turns
+        raise fields.refused(f"partial_rotary_factor is {share!r}: qk_rope_head_dim says what turns")
+    unread = ("partial_rotary_factor", "llama_4_scaling_beta")[: 1 + grows]
+    positions = rope(fields, unread=unread)
+    scale, every = (nope + turned) ** -0.5, positions["original_max_position_embeddings"]
+    if positions["rope_type"] != "default" and positions.get("mscale_all_dim"):
+        scale *= yarn_scale(positions.get("factor") or 1, positions["mscale_all_dim"]) ** 2
+    q_rank, bias = fields.optional_integer("q_lora_rank"), fields.flag("attention_bias")
+    if bias and q_rank is None:
+        raise fields.refused("attention_bias is true: it is served where q_lora_rank is given")
+    return LatentSettings(
+        heads, fields.integer("kv_lora_rank"), nope, turned, fields.integer("v_head_dim"),
+        AttentionSpec(scale), positions, q_rank, fields.get("rope_interleave") is not False, bias,
+        (float(beta), every) if beta else None,  # which `rope` refuses where they do not grow
+    )  # fmt: skip
+
+
+def latent_decoder(
+    fields: Fields, mixer: LatentSettings, router: RouterSettings, score: str
+) -> Definition:
+    """Latent attention in all layers, and experts behind the first ones. `score`: the router's."""
+    for name, served in (("moe_layer_freq", 1), ("scoring_func", score)):
+        if fields.get(name) not in (None, served):
+            raise fields.refused(f"{name} is {fields.get(name)!r}: {fields.architecture} is served "
+                                 f"with {served}")  # fmt: skip
+    feed_forwards = after_dense(fields, routed_experts(fields, router))
+    extra = f"model.layers.{len(feed_forwards)}."  # of the layer that predicts further tokens
+    layers = [LayerSettings(mixer, each) for each in feed_forwards]
+    return decoder(fields, layers, names=SHARED_EXPERTS, skipped=(extra,))
+
+
 def _activation(fields: Fields) -> Activation:
     name = str(fields.get("hidden_activation") or fields.get("hidden_act"))
     if name not in _ACTIVATIONS:
@@ -214,7 +286,7 @@ def decoder(
     `skipped`: more of what `TensorNames.skipped` says.
     """
     max_position = fields.integer("max_position_embeddings")
-    mixers = [each.mixer for each in layers if isinstance(each.mixer, AttentionSettings)]
+    mixers = [each.mixer for each in layers if isinstance(each.mixer, KeptSettings)]
     if not mixers:
         raise fields.refused("no layer is attention: models without keys and values are not served")
     context, longest = contexts((mixer.rope for mixer in mixers), max_position, fields)

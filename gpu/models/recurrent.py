@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ramify.gpu.models.definition import ConvSettings, DeltaSettings, MambaSettings
+from ramify.gpu.models.definition import ConvSettings, DeltaSettings, MambaSettings, TensorNames
 from ramify.gpu.ops.base import AnyStream, Ops, Projection
 from ramify.gpu.ops.fixed_states import LayerConv, LayerDelta, LayerMamba, LayerState
 from ramify.gpu.ops.linear.base import Linear, empty_linear
@@ -34,10 +34,10 @@ class Recurrent:
     def forward(self, x: AnyStream, ops: Ops[AnyStream], step: StepInputs[Tensor]) -> Projection:
         return ops.project(ops.recur(ops.linear(x, self.input), self.layer, step), self.output)
 
-    def products(self, prefix: str) -> Iterator[tuple[Linear, list[str], list[int]]]:
-        """As those of attention."""
-        names = [f"{prefix}.{self.name}.{name}" for name, _ in self.blocks]
-        yield self.input, names, [rows for _, rows in self.blocks] if len(names) > 1 else []
+    def products(self, prefix: str, names: TensorNames) -> Iterator[tuple[Linear, list[str], list[int]]]:
+        """As those of attention, whose names say nothing of these."""
+        own = [f"{prefix}.{self.name}.{name}" for name, _ in self.blocks]
+        yield self.input, own, [rows for _, rows in self.blocks] if len(own) > 1 else []
         yield self.output, [f"{prefix}.{self.name}.out_proj"], []
 
     def views(self, prefix: str) -> dict[str, Tensor]:

@@ -10,8 +10,10 @@ families do not know devices.
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
+from ramify.gpu.attention.latent import LatentHeads
 from ramify.gpu.attention.spec import AttentionSpec
 from ramify.gpu.ops.experts import Activation as Activation
 from ramify.gpu.ops.experts import LayerExperts
@@ -50,6 +52,29 @@ class LayerAttention:
     def wide_norms(self) -> bool:
         """Whether q and k are each normalised over all heads together."""
         return self.q_norm is not None and self.heads > 1 and len(self.q_norm.weight) > self.head_dim
+
+
+@dataclass(slots=True)
+class LayerLatent:
+    """What an operation has to know of one layer's latent attention.
+
+    Rows of its input: queries, or their latents with `q_up` to make them; the latent, and what turns.
+    """
+
+    index: int
+    heads: LatentHeads
+    rotary: Rotary  # of the part that turns
+    norm: RMSNorm  # of the latent
+    q_norm: RMSNorm | None
+    q_up: Linear | None
+    query_growth: tuple[float, int] | None  # as of the layer's settings
+
+    def growth(self, positions: Tensor) -> Tensor | None:
+        """What queries at `positions` [T] are multiplied by, float32[T]; None: nothing."""
+        if self.query_growth is None:
+            return None
+        by, every = self.query_growth
+        return 1 + by * torch.log1p((positions // every).float())
 
 
 @dataclass(slots=True)
@@ -104,6 +129,10 @@ class Ops(Protocol[AnyStream]):
 
         qkv [T, (heads + kv_parts * kv_heads) * D], and heads * D more for the gate -> [T, heads * D].
         """
+        ...
+
+    def attend_latent(self, rows: Tensor, layer: LayerLatent, step: StepInputs[Tensor]) -> Tensor:
+        """The same with latents: rows [T, inputs], as `layer` says -> [T, heads * value]."""
         ...
 
     def recur(self, rows: Tensor, layer: LayerState, step: StepInputs[Tensor]) -> Tensor:

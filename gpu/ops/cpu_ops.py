@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.kv.layout import KVPool
-from ramify.gpu.models.definition import Definition
+from ramify.gpu.models.definition import Definition, LatentSettings
 from ramify.gpu.native.attention import MOST_ROWS, TILE_WORDS
 from ramify.gpu.native.kernels import Kernels, Quantised, empty_quantised
 from ramify.gpu.native.linear import GATED, PANEL, PackedWeight
@@ -27,6 +27,7 @@ from ramify.gpu.native.threads import Instruction, Words, aligned
 from ramify.gpu.ops.base import (
     Activation,
     LayerAttention,
+    LayerLatent,
     Projection,
     ResidualStream,
     TokenInputTables,
@@ -121,13 +122,15 @@ def obstacle(config: Definition, page_size: int) -> str | None:
         return "layers with fixed states have no kernels in 8 bits"
     if config.has_experts:
         return "layers of experts have no kernels in 8 bits"
-    if config.attention.gated:
+    sizes = config.attention
+    if isinstance(sizes, LatentSettings):
+        return "latent attention has no kernels in 8 bits"
+    if sizes.gated:
         return "attention with a gate has no kernels in 8 bits"
     if not config.equal:
         return "its layers are of unequal sizes"
-    if config.token_inputs is not None or config.attention.value_norm:
+    if config.token_inputs is not None or sizes.value_norm:
         return "layers with norms of values or inputs of their own have no kernels"
-    sizes = config.attention
     if sizes.head_dim % 32 or sizes.head_dim > 256:
         return f"heads of {sizes.head_dim} are not a multiple of 32 up to 256"
     if sizes.heads // sizes.kv_heads > MOST_ROWS:
@@ -210,6 +213,9 @@ class CpuOps:
                            spec.softcap, spec.window, spec.sinks),
         ]  # fmt: skip
         return out
+
+    def attend_latent(self, rows: Tensor, layer: LayerLatent, step: StepInputs[Tensor]) -> Tensor:
+        raise RuntimeError("`obstacle` refuses models with latent attention")
 
     def recur(self, rows: Tensor, layer: LayerState, step: StepInputs[Tensor]) -> Tensor:
         raise RuntimeError("`obstacle` refuses models with fixed states")

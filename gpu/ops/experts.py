@@ -22,8 +22,9 @@ class RouterSettings:
     """How a token's experts are chosen, and what each counts.
 
     `score`: softmax over all experts, or a sigmoid of each. `renormalise`: the chosen ones' scores are
-    divided by their sum. `groups`: experts are chosen from the `top_groups` of so many whose two best
-    are best together (DeepSeek-V3). `corrected`: a number for each expert is added for choosing only.
+    divided by their sum. `groups`: experts are chosen from the `top_groups` of so many whose
+    `group_best` best are best together (DeepSeek-V3: two, V2: one). `corrected`: a number for each
+    expert is added for choosing only.
     """
 
     top: int = 1
@@ -32,6 +33,7 @@ class RouterSettings:
     scale: float = 1.0
     groups: int = 1
     top_groups: int = 1
+    group_best: int = 2
     corrected: bool = False
 
 
@@ -70,7 +72,7 @@ def route(logits: Tensor, correction: Tensor | None, settings: RouterSettings) -
     ranked = scores if correction is None else scores + correction
     if settings.groups > 1:
         by_group = ranked.view(len(ranked), settings.groups, -1)
-        best = by_group.topk(min(2, by_group.shape[-1]), dim=-1).values.sum(-1)
+        best = by_group.topk(min(settings.group_best, by_group.shape[-1]), dim=-1).values.sum(-1)
         left_out = _best(best, settings.groups)[:, settings.top_groups :]
         ranked = by_group.scatter(
             1, left_out[:, :, None].expand(-1, -1, by_group.shape[-1]), float("-inf")

@@ -58,6 +58,7 @@ class Rotary:
         self._factors = None if bool((factors == 1).all()) else factors.to(device)
         self._frequencies = frequencies.to(device)
         self._half = dim // 2
+        self.dim = dim
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """positions int64[T] -> (cos, signed sin), each [T, 1, D].
@@ -127,17 +128,19 @@ def _proportional(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, f
     return frequencies / rope.get("factor", 1), factor
 
 
-def _yarn_attention_factor(rope: RopeSettings, factor: float) -> float:
-    def scale(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+def yarn_scale(factor: float, weight: float) -> float:
+    """By how much scores grow where positions are stretched by `factor`; of queries or keys alone."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
+
+def _yarn_attention_factor(rope: RopeSettings, factor: float) -> float:
     given = rope.get("attention_factor")
     if given is not None:
         return float(given)
     mscale, mscale_all = rope.get("mscale"), rope.get("mscale_all_dim")
     if mscale and mscale_all:
-        return scale(mscale) / scale(mscale_all)
-    return scale(1.0)
+        return yarn_scale(factor, mscale) / yarn_scale(factor, mscale_all)
+    return yarn_scale(factor, 1.0)
 
 
 def _longrope(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float]:

@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.gpu.attention.base import AttentionBackend
+from ramify.gpu.attention.torch_latent import TorchLatent
 from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.ops.base import (
     Activation,
     LayerAttention,
+    LayerLatent,
     Projection,
     ResidualStream,
     TokenInputTables,
@@ -65,6 +67,14 @@ class TorchOps:
     def linear(self, x: ResidualStream, linear: Linear) -> Tensor:
         return linear(x.normed)
 
+    def _turns(
+        self, rotary: Rotary, step: StepInputs[Tensor], dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        angles = self._angles.get(rotary)
+        if angles is None:
+            angles = self._angles[rotary] = rotary.angles(step.positions, dtype)
+        return angles
+
     def attend(self, qkv: Tensor, layer: LayerAttention, step: StepInputs[Tensor]) -> Tensor:
         heads, stores = layer.heads, layer.kv_parts > 0
         rotated = heads + layer.kv_heads * stores
@@ -80,10 +90,7 @@ class TorchOps:
             qk = torch.cat((q, k), 1)
         elif layer.q_norm is not None:
             qk = layer.q_norm(qk)
-        angles = self._angles.get(layer.rotary)
-        if angles is None:
-            angles = self._angles[layer.rotary] = layer.rotary.angles(step.positions, qkv.dtype)
-        qk = layer.rotary.rotate(qk, *angles)
+        qk = layer.rotary.rotate(qk, *self._turns(layer.rotary, step, qkv.dtype))
         kv = self._pool.layers[layer.index]
         if stores:
             v = parts[:, -layer.kv_heads :]
@@ -92,6 +99,24 @@ class TorchOps:
             kv.store(step.plan["slots"], qk[:, heads:], v)
         output = self._attention.attend(qk[:, :heads], kv, step, layer.spec)
         return output * qkv[:, own:].sigmoid() if layer.gated else output
+
+    def attend_latent(self, rows: Tensor, layer: LayerLatent, step: StepInputs[Tensor]) -> Tensor:
+        heads = layer.heads
+        queries, latent, turning = latent_parts(rows, layer)
+        if layer.q_norm is not None and layer.q_up is not None:
+            queries = layer.q_up(layer.q_norm(queries))
+        q = queries.view(len(rows), len(heads.up), -1)
+        cos, sin = self._turns(layer.rotary, step, rows.dtype)
+        turned = layer.rotary.rotate(q[..., heads.nope :], cos, sin)
+        q = torch.cat((q[..., : heads.nope], turned), -1)
+        growth = layer.growth(step.positions)
+        if growth is not None:
+            q = q * growth[:, None, None].to(q.dtype)
+        k = torch.cat((layer.norm(latent)[:, None], layer.rotary.rotate(turning[:, None], cos, sin)), -1)
+        kv = self._pool.layers[layer.index]
+        kv.store(step.plan["slots"], k, k)
+        assert isinstance(self._attention, TorchLatent)
+        return self._attention.attend_latent(q, kv, heads)
 
     def recur(self, rows: Tensor, layer: LayerState, step: StepInputs[Tensor]) -> Tensor:
         assert self._pool.states is not None
@@ -146,6 +171,13 @@ class TorchOps:
         if softcap is not None:
             logits = torch.tanh(logits / softcap) * softcap
         return logits if output is None else output.copy_(logits)
+
+
+def latent_parts(rows: Tensor, layer: LayerLatent) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of the queries or their latents, of the latent, and of what turns."""
+    rank, turned = layer.heads.rank, layer.rotary.dim
+    queries, latent, turning = torch.split(rows, [rows.shape[1] - rank - turned, rank, turned], -1)
+    return queries, latent, turning
 
 
 def token_inputs(rows: Tensor, table: Tensor, inputs: TokenInputTables) -> Tensor:

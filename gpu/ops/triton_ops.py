@@ -16,6 +16,7 @@ from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.ops.base import (
     Activation,
     LayerAttention,
+    LayerLatent,
     Projection,
     ResidualStream,
     TokenInputTables,
@@ -108,6 +109,9 @@ class TritonOps:
         )
         output = self._attention.attend(q, kv, step, layer.spec)
         return open_heads(output, qkv) if layer.gated else output
+
+    def attend_latent(self, rows: Tensor, layer: LayerLatent, step: StepInputs[Tensor]) -> Tensor:
+        raise RuntimeError("`registry` refuses models with latent attention")
 
     def recur(self, rows: Tensor, layer: LayerState, step: StepInputs[Tensor]) -> Tensor:
         assert self._pool.states is not None

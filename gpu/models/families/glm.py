@@ -1,17 +1,24 @@
-"""GLM 4.5 to 4.7 with experts: the first layers dense, sigmoid routers, one shared expert."""
+"""GLM 4.5 to 4.7 with experts: the first layers dense, sigmoid routers, one shared expert.
 
-from dataclasses import replace
+4.7-Flash: latent attention.
+"""
+
 from typing import Literal
 
-from ramify.gpu.models.definition import (
-    Definition,
-    ExpertNames,
-    FeedForwardSettings,
-    LayerSettings,
-    TensorNames,
-)
+from ramify.gpu.models.definition import Definition, LayerSettings
 from ramify.gpu.models.fields import Fields
-from ramify.gpu.models.parts import COMMON, Family, attention, decoder, dense, experts, layer_count
+from ramify.gpu.models.parts import (
+    COMMON,
+    SHARED_EXPERTS,
+    Family,
+    after_dense,
+    attention,
+    decoder,
+    latent_attention,
+    latent_decoder,
+    layer_count,
+    routed_experts,
+)
 from ramify.gpu.models.rope import rope
 from ramify.gpu.ops.experts import RouterSettings
 
@@ -36,15 +43,30 @@ _DEFAULTS = COMMON | {
     "norm_topk_prob": True,
     "use_qk_norm": False,
 }
-_NAMES = replace(TensorNames(), experts=ExpertNames(shared="shared_experts"))
+_LITE = _DEFAULTS | {
+    "vocab_size": 154880,
+    "hidden_size": 2048,
+    "intermediate_size": 10240,
+    "num_hidden_layers": 47,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 20,
+    "max_position_embeddings": 202752,
+    "partial_rotary_factor": 1.0,
+    "moe_intermediate_size": 1536,
+    "num_experts_per_tok": 4,
+    "n_routed_experts": 64,
+    "routed_scaling_factor": 1.8,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 768,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 256,
+    "qk_nope_head_dim": 192,
+    "eos_token_id": 1,
+}
 
 
-def define(fields: Fields) -> Definition:
-    positions = rope(fields, partial=True)
-    qk_norm: Literal["head"] | None = "head" if fields.flag("use_qk_norm") else None
-    bias, layers = fields.flag("attention_bias"), layer_count(fields)
-    mixer = attention(fields, positions, qk_norm=qk_norm, qkv_bias=bias)
-    router = RouterSettings(
+def _router(fields: Fields) -> RouterSettings:
+    return RouterSettings(
         score="sigmoid",
         renormalise=fields.flag("norm_topk_prob"),
         scale=fields.number("routed_scaling_factor"),
@@ -52,20 +74,28 @@ def define(fields: Fields) -> Definition:
         top_groups=fields.integer("topk_group"),
         corrected=True,
     )
-    shared = fields.integer("moe_intermediate_size") * fields.integer("n_shared_experts", most=64)
-    sparse = experts(fields, router, count="n_routed_experts", shared=shared)
-    first = fields.get("first_k_dense_replace")
-    if not isinstance(first, int) or first < 0:
-        raise fields.refused(f"first_k_dense_replace is {first!r}: must be a number of layers")
-    feed_forwards: list[FeedForwardSettings] = [
-        dense(fields) if index < first else sparse for index in range(layers)
-    ]
+
+
+def define(fields: Fields) -> Definition:
+    positions = rope(fields, partial=True)
+    qk_norm: Literal["head"] | None = "head" if fields.flag("use_qk_norm") else None
+    bias, layers = fields.flag("attention_bias"), layer_count(fields)
+    mixer = attention(fields, positions, qk_norm=qk_norm, qkv_bias=bias)
+    sparse = routed_experts(fields, _router(fields))
     extra = f"model.layers.{layers}."  # of the layer that predicts further tokens
     return decoder(
         fields,
-        [LayerSettings(mixer, each) for each in feed_forwards],
-        names=replace(_NAMES, skipped=(extra,)),
+        [LayerSettings(mixer, each) for each in after_dense(fields, sparse)],
+        names=SHARED_EXPERTS,
+        skipped=(extra,),
     )
 
 
-FAMILIES = (Family("Glm4MoeForCausalLM", "glm4_moe", _DEFAULTS, define),)
+def define_lite(fields: Fields) -> Definition:
+    return latent_decoder(fields, latent_attention(fields), _router(fields), "sigmoid")
+
+
+FAMILIES = (
+    Family("Glm4MoeForCausalLM", "glm4_moe", _DEFAULTS, define),
+    Family("Glm4MoeLiteForCausalLM", "glm4_moe_lite", _LITE, define_lite),
+)

@@ -1,8 +1,8 @@
-"""`PairLayout`: the memory of keys and values, slot by slot."""
+"""The memory of keys and values, or of latents, slot by slot."""
 
 import torch
 
-from ramify.gpu.kv.layout import PairLayout, copy_pages
+from ramify.gpu.kv.layout import LatentLayout, PairLayout, copy_pages
 
 LAYOUT = PairLayout(sizes=((2, 4),) * 3, dtype=torch.float16)
 
@@ -49,3 +49,20 @@ def test_slots_of_one_number_are_copied_too() -> None:
     slots = torch.arange(13)
     copy_pages(slots, 4, torch.tensor([2]), torch.tensor([0]))
     assert slots.tolist() == [8, 9, 10, 11, *range(4, 13)]
+
+
+def test_a_latent_is_one_vector_for_keys_and_values() -> None:
+    layout = LatentLayout(3, 6, torch.float16)
+    pool = layout.allocate(5, 8, torch.device("cpu"))
+    assert layout.bytes_per_token == 3 * 6 * 2
+    assert sum(tensor.nbytes for tensor in pool.memory) == 41 * layout.bytes_per_token
+    first, second, _ = pool.layers
+    assert first.v is first.k
+    assert not first.k[pool.padding_slot].any()
+    pool.memory[0].zero_()
+    latents = torch.rand(2, 1, 6).half()
+    first.store(torch.tensor([6, 1]), latents, latents)
+    assert torch.equal(first.k[[6, 1]], latents)
+    assert not second.k.any()
+    pool.copy(torch.tensor([0]), torch.tensor([2]))
+    assert torch.equal(first.k[[22, 17]], latents)
