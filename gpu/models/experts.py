@@ -30,14 +30,16 @@ class Experts:
     def products(self, prefix: str, names: TensorNames) -> Iterator[tuple[Linear, list[str], list[int]]]:
         """Those that every token goes through, in the layer that is called `prefix`."""
         part, called, shared = f"{prefix}.{names.feed_forward}", names.experts, self.layer.shared
-        yield self.layer.router, [f"{part}.{called.router}"], []
+        if shared is not None and shared.gated:
+            routed = [f"{part}.{called.router}", f"{part}.{called.shared_gate}"]
+            yield self.layer.router, routed, [len(self.layer.gate_up), 1]
+        else:
+            yield self.layer.router, [f"{part}.{called.router}"], []
         if shared is not None:
-            size = len(shared.gate_up.tensor) // 2
             gate_up = [f"{part}.{called.shared}.{name}" for name in names.gate_up]
-            yield shared.gate_up, gate_up, [size, size] if len(gate_up) > 1 else []
+            sizes = [shared.size, shared.size] if len(gate_up) > 1 else []
+            yield shared.gate_up, gate_up, sizes
             yield shared.down, [f"{part}.{called.shared}.{names.down}"], []
-            if shared.gate is not None:
-                yield shared.gate, [f"{part}.{called.shared_gate}"], []
 
     def views(self, prefix: str, names: TensorNames) -> dict[str, Tensor]:
         """What the loader fills beside products and norms: the experts themselves."""
@@ -68,11 +70,13 @@ def empty_experts(
         shared = SharedExpert(
             empty_linear(hidden, 2 * one.shared, False, dtype, device, "gated"),
             linear(one.shared, hidden),
-            linear(hidden, 1) if one.shared_gated else None,
+            one.shared,
+            one.shared_gated,
+            one.activation,
         )
     corrected = one.router.corrected
     layer = LayerExperts(
-        router=linear(hidden, one.experts),
+        router=linear(hidden, one.experts + one.shared_gated),
         correction=torch.empty(one.experts, device=device) if corrected else None,
         gate_up=torch.empty((one.experts, 2 * one.size, hidden), dtype=dtype, device=device),
         down=torch.empty((one.experts, hidden, one.size), dtype=dtype, device=device),

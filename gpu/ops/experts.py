@@ -16,6 +16,11 @@ from ramify.gpu.ops.linear.base import Linear
 Activation = Literal["silu", "gelu_tanh"]
 """Of a gate: x * sigmoid(x) (SwiGLU), or GELU by its tanh formula (GeGLU; Shazeer 2020)."""
 
+ExpertActivation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
+"""The same, or that of gpt-oss: see `gated`."""
+
+CLAMP, SHARPNESS = 7.0, 1.702  # of gpt-oss
+
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
@@ -39,30 +44,49 @@ class RouterSettings:
 
 @dataclass(slots=True)
 class SharedExpert:
-    """A feed-forward that every token goes through beside its own; `gate` [1, hidden] opens it."""
+    """A feed-forward that every token goes through beside its own.
+
+    `gated`: a sigmoid opens it, whose row is the last one of the router.
+    """
 
     gate_up: Linear
     down: Linear
-    gate: Linear | None
+    size: int
+    gated: bool
+    activation: Activation  # the same as of its own
 
 
 @dataclass(slots=True)
 class LayerExperts:
     """Weights of one layer: gate_up [experts, 2 * size, hidden], the gate's rows first, and down
-    [experts, hidden, size]. correction: float32[experts]."""
+    [experts, hidden, size]; their biases are as long as their rows. correction: float32[experts]."""
 
-    router: Linear  # [experts, hidden]
+    router: Linear  # [experts, hidden], and one more row with a shared expert that has a gate
     correction: Tensor | None
     gate_up: Tensor
     down: Tensor
     shared: SharedExpert | None
     settings: RouterSettings
-    activation: Activation
+    activation: ExpertActivation
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
 
 
 def opened(gate: Tensor, activation: Activation) -> Tensor:
     """The activation of a gate."""
     return F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+
+
+def gated(gate_up: Tensor, activation: ExpertActivation) -> Tensor:
+    """activation(gate) * up of [T, 2 * size], the gate first.
+
+    "clamped_swiglu": gate * sigmoid(1.702 gate) * (up + 1), the gate at most 7 and up within 7 of 0.
+    """
+    gate, up = gate_up.chunk(2, -1)
+    if activation == "clamped_swiglu":
+        gate = gate.clamp(max=CLAMP)
+        return gate * (gate * SHARPNESS).sigmoid() * (up.clamp(-CLAMP, CLAMP) + 1)
+    return opened(gate, activation).mul_(up)
 
 
 def route(logits: Tensor, correction: Tensor | None, settings: RouterSettings) -> tuple[Tensor, Tensor]:
@@ -91,17 +115,21 @@ def _best(scores: Tensor, count: int) -> Tensor:
 
 def run(x: Tensor, layer: LayerExperts) -> Tensor:
     """x [T, hidden] -> [T, hidden]: the sum over each token's experts, and over the shared one."""
-    counts, chosen = route(layer.router(x), layer.correction, layer.settings)
+    logits, experts = layer.router(x), len(layer.gate_up)
+    counts, chosen = route(logits[:, :experts], layer.correction, layer.settings)
     output = torch.zeros_like(x)
+    up_bias, down_bias = layer.gate_up_bias, layer.down_bias
     for expert in chosen.flatten().bincount().nonzero().flatten().tolist():
         tokens, places = torch.where(chosen == expert)
-        gate, up = F.linear(x[tokens], layer.gate_up[expert]).chunk(2, -1)
-        rows = F.linear(opened(gate, layer.activation).mul_(up), layer.down[expert])
+        wide = F.linear(x[tokens], layer.gate_up[expert], None if up_bias is None else up_bias[expert])
+        rows = F.linear(
+            gated(wide, layer.activation), layer.down[expert],
+            None if down_bias is None else down_bias[expert],
+        )  # fmt: skip
         rows = rows * counts[tokens, places, None].to(rows.dtype)
         output.index_add_(0, tokens, rows)
     shared = layer.shared
     if shared is not None:
-        gate, up = shared.gate_up(x).chunk(2, -1)
-        rows = shared.down(opened(gate, layer.activation).mul_(up))
-        output += rows if shared.gate is None else rows * shared.gate(x).sigmoid()
+        rows = shared.down(gated(shared.gate_up(x), shared.activation))
+        output += rows * logits[:, experts:].sigmoid() if shared.gated else rows
     return output

@@ -30,6 +30,7 @@ from ramify.gpu.ops.tilings import LayerSizes, OpTilings, tilings_for
 from ramify.gpu.ops.torch_ops import token_inputs
 from ramify.gpu.ops.triton_conv import short_conv
 from ramify.gpu.ops.triton_delta import chunked, gated_norm, recurrent
+from ramify.gpu.ops.triton_experts import MOST_FEW, route_tokens, run_few, run_many
 from ramify.gpu.ops.triton_layer import add_norm, divide_rows, embed_norm, open_heads, rope_store
 from ramify.gpu.ops.triton_linear import Products, UnscaledRows
 from ramify.gpu.step.inputs import StepInputs
@@ -139,7 +140,18 @@ class TritonOps:
         return output
 
     def experts(self, x: LazyStream, layer: LayerExperts) -> Tensor:
-        raise RuntimeError("`load` refuses models with experts")
+        products, rows, shared = self._products, x.rows, layer.shared
+        invariant, few = not products.follows_tilings, len(x.normed) <= MOST_FEW
+        if x.squares is not None and not few:
+            rows = UnscaledRows(divide_rows(x.normed, x.squares, None, x.eps))
+        routes = route_tokens(products.plain(rows, layer.router, x.eps, x.tilings.linear), layer)
+        if few and not invariant:
+            return run_few(rows, x.eps, layer, routes)
+        beside = None
+        if shared is not None:
+            own = products.gated(rows, shared.gate_up, x.eps, x.tilings.gated, shared.activation)
+            beside = products.library(own, shared.down)
+        return run_many(rows.values, layer, routes, beside, invariant)
 
     def project(self, x: Tensor, linear: Linear) -> Projection:
         return Projection(x, linear)

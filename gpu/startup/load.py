@@ -264,10 +264,10 @@ def _cuda(
             )
 
     def fill() -> None:
-        # the products of the deterministic mode read plain weights
-        _fill(config, model, plain_weight if config.deterministic else float_weight, progress)
-        if guesser is not None:
-            _fill(config, guesser, float_weight, progress, draft.folder)
+        for each, folder in ((model, None), (guesser, draft.folder)):
+            if each is not None:  # the deterministic mode and experts read plain weights
+                plain = config.deterministic or each.config.has_experts
+                _fill(config, each, plain_weight if plain else float_weight, progress, folder)
 
     drafter = device_drafter(draft, guesser, msgspec.structs.replace(info, pages=1))
     if drafter is not None:  # it may read the tokens of the slots, wherever they came from

@@ -19,12 +19,7 @@ _MOST_DIM = 128  # of a delta net's heads: a program of the kernels holds a head
 def check_states(
     config: ModelConfig, shape: Definition, draft: DraftChoice, attention: KernelChoice
 ) -> None:
-    """Raises ModelError if a model with fixed states, or with experts, cannot be served as asked."""
-    if shape.has_experts and attention.extend != "torch":
-        raise ModelError(
-            "layers of experts have no kernels for a GPU yet: give --device cpu, or --attention torch, "
-            "which is slow"
-        )
+    """Raises ModelError if a model with fixed states cannot be served as asked."""
     if not shape.keeps_states:
         if config.state_slots is not None:
             raise ModelError("--state-slots: the model's layers keep no fixed states; leave it out")

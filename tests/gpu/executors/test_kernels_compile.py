@@ -238,6 +238,26 @@ LFM2 = LLAMA | {
     "model_type": "lfm2",
     "layer_types": ["conv", "full_attention"],
 }
+CHOSEN = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+QWEN_MOE = (
+    QWEN
+    | CHOSEN
+    | {
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "model_type": "qwen3_5_moe_text",
+        "shared_expert_intermediate_size": 128,
+    }
+)
+GLM_MOE = LLAMA | {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "model_type": "glm4_moe",
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
 STEP = {"_embed_norm", "_add_norm", "_rope_store", "_extend"}
 DECODES = {"_attend", "_decode", "_merge", "_shared"}
 SAMPLING = {"_gather", "_search", "_masses", "_draw"}
@@ -245,6 +265,8 @@ DRAFTS = {"_correct", "_correct_draws", "_track", "_accept", "_record"}
 PLAIN = STEP | DECODES | {"_linear", "_divide_rows"}
 RECURRENT = {"_recur", "_open", "_open_heads"}
 CONSTRAINTS = {"_masks", "_follow"}
+MANY = {"_route", "_sort", "_open_many", "_down_many", "_sum_many"}
+FEW = {"_route", "_open_few", "_sum_few"}
 
 
 @pytest.fixture(scope="module")
@@ -266,6 +288,9 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
         (QWEN, "bfloat16", "", False, "none", RECURRENT | {"_prepare", "_solve", "_chunks"}),
         (QWEN, "bfloat16", "", True, "none", RECURRENT),
         (LFM2, "bfloat16", "", False, "none", {"_short_conv"}),
+        (QWEN_MOE, "bfloat16", "", False, "none", FEW | MANY),
+        (GLM_MOE, "bfloat16", "", False, "ngram", FEW | MANY),
+        (GLM_MOE, "bfloat16", "", True, "ngram", MANY),
     ],
     ids=[
         "llama",
@@ -278,6 +303,9 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
         "qwen3.5",
         "qwen3.5-deterministic",
         "lfm2",
+        "qwen3.5-moe",
+        "glm4-moe",
+        "glm4-moe-deterministic",
     ],
 )
 def test_the_compiler_takes_every_kernel(

@@ -172,6 +172,30 @@ def test_layers_with_fixed_states(run: Any, captured: bool) -> None:
     assert run(first, mixed, captured=captured, changes=QWEN) == ["upload", *both, *ends]
 
 
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+
+
+def test_layers_of_experts(run: Any) -> None:
+    """At a few rows four launches (the router's product is the library's) and the sum with its norm."""
+
+    def model(attention: list[str], experts: list[str]) -> list[str]:
+        layer = ["_rope_store", *attention, "_add_norm", "_route", *experts, "_add_norm"]
+        return ["_embed_norm", *layer * 2, *SAMPLER, "download"]
+
+    opens = [OpenRow(0, 0, pack(range(64)), 0, SamplingParams())]
+    first = StepPlan(0, opens=opens, extends=[ExtendRow(0, 0, pack([5] * 17), True)])
+    many = ["_sort", "_open_many", "_down_many", "_sum_many"]
+    assert run(first, changes=EXPERTS)[3:] == model(["_extend"], many)
+    wanted = model(["_decode", "_merge"], ["_open_few", "_sum_few"])
+    assert run(first, DECODE, captured=True, changes=EXPERTS) == ["upload", *wanted]
+
+
 @pytest.mark.parametrize("captured", [False, True])
 def test_drafts(run: Any, captured: bool) -> None:
     """A launch to know the row and one to keep its last token, one to guess, one to compare.

@@ -1,0 +1,498 @@
+"""Triton kernels for layers of experts: routing, and a path each for a few tokens and for many.
+
+A few tokens: two launches behind the routing, none of which sorts. A program takes some rows of one
+expert's weights for one token; neighbours take the same rows for other tokens, so that an expert's bytes
+come from memory once. The second product sums over a token's experts in one order. Many tokens: pairs of
+a token and an expert are put in the experts' order, tiles of them are multiplied, and a last launch sums
+over each token's experts. Every size is bounded by the shapes, so a CUDA graph can hold both paths.
+
+The reference is `ops.experts`. Imported only where Triton is used; runs on a CPU with
+TRITON_INTERPRET=1.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ramify.gpu.ops.experts import ExpertActivation, LayerExperts
+from ramify.gpu.ops.triton_layer import opened
+from ramify.gpu.ops.triton_linear import UnscaledRows
+from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
+
+MOST_FEW = 16  # tokens up to which experts are read for each token by itself
+_KINDS: dict[ExpertActivation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
+_SORTED = 1024  # pairs that a program looks at together; four times as many where there are many
+_SUMMED = 1024  # columns of a program that sums over a token's experts
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """Where each token goes. chosen int32[T, top]; counts float32[T, top], and the shared expert's."""
+
+    chosen: Tensor
+    counts: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What a program of the path for many tokens multiplies at a time."""
+
+    rows: int  # tokens
+    columns: int  # outputs
+    depth: int
+    warps: int
+    stages: int
+
+
+# Guesses from the bytes in flight and the shared memory that they take: not measured yet
+_EXACT = Tile(16, 16, 32, 4, 2)  # float32, which tensor cores do not do
+_INVARIANT = Tile(64, 64, 64, 4, 4)  # the same for any number of tokens
+_TILES = ((16, Tile(16, 64, 128, 4, 4)), (32, Tile(32, 64, 128, 4, 4)), (96, Tile(64, 128, 64, 8, 4)))
+_LARGEST = Tile(128, 128, 64, 8, 3)
+
+
+def route_tokens(logits: Tensor, layer: LayerExperts) -> Routes:
+    """logits [T, experts], behind them that of the shared expert's gate if it has one."""
+    settings, experts = layer.settings, len(layer.gate_up)
+    tokens, shared = len(logits), layer.shared
+    places = settings.top + (shared is not None)
+    chosen = torch.empty((tokens, settings.top), dtype=torch.int32, device=logits.device)
+    counts = torch.empty((tokens, places), dtype=torch.float32, device=logits.device)
+    block = triton.next_power_of_2(experts)
+    _route[(tokens,)](
+        logits, layer.correction, chosen, counts, logits.shape[1], settings.scale, EXPERTS=experts,
+        BLOCK=block, TOP=settings.top, PLACES=places, GATED=shared is not None and shared.gated,
+        SIGMOID=settings.score == "sigmoid", RENORMALISE=settings.renormalise, GROUPS=settings.groups,
+        GROUP_BEST=settings.group_best, TOP_GROUPS=settings.top_groups,
+        GROUP_BLOCK=triton.next_power_of_2(settings.groups),
+        OVERLAP=overlaps(logits.device), num_warps=1 if block <= 256 else 4,
+        **launch_options(logits.device),
+    )  # fmt: skip
+    return Routes(chosen, counts)
+
+
+def run_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: Routes) -> Tensor:
+    """x [T, hidden], the shared expert included -> [T, hidden]. Reads each expert of each token."""
+    values, (_, rows, hidden) = x.values, layer.gate_up.shape
+    (tokens, top), size, shared = routes.chosen.shape, rows // 2, layer.shared
+    beside = 0 if shared is None else shared.size
+    gated = values.new_empty((tokens, top * size + beside))
+    parts = 1 if x.squares is None else x.squares.shape[1]
+    many, more = 16, 8 if tokens <= 4 else 16  # rows of the weights that a program takes
+    options = {"OVERLAP": overlaps(values.device), "num_warps": 4, **launch_options(values.device)}
+    _open_few[(tokens * (top * triton.cdiv(size, many) + triton.cdiv(beside, many)),)](
+        values, x.squares, routes.chosen, layer.gate_up, layer.gate_up_bias,
+        None if shared is None else shared.gate_up.tensor, gated, tokens, parts, eps, HIDDEN=hidden,
+        SIZE=size, SHARED=beside, TOP=top, KIND=_KINDS[layer.activation],
+        PARTS=triton.next_power_of_2(parts), ROWS=many, DEPTH=_depth(hidden), STAGES=3, **options,
+    )  # fmt: skip
+    output = torch.empty_like(values)
+    _sum_few[(tokens * triton.cdiv(hidden, more),)](
+        gated, routes.chosen, routes.counts, layer.down, layer.down_bias,
+        None if shared is None else shared.down.tensor, output, tokens, HIDDEN=hidden, SIZE=size,
+        SHARED=beside, TOP=top, ROWS=more, DEPTH=_depth(size), SHARED_DEPTH=_depth(max(1, beside)),
+        STAGES=4, **options,
+    )  # fmt: skip
+    return output
+
+
+def run_many(
+    x: Tensor, layer: LayerExperts, routes: Routes, shared: "Tensor | None", invariant: bool
+) -> Tensor:
+    """x [T, hidden]; shared [T, hidden]: what the shared expert made of it -> [T, hidden].
+
+    `invariant`: what a token gets depends on no other one, to the last bit.
+    """
+    (tokens, top), (experts, rows, hidden) = routes.chosen.shape, layer.gate_up.shape
+    size, pairs, device = rows // 2, tokens * top, x.device
+    overlap, options = overlaps(device), launch_options(device)
+    order, starts = sort_pairs(routes.chosen, experts)
+    tile = tile_for(pairs, experts, x.dtype, invariant)
+    tiles = triton.cdiv(pairs, tile.rows) + min(experts, pairs)  # as many as there can be
+    sizes = {
+        "EXPERTS": experts, "BLOCK": triton.next_power_of_2(experts), "HIDDEN": hidden, "SIZE": size,
+        "TOP": top, "ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": tile.depth,
+        "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32", "OVERLAP": overlap,
+        "num_warps": tile.warps, "num_stages": tile.stages, **options,
+    }  # fmt: skip
+    gated, added = x.new_empty((pairs, size)), x.new_empty((pairs, hidden))
+    _open_many[(tiles * triton.cdiv(size, tile.columns),)](
+        x, order, starts, layer.gate_up, layer.gate_up_bias, gated, KIND=_KINDS[layer.activation],
+        **sizes,
+    )  # fmt: skip
+    places = routes.counts.shape[1]
+    _down_many[(tiles * triton.cdiv(hidden, tile.columns),)](
+        gated, order, starts, routes.counts, layer.down, layer.down_bias, added, PLACES=places, **sizes
+    )
+    output = torch.empty_like(x)
+    block = min(_SUMMED, triton.next_power_of_2(hidden))
+    _sum_many[(tokens, triton.cdiv(hidden, block))](
+        added, shared, routes.counts, output, HIDDEN=hidden, TOP=top, PLACES=places, BLOCK=block,
+        OVERLAP=overlap, num_warps=4, **options,
+    )  # fmt: skip
+    return output
+
+
+def sort_pairs(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """chosen int32[T, top] -> its places in the experts' order, and where each expert's begin.
+
+    int32[T * top], int32[experts + 1].
+    """
+    pairs, device = chosen.numel(), chosen.device
+    order = torch.empty(pairs, dtype=torch.int32, device=device)
+    starts = torch.empty(experts + 1, dtype=torch.int32, device=device)
+    block = _SORTED if pairs <= 8 * _SORTED else 4 * _SORTED
+    _sort[(experts,)](
+        chosen, order, starts, pairs, EXPERTS=experts, BLOCK=block, OVERLAP=overlaps(device),
+        num_warps=4, **launch_options(device),
+    )  # fmt: skip
+    return order, starts
+
+
+def tile_for(pairs: int, experts: int, dtype: torch.dtype, invariant: bool) -> Tile:
+    """By how many of the `pairs` an expert has on average."""
+    if dtype == torch.float32:
+        return _EXACT
+    if invariant:
+        return _INVARIANT
+    return next((tile for most, tile in _TILES if pairs <= most * experts), _LARGEST)
+
+
+def _depth(size: int) -> int:
+    """Inputs of one step of a loop over `size`."""
+    return min(256, max(16, 1 << (size - 1).bit_length()))
+
+
+@triton.jit
+def _best(scores, BLOCK: tl.constexpr):
+    """The index of the highest, the lowest one of equal ones."""
+    lane = tl.arange(0, BLOCK)
+    return tl.min(tl.where(scores == tl.max(scores), lane, BLOCK))
+
+
+@triton.jit
+def _route(
+    logits, correction, chosen, counts, stride, scale, EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
+    TOP: tl.constexpr, PLACES: tl.constexpr, GATED: tl.constexpr, SIGMOID: tl.constexpr,
+    RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr,
+    TOP_GROUPS: tl.constexpr, GROUP_BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One token."""
+    wait(OVERLAP)
+    token = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, BLOCK)
+    there = expert < EXPERTS
+    x = tl.load(logits + token * stride + expert, mask=there, other=float("-inf")).to(tl.float32)
+    if SIGMOID:
+        low = tl.exp(-tl.abs(x))
+        scores = tl.where(x < 0, low, 1.0) / (1.0 + low)
+    else:
+        likely = tl.exp(x - tl.max(x))
+        scores = likely / tl.sum(likely)
+    ranked = tl.where(there, scores, float("-inf"))
+    if correction is not None:
+        ranked += tl.load(correction + expert, mask=there, other=0.0)
+    if GROUPS > 1:
+        EACH: tl.constexpr = EXPERTS // GROUPS
+        groups = tl.arange(0, GROUP_BLOCK)
+        sums = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
+        for group in tl.static_range(GROUPS):
+            own = tl.where(expert // EACH == group, ranked, float("-inf"))
+            total = tl.max(own)
+            for _ in tl.static_range(1, min(GROUP_BEST, EACH)):
+                own = tl.where(expert == _best(own, BLOCK), float("-inf"), own)
+                total += tl.max(own)
+            sums = tl.where(groups == group, total, sums)
+        allowed = expert < 0
+        for _ in tl.static_range(TOP_GROUPS):
+            group = _best(sums, GROUP_BLOCK)
+            allowed = allowed | (expert // EACH == group)
+            sums = tl.where(groups == group, float("-inf"), sums)
+        ranked = tl.where(allowed & there, ranked, float("-inf"))
+    place = tl.arange(0, BLOCK)  # of the chosen ones
+    own_counts = tl.zeros([BLOCK], tl.float32)
+    own_chosen = tl.zeros([BLOCK], tl.int32)
+    for number in tl.static_range(TOP):
+        best = tl.minimum(_best(ranked, BLOCK), EXPERTS - 1)  # where nothing is a number
+        score = tl.sum(tl.where(expert == best, scores, 0.0))
+        own_counts = tl.where(place == number, score, own_counts)
+        own_chosen = tl.where(place == number, best, own_chosen)
+        ranked = tl.where(expert == best, float("-inf"), ranked)
+    if RENORMALISE:
+        own_counts = own_counts / tl.maximum(tl.sum(own_counts), 1e-20)
+    kept = place < TOP
+    tl.store(chosen + token * TOP + place, own_chosen, mask=kept)
+    tl.store(counts + token * PLACES + place, own_counts * scale, mask=kept)
+    if PLACES > TOP:
+        count = 1.0
+        if GATED:
+            gate = tl.load(logits + token * stride + EXPERTS).to(tl.float32)
+            count = 1.0 / (1.0 + tl.exp(-gate))
+        tl.store(counts + token * PLACES + TOP, count)
+
+
+@triton.jit
+def _gated(gate, up, KIND: tl.constexpr):
+    """An expert's activation: see `ops.experts.gated`."""
+    if KIND == 2:
+        gate = tl.minimum(gate, 7.0)
+        y = gate / (1.0 + tl.exp(-1.702 * gate)) * (tl.clamp(up, -7.0, 7.0) + 1.0)
+    else:
+        y = opened(gate, KIND == 1) * up
+    return y
+
+
+# --- a few tokens ---
+
+
+@triton.jit
+def _open_rows(
+    x, scale, weight, bias, output, row, SIZE: tl.constexpr, HIDDEN: tl.constexpr, KIND: tl.constexpr,
+    ROWS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """output[row] = activation(gate) * up of one token x [HIDDEN], for some rows of an expert."""
+    start = tl.minimum(row, SIZE - 1)[:, None] * HIDDEN
+    gate, up = tl.zeros([ROWS, DEPTH], tl.float32), tl.zeros([ROWS, DEPTH], tl.float32)
+    for at in tl.range(0, HIDDEN, DEPTH, num_stages=STAGES):
+        column = at + tl.arange(0, DEPTH)
+        there = column < HIDDEN
+        value = tl.load(x + column, mask=there, other=0.0).to(tl.float32)[None, :]
+        place = weight + start + column[None, :]
+        gate += tl.load(place, mask=there[None, :], other=0.0).to(tl.float32) * value
+        up += tl.load(place + SIZE * HIDDEN, mask=there[None, :], other=0.0).to(tl.float32) * value
+    gates, ups = tl.sum(gate, 1) * scale, tl.sum(up, 1) * scale
+    inside = row < SIZE
+    if bias is not None:
+        gates += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)
+        ups += tl.load(bias + SIZE + row, mask=inside, other=0.0).to(tl.float32)
+    y = _gated(gates, ups, KIND)
+    tl.store(output + row, y.to(output.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _open_few(
+    x, squares, chosen, weight, bias, shared, output, tokens, parts, eps, HIDDEN: tl.constexpr,
+    SIZE: tl.constexpr, SHARED: tl.constexpr, TOP: tl.constexpr, KIND: tl.constexpr,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """output [T, TOP * SIZE + SHARED]. squares: see `UnscaledRows`."""
+    wait(OVERLAP)
+    index, pairs = tl.program_id(0), tokens * TOP
+    routed = pairs * tl.cdiv(SIZE, ROWS)
+    if index < routed:
+        pair = index % pairs
+        token = (pair // TOP).to(tl.int64)
+    else:
+        pair = 0
+        token = ((index - routed) % tokens).to(tl.int64)
+    scale = 1.0
+    if squares is not None:
+        part = tl.arange(0, PARTS)
+        total = tl.sum(tl.load(squares + token * parts + part, mask=part < parts, other=0.0))
+        scale = tl.rsqrt(total / HIDDEN + eps)
+    source = x + token * HIDDEN
+    target = output + token * (TOP * SIZE + SHARED)
+    lane = tl.arange(0, ROWS)
+    if index < routed:
+        expert = tl.load(chosen + pair).to(tl.int64)
+        own_bias = bias
+        if bias is not None:
+            own_bias = bias + expert * 2 * SIZE
+        _open_rows(
+            source, scale, weight + expert * 2 * SIZE * HIDDEN, own_bias, target + pair % TOP * SIZE,
+            index // pairs * ROWS + lane, SIZE, HIDDEN, KIND, ROWS, DEPTH, STAGES,
+        )  # fmt: skip
+    elif SHARED > 0:
+        _open_rows(
+            source, scale, shared, None, target + TOP * SIZE, (index - routed) // tokens * ROWS + lane,
+            SHARED, HIDDEN, KIND, ROWS, DEPTH, STAGES,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _sum_few(
+    gated, chosen, counts, weight, bias, shared, output, tokens, HIDDEN: tl.constexpr,
+    SIZE: tl.constexpr, SHARED: tl.constexpr, TOP: tl.constexpr, ROWS: tl.constexpr,
+    DEPTH: tl.constexpr, SHARED_DEPTH: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """output [T, HIDDEN]: some columns of one token."""
+    wait(OVERLAP)
+    token = (tl.program_id(0) % tokens).to(tl.int64)
+    row = tl.program_id(0) // tokens * ROWS + tl.arange(0, ROWS)
+    inside = row < HIDDEN
+    line = tl.minimum(row, HIDDEN - 1)[:, None]
+    source = gated + token * (TOP * SIZE + SHARED)
+    own_counts = counts + token * (TOP + (SHARED > 0))
+    own_chosen = chosen + token * TOP
+    STEPS: tl.constexpr = (SIZE + DEPTH - 1) // DEPTH
+    sums = tl.zeros([ROWS, DEPTH], tl.float32)
+    for step in tl.range(0, TOP * STEPS, num_stages=STAGES):
+        place = step // STEPS
+        column = step % STEPS * DEPTH + tl.arange(0, DEPTH)
+        there = column < SIZE
+        value = tl.load(source + place * SIZE + column, mask=there, other=0.0).to(tl.float32)
+        value *= tl.load(own_counts + place)
+        own = weight + tl.load(own_chosen + place).to(tl.int64) * HIDDEN * SIZE
+        w = tl.load(own + line * SIZE + column[None, :], mask=there[None, :], other=0.0)
+        sums += w.to(tl.float32) * value[None, :]
+    y = tl.sum(sums, 1)
+    if bias is not None:
+        for place in tl.static_range(TOP):
+            own_bias = bias + tl.load(own_chosen + place).to(tl.int64) * HIDDEN + row
+            y += tl.load(own_bias, mask=inside, other=0.0).to(tl.float32) * tl.load(own_counts + place)
+    if SHARED > 0:
+        beside = tl.zeros([ROWS, SHARED_DEPTH], tl.float32)
+        for at in tl.range(0, SHARED, SHARED_DEPTH, num_stages=STAGES):
+            column = at + tl.arange(0, SHARED_DEPTH)
+            there = column < SHARED
+            value = tl.load(source + TOP * SIZE + column, mask=there, other=0.0).to(tl.float32)
+            w = tl.load(shared + line * SHARED + column[None, :], mask=there[None, :], other=0.0)
+            beside += w.to(tl.float32) * value[None, :]
+        y += tl.sum(beside, 1) * tl.load(own_counts + TOP)
+    tl.store(output + token * HIDDEN + row, y.to(output.dtype.element_ty), mask=inside)
+
+
+# --- many tokens ---
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _sort(
+    chosen, order, starts, pairs, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):  # fmt: skip
+    """order: the pairs of expert 0, then those of 1, .., each in their order; starts: each one's first.
+
+    A program for each expert: it counts the pairs of those below, and puts down its own.
+    """
+    wait(OVERLAP)
+    expert = tl.program_id(0)
+    lower = tl.zeros([BLOCK], tl.int32)
+    for at in range(0, pairs, BLOCK):
+        pair = at + tl.arange(0, BLOCK)
+        lower += (tl.load(chosen + pair, mask=pair < pairs, other=EXPERTS) < expert).to(tl.int32)
+    first = tl.sum(lower)
+    tl.store(starts + expert, first)
+    for at in range(0, pairs, BLOCK):
+        pair = at + tl.arange(0, BLOCK)
+        own = (tl.load(chosen + pair, mask=pair < pairs, other=EXPERTS) == expert).to(tl.int32)
+        tl.store(order + first + tl.cumsum(own, 0) - 1, pair, mask=own > 0)
+        first += tl.sum(own)
+    if expert == EXPERTS - 1:
+        tl.store(starts + EXPERTS, first)
+
+
+@triton.jit
+def _tile(starts, tile, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """Of the tiles of all experts one behind the other: (its expert, its first pair, the expert's end).
+
+    Behind the last tile the expert is EXPERTS or more.
+    """
+    lane = tl.arange(0, BLOCK)
+    there = lane < EXPERTS
+    begin = tl.load(starts + lane, mask=there, other=0)
+    end = tl.load(starts + lane + 1, mask=there, other=0)
+    tiles = (end - begin + ROWS - 1) // ROWS
+    ends = tl.cumsum(tiles, 0)
+    expert = tl.sum((ends <= tile).to(tl.int32))
+    own = lane == expert
+    first = tl.sum(tl.where(own, begin + (tile - ends + tiles) * ROWS, 0))
+    return expert, first, tl.sum(tl.where(own, end, 0))
+
+
+@triton.jit
+def _open_many(
+    x, order, starts, weight, bias, output, EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
+    HIDDEN: tl.constexpr, SIZE: tl.constexpr, TOP: tl.constexpr, KIND: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """output [pairs, SIZE], in the experts' order."""
+    wait(OVERLAP)
+    BLOCKS: tl.constexpr = (SIZE + COLUMNS - 1) // COLUMNS
+    expert, first, end = _tile(starts, tl.program_id(0) // BLOCKS, EXPERTS, BLOCK, ROWS)
+    if expert >= EXPERTS:
+        return
+    place = first + tl.arange(0, ROWS)
+    there = place < end
+    token = (tl.load(order + place, mask=there, other=0) // TOP).to(tl.int64)
+    column = tl.program_id(0) % BLOCKS * COLUMNS + tl.arange(0, COLUMNS)
+    step = tl.arange(0, DEPTH)
+    start = weight + expert.to(tl.int64) * 2 * SIZE * HIDDEN
+    w_at = start + tl.minimum(column, SIZE - 1)[:, None] * HIDDEN + step[None, :]
+    x_at = x + token[None, :] * HIDDEN + step[:, None]
+    gate, up = tl.zeros([COLUMNS, ROWS], tl.float32), tl.zeros([COLUMNS, ROWS], tl.float32)
+    for at in range(0, HIDDEN, DEPTH):
+        inside = at + step < HIDDEN
+        values = tl.load(x_at + at, mask=inside[:, None] & there[None, :], other=0.0)
+        w = tl.load(w_at + at, mask=inside[None, :], other=0.0)
+        gate = tl.dot(w, values, gate, input_precision=PRECISION)
+        w = tl.load(w_at + SIZE * HIDDEN + at, mask=inside[None, :], other=0.0)
+        up = tl.dot(w, values, up, input_precision=PRECISION)
+    known = column < SIZE
+    if bias is not None:
+        own = bias + expert * 2 * SIZE + column
+        gate += tl.load(own, mask=known, other=0.0).to(tl.float32)[:, None]
+        up += tl.load(own + SIZE, mask=known, other=0.0).to(tl.float32)[:, None]
+    y = tl.trans(_gated(gate, up, KIND).to(output.dtype.element_ty))
+    target = output + place.to(tl.int64)[:, None] * SIZE + column[None, :]
+    tl.store(target, y, mask=there[:, None] & known[None, :])
+
+
+@triton.jit
+def _down_many(
+    gated, order, starts, counts, weight, bias, output, EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
+    HIDDEN: tl.constexpr, SIZE: tl.constexpr, TOP: tl.constexpr, PLACES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """output [pairs, HIDDEN], in the tokens' order, times what each counts."""
+    wait(OVERLAP)
+    BLOCKS: tl.constexpr = (HIDDEN + COLUMNS - 1) // COLUMNS
+    expert, first, end = _tile(starts, tl.program_id(0) // BLOCKS, EXPERTS, BLOCK, ROWS)
+    if expert >= EXPERTS:
+        return
+    place = first + tl.arange(0, ROWS)
+    there = place < end
+    pair = tl.load(order + place, mask=there, other=0)
+    column = tl.program_id(0) % BLOCKS * COLUMNS + tl.arange(0, COLUMNS)
+    step = tl.arange(0, DEPTH)
+    start = weight + expert.to(tl.int64) * HIDDEN * SIZE
+    w_at = start + tl.minimum(column, HIDDEN - 1)[:, None] * SIZE + step[None, :]
+    x_at = gated + place.to(tl.int64)[None, :] * SIZE + step[:, None]
+    sums = tl.zeros([COLUMNS, ROWS], tl.float32)
+    for at in range(0, SIZE, DEPTH):
+        inside = at + step < SIZE
+        values = tl.load(x_at + at, mask=inside[:, None] & there[None, :], other=0.0)
+        w = tl.load(w_at + at, mask=inside[None, :], other=0.0)
+        sums = tl.dot(w, values, sums, input_precision=PRECISION)
+    known = column < HIDDEN
+    if bias is not None:
+        own = bias + expert * HIDDEN + column
+        sums += tl.load(own, mask=known, other=0.0).to(tl.float32)[:, None]
+    count = tl.load(counts + pair // TOP * PLACES + pair % TOP, mask=there, other=0.0)
+    y = tl.trans((sums * count[None, :]).to(output.dtype.element_ty))
+    target = output + pair.to(tl.int64)[:, None] * HIDDEN + column[None, :]
+    tl.store(target, y, mask=there[:, None] & known[None, :])
+
+
+@triton.jit
+def _sum_many(
+    added, shared, counts, output, HIDDEN: tl.constexpr, TOP: tl.constexpr, PLACES: tl.constexpr,
+    BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    wait(OVERLAP)
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < HIDDEN
+    y = tl.zeros([BLOCK], tl.float32)
+    for place in tl.static_range(TOP):
+        y += tl.load(added + (token * TOP + place) * HIDDEN + column, mask=inside, other=0.0)
+    if shared is not None:
+        row = tl.load(shared + token * HIDDEN + column, mask=inside, other=0.0).to(tl.float32)
+        y += row * tl.load(counts + token * PLACES + TOP)
+    tl.store(output + token * HIDDEN + column, y.to(output.dtype.element_ty), mask=inside)

@@ -1,0 +1,72 @@
+"""Models with layers of experts on the CUDA executor: small in the interpreter, the same on a GPU."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.gpu.step.buckets import Bucket
+from ramify.protocol.plan import ExtendRow, pack
+from tests.gpu.executors.test_cuda_states import CUDA, STEPS, in_flight, where
+from tests.gpu.models.families.test_experts import STATES, save
+from tests.gpu.models.families.test_families import prompts, reference
+from tests.gpu.models.families.test_hybrids import assert_same
+
+
+@where
+@pytest.mark.parametrize("case", ["glm4_moe", "qwen3_5_moe"])
+def test_as_transformers(case: str, where: Any, tmp_path: Path, drive: Any) -> None:
+    """Groups, a shared expert without a gate and one with it, a delta net; chunks beside decodes."""
+    model = save(tmp_path, case)
+    first, second, _ = prompts()
+    d = drive(tmp_path, **where)
+    with torch.inference_mode():
+        likely = model(torch.tensor([first])).logits[0].log_softmax(-1)
+    d.step(opens=[d.open(2, d.pages(3000, 120))])
+    within = 3e-3 if case in STATES or CUDA else 1e-4
+    for start, stop in ((0, 7), (7, 30), (30, 31)):
+        ours = d.forward(extends=[ExtendRow(2, start, pack(first[start:stop]), True)])[0]
+        ours = ours.log_softmax(-1).cpu()
+        torch.testing.assert_close(ours, likely[stop - 1], atol=within, rtol=0)
+    plans: list[dict[str, Any]] = [
+        {"closes": [2], "opens": [d.open(0, d.pages(0, 256))],
+         "extends": [ExtendRow(0, 0, pack(first), True)]},
+        {"decodes": [0], "opens": [d.open(1, d.pages(1000, 256))],
+         "extends": [ExtendRow(1, 0, pack(second[:20]), False)]},
+        {"decodes": [0], "extends": [ExtendRow(1, 20, pack(second[20:]), True)]},
+        *({"decodes": rows} for rows in ([1, 0], [0, 1]) * STEPS),
+    ]  # fmt: skip
+    sampled = in_flight(d, plans)
+    for row, prompt in enumerate((first, second)):
+        output = [each[row] for each in sampled if row in each]
+        assert_same(model, prompt, output, reference(model, prompt, len(output)))
+
+
+@where
+def test_deterministic_mode_alone_and_batched(
+    where: Any, tmp_path: Path, drive: Any, ordered_dots: None
+) -> None:
+    """The same bits for a prompt alone, behind a hit, and cut up beside others."""
+    save(tmp_path, "glm4_moe")
+    text = prompts()[0][:20]
+    d = drive(tmp_path, deterministic=True, **where)
+    d.step(opens=[d.open(0, d.pages(0, 64))])
+    whole = d.forward(extends=[ExtendRow(0, 0, pack(text), True)])[0].clone()
+    d.step(opens=[d.open(1, d.pages(0, 64), cached=19), d.open(2, d.pages(1000, 64))])
+    assert torch.equal(d.forward(extends=[ExtendRow(1, 19, pack(text[19:]), True)])[0], whole)
+    d.step(opens=[d.open(3, d.pages(2000, 64))], extends=[ExtendRow(2, 0, pack(text[:11]), False)])
+    logits = d.forward(
+        extends=[ExtendRow(3, 0, pack([9] * 17), True), ExtendRow(2, 11, pack(text[11:]), True)]
+    )
+    assert torch.equal(logits[1], whole)
+
+
+@where
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about the garbage in padding
+def test_steps_of_padding_run(where: Any, tmp_path: Path, drive: Any) -> None:
+    """Whatever their garbage is, it chooses experts that there are."""
+    save(tmp_path, "glm4_moe")
+    d = drive(tmp_path, **where)
+    for bucket in (Bucket(0, 0, 1, 1), Bucket(0, 0, 8, 8), Bucket(32, 4, 8, 8)):
+        d.executor.run_padding(bucket)
