@@ -31,7 +31,7 @@ _SUMMED = 1024  # columns of a program that sums over a token's experts
 
 
 @dataclass(frozen=True, slots=True)
-class Routes:
+class ExpertRoutes:
     """Where each token goes. chosen int32[T, top]; counts float32[T, top], and the shared expert's."""
 
     chosen: Tensor
@@ -39,7 +39,7 @@ class Routes:
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class ExpertTile:
     """What a program of the path for many tokens multiplies at a time."""
 
     rows: int  # tokens
@@ -50,13 +50,17 @@ class Tile:
 
 
 # Guesses from the bytes in flight and the shared memory that they take: not measured yet
-_EXACT = Tile(16, 16, 32, 4, 2)  # float32, which tensor cores do not do
-_INVARIANT = Tile(64, 64, 64, 4, 4)  # the same for any number of tokens
-_TILES = ((16, Tile(16, 64, 128, 4, 4)), (32, Tile(32, 64, 128, 4, 4)), (96, Tile(64, 128, 64, 8, 4)))
-_LARGEST = Tile(128, 128, 64, 8, 3)
+_EXACT = ExpertTile(16, 16, 32, 4, 2)  # float32, which tensor cores do not do
+_INVARIANT = ExpertTile(64, 64, 64, 4, 4)  # the same for any number of tokens
+_TILES = (
+    (16, ExpertTile(16, 64, 128, 4, 4)),
+    (32, ExpertTile(32, 64, 128, 4, 4)),
+    (96, ExpertTile(64, 128, 64, 8, 4)),
+)
+_LARGEST = ExpertTile(128, 128, 64, 8, 3)
 
 
-def route_tokens(logits: Tensor, layer: LayerExperts) -> Routes:
+def route_tokens(logits: Tensor, layer: LayerExperts) -> ExpertRoutes:
     """logits [T, experts], behind them that of the shared expert's gate if it has one."""
     settings, experts = layer.settings, len(layer.gate_up)
     tokens, shared = len(logits), layer.shared
@@ -73,10 +77,10 @@ def route_tokens(logits: Tensor, layer: LayerExperts) -> Routes:
         OVERLAP=overlaps(logits.device), num_warps=1 if block <= 256 else 4,
         **launch_options(logits.device),
     )  # fmt: skip
-    return Routes(chosen, counts)
+    return ExpertRoutes(chosen, counts)
 
 
-def run_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: Routes) -> Tensor:
+def run_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: ExpertRoutes) -> Tensor:
     """x [T, hidden], the shared expert included -> [T, hidden]. Reads each expert of each token."""
     values, (_, rows, hidden) = x.values, layer.gate_up.shape
     (tokens, top), size, shared = routes.chosen.shape, rows // 2, layer.shared
@@ -102,7 +106,7 @@ def run_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: Routes) ->
 
 
 def run_many(
-    x: Tensor, layer: LayerExperts, routes: Routes, shared: "Tensor | None", invariant: bool
+    x: Tensor, layer: LayerExperts, routes: ExpertRoutes, shared: "Tensor | None", invariant: bool
 ) -> Tensor:
     """x [T, hidden]; shared [T, hidden]: what the shared expert made of it -> [T, hidden].
 
@@ -154,7 +158,7 @@ def sort_pairs(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     return order, starts
 
 
-def tile_for(pairs: int, experts: int, dtype: torch.dtype, invariant: bool) -> Tile:
+def tile_for(pairs: int, experts: int, dtype: torch.dtype, invariant: bool) -> ExpertTile:
     """By how many of the `pairs` an expert has on average."""
     if dtype == torch.float32:
         return _EXACT

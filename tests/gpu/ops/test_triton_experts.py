@@ -22,7 +22,7 @@ from ramify.gpu.ops.experts import (  # noqa: E402
 )
 from ramify.gpu.ops.linear.base import Linear, plain  # noqa: E402
 from ramify.gpu.ops.triton_experts import (  # noqa: E402
-    Routes,
+    ExpertRoutes,
     route_tokens,
     run_few,
     run_many,
@@ -79,7 +79,7 @@ def wider(one: LayerExperts) -> LayerExperts:
     )  # fmt: skip
 
 
-def many(x: Tensor, one: LayerExperts, routes: Routes, invariant: bool = False) -> Tensor:
+def many(x: Tensor, one: LayerExperts, routes: ExpertRoutes, invariant: bool = False) -> Tensor:
     beside = None
     if one.shared is not None:
         beside = one.shared.down(gated(one.shared.gate_up(x), one.shared.activation))
@@ -229,7 +229,7 @@ def test_alone_and_batched_bit_for_bit(kind: torch.dtype, ordered_dots: None) ->
     routes = route_tokens(one.router(x), one)
     whole = many(x, one, routes, True)
     for first, last in ((0, 1), (69, 70), (5, 30)):
-        own = Routes(routes.chosen[first:last].clone(), routes.counts[first:last].clone())
+        own = ExpertRoutes(routes.chosen[first:last].clone(), routes.counts[first:last].clone())
         assert torch.equal(many(x[first:last].clone(), one, own, True), whole[first:last])
 
 
