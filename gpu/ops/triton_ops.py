@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ramify.gpu.attention.base import AttentionBackend
 from ramify.gpu.kv.layout import KVPool
+from ramify.gpu.ops import triton_delta, triton_mamba
 from ramify.gpu.ops.base import (
     Activation,
     LayerAttention,
@@ -22,18 +23,23 @@ from ramify.gpu.ops.base import (
     TokenInputTables,
 )
 from ramify.gpu.ops.experts import LayerExperts, opened
-from ramify.gpu.ops.fixed_states import CHUNK, LayerConv, LayerMamba, LayerState
+from ramify.gpu.ops.fixed_states import CHUNK, LayerConv, LayerDelta, LayerMamba, LayerState
 from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
 from ramify.gpu.ops.tilings import LayerSizes, OpTilings, tilings_for
 from ramify.gpu.ops.torch_ops import token_inputs
 from ramify.gpu.ops.triton_conv import short_conv
-from ramify.gpu.ops.triton_delta import chunked, gated_norm, recurrent
 from ramify.gpu.ops.triton_experts import MOST_FEW, route_tokens, run_few, run_many
 from ramify.gpu.ops.triton_layer import add_norm, divide_rows, embed_norm, open_heads, rope_store
 from ramify.gpu.ops.triton_linear import Products, UnscaledRows
 from ramify.gpu.step.inputs import StepInputs
+
+# Of mixers that keep matrices: token by token, in chunks, and what opens their outputs
+_STATES: dict[type, tuple[Callable[..., None], ...]] = {
+    LayerDelta: (triton_delta.recurrent, triton_delta.chunked, triton_delta.gated_norm),
+    LayerMamba: (triton_mamba.recurrent, triton_mamba.chunked, triton_mamba.gated_norm),
+}
 
 
 @dataclass(slots=True)
@@ -126,8 +132,7 @@ class TritonOps:
             if chunks is not None:
                 short_conv(rows, layer, states[0], chunks, CHUNK, output)
             return output
-        if isinstance(layer, LayerMamba):
-            raise RuntimeError("`load` refuses models with Mamba layers")
+        recurrent, chunked, gated_norm = _STATES[type(layer)]
         recurrent(rows, layer, states, decodes, output)
         gated_norm(rows, layer, decodes, few, output)
         if chunks is not None:

@@ -14,6 +14,7 @@ from ramify.protocol.errors import ModelError
 _SLOTS_PER_ROW = 8  # three while it runs, others are snapshots
 _LEAST_SLOTS = 4
 _MOST_DIM = 128  # of a delta net's heads: a program of the kernels holds a head's state
+_MOST_STATE = 256  # of Mamba-2's heads, likewise
 
 
 def check_states(
@@ -34,18 +35,18 @@ def check_states(
             f"--page-size {config.page_size}: the model's layers keep fixed states, so a prefix may end "
             "at any token, inside of a larger page too; leave --page-size out"
         )
-    if attention.extend != "torch" and any(isinstance(x.mixer, MambaSettings) for x in shape.layers):
-        raise ModelError(
-            "Mamba layers have no kernels for a GPU yet: give --device cpu, or --attention torch, "
-            "which is slow"
-        )
-    deltas = (layer.mixer for layer in shape.layers if isinstance(layer.mixer, DeltaSettings))
-    dim = max((max(one.key_dim, one.value_dim) for one in deltas), default=0)
-    if attention.extend != "torch" and dim > _MOST_DIM:
-        raise ModelError(
-            f"the kernels for a GPU know delta nets with heads of up to {_MOST_DIM}, not {dim}: give "
-            "--device cpu, or --attention torch, which is slow"
-        )
+    for layer in shape.layers if attention.extend != "torch" else ():
+        mixer, told = layer.mixer, ""
+        if isinstance(mixer, DeltaSettings) and max(mixer.key_dim, mixer.value_dim) > _MOST_DIM:
+            dim = max(mixer.key_dim, mixer.value_dim)
+            told = f"delta nets with heads of up to {_MOST_DIM}, not {dim}"
+        if isinstance(mixer, MambaSettings) and mixer.state_dim > _MOST_STATE:
+            told = f"Mamba layers with a state_dim of up to {_MOST_STATE}, not {mixer.state_dim}"
+        if told:
+            raise ModelError(
+                f"the kernels for a GPU know {told}: give --device cpu, or --attention torch, which is "
+                "slow"
+            )
 
 
 def check_draft_model(folder: Path, shape: Definition) -> None:

@@ -233,6 +233,15 @@ QWEN = LLAMA | {
     "linear_num_value_heads": 4,
     "layer_types": ["linear_attention", "full_attention"],
 }
+GRANITE4 = LLAMA | {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "num_local_experts": 0,
+    "shared_intermediate_size": 512,
+    "layer_types": ["mamba", "attention"],
+    "mamba_n_heads": 16,
+    "mamba_d_state": 128,
+}
 LFM2 = LLAMA | {
     "architectures": ["Lfm2ForCausalLM"],
     "model_type": "lfm2",
@@ -264,6 +273,7 @@ SAMPLING = {"_gather", "_search", "_masses", "_draw"}
 DRAFTS = {"_correct", "_correct_draws", "_track", "_accept", "_record"}
 PLAIN = STEP | DECODES | {"_linear", "_divide_rows"}
 RECURRENT = {"_recur", "_open", "_open_heads"}
+MAMBA = {"_scan", "_open_groups"}
 CONSTRAINTS = {"_masks", "_follow"}
 MANY = {"_route", "_sort", "_open_many", "_down_many", "_sum_many"}
 FEW = {"_route", "_open_few", "_sum_few"}
@@ -287,6 +297,8 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
         (GEMMA, "bfloat16", "sinks", True, "ngram", {"_attend", "_merge", "_rope_store"}),
         (QWEN, "bfloat16", "", False, "none", RECURRENT | {"_prepare", "_solve", "_chunks"}),
         (QWEN, "bfloat16", "", True, "none", RECURRENT),
+        (GRANITE4, "bfloat16", "", False, "none", MAMBA | {"_convolve", "_scan_chunks"}),
+        (GRANITE4, "bfloat16", "", True, "none", MAMBA),
         (LFM2, "bfloat16", "", False, "none", {"_short_conv"}),
         (QWEN_MOE, "bfloat16", "", False, "none", FEW | MANY),
         (GLM_MOE, "bfloat16", "", False, "ngram", FEW | MANY),
@@ -302,6 +314,8 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
         "deterministic",
         "qwen3.5",
         "qwen3.5-deterministic",
+        "granite4",
+        "granite4-deterministic",
         "lfm2",
         "qwen3.5-moe",
         "glm4-moe",

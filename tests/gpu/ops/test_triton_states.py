@@ -1,4 +1,8 @@
-"""The kernels of delta nets and short convolutions against torch's, which their own tests check."""
+"""The kernels of delta nets, Mamba-2 and short convolutions against torch's, which has its tests."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +13,12 @@ CUDA = torch.cuda.is_available()
 # the interpreter of 3.6 does not know numpy 2.4
 pytest.importorskip("triton", minversion=None if CUDA else "3.7")
 
+from ramify.gpu.ops import triton_delta, triton_mamba  # noqa: E402
 from ramify.gpu.ops.fixed_states import (  # noqa: E402
     CHUNK,
     LayerConv,
     LayerDelta,
+    LayerMamba,
     LayerState,
     Sequences,
     run,
@@ -21,7 +27,6 @@ from ramify.gpu.ops.fixed_states import (  # noqa: E402
 )
 from ramify.gpu.ops.rmsnorm import RMSNorm  # noqa: E402
 from ramify.gpu.ops.triton_conv import short_conv  # noqa: E402
-from ramify.gpu.ops.triton_delta import chunked, gated_norm, recurrent  # noqa: E402
 from ramify.gpu.step.buckets import Bucket  # noqa: E402
 from ramify.gpu.step.rows import StepRows  # noqa: E402
 
@@ -63,11 +68,45 @@ def delta(
     )  # fmt: skip
 
 
+def mamba(dtype: torch.dtype, norm: str = "opened") -> LayerMamba:
+    def made(*shape: int, kind: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(shape).to(DEVICE, kind)
+
+    heads, groups, dim, state = 4, 2, 24, 20
+    channels = heads * dim + 2 * groups * state
+    inner = None if norm == "none" else RMSNorm(made(heads * dim, kind=dtype), 1e-5)
+    return LayerMamba(
+        0, heads, groups, dim, state, made(channels, 1, 4, kind=dtype), made(channels, kind=dtype),
+        made(heads), made(heads), made(heads), inner, norm == "first",
+    )  # fmt: skip
+
+
+Layer = LayerDelta | LayerMamba
+
+
+def recurrent(rows: Tensor, layer: Layer, *about: Any) -> None:
+    kernels(layer).recurrent(rows, layer, *about)
+
+
+def chunked(rows: Tensor, layer: Layer, *about: Any) -> None:
+    kernels(layer).chunked(rows, layer, *about)
+
+
+def gated_norm(rows: Tensor, layer: Layer, *about: Any) -> None:
+    kernels(layer).gated_norm(rows, layer, *about)
+
+
+def kernels(layer: Layer) -> Any:
+    return triton_mamba if isinstance(layer, LayerMamba) else triton_delta
+
+
 def pools(layer: LayerState) -> list[Tensor]:
     taps = layer.conv.shape[2]
-    shapes = [(taps - 1, len(layer.conv))]
+    shapes: list[tuple[int, ...]] = [(taps - 1, len(layer.conv))]
     if isinstance(layer, LayerDelta):
         shapes.append((layer.value_heads, layer.key_dim, layer.value_dim))
+    if isinstance(layer, LayerMamba):
+        shapes.append((layer.heads, layer.state_dim, layer.head_dim))
     states = [torch.randn(SLOTS, *shape).to(DEVICE) for shape in shapes]
     for state in states:
         state[0] = 0
@@ -85,6 +124,10 @@ def wider(layer: LayerState) -> LayerState:
     if isinstance(layer, LayerConv):
         bias = None if layer.bias is None else layer.bias.float()
         return LayerConv(0, layer.conv.float(), bias)
+    if isinstance(layer, LayerMamba):
+        inner = None if layer.norm is None else RMSNorm(layer.norm.weight.float(), layer.norm.eps)
+        biases = None if layer.conv_bias is None else layer.conv_bias.float()
+        return replace(layer, conv=layer.conv.float(), conv_bias=biases, norm=inner)
     norm = RMSNorm(layer.norm.weight.float(), layer.norm.eps)
     return LayerDelta(
         0, layer.key_heads, layer.value_heads, layer.key_dim, layer.value_dim, layer.conv.float(),
@@ -116,9 +159,11 @@ def near(ours: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "half"])
 @pytest.mark.parametrize("invariant", [False, True], ids=["chunked", "recurrent"])
-def test_a_delta_net(dtype: torch.dtype, invariant: bool) -> None:
+@pytest.mark.parametrize("mixer", ["delta", "mamba", "mamba-normed first", "mamba-not normed"])
+def test_a_mixer_of_matrices(mixer: str, dtype: torch.dtype, invariant: bool) -> None:
     torch.manual_seed(3)
-    layer = delta(dtype)
+    norms = {"mamba": "opened", "mamba-normed first": "first", "mamba-not normed": "none"}
+    layer = delta(dtype) if mixer == "delta" else mamba(dtype, norms[mixer])
     states = pools(layer)
     rows = torch.randn(sum(COUNTS) + DECODES, sum(layer.parts)).to(DEVICE, dtype)
     before = [state.clone() for state in states]
@@ -168,9 +213,7 @@ def test_a_short_convolution(dtype: torch.dtype, biased: bool) -> None:
     assert torch.equal(states[0][others], before[others])
 
 
-def after(
-    layer: LayerDelta, rows: Tensor, cuts: list[int], invariant: bool
-) -> tuple[Tensor, list[Tensor]]:
+def after(layer: Layer, rows: Tensor, cuts: list[int], invariant: bool) -> tuple[Tensor, list[Tensor]]:
     """One sequence, run in pieces from slot to slot: its outputs, and its last state."""
     states = pools(layer)
     outputs, slot = [], 0
@@ -192,10 +235,13 @@ def after(
 @pytest.mark.parametrize(
     ("cuts", "invariant"), [([64, 128], False), ([1, 9], True)], ids=["chunked", "recurrent"]
 )
-def test_a_hit_is_a_miss_bit_by_bit(cuts: list[int], invariant: bool, ordered_dots: None) -> None:
+@pytest.mark.parametrize("mixer", [delta, mamba])
+def test_a_hit_is_a_miss_bit_by_bit(
+    mixer: Callable[[torch.dtype], Layer], cuts: list[int], invariant: bool, ordered_dots: None
+) -> None:
     """What goes on from a snapshot equals what ran through: at whole chunks, and recurrent anywhere."""
     torch.manual_seed(5)
-    layer = delta(HALF)
+    layer = mixer(HALF)
     rows = torch.randn(20 if invariant else 140, sum(layer.parts)).to(DEVICE, HALF)
     through, last = after(layer, rows, [], invariant)
     pieces, own = after(layer, rows, cuts, invariant)
