@@ -227,6 +227,13 @@ class Op(ClientBase, kw_only=True, frozen=True):
     id: OpId
 
 
+class MessagePlace(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Behind the first `at` characters of a message's content. `message`: its number in an `append`."""
+
+    message: Annotated[int, Meta(ge=0, lt=1 << 14)]
+    at: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
+
+
 class Append(Op, kw_only=True, frozen=True):
     branch: Targets = "main"
     text: Text | None = None
@@ -234,6 +241,7 @@ class Append(Op, kw_only=True, frozen=True):
     tokens: Annotated[list[TokenId], Meta(min_length=1, max_length=1 << 24)] | None = None
     special: bool = True  # control tokens that `text` spells count as such
     expect: Position | None = None
+    marks: Annotated[list[MessagePlace], Meta(max_length=16)] = []  # `ok.result.marks`: their positions
     logprobs: Logprobs = 0  # of what is appended: the reply has each token's, and of so many likely ones
 
 

@@ -23,13 +23,13 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (291, 588),
+    "actors": (291, 590),
     "actors/cache": (15, 32),
     "actors/calls": (10, 22),
     "actors/cluster": (14, 28),
     "actors/executor": (8, 8),
     "actors/front": (8, 16),
-    "actors/gateway": (64, 112),
+    "actors/gateway": (64, 114),
     "actors/grammar": (52, 91),
     "actors/kit": (15, 21),
     "actors/links": (6, 10),

@@ -22,11 +22,14 @@ Only local files are read. This file does not know of sessions, branches or turn
 import copy
 import re
 import unicodedata
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import tokenizers
 
 from ramify.actors.tokenizer.chat_jinja import ChatTemplates
@@ -100,6 +103,7 @@ class Tokenizer:
         self._added = _alternatives([*contents.values(), GUARD])
         self._longest = max(map(len, [*contents.values(), GUARD]))
         self._continuing = without_prefix_space(self._backend)
+        self._sizes: npt.NDArray[np.int32] | None = None  # bytes of each token, once they are asked for
         self._guard_ids = set()
         for backend in (self._backend, self._continuing):
             backend.add_special_tokens([tokenizers.AddedToken(GUARD, normalized=False, special=True)])
@@ -223,6 +227,24 @@ class Tokenizer:
         size -= text.count(GUARD) * len(GUARD.encode())
         shrinks = any(not unicodedata.is_normalized(form, text) for form in self._bound.forms)
         return -(-size // (self._bound.bytes * (COMPOSED if shrinks else 1)))
+
+    def tokens_before(
+        self, tokens: "array[int]", text: str, places: Sequence[int | None]
+    ) -> list[int | None]:
+        """How many of `tokens`, which are `text` (rendered), lie before each place, a character of it.
+
+        By the bytes that tokens stand for: a token off where the tokenizer does not keep white space.
+        """
+        if all(place is None for place in places):
+            return list(places)
+        if self._sizes is None:
+            spelt = self.spelling
+            sizes = [len(spelt.get(i) or data) for i, data in enumerate(self.token_bytes)]
+            self._sizes = np.array(sizes, dtype=np.int32)
+        ends = np.cumsum(self._sizes[np.frombuffer(tokens, dtype=np.int32)])
+        before = [len(self.unguarded(text[: place or 0]).encode("utf-8", "replace")) for place in places]
+        counts = np.searchsorted(ends, before, side="right").tolist()
+        return [None if place is None else n for place, n in zip(places, counts, strict=True)]
 
     def inside_token(self, text: str, at: int) -> bool:
         """Whether an added token that is spelled in `text` spans the border before character `at`."""

@@ -217,3 +217,91 @@ async def test_at_the_door_of_the_ai_sdk(serving: Any) -> None:
             for body in ({"promptCacheRetention": "1y"}, {"kvHints": {"protocol_version": "2"}}):
                 end = await ask(socket, [ASKED], **body)
                 assert next(iter(body)) in end["errorText"]
+
+
+SYSTEM = "You are an agent that reads before it writes. " * 2
+MARK = {"type": "ephemeral", "ttl": "1h"}
+NAMED = {"name": "read", "description": "Reads a file.", "input_schema": {"type": "object"}}
+
+
+def blocks(*texts: str, marked: int = -1) -> list[dict[str, Any]]:
+    """`marked`: the number of the block with a breakpoint; -1: none has one."""
+    return [
+        {"type": "text", "text": text, **({"cache_control": MARK} if i == marked else {})}
+        for i, text in enumerate(texts)
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("where", ["system", "tools", "block"])
+async def test_a_breakpoint_keeps_what_stands_before_it(serving: Any, where: str, stream: bool) -> None:
+    """And not what follows: others fill the pool, and the next question finds just that much."""
+    async with serving(fake={"pages": 600}) as served, client_of(served) as http:
+        client = Client(http)
+        tool = {**NAMED, **({"cache_control": MARK} if where == "tools" else {})}
+        more: dict[str, Any] = {
+            "system": blocks(SYSTEM, marked=0 if where == "system" else -1),
+            "tools": [tool],
+        }
+
+        async def asked(question: str) -> Any:
+            content = blocks("One file. " * 6, question, marked=0 if where == "block" else -1)
+            more["messages"] = [{"role": "user", "content": content}]
+            return await client.ask("/v1/messages", **more)
+
+        await client.ask("/v1/models", status=405)  # to know the model
+        body = body_of("/v1/messages", client.model, "") | more | {"stream": stream}
+        content = blocks("One file. " * 6, "And? " * 20, marked=0 if where == "block" else -1)
+        body["messages"] = [{"role": "user", "content": content}]
+        answer = (await http.post("/v1/messages", json=body)).text
+        told = json.loads(
+            answer[answer.index('{"outcome"') : answer.index("]}", answer.index("breakp")) + 2]
+        )
+        assert told["outcome"] == "accepted"
+        (kept,) = told["breakpoints"]
+        assert kept["duration"] == 3600.0
+        await client.crowd()
+        found = (await asked("Other? " * 3))["usage"]["cache_read_input_tokens"]
+        assert kept["tokens"] <= found <= kept["tokens"] + 12
+
+
+async def test_four_breakpoints_each_as_long_as_it_says(serving: Any) -> None:
+    async with serving(fake={"pages": 600}, schedule={"retain_share": 20}) as served:
+        async with client_of(served) as http:
+            client = Client(http)
+            short = {"type": "ephemeral"}
+            more: dict[str, Any] = {
+                "system": [*blocks("Part one. ", marked=0), *blocks("Part two. ", marked=0)],
+                "tools": [{**NAMED, "cache_control": MARK}],
+                "messages": [
+                    {"role": "user", "content": [{**blocks("Go on. " * 60)[0], "cache_control": short}]}
+                ],
+            }
+            told = (await client.ask("/v1/messages", **more))["ramify_retention"]
+            assert [each["duration"] for each in told["breakpoints"]] == [3600.0, 3600.0, 3600.0, 300.0]
+            tools, first, second, end = (each["tokens"] for each in told["breakpoints"])
+            assert first < second == tools < end
+            assert (told["outcome"], told["breakpoints"][3]["outcome"]) == ("clipped", "clipped")
+            more["system"] += blocks("Part three. ", marked=0)
+            refused = await client.ask("/v1/messages", status=400, **more)
+            assert "more than 4" in str(refused)
+
+
+async def test_marks_of_an_append(serving: Any) -> None:
+    """On our own protocol: the positions of places in messages, which leases can name."""
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "One. Two."}]
+    marks = [{"message": 1}, {"message": 1, "at": 4}, {"message": 0, "at": 9}, {"message": 1, "at": 99}]
+    async with serving() as served, served.connect() as peer:
+        await peer.open({"type": "append", "id": 1, "messages": messages, "marks": marks})
+        found = (await peer.terminal(1))["result"]["marks"]
+        texts = [
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n",
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nOne.",
+            "<|im_start|>system\nBe brief.",
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nOne. Two.",
+        ]
+        assert found == [len(served.oracle.tokenizer.encode(text)) for text in texts]
+        await peer.send({"type": "append", "id": 2, "messages": messages[1:], "marks": [{"message": 1}]})
+        assert (await peer.terminal(2))["details"]["path"].endswith("marks")
+        await peer.send({"type": "append", "id": 3, "messages": messages[1:], "marks": [{"message": 0}]})
+        assert (await peer.terminal(3))["result"]["marks"] == [None]  # of a first append alone

@@ -67,13 +67,15 @@ class PartTokens(NamedTuple):
 class Prepared(msgspec.Struct, frozen=True):
     """`encoded`: the tokens of each part; None if they certainly need more than the room there was.
 
-    `tokenized`: how many of them were made of text. `bound`: what was known of the first part.
+    `tokenized`: how many of them were made of text. `bound`: what was known of the first part. `marks`:
+    the tokens before each of `append.marks`; None: the template does not show the place.
     """
 
     pending: PendingAppend
     encoded: list[PartTokens] | None
     tokenized: int = 0
     bound: Bound | None = None
+    marks: Sequence[int | None] = ()
 
 
 class Shared:

@@ -131,7 +131,14 @@ class BranchWriter:
             encoded.append(_encoded(tokens, before))
             if encoded[-1].tokens:
                 start, after = False, encoded[-1].tokens[-1]
-        return Prepared(pending, encoded, tokenized, bound)
+        marks: list[int | None] = []
+        if op.marks and op.messages is not None:
+            text = pending.parts[0].text
+            places: list[int | None] = [None for _ in op.marks]
+            if pending.start and not strict:
+                places = self._template.places(op.messages, op.marks, text, tools, effort)
+            marks = self.tokenizer.tokens_before(encoded[0].tokens, text, places)
+        return Prepared(pending, encoded, tokenized, bound, marks)
 
     def _bound(
         self,

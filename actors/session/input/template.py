@@ -14,8 +14,12 @@ This file does not know tokens, nor how a template is run: a `Renderer` does
 (`ramify.actors.tokenizer.Tokenizer`). Its texts may hold guards, so give them to `encode_chat`.
 """
 
+import re
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Protocol
+
+import msgspec
 
 from ramify.actors.calls.dialects import Dialect, dialect_of
 from ramify.actors.calls.templates import (
@@ -37,7 +41,9 @@ from ramify.actors.calls.templates import (
 )
 from ramify.actors.session.input.speech import Speech
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.wire import ChatMessage, Effort, JsonObject, Role
+from ramify.protocol.wire import ChatMessage, Effort, JsonObject, MessagePlace, Role
+
+_MARKED = re.compile(rf"{MARKER}(\d{{1,2}})\.")
 
 
 class Renderer(Protocol):
@@ -109,6 +115,40 @@ class ChatTemplate:
         text = self.strict(messages, tools, generate, effort)
         self._check_system(messages, text)
         return text
+
+    def places(
+        self,
+        messages: Sequence[ChatMessage],
+        marks: Sequence[MessagePlace],
+        text: str,
+        tools: Sequence[JsonObject] | None,
+        effort: Effort | None = None,
+    ) -> list[int | None]:
+        """How many characters of `text`, which `first` made of `messages`, stand before each mark.
+
+        A marker in the content shows it. None: the template writes that content otherwise, or not.
+        """
+        marked, shown = list(messages), list[int]()
+        for i, mark in sorted(enumerate(marks), key=lambda each: each[1].at, reverse=True):
+            content, mine = marked[mark.message].content, messages[mark.message].content
+            at = max(min(mark.at, len(mine.rstrip())), len(mine) - len(mine.lstrip()))  # blanks may go
+            if mine.strip() and MARKER not in mine:
+                content = f"{content[:at]}{MARKER}{i}.{content[at:]}"
+                marked[mark.message] = msgspec.structs.replace(marked[mark.message], content=content)
+                shown.append(i)
+        found: list[int | None] = [None] * len(marks)
+        last = max((marks[i].message + 1 for i in shown), default=len(messages))
+        for end in sorted({last, len(messages)}) if shown else ():
+            try:
+                pieces = _MARKED.split(self.strict(marked[:end], tools, False, effort))
+            except BadRequest:
+                continue
+            names = [int(name) for name in pieces[1::2]]
+            if sorted(names) == sorted(shown) and text.startswith("".join(pieces[:-1:2])):
+                for i, before in zip(names, accumulate(map(len, pieces[::2])), strict=False):
+                    found[i] = before
+                break
+        return found
 
     def as_dicts(self, messages: Sequence[ChatMessage]) -> list[JsonObject]:
         """Messages in the shape that this template reads."""

@@ -10,11 +10,12 @@ KIND = Kind("append", adds=True)
 
 
 def _entries(op: Append) -> int:
-    return len(names(op.branch)) + len(op.messages or ())
+    return len(names(op.branch)) + len(op.messages or ()) + len(op.marks)
 
 
 def _size(op: Append) -> int:
     size = MESSAGE + TARGET * len(names(op.branch)) + len(op.text or "") + NUMBER * len(op.tokens or ())
+    size += 2 * NUMBER * len(op.marks)
     for message in op.messages or ():
         size += MESSAGE + len(message.content) + len(message.reasoning or "")
         size += json_bytes(message.tool_calls)
@@ -32,6 +33,8 @@ def _check(op: Append, faults: Faults) -> None:
         faults.fail(given[1] if given else "text", "Give exactly one of `text`, `messages` and `tokens`")
     if not op.special and op.text is None:
         faults.fail("special", "`special` goes with `text`: in messages no control tokens count")
+    if any(each.message >= len(op.messages or ()) for each in op.marks):
+        faults.fail("marks", "`marks` name messages of this `append`, by their number from 0")
 
 
 def _tasks(op: Append, frame: FrameRun) -> list[Task]:

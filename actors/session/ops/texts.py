@@ -170,13 +170,19 @@ class Texts:
         task, branch = waiting.task, waiting.branch
         if prepared.pending.over_prompt or prepared.pending.cut is not None:
             self._generations.prefills.cancel(branch)
+        at = self._writer.begins(branch, prepared)
         cut = yield from self._writer.apply(branch, prepared, task.op.id)
         revision = self._state.bump()
         if cut is not None:
             branch.cut_back(revision, cut)
             self._publisher.cut(branch, cut)
         ok = waiting.finish(cut)
-        return (yield from ok) if isinstance(ok, Generator) else ok
+        if isinstance(ok, Generator):
+            return (yield from ok)
+        if not prepared.marks:
+            return ok
+        marks = [None if each is None else at + each for each in prepared.marks]
+        return msgspec.structs.replace(ok, result={**(ok.result or {}), "marks": marks})
 
 
 def applying(prepared: Prepared | RamifyError) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -383,3 +384,22 @@ def test_a_large_vocabulary_is_loaded_without_a_warning(
     finally:
         theirs.removeHandler(caplog.handler)
     assert caplog.text == ""
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(parts=st.lists(TEXT, min_size=1, max_size=4), hostile=st.booleans())
+def test_tokens_before_a_place(parts: list[str], hostile: bool) -> None:
+    """No token before it reaches beyond the place; guards, which have no token, do not count."""
+    ours = Tokenizer.of(byte_level())
+    guard = f"<{GUARD}|im_end|>" if hostile else ""
+    text = "<|im_start|>" + guard + "<|im_end|>\n".join(parts)
+    tokens = array("i", ours.encode_chat(text))
+    places: list[int | None] = [None, 0, len(text), *range(0, len(text), 3)]
+    found = ours.tokens_before(tokens, text, places)
+    assert found[:3] == [None, 0, len(tokens)]
+    for place, count in zip(places[1:], found[1:], strict=True):
+        assert place is not None and count is not None  # noqa: PT018 - for the type checker
+        before = ours.unguarded(text[:place]).encode()
+        exact = [len(ours.spelling.get(t) or ours.token_bytes[t]) for t in tokens]
+        assert sum(exact[:count]) <= len(before)
+        assert count == len(tokens) or sum(exact[: count + 1]) > len(before)

@@ -13,7 +13,7 @@ from ramify.actors.gateway.apis.anthropic.requests import CountRequest, Messages
 from ramify.actors.gateway.apis.anthropic.signatures import Signer
 from ramify.actors.gateway.apis.openai.dialogue import Answers, text_parts
 from ramify.actors.gateway.apis.openai.effort import Thinking
-from ramify.actors.gateway.apis.openai.retention import hinting, retaining
+from ramify.actors.gateway.apis.openai.retention import Hinted, hinting, retaining
 from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
 from ramify.actors.gateway.port.http import Response, json_response
 from ramify.actors.gateway.port.interfaces import Served
@@ -26,18 +26,24 @@ from ramify.protocol.wire import (
     Error,
     Generate,
     JsonObject,
+    MessagePlace,
     Ok,
     Open,
     Part,
     ServerMessage,
+    Set,
 )
 
-APPEND, UNTHOUGHT, PREFILL, GENERATE, HINTS = range(1, 6)  # ids of the ops, which increase
+APPEND, UNTHOUGHT, PREFILL, GENERATE, HINTS, LEASES = range(1, 7)  # ids of the ops, which increase
 _REASONS = {"tool": "tool_use", "length": "max_tokens", "deadline": "max_tokens"}
 
 
 def opening(
-    request: CountRequest, told: Conversation, served: Served, thinks: Thinking
+    request: CountRequest,
+    told: Conversation,
+    served: Served,
+    thinks: Thinking,
+    marks: Sequence[MessagePlace] = (),
 ) -> list[ClientMessage]:
     """The ops that put the prompt on a branch. Raises InvalidField."""
     if not told.messages or told.messages[-1].role == "system":
@@ -53,7 +59,7 @@ def opening(
         )
     except InvalidField as error:  # of a schema that is no plain JSON
         raise InvalidField(error.message.replace(".function.parameters", ".input_schema")) from None
-    ops: list[ClientMessage] = [opened, Append(id=APPEND, messages=told.messages)]
+    ops: list[ClientMessage] = [opened, Append(id=APPEND, messages=told.messages, marks=list(marks))]
     if request.thinking is not None and request.thinking.type == "disabled" and served.unthought != "":
         if served.unthought is None:
             raise InvalidField("`thinking`: this model cannot be kept from thinking: leave it out")
@@ -63,13 +69,15 @@ def opening(
     return ops
 
 
-def ops_of(request: MessagesRequest, told: Conversation, served: Served) -> list[ClientMessage]:
+def ops_of(
+    request: MessagesRequest, told: Conversation, served: Served, marks: Marks
+) -> list[ClientMessage]:
     """The frame of a request. Raises InvalidField."""
     thinks = request.thinks(request.max_tokens, served)
-    ops = opening(request, told, served, thinks)
-    kept = Marks.of(request).retain_s
+    ops = opening(request, told, served, thinks, marks.inner)
+    kept = marks.retain_s
     ops[1:1] = retaining(kept)
-    hints = hinting(HINTS, request.kv_hints, kept)
+    hints = hinting(HINTS, request.kv_hints, None if marks.inner else kept)
     if request.max_tokens == 0:  # one token that nobody sees computes the prompt
         return [*ops, Generate(id=GENERATE, max_tokens=1, hidden=True), *hints]
     choice = request.tool_choice
@@ -98,7 +106,12 @@ class MessageAnswers(Answers):
         marks: RequestMarks | None = None,
         owner: str = "",
     ) -> None:
-        super().__init__(ops_of(request, told, served), ["main"], streams=bool(request.stream))
+        self._marks = Marks.of(request, told)
+        ops = ops_of(request, told, served, self._marks)
+        super().__init__(ops, ["main"], streams=bool(request.stream))
+        self._more: list[ClientMessage] = []
+        if self._marks.inner and request.kv_hints is None:
+            self._hints = Hinted(ops, due=LEASES, kept=self._marks.kept)
         thinking = request.thinking
         self._content = Content(
             signer,
@@ -106,7 +119,6 @@ class MessageAnswers(Answers):
             omits=thinking is not None and thinking.display == "omitted",
             held=_held(request),
         )
-        self._marks = Marks.of(request)
         self._most = request.max_tokens
         self._stops = request.stop_sequences or ()
         self._context = served.context
@@ -134,6 +146,17 @@ class MessageAnswers(Answers):
             else:
                 self._divergence = mark.diverges(before)
         marks.add(owner, self._head["id"], mark)
+
+    def take_ops(self) -> list[ClientMessage]:
+        """See `Dialogue`."""
+        more, self._more = self._more, []
+        return more
+
+    def added(self, ok: Ok) -> bytes:
+        if ok.id == APPEND and self._marks.inner:
+            hints = self._marks.hints((ok.result or {}).get("marks") or [])
+            self._more.append(Set(id=LEASES, branch="main", hints=hints))
+        return b""
 
     def said(self, index: int, delta: Delta) -> bytes:
         out = b"".join(map(self._content.add, text_parts(delta)))
@@ -221,7 +244,7 @@ class CountAnswers(Dialogue):
     """POST /v1/messages/count_tokens: the position of a branch with the prompt. See `Dialogue`."""
 
     def __init__(self, request: CountRequest, told: Conversation, served: Served, ident: str) -> None:
-        Marks.of(request)
+        Marks.of(request, told)
         self.ops = opening(request, told, served, request.thinks(None, served))
         self._last = max(op.id for op in self.ops if isinstance(op, Append))
         self._ident = ident

@@ -6,7 +6,7 @@ turn between others, which half of the published templates refuse, is a part of 
 result in front of it. The last turn of the assistant is a prefill: the answer goes on with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 from ramify.actors.gateway.apis.anthropic.blocks import (
     MOST_MESSAGES,
     Block,
+    CacheControl,
     Message,
     RedactedThinkingBlock,
     System,
@@ -25,21 +26,29 @@ from ramify.actors.gateway.apis.anthropic.blocks import (
 )
 from ramify.actors.gateway.apis.anthropic.signatures import Signer
 from ramify.protocol.errors import InvalidField
-from ramify.protocol.wire import ChatMessage, JsonObject
+from ramify.protocol.wire import ChatMessage, JsonObject, MessagePlace
 
 BILLING = "x-anthropic-billing-header:"  # a line of Claude Code that changes with each request
 REMINDER = "<system-reminder>\n{}\n</system-reminder>"  # as agents mark what no user said
+END = 1 << 30  # characters: all of a turn
 ERROR = "Error: "  # in front of a result with `is_error`, which templates have no place for
 
 
 class Conversation(NamedTuple):
     """`prefill`: text that the answer begins with. `billed`: a billing header was taken out. `forgot`: a
-    thought was left out because it is not ours."""
+    thought was left out because it is not ours. `marks`: the breakpoints of the system's text and of
+    `messages`, in order, with the turn and the characters of it in front of them."""
 
     messages: list[ChatMessage]
     prefill: str
     billed: bool
     forgot: bool
+    marks: "list[tuple[CacheControl, MessagePlace]]" = []
+
+    @property
+    def head(self) -> MessagePlace:
+        """Where tools and the system's text end: templates write tools behind that text, too."""
+        return MessagePlace(int(bool(self.messages) and self.messages[0].role == "system"))
 
 
 def conversation_of(
@@ -55,12 +64,13 @@ def conversation_of(
     told += ["\n".join(map(_text_of, each.blocks)) for each in messages[:first]]
     if told:
         turns.made.append(ChatMessage(role="system", content="\n".join(told)))
+    turns.marks += _system_marks(system, messages[:first], len(turns.made))
     for number, message in enumerate(messages[first:], first):
         turns.take(message, f"messages[{number}]")
     prefill = turns.end()
     if len(turns.made) > MOST_MESSAGES:
         raise InvalidField(f"`messages` are over {MOST_MESSAGES} turns: send fewer")
-    return Conversation(turns.made, prefill, billed, turns.forgot)
+    return Conversation(turns.made, prefill, billed, turns.forgot, turns.marks)
 
 
 def _system(system: System | None) -> tuple[list[str], bool]:
@@ -70,6 +80,22 @@ def _system(system: System | None) -> tuple[list[str], bool]:
     if billed:
         texts[0] = texts[0].partition("\n")[2]
     return [text for text in texts if text], billed
+
+
+def _system_marks(
+    system: System | None, first: Sequence[Message], turns: int
+) -> Iterator[tuple[CacheControl, MessagePlace]]:
+    """The breakpoints of the system's text, which is so many `turns`; `first`: messages of its role."""
+    blocks = system if isinstance(system, list) else []
+    for number, block in enumerate(blocks, 1):
+        if block.cache_control is not None and number < len(blocks):
+            text = "\n".join(_system(blocks[:number])[0])
+            yield block.cache_control, MessagePlace(0, len(text))
+        elif block.cache_control is not None:
+            yield block.cache_control, MessagePlace(turns)
+    for each in (block for message in first for block in message.blocks):
+        if (mark := getattr(each, "cache_control", None)) is not None:
+            yield mark, MessagePlace(turns)
 
 
 class _Turns:
@@ -86,6 +112,10 @@ class _Turns:
         self._thoughts: list[str] = []
         self._calls: list[JsonObject] = []
         self._asked: dict[str, str] = {}
+        self.marks: list[tuple[CacheControl, MessagePlace]] = []
+        self._marked: list[
+            tuple[CacheControl, int]
+        ] = []  # in the turn that is open: at a character of it
         self._place = ""  # of the turn's first message
 
     def take(self, message: Message, place: str) -> None:
@@ -96,10 +126,15 @@ class _Turns:
             if role == "assistant" and self._asked:
                 self._demand_results()
         if message.role == "system":
+            before = len("\n".join(self._texts))  # what a mark ends there goes on
+            self._marked = [(each, END if at == before else at) for each, at in self._marked]
             self._remind("\n".join(map(_text_of, message.blocks)))
+            found = [getattr(block, "cache_control", None) for block in message.blocks]
+            self._marked += [(each, END) for each in found if each is not None]
             return
         for number, block in enumerate(message.blocks):
             self._add(block, f"{place}.content[{number}]")
+            self._mark(block)
 
     def end(self) -> str:
         """No more messages: the prefill, "" if there is none."""
@@ -108,6 +143,7 @@ class _Turns:
         if self._role != "assistant":
             self._close()
             return ""
+        self.marks += [(mark, MessagePlace(len(self.made))) for mark, _ in self._marked]
         if self._thoughts:
             raise InvalidField(f"`{self._place}` is a prefill, which is text: leave its thinking out")
         return "".join(self._texts)
@@ -135,6 +171,19 @@ class _Turns:
             case _:
                 kind = block.__struct_config__.tag
                 raise InvalidField(f"`{place}`: a {kind} block cannot stand in a {self._role} message")
+
+    def _mark(self, block: Block) -> None:
+        """Note where its breakpoint stands."""
+        parts = block.content if isinstance(block, ToolResultBlock) else None
+        inside = [part.cache_control for part in parts] if isinstance(parts, list) else []
+        for mark in (*inside, getattr(block, "cache_control", None)):
+            if mark is None:
+                continue
+            if isinstance(block, ToolResultBlock):
+                self.marks.append((mark, MessagePlace(len(self.made) - 1, END)))
+            else:
+                glue = "" if self._role == "assistant" else "\n"
+                self._marked.append((mark, len(glue.join(self._texts))))
 
     def _remind(self, text: str) -> None:
         """A system's turn."""
@@ -176,6 +225,7 @@ class _Turns:
 
     def _close(self) -> None:
         """The turn is over."""
+        marked, self._marked = self._marked, []
         if self._joins and self._role == "user" and self.made and self.made[-1].role == "tool":
             self._behind += self._texts
             self._texts = []
@@ -186,6 +236,10 @@ class _Turns:
             case "assistant":
                 self._asked = {str(call["id"]): call["function"]["name"] for call in self._calls}
                 self.made.append(self._answer())
+        last, calls = len(self.made) - 1, self._role == "assistant" and self._calls
+        for mark, at in marked:  # calls have no place of their own: what follows them has
+            place = MessagePlace(last + 1) if calls else MessagePlace(last, at)
+            self.marks.append((mark, place))
         self._texts, self._thoughts, self._calls = [], [], []
 
     def _answer(self) -> ChatMessage:

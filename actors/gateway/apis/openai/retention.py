@@ -4,7 +4,7 @@ The lease follows the request's branch to the end of its answer, and outlives th
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 from ramify.protocol.errors import InvalidField
@@ -46,11 +46,20 @@ def hinting(
 
 
 class Hinted:
-    """Holds the ends of an answer back until it is known what became of its hints. `told`: that."""
+    """Holds the ends of an answer back until it is known what became of its hints. `told`: that.
 
-    def __init__(self, ops: Iterable[ClientMessage]) -> None:
+    `due`: the op that says so, if it is not among `ops`; `kept` tells its outcomes.
+    """
+
+    def __init__(
+        self,
+        ops: Iterable[ClientMessage],
+        due: int | None = None,
+        kept: Callable[[list[JsonObject]], JsonObject] | None = None,
+    ) -> None:
         hints = (op.id for op in ops if isinstance(op, Set) and op.hints is not None)
-        self._due = next(hints, None)
+        self._due = next(hints, due)
+        self._kept = kept
         self._late: list[Done] = []
         self.told: JsonObject = {}
 
@@ -60,7 +69,12 @@ class Hinted:
             if self._due is not None and isinstance(message, Done) and message.reason != "error":
                 self._late.append(message)
             elif isinstance(message, Ok | Error) and self._due is not None and message.id == self._due:
-                self._due, self.told = None, hinted(message)
+                self._due = None
+                told = message.result if isinstance(message, Ok) else None
+                if self._kept is not None and told is not None:
+                    self.told = {"ramify_retention": self._kept(told["kv_hints"]["outcomes"])}
+                else:
+                    self.told = hinted(message)
                 yield from self._late
             else:
                 yield message

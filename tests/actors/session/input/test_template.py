@@ -23,7 +23,7 @@ from ramify.actors.session.input.template import ChatTemplate
 from ramify.actors.tokenizer import GUARD, Tokenizer
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.wire import Append, ChatMessage, JsonObject, Open, Role
+from ramify.protocol.wire import Append, ChatMessage, JsonObject, MessagePlace, Open, Role
 
 CHATML = """
 {%- for message in messages %}
@@ -654,3 +654,34 @@ def test_what_a_template_is_asked_is_asked_once() -> None:
     assert written.tools == [None] * 3
     template.generation_prompt("system", tools=True)
     assert written.tools[-1] is not None
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama-2", "llama-3", "mistral", "qwen-2.5", "qwen-3"])
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(
+    contents=st.lists(st.text(st.sampled_from("abé \n"), max_size=8), min_size=1, max_size=5),
+    system=st.booleans(),
+    places=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), min_size=1, max_size=4),
+)
+def test_places_in_messages(
+    load: Callable[[str], ChatTemplate], name: str, contents: list[str], system: bool, places: Any
+) -> None:
+    """What stands before a mark is the text up to it, several in one message too; or it is not found."""
+    template = load(name)
+    roles: list[Role] = ["user", "assistant"] * 3
+    messages = turns(*[(role, f"{role[0]}{c}") for role, c in zip(roles, contents, strict=False)])
+    if messages[-1].role == "assistant":
+        messages += turns(("user", "?"))
+    messages = [*turns(("system", "Be brief.")), *messages] if system else messages
+    marks = [MessagePlace(number % len(messages), at) for number, at in places]
+    text = template.first(messages, TOOLS, False)
+    for mark, found in zip(marks, template.places(messages, marks, text, TOOLS), strict=True):
+        content = messages[mark.message].content
+        wanted = content[: min(mark.at, len(content.rstrip()))]
+        if name in ("chatml", "llama-3", "qwen-2.5"):
+            assert found is not None
+        if found is not None:
+            before = text[:found]
+            assert before.endswith(wanted)
+            assert text[found:].startswith(content[len(wanted) :].rstrip())
+    assert template.places(turns(("user", " \n")), [MessagePlace(0)], "?", None) == [None]

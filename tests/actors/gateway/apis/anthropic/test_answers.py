@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from ramify.actors.gateway.apis.anthropic.answers import HINTS, CountAnswers, MessageAnswers
+from ramify.actors.gateway.apis.anthropic.answers import LEASES, CountAnswers, MessageAnswers
 from ramify.actors.gateway.apis.anthropic.conversation import conversation_of
 from ramify.actors.gateway.apis.anthropic.requests import CountRequest, MessagesRequest
 from ramify.actors.gateway.apis.anthropic.signatures import Signer
@@ -150,7 +150,7 @@ def test_what_is_written_is_told_where_it_was_asked_for() -> None:
             {"type": "text", "text": "s", "cache_control": {"type": "ephemeral", "ttl": ttl}}
             for ttl in ttls
         ]
-        told = body_of(dialogue(system=system).receive([ended("stop"), Ok(id=HINTS)]))["usage"]
+        told = body_of(dialogue(system=system).receive([ended("stop"), Ok(id=LEASES)]))["usage"]
         assert told["cache_read_input_tokens"] == 3
         names = ("input_tokens", "cache_creation_input_tokens")
         return *(told[name] for name in names), *told["cache_creation"].values()

@@ -12,7 +12,7 @@ from ramify.actors.gateway.apis.anthropic.signatures import Signer
 from ramify.actors.gateway.apis.openai.requests import decode
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.wire import Append, ClientMessage, Constraint, Generate, Open, Set
+from ramify.protocol.wire import Append, ClientMessage, Constraint, Generate, MessagePlace, Open, Set
 
 SIGNER = Signer(b"secret", "ann")
 TOOL: dict[str, Any] = {"name": "add", "description": "Add", "input_schema": {"type": "object"}}
@@ -112,8 +112,9 @@ CLAUDE_CODE: dict[str, Any] = {
 
 def test_what_agents_send_is_accepted() -> None:
     retained, append = ops(**CLAUDE_CODE, service_tier="auto", betas=["a-beta"])[1:3]
-    assert retained == Set(id=0, retain_s=3600.0)
+    assert retained == Set(id=0, retain_s=300.0)  # the user's mark; the system's is a lease of its own
     assert isinstance(append, Append)
+    assert append.marks == [MessagePlace(1)]
     assert append.messages is not None
     assert [m.content for m in append.messages] == [
         "You are an agent.",
