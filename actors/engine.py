@@ -33,10 +33,9 @@ from ramify.actors.executor.spec import ExecutorSpec, ModelSpec
 from ramify.actors.front.gateway_messages import MAX_WORKERS
 from ramify.actors.front.interface import PROTOCOL_VERSION, CoreHost, Front, Naming, Progress, Runner
 from ramify.actors.front.processes import ProcessFront
-from ramify.actors.kit.clock import Clock, MonotonicClock
+from ramify.actors.kit.clock import Clock, MonotonicClock, watch_loop
 from ramify.actors.kit.collector import Collector
 from ramify.actors.kit.files import allow_files
-from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.kit.report import StoreHealth
@@ -243,7 +242,7 @@ class Engine:
         core = await self.core.serve(group, self._core, self.front.spread, self.epoch, self._faulty)
         info = self.core.info
         await self.front.serve(group, self._core, core)
-        group.start_soon(watch_loop, self.clock, self.metrics)
+        group.start_soon(watch_loop, self.clock, self.metrics.loop_lag)
         self.status.executor = info
         self.status.become("ready", ready=True)
         await self.front.announced()

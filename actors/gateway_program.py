@@ -34,9 +34,8 @@ from ramify.actors.front.peer_router import PeerRouter
 from ramify.actors.front.remote import RemoteMetrics, RemoteStatus
 from ramify.actors.gateway.port.access.auth import MINTED_MAX
 from ramify.actors.gateway.port.access.minted import SharedMinted
-from ramify.actors.kit.clock import MonotonicClock
+from ramify.actors.kit.clock import MonotonicClock, watch_loop
 from ramify.actors.kit.collector import Collector
-from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import LimitedAddress, Mailbox, MailboxClosed
 from ramify.actors.kit.working import Working
@@ -131,7 +130,7 @@ class GatewayProgram:
     async def _serve(self, link: Link[ToEngine, FromEngine]) -> int:
         async with anyio.create_task_group() as group:
             await self._front.listen(group, unguarded)
-            group.start_soon(watch_loop, self._clock, self._metrics)
+            group.start_soon(watch_loop, self._clock, self._metrics.loop_lag)
             if self._cores is not None:
                 await self._cores.listen(socket.socket(fileno=self._door))
                 await group.start(self._cores.run, self._front.spread)

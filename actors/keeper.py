@@ -7,7 +7,6 @@ ended and replaced as well, unless it is in a thread: threads cannot be ended.
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Protocol
 
 import anyio
 from anyio.abc import TaskStatus
@@ -15,11 +14,10 @@ from anyio.abc import TaskStatus
 from ramify.actors.executor.handle import ExecutorHandle
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.log import get_log
-from ramify.actors.kit.mailbox import Address
 from ramify.actors.processes.supervisor import Attempts, Ended, Policy, keep
+from ramify.actors.scheduler.actor import SchedulerActor
 from ramify.actors.watchdog import watch_executor
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.messages import ExecutorMessage, SchedulerEvent
 from ramify.protocol.plan import ExecutorInfo
 
 BACK_OFF_SECONDS = 0.5  # the first pause
@@ -41,19 +39,6 @@ class ExecutorLost(RamifyError):
     """No other executor can take the place of the one that died."""
 
 
-class ServesRequests(Protocol):
-    """The scheduler."""
-
-    @property
-    def down(self) -> bool:
-        """It knows that its executor has died."""
-        ...
-
-    def tell(self, event: SchedulerEvent, /) -> None: ...
-    def resume(self, executor: Address[ExecutorMessage], info: ExecutorInfo) -> None:
-        """Go on with another executor, while `down`."""
-
-
 class ExecutorKeeper:
     """`executor`: the one that serves, or did last. `start(progress)` makes another one.
 
@@ -65,7 +50,7 @@ class ExecutorKeeper:
         self,
         executor: ExecutorHandle,
         start: Callable[[Callable[[str, float], None]], Awaitable[ExecutorHandle]],
-        scheduler: ServesRequests,
+        scheduler: SchedulerActor,
         *,
         timeout: float,
         clock: Clock,

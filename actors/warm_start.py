@@ -12,12 +12,11 @@ One request at a time: who comes waits for a chunk of one prompt at most. It end
 
 import asyncio
 from array import array
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
 from itertools import islice
-from typing import Protocol
 
 import anyio
 import msgspec
@@ -29,6 +28,7 @@ from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
 from ramify.actors.kit.relay import Relay
 from ramify.actors.session.restore import Damaged, read_head, saved_tokens
+from ramify.actors.store.base import Store
 from ramify.protocol.messages import (
     SPARE,
     CacheMessage,
@@ -44,18 +44,10 @@ from ramify.protocol.messages import (
 )
 from ramify.protocol.plan import pack
 from ramify.protocol.sampling import SamplingParams
-from ramify.protocol.saved import HISTORY, StoredSession
+from ramify.protocol.saved import HISTORY
 
 MOST_SESSIONS = 4096  # that are looked at
 log = get_log(__name__)
-
-
-class SavedSessions(Protocol):
-    """What it needs of a store (`actors.store.base.Store`). Calls block."""
-
-    def kept(self) -> Iterator[StoredSession]: ...
-    def read(self, session: str) -> Mapping[str, bytes]: ...
-    def close(self) -> None: ...
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -75,7 +67,7 @@ class WarmStart:
 
     def __init__(
         self,
-        opened: Callable[[], SavedSessions],
+        opened: Callable[[], Store],
         *,
         model: str,
         context: int,
@@ -181,19 +173,19 @@ class WarmStart:
             self._sessions.remove(number)
 
 
-def _close(opening: Future[SavedSessions]) -> None:
+def _close(opening: Future[Store]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()
 
 
-def _sessions(store: SavedSessions, takes: Callable[[str], bool]) -> list[str]:
+def _sessions(store: Store, takes: Callable[[str], bool]) -> list[str]:
     """The last used first, without those that go on by themselves and those that a server has."""
     free = (kept.session for kept in store.kept() if not kept.busy and not kept.live)
     wanted = filter(takes, (each for each in free if not each.startswith(HISTORY)))
     return list(islice(wanted, MOST_SESSIONS))
 
 
-def _found(store: SavedSessions, session: str, model: str) -> Found | None:
+def _found(store: Store, session: str, model: str) -> Found | None:
     """None: there is nothing that can be computed here."""
     items = store.read(session)
     if not items:

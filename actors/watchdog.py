@@ -9,8 +9,8 @@ only a step over `--step-timeout` is the executor's end, as its death would be (
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
+from ramify.actors.executor.handle import ExecutorHandle
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.log import get_log
 from ramify.actors.processes.silence import Silence
@@ -22,24 +22,6 @@ FORGOTTEN = 0.999  # of the longest step, at each look: half of it in six minute
 TIMEOUT_SECONDS, CPU_TIMEOUT_SECONDS = 60.0, 600.0  # `--step-timeout`, where it is not given
 
 log = get_log(__name__)
-
-
-class Watched(Protocol):
-    """An executor, as `executor.handle` has it."""
-
-    @property
-    def alive(self) -> bool: ...
-    @property
-    def expected(self) -> str | None:
-        """What it owes a sign of life for; None if its silence means nothing."""
-
-    @property
-    def signs(self) -> int:
-        """Signs of life so far."""
-        ...
-
-    def give_up(self, reason: str) -> None:
-        """It is lost: end it, and tell whoever waits for its results."""
 
 
 class StepWatch:
@@ -76,7 +58,7 @@ def step_timeout(asked: float | None, device: str) -> float:
 
 
 async def watch_executor(
-    executor: Watched, allowed: float, clock: Clock, tell: Callable[[str | None], None]
+    executor: ExecutorHandle, allowed: float, clock: Clock, tell: Callable[[str | None], None]
 ) -> None:
     """Look until the executor is gone. `tell` is called with the fault whenever it changes."""
     watch = StepWatch(allowed, clock.now())

@@ -23,6 +23,7 @@ MIN_INT, MAX_INT = -(2**63), 2**63 - 1  # JavaScript reads those beyond 2**53 ro
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _SHOWN = 40  # characters of any other key in a path
 _TOO_MANY, _FAULTY = -1, -2
+_CONTAINERS = (dict, list, tuple)
 
 # The way from a value to the outermost one: (the way of its container, its key or index).
 _Way = tuple[Any, str | int] | None
@@ -94,7 +95,7 @@ def _left(value: Any, most: int) -> int:
 
     It only looks, level by level: a frame may hold 65,536 values, and nearly none has a fault.
     """
-    alone = not isinstance(value, dict | list | tuple)
+    alone = not isinstance(value, _CONTAINERS)
     level: list[Any] = [[value]] if alone else [value]
     left = most + alone  # `value` itself is not counted
     for _ in range(MAX_DEPTH + alone):
@@ -103,21 +104,20 @@ def _left(value: Any, most: int) -> int:
             left -= len(container)
             if left < 0:
                 return _TOO_MANY
+            values: Iterable[Any] = container
             if isinstance(container, dict):
-                for key in container:
-                    if type(key) is not str or not (key.isascii() or _encodable(key)):
-                        return _FAULTY
-            for item in container.values() if isinstance(container, dict) else container:
+                if not _are_texts(container):
+                    return _FAULTY
+                values = container.values()
+            for item in values:
                 kind = type(item)  # the usual ones first
                 if kind is str:
                     if not (item.isascii() or _encodable(item)):
                         return _FAULTY
-                elif kind is dict or kind is list:
-                    below.append(item)
                 elif kind is int:
                     if not MIN_INT <= item <= MAX_INT:
                         return _FAULTY
-                elif isinstance(item, dict | list | tuple):
+                elif isinstance(item, _CONTAINERS):
                     below.append(item)
                 elif item is not None and kind is not bool and _fault_in_scalar(item) is not None:
                     return _FAULTY
@@ -147,7 +147,7 @@ def _fault(value: Any) -> tuple[str, str] | None:
             items = container.items()
         for key, item in items:
             below = (way, key) if depth else None
-            if isinstance(item, dict | list | tuple):
+            if isinstance(item, _CONTAINERS):
                 open_.append((item, below, depth + 1))
             elif item is not None and type(item) is not bool:
                 why = _fault_in_scalar(item)
@@ -172,6 +172,14 @@ def _fault_in_scalar(item: Any) -> str | None:
     if isinstance(item, float):
         return None if isfinite(item) else "is not a finite number: JSON has none such"
     return f"is of type {type(item).__name__!r}, which JSON does not have: send it as a string"
+
+
+def _are_texts(keys: Iterable[Any]) -> bool:
+    """Whether all are Unicode text: looked at in one go, as nearly all are."""
+    try:
+        return _encodable("".join(keys))
+    except TypeError:  # one is no text
+        return False
 
 
 def _encodable(text: str) -> bool:

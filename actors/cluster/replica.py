@@ -37,9 +37,8 @@ from ramify.actors.front.core_messages import MAX_FRAME, FromCore, News, ToCore
 from ramify.actors.front.gateway_messages import worker_of
 from ramify.actors.front.interface import Core, unguarded
 from ramify.actors.front.remote_sessions import RemoteSessions
-from ramify.actors.kit.clock import Clock, MonotonicClock
+from ramify.actors.kit.clock import Clock, MonotonicClock, watch_loop
 from ramify.actors.kit.collector import Collector
-from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
 from ramify.actors.kit.metrics import Metrics
@@ -164,7 +163,7 @@ class Replica:
         )
         await core.load(group, unguarded, lambda what, done: engine.tell(Loading(what, done)))
         self._addresses = await core.serve(group, unguarded, self, begin.epoch, self._faulty)
-        group.start_soon(watch_loop, self._clock, self.metrics)
+        group.start_soon(watch_loop, self._clock, self.metrics.loop_lag)
 
     def _faulty(self, fault: str | None) -> None:
         self._fault = fault

@@ -7,13 +7,13 @@ body.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol
 
 import anyio
 from anyio.abc import TaskStatus
 
 from ramify.actors.grammar.constraint_registry import ConstraintRegistry, RegisteredConstraint
 from ramify.actors.grammar.owners import Owner
+from ramify.actors.grammar.pool import CompilePool
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed
@@ -38,14 +38,6 @@ UNABLE = "this server does not decode under a `constraint`: {}"
 log = get_log(__name__)
 
 
-class Compiler(Protocol):
-    """Compiles elsewhere. See `pool.CompilePool`."""
-
-    async def compile(self, spec: ConstraintSpec, owner: Owner) -> CompiledConstraint:
-        """Raises ConstraintError; Overloaded if too many wait."""
-        ...
-
-
 class GrammarActor:
     """`vocabulary`: makes the body of constraint 0, which every other needs; called until it succeeds.
     `ahead`: at once, not when the first constraint comes. `unable`: why constraints cannot be served;
@@ -55,7 +47,7 @@ class GrammarActor:
     def __init__(
         self,
         mailbox: Mailbox[GrammarMessage],
-        compiler: Compiler,
+        compiler: CompilePool,
         vocabulary: Callable[[], Awaitable[bytes]],
         scheduler: Address[SchedulerEvent],
         sessions: Spread[SessionMessage],

@@ -89,3 +89,13 @@ class ManualClock:
             call = heapq.heappop(self._due)[2]
             if call.callback is not None:
                 call.callback()
+
+
+async def watch_loop(clock: Clock, late: Callable[[float], None], interval: float = 0.25) -> None:
+    """Call `late` every `interval` seconds with how late the event loop runs its timers, the first sign
+    that something blocks it. Until cancelled.
+    """
+    while True:
+        due = clock.now() + interval
+        await clock.sleep_until(due)
+        late(max(0.0, clock.now() - due))

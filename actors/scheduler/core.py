@@ -21,7 +21,7 @@ from msgspec import structs
 
 from ramify.actors.scheduler.admission import Admission, Cause
 from ramify.actors.scheduler.deliveries import Deliveries, Segment
-from ramify.actors.scheduler.planner import Planner, SentStep, scored
+from ramify.actors.scheduler.planner import Planner, scored
 from ramify.actors.scheduler.preemption import for_growth
 from ramify.actors.scheduler.request import (
     Account,
@@ -30,6 +30,7 @@ from ramify.actors.scheduler.request import (
     RequestState,
     Run,
     SchedulerError,
+    SentStep,
     Tenant,
     output_limit,
 )

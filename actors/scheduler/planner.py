@@ -8,10 +8,8 @@ are `tick + run.offset`. A run is looked at only at ticks where something happen
 it has none left, or its last token is planned. Between those ticks a step costs nothing per request, and
 the packed row array is reused.
 
-Where the executor has a drafter, `speculation` says how many drafts each row runs. A run with drafts is
-planned by its upper bound: `offset` grows by its drafts when they are planned, and falls by the refused
-ones when the result is there. So pages cover all that it may have, and its limit is never passed. A run
-at its bound pauses until results say how far it got.
+A run with drafts (see `drafts`) is planned by its upper bound. At its bound it pauses until results say
+how far it got.
 
 This file knows rows and slots, not what the cache does, nor the clock, nor what a token means.
 """
@@ -19,18 +17,20 @@ This file knows rows and slots, not what the cache does, nor the clock, nor what
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from ramify.actors.scheduler.constraint_table import ConstraintTable
+from ramify.actors.scheduler.drafts import DecodeDrafts, StepDrafts, counts_of, forced_drafts
 from ramify.actors.scheduler.pace import FIRST_ON_CPU, Pace
 from ramify.actors.scheduler.prompt_queue import PromptQueue
-from ramify.actors.scheduler.request import Level, Run, SchedulerError
-from ramify.actors.scheduler.speculation import DraftRecord, Speculation
+from ramify.actors.scheduler.request import Chunk, Level, Run, SchedulerError, SentStep
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.messages import Commit
 from ramify.protocol.plan import (
     ExecutorInfo,
     ExtendRow,
     GrowRow,
+    LoadConstraint,
     OpenRow,
     StepPlan,
     StepResult,
@@ -38,43 +38,22 @@ from ramify.protocol.plan import (
     unpack,
 )
 
-FEW_FORCED = 8  # drafts that are asked for where a constraint said nothing the last time
-Chunk = tuple[Run, int, int]  # of a prefill: the run, its length after it, how many scores it brings
+
+@dataclass(slots=True)
+class Prefill:
+    """The prompts' part of a step."""
+
+    opens: list[OpenRow]
+    extends: list[ExtendRow]
+    chunks: list[Chunk]
+    firsts: list[Run]  # whose prompts are complete with it
+    states: "array[int]"
+    rows: bytes = b""  # of these
+    tokens: int = 0
+    work: int = 0  # see `SentStep`
 
 
-class SentStep:
-    """A plan that was sent. `bound`: the runs whose tokens come back, in the result's order.
-
-    `counts`, once its result is there: tokens of each of them; None: one each.
-    """
-
-    __slots__ = (
-        "asked", "bound", "chunks", "counts", "firsts", "guesses", "missing", "rows", "step", "work"
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        step: int,
-        bound: list[Run],
-        rows: bytes,
-        chunks: list[Chunk],
-        firsts: int,
-        work: int,
-        asked: list[int] | None = None,
-        missing: int = 0,
-        guesses: list[int] | None = None,
-    ) -> None:
-        self.step = step
-        self.bound = bound
-        self.rows = rows
-        self.chunks = chunks
-        self.firsts = firsts  # so many leading entries of `bound` completed their prompt
-        self.work = work  # of all chunks, in prompt tokens: see `Pace.work`
-        self.asked = asked  # drafts for each decode; None: no draft for any
-        # of each decode with a constraint, how many of these drafts may be guessed; None: of all none
-        self.guesses = guesses
-        self.missing = missing  # tokens that the drafter has to compute first, of rows that it begins
-        self.counts: array[int] | None = None
+NO_PREFILL = Prefill([], [], [], [], array("i"))  # never changed
 
 
 class Planner:
@@ -107,17 +86,10 @@ class Planner:
         self._joining: list[Run] = []
         self._decode_rows = b""
         self._changed = False  # the decode set is not what `_decoding` says
-        self._speculation = Speculation(info.max_drafts) if info.drafter and info.max_drafts else None
-        # of `_decoding`, if there is a drafter; None: a run for which nobody guesses
-        self._records: list[DraftRecord | None] = []
-        self._missing = 0  # see `SentStep`, of the one that is planned
-        self._rebuilt = False  # it is not what `_speculation` has seen
-        if self._speculation is not None:  # slots for what may be drafted until more are here
+        self.drafts = DecodeDrafts(info, config.in_flight)
+        if self.drafts.speculation is not None:  # slots for what may be drafted until more are here
             self._watermark = max(self._watermark, min(config.lookahead // 2, 2 * (1 + info.max_drafts)))
         self._max_forced = info.max_forced
-        self._guesses_constrained = info.guesses_constrained
-        self._guesses: list[int] | None = None  # see `SentStep`, of the one that is planned
-        self._jumping: list[int] = []  # places in `_decoding` of runs whose constraints may draft
         self._reviews: dict[int, list[Run]] = {}
         self._tick = 0
         self._step = 0
@@ -182,8 +154,8 @@ class Planner:
         Its row can be handed out at once: a plan closes rows before it opens any.
         """
         run.live = False
-        if self._speculation is not None and run.out:
-            self._speculation.ended(len(run.out))
+        if self.drafts.speculation is not None and run.out:
+            self.drafts.speculation.ended(len(run.out))
         self._prompts.forget(run)
         if run.decoding:
             self._leave(run)
@@ -229,146 +201,99 @@ class Planner:
         """The next step, or None if there is nothing to do or enough is in flight."""
         if len(self.in_flight) >= self._limit or self._can_wait():
             return None
-        for run in self._reviews.pop(self._tick, ()):
-            if run.decoding and run.due == self._tick:
-                run.planned = self._tick + run.offset
-                self._schedule(run)
+        if self._tick in self._reviews:
+            self._review()
         if self._changed:
             self._rebuild()
-        states: array[int] = array("i")
         bound, rows = self._decoding, self._decode_rows
-        asked: list[int] | None = None
-        self._missing, self._guesses = 0, None
         lines = decodes = len(bound)
-        if bound and (self._speculation is not None or self._jumping):
-            asked = self._draft()
-            if asked is not None:
-                lines += sum(asked)
-                decodes += sum(count for run, count in zip(bound, asked, strict=True) if not run.jumps)
-        opens: list[OpenRow] = []
-        extends: list[ExtendRow] = []
-        chunks: list[Chunk] = []
-        firsts: list[Run] = []
-        prompts = work = 0
-        for run, start, end in self._prompts.take(decodes, lines) if self._prompts.order else ():
-            if not run.opened:
-                run.opened = True
-                opens.append(self._open(run))
-            extends.append(self._extend(run, start, end))
-            if run.states is not None:
-                states.extend(run.states.chunk(end))
-                run.cut = run.states.cut or run.prompt
-            targets = run.request.targets
-            scores = len(extends[-1].targets) // 4 * targets.width if targets is not None else 0
-            chunks.append((run, end, scores))
-            prompts += end - start
-            work += self.pace.work(run, start, end)
-            if extends[-1].sample:
-                firsts.append(run)
-            if run.waiters:
-                self.awaited.append(run)
+        drafts: StepDrafts | None = None
+        if self.drafts.due:
+            drafts = self.drafts.choose(bound, self._tick, len(self._rows))
+            if drafts is not None:
+                lines += sum(drafts.asked)
+                decodes += drafts.free
+        prefill = self._prefill(decodes, lines) if self._prompts.order else NO_PREFILL
+        firsts = prefill.firsts
         if firsts:
             bound = firsts + bound
-            rows = pack(run.row for run in firsts) + rows
+            rows = prefill.rows + rows
         news = self._closes or self.constraints.due
-        if not extends and not bound and (self.in_flight or not news):
+        if not bound and not prefill.extends and (self.in_flight or not news):
             return None
-        slots = states.tobytes() + self._decode_states() if self.working else b""
+        slots = prefill.states.tobytes() + self._decode_states() if self.working else b""
         self._step += 1
         self._tick += 1
-        self.processed += prompts + lines
+        self.processed += prefill.tokens + lines
         self.in_flight.append(
-            SentStep(
-                self._step, bound, rows, chunks, len(firsts), work, asked, self._missing, self._guesses
-            )
-        )  # fmt: skip
+            SentStep(self._step, bound, rows, prefill.chunks, len(firsts), prefill.work)
+        )
         grows, self._grows = self._grows, []
-        closes = b""
-        if self._closes:
-            closes, self._closes = pack(self._closes), []
-        drafts = guesses = b""
-        if asked is not None:
-            drafts = pack(asked)
-            guesses = b"" if self._guesses is None else pack(self._guesses)
-            for run, count in zip(self._decoding, asked, strict=True):
-                if count:
-                    run.planned = self._tick + run.offset
-                    self._schedule(run)
-        loads = self.constraints.loads() if self.constraints.due else []
-        forgets = self.constraints.forgets() if self.constraints.dropped else b""
-        copies = b""
-        if self._copies:
-            copies = pack(page for pair in self._copies.items() for page in reversed(pair))
-            self._copies.clear()
+        closes = forgets = copies = b""
+        loads: list[LoadConstraint] = []
+        if news or self._copies or self.constraints.dropped:
+            closes, loads, forgets, copies = self._news()
+        asked, guesses = (b"", b"") if drafts is None else self._ask(drafts)
         plan = StepPlan(
-            self._step, closes, opens, grows, extends, self._decode_rows, drafts, loads, forgets,
-            guesses, copies, slots,
+            self._step, closes, prefill.opens, grows, prefill.extends, self._decode_rows, asked, loads,
+            forgets, guesses, copies, slots,
         )  # fmt: skip
         for run in firsts:
             run.planned = 1
             self._schedule(run)
         return plan
 
-    def _draft(self) -> list[int] | None:
-        """Drafts for each decode of the next step; None: for no decode.
+    def _review(self) -> None:
+        """Look at the runs to which something happens at this tick."""
+        for run in self._reviews.pop(self._tick):
+            if run.decoding and run.due == self._tick:
+                run.planned = self._tick + run.offset
+                self._schedule(run)
 
-        The number of free rows bounds their sum, so that no more lines sample than there are rows.
-        """
-        wanted: list[int] | None = None
-        room, speculation = len(self._rows), self._speculation
-        if speculation is not None:
-            wanted = speculation.choose(self._records, room, changed=self._rebuilt)
-            self._rebuilt = False
-        guesses = None
-        if wanted is not None and self._guesses_constrained:
-            guesses = [
-                min(count, room) if run.jumps else 0
-                for run, count in zip(self._decoding, wanted, strict=True)
-            ]
-        if self._jumping and (speculation is None or not speculation.measuring):
-            wanted = self._jump(wanted, room)
-        if wanted is None:
-            return None
-        if guesses is not None and any(guesses):
-            self._guesses = guesses
-        # One more decode has to fit behind it, or the run would have to wait for the result.
-        behind = min(2, self._limit)
-        some = False
-        asked = [0] * len(wanted)
-        tick, records = self._tick, self._records
-        for i, (run, count) in enumerate(zip(self._decoding, wanted, strict=True)):
+    def _prefill(self, decodes: int, lines: int) -> "Prefill":
+        """The prompts' part of a step with so many decodes, which sample in so many lines."""
+        found = Prefill([], [], [], [], array("i"))
+        for run, start, end in self._prompts.take(decodes, lines):
+            if not run.opened:
+                run.opened = True
+                found.opens.append(self._open(run))
+            extend = self._extend(run, start, end)
+            found.extends.append(extend)
+            if run.states is not None:
+                found.states.extend(run.states.chunk(end))
+                run.cut = run.states.cut or run.prompt
+            targets = run.request.targets
+            scores = len(extend.targets) // 4 * targets.width if targets is not None else 0
+            found.chunks.append((run, end, scores))
+            found.tokens += end - start
+            found.work += self.pace.work(run, start, end)
+            if extend.sample:
+                found.firsts.append(run)
+            if run.waiters:
+                self.awaited.append(run)
+        found.rows = pack(run.row for run in found.firsts)
+        return found
+
+    def _news(self) -> tuple[bytes, list[LoadConstraint], bytes, bytes]:
+        """Rows that close, constraints to load and to forget, copies of pages: see `StepPlan`."""
+        closes, self._closes = pack(self._closes), []
+        loads = self.constraints.loads() if self.constraints.due else []
+        forgets = self.constraints.forgets() if self.constraints.dropped else b""
+        copies = b""
+        if self._copies:
+            copies = pack(page for pair in self._copies.items() for page in reversed(pair))
+            self._copies.clear()
+        return closes, loads, forgets, copies
+
+    def _ask(self, drafts: StepDrafts) -> tuple[bytes, bytes]:
+        """Note the drafts of the step that was just planned. Returns them for its plan."""
+        step = self.in_flight[-1]
+        step.asked, step.guesses, step.missing = drafts.asked, drafts.guesses, drafts.missing
+        for run, count in zip(self._decoding, drafts.asked, strict=True):
             if count:
-                count = min(count, run.stop_at - tick - run.offset - behind)
-                if count > 0:
-                    record = records[i] if records else None
-                    if record is not None and (guesses is None or not run.jumps or guesses[i]):
-                        length = run.prompt + tick + run.offset
-                        self._missing += max(0, length - record.known)
-                        record.known = length
-                    run.offset += count
-                    asked[i] = count
-                    some = True
-        return asked if some else None
-
-    def _jump(self, wanted: list[int] | None, room: int) -> list[int]:
-        """`wanted` with more drafts for runs with constraints, as far as there is `room`.
-
-        Forced tokens are always accepted, so they go ahead of guesses. Where the constraint forced
-        nothing last time, few drafts are asked for until it forces that many. Guesses of such a run are
-        among these drafts.
-        """
-        wanted = [0] * len(self._decoding) if wanted is None else wanted.copy()
-        left = room
-        for place, i in enumerate(self._jumping):
-            most = max(self._decoding[i].jump, wanted[i])
-            wanted[i] = min(most, left // (len(self._jumping) - place))
-            left -= wanted[i]
-        if sum(wanted) > room:
-            for i, run in enumerate(self._decoding):
-                if not run.jump:
-                    wanted[i] = min(wanted[i], left)
-                    left -= wanted[i]
-        return wanted
+                run.planned = self._tick + run.offset
+                self._schedule(run)
+        return pack(drafts.asked), b"" if drafts.guesses is None else pack(drafts.guesses)
 
     def _can_wait(self) -> bool:
         """Whether the next step is better planned later.
@@ -391,7 +316,7 @@ class Planner:
             raise SchedulerError(f"result of step {result.step}, expected {expected}")
         step = self.in_flight.popleft()
         if result.counts:
-            step.counts = self._counts(step, result)
+            step.counts = counts_of(step, result)
         tokens = len(result.tokens) // 4
         if result.rows != step.rows or tokens != (sum(step.counts) if step.counts else len(step.bound)):
             rows, expected_rows = unpack(result.rows).tolist(), unpack(step.rows).tolist()
@@ -406,90 +331,15 @@ class Planner:
         decodes = len(step.bound) - step.firsts
         drafted = sum(unpack(result.drafted)) if result.drafted else 0
         absent = step.counts[step.firsts :].count(0) if step.counts else 0
-        forced = _forced(step, result) if drafted else 0
+        forced = forced_drafts(step, result) if drafted else 0
         work = step.work + self.pace.forced(forced)
         self.pace.learn(work, decodes - absent + drafted - forced, result.elapsed_us * 1e-6)
         if step.asked is not None or step.counts is not None:
-            self._settle(step, result)
-        if self._speculation is not None and decodes:
-            self._measure(self._speculation, step, result)
+            for run in self.drafts.settle(step, result):
+                self._schedule(run)
+        if self.drafts.speculation is not None and decodes:
+            self.drafts.measure(self.drafts.speculation, step, result)
         return step, unpack(result.tokens)
-
-    def _counts(self, step: SentStep, result: StepResult) -> "array[int]":
-        """Tokens of each run of `step`. Raises SchedulerError if they fit no plan."""
-        counts, drafted = unpack(result.counts), unpack(result.drafted)
-        asked = [0] * step.firsts + (step.asked or [0] * (len(step.bound) - step.firsts))
-        fits = len(counts) == len(asked) and len(drafted or asked) == len(asked)
-        if not fits or any(
-            not 0 <= count <= 1 + ran <= 1 + most
-            for count, ran, most in zip(counts, drafted or [0] * len(asked), asked, strict=True)
-        ):
-            raise SchedulerError(
-                f"step {step.step}: {counts.tolist()} tokens and {drafted.tolist()} drafts, "
-                f"asked were {asked}"
-            )
-        return counts
-
-    @staticmethod
-    def _measure(speculation: Speculation, step: SentStep, result: StepResult) -> None:
-        """Learn from the decodes of a step and its time. Steps with prompts, drafts of constraints or
-        paused rows say nothing and are skipped.
-        """
-        first = step.firsts
-        bound = step.bound[first:]
-        if step.asked is None and step.counts is None:
-            seconds = None if step.chunks else (result.busy_us or result.elapsed_us) * 1e-6
-            speculation.took(len(bound), 0, 0, len(bound), seconds)
-            return
-        counts = step.counts[first:] if step.counts is not None else [1] * len(bound)
-        ran = unpack(result.drafted)[first:] if result.drafted else [0] * len(bound)
-        guessed, right = (part[first:] for part in _guessed(result, first + len(bound)))
-        depth = drafts = tokens = 0
-        alone = not step.chunks
-        none = [0] * len(bound)
-        for i, (run, count, asked, own, guesses) in enumerate(
-            zip(bound, counts, step.asked or none, ran, step.guesses or none, strict=True)
-        ):
-            if run.jumps:
-                depth = max(depth, guesses)
-                drafts += guessed[i]
-                tokens += 1 + right[i]
-                alone = alone and own == guessed[i]
-            else:
-                depth = max(depth, asked)
-                drafts += own
-                tokens += count
-            alone = alone and count > 0
-        late = result.late_us * 1e-6
-        seconds = (result.busy_us or result.elapsed_us) * 1e-6 - late if alone else None
-        speculation.took(len(bound), drafts, depth, tokens, seconds, late, step.missing)
-
-    def _settle(self, step: SentStep, result: StepResult) -> None:
-        """Lower the bounds of runs that got fewer tokens than planned."""
-        decodes = len(step.bound) - step.firsts
-        asked = [0] * step.firsts + (step.asked or [0] * decodes)
-        counts = step.counts or [1] * len(step.bound)
-        ran = unpack(result.drafted) if result.drafted else [0] * len(step.bound)
-        guesses = [0] * step.firsts + (step.guesses or [0] * decodes)
-        guessed, right = _guessed(result, len(step.bound))
-        for i, (run, count, tokens, drafts) in enumerate(
-            zip(step.bound, asked, counts, ran, strict=True)
-        ):
-            if count and run.jump:
-                said = drafts - guessed[i]
-                run.jump = self._max_forced if said == count else min(self._max_forced, FEW_FORCED)
-            if count and run.jumps:
-                record = run.request.record
-                if guesses[i] and tokens and self._speculation is not None and record is not None:
-                    self._speculation.landed(record, guesses[i], guessed[i], right[i])
-            elif count and tokens and self._speculation is not None and run.request.record is not None:
-                self._speculation.landed(run.request.record, count, drafts, tokens - 1)
-            if run.live and 1 + count > tokens:
-                if run.decoding:
-                    run.offset -= 1 + count - tokens
-                else:
-                    run.planned -= 1 + count - tokens
-                    self._schedule(run)
 
     def _extend(self, run: Run, start: int, end: int) -> ExtendRow:
         """Positions [start, end) of the prompt; the last chunk lets go of its tokens."""
@@ -601,44 +451,8 @@ class Planner:
         self._turns.clear()
         self._turned = self._tick
         self._changed = False
-        if self._max_forced:
-            self._jumping = [i for i, run in enumerate(self._decoding) if run.jumps]
-            for i in self._jumping:
-                self._decoding[i].jump = self._decoding[i].jump or self._max_forced
-        if self._speculation is not None:
-            self._records = [
-                None if run.jumps and not self._guesses_constrained else self._record(run)
-                for run in self._decoding
-            ]
-            self._rebuilt = True
-
-    def _record(self, run: Run) -> DraftRecord:
-        """The run's draft record, with its current length and what it may still output."""
-        request = run.request
-        if request.record is None:
-            request.record = DraftRecord()
-        request.record.length = run.prompt + self._tick + run.offset
-        request.record.rest = run.limit - len(run.out)
-        return request.record
-
-
-def _guessed(result: StepResult, count: int) -> "tuple[array[int], array[int]]":
-    """For each of `count` runs with a constraint: guessed drafts, and how many of them were accepted."""
-    if not result.guessed:
-        none = array("i", bytes(4 * count))
-        return none, none
-    both = unpack(result.guessed)
-    return both[::2], both[1::2]
-
-
-def _forced(step: SentStep, result: StepResult) -> int:
-    """Drafts that constraints forced. They are computed as a prompt's tokens are."""
-    guessed, _ = _guessed(result, len(step.bound))
-    return sum(
-        ran - own
-        for run, ran, own in zip(step.bound, unpack(result.drafted), guessed, strict=True)
-        if run.jumps
-    )
+        if self._max_forced or self.drafts.speculation is not None:
+            self.drafts.changed(self._decoding, self._tick)
 
 
 def scored(chunks: Iterable[Chunk], scores: "array[float]") -> Iterator[tuple[Run, int, "array[float]"]]:

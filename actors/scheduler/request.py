@@ -21,7 +21,9 @@ that was planned but not accepted has no place in either.
 """
 
 from array import array
+from dataclasses import InitVar, dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Literal
 
 from ramify.actors.scheduler.speculation import DraftRecord
@@ -49,6 +51,7 @@ class RequestState(Enum):
     ENDED = "Finished was made"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Tenant:
     """The unit of fairness: a credential with all its sessions, or one session without a credential.
 
@@ -56,23 +59,18 @@ class Tenant:
     the service of its session picked last, where its new sessions start.
     """
 
-    __slots__ = (
-        *("lacking", "output", "picked", "prefilling", "requests", "reserved", "rows"),
-        *("served", "shares", "slots", "virtual"),
-    )
-
-    def __init__(self) -> None:
-        self.served = 0
-        self.virtual = 0
-        self.shares: dict[tuple[object, Level], object] = {}  # its places in waiting queues
-        self.requests = 0  # those that have not ended
-        self.rows = 0  # that its requests have now
-        self.slots = 0  # of the KV pool that they hold beside what was cached
-        self.reserved = 0  # tokens of the pool, by its active sessions; see `active`
-        self.output = 0.0  # tokens of its outputs, a mean that forgets; 0: none has ended
-        self.prefilling = 0  # sessions whose prompts are being computed
-        self.lacking = 0  # prompt tokens of its requests that wait for a first token; see `pace`
-        self.picked = False  # in the pick under way
+    served: int = 0
+    virtual: int = 0
+    # its places in waiting queues
+    shares: dict[tuple[object, Level], object] = field(default_factory=dict)
+    requests: int = 0  # those that have not ended
+    rows: int = 0  # that its requests have now
+    slots: int = 0  # of the KV pool that they hold beside what was cached
+    reserved: int = 0  # tokens of the pool, by its active sessions; see `active`
+    output: float = 0.0  # tokens of its outputs, a mean that forgets; 0: none has ended
+    prefilling: int = 0  # sessions whose prompts are being computed
+    lacking: int = 0  # prompt tokens of its requests that wait for a first token; see `pace`
+    picked: bool = False  # in the pick under way
 
     @property
     def waiting(self) -> int:
@@ -80,6 +78,7 @@ class Tenant:
         return self.requests - self.rows
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Account:
     """One session: its requests, its service, and the messages it is about to get.
 
@@ -87,34 +86,28 @@ class Account:
     prompts that it has brought so far have had their turn (see `prompt_queue`).
     """
 
-    __slots__ = (
-        *("active", "began", "behind", "closed", "due", "finished", "foreseen", "given"),
-        *("goal", "held", "kept", "prefilling", "progress", "requests", "reserved", "rested"),
-        *("rows", "served", "session", "shares", "tenant"),
-    )
-
-    def __init__(self, session: int, tenant: Tenant | None = None) -> None:
-        self.session = session
-        self.tenant = tenant or Tenant()
-        self.served = 0
-        self.rows = 0
-        self.due = 0
-        self.prefilling = 0  # its requests whose prompts are being computed
-        self.shares: dict[tuple[object, Level], object] = {}  # its places in waiting queues
-        self.active = False  # it has begun to use the pool; this and what follows: see `active`
-        self.began = 0  # the step when its stay began
-        self.given = 0  # output tokens in it
-        self.rested = 0  # number of its last rest
-        self.kept = 0  # tokens of KV that its requests have added to the pool since it began
-        self.held = 0  # those of them that running requests hold
-        self.foreseen = 0  # tokens that its requests may still add
-        self.behind = False  # its session has ops that wait for those that were submitted
-        self.goal = 0  # what it is going to keep, as its session has said
-        self.reserved = 0  # tokens
-        self.requests: dict[int, Request] = {}
-        self.progress: list[Progress] = []
-        self.finished: list[Finished] = []
-        self.closed = False  # the session is gone: nothing is told to it
+    session: int
+    tenant: Tenant = field(default_factory=Tenant)
+    served: int = 0
+    rows: int = 0
+    due: int = 0
+    prefilling: int = 0  # its requests whose prompts are being computed
+    # its places in waiting queues
+    shares: dict[tuple[object, Level], object] = field(default_factory=dict)
+    active: bool = False  # it has begun to use the pool; this and what follows: see `active`
+    began: int = 0  # the step when its stay began
+    given: int = 0  # output tokens in it
+    rested: int = 0  # number of its last rest
+    kept: int = 0  # tokens of KV that its requests have added to the pool since it began
+    held: int = 0  # those of them that running requests hold
+    foreseen: int = 0  # tokens that its requests may still add
+    behind: bool = False  # its session has ops that wait for those that were submitted
+    goal: int = 0  # what it is going to keep, as its session has said
+    reserved: int = 0  # tokens
+    requests: "dict[int, Request]" = field(default_factory=dict)
+    progress: list[Progress] = field(default_factory=list)
+    finished: list[Finished] = field(default_factory=list)
+    closed: bool = False  # the session is gone: nothing is told to it
 
     def charge(self, tokens: int) -> None:
         """Add `tokens` of service; less than 0: they were not used."""
@@ -127,74 +120,64 @@ class Account:
         self.tenant.rows += rows
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
     """A submitted request; `done` counts the output tokens that earlier runs committed."""
 
-    __slots__ = (
-        *("accepted", "account", "ahead", "batch", "cached", "came", "charge", "computed"),
-        *("constrained", "deaths", "died_at", "done", "ending", "first_token"),
-        *("forced_tokens", "foreseen", "ignores_reserve", "in_memory_queue", "lacking"),
-        *("leave", "level", "limit", "losses", "mark", "most", "need", "overtakes"),
-        *("promised", "prompt", "reached", "record", "remaining", "repeated", "replayed"),
-        *("resident", "run", "seq", "single_answer", "stale", "started", "state", "stops"),
-        *("submit", "targets", "ticket"),
-    )
+    submit: Submit
+    account: Account
+    seq: int  # order of arrival
+    batch: int  # requests that were submitted together have the same
+    mark: int  # tokens that the engine had processed when it arrived
+    limit: int  # most output tokens: max_tokens, the context, the pool
+    targets: Targets | None = None
+    ahead: bool = field(init=False)  # it only computes a prompt, for a later generation
+    level: Level = field(init=False)
+    stops: frozenset[int] = field(init=False)
+    state: RequestState = RequestState.WAITING
+    run: "Run | None" = None
+    ending: Reason | None = None  # ACQUIRING: cancelled meanwhile
+    resident: int = 0
+    repeated: bool = False  # it runs once more, because KV that it found was not finite
+    done: int = 0  # this and the two that follow it: see `keep`
+    prompt: int = field(init=False)  # tokens of the branch before the next output token
+    remaining: int = field(init=False)
+    accepted: int = 0  # of its output tokens, those that came as drafts
+    record: DraftRecord | None = None  # how its drafts did; see `speculation`
+    ticket: int = 0  # its valid entry in the waiting queue
+    charge: int = 0  # tokens charged to the account when it was picked
+    cached: int = 0  # of the first grant, for usage
+    computed: int = 0
+    replayed: int = 0  # of its prompt and its output, tokens run although their KV was there
+    reached: int = 0  # tokens whose KV its retracted run had
+    lacking: int = 0  # of its prompt, as `pace` counts
+    need: int = 0  # pages that it asked for when it was denied for memory; 0: unknown
+    promised: bool = False  # pages were made free for it
+    foreseen: int = 0  # slots that it may still use, as `active` counts
+    most: int = 0  # slots that it may need and be warm, where it asks before it waits; see `cold`
+    leave: int = 0  # pages that its Acquire leaves for others
+    in_memory_queue: bool = False  # it waits for its session to begin; see `memory_queue`
+    came: int = -1  # the step in which it first joined the memory queue
+    ignores_reserve: bool = False  # it may take pages that are reserved for active sessions
+    single_answer: bool = False  # granting it does not begin its session
+    overtakes: bool = False  # it may go before requests that wait for more pages
+    started: float = 0.0
+    first_token: float = 0.0
+    forced_tokens: int = 0  # of its output, those that its constraint left no choice for
+    constrained: bool = field(init=False)
+    stale: bool = False  # its constraint is not there
+    losses: int = 0  # executors that died in a step of it; this and what follows: see `suspects`
+    deaths: int = 0  # of these, the last ones between which it got no token
+    died_at: int = -1  # its output tokens at the last one
 
-    def __init__(
-        self,
-        submit: Submit,
-        account: Account,
-        seq: int,
-        batch: int,
-        mark: int,
-        limit: int,
-        targets: Targets | None = None,
-    ):
-        self.submit = submit
-        self.targets = targets
-        self.account = account
-        self.seq = seq  # order of arrival
-        self.batch = batch  # requests that were submitted together have the same
-        self.mark = mark  # tokens that the engine had processed when it arrived
-        self.limit = limit  # most output tokens: max_tokens, the context, the pool
-        self.ahead = limit == 0 and targets is None  # it only computes a prompt, for a later generation
-        self.level: Level = not self.ahead, submit.priority
+    def __post_init__(self) -> None:
+        submit = self.submit
+        self.ahead = self.limit == 0 and self.targets is None
+        self.level = not self.ahead, submit.priority
         self.stops = frozenset(submit.stop_token_ids)
-        self.state = RequestState.WAITING
-        self.run: Run | None = None
-        self.ending: Reason | None = None  # ACQUIRING: cancelled meanwhile
-        self.resident = 0
-        self.repeated = False  # it runs once more, because KV that it found was not finite
-        self.done = 0  # this and the two that follow it: see `keep`
-        self.prompt = submit.prompt  # tokens of the branch before the next output token
-        self.remaining = limit
-        self.accepted = 0  # of its output tokens, those that came as drafts
-        self.record: DraftRecord | None = None  # how its drafts did; see `speculation`
-        self.ticket = 0  # its valid entry in the waiting queue
-        self.charge = 0  # tokens charged to the account when it was picked
-        self.cached = 0  # of the first grant, for usage
-        self.computed = 0
-        self.replayed = 0  # of its prompt and its output, tokens run although their KV was there
-        self.reached = 0  # tokens whose KV its retracted run had
-        self.lacking = 0  # of its prompt, as `pace` counts
-        self.need = 0  # pages that it asked for when it was denied for memory; 0: unknown
-        self.promised = False  # pages were made free for it
-        self.foreseen = 0  # slots that it may still use, as `active` counts
-        self.most = 0  # slots that it may need and be warm, where it asks before it waits; see `cold`
-        self.leave = 0  # pages that its Acquire leaves for others
-        self.in_memory_queue = False  # it waits for its session to begin; see `memory_queue`
-        self.came = -1  # the step in which it first joined the memory queue
-        self.ignores_reserve = False  # it may take pages that are reserved for active sessions
-        self.single_answer = False  # granting it does not begin its session
-        self.overtakes = False  # it may go before requests that wait for more pages
-        self.started = 0.0
-        self.first_token = 0.0
-        self.forced_tokens = 0  # of its output, those that its constraint left no choice for
+        self.prompt = submit.prompt
+        self.remaining = self.limit
         self.constrained = bool(submit.constraint)
-        self.stale = False  # its constraint is not there
-        self.losses = 0  # executors that died in a step of it; this and what follows: see `suspects`
-        self.deaths = 0  # of these, the last ones between which it got no token
-        self.died_at = -1  # its output tokens at the last one
 
     @property
     def reads_history(self) -> bool:
@@ -236,70 +219,68 @@ class Request:
         )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Run:
     """A request that has pages: its row, its lengths, its output since the grant."""
 
-    __slots__ = (
-        *("account", "ahead", "bad", "cached", "cap", "computed", "cut", "decoding", "due"),
-        *("filled", "forced", "growing", "history", "ident", "jump", "jumps", "limit"),
-        *("live", "lot", "offered", "offset", "opened", "out", "pages", "place", "planned"),
-        *("priority", "prompt", "proven", "replayed", "request", "row", "since", "slots"),
-        *("states", "stop_at", "stops", "target", "tokens", "turn", "waiters", "windows"),
-    )
+    request: Request
+    row: int
+    cached: int
+    tokens: bytes
+    pages: bytes
+    history: bytes
+    proven: bool  # the KV that it found
+    page_size: InitVar[int]
+    since: int = 0  # the step before its first
+    ident: int = field(init=False)
+    account: Account = field(init=False)
+    stops: frozenset[int] = field(init=False)
+    priority: int = field(init=False)  # its own, or that of a request that waits for its prompt
+    prompt: int = field(init=False)
+    limit: int = field(init=False)  # most output tokens of this run
+    ahead: bool = field(init=False)  # nobody waits for it
+    cap: int = field(init=False)  # most slots it can ever use
+    computed: int = field(init=False)
+    filled: int = field(init=False)
+    cut: int = field(init=False)  # where its next chunk must end at the latest
+    states: StateSlots | None = None  # of a model with fixed states
+    windows: bytes = b""  # of the table of window pages, see `OpenRow`
+    replayed: int = 0  # tokens whose KV it has twice
+    offered: int = field(init=False)  # of `filled`: the cache may hand it out before the result is here
+    slots: int = field(init=False)
+    out: "array[int]" = field(default_factory=partial(array, "i"))  # accepted
+    jumps: bool = field(init=False)  # its constraint may say what must follow
+    jump: int = 0  # drafts that it is asked for then; 0: the executor asks none
+    forced: bytearray = field(default_factory=bytearray)  # of each token: 1: it had no choice
+    target: int = field(init=False)  # the next to plan
+    planned: int = 0  # output tokens planned, drafts included; while decoding: tick + offset
+    offset: int = 0
+    stop_at: int = 0  # it cannot decode further once this many are planned
+    due: int = 0  # the tick of its next review, if it has no drafts until then
+    live: bool = True
+    bad: bool = False  # its first logits were not finite: none of its KV is to be trusted
+    opened: bool = False
+    decoding: bool = False
+    growing: bool = False  # a Grow is asked for
+    waiters: list[Request] = field(default_factory=list)  # PARKED on this run
+    place: int = 0  # its valid entry among the prompts
+    turn: int = 0  # virtual time at which its lot may begin
+    lot: int = 0  # prompt tokens that it may have planned in this turn
 
-    def __init__(
-        self,
-        request: Request,
-        row: int,
-        cached: int,
-        tokens: bytes,
-        pages: bytes,
-        history: bytes,
-        proven: bool,
-        page_size: int,
-        since: int = 0,
-    ) -> None:
-        prompt = request.prompt
-        self.request = request
+    def __post_init__(self, page_size: int) -> None:
+        request = self.request
         self.ident = request.submit.request
         self.account = request.account
         self.stops = request.stops
-        self.row = row
-        self.since = since  # the step before its first
-        self.priority = request.submit.priority  # or that of a request that waits for its prompt
-        self.prompt = prompt
-        self.limit = request.remaining  # most output tokens of this run
-        self.ahead = request.ahead  # nobody waits for it
-        self.cap = prompt + max(0, self.limit - 1)  # most slots it can ever use
-        self.cached = self.computed = self.filled = cached
-        self.cut = prompt  # where its next chunk must end at the latest
-        self.states: StateSlots | None = None  # of a model with fixed states
-        self.windows = b""  # of the table of window pages, see `OpenRow`
-        self.replayed = 0  # tokens whose KV it has twice
-        self.offered = cached  # of what is filled, what the cache may hand out before the result is here
-        self.tokens = tokens
-        self.pages = pages
-        self.history = history
-        self.proven = proven  # the KV that it found
-        self.slots = len(pages) // 4 * page_size
-        self.out = array("i")  # accepted
-        self.jumps = request.constrained  # its constraint may say what must follow
-        self.jump = 0  # drafts that it is asked for then; 0: the executor asks none
-        self.forced = bytearray()  # of each, under a constraint: 1 if there was no choice
-        self.target = request.targets.done if request.targets else 0  # the next to plan
-        self.planned = 0  # output tokens planned, drafts included; while decoding: tick + offset
-        self.offset = 0
-        self.stop_at = 0  # it cannot decode further once this many are planned
-        self.due = 0  # the tick of its next review, if it has no drafts until then
-        self.live = True
-        self.bad = False  # its first logits were not finite: none of its KV is to be trusted
-        self.opened = False
-        self.decoding = False
-        self.growing = False  # a Grow is asked for
-        self.waiters: list[Request] = []  # PARKED on this run
-        self.place = 0  # its valid entry among the prompts
-        self.turn = 0  # virtual time at which its lot may begin
-        self.lot = 0  # prompt tokens that it may have planned in this turn
+        self.priority = request.submit.priority
+        self.prompt = self.cut = request.prompt
+        self.limit = request.remaining
+        self.ahead = request.ahead
+        self.cap = self.prompt + max(0, self.limit - 1)
+        self.computed = self.filled = self.offered = self.cached
+        self.slots = len(self.pages) // 4 * page_size
+        self.jumps = request.constrained
+        self.target = request.targets.done if request.targets else 0
 
     @property
     def level(self) -> Level:
@@ -336,6 +317,25 @@ class Run:
         computed = self.prompt + min(kept, accepted - 1) if accepted else self.kept
         finite = True if accepted or (not self.limit and self.seen) else None
         return Commit(self.ident, computed, self.out[:kept].tobytes(), True, finite), kept
+
+
+Chunk = tuple[Run, int, int]  # of a prefill: the run, its length after it, how many scores it brings
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class SentStep:
+    """A plan that was sent, without what goes to the executor only."""
+
+    step: int
+    bound: list[Run]  # whose tokens come back, in the result's order
+    rows: bytes  # theirs
+    chunks: list[Chunk]
+    firsts: int  # so many leading entries of `bound` completed their prompt
+    work: int  # of all chunks, in prompt tokens: see `Pace.work`
+    asked: list[int] | None = None  # drafts for each decode; None: no draft for any
+    guesses: list[int] | None = None  # of those for a run with a constraint, how many may be guessed
+    missing: int = 0  # tokens that the drafter has to compute first, of rows that it begins
+    counts: "array[int] | None" = None  # tokens of each, from its result; None: one each
 
 
 def output_limit(submit: Submit, info: ExecutorInfo) -> int:

@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import ClassVar
 
 import msgspec
@@ -212,7 +213,7 @@ class OutputSegment(Held):
     op: int | None = None
     client: str | None = None  # whose op it was: ids are numbered per client
     cached: int | None = None  # of the prompt, once it has a token; None: nobody knows
-    tokens: "array[int]" = field(default_factory=lambda: array("i"))
+    tokens: "array[int]" = field(default_factory=partial(array, "i"))
     counts: list[int] = field(default_factory=list)
     chunks: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None

@@ -10,14 +10,13 @@ Turns are *open* or *closed*: a turn is closed when the branch holds the text th
 puts after the content ("<|im_end|>\n"). Appended messages are closed; generated ones are closed by
 `closing`, or by the sampled end-of-sequence token and `rest_after_eos`.
 
-This file does not know tokens, nor how a template is run: a `Renderer` does
+This file does not know tokens, nor how a template is run: the tokenizer does
 (`ramify.actors.tokenizer.Tokenizer`). Its texts may hold guards, so give them to `encode_chat`.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Protocol
 
 import msgspec
 
@@ -40,42 +39,22 @@ from ramify.actors.calls.templates import (
     stand_in,
 )
 from ramify.actors.session.input.speech import Speech
+from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import ChatMessage, Effort, JsonObject, MessagePlace, Role
 
 _MARKED = re.compile(rf"{MARKER}(\d{{1,2}})\.")
 
 
-class Renderer(Protocol):
-    """Runs the model's chat template."""
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        generate: bool = False,
-        effort: str | None = None,
-    ) -> str:
-        """The template's text. `effort`: how much to think, for those that tell it.
-
-        Raises BadRequest with the template's words if it refuses.
-        """
-        ...
-
-    def unguarded(self, rendered: str) -> str:
-        """`rendered` without guards, to compare it with a message's content."""
-        ...
-
-
 class ChatTemplate:
     """One model's template. Stateless but for its caches; sessions may share it."""
 
     def __init__(
-        self, renderer: Renderer, dialect: Dialect | None = None, *, control: bool = False
+        self, tokenizer: Tokenizer, dialect: Dialect | None = None, *, control: bool = False
     ) -> None:
         """`dialect`: the marks that the model writes (default: all that are known); `control`: some are
         control tokens."""
-        self._renderer = renderer
+        self._tokenizer = tokenizer
         self.speech = Speech(
             self.strict, dialect if dialect is not None else dialect_of(""), control=control
         )
@@ -96,7 +75,7 @@ class ChatTemplate:
         effort: Effort | None = None,
     ) -> str:
         """The whole conversation, rendered anew. Raises BadRequest."""
-        return self._renderer.render(self.as_dicts(messages), tools, generate, effort)
+        return self._tokenizer.render(self.as_dicts(messages), tools, generate, effort)
 
     def first(
         self,
@@ -155,7 +134,7 @@ class ChatTemplate:
         if not any(message.tool_calls for message in messages):
             return as_dicts(messages)
         if self._shape is None:
-            self._shape = shape_of(lambda trial: self._renderer.render(trial, [TOOL]))
+            self._shape = shape_of(lambda trial: self._tokenizer.render(trial, [TOOL]))
         return as_dicts(messages, self._shape)
 
     @property
@@ -331,7 +310,7 @@ class ChatTemplate:
         generate: bool,
         role: Role,
     ) -> str:
-        text = self._renderer.render(conversation, tools, generate)
+        text = self._tokenizer.render(conversation, tools, generate)
         # The first one: what the client sends stands behind it.
         _, found, after = text.partition(MARKER)
         if not found:
@@ -344,7 +323,9 @@ class ChatTemplate:
     def tells_effort(self) -> bool:
         """Whether it tells the model how much to think."""
         try:
-            low, high = (self._renderer.render([QUESTION], None, True, each) for each in ("low", "high"))
+            low, high = (
+                self._tokenizer.render([QUESTION], None, True, each) for each in ("low", "high")
+            )
         except BadRequest:
             return False
         return low != high
@@ -354,7 +335,7 @@ class ChatTemplate:
         calls = self.as_dicts([calling(ASKED, 1)])
         asking = [QUESTION, *calls, RESULT, {"role": "user", "content": MARKER}]
         try:
-            return MARKER in self._renderer.render(asking, [TOOL], True)
+            return MARKER in self._tokenizer.render(asking, [TOOL], True)
         except BadRequest:
             return False
 
@@ -363,9 +344,9 @@ class ChatTemplate:
         shown = [TOOL] if tools else None
         stands = self._system_stands.get(shown is not None)
         if stands is None:
-            followed = self._renderer.render([*stand_in("system"), QUESTION], shown)
+            followed = self._tokenizer.render([*stand_in("system"), QUESTION], shown)
             try:
-                alone = self._renderer.render(stand_in("system"), shown)
+                alone = self._tokenizer.render(stand_in("system"), shown)
             except BadRequest:  # it asks for a user turn
                 alone = ""
             stands = MARKER in alone and followed.startswith(alone)
@@ -377,7 +358,7 @@ class ChatTemplate:
         shown: str | None = None
         for message in messages:
             if message.role == "system" and message.content.strip():
-                shown = self._renderer.unguarded(text) if shown is None else shown
+                shown = self._tokenizer.unguarded(text) if shown is None else shown
                 if message.content.strip() not in shown:
                     raise BadRequest(
                         "this model's chat template leaves a system turn out at this place: send it as "

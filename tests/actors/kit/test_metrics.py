@@ -7,8 +7,7 @@ from typing import Any, Literal
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ramify.actors.kit.clock import ManualClock
-from ramify.actors.kit.lag import watch_loop
+from ramify.actors.kit.clock import ManualClock, watch_loop
 from ramify.actors.kit.metrics import Histogram, Metrics
 from ramify.actors.kit.report import CredentialUsage, Report
 from ramify.protocol.messages import Finished
@@ -184,7 +183,7 @@ def test_a_step_costs_few_calls_however_many_rows_it_has() -> None:
 
 async def test_lag_is_how_late_a_timer_is() -> None:
     clock, metrics = ManualClock(), Metrics()
-    task = asyncio.create_task(watch_loop(clock, metrics, interval=1.0))
+    task = asyncio.create_task(watch_loop(clock, metrics.loop_lag, interval=1.0))
     await asyncio.sleep(0)
     clock.advance(1.25)
     for _ in range(3):

@@ -472,7 +472,7 @@ class World:
         self.cache = cache or FakeCache(pages)
         self.executor = FakeExecutor(self.info, acceptance, generous, absence)
         if policy == "dice" and drafts:
-            self.core.planner._speculation = DicePolicy(drafts)
+            self.core.planner.drafts.speculation = DicePolicy(drafts)
         self.now = 1.0
         self.replies = deque()  # of the cache, not delivered yet
         self.settles = []

@@ -166,7 +166,7 @@ def test_a_higher_priority_than_all_that_run(active, ask):
 def test_the_counters_are_the_sums(active, ask):
     dice = random.Random(1)
     tenants = [Tenant(), Tenant()]
-    accounts = [Account(n, dice.choice([None, *tenants])) for n in range(12)]
+    accounts = [Account(n, dice.choice([Tenant(), *tenants])) for n in range(12)]
     requests = [ask(account) for account in accounts]
     step = 0
     for _ in range(3000):

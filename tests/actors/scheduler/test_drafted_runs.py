@@ -121,7 +121,7 @@ def test_each_token_has_its_log_probabilities(drafting, expected):
 def test_what_is_served_counts_tokens_and_not_steps(drafting):
     """Fairness: an account is charged the same with drafts as without."""
     with_drafts, without = drafting(), drafting()
-    without.core.planner._speculation = None
+    without.core.planner.drafts.speculation = None
     for w in (with_drafts, without):
         w.run(w.submit(1, max_tokens=30))
     accounts = [w.core.accounts[1] for w in (with_drafts, without)]

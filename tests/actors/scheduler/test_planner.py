@@ -238,7 +238,7 @@ def drafting(world, drafts=3, most=4, *, rows=16, budget=64, in_flight=2, **more
     """`more`: of what the executor says of itself."""
     info = msgspec.structs.replace(world(rows=rows, budget=budget, drafts=most).info, **more)
     planner = Planner(info, ScheduleConfig(lookahead=4, in_flight=in_flight))
-    planner._speculation = Asks(drafts)
+    planner.drafts.speculation = Asks(drafts)
     return planner
 
 
@@ -264,7 +264,7 @@ def test_a_run_is_planned_by_what_it_has_if_every_draft_is_accepted(world):
     assert bound(planner, run) == 1 + 2 + 4
     planner.landed(with_counts(two, [1], [0]))  # the drafter had no guess
     assert bound(planner, run) == 1 + 2 + 1
-    told = planner._speculation.told
+    told = planner.drafts.speculation.told
     assert told == [(3, 3, 1), (1, 3, 3, 2), (3, 0, 0), (1, 0, 3, 1)]
     run.computed, run.out = 3, array("i", [5] * 4)
     assert planner.in_vain(run) == 0
@@ -372,7 +372,7 @@ def test_what_constraints_draft_is_no_profit_of_guesses(world):
     free, held = (run_of(planner, number, limit=100, slots=103) for number in (1, 2))
     held.jumps = True
     planner.landed(result(planner.plan(), [5, 5]))
-    told = planner._speculation.told
+    told = planner.drafts.speculation.told
 
     def step(counts, drafted):
         plan = planner.plan()
@@ -431,7 +431,7 @@ def test_guesses_of_a_run_with_a_constraint(world):
     free, held = (run_of(planner, number, limit=100, slots=103) for number in (1, 2))
     held.jumps = True
     planner.landed(result(planner.plan(), [5, 5]))
-    told = planner._speculation.told
+    told = planner.drafts.speculation.told
 
     def step(counts, drafted, guessed):
         plan = planner.plan()
