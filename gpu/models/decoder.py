@@ -5,7 +5,7 @@ business), pages, requests or files. Plain objects instead of torch modules: at 
 call overhead shows.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,22 +13,20 @@ from torch import Tensor
 
 from ramify.gpu.models.definition import (
     AttentionSettings,
-    ConvSettings,
     Definition,
-    DeltaSettings,
     ExpertSettings,
     FeedForwardSettings,
+    FixedSettings,
     LatentSettings,
     LayerSettings,
-    MambaSettings,
     TensorNames,
 )
 from ramify.gpu.models.experts import Experts, empty_experts
+from ramify.gpu.models.feed_forward import FeedForward, Product, empty_feed_forward, product
 from ramify.gpu.models.latent import Latent, empty_latent
 from ramify.gpu.models.recurrent import Maker, Recurrent
 from ramify.gpu.models.token_inputs import TokenGate, table_product, table_views
 from ramify.gpu.ops.base import (
-    Activation,
     AnyStream,
     LayerAttention,
     Ops,
@@ -43,22 +41,26 @@ from ramify.protocol.errors import ModelError
 
 _LEAST_DIVISOR = 1e-16  # of the stream: eps over its square stays a float32
 
-Product = tuple[Linear, list[str], list[int]]
-"""With its blocks of rows: their names in checkpoints and, of several, how many rows they have."""
-
 
 @dataclass(slots=True)
 class Attention:
-    """A layer's mixer: what lets a position read the ones before it."""
+    """A layer's mixer: what lets a position read the ones before it.
+
+    `beside`: another mixer, which reads the same input; its output stands behind that of the heads.
+    """
 
     norm: RMSNorm | None  # of its input
     qkv: Linear  # rows: q heads, k heads, v heads
     heads: LayerAttention
     output: Linear
     post_norm: RMSNorm | None  # of what is added to the residual
+    beside: Recurrent | None = None
 
     def forward(self, x: AnyStream, ops: Ops[AnyStream], step: StepInputs[Tensor]) -> Projection:
-        return ops.project(ops.attend(ops.linear(x, self.qkv), self.heads, step), self.output)
+        rows = ops.attend(ops.linear(x, self.qkv), self.heads, step)
+        if self.beside is not None:
+            rows = torch.cat((rows, self.beside.mixed(x, ops, step)), -1)
+        return ops.project(rows, self.output)
 
     def products(self, prefix: str, names: TensorNames) -> Iterator[Product]:
         """All of them, in the layer that is called `prefix`."""
@@ -66,8 +68,18 @@ class Attention:
         own, kv = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
         parts = names.qkv if len(names.qkv) == 1 else names.qkv[: 1 + heads.kv_parts]
         sizes = [own * (1 + heads.gated), kv, kv][: 1 + heads.kv_parts]
-        yield _product(self.qkv, f"{prefix}.self_attn", parts, sizes)
-        yield _product(self.output, f"{prefix}.self_attn", (names.output,))
+        yield product(self.qkv, f"{prefix}.self_attn", parts, sizes)
+        output = f"{prefix}.self_attn.{names.output}"
+        if self.beside is None:
+            yield self.output, [output], []
+        else:
+            first, (_, (last,), _) = self.beside.products(prefix, names)
+            yield first
+            yield self.output, [output, last], [own, self.beside.layer.width]
+
+    def views(self, prefix: str, names: TensorNames) -> dict[str, Tensor]:
+        """What the loader fills beside products and norms."""
+        return {} if self.beside is None else self.beside.views(prefix, names)
 
     def norms(self, prefix: str, names: TensorNames) -> Iterator[tuple[str, RMSNorm]]:
         """Those inside, by their names: what is before and behind it is the layer's."""
@@ -77,48 +89,30 @@ class Attention:
 
 
 @dataclass(slots=True)
-class GatedFeedForward:
-    """A layer's feed-forward (Shazeer 2020): down(activation(gate(x)) * up(x))."""
-
-    norm: RMSNorm | None
-    gate_up: Linear  # [2 * size, hidden], the gate's rows first
-    down: Linear
-    size: int
-    activation: Activation
-    post_norm: RMSNorm | None
-
-    def forward(self, x: AnyStream, ops: Ops[AnyStream]) -> Projection:
-        return ops.project(ops.gated(x, self.gate_up, self.activation), self.down)
-
-    def products(self, prefix: str, names: TensorNames) -> Iterator[Product]:
-        part = f"{prefix}.{names.feed_forward}"
-        yield _product(self.gate_up, part, names.gate_up, [self.size, self.size])
-        yield _product(self.down, part, (names.down,))
-
-
-@dataclass(slots=True)
 class DecoderLayer:
     """One block: a mixer and a feed-forward, each between norms and added to the residual."""
 
     mixer: Attention | Latent | Recurrent
-    feed_forward: GatedFeedForward | Experts
+    feed_forward: FeedForward | Experts | None
     gate: TokenGate | None = None
     scalar: Tensor | None = None  # [1]: what the stream is multiplied by behind the layer
 
     def products(self, prefix: str, names: TensorNames) -> Iterator[Product]:
         """All of them, in the layer that is called `prefix`."""
         yield from self.mixer.products(prefix, names)
-        yield from self.feed_forward.products(prefix, names)
+        if self.feed_forward is not None:
+            yield from self.feed_forward.products(prefix, names)
         if self.gate is not None:
             yield from self.gate.products(prefix)
 
     def norms(self, prefix: str, names: TensorNames) -> Iterator[tuple[str, RMSNorm]]:
         """All of them, by their names."""
         mixer, feed_forward = self.mixer, self.feed_forward
-        found = (mixer.norm, feed_forward.norm, mixer.post_norm, feed_forward.post_norm)
-        for name, norm in zip((*names.before, *names.after), found, strict=True):
-            if norm is not None:
-                yield f"{prefix}.{name}", norm
+        parts = (mixer,) if feed_forward is None else (mixer, feed_forward)
+        for part, before, after in zip(parts, names.before, names.after, strict=False):
+            for name, norm in ((before, part.norm), (after, part.post_norm)):
+                if norm is not None:
+                    yield f"{prefix}.{name}", norm
         if not isinstance(mixer, Recurrent):
             yield from mixer.norms(prefix, names)
         if self.gate is not None:
@@ -126,11 +120,11 @@ class DecoderLayer:
 
     def divide_stream(self, by: float) -> None:
         """Compute as before on a stream that is kept divided by `by`: norms do not see it but in eps."""
-        mixer, feed_forward = self.mixer, self.feed_forward
-        for before in (mixer.norm, feed_forward.norm):
+        parts = [self.mixer] if self.feed_forward is None else [self.mixer, self.feed_forward]
+        for before in (part.norm for part in parts):
             if before is not None:
                 before.eps /= by * by
-        after = [mixer.post_norm, feed_forward.post_norm]
+        after = [part.post_norm for part in parts]
         if self.gate is not None:
             after.append(self.gate.norm)
             self.gate.scale = by
@@ -165,11 +159,6 @@ def _rows_in_order(mixer: AttentionSettings, heads: LayerAttention) -> Tensor | 
     return torch.cat(((queries + order).flatten(), keys, values, gates))
 
 
-def _product(linear: Linear, prefix: str, names: tuple[str, ...], sizes: Sequence[int] = ()) -> Product:
-    """`sizes`: of its blocks, where the checkpoint has each as a tensor."""
-    return linear, [f"{prefix}.{name}" for name in names], list(sizes) if len(names) > 1 else []
-
-
 class Decoder:
     """Weights and forward pass. Built empty: the loader fills what `weights` names, then `complete`."""
 
@@ -185,7 +174,7 @@ class Decoder:
         self._embedding_scale = config.embedding_scale
         if config.embedding_scale_rounded:
             self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
-        self._kv_places = config.kv_places()
+        self._kv_places, self._state_places = config.kv_places(), config.state_places()
         self._maker = Maker(config.hidden_size, config.rms_eps, dtype, device)
         self.layers = [self._empty_layer(*numbered) for numbered in enumerate(config.layers)]
         self.norm = self._empty_norm(config.hidden_size, config.logit_scale != 1.0)
@@ -216,6 +205,9 @@ class Decoder:
             last = index + 1 == len(self.layers)
             following = self.norm if last else self.layers[index + 1].mixer.norm
             mixed = ops.reduce(mixer.forward(x, ops, step))
+            if feed_forward is None:
+                x = ops.add_norm(x, mixed, following, mixer.post_norm)
+                continue
             x = ops.add_norm(x, mixed, feed_forward.norm, mixer.post_norm)
             fed = ops.reduce(feed_forward.forward(x, ops))
             if gate is not None and given is not None:
@@ -244,8 +236,8 @@ class Decoder:
         unlike: dict[object, int] = {}
         for index, layer in enumerate(self.config.layers):
             mixer, following = layer.mixer, self.config.layers[index + 1 : index + 2]
-            if not isinstance(mixer, AttentionSettings):
-                unlike[str((mixer, layer.feed_forward, layer.norms, index == 0))] = index
+            if layer.fixed is not None or not isinstance(mixer, AttentionSettings):
+                unlike[str((mixer, layer.beside, layer.feed_forward, layer.norms, index == 0))] = index
                 continue
             spec, own = mixer.spec, mixer.kv_of is None
             attention = (spec.window, spec.softcap, spec.sinks is None, mixer.qk_norm, own)
@@ -301,8 +293,7 @@ class Decoder:
         for index, layer in enumerate(self.layers):
             prefix = f"model.layers.{index}"
             views |= {f"{name}.weight": norm.weight for name, norm in layer.norms(prefix, called)}
-            if not isinstance(layer.mixer, Attention):
-                views |= layer.mixer.views(prefix)
+            views |= layer.mixer.views(prefix, called)
             if isinstance(layer.feed_forward, Experts):
                 views |= layer.feed_forward.views(prefix, called)
             if layer.scalar is not None:
@@ -339,22 +330,17 @@ class Decoder:
         )
 
     def _empty_feed_forward(
-        self, own: FeedForwardSettings, before: bool, after: bool
-    ) -> GatedFeedForward | Experts:
+        self, own: FeedForwardSettings | None, before: bool, after: bool
+    ) -> FeedForward | Experts | None:
         """`before`, `after`: which norms are around it."""
-        hidden, wide = self.config.hidden_size, own.size
+        if own is None:
+            return None
+        hidden = self.config.hidden_size
         norm = self._empty_norm(hidden) if before else None
         post = self._empty_norm(hidden) if after else None
         if isinstance(own, ExpertSettings):
             return empty_experts(own, hidden, norm, post, self.dtype, self.device)
-        return GatedFeedForward(
-            norm=norm,
-            gate_up=self._empty_linear(hidden, 2 * wide, own.bias, "gated"),
-            down=self._empty_linear(wide, hidden, own.bias),
-            size=wide,
-            activation=own.activation,
-            post_norm=post,
-        )
+        return empty_feed_forward(own, hidden, norm, post, self.dtype, self.device)
 
     def _empty_mixer(
         self, index: int, settings: LayerSettings, before: bool, after: bool
@@ -364,12 +350,8 @@ class Decoder:
         norm = self._empty_norm(hidden) if before else None
         post = self._empty_norm(hidden) if after else None
         maker, place = self._maker, self._kv_places[index]
-        if isinstance(mixer, DeltaSettings):
-            return maker.delta(place, mixer, norm, post)
-        if isinstance(mixer, MambaSettings):
-            return maker.mamba(place, mixer, norm, post)
-        if isinstance(mixer, ConvSettings):
-            return maker.conv(place, mixer, norm, post)
+        if isinstance(mixer, FixedSettings):
+            return maker.made(place, mixer, norm, post)
         if isinstance(mixer, LatentSettings):
             rotary = self._rotary(mixer.rope, mixer.turned)
             return empty_latent(place, mixer, rotary, hidden, norm, post, self.dtype, self.device)
@@ -377,8 +359,13 @@ class Decoder:
         width = mixer.width * (1 + mixer.gated) + heads.kv_parts * mixer.kv_width
         qkv = self._empty_linear(hidden, width, mixer.qkv_bias)
         qkv.order = _rows_in_order(mixer, heads)
-        output = self._empty_linear(mixer.width, hidden, mixer.output_bias)
-        return Attention(norm, qkv, heads, output, post)
+        width, beside = mixer.width, None
+        if settings.beside is not None:
+            beside = maker.made(self._state_places[index], settings.beside, None, None)
+            width += beside.layer.width
+        output = self._empty_linear(width, hidden, mixer.output_bias)
+        output.beside = beside is not None
+        return Attention(norm, qkv, heads, output, post, beside)
 
     def _empty_gate(self) -> TokenGate | None:
         given, hidden = self.config.token_inputs, self.config.hidden_size

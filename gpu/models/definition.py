@@ -6,6 +6,7 @@ none of them knows a family.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -183,10 +184,10 @@ MixerSettings = KeptSettings | FixedSettings
 
 @dataclass(frozen=True, slots=True)
 class DenseSettings:
-    """A feed-forward with a gate (Shazeer 2020)."""
+    """A feed-forward with a gate (Shazeer 2020); "relu2": max(x, 0) squared, without a gate."""
 
     size: int
-    activation: Activation
+    activation: Activation | Literal["relu2"]
     bias: bool = False
 
 
@@ -210,8 +211,14 @@ class LayerSettings:
     """One block of a decoder."""
 
     mixer: MixerSettings
-    feed_forward: FeedForwardSettings
+    feed_forward: FeedForwardSettings | None
     norms: NormPlaces = "before"
+    beside: FixedSettings | None = None  # runs on attention's input; what both put out is added
+
+    @property
+    def fixed(self) -> FixedSettings | None:
+        """Its mixer that keeps a fixed state."""
+        return self.mixer if isinstance(self.mixer, FixedSettings) else self.beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +255,8 @@ class TensorNames:
     experts: ExpertNames = ExpertNames()
     last_norm: str = "norm"
     renamed: tuple[tuple[str, str], ...] = ()  # how names begin in checkpoints, and here
+    # How names end here, and by what so many rows each are multiplied when they are loaded
+    scaled: tuple[tuple[str, tuple[tuple[int, float], ...]], ...] = ()
     skipped: tuple[str, ...] = ()  # how names of tensors begin that text does not need
 
 
@@ -300,8 +309,8 @@ class Definition:
 
     @property
     def intermediate_size(self) -> int:
-        """The first layer's."""
-        return self.layers[0].feed_forward.size
+        """Of the first layer that has a feed-forward; 0: none has."""
+        return next((each.feed_forward.size for each in self.layers if each.feed_forward), 0)
 
     @property
     def equal(self) -> bool:
@@ -318,8 +327,8 @@ class Definition:
 
     @property
     def keeps_states(self) -> bool:
-        """Whether layers keep fixed states of a sequence instead of keys and values."""
-        return any(isinstance(layer.mixer, FixedSettings) for layer in self.layers)
+        """Whether layers keep fixed states of a sequence, instead of keys and values or beside them."""
+        return any(layer.fixed for layer in self.layers)
 
     def attention_shapes(self, dtype: torch.dtype) -> list[AttentionShape]:
         """What attention back ends are chosen and made by: each shape once, with its layers' specs."""
@@ -331,19 +340,22 @@ class Definition:
         return [AttentionShape(*shape, dtype, tuple(found), value) for shape, found in specs.items()]
 
     def kv_places(self) -> list[int]:
-        """For each layer, which of the pool's layers has its keys and values, or its state."""
+        """For each layer, which of the pool's layers has its keys and values, or its mixer's state."""
         places: list[int] = []
-        keys = states = 0
-        for layer in self.layers:
+        keys = 0
+        for layer, state in zip(self.layers, self.state_places(), strict=True):
             if isinstance(layer.mixer, FixedSettings):
-                places.append(states)
-                states += 1
+                places.append(state)
             elif layer.mixer.kv_of is None:
                 places.append(keys)
                 keys += 1
             else:
                 places.append(places[layer.mixer.kv_of])
         return places
+
+    def state_places(self) -> list[int]:
+        """For each layer, how many before it keep states: where its own is."""
+        return list(accumulate((layer.fixed is not None for layer in self.layers), initial=0))[:-1]
 
     def kv_layout(self, dtype: torch.dtype) -> KVLayout:
         """How keys and values are kept. Layers with latents are all alike, and have none beside them."""
@@ -354,10 +366,8 @@ class Definition:
 
     def state_layout(self) -> StateLayout:
         """How fixed states are kept."""
-        mixers = (layer.mixer for layer in self.layers)
-        return StateLayout(
-            tuple(one.states(self.hidden_size) for one in mixers if isinstance(one, FixedSettings))
-        )
+        mixers = (layer.fixed for layer in self.layers)
+        return StateLayout(tuple(one.states(self.hidden_size) for one in mixers if one is not None))
 
 
 def _sizes(mixer: KeptSettings) -> tuple[int, ...]:

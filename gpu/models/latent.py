@@ -53,7 +53,7 @@ class Latent:
         if self.layer.q_norm is not None:
             yield f"{prefix}.self_attn.q_a_layernorm", self.layer.q_norm
 
-    def views(self, prefix: str) -> dict[str, Tensor]:
+    def views(self, prefix: str, names: TensorNames) -> dict[str, Tensor]:
         """What the loader fills beside products and norms."""
         return {f"{prefix}.self_attn.kv_b_proj.weight": self.layer.heads.up.flatten(0, 1)}
 

@@ -162,7 +162,7 @@ def check_steps(fields: Fields) -> None:
 def dense(fields: Fields, *, bias: bool = False, size: int | None = None) -> DenseSettings:
     """`size`: None: as the config says."""
     size = fields.integer("intermediate_size") if size is None else size
-    return DenseSettings(size, _activation(fields), bias)
+    return DenseSettings(size, activation(fields), bias)
 
 
 def experts(
@@ -190,7 +190,7 @@ def experts(
     if top > many // router.groups * router.top_groups:
         raise fields.refused(f"num_experts_per_tok is {top}: more than the chosen groups hold")
     router = replace(router, top=top)
-    return ExpertSettings(many, fields.integer(size), _activation(fields), router, shared, shared_gated)
+    return ExpertSettings(many, fields.integer(size), activation(fields), router, shared, shared_gated)
 
 
 def routed_experts(fields: Fields, router: RouterSettings) -> ExpertSettings:
@@ -258,7 +258,8 @@ def latent_decoder(
     return decoder(fields, layers, names=SHARED_EXPERTS, skipped=(extra,))
 
 
-def _activation(fields: Fields) -> Activation:
+def activation(fields: Fields) -> Activation:
+    """Of a gate."""
     name = str(fields.get("hidden_activation") or fields.get("hidden_act"))
     if name not in _ACTIVATIONS:
         raise fields.refused(f"hidden_act {name!r} is not supported: only {', '.join(_ACTIVATIONS)}")

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ramify.gpu.models.definition import ConvSettings, DeltaSettings, MambaSettings, TensorNames
+from ramify.gpu.models.definition import (
+    ConvSettings,
+    DeltaSettings,
+    FixedSettings,
+    MambaSettings,
+    TensorNames,
+)
 from ramify.gpu.ops.base import AnyStream, Ops, Projection
 from ramify.gpu.ops.fixed_states import LayerConv, LayerDelta, LayerMamba, LayerState
 from ramify.gpu.ops.linear.base import Linear, empty_linear
@@ -32,7 +38,11 @@ class Recurrent:
     tensors: dict[str, Tensor]  # beside products and norms
 
     def forward(self, x: AnyStream, ops: Ops[AnyStream], step: StepInputs[Tensor]) -> Projection:
-        return ops.project(ops.recur(ops.linear(x, self.input), self.layer, step), self.output)
+        return ops.project(self.mixed(x, ops, step), self.output)
+
+    def mixed(self, x: AnyStream, ops: Ops[AnyStream], step: StepInputs[Tensor]) -> Tensor:
+        """What its last product is of."""
+        return ops.recur(ops.linear(x, self.input), self.layer, step)
 
     def products(self, prefix: str, names: TensorNames) -> Iterator[tuple[Linear, list[str], list[int]]]:
         """As those of attention, whose names say nothing of these."""
@@ -40,7 +50,7 @@ class Recurrent:
         yield self.input, own, [rows for _, rows in self.blocks] if len(own) > 1 else []
         yield self.output, [f"{prefix}.{self.name}.out_proj"], []
 
-    def views(self, prefix: str) -> dict[str, Tensor]:
+    def views(self, prefix: str, names: TensorNames) -> dict[str, Tensor]:
         """What the loader fills beside products and norms."""
         return {f"{prefix}.{self.name}.{name}": tensor for name, tensor in self.tensors.items()}
 
@@ -53,6 +63,16 @@ class Maker:
     rms_eps: float
     dtype: torch.dtype
     device: torch.device
+
+    def made(
+        self, index: int, one: FixedSettings, norm: RMSNorm | None, post: RMSNorm | None
+    ) -> Recurrent:
+        """`index`: of its state; `norm`, `post`: of its input and its output."""
+        if isinstance(one, DeltaSettings):
+            return self.delta(index, one, norm, post)
+        if isinstance(one, MambaSettings):
+            return self.mamba(index, one, norm, post)
+        return self.conv(index, one, norm, post)
 
     def delta(
         self, index: int, one: DeltaSettings, norm: RMSNorm | None, post: RMSNorm | None

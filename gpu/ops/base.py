@@ -166,6 +166,10 @@ class Ops(Protocol[AnyStream]):
         """
         ...
 
+    def squared(self, x: AnyStream, linear: Linear) -> Tensor:
+        """max(y, 0)^2 of the product y of the normalised stream: [T, outputs]."""
+        ...
+
     def experts(self, x: AnyStream, layer: LayerExperts) -> Tensor:
         """Send each token of the normalised stream through its experts: [T, hidden]."""
         ...

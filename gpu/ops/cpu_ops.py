@@ -153,8 +153,9 @@ def endings(config: Definition) -> tuple[str, ...]:
     return ("store", "add", *_activations(config), *capped)
 
 
-def _activations(config: Definition) -> list[Activation]:
-    return list(dict.fromkeys(layer.feed_forward.activation for layer in config.layers))
+def _activations(config: Definition) -> list[str]:
+    parts = (layer.feed_forward for layer in config.layers)
+    return list(dict.fromkeys(part.activation for part in parts if part is not None))
 
 
 class CpuOps:
@@ -216,6 +217,9 @@ class CpuOps:
 
     def attend_latent(self, rows: Tensor, layer: LayerLatent, step: StepInputs[Tensor]) -> Tensor:
         raise RuntimeError("`obstacle` refuses models with latent attention")
+
+    def squared(self, x: CpuStream, linear: Linear) -> Tensor:
+        raise RuntimeError("`obstacle` refuses models with such feed-forwards")
 
     def recur(self, rows: Tensor, layer: LayerState, step: StepInputs[Tensor]) -> Tensor:
         raise RuntimeError("`obstacle` refuses models with fixed states")

@@ -144,6 +144,9 @@ class TorchOps:
         gate, up = linear(x.normed).chunk(2, -1)
         return opened(gate, activation).mul_(up)
 
+    def squared(self, x: ResidualStream, linear: Linear) -> Tensor:
+        return linear(x.normed).relu_().square_()
+
     def experts(self, x: ResidualStream, layer: LayerExperts) -> Tensor:
         return run_experts(x.normed, layer)
 

@@ -181,6 +181,9 @@ class TritonOps:
     def gated(self, x: LazyStream, linear: Linear, activation: Activation) -> Tensor:
         return self._products.gated(x.rows, linear, x.eps, x.tilings.gated, activation)
 
+    def squared(self, x: LazyStream, linear: Linear) -> Tensor:
+        return self.linear(x, linear).relu_().square_()
+
     def token_inputs(self, x: LazyStream, step: StepInputs[Tensor], inputs: TokenInputTables) -> Tensor:
         rows = self._products.library(x.residual, inputs.product) * inputs.product_scale
         table, _ = embed_norm(step.input_ids, self._last, inputs.table, inputs.scale, None)

@@ -36,7 +36,7 @@ def check_states(
             "at any token, inside of a larger page too; leave --page-size out"
         )
     for layer in shape.layers if attention.extend != "torch" else ():
-        mixer, told = layer.mixer, ""
+        mixer, told = layer.fixed, ""
         if isinstance(mixer, DeltaSettings) and max(mixer.key_dim, mixer.value_dim) > _MOST_DIM:
             dim = max(mixer.key_dim, mixer.value_dim)
             told = f"delta nets with heads of up to {_MOST_DIM}, not {dim}"

@@ -145,6 +145,7 @@ def _load_file(
                         raise ModelError(f"{path} holds {name}, which an earlier file has too: "
                                          "download the checkpoint again")  # fmt: skip
                     _copy(path, name, part, views[wanted])
+                    _scale(wanted, views[wanted], called)
                     missing.discard(wanted)
                     loaded(wanted)
                 if number % 32 == 0:
@@ -180,6 +181,14 @@ def _copy(path: Path, name: str, tensor: Tensor, view: Tensor) -> None:
         raise ModelError(f"{path}: {name} is {str(tensor.dtype).removeprefix('torch.')}: only float32, "
                          "bfloat16 and float16 weights are supported")  # fmt: skip
     view.copy_(tensor)
+
+
+def _scale(name: str, view: Tensor, called: TensorNames) -> None:
+    for ending, parts in called.scaled:
+        if name.endswith(ending):
+            pieces = torch.split(view, [size for size, _ in parts])
+            for piece, (_, factor) in zip(pieces, parts, strict=True):
+                piece.mul_(factor)
 
 
 def _check_ignorable(path: Path, name: str, known: frozenset[str]) -> None:

@@ -13,7 +13,16 @@ from ramify.gpu.models.definition import (
     TokenInputs,
 )
 from ramify.gpu.models.fields import Fields
-from ramify.gpu.models.parts import COMMON, Family, attention, decoder, dense, layer_count, windows
+from ramify.gpu.models.parts import (
+    COMMON,
+    Family,
+    activation,
+    attention,
+    decoder,
+    dense,
+    layer_count,
+    windows,
+)
 from ramify.gpu.models.rope import ropes
 
 _DEFAULTS = COMMON | {
@@ -87,7 +96,7 @@ def _token_inputs(fields: Fields) -> TokenInputs | None:
     vocabulary = fields.integer("vocab_size_per_layer_input")
     if vocabulary < fields.integer("vocab_size"):
         raise fields.refused(f"vocab_size_per_layer_input is {vocabulary}: must be that of all tokens")
-    return TokenInputs(size, vocabulary, dense(fields).activation)
+    return TokenInputs(size, vocabulary, activation(fields))
 
 
 def _sizes(fields: Fields, index: int, window: int | None) -> tuple[int, int]:

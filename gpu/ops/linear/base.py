@@ -45,13 +45,15 @@ class PlainWeight(Weight):
 class Linear:
     """y = x W^T + b. bias [outputs] or None.
 
-    `order` int64[outputs]: which row of the checkpoint each of ours is; None: the same.
+    `order` int64[outputs]: which row of the checkpoint each of ours is; None: the same. `beside`: the
+    checkpoint's tensors are blocks of columns, whose products are added.
     """
 
     weight: Weight
     bias: Tensor | None = None
     use: Use = "rows"
     order: Tensor | None = None
+    beside: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, inputs] -> [T, outputs]."""
@@ -102,9 +104,9 @@ def empty_linear(
 
 
 def blocks(linear: Linear, names: Sequence[str], sizes: Sequence[int]) -> dict[str, Tensor]:
-    """Views of the row blocks, under the names that checkpoints give them."""
-    views = {}
-    for name, weight in zip(names, torch.split(linear.tensor, list(sizes)), strict=True):
+    """Views of the blocks of rows or columns, under the names that checkpoints give them."""
+    views, side = {}, int(linear.beside)
+    for name, weight in zip(names, torch.split(linear.tensor, list(sizes), side), strict=True):
         views[f"{name}.weight"] = weight
     if linear.bias is not None:
         for name, bias in zip(names, torch.split(linear.bias, list(sizes)), strict=True):

@@ -47,7 +47,9 @@ def in_flight(d: Any, plans: list[dict[str, Any]]) -> list[dict[int, int]]:
 
 
 @where
-@pytest.mark.parametrize("case", ["qwen3_5-biases", "granite4", "lfm2-biases"])
+@pytest.mark.parametrize(
+    "case", ["qwen3_5-biases", "granite4", "falcon_h1", "nemotron_h", "lfm2-biases"]
+)
 def test_as_transformers(case: str, where: Any, tmp_path: Path, drive: Any) -> None:
     """A prompt in chunks beside decodes, two steps in flight."""
     model, tolerance = save(tmp_path, case)

@@ -33,6 +33,34 @@ GRANITE = PAD | {
     "attention_multiplier": 0.1,
     "logits_scaling": 3.0,
 }
+FALCON = {
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 6,
+    "mamba_d_ssm": 96,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+    "attention_in_multiplier": 0.8,
+    "attention_out_multiplier": 0.6,
+    "embedding_multiplier": 3.0,
+    "key_multiplier": 0.5,
+    "lm_head_multiplier": 0.7,
+    "ssm_in_multiplier": 1.3,
+    "ssm_out_multiplier": 0.4,
+    "ssm_multipliers": [0.9, 1.1, 0.6, 1.4, 0.7],
+    "mlp_multipliers": [1.2, 0.3],
+}
+NEMOTRON = {
+    "layers_block_type": [
+        *("linear_attention", "mlp", "linear_attention", "full_attention"),
+        *("mlp", "linear_attention", "linear_attention"),
+    ],
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 12,
+    "ssm_state_size": 24,
+    "n_groups": 2,
+    "head_dim": 16,
+    "time_step_min": 1e-30,  # which is clamped in prompts alone, where we never do
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5", DELTA),
     "qwen3_5-biases": ("Qwen3_5", DELTA | {"attention_bias": True, "tie_word_embeddings": True}),
@@ -66,8 +94,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "falcon_h1": ("FalconH1", FALCON | {"mamba_rms_norm": True}),
+    "falcon_h1-gate first": (
+        "FalconH1",
+        FALCON | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mlp_bias": True},
+    ),
+    "falcon_h1-not normed": ("FalconH1", FALCON | {"mamba_d_ssm": None, "mamba_n_heads": 8}),
+    "nemotron_h": ("NemotronH", NEMOTRON),
+    "nemotron_h-biases": (
+        "NemotronH",
+        NEMOTRON | {"mlp_bias": True, "use_bias": True, "use_conv_bias": False},
+    ),
 }
-TOLERANCE = {"Qwen3_5": 3e-3, "GraniteMoeHybrid": 3e-3, "Lfm2": 1e-4}
+TOLERANCE = {
+    "FalconH1": 3e-3,
+    "NemotronH": 3e-3,
+    "Qwen3_5": 3e-3,
+    "GraniteMoeHybrid": 3e-3,
+    "Lfm2": 1e-4,
+}
 
 
 def save(folder: Path, case: str) -> tuple[Any, float]:
@@ -77,7 +122,8 @@ def save(folder: Path, case: str) -> tuple[Any, float]:
     family, changes = CASES[case]
     torch.manual_seed(7)
     name = "Qwen3_5TextConfig" if family == "Qwen3_5" else f"{family}Config"
-    config = getattr(transformers, name)(**(SMALL | changes))
+    small = dict(SMALL) if family != "NemotronH" else {**SMALL, "num_hidden_layers": None}
+    config = getattr(transformers, name)(**(small | changes))
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     for name, weight in model.named_parameters():  # no bias or norm may be trivial
         if name.endswith(("norm.weight", ".bias")):
@@ -148,7 +194,7 @@ def test_greedy_tokens_alone_and_batched(case: str, tmp_path: Path, drive: Any) 
         assert_same(model, prompt, outputs[row][:64], wanted[row])
 
 
-@pytest.mark.parametrize("case", ["qwen3_5", "lfm2", "granite4"])
+@pytest.mark.parametrize("case", ["qwen3_5", "lfm2", "granite4", "falcon_h1", "nemotron_h"])
 def test_branches_go_on_from_one_slot(case: str, tmp_path: Path, drive: Any) -> None:
     """Three rows read the state behind a prefix whose row is closed; one of them comes back later."""
     model, tolerance = save(tmp_path, case)
@@ -228,6 +274,31 @@ def test_what_fixed_states_do_not_serve_is_refused(
     save(tmp_path, "qwen3_5")
     with pytest.raises(ModelError, match=told):
         drive(tmp_path, **settings)
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "told"),
+    [
+        ("falcon_h1", {"projectors_bias": True}, "projectors_bias is true"),
+        ("falcon_h1", {"ssm_multipliers": [1.0]}, "ssm_multipliers is .1.0.: must be 5 numbers"),
+        ("falcon_h1", {"mlp_multipliers": [1.0, None]}, "mlp_multipliers holds None"),
+        ("falcon_h1", {"key_multiplier": True}, "key_multiplier holds True: must be a number"),
+        ("nemotron_h", {"layers_block_type": ["moe"]}, "layers_block_type names 'moe'"),
+        ("nemotron_h", {"layers_block_type": 7}, "layers_block_type must name 1 to 1024 blocks"),
+        ("nemotron_h", {"hybrid_override_pattern": "-M*"}, "block 0 is a feed-forward that no mixer"),
+        ("nemotron_h", {"hybrid_override_pattern": "M--*"}, "block 2 is a feed-forward that no mixer"),
+        ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act is 'silu': must be relu2"),
+        ("nemotron_h", {"n_groups": 3}, "mamba_num_heads 8 is no multiple of 3 n_groups"),
+    ],
+)
+def test_blocks_that_cannot_be(
+    case: str, change: dict[str, Any], told: str, tmp_path: Path, drive: Any
+) -> None:
+    save(tmp_path, case)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ModelError, match=told):
+        drive(tmp_path)
 
 
 @pytest.mark.parametrize(
