@@ -193,7 +193,7 @@ def _deterministic(asked: str, shapes: Sequence[AttentionShape], device: torch.d
     if asked not in ("auto", "triton"):
         raise ModelError(f"--deterministic runs on Triton kernels: leave --attention {asked} out")
     obstacle = triton_obstacle(shapes, device)
-    if obstacle is None and any(shape.head_dim > 256 for shape in shapes):
+    if obstacle is None and any(shape.head_dim > 256 and shape.value_dim is None for shape in shapes):
         obstacle = "its kernels know head sizes up to 256"
     if obstacle is not None:
         raise ModelError(f"--deterministic runs on Triton kernels: {obstacle}; serve on a CUDA device, "
@@ -226,7 +226,10 @@ def triton_obstacle(shapes: Sequence[AttentionShape], device: torch.device) -> s
     """Why the Triton kernels cannot serve a model with such layers here, None if they can."""
     for shape in shapes:
         if shape.value_dim is not None:
-            return "latent attention has no kernels for a GPU yet"
+            turned = shape.head_dim - shape.value_dim
+            if turned not in (16, 32, 64, 128):
+                return f"the kernels know latents with 16, 32, 64 or 128 turned numbers, not {turned}"
+            shape = shape.tiled
         if shape.head_dim not in (16, 32, 64, 128, 256, 512):
             return f"the kernels know head sizes 16, 32, 64, 128, 256 and 512, not {shape.head_dim}"
         if shape.head_dim == 512 and shape.dtype == torch.float32:
@@ -248,6 +251,8 @@ def _flashinfer_obstacle(shape: AttentionShape, device: torch.device) -> str | N
         return "it needs a GPU of compute capability 8.0 or more"
     if shape.dtype == torch.float32:
         return "it does not compute in float32: give --dtype bfloat16 or float16"
+    if shape.value_dim is not None:
+        return "it is not given layers with latents"
     if shape.head_dim not in (64, 128, 256):
         return f"it knows head sizes 64, 128 and 256, not {shape.head_dim}"
     if not all(spec.plain and spec.scale == shape.head_dim**-0.5 for spec in shape.specs):

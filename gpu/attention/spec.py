@@ -4,7 +4,7 @@ A layer has one `AttentionSpec`; back ends read it and nothing else of the model
 keys and values are stored (see `kv.layout`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,6 +30,18 @@ class AttentionSpec:
         return self.softcap is None and self.sinks is None
 
 
+_FEW_HEADS = 32  # that read a latent: so few are taken in tiles of 16, which one product multiplies
+
+
+def latent_group(heads: int) -> int:
+    """How many of the heads that share latents one program takes; the others are other programs'.
+
+    A tile keeps an output as wide as the latent for each line: registers allow 64, and drafts are two.
+    """
+    most = 16 if heads <= _FEW_HEADS else 32
+    return max(count for count in range(1, most + 1) if heads % count == 0)
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
     """Sizes of a model's attention, and the specs of its layers."""
@@ -45,6 +57,14 @@ class AttentionShape:
     def group(self) -> int:
         """Query heads that share a KV head."""
         return self.heads // self.kv_heads
+
+    @property
+    def tiled(self) -> "AttentionShape":
+        """As kernels see it: a latent's query heads in groups, which each read it as a KV head."""
+        if self.value_dim is None:
+            return self
+        kv_heads = self.heads // latent_group(self.heads)
+        return replace(self, kv_heads=kv_heads, head_dim=self.value_dim)
 
     @property
     def windows(self) -> list[int | None]:

@@ -17,13 +17,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.gpu.attention.spec import AttentionSpec
+from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
 from ramify.gpu.attention.triton_tile import (
+    ask,
     begin_with_sinks,
     paged,
     score_scale,
     take_keys,
     take_part,
+    tile_sizes,
 )
 from ramify.gpu.devices import multiprocessors
 from ramify.gpu.kv.layout import LayerKV
@@ -36,11 +38,30 @@ _UNIT = tl.constexpr(16)  # keys: a share is a multiple of it
 _LEAST = tl.constexpr(4)  # units: what would be less of a sequence is left to the neighbour
 
 
-def shares_for(device: torch.device, kv_heads: int) -> int:
-    """How many shares are cut for each KV head: as many as programs run at once."""
+def shares_for(device: torch.device, shape: AttentionShape, lines: int) -> int:
+    """How many shares are cut for each KV head: as many as programs run at once.
+
+    `shape`: as kernels see it (`tiled`); a program takes up to so many `lines` of a row.
+    """
     if device.type != "cuda":
         return 4
-    return max(1, _RESIDENT * multiprocessors(device) // kv_heads)
+    resident = _RESIDENT
+    if shape.value_dim is not None:
+        warps, _ = _latent_options(_padded(shape.group * lines))
+        resident = 2 if warps == 4 else 1
+    return max(1, resident * multiprocessors(device) // shape.kv_heads)
+
+
+def _padded(queries: int) -> int:
+    return max(16, 1 << (queries - 1).bit_length())
+
+
+def _latent_options(queries: int) -> tuple[int, int]:
+    """Warps and registers of a thread, where each query keeps a sum as wide as a latent.
+
+    So many that nothing is spilled; two programs run at once, or one.
+    """
+    return (4, 240) if queries <= 16 else (8, 255)
 
 
 def block_for(sequences: int) -> int:
@@ -67,22 +88,26 @@ def balanced_attention(
     kv_heads]: zeros before and after a launch, so launches that use them must follow each other on
     one stream. `runs`, `lines`: as of `triton_decode`. Writes output [B, heads * D].
     """
-    sequences, heads, dim = q.shape
-    kv_heads = kv.k.shape[1]
+    sequences, heads, _ = q.shape
+    kv_heads, dim, tail = tile_sizes(q, kv)
     group = heads // kv_heads
     # a program leaves at most two: of the sequence in which its share begins, and of the last
     parts = torch.empty((2 * shares, lines * heads, dim), dtype=torch.float32, device=q.device)
     sums = torch.empty((2 * shares, lines * heads), dtype=torch.float32, device=q.device)
     exact = q.dtype == torch.float32
     scale, softcap = score_scale(spec)
+    queries, keys = _padded(group * lines), min(64, max(16, _TILE // dim))
+    warps, registers = 4 if exact else 2, _REGISTERS
+    if tail:
+        keys, (warps, registers) = 32, _latent_options(queries)
     _attend[(shares, kv_heads)](
         q, kv.k, kv.v, rows, positions, pages, output, parts, sums, arrived, spec.sinks,
         runs, sequences, pages.shape[1], scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
-        GROUP_PADDED=max(16, triton.next_power_of_2(group * lines)), DIM=dim, PAGE=kv.page_size,
-        WINDOW=spec.window or 0, KEYS=min(64, max(16, _TILE // dim)), SHARES=shares,
+        GROUP_PADDED=queries, DIM=dim, TAIL=tail, PAGE=kv.page_size,
+        WINDOW=spec.window or 0, KEYS=keys, SHARES=shares,
         BLOCK=block_for(sequences), LINES=lines, PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap,
-        OVERLAP=overlaps(q.device), num_warps=4 if exact else 2, num_stages=3,
-        maxnreg=_REGISTERS, **launch_options(q.device),
+        OVERLAP=overlaps(q.device), num_warps=warps, num_stages=2 if tail else 3,
+        maxnreg=registers, **launch_options(q.device),
     )  # fmt: skip
 
 
@@ -101,7 +126,7 @@ def _attend(
     q, k_pool, v_pool, rows, positions, pages, output, parts, sums, arrived, sinks, runs,
     sequences, columns, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr,
-    DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr,
+    DIM: tl.constexpr, TAIL: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr,
     SHARES: tl.constexpr, BLOCK: tl.constexpr, LINES: tl.constexpr, PRECISION: tl.constexpr,
     SOFTCAP: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -167,7 +192,7 @@ def _attend(
         start = low + (tl.maximum(begin, first) - first) * _UNIT
         stop = tl.minimum(low + (tl.minimum(until, last) - first) * _UNIT, length)
         target = (line * HEADS + head)[:, None] * DIM + dims[None, :]
-        query = tl.load(q + target, mask=real[:, None], other=0.0)
+        query, tail = ask(q, line * HEADS + head, dims, real, DIM, TAIL)
         top = tl.full([GROUP_PADDED], -float("inf"), tl.float32)
         weight = tl.zeros([GROUP_PADDED], tl.float32)
         mixed = tl.zeros([GROUP_PADDED, DIM], tl.float32)
@@ -176,15 +201,16 @@ def _attend(
         for tile in range(start, stop, KEYS):
             keys = tile + tl.arange(0, KEYS)
             there = keys < stop
-            place = paged(pages, row, columns, keys, there, kv_head, dims, KV_HEADS, DIM, PAGE)
+            place = paged(pages, row, columns, keys, there, kv_head, KV_HEADS, DIM, TAIL, PAGE)
             seen = there[None, :]
             if runs is not None:
                 seen = seen & (keys[None, :] <= reach[:, None])
                 if WINDOW:
                     seen = seen & (keys[None, :] > reach[:, None] - WINDOW)
             top, weight, mixed = take_keys(
-                query, k_pool, v_pool, place, there, seen, scale, top, weight, mixed, PRECISION, SOFTCAP
-            )
+                query, tail, k_pool, v_pool, place, dims, there, seen, scale, top, weight, mixed, DIM,
+                TAIL, PRECISION, SOFTCAP,
+            )  # fmt: skip
         done = (begin <= first) & (last <= until)
         if not done:
             part = (program * 2 + (begin <= first).to(tl.int32)) * (LINES * HEADS) + head

@@ -16,11 +16,13 @@ from torch import Tensor
 from ramify.gpu.attention.spec import AttentionSpec
 from ramify.gpu.attention.triton_shared import TILE, Parts
 from ramify.gpu.attention.triton_tile import (
+    ask,
     begin_with_sinks,
     paged,
     score_scale,
     take_keys,
     take_part,
+    tile_sizes,
 )
 from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
@@ -65,8 +67,8 @@ def decode_attention(
     constant of the kernel; 0: another line's program takes it. Without, each has its own. Returns
     `output` [B, heads * D], a new one if None.
     """
-    sequences, heads, dim = q.shape
-    kv_heads = kv.k.shape[1]
+    sequences, heads, _ = q.shape
+    kv_heads, dim, tail = tile_sizes(q, kv)
     group = heads // kv_heads
     if output is None:
         output = q.new_empty((sequences, heads * dim))
@@ -80,6 +82,9 @@ def decode_attention(
     # Measured on an H200 (docs/log/gpu.md): few programs want larger tiles, many want more of them.
     crowded, few = variant_for(sequences, kv_heads)
     keys, stages = (32, 4) if crowded and not exact else (_KEYS, 3)
+    warps, queries = 4 if exact else 2, max(16, triton.next_power_of_2(group * lines))
+    if tail:  # a query's sum is as wide as a latent
+        keys, stages, warps = 32, 3, 4 if queries <= 16 else 8
     overlap = few and overlaps(q.device)
     options = launch_options(q.device) if overlap else {}
     own, shared, shared_sums = rows, sums, sums  # not read
@@ -88,10 +93,10 @@ def decode_attention(
     _decode[(sequences, kv_heads, splits)](
         q, kv.k, kv.v, rows, positions, pages, partial, sums, own, shared, shared_sums,
         spec.sinks, runs, pages.shape[1], scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
-        GROUP_PADDED=max(16, triton.next_power_of_2(group * lines)), DIM=dim, PAGE=kv.page_size,
-        WINDOW=spec.window or 0, SPLITS=splits, KEYS=keys, PRECISION="ieee" if exact else "tf32",
-        SOFTCAP=softcap,
-        SHARED=parts is not None, TILE=TILE, OVERLAP=overlap, num_warps=4 if exact else 2,
+        GROUP_PADDED=queries, DIM=dim, TAIL=tail,
+        PAGE=kv.page_size, WINDOW=spec.window or 0, SPLITS=splits, KEYS=keys,
+        PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap,
+        SHARED=parts is not None, TILE=TILE, OVERLAP=overlap, num_warps=warps,
         num_stages=stages, **options,
     )  # fmt: skip
     if splits > 1:
@@ -107,7 +112,8 @@ def _decode(
     q, k_pool, v_pool, rows, positions, pages, partial, sums, own, shared, shared_sums, sinks,
     runs, columns, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr,
-    DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr,
+    DIM: tl.constexpr, TAIL: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
+    SPLITS: tl.constexpr,
     KEYS: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, SHARED: tl.constexpr,
     TILE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -144,9 +150,7 @@ def _decode(
         reach = tl.load(positions + sequence + members // GROUP, mask=real, other=0)
         # of the lines behind, too: those of a line follow each other in memory
         head = members // GROUP * HEADS + kv_head * GROUP + members % GROUP
-    query = tl.load(
-        q + sequence * HEADS * DIM + head[:, None] * DIM + dims[None, :], mask=real[:, None], other=0.0
-    )
+    query, tail = ask(q, sequence * HEADS + head, dims, real, DIM, TAIL)
     top = tl.full([GROUP_PADDED], -float("inf"), tl.float32)
     total = tl.zeros([GROUP_PADDED], tl.float32)
     mixed = tl.zeros([GROUP_PADDED, DIM], tl.float32)
@@ -161,15 +165,16 @@ def _decode(
     for begin in range(start, stop, KEYS):
         keys = begin + tl.arange(0, KEYS)
         there = keys < stop
-        place = paged(pages, row, columns, keys, there, kv_head, dims, KV_HEADS, DIM, PAGE)
+        place = paged(pages, row, columns, keys, there, kv_head, KV_HEADS, DIM, TAIL, PAGE)
         seen = there[None, :]
         if runs is not None:
             seen = seen & (keys[None, :] <= reach[:, None])
             if WINDOW:
                 seen = seen & (keys[None, :] > reach[:, None] - WINDOW)
         top, total, mixed = take_keys(
-            query, k_pool, v_pool, place, there, seen, scale, top, total, mixed, PRECISION, SOFTCAP
-        )
+            query, tail, k_pool, v_pool, place, dims, there, seen, scale, top, total, mixed, DIM, TAIL,
+            PRECISION, SOFTCAP,
+        )  # fmt: skip
     if SPLITS == 1:
         target = partial + sequence * HEADS * DIM + head[:, None] * DIM + dims[None, :]
         if runs is not None:

@@ -17,11 +17,13 @@ from torch import Tensor
 
 from ramify.gpu.attention.spec import AttentionSpec
 from ramify.gpu.attention.triton_tile import (
+    ask,
     begin_with_sinks,
     paged,
     score_scale,
     take_keys,
     take_part,
+    tile_sizes,
 )
 from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
@@ -108,8 +110,7 @@ def extend_attention(
     items int32[n, 7], merges int32[m, 4] as of `extend_items`; pages int32[rows, columns]. `kv` holds
     the new keys and values, too.
     """
-    _, heads, dim = q.shape
-    kv_heads = kv.k.shape[1]
+    heads, (kv_heads, dim, tail) = q.shape[1], tile_sizes(q, kv)
     exact = q.dtype == torch.float32
     scale, softcap = score_scale(spec)
     # so that a tile's queries, keys and values fit into the 227 KiB of a Hopper's multiprocessor
@@ -122,7 +123,7 @@ def extend_attention(
     _extend[(len(items), kv_heads)](
         q, kv.k, kv.v, items, pages, output, parts, sums, spec.sinks, pages.shape[1],
         scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
-        DIM=dim, PAGE=kv.page_size, WINDOW=spec.window or 0, TILE=_TILE, KEYS=keys,
+        DIM=dim, TAIL=tail, PAGE=kv.page_size, WINDOW=spec.window or 0, TILE=_TILE, KEYS=keys,
         PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap, OVERLAP=overlaps(q.device),
         num_warps=8 if narrow else _WARPS, num_stages=2 if narrow else _STAGES,
         **launch_options(q.device),
@@ -139,9 +140,9 @@ def extend_attention(
 @triton.jit
 def _extend(
     q, k_pool, v_pool, items, pages, output, parts, sums, sinks, columns, scale, HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
-    WINDOW: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-    SOFTCAP: tl.constexpr, OVERLAP: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, TAIL: tl.constexpr,
+    PAGE: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
+    PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """scale, SOFTCAP: as of `score_scale`. sinks: float32[heads] or None."""
     item = items + tl.program_id(0) * 7
@@ -160,9 +161,9 @@ def _extend(
     lines = tl.arange(0, TILE)
     dims = tl.arange(0, DIM)
     real = lines < count * GROUP
-    token = first + lines // GROUP
-    places = (token * HEADS + kv_head * GROUP + lines % GROUP)[:, None] * DIM + dims[None, :]
-    query = tl.load(q + places, mask=real[:, None], other=0.0)
+    asked = (first + lines // GROUP) * HEADS + kv_head * GROUP + lines % GROUP
+    places = asked[:, None] * DIM + dims[None, :]
+    query, tail = ask(q, asked, dims, real, DIM, TAIL)
     reach = position + lines // GROUP
     first_key = start
     if WINDOW:
@@ -176,13 +177,13 @@ def _extend(
     for begin in range(start, stop, KEYS):
         keys = begin + tl.arange(0, KEYS)
         there = keys < stop
-        place = paged(pages, row, columns, keys, there, kv_head, dims, KV_HEADS, DIM, PAGE)
+        place = paged(pages, row, columns, keys, there, kv_head, KV_HEADS, DIM, TAIL, PAGE)
         seen = keys[None, :] <= reach[:, None]
         if WINDOW:
             seen = seen & (keys[None, :] > reach[:, None] - WINDOW)
         top, total, mixed = take_keys(
-            query, k_pool, v_pool, place, there, seen, scale, top, total, mixed,
-            PRECISION, SOFTCAP,
+            query, tail, k_pool, v_pool, place, dims, there, seen, scale, top, total, mixed,
+            DIM, TAIL, PRECISION, SOFTCAP,
         )  # fmt: skip
     total = tl.where(total > 0, total, 1.0)  # a query may have seen nothing
     mixed = mixed / total[:, None]

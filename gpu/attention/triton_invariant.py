@@ -18,7 +18,14 @@ from torch import Tensor
 
 from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
 from ramify.gpu.attention.triton_decode import splits_for
-from ramify.gpu.attention.triton_tile import begin_with_sinks, paged, score_scale, take_keys
+from ramify.gpu.attention.triton_tile import (
+    ask,
+    begin_with_sinks,
+    paged,
+    score_scale,
+    take_keys,
+    tile_sizes,
+)
 from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.step.buckets import Bucket
 from ramify.gpu.step.inputs import Plan, StepInputs
@@ -37,7 +44,7 @@ class InvariantPaged:
     static_extends = False  # a step's decodes are tiles beside those of its extends
 
     def __init__(self, pages: Tensor, table: RowTable, shape: AttentionShape) -> None:
-        self._pages = pages
+        self._pages, shape = pages, shape.tiled
         self._group = triton.next_power_of_2(shape.group)
         # a step of padding has no plan: one tile without queries
         self._no_query = torch.zeros((1, _FIELDS), dtype=torch.int32, device=pages.device)
@@ -46,7 +53,10 @@ class InvariantPaged:
         self._chunks = triton.cdiv(length, self._chunk)
         self._exact = shape.dtype == torch.float32
         tall, flat = 128, 64
-        if self._exact:  # of 256 dimensions, 128 lines do not fit into shared memory
+        self._keys, wide = _KEYS, shape.head_dim > 256
+        if wide:  # two outputs of a line are in registers
+            tall = flat = self._keys = 32
+        elif self._exact:  # of 256 dimensions, 128 lines do not fit into shared memory
             tall = flat
         if not pages.is_cuda:  # numpy's products round by the shape: there one for all
             tall = flat = 16
@@ -80,9 +90,9 @@ class InvariantPaged:
         return {"tiles": np.array(tiles, dtype=np.int32).reshape(-1, _FIELDS)}
 
     def attend(self, q: Tensor, kv: LayerKV, step: StepInputs[Tensor], spec: AttentionSpec) -> Tensor:
-        tokens, heads, dim = q.shape
-        kv_heads = kv.k.shape[1]
-        output = q.new_empty((tokens, heads * dim))
+        tokens, heads, _ = q.shape
+        kv_heads, dim, tail = tile_sizes(q, kv)
+        output = q.new_empty((tokens, heads * dim))  # of a latent the mixed ones
         decode = not step.extended
         splits = min(self._chunks, splits_for(tokens, kv_heads)) if decode else 1
         partial = sums = output
@@ -99,9 +109,10 @@ class InvariantPaged:
         _attend[(len(tiles), kv_heads, splits)](
             q, kv.k, kv.v, tiles, step.positions, self._pages, output, partial, sums,
             spec.sinks, self._pages.shape[1], scale, KV_HEADS=kv_heads,
-            PADDED=self._group, LINES=lines, PAGE=kv.page_size, KEYS=_KEYS, DECODE=decode,
-            SPLITS=splits, PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap,
-            num_warps=lines // 16 if lines >= 64 else 4, num_stages=2 if exact else 3, **shapes,
+            TAIL=tail, PADDED=self._group, LINES=lines, PAGE=kv.page_size, KEYS=self._keys,
+            DECODE=decode, SPLITS=splits, PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap,
+            num_warps=8 if dim > 256 else lines // 16 if lines >= 64 else 4,
+            num_stages=2 if exact or dim > 256 else 3, **shapes,
         )  # fmt: skip
         if splits > 1:
             _merge[(tokens, heads)](
@@ -125,7 +136,8 @@ def _add(top, total, mixed, other_top, other_total, other_mixed):
 @triton.jit
 def _attend(
     q, k_pool, v_pool, tiles, positions, pages, output, partial, sums, sinks, columns, scale,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, TAIL: tl.constexpr,
+    PADDED: tl.constexpr,
     LINES: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, DECODE: tl.constexpr, SPLITS: tl.constexpr,
     PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
@@ -150,7 +162,7 @@ def _attend(
     real = (query < count) & (lines % PADDED < GROUP)
     dims = tl.arange(0, DIM)
     place = (first + query) * HEADS + head
-    asked = tl.load(q + place[:, None] * DIM + dims[None, :], mask=real[:, None], other=0.0)
+    asked, tail = ask(q, place, dims, real, DIM, TAIL)
     reach = position + query
     end = position + count
     low = 0
@@ -168,13 +180,13 @@ def _attend(
         for begin in range(chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, end), KEYS):
             keys = begin + tl.arange(0, KEYS)
             there = keys < end
-            source = paged(pages, row, columns, keys, there, kv_head, dims, KV_HEADS, DIM, PAGE)
+            source = paged(pages, row, columns, keys, there, kv_head, KV_HEADS, DIM, TAIL, PAGE)
             seen = keys[None, :] <= reach[:, None]
             if WINDOW:
                 seen = seen & (keys[None, :] > reach[:, None] - WINDOW)
             own_top, own_total, own_mixed = take_keys(
-                asked, k_pool, v_pool, source, there, seen, scale, own_top, own_total,
-                own_mixed, PRECISION, SOFTCAP,
+                asked, tail, k_pool, v_pool, source, dims, there, seen, scale, own_top, own_total,
+                own_mixed, DIM, TAIL, PRECISION, SOFTCAP,
             )  # fmt: skip
         if SPLITS == 1:
             top, total, mixed = _add(top, total, mixed, own_top, own_total, own_mixed)

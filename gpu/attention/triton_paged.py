@@ -39,11 +39,11 @@ class TritonPaged:
     def __init__(
         self, pages: Tensor, table: RowTable, shape: AttentionShape, shares_keys: bool = True
     ) -> None:
-        self._pages = pages
-        self._heads, self._kv_heads = shape.heads, shape.kv_heads
-        self._shares = shares_for(pages.device, shape.kv_heads)
+        self._pages, shape = pages, shape.tiled
+        self._heads, self._kv_heads, self._dim = shape.heads, shape.kv_heads, shape.head_dim
         self._arrived = pages.new_zeros(len(pages) * (1 + table.max_guessed) * shape.kv_heads)
         self._lines = lines_for(shape, table.max_guessed)
+        self._shares = shares_for(pages.device, shape, self._lines)
         self._grouper = self._run_grouper = None
         if shares_keys and None in shape.windows:
             self._grouper = grouper_for(table, shape)
@@ -132,7 +132,7 @@ class TritonPaged:
 
     def attend(self, q: Tensor, kv: LayerKV, step: StepInputs[Tensor], spec: AttentionSpec) -> Tensor:
         first = step.extended
-        output = q.new_empty((len(q), q.shape[1] * q.shape[2]))
+        output = q.new_empty((len(q), q.shape[1] * self._dim))
         if first < len(q):
             self.decode(q[first:], kv, step, spec, output[first:])
         if first:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ramify.gpu.attention.groups import Grouper, GroupLimits
 from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
-from ramify.gpu.attention.triton_tile import paged, score_scale, take_keys
+from ramify.gpu.attention.triton_tile import ask, paged, score_scale, take_keys, tile_sizes
 from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.step.rows import RowTable
 
@@ -57,9 +57,10 @@ def grouper_for(table: RowTable, shape: AttentionShape, lines: int = 1) -> Group
     tile_lines = TILE * shape.kv_heads // (shape.heads * lines)
     if tile_lines < _LEAST_MEMBERS:
         return None
+    tensors = 2 if shape.value_dim is None else 1  # that are read of a key
     limits = GroupLimits(
         least_depth=128,
-        least_saved=_LEAST_SAVED // (2 * shape.kv_heads * shape.head_dim * shape.dtype.itemsize),
+        least_saved=_LEAST_SAVED // (tensors * shape.kv_heads * shape.head_dim * shape.dtype.itemsize),
         least_members=_LEAST_MEMBERS,
         tile_lines=tile_lines,
         items=max(1, _PROGRAMS // shape.kv_heads),
@@ -74,8 +75,7 @@ def shared_attention(
 
     A sink is no key that lines share: `triton_decode` takes it in once.
     """
-    _, heads, dim = q.shape
-    kv_heads = kv.k.shape[1]
+    heads, (kv_heads, dim, tail) = q.shape[1], tile_sizes(q, kv)
     capacity = len(shared.items)
     outputs = torch.empty((capacity, kv_heads, TILE, dim), dtype=torch.float32, device=q.device)
     sums = torch.empty((capacity, kv_heads, TILE), dtype=torch.float32, device=q.device)
@@ -84,8 +84,9 @@ def shared_attention(
     _shared[(capacity, kv_heads)](
         q, kv.k, kv.v, shared.items, shared.members, pages, outputs, sums, pages.shape[1],
         scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
-        TILE=TILE, DIM=dim, PAGE=kv.page_size, KEYS=_KEYS, PRECISION="ieee" if exact else "tf32",
-        SOFTCAP=softcap,        num_warps=4, num_stages=2 if exact else 4,
+        TILE=TILE, DIM=dim, TAIL=tail, PAGE=kv.page_size, KEYS=_KEYS,
+        PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap, num_warps=8 if tail else 4,
+        num_stages=2 if exact or tail else 4,
     )  # fmt: skip
     return Parts(shared.own, outputs, sums)
 
@@ -94,7 +95,8 @@ def shared_attention(
 def _shared(
     q, k_pool, v_pool, items, members, pages, outputs, sums, columns, scale, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
-    PAGE: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
+    TAIL: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """scale, SOFTCAP: as of `score_scale`."""
     item = tl.program_id(0).to(tl.int64)
@@ -112,19 +114,17 @@ def _shared(
     real = tile < count * GROUP
     line = tl.load(members + first + tile // GROUP, mask=real, other=0).to(tl.int64)
     head = kv_head * GROUP + tile % GROUP
-    query = tl.load(
-        q + (line * HEADS + head)[:, None] * DIM + dims[None, :], mask=real[:, None], other=0.0
-    )
+    query, tail = ask(q, line * HEADS + head, dims, real, DIM, TAIL)
     top = tl.full([TILE], -float("inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
     mixed = tl.zeros([TILE, DIM], tl.float32)
     for begin in range(start, stop, KEYS):
         keys = begin + tl.arange(0, KEYS)
         there = keys < stop
-        place = paged(pages, row, columns, keys, there, kv_head, dims, KV_HEADS, DIM, PAGE)
+        place = paged(pages, row, columns, keys, there, kv_head, KV_HEADS, DIM, TAIL, PAGE)
         top, total, mixed = take_keys(
-            query, k_pool, v_pool, place, there, there[None, :], scale, top, total, mixed,
-            PRECISION, SOFTCAP,
+            query, tail, k_pool, v_pool, place, dims, there, there[None, :], scale, top, total, mixed,
+            DIM, TAIL, PRECISION, SOFTCAP,
         )  # fmt: skip
     at = (item * KV_HEADS + kv_head) * TILE + tile
     tl.store(outputs + at[:, None] * DIM + dims[None, :], mixed / total[:, None], mask=real[:, None])

@@ -10,11 +10,25 @@ Called from kernels only; knows neither who the queries are nor which keys are t
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from ramify.gpu.attention.spec import AttentionSpec
+from ramify.gpu.attention.spec import AttentionSpec, latent_group
+from ramify.gpu.kv.layout import LayerKV
 
 LOG2E = 1.4426950408889634
 _LOG2E = tl.constexpr(LOG2E)
+
+
+def tile_sizes(q: Tensor, kv: LayerKV) -> tuple[int, int, int]:
+    """KV heads, DIM and TAIL as the kernels take them, of q [T, heads, DIM + TAIL].
+
+    TAIL: of a latent: numbers of a key that are no value's; else 0. KV heads of a latent are groups of
+    query heads that each read it.
+    """
+    _, heads, width = q.shape
+    if not kv.tail:
+        return kv.k.shape[1], width, 0
+    return heads // latent_group(heads), width - kv.tail, kv.tail
 
 
 def score_scale(spec: AttentionSpec) -> tuple[float, float]:
@@ -39,27 +53,49 @@ def begin_with_sinks(sinks, head, real, order):
 
 
 @triton.jit
+def ask(q, at, dims, real, DIM: tl.constexpr, TAIL: tl.constexpr):
+    """Queries at `at` [Q], those `real`: [Q, D] and, of a latent, what is behind, [Q, TAIL]."""
+    first = q + at[:, None] * (DIM + TAIL)
+    query = tl.load(first + dims[None, :], mask=real[:, None], other=0.0)
+    tail = query  # not read without one
+    if TAIL:
+        tail = tl.load(first + DIM + tl.arange(0, TAIL)[None, :], mask=real[:, None], other=0.0)
+    return query, tail
+
+
+@triton.jit
 def paged(
-    pages, row, columns, keys, there, kv_head, dims, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
-    PAGE: tl.constexpr,
+    pages, row, columns, keys, there, kv_head, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+    TAIL: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """Offsets [keys, D] in the pool of one kv head's keys at positions `keys` of a row."""
+    """Offsets [keys] in the pool of one kv head's keys at positions `keys` of a row."""
     page = tl.load(pages + row * columns + keys // PAGE, mask=there, other=0).to(tl.int64)
     slot = page * PAGE + keys % PAGE
-    return (slot * KV_HEADS + kv_head)[:, None] * DIM + dims[None, :]
+    if TAIL:
+        place = slot * (DIM + TAIL)  # all heads read it
+    else:
+        place = (slot * KV_HEADS + kv_head) * DIM
+    return place
 
 
 @triton.jit
 def take_keys(
-    query, k_pool, v_pool, place, there, seen, scale, top, total, mixed, PRECISION: tl.constexpr,
-    SOFTCAP: tl.constexpr,
+    query, tail, k_pool, v_pool, place, dims, there, seen, scale, top, total, mixed,
+    DIM: tl.constexpr, TAIL: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """Take in the keys at `place` [K, D]: of each those `there` [K], of which a query has `seen` [Q, K].
+    """Take in the keys at `place` [K]: of each those `there` [K], of which a query has `seen` [Q, K].
 
-    scale, SOFTCAP: as of `score_scale`. Returns top [Q], total [Q] and mixed [Q, D].
+    query, tail: as of `ask`. scale, SOFTCAP: as of `score_scale`. A latent is read once, as key and as
+    value. Returns top [Q], total [Q] and mixed [Q, D].
     """
-    k = tl.load(k_pool + place, mask=there[:, None], other=0.0)
-    scores = tl.dot(query, tl.trans(k), input_precision=PRECISION) * scale
+    offsets = place[:, None] + dims[None, :]
+    k = tl.load(k_pool + offsets, mask=there[:, None], other=0.0)
+    scores = tl.dot(query, tl.trans(k), input_precision=PRECISION)
+    if TAIL:
+        ends = place[:, None] + DIM + tl.arange(0, TAIL)[None, :]
+        behind = tl.load(k_pool + ends, mask=there[:, None], other=0.0)
+        scores += tl.dot(tail, tl.trans(behind), input_precision=PRECISION)
+    scores = scores * scale
     if SOFTCAP != 0.0:  # a compiled kernel takes no float for a condition
         scores = SOFTCAP - 2.0 * SOFTCAP / (tl.exp2(scores) + 1.0)
     scores = tl.where(seen, scores, -float("inf"))
@@ -69,7 +105,10 @@ def take_keys(
     weights = tl.exp2(scores - base[:, None])
     fade = tl.exp2(top - base)
     total = total * fade + tl.sum(weights, 1)  # here, so that the weights need not outlive the product
-    v = tl.load(v_pool + place, mask=there[:, None], other=0.0)
+    if TAIL:
+        v = k
+    else:
+        v = tl.load(v_pool + offsets, mask=there[:, None], other=0.0)
     mixed = mixed * fade[:, None]
     mixed += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
     return new_top, total, mixed

@@ -31,6 +31,7 @@ class LayerKV:
     k: Tensor
     v: Tensor
     page_size: int
+    tail: int = 0  # of a latent layer: how many numbers of the keys, the last ones, are no value's
 
     def store(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Write k, v [T, kv_heads, head_dim] to slots int64[T].
@@ -38,7 +39,7 @@ class LayerKV:
         On CUDA `ops.triton_layer.rope_store` does it in the kernel that rotates the keys.
         """
         self.k.index_copy_(0, slots, k)
-        if self.v is not self.k:
+        if not self.tail:
             self.v.index_copy_(0, slots, v)
 
 
@@ -122,20 +123,22 @@ class PairLayout:
 class LatentLayout:
     """One vector a token and layer, which all heads read as key and as value (DeepSeek-V2, 2024).
 
-    `width`: the latent, and behind it the part of the key that turns with the position.
+    `rank`: of the latent; `turned`: the part of the key behind it, which turns with the position.
     """
 
     layers: int
-    width: int
+    rank: int
+    turned: int
     dtype: torch.dtype
 
     @property
     def bytes_per_token(self) -> int:
-        return self.layers * self.width * self.dtype.itemsize
+        return self.layers * (self.rank + self.turned) * self.dtype.itemsize
 
     def allocate(self, pages: int, page_size: int, device: torch.device) -> KVPool:
         """Not initialised, as that of `PairLayout`."""
-        shape = (self.layers, pages * page_size + 1, 1, self.width)
+        shape = (self.layers, pages * page_size + 1, 1, self.rank + self.turned)
         memory = torch.empty(shape, dtype=self.dtype, device=device)
         memory[:, -1] = 0
-        return KVPool(pages, page_size, [LayerKV(k, k, page_size) for k in memory.unbind(0)], [memory])
+        layers = [LayerKV(k, k, page_size, self.turned) for k in memory.unbind(0)]
+        return KVPool(pages, page_size, layers, [memory])

@@ -361,7 +361,7 @@ class Definition:
         """How keys and values are kept. Layers with latents are all alike, and have none beside them."""
         own, first = [one for one in self.attentions if one.kv_of is None], self.attention
         if isinstance(first, LatentSettings):
-            return LatentLayout(len(own), first.head_dim, dtype)
+            return LatentLayout(len(own), first.rank, first.turned, dtype)
         return PairLayout(tuple((one.kv_heads, one.head_dim) for one in own), dtype)
 
     def state_layout(self) -> StateLayout:

@@ -69,11 +69,9 @@ class LayerLatent:
     q_up: Linear | None
     query_growth: tuple[float, int] | None  # as of the layer's settings
 
-    def growth(self, positions: Tensor) -> Tensor | None:
-        """What queries at `positions` [T] are multiplied by, float32[T]; None: nothing."""
-        if self.query_growth is None:
-            return None
-        by, every = self.query_growth
+    def growth(self, positions: Tensor) -> Tensor:
+        """What queries at `positions` [T] are multiplied by, float32[T], where they grow."""
+        by, every = self.query_growth or (0.0, 1)
         return 1 + by * torch.log1p((positions // every).float())
 
 

@@ -109,9 +109,8 @@ class TorchOps:
         cos, sin = self._turns(layer.rotary, step, rows.dtype)
         turned = layer.rotary.rotate(q[..., heads.nope :], cos, sin)
         q = torch.cat((q[..., : heads.nope], turned), -1)
-        growth = layer.growth(step.positions)
-        if growth is not None:
-            q = q * growth[:, None, None].to(q.dtype)
+        if layer.query_growth is not None:
+            q = q * layer.growth(step.positions)[:, None, None].to(q.dtype)
         k = torch.cat((layer.norm(latent)[:, None], layer.rotary.rotate(turning[:, None], cos, sin)), -1)
         kv = self._pool.layers[layer.index]
         kv.store(step.plan["slots"], k, k)

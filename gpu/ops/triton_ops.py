@@ -31,6 +31,7 @@ from ramify.gpu.ops.tilings import LayerSizes, OpTilings, tilings_for
 from ramify.gpu.ops.torch_ops import token_inputs
 from ramify.gpu.ops.triton_conv import short_conv
 from ramify.gpu.ops.triton_experts import MOST_FEW, route_tokens, run_few, run_many
+from ramify.gpu.ops.triton_latent import absorb, open_latents, store_latents
 from ramify.gpu.ops.triton_layer import add_norm, divide_rows, embed_norm, open_heads, rope_store
 from ramify.gpu.ops.triton_linear import Products, UnscaledRows
 from ramify.gpu.step.inputs import StepInputs
@@ -85,11 +86,12 @@ class TritonOps:
         self._products = products
         self._sizes = sizes
         self._tilings = tilings
+        self._grown: dict[tuple[float, int], Tensor] = {}  # of the step's queries
         positions = torch.arange(pages.shape[1] * pool.page_size, device=pages.device)
         self._cos_sin = {rotary: rotary.table(positions) for rotary in rotaries}
 
     def begin(self, step: StepInputs[Tensor]) -> None:
-        pass
+        self._grown.clear()
 
     @torch.inference_mode()
     def blank(self, lines: int) -> LazyStream:
@@ -118,7 +120,22 @@ class TritonOps:
         return open_heads(output, qkv) if layer.gated else output
 
     def attend_latent(self, rows: Tensor, layer: LayerLatent, step: StepInputs[Tensor]) -> Tensor:
-        raise RuntimeError("`registry` refuses models with latent attention")
+        heads, kv = layer.heads, self._pool.layers[layer.index]
+        invariant = not self._products.follows_tilings
+        kept = rows[:, rows.shape[1] - heads.rank - kv.tail :]
+        queries = rows[:, : rows.shape[1] - heads.rank - kv.tail]
+        if layer.q_norm is not None and layer.q_up is not None:
+            queries = add_norm(None, queries.contiguous(), layer.q_norm)
+            queries = self._products.library(queries, layer.q_up)
+        growth = self._grown.get(layer.query_growth or (0.0, 1))
+        if growth is None and layer.query_growth is not None:
+            growth = self._grown[layer.query_growth] = layer.growth(step.positions)
+        q = store_latents(
+            queries, kept, heads, layer.norm, self._cos_sin[layer.rotary], step.rows, step.positions,
+            self._pages, kv, growth,
+        )  # fmt: skip
+        absorb(queries, heads, q, growth, invariant)
+        return open_latents(self._attention.attend(q, kv, step, heads.spec), heads, invariant)
 
     def recur(self, rows: Tensor, layer: LayerState, step: StepInputs[Tensor]) -> Tensor:
         assert self._pool.states is not None

@@ -24,7 +24,7 @@ from ramify.gpu.executors.torch_executor import TorchExecutor
 from ramify.gpu.kv.layout import KVLayout, KVPool
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
-from ramify.gpu.models.definition import Definition
+from ramify.gpu.models.definition import Definition, LatentSettings
 from ramify.gpu.ops.linear.base import Form, plain_weight
 from ramify.gpu.ops.linear.onednn import float_weight
 from ramify.gpu.progress import Progress
@@ -257,6 +257,8 @@ def _cuda(
         obstacle = triton_obstacle(shapes, guesser.device)
         if obstacle is None and not guesser.config.equal:
             obstacle = "its layers are of unequal sizes"
+        if obstacle is None and isinstance(guesser.config.attention, LatentSettings):
+            obstacle = "its attention keeps latents"
         if obstacle is not None:
             raise ModelError(
                 f"--draft {config.draft}: {obstacle}; give another draft model, --draft ngram or "

@@ -267,6 +267,16 @@ GLM_MOE = LLAMA | {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+DEEPSEEK = LLAMA | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "num_attention_heads": 40,  # in two groups: as many sequences are few or many
+    "num_key_value_heads": 40,
+    "q_lora_rank": 128,
+    "first_k_dense_replace": 2,
+    "n_routed_experts": 16,
+    "moe_intermediate_size": 128,
+}
 STEP = {"_embed_norm", "_add_norm", "_rope_store", "_extend"}
 DECODES = {"_attend", "_decode", "_merge", "_shared"}
 SAMPLING = {"_gather", "_search", "_masses", "_draw"}
@@ -303,6 +313,8 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
         (QWEN_MOE, "bfloat16", "", False, "none", FEW | MANY),
         (GLM_MOE, "bfloat16", "", False, "ngram", FEW | MANY),
         (GLM_MOE, "bfloat16", "", True, "ngram", MANY),
+        (DEEPSEEK, "bfloat16", "", False, "ngram", DECODES | {"_store", "_by_head", "_extend"}),
+        (DEEPSEEK, "bfloat16", "", True, "ngram", {"_attend", "_store", "_by_head"}),
     ],
     ids=[
         "llama",
@@ -320,6 +332,8 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
         "qwen3.5-moe",
         "glm4-moe",
         "glm4-moe-deterministic",
+        "deepseek",
+        "deepseek-deterministic",
     ],
 )
 def test_the_compiler_takes_every_kernel(

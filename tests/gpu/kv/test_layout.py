@@ -52,7 +52,7 @@ def test_slots_of_one_number_are_copied_too() -> None:
 
 
 def test_a_latent_is_one_vector_for_keys_and_values() -> None:
-    layout = LatentLayout(3, 6, torch.float16)
+    layout = LatentLayout(3, 4, 2, torch.float16)
     pool = layout.allocate(5, 8, torch.device("cpu"))
     assert layout.bytes_per_token == 3 * 6 * 2
     assert sum(tensor.nbytes for tensor in pool.memory) == 41 * layout.bytes_per_token

@@ -226,9 +226,45 @@ def test_fields_that_cannot_be(case: str, field: str, value: Any, told: str) -> 
         parse_config(json.loads(json.dumps(raw)), {}, Path("config.json"))
 
 
-def test_8_bits_and_a_gpu_are_refused(tmp_path: Path, drive: Any) -> None:
+def test_8_bits_are_refused(tmp_path: Path, drive: Any) -> None:
     save(tmp_path, "deepseek_v3", first_k_dense_replace=3)  # dense, so that experts are no reason
     with pytest.raises(ModelError, match="latent attention has no kernels in 8 bits"):
         drive(tmp_path, quantization="int8")
-    with pytest.raises(ModelError, match="latent attention has no kernels for a GPU"):
-        drive(tmp_path, attention="triton")
+
+
+# experts in the last layer of one case: they have kernels and tests of their own
+KERNELS = {"device": "cpu", "max_rows": 4, "step_tokens": 32, "kv_tokens": 256}
+TWO_LAYERS = {"num_hidden_layers": 2}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's: garbage in padding
+@pytest.mark.parametrize(
+    ("case", "deterministic"), [("deepseek_v2", False), ("deepseek_v3", True), ("mistral4", False)]
+)
+def test_on_the_kernels(case: str, deterministic: bool, tmp_path: Path, drive: Any) -> None:
+    """Interpreted: a prompt in chunks, beside decodes, and a second row on the same pages."""
+    pytest.importorskip("triton", minversion="3.7")
+    dense = {} if case == "deepseek_v2" else {"first_k_dense_replace": 2}
+    model = save(tmp_path, case, **TWO_LAYERS, **dense)
+    prompt = prompts()[0][:40]
+    every = log_probabilities(model, prompt)
+    attention = "auto" if deterministic else "triton"
+    d = drive(tmp_path, attention=attention, deterministic=deterministic, **KERNELS)
+    opened = d.open(0, d.pages(0, 64))
+    for start, stop in ((0, 9), (9, 10), (10, 37)):
+        ours = d.forward(
+            opens=[opened] if start == 0 else [],
+            extends=[ExtendRow(0, start, pack(prompt[start:stop]), True)],
+        )
+        torch.testing.assert_close(ours[0].log_softmax(-1), every[stop - 1], atol=1e-4, rtol=0)
+    first = d.prefill(0, 37, prompt[37:])[0]
+    assert first == int(every[-1].argmax())
+    beside = d.step(
+        opens=[d.open(1, [*d.pages(0, 32), *d.pages(128, 32)], cached=32)],
+        extends=[ExtendRow(1, 32, pack(prompt[32:]), True)],
+        decodes=[0],
+    )
+    rest = d.decode([1, 0], 3)
+    wanted = reference(model, prompt, 5)
+    assert [first, beside[0], *rest[0]] == wanted
+    assert [beside[1], *rest[1]] == wanted[:4]
