@@ -12,7 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from ramify.gpu.attention.registry import KernelChoice
+import torch
+
+from ramify.gpu.attention.registry import KernelChoice, triton_obstacle
+from ramify.gpu.models.definition import Definition, LatentSettings
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 
@@ -31,6 +34,16 @@ class DraftChoice:
 def bundled(name: str) -> Path:
     """A folder that comes with the package."""
     return Path(str(files("ramify.gpu") / name))
+
+
+def kernel_obstacle(model: Definition, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why a GPU's kernels cannot run this draft model, None if they can."""
+    obstacle = triton_obstacle(model.attention_shapes(dtype), device)
+    if obstacle is None and not model.equal:
+        return "its layers are of unequal sizes"
+    if obstacle is None and isinstance(model.attention, LatentSettings):
+        return "its attention keeps latents"
+    return obstacle
 
 
 def choose_draft(config: ModelConfig, attention: KernelChoice | None = None) -> DraftChoice:

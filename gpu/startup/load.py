@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from ramify.gpu.attention.base import AttentionBackend
-from ramify.gpu.attention.registry import KernelChoice, choose, triton_obstacle
+from ramify.gpu.attention.registry import KernelChoice, choose
 from ramify.gpu.devices import loading_threads
 from ramify.gpu.drafting.base import Drafter
 from ramify.gpu.drafting.model import CATCH_UP, DraftRunner, ModelDrafter
@@ -24,11 +24,11 @@ from ramify.gpu.executors.torch_executor import TorchExecutor
 from ramify.gpu.kv.layout import KVLayout, KVPool
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
-from ramify.gpu.models.definition import Definition, LatentSettings
+from ramify.gpu.models.definition import Definition
 from ramify.gpu.ops.linear.base import Form, plain_weight
 from ramify.gpu.ops.linear.onednn import float_weight
 from ramify.gpu.progress import Progress
-from ramify.gpu.startup.drafts import DraftChoice, choose_draft
+from ramify.gpu.startup.drafts import DraftChoice, choose_draft, kernel_obstacle
 from ramify.gpu.startup.gguf_weights import load_gguf
 from ramify.gpu.startup.memory import free_bytes, plan_pages
 from ramify.gpu.startup.packing import Packing
@@ -253,12 +253,7 @@ def _cuda(
 
     guesser = _empty_draft_model(draft, info.context, model)
     if guesser is not None:
-        shapes = guesser.config.attention_shapes(guesser.dtype)
-        obstacle = triton_obstacle(shapes, guesser.device)
-        if obstacle is None and not guesser.config.equal:
-            obstacle = "its layers are of unequal sizes"
-        if obstacle is None and isinstance(guesser.config.attention, LatentSettings):
-            obstacle = "its attention keeps latents"
+        obstacle = kernel_obstacle(guesser.config, guesser.dtype, guesser.device)
         if obstacle is not None:
             raise ModelError(
                 f"--draft {config.draft}: {obstacle}; give another draft model, --draft ngram or "
