@@ -100,10 +100,10 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
         bool, Setting("same bits alone or batched, cold or cached; slower, CUDA only")
     ] = False
     quantization: Annotated[
-        Literal["auto", "none", "int8"],
+        Literal["auto", "none", "int8", "int4"],
         Setting(
-            "weights as 8-bit integers (int8, on a CPU), or unrounded (none, exact float32 there); "
-            "auto: int8 on a CPU with instructions for it (the log says which)",
+            "weights as integers of 8 or 4 bits (int8, int4: on a CPU), or unrounded (none, exact "
+            "float32 there); auto: int8, or what a GGUF file has, if the CPU has instructions for it",
             first=True,
         ),
     ] = "auto"

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+import transformers
 from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map, quants
 from safetensors.numpy import load_file, save_file
 
@@ -15,6 +17,26 @@ KINDS = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "
 _K_FACTORS = {"Q4_K": (0, 4), "Q5_K": (0, 4), "Q6_K": (208, 210)}  # where their float16 lie
 _NORM = "norm.weight"
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+
+
+SMALL = {
+    "vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256,
+    "initializer_range": 0.2, "rms_norm_eps": 1e-5, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+
+
+def checkpoint(folder: Path, family: str, sizes: dict[str, Any]) -> Path:
+    """Random weights in safetensors, no norm and no bias trivial."""
+    named = f"{family}TextConfig" if family == "Gemma3" else f"{family}Config"
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, named)(**sizes))
+    for name, weight in model.named_parameters():
+        if name.endswith(("norm.weight", ".bias")):
+            torch.nn.init.normal_(weight, 1.0 if "norm" in name else 0.0, 0.2)
+    model.save_pretrained(folder)
+    return folder
 
 
 def blocks(values: Floats, kind: str) -> tuple[npt.NDArray[Any], Floats]:

@@ -32,6 +32,44 @@ def dot(f: Function, isa: Isa, sums: IrValue, four: IrValue, weights: IrValue) -
     return _joined(f, done)
 
 
+def dot_codes(f: Function, isa: Isa, sums: IrValue, four: IrValue, codes: IrValue, bits: int) -> IrValue:
+    """As `dot`, of signed activations and unsigned codes of 4 bits, or of 8 (signed ones on ARM)."""
+    if isa.dot == "vnni512":
+        return f.call(
+            "llvm.x86.avx512.vpdpbusd.512", sums.kind, sums, codes.bits_as(sums.kind), f.splat(four)
+        )
+    parts = {"vnni256": 2, "madd256": 4 if bits == 8 else 2, "sdot": 4, "plain": 1}[isa.dot]
+    lanes, count = sums.kind.count // parts, 4 * LANES // parts
+    done = []
+    for part in range(parts):
+        some = f.shuffle(sums, sums, range(part * lanes, (part + 1) * lanes))
+        own = f.shuffle(codes, codes, range(part * count, (part + 1) * count))
+        fours = f.splat(four, count // 4)
+        if isa.dot == "vnni256":
+            name = "llvm.x86.avx512.vpdpbusd.256"
+            done.append(f.call(name, some.kind, some, own.bits_as(fours.kind), fours))
+        elif isa.dot == "madd256":
+            done.append(some + _madd_codes(f, fours.bits_as(own.kind), own, bits))
+        else:
+            done.append(_PARTS[isa.dot](f, some, fours, own))
+    return _joined(f, done)
+
+
+def _madd_codes(f: Function, activations: IrValue, codes: IrValue, bits: int) -> IrValue:
+    """AVX2: of 4 bits vpmaddubsw does not saturate: 2 * 15 * 127 is a 16-bit integer."""
+    pairs, sums = vector(I16, 16), vector(I32, 8)
+    if bits == 4:
+        added = f.call("llvm.x86.avx2.pmadd.ub.sw", pairs, codes, activations)
+        return f.call("llvm.x86.avx2.pmadd.wd", sums, added, f.constant(pairs, 1))
+    wide = f.unsigned(codes, pairs), f.convert(activations, pairs)
+    return f.call("llvm.x86.avx2.pmadd.wd", sums, *wide)
+
+
+def code_lanes(isa: Isa, bits: int) -> int:
+    """Lanes of what `dot_codes` adds to."""
+    return LANES if bits == 4 else sums_lanes(isa)
+
+
 def sums_lanes(isa: Isa) -> int:
     """Lanes of what `dot` adds to, for 16 outputs: `total` adds the partial sums of each."""
     return 2 * LANES if isa.dot == "madd256" else LANES
@@ -39,9 +77,9 @@ def sums_lanes(isa: Isa) -> int:
 
 def total(f: Function, sums: IrValue) -> IrValue:
     """int32[16] of what `dot` left."""
-    lanes = sums.kind.count
-    if lanes == LANES:
+    if sums.kind.count == LANES:
         return sums
+    lanes = sums.kind.count
     return f.shuffle(sums, sums, range(0, lanes, 2)) + f.shuffle(sums, sums, range(1, lanes, 2))
 
 

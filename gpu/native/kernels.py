@@ -7,6 +7,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ramify.gpu.native import attention, linear, rotary, rows, sampling
 from ramify.gpu.native.crew import emit_crew
+from ramify.gpu.native.grouped import GROUP, OFFSETS, Grouping, PackedGroups, emit_grouped
 from ramify.gpu.native.host import Isa, MachineCode
 from ramify.gpu.native.ir import F16, F32, Module
 from ramify.gpu.native.kept import folder
@@ -22,39 +24,53 @@ from ramify.gpu.native.linear import PackedWeight
 from ramify.gpu.native.threads import Instruction, Words
 
 Array = npt.NDArray[Any]
+Packed = PackedWeight | PackedGroups
+Grouped = tuple[tuple[str, Grouping], ...]
+"""What is done with products of weights in groups, and how these are grouped."""
 
 _KINDS = {torch.float32: F32, torch.float16: F16}
 
 
 @dataclass(slots=True)
 class Quantised:
-    """Activations as 8-bit integers: values uint8 [rows, padded size], scales float32 [rows]."""
+    """Activations as 8-bit integers: values uint8 [rows, padded size], scales float32 [rows].
+
+    For weights in groups the bytes are signed, with the sums of each 32: int32 [rows, groups].
+    """
 
     values: Tensor
     scales: Tensor
+    sums: Tensor | None = None
 
 
-def empty_quantised(count: int, size: int, isa: Isa) -> Quantised:
-    """Room for `count` rows. What pads a row counts nothing, because its weights are 0."""
-    values = torch.zeros((count, linear.padded_inputs(size)), dtype=torch.uint8)
-    return Quantised(values, torch.zeros(count))
+def empty_quantised(count: int, size: int, isa: Isa, grouped: bool = False) -> Quantised:
+    """Room for `count` rows. What pads a row counts nothing: its weights are 0, or, in groups, it is."""
+    padded = linear.padded_inputs(size)
+    values = torch.zeros((count, padded), dtype=torch.uint8)
+    sums = torch.zeros((count, padded // GROUP), dtype=torch.int32) if grouped else None
+    return Quantised(values, torch.zeros(count), sums)
 
 
 class Kernels:
     """Instructions for heads of size `dim` and a KV pool of `dtype`.
 
-    `endings`: what is done with products, see `linear`.
+    `endings`: what is done with products, see `linear`; `grouped`: with those of weights in groups.
     """
 
-    def __init__(self, isa: Isa, dim: int, dtype: torch.dtype, endings: Sequence[str]) -> None:
+    def __init__(
+        self, isa: Isa, dim: int, dtype: torch.dtype, endings: Sequence[str], grouped: Grouped = ()
+    ) -> None:
         self.isa = isa
         kind = _KINDS[dtype]
 
         def write(module: Module) -> None:
             for end in endings:
                 linear.emit_linear(module, isa, end)
-            for normed in (False, True):
-                rows.emit_quantise(module, isa, normed)
+            for end, grouping in grouped:
+                emit_grouped(module, isa, grouping, end)
+            kinds = [signed for signed, some in ((False, endings), (True, grouped)) if some]
+            for normed, signed in product((False, True), kinds):
+                rows.emit_quantise(module, isa, normed, signed)
             rows.emit_embed(module)
             rows.emit_norm_add(module)
             sampling.emit_choose(module)
@@ -62,7 +78,7 @@ class Kernels:
             attention.emit_attention(module, dim, kind)
             emit_crew(module, isa)
 
-        self.compiled = MachineCode(f"kernels {isa} {dim} {dtype} {endings}", write, folder())
+        self.compiled = MachineCode(f"kernels {isa} {dim} {dtype} {endings} {grouped}", write, folder())
         self._dim = dim
 
     def embed(
@@ -80,13 +96,16 @@ class Kernels:
         norm: tuple[Tensor, float] | None = None, lines: Words | None = None,
     ) -> Instruction:  # fmt: skip
         """Rows of `source` (those of `lines`), normed with weight and eps, as 8-bit integers."""
-        args = _args(rows.ADDED, {
+        sums = target.sums
+        args = _args(rows.GROUP_SUMS_STRIDE + 1, {
             rows.ROWS_IN: source, rows.IN_STRIDE: source.stride(0), rows.SIZE: size,
             rows.NORM: 0 if norm is None else norm[0], rows.EPS: 0.0 if norm is None else norm[1],
             rows.QUANTISED: target.values, rows.Q_STRIDE: target.values.stride(0),
             rows.SCALES: target.scales, rows.LINES: 0 if lines is None else lines,
+            rows.GROUP_SUMS: 0 if sums is None else sums,
+            rows.GROUP_SUMS_STRIDE: 0 if sums is None else sums.stride(0),
         })  # fmt: skip
-        name = "quantise" if norm is None else "norm_quantise"
+        name = ("quantise" if norm is None else "norm_quantise") + ("" if sums is None else "_grouped")
         return self._instruction(name, count, args, (source, norm, target, lines))
 
     def norm_add(
@@ -100,18 +119,28 @@ class Kernels:
         return self._instruction("norm_add", count, args, (source, norm, target))
 
     def linear(
-        self, count: Words, x: Quantised, weight: PackedWeight, out: Tensor, end: str, cap: float = 0.0
+        self, count: Words, x: Quantised, weight: Packed, out: Tensor, end: str, cap: float = 0.0
     ) -> Instruction:
         """out = x W^T, or as `end` says: "add", "softcap", or an activation of a gated layer."""
-        args = _args(linear.CAP + 1, {
+        given: dict[int, Tensor | Array | float] = {
             linear.X: x.values, linear.X_STRIDE: x.values.stride(0), linear.SCALES: x.scales,
-            linear.WEIGHT: weight.panels, linear.STEPS: weight.inputs // 4,
-            linear.WEIGHT_SCALES: weight.scales, linear.SUMS: weight.sums,
+            linear.WEIGHT: weight.panels, linear.WEIGHT_SCALES: weight.scales,
             linear.BIAS: 0 if weight.bias is None else weight.bias,
             linear.OUT: out, linear.OUT_STRIDE: out.stride(0),
             linear.ROWS: count, linear.CAP: cap,
-        })  # fmt: skip
-        one = self._instruction(f"linear_{end}", count, args, (x, weight, out))
+        }  # fmt: skip
+        name = "linear"
+        if isinstance(weight, PackedGroups):
+            if x.sums is None:
+                raise ValueError("weights in groups need the activations' sums")
+            given |= {linear.STEPS: weight.inputs // GROUP, linear.GROUP_SUMS: x.sums,
+                      linear.GROUP_SUMS_STRIDE: x.sums.stride(0),
+                      OFFSETS: 0 if weight.offsets is None else weight.offsets}  # fmt: skip
+            name += weight.grouping.name
+        else:
+            given |= {linear.STEPS: weight.inputs // 4, linear.SUMS: weight.sums}
+        args = _args(linear.GROUP_SUMS_STRIDE + 1, given)
+        one = self._instruction(f"{name}_{end}", count, args, (x, weight, out))
         one.block, one.items = linear.ROW_BLOCK, weight.outputs // linear.PANEL
         return one
 
@@ -171,9 +200,11 @@ class Kernels:
 
 
 @cache
-def compiled_kernels(isa: Isa, dim: int, dtype: torch.dtype, endings: tuple[str, ...]) -> Kernels:
+def compiled_kernels(
+    isa: Isa, dim: int, dtype: torch.dtype, endings: tuple[str, ...], grouped: Grouped
+) -> Kernels:
     """Compiled, or read from where they are kept, once in a process."""
-    return Kernels(isa, dim, dtype, endings)
+    return Kernels(isa, dim, dtype, endings, grouped)
 
 
 def _args(count: int, given: "dict[int, Tensor | Array | float]") -> list[int]:

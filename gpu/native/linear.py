@@ -7,6 +7,7 @@ Weights are packed in panels of 64 outputs, [panel][inputs / 4][64][4]: one step
 256 bytes in a row. A work item is a panel for up to `ROW_BLOCK` rows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,7 @@ _VF32, _VI32 = vector(F32), vector(I32)
 
 # words of an instruction's arguments
 X, X_STRIDE, SCALES, WEIGHT, STEPS, WEIGHT_SCALES, SUMS, BIAS, OUT, OUT_STRIDE, ROWS, CAP = range(12)
+GROUP_SUMS, GROUP_SUMS_STRIDE = 12, 13  # see `grouped`
 GATED = ("silu", "gelu_tanh")
 _EPILOGUES = ("store", "add", "softcap", *GATED)
 
@@ -49,7 +51,7 @@ def pack_weight(
     """
     outputs, inputs = weight.shape
     weight, bias = weight.float(), None if bias is None else bias.float()
-    order = _order(outputs, gated)
+    order = panel_order(outputs, gated)
     padded = torch.zeros((len(order), padded_inputs(inputs)))
     known = order >= 0
     padded[known, :inputs] = weight[order[known]]
@@ -70,7 +72,7 @@ def padded_inputs(inputs: int) -> int:
     return -(-inputs // PANEL) * PANEL
 
 
-def _order(outputs: int, gated: bool) -> Tensor:
+def panel_order(outputs: int, gated: bool) -> Tensor:
     """Which row of the weight each packed output is; -1: none."""
     if not gated:
         order = torch.full((-(-outputs // PANEL) * PANEL,), -1)
@@ -91,7 +93,13 @@ def emit_linear(module: Module, isa: Isa, epilogue: str) -> str:
     tallest = 6 if isa.registers >= 32 else 2
     quads = _QUADS if isa.registers >= 32 else 1
     tiles = [_emit_tile(module, isa, epilogue, rows, quads) for rows in range(1, tallest + 1)]
-    f = Function(module, f"linear_{epilogue}", [PTR, I64, I64])
+    return emit_blocks(module, f"linear_{epilogue}", tiles)
+
+
+def emit_blocks(module: Module, name: str, tiles: list[Function]) -> str:
+    """A kernel of tiles of 1, 2, ... rows."""
+    tallest = len(tiles)
+    f = Function(module, name, [PTR, I64, I64])
     args, begin, end = f.args
     rows = f.load(f.pointer(args, ROWS), I64)
     blocks = (rows + (ROW_BLOCK - 1)) // ROW_BLOCK
@@ -121,16 +129,22 @@ def _emit_tile(module: Module, isa: Isa, epilogue: str, rows: int, quads: int) -
     x = f.at(f.pointer(args, X), first * stride, I8)
     lines = [f.at(x, stride * row, I8) for row in range(rows)]
     weight = f.at(f.pointer(args, WEIGHT), panel * steps * (4 * PANEL), I8)
-    halves = epilogue in GATED
-    groups = [list(range(q, q + quads)) for q in range(0, _QUADS, quads)]
-    if halves and quads < _QUADS:  # a gate's vector beside that of its `up`
-        groups = [[q, q + _QUADS // 2] for q in range(_QUADS // 2)]
-    for group in groups:
+    for group in vector_groups(epilogue, quads):
         sums = _products(f, isa, args, panel, lines, weight, steps, group)
         for row in range(rows):
-            _finish(f, args, epilogue, panel, first + row, group, sums[row])
+            scale = f.load(f.at(f.pointer(args, SCALES), first + row, F32), F32)
+            values = [_scaled(f, args, panel * PANEL + q * LANES, scale, own)
+                      for q, own in zip(group, sums[row], strict=True)]  # fmt: skip
+            finish(f, args, epilogue, panel, first + row, group, values)
     f.done()
     return f
+
+
+def vector_groups(epilogue: str, quads: int) -> list[list[int]]:
+    """A panel's vectors of outputs, `quads` at a time; a gate's beside that of its `up`."""
+    if epilogue in GATED and quads < _QUADS:
+        return [[q, q + _QUADS // 2] for q in range(_QUADS // 2)]
+    return [list(range(q, q + quads)) for q in range(0, _QUADS, quads)]
 
 
 def _products(
@@ -154,14 +168,11 @@ def _products(
     ]
 
 
-def _finish(
-    f: Function, args: IrValue, epilogue: str, panel: IrValue, row: IrValue, group: list[int],
-    sums: list[IrValue],
+def finish(
+    f: Function, args: IrValue, epilogue: str, panel: IrValue, row: IrValue,
+    group: Sequence[int | IrValue], values: list[IrValue],
 ) -> None:  # fmt: skip
-    """Scale a row's sums, and store them as the epilogue says."""
-    scale = f.load(f.at(f.pointer(args, SCALES), row, F32), F32)
-    values = [_scaled(f, args, panel * PANEL + q * LANES, scale, own)
-              for q, own in zip(group, sums, strict=True)]  # fmt: skip
+    """Store a row's values as the epilogue says."""
     line = f.at(f.pointer(args, OUT), row * f.word(args, OUT_STRIDE), F32)
     if epilogue in GATED:
         act = silu if epilogue == "silu" else gelu_tanh
@@ -182,7 +193,11 @@ def _finish(
 
 def _scaled(f: Function, args: IrValue, column: IrValue, scale: IrValue, sums: IrValue) -> IrValue:
     factors = f.load(f.at(f.pointer(args, WEIGHT_SCALES), column, F32), _VF32)
-    values = f.convert(sums, _VF32) * (factors * scale)
+    return biased(f, args, column, f.convert(sums, _VF32) * (factors * scale))
+
+
+def biased(f: Function, args: IrValue, column: IrValue, values: IrValue) -> IrValue:
+    """With the bias of the outputs from `column` on, if there is one."""
     bias = f.var(values)
     with f.when(f.word(args, BIAS).differs(0)):
         bias.set(values + f.load(f.at(f.pointer(args, BIAS), column, F32), _VF32))

@@ -4,15 +4,29 @@ Each row is computed alone, in one order, so it does not depend on its neighbour
 """
 
 from ramify.gpu.native.host import Isa
-from ramify.gpu.native.ir import F32, I8, I64, LANES, PTR, Function, IrValue, Module, Variable, vector
+from ramify.gpu.native.ir import (
+    F32,
+    I8,
+    I32,
+    I64,
+    LANES,
+    PTR,
+    Function,
+    IrValue,
+    Module,
+    Variable,
+    vector,
+)
 from ramify.gpu.native.math import rounded
 
 _V = vector(F32)
+_GROUP = 32
 
 # words of the arguments of `embed`
 IDS, TABLE, TARGET, WIDTH, EMBED_SCALE = range(5)
 # words of the arguments of the others
 ROWS_IN, IN_STRIDE, SIZE, NORM, EPS, QUANTISED, Q_STRIDE, SCALES, LINES, ADDED = range(10)
+GROUP_SUMS, GROUP_SUMS_STRIDE = 10, 11
 
 
 def emit_embed(module: Module) -> str:
@@ -30,18 +44,20 @@ def emit_embed(module: Module) -> str:
     return f.name
 
 
-def emit_quantise(module: Module, isa: Isa, normed: bool) -> str:
+def emit_quantise(module: Module, isa: Isa, normed: bool, grouped: bool = False) -> str:
     """Item i: row LINES[i] of ROWS_IN (LINES 0: row i), normed or not, as 8 bits and a scale.
 
-    A row that holds a value that is not finite gets a scale that is not a number.
+    A row that holds a value that is not finite gets a scale that is not a number. `grouped`: the bytes
+    are signed, and the sum of each 32 goes to GROUP_SUMS.
     """
-    f = Function(module, "norm_quantise" if normed else "quantise", [PTR, I64, I64])
+    name = ("norm_quantise" if normed else "quantise") + ("_grouped" if grouped else "")
+    f = Function(module, name, [PTR, I64, I64])
     args, begin, end = f.args
     size = f.word(args, SIZE)
     with f.loop(begin, end) as item:
         source = f.at(f.pointer(args, ROWS_IN), _line(f, args, item) * f.word(args, IN_STRIDE), F32)
         factor = row_root(f, source, size, _float(f, args, EPS)) if normed else None
-        _quantise_row(f, isa, args, item, source, size, factor)
+        _quantise_row(f, 0 if grouped else isa.offset, args, item, source, size, factor, grouped)
     f.done()
     return f.name
 
@@ -87,8 +103,8 @@ def row_root(f: Function, source: IrValue, size: IrValue, eps: IrValue) -> IrVal
 
 
 def _quantise_row(
-    f: Function, isa: Isa, args: IrValue, item: IrValue, source: IrValue, size: IrValue,
-    factor: IrValue | None,
+    f: Function, offset: int, args: IrValue, item: IrValue, source: IrValue, size: IrValue,
+    factor: IrValue | None, grouped: bool,
 ) -> None:  # fmt: skip
     weight = f.pointer(args, NORM)
 
@@ -106,9 +122,19 @@ def _quantise_row(
     f.store(scale, f.at(f.pointer(args, SCALES), item, F32))
     inverse = f.select(most > 0.0, f.constant(F32, 127.0) / most, f.constant(F32, 0.0))
     target = f.at(f.pointer(args, QUANTISED), item * f.word(args, Q_STRIDE), I8)
+    sums = (
+        f.at(f.pointer(args, GROUP_SUMS), item * f.word(args, GROUP_SUMS_STRIDE), I32)
+        if grouped
+        else target
+    )
     with f.loop(0, size, LANES) as at:
-        numbers = rounded(f, read(at) * inverse) + isa.offset
+        numbers = rounded(f, read(at) * inverse) + offset
         f.store(f.convert(numbers, vector(I8)), f.at(target, at, I8))
+        if grouped:
+            place = f.at(sums, at // _GROUP, I32)
+            own = f.reduce(numbers, lambda a, b: a + b)
+            before = f.select((at % _GROUP).equals(0), f.constant(I32, 0), f.load(place, I32))
+            f.store(before + own, place)
 
 
 def _sum(f: Function, lanes: Variable) -> IrValue:

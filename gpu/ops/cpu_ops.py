@@ -5,11 +5,12 @@ interpreter's lock, which the server wants too. So the walk over the layers happ
 write instructions down, with buffers for the largest step, and pass these on. A step then fills the
 arrays of `CpuStep` and runs the recording in one call, without the lock.
 
-Weights and activations are 8-bit integers (see `native.linear`), the residual and all sums float32, keys
-and values float16. What a row computes depends on that row alone, to the last bit. Knows neither
-families nor the page table.
+Weights are integers of 8 or 4 bits (`native.linear`, `native.grouped`), activations of 8, the residual
+and all sums float32, keys and values float16. What a row computes depends on that row alone, to the last
+bit. Knows neither families nor the page table.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,8 +22,9 @@ from torch import Tensor
 from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.definition import Definition, LatentSettings
 from ramify.gpu.native.attention import MOST_ROWS, TILE_WORDS
-from ramify.gpu.native.kernels import Kernels, Quantised, empty_quantised
-from ramify.gpu.native.linear import GATED, PANEL, PackedWeight
+from ramify.gpu.native.grouped import PackedGroups
+from ramify.gpu.native.kernels import Grouped, Kernels, Packed, Quantised, empty_quantised
+from ramify.gpu.native.linear import GATED, PANEL
 from ramify.gpu.native.threads import Instruction, Words, aligned
 from ramify.gpu.ops.base import (
     Activation,
@@ -35,7 +37,7 @@ from ramify.gpu.ops.base import (
 from ramify.gpu.ops.experts import LayerExperts
 from ramify.gpu.ops.fixed_states import LayerState
 from ramify.gpu.ops.linear.base import Linear
-from ramify.gpu.ops.linear.int8 import int8_weight
+from ramify.gpu.ops.linear.packed import cpu_weight
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
 from ramify.gpu.step.buckets import Bucket
@@ -147,10 +149,24 @@ def obstacle(config: Definition, page_size: int) -> str | None:
     return None
 
 
-def endings(config: Definition) -> tuple[str, ...]:
-    """What is done with the model's products."""
-    capped = () if config.logit_softcap is None else ("softcap",)
-    return ("store", "add", *_activations(config), *capped)
+def endings(
+    config: Definition, products: Iterable[tuple[Linear, list[str]]]
+) -> tuple[tuple[str, ...], Grouped]:
+    """What is done with a model's products: with those of a scale for each output, and of groups."""
+    by_use: dict[str, list[str]] = {
+        "rows": ["store", "add"],
+        "gated": [*_activations(config)],
+        "logits": ["store" if config.logit_softcap is None else "softcap"],
+    }
+    plain, grouped = set(), set()
+    for linear, _ in products:
+        packed = cpu_weight(linear).packed
+        for end in by_use[linear.use]:
+            if isinstance(packed, PackedGroups):
+                grouped.add((end, packed.grouping))
+            else:
+                plain.add(end)
+    return tuple(sorted(plain)), tuple(sorted(grouped, key=lambda each: (each[0], each[1].name)))
 
 
 def _activations(config: Definition) -> list[str]:
@@ -173,7 +189,7 @@ class CpuOps:
         self._most = most_tokens
         self._context = context
         self._buffers: dict[tuple[str, int], Tensor] = {}
-        self._activations: dict[int, Quantised] = {}
+        self._activations: dict[tuple[int, bool], Quantised] = {}
 
     def begin(self, step: StepInputs[Tensor]) -> None:
         self.instructions = []
@@ -189,9 +205,9 @@ class CpuOps:
         return CpuStream(residual, residual, norm)
 
     def linear(self, x: CpuStream, linear: Linear) -> Tensor:
-        weight = int8_weight(linear).packed
+        weight = cpu_weight(linear).packed
         out = self._buffer("qkv", weight.outputs)
-        self._product(self._normed(x), weight, out, "store")
+        self._product(self._normed(x, weight), weight, out, "store")
         return out
 
     def attend(self, qkv: Tensor, layer: LayerAttention, step: StepInputs[Tensor]) -> Tensor:
@@ -239,9 +255,9 @@ class CpuOps:
         if projection.linear is None:
             raise ValueError("a recording adds products only")
         own, kernels, y = self.step, self._kernels, projection.rows
-        own_weight = int8_weight(projection.linear)
+        own_weight = cpu_weight(projection.linear)
         weight, inputs = own_weight.packed, own_weight.inputs
-        quantised = self._quantised(inputs)
+        quantised = self._quantised(inputs, weight)
         self.instructions.append(kernels.quantise(own.tokens, y, inputs, quantised))
         if post is None:
             self._product(quantised, weight, x.residual, "add")
@@ -254,9 +270,9 @@ class CpuOps:
         return CpuStream(x.residual, x.residual, norm)
 
     def gated(self, x: CpuStream, linear: Linear, activation: Activation) -> Tensor:
-        weight = int8_weight(linear).packed
+        weight = cpu_weight(linear).packed
         out = self._buffer("gated", weight.outputs // 2)
-        self._product(self._normed(x), weight, out, activation)
+        self._product(self._normed(x, weight), weight, out, activation)
         return out
 
     def token_inputs(self, x: CpuStream, step: StepInputs[Tensor], inputs: TokenInputTables) -> Tensor:
@@ -279,12 +295,12 @@ class CpuOps:
         if output is None:
             raise ValueError("the logits need room of their own")
         own, size = self.step, x.residual.shape[1]
-        quantised = self._quantised(size)
+        weight = cpu_weight(linear).packed
+        quantised = self._quantised(size, weight)
         norm = _norm(x)
         self.instructions.append(
             self._kernels.quantise(own.lines_count, x.residual, size, quantised, norm, own.lines)
         )
-        weight = int8_weight(linear).packed
         end = "store" if softcap is None else "softcap"
         self.instructions.append(
             self._kernels.linear(own.lines_count, quantised, weight, output, end, softcap or 0.0)
@@ -306,22 +322,24 @@ class CpuOps:
         for angles in self.angles.values():
             angles.reach(position)
 
-    def _normed(self, x: CpuStream) -> Quantised:
+    def _normed(self, x: CpuStream, weight: Packed) -> Quantised:
         size = x.residual.shape[1]
-        quantised = self._quantised(size)
+        quantised = self._quantised(size, weight)
         norm = _norm(x)
         self.instructions.append(
             self._kernels.quantise(self.step.tokens, x.residual, size, quantised, norm)
         )
         return quantised
 
-    def _product(self, x: Quantised, weight: PackedWeight, out: Tensor, end: str) -> None:
+    def _product(self, x: Quantised, weight: Packed, out: Tensor, end: str) -> None:
         self.instructions.append(self._kernels.linear(self.step.tokens, x, weight, out, end))
 
-    def _quantised(self, size: int) -> Quantised:
-        if size not in self._activations:
-            self._activations[size] = empty_quantised(self._most, size, self._kernels.isa)
-        return self._activations[size]
+    def _quantised(self, size: int, weight: Packed) -> Quantised:
+        """Room for the activations that a product with `weight` reads."""
+        key = size, isinstance(weight, PackedGroups)
+        if key not in self._activations:
+            self._activations[key] = empty_quantised(self._most, size, self._kernels.isa, key[1])
+        return self._activations[key]
 
     def _buffer(self, name: str, width: int) -> Tensor:
         """[most_tokens, width], the same for all layers."""

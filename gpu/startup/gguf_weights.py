@@ -5,19 +5,21 @@ architecture has: the decoder says which it wants.
 """
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ramify.gpu.models.definition import Definition
-from ramify.gpu.ops.linear.grouped import grouped, plain_floats
+from ramify.gpu.ops.linear.grouped import GroupedWeight, grouped, joined, plain_floats
 from ramify.gpu.progress import Progress
+from ramify.gpu.startup.packing import Packing
 from ramify.protocol.checkpoint.gguf import GgufFile, TensorPlace, read_gguf
 from ramify.protocol.checkpoint.gguf_config import INTERLEAVED, architecture
 
 _PART = 1 << 24  # bytes that are read at a time, about
+_EMBEDDING = "model.embed_tokens.weight"  # read by tokens, too
 _READ_ELSEWHERE = "rope_freqs.weight"  # in the config
 
 
@@ -26,9 +28,9 @@ def load_gguf(
     views: dict[str, Tensor],
     progress: Progress,
     definition: Definition,
-    loaded: Callable[[str], None] = lambda name: None,
+    packing: Packing,
 ) -> None:
-    """Fill `views` (name in the decoder -> tensor) from the file. `loaded`: as for `load_weights`.
+    """Fill `views` (name in the decoder -> tensor) from the file, or give `packing` its blocks.
 
     Raises ModelError that names the tensor.
     """
@@ -36,16 +38,19 @@ def load_gguf(
     dim = definition.attention.head_dim if architecture(file) in INTERLEAVED else None
     wanted = {there: ours for ours, there in tensor_names(definition).items() if ours in views}
     _check(file, {there: views[ours] for there, ours in wanted.items()})
+    in_blocks = {ours for there, ours in wanted.items() if file.tensors[there].type.numbers > 1}
     total, done = sum(place.bytes for place in file.tensors.values()), 0
     with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY) as data:
         for there, ours in wanted.items():
             progress(f"loading {path.name}", done / max(1, total))
             place = file.tensors[there]
             order = row_order(there, place.shape[0], dim)
-            for first, rows in _parts(data, place):
-                _copy(views[ours], first, rows, order)
+            blocks = _blocks(data, place, order) if packing.keeps(ours, in_blocks) else None
+            if blocks is None or ours == _EMBEDDING:
+                for first, rows in _parts(data, place):
+                    _copy(views[ours], first, rows, order)
             done += place.bytes
-            loaded(ours)
+            packing.loaded(ours, blocks)
     progress("weights loaded", 1.0)
 
 
@@ -105,6 +110,19 @@ def _check(file: GgufFile, wanted: dict[str, Tensor]) -> None:
 
 def _parts(data: mmap.mmap, place: TensorPlace) -> Iterator[tuple[int, Tensor]]:
     """Rows of a tensor as floats, each with the number of the first; of one dimension all at once."""
+    for first, raw in _raw(data, place):
+        values = numbers(place.type.name, raw)
+        yield first, values if len(place.shape) > 1 else values.view(-1)
+
+
+def _blocks(data: mmap.mmap, place: TensorPlace, order: Tensor | None) -> GroupedWeight:
+    """All of a tensor, `order` being where each row belongs."""
+    whole = joined([grouped(place.type.name, raw) for _, raw in _raw(data, place)])
+    return whole if order is None else whole.in_order(order.argsort())
+
+
+def _raw(data: mmap.mmap, place: TensorPlace) -> Iterator[tuple[int, Tensor]]:
+    """Rows as they are, uint8 [rows, bytes], each with the number of the first."""
     rows = place.shape[0] if len(place.shape) > 1 else 1
     size = place.bytes // rows
     step = max(1, _PART // size)
@@ -113,8 +131,7 @@ def _parts(data: mmap.mmap, place: TensorPlace) -> Iterator[tuple[int, Tensor]]:
         raw = torch.frombuffer(
             data, dtype=torch.uint8, count=count * size, offset=place.offset + first * size
         )
-        values = numbers(place.type.name, raw.view(count, size))
-        yield first, values if len(place.shape) > 1 else values.view(-1)
+        yield first, raw.view(count, size)
 
 
 def numbers(kind: str, raw: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from ramify.gpu.startup.drafts import DraftChoice, choose_draft, kernel_obstacle
 from ramify.gpu.startup.gguf_weights import load_gguf
 from ramify.gpu.startup.memory import free_bytes, plan_pages
 from ramify.gpu.startup.packing import Packing
-from ramify.gpu.startup.quantization import choose_quantization
+from ramify.gpu.startup.quantization import Quantization, choose_quantization
 from ramify.gpu.startup.states import check_draft_model, check_states, plan_slots
 from ramify.gpu.startup.weights import fill_random, load_weights
 from ramify.gpu.step.rows import RowTable
@@ -91,7 +91,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
         )
     executor: Executor
     if quantization.isa is not None:
-        executor = _int8(config, model, info, quantization.isa, draft, progress)
+        executor = _integers(config, model, info, quantization, quantization.isa, draft, progress)
     elif attention.extend == "torch":
         executor = _torch(config, model, info, attention, draft, progress)
     else:
@@ -104,17 +104,21 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
 
 
 def _fill(
-    config: ModelConfig, model: Decoder, form: Form, progress: Progress, folder: Path | None = None
-) -> None:
-    """Load the weights, those in `folder` if it is given, each into its form as soon as it is there."""
+    config: ModelConfig, model: Decoder, form: Form, progress: Progress, folder: Path | None = None,
+    blocks: bool = False,
+) -> None:  # fmt: skip
+    """Load the weights, those in `folder` if it is given, each into its form as soon as it is there.
+
+    `blocks`: the form reads those of a file.
+    """
     with loading_threads(model.parameters()):
         views = model.weights()
-        packing = Packing(views, model.products(), form)
+        packing = Packing(views, model.products(), form, blocks)
         if config.load_format == "dummy":
             progress("making random weights", 0.0)
             fill_random(views, loaded=packing.loaded)
         elif (place := folder or config.path).is_file():
-            load_gguf(place, views, progress, model.config, packing.loaded)
+            load_gguf(place, views, progress, model.config, packing)
         else:
             load_weights(place, views, progress, packing.loaded, model.config.names)
         with torch.inference_mode():
@@ -145,13 +149,9 @@ def _empty_draft_model(draft: DraftChoice, context: int, like: Decoder) -> Decod
 
 
 def _torch(
-    config: ModelConfig,
-    model: Decoder,
-    info: ExecutorInfo,
-    attention: KernelChoice,
-    draft: DraftChoice,
+    config: ModelConfig, model: Decoder, info: ExecutorInfo, attention: KernelChoice, draft: DraftChoice,
     progress: Progress,
-) -> Executor:
+) -> Executor:  # fmt: skip
     """The executor on torch operators."""
     _fill(config, model, float_weight, progress)
     small = _draft_model(config, draft, info.context, model, float_weight, progress)
@@ -182,41 +182,41 @@ def _with_bytes(info: ExecutorInfo, layout: KVLayout) -> ExecutorInfo:
     return msgspec.structs.replace(info, kv_bytes_per_token=total)
 
 
-def _int8(
-    config: ModelConfig,
-    model: Decoder,
-    info: ExecutorInfo,
-    isa: "Isa",
-    draft: DraftChoice,
-    progress: Progress,
-) -> Executor:
-    """The executor on the CPU's kernels, with weights as 8-bit integers."""
+def _integers(
+    config: ModelConfig, model: Decoder, info: ExecutorInfo, quantization: Quantization, isa: "Isa",
+    draft: DraftChoice, progress: Progress,
+) -> Executor:  # fmt: skip
+    """The executor on the CPU's kernels, with weights as integers."""
     from ramify.gpu.drafting.cpu_runner import CpuRunner
     from ramify.gpu.executors.cpu_executor import CpuExecutor
     from ramify.gpu.native.crew import MOST_THREADS
     from ramify.gpu.native.kernels import compiled_kernels
     from ramify.gpu.native.threads import Crew
     from ramify.gpu.ops.cpu_ops import KV_DTYPE, CpuOps, endings, obstacle
-    from ramify.gpu.ops.linear.int8 import int8_form
+    from ramify.gpu.ops.linear.packed import int4_form, int8_form, kept_form
 
-    _fill(config, model, int8_form(isa), progress)
-    small = _draft_model(config, draft, info.context, model, int8_form(isa), progress)
+    rounded = int4_form(isa) if quantization.name == "int4" else int8_form(isa)
+    kept, blocks = quantization.kept, quantization.kept or quantization.name == "int4"
+    _fill(config, model, kept_form(isa) if kept else rounded, progress, blocks=blocks)
+    small = _draft_model(config, draft, info.context, model, rounded, progress)
     layout = model.config.kv_layout(KV_DTYPE)
     info = msgspec.structs.replace(
         info, kv_bytes_per_token=layout.bytes_per_token, attention="int8",
-        attention_reason="a part of --quantization int8",
+        attention_reason=f"a part of --quantization {quantization.name}",
     )  # fmt: skip
     if small is not None:
         reason = obstacle(small.config, info.page_size)
         if reason is not None:
             raise ModelError(
-                f"--draft {config.draft} cannot be served in 8 bits: {reason}; give --quantization "
+                f"--draft {config.draft} cannot be served as integers: {reason}; give --quantization "
                 "none, another draft model, --draft ngram or --draft none"
             )
         info = _with_bytes(info, small.config.kv_layout(KV_DTYPE))
     info = _with_pages(info, config, free_bytes(model.device), model.device)
     progress("compiling kernels", 0.0)
-    kernels = compiled_kernels(isa, model.config.attention.head_dim, KV_DTYPE, endings(model.config))
+    kernels = compiled_kernels(
+        isa, model.config.attention.head_dim, KV_DTYPE, *endings(model.config, model.products())
+    )
     progress(f"allocating KV cache for {info.pages * info.page_size} tokens", 1.0)
     pool = layout.allocate(info.pages, info.page_size, model.device)
     table = RowTable(info)
@@ -224,7 +224,8 @@ def _int8(
     crew = Crew(kernels.compiled, min(torch.get_num_threads(), MOST_THREADS))
     drafter: Drafter | None = NgramDrafter(info.max_rows) if draft.kind == "ngram" else None
     if small is not None:
-        own = compiled_kernels(isa, small.config.attention.head_dim, KV_DTYPE, endings(small.config))
+        ends = endings(small.config, small.products())
+        own = compiled_kernels(isa, small.config.attention.head_dim, KV_DTYPE, *ends)
         small_pool = small.config.kv_layout(KV_DTYPE).allocate(info.pages, info.page_size, model.device)
         room = max(CATCH_UP, info.max_rows)
         small_ops = CpuOps(own, small_pool, room, small.context)

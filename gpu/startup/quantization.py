@@ -1,4 +1,4 @@
-"""Whether a model's weights are served as 8-bit integers: what was asked for, and what can be had here.
+"""Whether weights are served as integers of 8 or 4 bits: what was asked for, what can be had here.
 
 Decides from the settings, the model's sizes and the CPU's instructions: the same answer at every start
 on the same machine. It loads and compiles nothing.
@@ -6,11 +6,14 @@ on the same machine. It loads and compiles nothing.
 
 import importlib.util
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from ramify.gpu.models.definition import Definition
+from ramify.gpu.ops.linear.grouped import BITS
+from ramify.protocol.checkpoint.gguf import read_gguf
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 
@@ -22,15 +25,19 @@ EXACT = "exact float32, equal to transformers"
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """`isa`: the instructions that the kernels are compiled for; None without quantization."""
+    """`isa`: the instructions that the kernels are compiled for; None without quantization.
 
-    name: Literal["none", "int8"]
+    `kept`: blocks of a GGUF file stay as they are; `name` is what most of them are.
+    """
+
+    name: Literal["none", "int8", "int4"]
     reason: str
     isa: "Isa | None" = None
+    kept: bool = False
 
 
 def choose_quantization(config: ModelConfig, shape: Definition, device: torch.device) -> Quantization:
-    """Raises ModelError if int8 is asked for and cannot be had."""
+    """Raises ModelError if integers are asked for and cannot be had."""
     asked = config.quantization
     if asked == "none":
         return Quantization("none", "as asked")
@@ -41,20 +48,35 @@ def choose_quantization(config: ModelConfig, shape: Definition, device: torch.de
     if obstacle is None:
         obstacle = _shape(shape, config.page_size)
     if obstacle is not None:
-        if asked == "int8":
-            raise ModelError(f"--quantization int8: {obstacle}; or give --quantization none")
+        if asked != "auto":
+            raise ModelError(f"--quantization {asked}: {obstacle}; or give --quantization none")
         return Quantization("none", obstacle)
     assert isa is not None
     if isa.dot == "plain" and asked == "auto":
         return Quantization("none", f"{isa.name} has no dot products of 8-bit integers")
-    why = "as asked" if asked == "int8" else f"this CPU has {isa.name}; --quantization none: {EXACT}"
-    return Quantization("int8", why, isa)
+    if asked != "auto":
+        return Quantization(asked, "as asked", isa)
+    why = f"this CPU has {isa.name}; --quantization none: {EXACT}"
+    bits = block_bits(config.path) if config.path.is_file() else None
+    if bits is None:
+        return Quantization("int8", why, isa)
+    return Quantization("int4" if bits <= 4 else "int8", f"the file's blocks; {why}", isa, kept=True)
+
+
+def block_bits(path: Path) -> int | None:
+    """The bits of most numbers in a GGUF file's matrices; None if most are floats."""
+    counts: dict[int | None, int] = {}
+    for place in read_gguf(path).tensors.values():
+        if len(place.shape) > 1:
+            bits = BITS.get(place.type.name)
+            counts[bits] = counts.get(bits, 0) + place.shape[0] * place.shape[1]
+    return max(counts, key=lambda bits: counts[bits], default=None)
 
 
 def _setting(config: ModelConfig, device: torch.device) -> str | None:
     """Which other setting rules int8 out, None if none does."""
     if device.type != "cpu":
-        return "8-bit integers are served on CPUs only"
+        return "integers are served on CPUs only"
     for flag, unlike in (("attention", "auto"), ("dtype", "auto"), ("deterministic", False)):
         value = getattr(config, flag)
         if value != unlike:

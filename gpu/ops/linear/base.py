@@ -30,6 +30,10 @@ class Weight:
         """
         raise TypeError(f"torch has no product with a {type(self).__name__}")
 
+    def in_order(self, order: Tensor) -> "Weight":
+        """With its rows as `order` says. Raises TypeError for a form that kernels of its own read."""
+        raise TypeError(f"the rows of a {type(self).__name__} have their order")
+
 
 @dataclass(slots=True)
 class PlainWeight(Weight):
@@ -39,6 +43,9 @@ class PlainWeight(Weight):
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, self.tensor, bias)
+
+    def in_order(self, order: Tensor) -> "Weight":
+        return PlainWeight(self.tensor[order.to(self.tensor.device)])
 
 
 @dataclass(slots=True)
@@ -69,9 +76,8 @@ class Linear:
     def put_in_order(self) -> None:
         """Bring rows that were loaded as the checkpoint has them into their order. Call it once."""
         if self.order is not None:
-            order = self.order.to(self.tensor.device)
-            self.weight = PlainWeight(self.tensor[order])
-            self.bias = None if self.bias is None else self.bias[order]
+            self.weight = self.weight.in_order(self.order)
+            self.bias = None if self.bias is None else self.bias[self.order.to(self.bias.device)]
 
     def into(self, x: Tensor, output: Tensor) -> None:
         """The same as a call, written to output [T, outputs], which is contiguous."""

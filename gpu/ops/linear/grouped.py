@@ -4,7 +4,7 @@ A number is its group's scale times its code, plus the group's offset. The layou
 `ggml-common.h`; the floats that come out equal those of the package `gguf` to the last bit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +36,53 @@ class GroupedWeight(Weight):
             values += self.offsets[:, :, None]
         return values.view(outputs, -1)
 
+    def in_order(self, order: Tensor) -> "GroupedWeight":
+        """With its rows as `order` says."""
+        offsets = None if self.offsets is None else self.offsets[order]
+        return GroupedWeight(self.codes[order], self.scales[order], offsets, self.bits)
+
+
+def joined(parts: Sequence[GroupedWeight]) -> GroupedWeight:
+    """One below the other, all in groups of 32, with the most bits that any has, offsets if any has."""
+    if any(part.codes.shape[1] != GROUP * part.scales.shape[1] for part in parts):
+        parts = [part if part.codes.shape[1] == GROUP * part.scales.shape[1] else
+                 _rounded(part.floats(), 8) for part in parts]  # fmt: skip
+    bits, offsets = max(part.bits for part in parts), None
+    codes = [part.codes for part in parts]
+    if any(part.offsets is not None for part in parts):
+        least = 8 if bits == 4 else 0  # with offsets codes of 4 bits are 0 or more
+        codes = [part.codes + (least if part.offsets is None else 0) for part in parts]
+        offsets = torch.cat(
+            [-least * part.scales if part.offsets is None else part.offsets for part in parts]
+        )
+    scales = torch.cat([part.scales for part in parts])
+    return GroupedWeight(torch.cat(codes), scales, offsets, bits)
+
+
+def four_bits(weight: Tensor) -> GroupedWeight:
+    """The nearest codes from -8 to 7 in groups of 32; what such codes stand for is found again."""
+    return _rounded(weight, 4)
+
+
+def _rounded(weight: Tensor, bits: int) -> GroupedWeight:
+    """As `Q4_0` and `Q8_0` are made, but that a scale is then the best one for its group's codes."""
+    least, most = -(1 << bits - 1), (1 << bits - 1) - 1
+    codes, scales = [], []
+    for rows in torch.split(weight, max(1, _ROUNDED // weight.shape[1])):
+        padded = torch.nn.functional.pad(rows.float(), (0, -rows.shape[1] % GROUP))
+        values = padded.view(len(rows), -1, GROUP)
+        largest = values.gather(2, values.abs().argmax(2, keepdim=True))
+        scale = largest / least if bits == 4 else largest.abs() / most
+        found = (values / torch.where(scale == 0, 1.0, scale)).round_().clamp_(least, most)
+        squares = (found * found).sum(2)
+        best = (values * found).sum(2) / torch.where(squares == 0, 1.0, squares)
+        codes.append(found.to(torch.int8).view(len(rows), -1))
+        scales.append(best.half().float())
+    return GroupedWeight(torch.cat(codes), torch.cat(scales), None, bits)
+
+
+_ROUNDED = 1 << 22  # numbers that are rounded at a time
+
 
 def plain_floats(kind: str, raw: Tensor) -> Tensor | None:
     """Floats of a type that torch has; None: the type is one of blocks. raw: uint8 [rows, bytes]."""
@@ -49,7 +96,7 @@ def grouped(kind: str, raw: Tensor) -> GroupedWeight:
     rows = len(raw)
     return GroupedWeight(
         codes.to(torch.int8).reshape(rows, -1), scales.reshape(rows, -1),
-        None if offsets is None else offsets.reshape(rows, -1), _BITS[kind],
+        None if offsets is None else offsets.reshape(rows, -1), BITS[kind],
     )  # fmt: skip
 
 
@@ -137,4 +184,4 @@ _BLOCKS: dict[str, tuple[Callable[[Tensor], _Parts], int]] = {
     "Q5_K": (_q5_k, 176),
     "Q6_K": (_q6_k, 210),
 }
-_BITS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6}
+BITS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6}

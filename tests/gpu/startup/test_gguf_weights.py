@@ -6,19 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from gguf import GGUFWriter
 
 from ramify.gpu.models.config import read_config
 from ramify.protocol.errors import ModelError
-from tests.gguf_files import KINDS, convert
+from ramify.protocol.plan import ExtendRow, pack
+from tests.gguf_files import KINDS, SMALL, checkpoint, convert
 
-SMALL = {
-    "vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256,
-    "initializer_range": 0.2, "rms_norm_eps": 1e-5, "pad_token_id": 0, "bos_token_id": 1,
-    "eos_token_id": 2,
-}  # fmt: skip
 WIDE = SMALL | {
     "hidden_size": 256,
     "intermediate_size": 256,
@@ -55,21 +49,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def checkpoint(folder: Path, family: str, sizes: dict[str, Any]) -> Path:
-    """Random weights in safetensors, no norm and no bias trivial."""
-    named = f"{family}TextConfig" if family == "Gemma3" else f"{family}Config"
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, named)(**sizes))
-    for name, weight in model.named_parameters():
-        if name.endswith(("norm.weight", ".bias")):
-            torch.nn.init.normal_(weight, 1.0 if "norm" in name else 0.0, 0.2)
-    model.save_pretrained(folder)
-    return folder
-
-
 def logits(drive: Any, path: Path) -> torch.Tensor:
-    from ramify.protocol.plan import ExtendRow, pack
-
     d = drive(path)
     d.step(opens=[d.open(0, d.pages(0, 64))])
     return d.forward(extends=[ExtendRow(0, 0, pack(PROMPT), True)])
@@ -144,3 +124,61 @@ def test_what_the_tensors_lack_or_have_too_many_is_named(tmp_path: Path, drive: 
         "blk.1.ffn_up.weight has shape [4, 64]", "[96, 64]",
         leave_out=("blk.1.ffn_up.weight",), edit=more("blk.1.ffn_up.weight", 4),
     )  # fmt: skip
+
+
+BLOCKS = [kind for kind in KINDS if kind.startswith("Q")]
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_blocks_stay_blocks_on_the_kernels(kind: str, tmp_path: Path, drive: Any) -> None:
+    """What differs from the floats of the blocks is the rounding of activations to 8 bits."""
+    pytest.importorskip("llvmlite")
+    folder = checkpoint(tmp_path / "model", "Llama", WIDE)
+    path = convert(folder, tmp_path / "model.gguf", "llama", lambda name: kind)
+    wanted = logits(drive, path)
+    d = drive(path, quantization="auto")
+    if d.executor.info.quantization == "none":
+        pytest.skip("the kernels do not run on this CPU")
+    assert d.executor.info.quantization == ("int4" if kind.startswith("Q4") else "int8")
+    assert "the file's blocks" in d.executor.info.quantization_reason
+    d.step(opens=[d.open(0, d.pages(0, 64))])
+    found = d.forward(extends=[ExtendRow(0, 0, pack(PROMPT), True)])
+    assert (found - wanted).norm() < 0.05 * wanted.norm()
+
+
+def test_a_mixed_file_as_q4_k_m_is_one(tmp_path: Path, drive: Any) -> None:
+    """Tensors of one product may be of several types: they get the most bits of them."""
+    pytest.importorskip("llvmlite")
+    ours = {"v_proj": "Q6_K", "k_proj": "Q4_0", "up_proj": "Q5_K", "down_proj": "Q6_K", "o_proj": "F16"}
+
+    def kind(name: str) -> str:
+        return ours.get(name.split(".")[-2], "Q8_0" if "embed" in name else "Q4_K")
+
+    folder = checkpoint(tmp_path / "model", "Llama", WIDE | {"attention_bias": True})
+    path = convert(folder, tmp_path / "model.gguf", "llama", kind)
+    wanted = logits(drive, path)
+    for quantization, room in (("auto", 0.05), ("int8", 0.05)):
+        d = drive(path, quantization=quantization)
+        d.step(opens=[d.open(0, d.pages(0, 64))])
+        found = d.forward(extends=[ExtendRow(0, 0, pack(PROMPT), True)])
+        assert (found - wanted).norm() < room * wanted.norm()
+
+
+def test_tokens_are_those_of_the_floats_where_these_are_sure(tmp_path: Path, drive: Any) -> None:
+    """Greedy tokens of a 4-bit file against float32: they differ only where two logits are close."""
+    pytest.importorskip("llvmlite")
+    folder = checkpoint(tmp_path / "model", "Qwen3", SMALL | {"initializer_range": 0.3})
+    path = convert(folder, tmp_path / "model.gguf", "qwen3", lambda name: "Q4_0")
+    exact, rounded = drive(path), drive(path, quantization="auto")
+    sure = 0
+    for length in range(2, len(PROMPT)):
+        found = []
+        for d in (exact, rounded):
+            d.step(opens=[d.open(0, d.pages(0, 64))])
+            found.append(d.forward(extends=[ExtendRow(0, 0, pack(PROMPT[:length]), True)])[0])
+            d.step(closes=[0])
+        best, second = found[0].topk(2).values
+        if best - second > 0.06 * found[0].abs().max():
+            assert found[1].argmax() == found[0].argmax()
+            sure += 1
+    assert sure > 10

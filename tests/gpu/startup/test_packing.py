@@ -12,7 +12,7 @@ from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.native.host import isa_of
 from ramify.gpu.ops.linear.base import Linear, Weight, plain
-from ramify.gpu.ops.linear.int8 import Int8Weight, int8_form, int8_weight
+from ramify.gpu.ops.linear.packed import CpuWeight, cpu_weight, int8_form
 from ramify.gpu.startup.packing import Packing
 from ramify.gpu.startup.weights import fill_random, load_weights
 from ramify.protocol.errors import ModelError
@@ -61,15 +61,15 @@ def test_what_was_read_is_freed_on_the_way(tmp_path: Path, tiny_config: dict[str
     assert alive[-1] <= 1  # a tied head's floats are the embedding
     assert alive == sorted(alive, reverse=True)
     for linear, _ in model.products():
-        assert isinstance(linear.weight, Int8Weight)
-    with pytest.raises(TypeError, match="Int8Weight"):
+        assert isinstance(linear.weight, CpuWeight)
+    with pytest.raises(TypeError, match="CpuWeight"):
         model.weights()
 
 
 def test_forms_name_each_other() -> None:
     linear = plain(torch.zeros(4, 2))
-    with pytest.raises(TypeError, match="8-bit weights, not a PlainWeight"):
-        int8_weight(linear)
+    with pytest.raises(TypeError, match="packed weights, not a PlainWeight"):
+        cpu_weight(linear)
     linear.weight = Marked(linear)
     with pytest.raises(TypeError, match="plain weights, not a Marked"):
         linear.tensor  # noqa: B018

@@ -13,6 +13,7 @@ from ramify.gpu.startup import quantization
 from ramify.gpu.startup.quantization import choose_quantization
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
+from tests.gguf_files import SMALL, checkpoint, convert
 
 CPU = torch.device("cpu")
 VNNI = Isa("AVX-512 VNNI", "vnni512", 32)
@@ -97,3 +98,29 @@ def test_without_the_compiler_torch_serves(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.undo()
     monkeypatch.setattr(quantization.importlib.util, "find_spec", lambda name: None)
     assert "llvmlite is not installed" in choose(tmp_path).reason
+
+
+def test_four_bits_are_served_if_asked(tmp_path: Path) -> None:
+    chosen = choose(tmp_path, quantization="int4")
+    assert (chosen.name, chosen.isa, chosen.kept) == ("int4", VNNI, False)
+    with pytest.raises(ModelError, match="--quantization int4: heads of 48"):
+        choose(tmp_path, {"head_dim": 48}, quantization="int4")
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "name", "kept"),
+    [
+        ("Q4_0", "auto", "int4", True),
+        ("Q8_0", "auto", "int8", True),
+        ("F16", "auto", "int8", False),
+        ("Q4_0", "int8", "int8", False),
+        ("Q8_0", "int4", "int4", False),
+    ],
+)
+def test_a_files_own_blocks_are_kept_unless_others_are_asked_for(
+    tmp_path: Path, kind: str, asked: Any, name: str, kept: bool
+) -> None:
+    folder = checkpoint(tmp_path / "model", "Llama", SMALL)
+    path = convert(folder, tmp_path / "a.gguf", "llama", lambda name: kind)
+    chosen = choose_quantization(ModelConfig(path=path, quantization=asked), read_config(path), CPU)
+    assert (chosen.name, chosen.kept) == (name, kept)

@@ -1,0 +1,181 @@
+"""y = x W^T with weights in groups of 32 inputs, of 4 or 8 bits, each group with a scale of its own.
+
+A weight is its group's scale times its code, plus the group's offset if there are any. Codes are
+unsigned bytes, or halves of bytes, from which `zero` is taken off: x86 multiplies unsigned by signed
+bytes, and here the activations are the signed ones. A group's sum of products is an integer; the groups'
+are added as floats, in their order, so a row's result depends on that row alone.
+
+Panels of 64 outputs: [panel][group][inputs / 4][64][4] codes. Of 4 bits, the next four inputs' codes are
+in the upper halves of the bytes.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ramify.gpu.native.dot import code_lanes, dot_codes, total
+from ramify.gpu.native.host import Isa
+from ramify.gpu.native.ir import F16, F32, I8, I32, I64, LANES, PTR, Function, IrValue, Module, vector
+from ramify.gpu.native.linear import (
+    GROUP_SUMS,
+    GROUP_SUMS_STRIDE,
+    PANEL,
+    SCALES,
+    STEPS,
+    SUMS,
+    WEIGHT,
+    WEIGHT_SCALES,
+    X_STRIDE,
+    X,
+    biased,
+    emit_blocks,
+    finish,
+    padded_inputs,
+    panel_order,
+    vector_groups,
+)
+
+GROUP = 32
+_STEPS = GROUP // 4
+OFFSETS = SUMS  # the word that has the sums of weights where there are no groups
+_VF32, _VI8 = vector(F32), vector(I8, 4 * LANES)
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """What of a weight's form changes the code: bits of a code, and whether groups have offsets."""
+
+    bits: int
+    offsets: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.bits}{'o' if self.offsets else ''}"
+
+    def zero(self, isa: Isa) -> int:
+        """What is taken off a code."""
+        return isa.offset if self.bits == 8 else 0 if self.offsets else 8
+
+
+@dataclass(slots=True)
+class PackedGroups:
+    """A weight as the kernel reads it. Inputs and outputs are padded; what pads has a scale of 0."""
+
+    grouping: Grouping
+    panels: Tensor  # uint8 [panels, groups, steps, 64, 4]
+    scales: Tensor  # float16 [panels, groups, 64]
+    offsets: Tensor | None  # the same
+    bias: Tensor | None  # float32 [outputs]
+    inputs: int
+    outputs: int
+
+
+def pack_groups(
+    codes: Tensor, scales: Tensor, offsets: Tensor | None, bits: int, bias: Tensor | None, isa: Isa,
+    gated: bool = False, padding: float = 0.0,
+) -> PackedGroups:  # fmt: skip
+    """codes int8 [outputs, inputs], 4 bits with offsets 0 or more; scales, offsets [outputs, groups].
+
+    `gated`, `padding`: as for `linear.pack_weight`.
+    """
+    grouping = Grouping(bits, offsets is not None)
+    outputs, inputs = codes.shape
+    order = panel_order(outputs, gated)
+    known, size = order >= 0, padded_inputs(inputs)
+    places = order[known]
+    stored = torch.zeros((len(order), size), dtype=torch.uint8)
+    stored[known, :inputs] = (codes.to(torch.int16) + grouping.zero(isa)).to(torch.uint8)[places]
+    steps = stored.view(-1, PANEL, size // GROUP, _STEPS, 4).permute(0, 2, 3, 1, 4)
+    panels = steps if bits == 8 else steps[:, :, 0::2] | (steps[:, :, 1::2] << 4)
+
+    def half(values: Tensor) -> Tensor:
+        whole = torch.zeros((len(order), size // GROUP), dtype=torch.float16)
+        whole[known, : values.shape[1]] = values.half()[places]
+        return whole.view(-1, PANEL, size // GROUP).transpose(1, 2).contiguous()
+
+    if bias is not None or (padding and not bool(known.all())):
+        full = torch.full((len(order),), padding)
+        full[known] = 0.0 if bias is None else bias.float()[places]
+        bias = full
+    return PackedGroups(
+        grouping, panels.contiguous(), half(scales), None if offsets is None else half(offsets), bias,
+        size, len(order),
+    )  # fmt: skip
+
+
+def emit_grouped(module: Module, isa: Isa, grouping: Grouping, epilogue: str) -> str:
+    """A kernel; `epilogue` as for `linear.emit_linear`."""
+    tallest = 6 if isa.registers >= 32 else 2
+    tiles = [_emit_tile(module, isa, grouping, epilogue, rows) for rows in range(1, tallest + 1)]
+    return emit_blocks(module, f"linear{grouping.name}_{epilogue}", tiles)
+
+
+def _emit_tile(module: Module, isa: Isa, grouping: Grouping, epilogue: str, rows: int) -> Function:
+    """`rows` rows by one panel. There are sums as integers and as floats, so fewer vectors at a time."""
+    f = Function(module, f"tile{grouping.name}_{epilogue}_{rows}", [PTR, I64, I64], private=True)
+    args, panel, first = f.args
+    quads = 1 if isa.registers < 32 else 4 if rows <= 3 else 2
+    groups = vector_groups(epilogue, quads)
+    step = groups[1][0] - groups[0][0] if len(groups) > 1 else 1
+    with f.loop(0, len(groups) * step, step) as start:  # the same code for each group of vectors
+        group = [start + q for q in groups[0]]
+        sums = _sums(f, isa, grouping, args, panel, first, rows, group)
+        for row in range(rows):
+            scale = f.load(f.at(f.pointer(args, SCALES), first + row, F32), F32)
+            values = [biased(f, args, panel * PANEL + q * LANES, one * scale)
+                      for q, one in zip(group, sums[row], strict=True)]  # fmt: skip
+            finish(f, args, epilogue, panel, first + row, group, values)
+    f.done()
+    return f
+
+
+def _sums(
+    f: Function, isa: Isa, grouping: Grouping, args: IrValue, panel: IrValue, first: IrValue, rows: int,
+    group: list[IrValue],
+) -> list[list[IrValue]]:  # fmt: skip
+    """Sums [row][vector] over all inputs, but for the rows' own scales."""
+    count, bits = f.word(args, STEPS), grouping.bits
+    strides = f.word(args, X_STRIDE), f.word(args, GROUP_SUMS_STRIDE)
+    lines = [f.at(f.pointer(args, X), (first + row) * strides[0], I8) for row in range(rows)]
+    totals = [f.at(f.pointer(args, GROUP_SUMS), (first + row) * strides[1], I32) for row in range(rows)]
+    zeros = f.constant(vector(I32, code_lanes(isa, bits)), 0)
+    floats = [[f.var(f.constant(_VF32, 0.0)) for _ in group] for _ in lines]
+    with f.loop(0, count) as number:
+        place = panel * count + number
+        codes = f.at(f.pointer(args, WEIGHT), place * (PANEL * GROUP * bits // 8), I8)
+        wholes = [[f.var(zeros) for _ in group] for _ in lines]
+        with f.loop(0, _STEPS, 2) as step:
+            here, place_x = f.at(codes, step * (4 * PANEL * bits // 8), I8), number * GROUP + step * 4
+            for odd, some in enumerate(_codes(f, here, bits, group)):
+                for line, own in zip(lines, wholes, strict=True):
+                    four = f.load(f.at(line, place_x + 4 * odd, I8), I32)
+                    for whole, one in zip(own, some, strict=True):
+                        whole.set(dot_codes(f, isa, whole.get(), four, one, bits))
+        inputs = [f.load(f.at(each, number, I32), I32) for each in totals]
+        for index, q in enumerate(group):
+            at = place * PANEL + q * LANES
+            scales = _halves(f, args, WEIGHT_SCALES, at)
+            offsets = _halves(f, args, OFFSETS, at) if grouping.offsets else None
+            for own, sums, x in zip(wholes, floats, inputs, strict=True):
+                summed = total(f, own[index].get())
+                if grouping.zero(isa):
+                    summed = summed - f.splat(x * grouping.zero(isa))
+                value = f.fma(f.convert(summed, _VF32), scales, sums[index].get())
+                if offsets is not None:
+                    value = f.fma(f.splat(f.convert(x, F32)), offsets, value)
+                sums[index].set(value)
+    return [[one.get() for one in own] for own in floats]
+
+
+def _codes(f: Function, codes: IrValue, bits: int, group: list[IrValue]) -> list[list[IrValue]]:
+    """Two times four inputs' codes of each output, for each vector of outputs."""
+    loaded = [[f.load(f.at(codes, (q * LANES + PANEL * part) * 4, I8), _VI8) for q in group]
+              for part in range(bits // 4)]  # fmt: skip
+    if bits == 8:
+        return loaded
+    return [[one & 15 for one in loaded[0]], [f.unshifted(one, f.like(4, one)) for one in loaded[0]]]
+
+
+def _halves(f: Function, args: IrValue, word: int, at: IrValue) -> IrValue:
+    return f.convert(f.load(f.at(f.pointer(args, word), at, F16), vector(F16)), _VF32)
