@@ -6,28 +6,24 @@ each evicts what the next one needs (thrashing; Denning 1968, "The working set m
 steps, or for several quanta where it has said that more comes. Sessions that have not begun are granted
 pages only beside a *reserve*:
 
-- what the requests of active sessions may still grow by, and what the ops behind them will add, as far
-  as their session has said (`Submit.expects`);
+- what the requests of active sessions may still grow by, as far as outputs of their tenant usually do,
+  and what the ops behind them will add, as their session has said (`Submit.expects`);
 - the KV that an active session has left in the tree while it runs nothing, as between two rounds.
 
-An output counts until it is as long as its tenant's outputs usually are: most stop earlier than they
-may. A tenant reserves at most `SHARE` of the pool, so that announcements alone keep no other tenant out.
-Its own new sessions leave all of its reserve free.
+A tenant reserves at most one part in `SHARE` of the pool, so that announcements alone keep no other
+tenant out. Its own new sessions leave all of its reserve free.
 
-Where others wait, a *stay* ends with a turn: when the session has had as many output tokens as its next
-prompt is long, or after `STAY` quanta. A session that makes room computes its prompt anew when it comes
-back, so that costs no more than what the stay gave. A session that opens a new branch has little to
-compute anew, and its stay ends there.
+Where others wait, a *stay* ends with a turn: when the session has had as many output tokens as its
+next prompt is long, or after `STAY` quanta. A session that makes room computes its prompt anew when it
+comes back, so that costs no more than what the stay gave. A session whose only run gave its pages back,
+because other runs grew, is no longer active: more sessions had begun than the pool can serve.
 
-A session whose only run gave its pages back, because other runs grew, is no longer active: more sessions
-had begun than the pool can serve.
-
-Everything is a counter: an event costs O(1), whatever the number of sessions. Of the sessions that have
-changed, the reserve is counted anew when it is asked for: a request changes what it needs several times
-between two questions. This file knows tokens and steps, not which requests wait or in which order.
+An event costs O(1), whatever the number of sessions: the reserve of those that have changed is counted
+anew when it is asked for. This file knows tokens and steps, not which requests wait.
 """
 
-from collections import Counter, deque
+import heapq
+from collections import Counter
 
 from ramify.actors.scheduler.request import Account, Request, Tenant
 
@@ -44,8 +40,7 @@ class ActiveSessions:
     def __init__(self, pool: int, quantum: int) -> None:
         self.renew(pool)
         self._quantum = quantum
-        self._resting: deque[tuple[int, int, Account]] = deque()  # since which step, `Account.rested`
-        self._between: deque[tuple[int, int, Account]] = deque()  # the same, for those with ops to come
+        self._resting: list[tuple[int, int, Account]] = []  # a heap: until which step, `Account.rested`
         self._rests = 0
         self._rows: Counter[int] = Counter()  # that run, by priority
         self._reserved = 0  # tokens, without what `_changed` have more or less
@@ -95,12 +90,10 @@ class ActiveSessions:
 
     def foresee(self, request: Request, slots: int) -> None:
         """Note that `request` may use `slots` more slots than it has."""
-        account = request.account
+        account, slots = request.account, max(0, slots)
         if slots > FORESEEN:  # else all of them, whatever is usual
             most = int(account.tenant.output) - max(0, request.limit - slots)
             slots = min(slots, max(most, FORESEEN))
-        elif slots < 0:
-            slots = 0
         account.foreseen += slots - request.foreseen
         request.foreseen = slots
         self._changed.add(account)
@@ -122,8 +115,7 @@ class ActiveSessions:
 
     def reserved_from(self, tenant: Tenant) -> int:
         """Tokens that new sessions of `tenant` must leave free, including the tenant's own reserve."""
-        reserved, most, own = self.reserved, self._most, tenant.reserved
-        return reserved + (own - most if own > most else 0)
+        return self.reserved + max(0, tenant.reserved - self._most)
 
     def stopped(self, request: Request, slots: int, left: int) -> None:
         """Note the end of a run that had `slots` slots of its own; `left` of them stay in the tree."""
@@ -137,9 +129,7 @@ class ActiveSessions:
 
     def needs(self, account: Account) -> int:
         """Tokens that `account` is expected to add to the pool."""
-        foreseen, planned = account.foreseen, account.goal - account.kept
-        needs = planned if planned > foreseen else foreseen
-        return needs if needs < self._most else self._most
+        return min(max(account.foreseen, account.goal - account.kept), self._most)
 
     def _count(self) -> None:
         """Recompute the reserve of each changed account from its rows, its kept KV and its needs."""
@@ -152,9 +142,9 @@ class ActiveSessions:
             if more:
                 account.reserved = tokens
                 tenant = account.tenant
-                before = tenant.reserved
-                tenant.reserved = after = before + more
-                self._reserved += (after if after < most else most) - (before if before < most else most)
+                self._reserved -= min(tenant.reserved, most)
+                tenant.reserved += more
+                self._reserved += min(tenant.reserved, most)
         self._changed.clear()
 
     def rest(self, account: Account, step: int) -> None:
@@ -163,16 +153,15 @@ class ActiveSessions:
             return
         self._rests += 1
         account.rested = self._rests
-        resting = self._between if account.behind else self._resting
-        resting.append((step, account.rested, account))
+        quanta = BETWEEN if account.behind else 1
+        heapq.heappush(self._resting, (step + quanta * self._quantum, account.rested, account))
         if not account.behind:
             account.goal = 0
             self._changed.add(account)
 
     def expire(self, step: int) -> None:
         """End accounts whose quantum is over at `step`."""
-        for resting, quanta in ((self._resting, 1), (self._between, BETWEEN)):
-            while resting and step - resting[0][0] >= quanta * self._quantum:
-                _, number, account = resting.popleft()
-                if number == account.rested and not account.requests:
-                    self.end(account)
+        while self._resting and self._resting[0][0] <= step:
+            _, number, account = heapq.heappop(self._resting)
+            if number == account.rested and not account.requests:
+                self.end(account)

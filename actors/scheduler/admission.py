@@ -4,17 +4,24 @@ Nothing is polled. A request that was denied for memory is tried again when page
 ended, the page counts say so, or nothing runs. After a denial one request is tried at a time until one
 is granted, so that small requests do not overtake a big one for ever. A denied request that only
 computes a prompt ahead holds up only requests like it, and no request holds up a higher priority. A
-newcomer (`memory_queue`) that fits into the free pages overtakes, `OVERTAKE` of them between two other
-grants. A request whose prefix another run computes is parked on that run until a step with more of it
-was sent.
+newcomer (`queue`) that fits into the free pages overtakes, `OVERTAKE` of them between two other grants.
+A request whose prefix another run computes is parked on that run until a step with more of it was sent.
 
 Where rows or pages are missing, `preemption` names the runs that give them up: a row is free at once,
-and pages are the cache's before it reads the Acquire.
+and pages are the cache's before it reads the Acquire. Where the pool is too small for all sessions at
+once, those that have not begun are held (`queue`) until there is room beside what the others will need
+(`active`).
 
-Where the pool is too small for all sessions at once, those that have not begun wait in the
-`memory_queue` until there is room beside what the sessions that have begun will need (`active`).
+Long prompts, which take more than a step, are those of agents: they come back after a pause with a long
+history and a few new tokens. If whoever comes is let in, each evicts what the next one needs, and all
+that compute hold the pool meanwhile (thrashing; Denning 1968). So of them,
 
-Long prompts whose KV is gone do not evict what others come back for: see `cold`.
+- *warm* ones go before all others: at most one part in `WARM` of them is to be computed. That costs
+  little now, and much once others have taken their pages. The cache says whether one is warm, in one
+  question for each request that would have to wait (`Acquire.most`).
+- *cold* ones for which KV of others has to go are held, while `MOST_COLD` long prompts are computed, or
+  runs hold more than one part in `HELD` of the pool: the rest keeps histories through their pauses.
+  `SPACED` times as long as the last cold one took to compute, the next one comes, whatever is held.
 
 Sizes: pages are claimed only about two steps ahead of prefill (`PromptQueue.lacking`), and a few slots
 for every running request stay free, so that admission does not cause the next retraction.
@@ -26,11 +33,9 @@ from math import inf
 from typing import Literal
 
 from ramify.actors.scheduler.active import ActiveSessions
-from ramify.actors.scheduler.cold import ColdPrompts
-from ramify.actors.scheduler.memory_queue import MemoryQueue
 from ramify.actors.scheduler.planner import Planner
 from ramify.actors.scheduler.preemption import for_row, for_slots
-from ramify.actors.scheduler.queue import WaitingQueue
+from ramify.actors.scheduler.queue import MemoryQueue, WaitingQueue
 from ramify.actors.scheduler.request import Account, Level, Request, RequestState, Run
 from ramify.actors.scheduler.settlements import Settlements
 from ramify.protocol.config import ScheduleConfig
@@ -41,6 +46,8 @@ Cause = Literal["priority", "fairness", "memory", "ahead", "not finite", "execut
 _RECHECK = 8  # steps until who was refused a row may have become entitled to one
 PROBES = 16  # requests of a turn that are asked for before all others
 OVERTAKE = 8  # newcomers that may overtake between two grants of other requests
+WARM, MOST_COLD, HELD, SPACED = 4, 2, 2, 4  # of long prompts: see above
+MARGIN = 64  # slots that a warm request may need beside its prompt and its first output
 _HIGHEST: Level = True, 1 << 30
 
 
@@ -66,8 +73,7 @@ class Admission:
         self._reserve = config.lookahead / info.page_size  # pages kept free for each running request
         self.queue = WaitingQueue(config.ageing, config.lookahead, planner.enough)
         self.active = ActiveSessions(info.pages * info.page_size, self._quantum)
-        empty = WaitingQueue(config.ageing, config.lookahead, planner.enough)
-        self._memory_queue = MemoryQueue(self.queue, empty, self._quantum)
+        self._memory_queue = MemoryQueue(self.queue, self._quantum)
         self._single = False  # after a denial: one at a time
         self._overtook = 0  # newcomers that did since the last grant of another request
         # Available pages that end the block of requests with output (and then of all), and of those
@@ -76,10 +82,11 @@ class Admission:
         self._barred: Level = _HIGHEST
         self._refused: tuple[Request, int] | None = None  # who could not be made room for, and when
         self._pushes = 0  # of the queue, when that was
-        self.cold = ColdPrompts(info, planner, settlements)
-        self._step = info.step_tokens  # longer prompts are what `cold` is about
+        self._step = info.step_tokens  # longer prompts are long
+        self._pages = info.pages
+        self.now = 0.0  # clock seconds
+        self._next_cold = 0.0  # when a cold prompt may come whatever is held
         self._probes: deque[Request] = deque()  # that may be warm; some may have ended
-        self._held_up = False  # the queue, by a cold prompt at its head
 
     def pick(self, now: float = 0.0) -> list[Request]:
         """Take the requests to acquire pages for now; they are ACQUIRING from here on.
@@ -87,11 +94,11 @@ class Admission:
         `now`: clock seconds.
         """
         planner = self._planner
-        self.cold.now = now
+        self.now = now
         if self._settlements.outstanding:
             return []
         probes = self._probe() if self._probes else []
-        if not (self.queue or self._memory_queue):
+        if not (self.queue.held or self.queue):
             return probes
         self.active.expire(planner.step)
         self._memory_queue.advance(
@@ -101,26 +108,20 @@ class Admission:
         rows = planner.free_rows - len(probes)
         if not rows and self._nothing_new():
             return probes
-        if not planner.running:
+        if planner.running:
+            self._hold_cold()
+        else:
             self.unblock()
         available = self._settlements.available
-        if available >= self._need[False]:
-            self._need[False] = 0
-        if available >= self._need[True]:
-            self._need[True] = 0
-        most = 1 if self._single else None
-        picked = self.queue.pick(rows, planner.lacking, self._admit, most)
-        if self._held_up and not picked:
-            self._set_aside()
-            picked = self.queue.pick(rows, planner.lacking, self._admit, most)
-        self._held_up = False
+        self._need = [0 if available >= need else need for need in self._need]
+        picked = self.queue.pick(rows, planner.lacking, self._admit, 1 if self._single else None)
         self._spare(picked)
         for request in picked:
             request.state = RequestState.ACQUIRING
         return probes + picked
 
     def _probe(self) -> list[Request]:
-        """Take requests that may be warm, before all others; see `cold`.
+        """Take requests that may be warm, before all others.
 
         They get half of the free rows: where rows are short, turns decide and not what is warm.
         """
@@ -133,19 +134,30 @@ class Admission:
             tried += 1
             if len(taken) < rows:
                 self.take(request)
-                request.most = self.cold.most(request)
+                request.most = request.prompt // WARM + request.extra(MARGIN) + MARGIN
                 taken.append(request)
             else:
                 self.enqueue(request)
         self._spare(taken)
         return taken
 
-    def _put_off(self, request: Request) -> bool:
-        """Whether `request` is a cold prompt that has to wait; see `cold`."""
-        return self.cold.waits(request) and not self.active.outranks(request)
+    def is_cold(self, request: Request) -> bool:
+        """Whether `request` is long and cold, takes pages of others, and has to wait for that."""
+        planner, settlements = self._planner, self._settlements
+        missing = request.prompt - request.resident
+        if missing <= self._step or missing * WARM <= request.prompt or request.ahead:
+            return False
+        if not planner.running or missing <= settlements.free * self._page_size:
+            return False
+        crowded = (self._pages - settlements.available) * HELD > self._pages
+        return planner.long_prompts >= MOST_COLD or (crowded and self.now < self._next_cold)
 
-    def _set_aside(self) -> None:
-        """Let cold prompts at the head of the queue wait in the memory queue: others pass them."""
+    def _put_off(self, request: Request) -> bool:
+        """Whether `request` is a cold prompt that has to wait, and does not outrank all that runs."""
+        return self.is_cold(request) and not self.active.outranks(request)
+
+    def _hold_cold(self) -> None:
+        """Hold cold prompts at the head of the queue: others pass them."""
         for _ in range(PROBES):
             if not self.queue or (first := self.queue.first()).overtakes or not self._put_off(first):
                 return
@@ -189,37 +201,26 @@ class Admission:
 
     def _nothing_new(self) -> bool:
         """Whether the first request was refused a row lately and no request has come since."""
-        if self._refused is None or self.queue.pushes != self._pushes:
-            return False
-        return self._planner.step - self._refused[1] < _RECHECK
+        refused, new = self._refused, self.queue.pushes != self._pushes
+        return refused is not None and not new and self._planner.step - refused[1] < _RECHECK
 
     def enqueue(self, request: Request) -> None:
         request.state = RequestState.WAITING
-        if (request.prompt > self._step and self._put_off(request)) or (
-            self._memory_queue and not request.account.active and self._waits_for_room(request)
-        ):
+        cold = request.prompt > self._step and self._put_off(request)
+        begins = self.queue.held and not request.account.active
+        if cold or (begins and self._waits_for_room(request)):
             self._memory_queue.add(request, self._planner.step)
         else:
             self.queue.push(request)
 
-    def discard(self, request: Request) -> None:
-        """Remove a waiting request."""
-        if request.in_memory_queue:
-            self._memory_queue.discard(request)
-        else:
-            self.queue.discard(request)
-
     def submitted(self, request: Request) -> None:
         """Queue a new request."""
-        if self._memory_queue and self.active.over(request, self._planner.step):
+        if self.queue.held and self.active.over(request, self._planner.step):
             self.active.end(request.account)
         self.active.foresee(request, request.limit)
         self.active.announce(request.account, request.submit.expects)
-        if (
-            request.prompt > self._step
-            and not request.ahead
-            and (self.queue or self._memory_queue or self._probes or self._put_off(request))
-        ):
+        asks = request.prompt > self._step and not request.ahead
+        if asks and (self.queue or self.queue.held or self._probes or self._put_off(request)):
             self._probes.append(request)
         else:
             self.enqueue(request)
@@ -262,8 +263,9 @@ class Admission:
             self._memory_queue.begin(account)
         request.ignores_reserve = request.single_answer = False
         request.most = 0
-        if run.prompt > self._step:
-            self.cold.granted(run)
+        missing = run.prompt - run.cached
+        if missing > self._step and missing * WARM > run.prompt and (rate := self._planner.pace.rate(0)):
+            self._next_cold = self.now + SPACED * missing / rate
         self.active.take(account, held)
         self.active.foresee(request, run.cap - run.slots)
         if request.level <= self._barred and not request.overtakes:
@@ -332,7 +334,7 @@ class Admission:
             if account.active:
                 self.active.end(account)
         self.active.renew(pages * self._page_size)
-        self.cold.renew(pages)
+        self._pages = pages
 
     def offer(self, run: Run) -> None:
         """Let the cache hand out a prefix of `run` that steps under way compute, because requests wait
@@ -373,7 +375,6 @@ class Admission:
         """Whether `request` may be taken; makes room for it if it is entitled to some."""
         level = request.level
         if request.prompt > self._step and not request.overtakes and self._put_off(request):
-            self._held_up = True
             return False
         if self._short_of_pages(level):
             if request.promised:
@@ -396,18 +397,21 @@ class Admission:
 
     def _may_overtake(self, request: Request) -> bool:
         """Whether `request` is a newcomer's that fits into the pages that a larger one waits for."""
-        tokens = request.prompt - request.resident + request.extra(self._lookahead)
-        pages = -(-tokens // self._page_size) + 1 + self._planner.running * self._reserve
+        pages = self._wanted(request) + self._planner.running * self._reserve
         return request.overtakes and self._overtook < OVERTAKE and pages <= self._settlements.available
+
+    def _wanted(self, request: Request) -> int:
+        """Pages that `request` needs at most for its prompt."""
+        tokens = request.prompt - request.resident + request.extra(self._lookahead)
+        return -(-tokens // self._page_size) + 1
 
     def _ask(self, request: Request, make: Callable[[Request], bool]) -> bool:
         """Call `make(request)`, but not each turn for a request that was refused."""
         step = self._planner.step
-        if self._refused is not None:
-            refused, since = self._refused
-            if refused is request and step - since < _RECHECK:
-                return False
-        self._refused = None
+        refused, self._refused = self._refused, None
+        if refused is not None and refused[0] is request and step - refused[1] < _RECHECK:
+            self._refused = refused
+            return False
         if make(request):
             return True
         self._refused = request, step
@@ -429,8 +433,7 @@ class Admission:
         If enough are free, they are kept for other requests. Then this one may have them only if it is
         entitled to take some from a running one.
         """
-        tokens = request.prompt - request.resident + request.extra(self._lookahead)
-        short = (request.need or -(-tokens // self._page_size) + 1) - self._settlements.available
+        short = (request.need or self._wanted(request)) - self._settlements.available
         if short <= 0:
             runs, _ = for_slots(request, 1, self._runs.values(), self._planner.step, self._quantum)
             return bool(runs)

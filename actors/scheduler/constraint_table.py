@@ -7,18 +7,18 @@ and the last request that names it has ended. Ident 0 is the vocabulary. It goes
 an empty one if there is nothing to do, and stays. Bodies are kept here for a successor of the executor.
 """
 
+from dataclasses import dataclass
+
 from ramify.protocol.messages import Constrain, Unconstrain
 from ramify.protocol.plan import LoadConstraint, pack
 
 
+@dataclass(slots=True)
 class _LoadedConstraint:
-    __slots__ = ("body", "loaded", "retired", "users")
-
-    def __init__(self, body: bytes) -> None:
-        self.body = body
-        self.users = 0  # requests that have not ended
-        self.loaded = False
-        self.retired = False
+    body: bytes
+    users: int = 0  # requests that have not ended
+    loaded: bool = False
+    retired: bool = False
 
 
 class ConstraintTable:

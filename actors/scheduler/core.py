@@ -78,13 +78,13 @@ class Scheduler:
     def __init__(self, info: ExecutorInfo, config: ScheduleConfig) -> None:
         self._info = info
         self._config = config
-        self._planner = Planner(info, config)
-        self.plan: Callable[[], StepPlan | None] = self._planner.plan  # for the executor; until None
-        self._settlements = Settlements(info, config.lookahead, self._planner.working)
+        self.planner = Planner(info, config)
+        self.plan: Callable[[], StepPlan | None] = self.planner.plan  # for the executor; until None
+        self._settlements = Settlements(info, config.lookahead, self.planner.working)
         self._requests: dict[int, Request] = {}
         self._runs: dict[int, Run] = {}
         self._admission = Admission(
-            info, config, self._planner, self._settlements, self._runs, self._retract
+            info, config, self.planner, self._settlements, self._runs, self._retract
         )
         self._accounts: dict[int, Account] = {}
         self._tenants: dict[str, Tenant] = {}  # by the name of their credential
@@ -101,11 +101,6 @@ class Scheduler:
         self.retractions: Counter[str] = Counter()  # by Cause
         self._hold_s = 0.0  # seconds from a request's first grant to its end, a mean that forgets
         self.computed_twice = 0  # tokens: in flight at a retraction, or evicted before it went on
-
-    @property
-    def planner(self) -> Planner:
-        """What fills steps."""
-        return self._planner
 
     @property
     def accounts(self) -> Mapping[int, Account]:
@@ -125,7 +120,7 @@ class Scheduler:
     @property
     def mixed_room(self) -> int:
         """Prompt tokens that a step beside decodes could take, as of the last time that was computed."""
-        return self._planner.pace.allowed
+        return self.planner.pace.allowed
 
     @property
     def running(self) -> int:
@@ -163,8 +158,8 @@ class Scheduler:
             free=settlements.free * size,
             evictable=(settlements.available - settlements.free) * size,
             slots=self._info.pages * size,
-            prefill_rate=self._planner.pace.rate(decoding),
-            step_s=self._planner.pace.step_s if self._runs else 0.0,
+            prefill_rate=self.planner.pace.rate(decoding),
+            step_s=self.planner.pace.step_s if self._runs else 0.0,
             hold_s=self._hold_s,
             excess=excess,
             long=long,
@@ -183,9 +178,9 @@ class Scheduler:
             case CancelRequest():
                 self._cancel(event.request, event.reason, event.keep, now)
             case Constrain():
-                self._planner.constraints.add(event)
+                self.planner.constraints.add(event)
             case Unconstrain():
-                self._planner.constraints.retire(event)
+                self.planner.constraints.retire(event)
             case CancelSession():
                 self._cancel_session(event.session, now)
             case ExecutorDown():
@@ -208,18 +203,18 @@ class Scheduler:
     def settle(self, now: float) -> Settle | None:
         """The next message for the cache, at most one per call."""
         self._batch += 1
-        for run in self._planner.awaited:
+        for run in self.planner.awaited:
             self._admission.offer(run)
-        self._planner.awaited.clear()
+        self.planner.awaited.clear()
         if self._hungry:
             self._relieve(now)
         waiting = len(self._requests) > len(self._runs) and self.down is None
-        if not (waiting or self._planner.wanted or self._settlements.commits):
+        if not (waiting or self.planner.wanted or self._settlements.commits):
             return None  # as after most steps
         if not self._settlements.ready:
             return None
         acquires = self._pick(now) if waiting else []
-        wanted, self._planner.wanted = self._planner.wanted, []
+        wanted, self.planner.wanted = self.planner.wanted, []
         grows = [run for run in wanted if run.live]
         for run in grows:
             run.account.charge(self._settlements.growth(run))
@@ -244,13 +239,13 @@ class Scheduler:
                 targets = targets_of(submit, self._info.vocab_size)
         except ValueError as error:  # a bug of that session, which must not stop the executor
             refusal = "internal", f"request {submit.request}: {error}"
-        processed = self._planner.processed
+        processed = self.planner.processed
         request = Request(submit, account, self._count, self._batch, processed, limit, targets)
         refusal = refusal or self._refusal(request)
         self._requests[submit.request] = account.requests[submit.request] = request
         account.tenant.requests += 1
         if refusal is None and submit.constraint:
-            request.stale = not self._planner.constraints.take(submit.constraint)
+            request.stale = not self.planner.constraints.take(submit.constraint)
             if request.stale:
                 refusal = "overloaded", "its constraint had to give way: try again later"
         if refusal is not None:
@@ -263,7 +258,7 @@ class Scheduler:
                 self._deadlines = [d for d in self._deadlines if d[1] in self._requests]
                 heapq.heapify(self._deadlines)
         if not request.ahead:
-            self._planner.pace.lacks(request, request.prompt)
+            self.planner.pace.lacks(request, request.prompt)
         self._admission.submitted(request)
 
     def _refusal(self, request: Request) -> tuple[Code, str] | None:
@@ -321,12 +316,12 @@ class Scheduler:
     ) -> None:
         """The one end of a request. `keep`: of all its output tokens."""
         if request.state is RequestState.WAITING and request.ticket:
-            self._admission.discard(request)
+            self._admission.queue.discard(request)
         if request.run is not None:
             self._stop(request.run, None if keep is None else keep - request.done)
             self._admission.unblock()
         if request.lacking:
-            self._planner.pace.lacks(request, 0)
+            self.planner.pace.lacks(request, 0)
         request.state = RequestState.ENDED
         if request.started:
             held = now - request.started
@@ -335,17 +330,17 @@ class Scheduler:
         del self._requests[ident], request.account.requests[ident]
         request.account.tenant.requests -= 1
         if request.constrained:
-            self._planner.constraints.give_back(request.submit.constraint)
+            self.planner.constraints.give_back(request.submit.constraint)
         self._admission.ended(request)
         self._deliveries.ended(request, reason, now, error, message)
 
     def _stop(self, run: Run, keep: int | None) -> Commit:
         """End a run, finished or retracted: its final commit, and no further plan."""
         commit, kept = run.final(keep)
-        written = self._planner.written(run)
-        self._planner.drop(run)
+        written = self.planner.written(run)
+        self.planner.drop(run)
         if run.states is not None:
-            commit = structs.replace(commit, states=self._planner.states_kept(run, commit))
+            commit = structs.replace(commit, states=self.planner.states_kept(run, commit))
         elif self._info.window_pages:
             commit = structs.replace(commit, written=written)
         self._settlements.final(commit)
@@ -363,7 +358,7 @@ class Scheduler:
     # --- results ------------------------------------------------------------------------------
 
     def _result(self, result: StepResult, now: float) -> None:
-        step, tokens = self._planner.landed(result)
+        step, tokens = self.planner.landed(result)
         if result.forced:
             _note_forced(step, result)
         if step.counts is not None:
@@ -443,7 +438,7 @@ class Scheduler:
             return
         runs = [run for run in [*self._tokenless, *step.bound[: step.firsts]] if run.live]
         for run in runs:
-            self._planner.pace.lacks(run.request, 0)
+            self.planner.pace.lacks(run.request, 0)
             if run.out and not run.request.first_token:
                 run.request.first_token = now
                 self._deliveries.began(run)
@@ -511,7 +506,7 @@ class Scheduler:
     def _settled(self, message: Settled, now: float) -> None:
         acquires, grows = self._settlements.settled(message)
         if message.copies and self.down is None:
-            self._planner.copy(message.copies)
+            self.planner.copy(message.copies)
         starved: Request | None = None
         waited_for = False
         for request, verdict in zip(acquires, message.verdicts, strict=True):
@@ -522,7 +517,7 @@ class Scheduler:
                 waited_for = waited_for or not request.ahead
         for run, grown in zip(grows, message.grown, strict=True):
             if run.live and grown.pages:
-                self._planner.grown(run, grown.pages, grown.windows)
+                self.planner.grown(run, grown.pages, grown.windows)
                 self._admission.grown(run, len(grown.pages) // 4 * self._info.page_size)
             elif run.live:
                 self._hungry.append(run)
@@ -561,31 +556,31 @@ class Scheduler:
             )
         run = Run(
             request,
-            self._planner.take_row(),
+            self.planner.take_row(),
             granted.cached,
             granted.tokens,
             granted.pages,
             granted.history,
             granted.proven,
             self._info.page_size,
-            self._planner.step,
+            self.planner.step,
         )
-        if self._planner.working:
+        if self.planner.working:
             cuts = (run.prompt - 1,) if run.jumps and run.prompt - 1 > run.cached else ()
-            run.states = StateSlots(granted, self._planner.working, cuts)
+            run.states = StateSlots(granted, self.planner.working, cuts)
             run.cut = run.states.cut or run.prompt
         run.windows, run.replayed = granted.windows, granted.replayed
         request.replayed += granted.replayed
         self.computed_twice += max(0, request.reached - granted.cached)
         request.reached = 0
         if not request.ahead:
-            self._planner.pace.lacks(request, run.prompt - run.cached)
+            self.planner.pace.lacks(request, run.prompt - run.cached)
         if request.constrained:
-            self._planner.constraints.need(request.submit.constraint)
+            self.planner.constraints.need(request.submit.constraint)
         request.state = RequestState.RUNNING
         request.run = self._runs[ident] = run
         self._admission.granted(request, run)
-        self._planner.admit(run)
+        self.planner.admit(run)
 
     def _denied(self, request: Request, verdict: Denied, now: float) -> bool:
         """It has no pages. Whether memory is missing, and it waits for that."""
@@ -624,7 +619,7 @@ class Scheduler:
                     run = min(self._runs.values(), key=for_growth)
                     self._retract(run, "memory")
                     self._admission.wait_for_end(run.request.level)
-        self._planner.wanted += [run for run in self._hungry if run.live]
+        self.planner.wanted += [run for run in self._hungry if run.live]
         self._hungry = []
 
     def _yield_pages(self) -> None:
@@ -643,7 +638,7 @@ class Scheduler:
         """Stop a run with all that it achieved; the next run of its request continues exactly there."""
         request = run.request
         self.retractions[cause] += 1
-        self.computed_twice += self._planner.in_vain(run)
+        self.computed_twice += self.planner.in_vain(run)
         request.reached = self._stop(run, None).computed
         request.resident = 0 if self.down is not None else request.reached
         self._admission.retracted(request, cause)
@@ -654,20 +649,20 @@ class Scheduler:
         """The executor died, and all KV with it: what ran waits for the next one, where it was."""
         self.down, self._next = reason, None
         ran = []
-        if self._planner.in_flight:  # a body that is loaded may be the cause as well
+        if self.planner.in_flight:  # a body that is loaded may be the cause as well
             ran = [run.request for run in self._runs.values() if run.opened or run.request.constrained]
         for run in list(self._runs.values()):
             self._retract(run, "executor")
             if run.request.record is not None:
                 run.request.record.known = 0
-        self._planner.lost()
+        self.planner.lost()
         for request in self._suspects.died(ran):
             times = "twice" if request.losses == TWICE else f"{request.losses} times"
             why = f"the model executor died {times} while it ran this request, which is not tried again"
             self._end(request, "error", now, "internal", why)
         for request in ran:
             if request in self._suspects and request.ticket:
-                self._admission.discard(request)
+                self._admission.queue.discard(request)
 
     def renewed(self) -> RenewPool | None:
         """Go on with the next executor, if it is there and the cache owes no answer.
@@ -678,7 +673,7 @@ class Scheduler:
         if self._next is None or settlements.outstanding or settlements.finals:
             return None
         self._info, self._next, self.down = self._next, None, None
-        self._planner.resume()
+        self.planner.resume()
         settlements.renew(self._info.pages)
         self._admission.renew(self._info.pages, self._accounts.values())
         return RenewPool(self._info.pages, self._info.state_slots, self._info.window_pages)

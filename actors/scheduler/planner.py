@@ -66,6 +66,7 @@ class Planner:
         self._watermark = max(1, min(4, config.lookahead // 2))  # slots left when more are asked for
         self.pace = Pace(info, config)
         self._prompts = PromptQueue(info, config, self.pace)
+        self.enough = self._prompts.enough
         self.constraints = ConstraintTable()
         self.max_rows = min(info.max_rows, info.step_tokens)
         self.working = 0  # state slots that a run needs; 0: the model has no fixed states
@@ -92,7 +93,7 @@ class Planner:
         self._max_forced = info.max_forced
         self._reviews: dict[int, list[Run]] = {}
         self._tick = 0
-        self._step = 0
+        self.step = 0  # the last one that was planned
         self._closes: list[int] = []
         self._grows: list[GrowRow] = []
         self._copies: dict[int, int] = {}  # page by the page that it is copied to
@@ -108,16 +109,6 @@ class Planner:
     @property
     def running(self) -> int:
         return self.max_rows - len(self._rows)
-
-    @property
-    def enough(self) -> int:
-        """See `PromptQueue.enough`."""
-        return self._prompts.enough
-
-    @property
-    def step(self) -> int:
-        """The last step that was planned."""
-        return self._step
 
     def take_row(self) -> int:
         return self._rows.pop()
@@ -222,11 +213,11 @@ class Planner:
         if not bound and not prefill.extends and (self.in_flight or not news):
             return None
         slots = prefill.states.tobytes() + self._decode_states() if self.working else b""
-        self._step += 1
+        self.step += 1
         self._tick += 1
         self.processed += prefill.tokens + lines
         self.in_flight.append(
-            SentStep(self._step, bound, rows, prefill.chunks, len(firsts), prefill.work)
+            SentStep(self.step, bound, rows, prefill.chunks, len(firsts), prefill.work)
         )
         grows, self._grows = self._grows, []
         closes = forgets = copies = b""
@@ -235,7 +226,7 @@ class Planner:
             closes, loads, forgets, copies = self._news()
         asked, guesses = (b"", b"") if drafts is None else self._ask(drafts)
         plan = StepPlan(
-            self._step, closes, prefill.opens, grows, prefill.extends, self._decode_rows, asked, loads,
+            self.step, closes, prefill.opens, grows, prefill.extends, self._decode_rows, asked, loads,
             forgets, guesses, copies, slots,
         )  # fmt: skip
         for run in firsts:

@@ -7,17 +7,14 @@
    same holds between two sessions of one tenant. For pages, pool slots are compared: the giver must have
    no less afterwards than the taker.
 3. Turns, where there are more tenants than rows: a tenant without a row gets the row of a run that has
-   had it for `TURN` quanta. It also gets the pages of such a run, where that run's tenant holds at least
-   as many as it asks for. So a tenant's only run does not hold the whole pool until it ends.
-   But the pages' contents have to be computed anew: a turn of pages takes at least as many steps as the
-   run's prompt has tokens, up to `LONGEST` quanta.
+   had it for `TURN` quanta, and the pages of one whose tenant holds at least as many as it asks for.
+   So a tenant's only run does not hold the whole pool until it ends. But KV has to be computed anew: a
+   turn of pages takes as many steps as the run's prompt has tokens, `LONGEST` quanta at most.
 
-A run keeps its row for a quantum of steps before (2), so that the cost of a retraction, a token or two,
-stays small beside what the run achieved. For a tenant without a row it is a few steps: a quantum is
-seconds on a CPU. The oldest runs are asked last and so come to their end. A run whose last token is
-planned is never asked: its row comes back by itself.
-
-Retracted runs lose nothing that was committed: their KV stays in the tree until others need the pages.
+A run keeps its row for a quantum of steps before (2), so that a retraction costs little beside what the
+run achieved; for a tenant without a row it is `SOON` steps, since a quantum is seconds on a CPU. A run
+whose last token is planned is never asked: its row comes back by itself. Retracted runs lose nothing
+that was committed: their KV stays in the tree until others need the pages.
 """
 
 from collections.abc import Collection, Iterable

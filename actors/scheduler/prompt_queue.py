@@ -20,6 +20,7 @@ A step costs O(log n) for each lot that it takes from. This file knows lengths, 
 
 import heapq
 from bisect import insort
+from dataclasses import dataclass, field
 from itertools import count
 
 from ramify.actors.scheduler.pace import Pace
@@ -32,15 +33,13 @@ from ramify.protocol.plan import ExecutorInfo
 Chunk = tuple[Run, int, int]  # positions [start, end) of its prompt
 
 
+@dataclass(slots=True, eq=False)
 class _LevelQueue:
     """The prompts of one level."""
 
-    __slots__ = ("heap", "live", "weight")
-
-    def __init__(self) -> None:
-        self.heap: list[tuple[int, int, Run]] = []  # when its lot is due, its place
-        self.live = 0
-        self.weight = 0  # tokens, of each prompt at most `PromptQueue.enough`
+    heap: list[tuple[int, int, Run]] = field(default_factory=list)  # when its lot is due, its place
+    live: int = 0
+    weight: int = 0  # tokens, of each prompt at most `PromptQueue.enough`
 
 
 class PromptQueue:

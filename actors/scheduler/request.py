@@ -24,7 +24,7 @@ from array import array
 from dataclasses import InitVar, dataclass, field
 from enum import Enum
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from ramify.actors.scheduler.speculation import DraftRecord
 from ramify.actors.scheduler.states import StateSlots
@@ -35,6 +35,7 @@ from ramify.protocol.plan import ExecutorInfo
 
 Reason = Literal["stop", "length", "cancelled", "deadline", "error"]
 Level = tuple[bool, int]  # whether somebody waits for its output, priority: the greater goes first
+Lane = tuple[bool, Level]  # whether it waits for room; see `queue`
 
 
 class SchedulerError(Exception):
@@ -61,8 +62,7 @@ class Tenant:
 
     served: int = 0
     virtual: int = 0
-    # its places in waiting queues
-    shares: dict[tuple[object, Level], object] = field(default_factory=dict)
+    shares: dict[Lane, Any] = field(default_factory=dict)  # its places in the queue
     requests: int = 0  # those that have not ended
     rows: int = 0  # that its requests have now
     slots: int = 0  # of the KV pool that they hold beside what was cached
@@ -70,7 +70,6 @@ class Tenant:
     output: float = 0.0  # tokens of its outputs, a mean that forgets; 0: none has ended
     prefilling: int = 0  # sessions whose prompts are being computed
     lacking: int = 0  # prompt tokens of its requests that wait for a first token; see `pace`
-    picked: bool = False  # in the pick under way
 
     @property
     def waiting(self) -> int:
@@ -92,8 +91,7 @@ class Account:
     rows: int = 0
     due: int = 0
     prefilling: int = 0  # its requests whose prompts are being computed
-    # its places in waiting queues
-    shares: dict[tuple[object, Level], object] = field(default_factory=dict)
+    shares: dict[Lane, Any] = field(default_factory=dict)  # its places in the queue
     active: bool = False  # it has begun to use the pool; this and what follows: see `active`
     began: int = 0  # the step when its stay began
     given: int = 0  # output tokens in it
@@ -154,9 +152,9 @@ class Request:
     need: int = 0  # pages that it asked for when it was denied for memory; 0: unknown
     promised: bool = False  # pages were made free for it
     foreseen: int = 0  # slots that it may still use, as `active` counts
-    most: int = 0  # slots that it may need and be warm, where it asks before it waits; see `cold`
+    most: int = 0  # slots that it may need and be warm, where it asks before it waits; see `admission`
     leave: int = 0  # pages that its Acquire leaves for others
-    in_memory_queue: bool = False  # it waits for its session to begin; see `memory_queue`
+    in_memory_queue: bool = False  # it waits for its session to begin; see `queue`
     came: int = -1  # the step in which it first joined the memory queue
     ignores_reserve: bool = False  # it may take pages that are reserved for active sessions
     single_answer: bool = False  # granting it does not begin its session

@@ -17,9 +17,8 @@ from ramify.protocol.messages import Acquire, Commit, Grow, Settle, Settled
 from ramify.protocol.plan import ExecutorInfo, pack
 
 MAX_OUTSTANDING = 4
-STEPS_AHEAD = (
-    3  # with drafts: for which a run gets slots. Two are in flight, one while it waits for more
-)
+# With drafts, steps for which a run gets slots: two are in flight, and one while it waits for more.
+STEPS_AHEAD = 3
 
 
 class Settlements:

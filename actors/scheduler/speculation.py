@@ -32,6 +32,7 @@ This file knows rows, lines and seconds, not runs, plans or tokens.
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import log
 
 INCOME = 0.006  # of all time: what trying out may cost
@@ -57,6 +58,7 @@ _NEWEST = 9  # measurements of a kind whose lower quartile counts
 _FRESH = 1 / 6  # weight of a new measurement in other means
 
 
+@dataclass(slots=True, eq=False)
 class DraftRecord:
     """The acceptance of one row's drafts; older drafts count less.
 
@@ -64,29 +66,26 @@ class DraftRecord:
     `rest` that it may still output.
     """
 
-    __slots__ = ("accepted", "known", "length", "probe_at", "reached", "rest", "seen", "wait")
-
-    def __init__(self) -> None:
-        self.accepted = 0.0
-        self.reached = 0.0
-        self.seen = 0  # the step of its last draft
-        self.probe_at = 0  # the step of its next probe
-        self.wait = 1  # steps to the one after that
-        self.length = self.known = 0
-        self.rest = 1 << 30
+    accepted: float = 0.0
+    reached: float = 0.0
+    seen: int = 0  # the step of its last draft
+    probe_at: int = 0  # the step of its next probe
+    wait: int = 1  # steps to the one after that
+    length: int = 0
+    known: int = 0
+    rest: int = 1 << 30
 
 
+@dataclass(slots=True, eq=False)
 class _Quartile:
     """The lower one of the newest measurements. `lines`: for each row; in all with `depth` 0."""
 
-    __slots__ = ("_values", "at", "count", "depth", "lines", "value")
-
-    def __init__(self, depth: int = 0) -> None:
-        self.depth = depth
-        self.lines = self.value = 0.0
-        self.count = 0
-        self.at = 0  # step of the last one, or of the last that is on its way
-        self._values: deque[float] = deque(maxlen=_NEWEST)
+    depth: int = 0
+    lines: float = 0.0
+    value: float = 0.0
+    count: int = 0
+    at: int = 0  # step of the last one, or of the last that is on its way
+    _values: deque[float] = field(default_factory=lambda: deque(maxlen=_NEWEST))
 
     def add(self, lines: float, value: float) -> None:
         self.count += 1

@@ -2,8 +2,7 @@
 
 import pytest
 
-from ramify.actors.scheduler.admission import PROBES
-from ramify.actors.scheduler.cold import MARGIN, MOST_COLD, SPACED, WARM
+from ramify.actors.scheduler.admission import MARGIN, MOST_COLD, PROBES, SPACED, WARM
 from ramify.actors.scheduler.request import RequestState, Run
 from ramify.protocol.messages import Denied
 from tests.actors.scheduler.test_gate import Gate
@@ -54,45 +53,45 @@ def test_who_has_most_of_its_prompt_waits_for_nobody(gate):
     gate.planner.long_prompts = MOST_COLD
     request = gate.ask(prompt=LONG)
     request.resident = LONG - LONG // WARM
-    assert not gate.gate.cold.waits(request)
+    assert not gate.gate.is_cold(request)
     request.resident -= 1
-    assert not gate.gate.cold.waits(request)  # no more than a step
+    assert not gate.gate.is_cold(request)  # no more than a step
     request.prompt *= 3
-    assert gate.gate.cold.waits(request)
+    assert gate.gate.is_cold(request)
 
 
 def test_who_takes_nothing_from_others_waits_for_nobody(gate):
     gate.planner.long_prompts = MOST_COLD
     gate.settlements.free = LONG // 2
     request = gate.ask(prompt=LONG)
-    assert not gate.gate.cold.waits(request)
+    assert not gate.gate.is_cold(request)
     gate.settlements.free -= 1
-    assert gate.gate.cold.waits(request)
+    assert gate.gate.is_cold(request)
     gate.planner.running = 0
-    assert not gate.gate.cold.waits(request)
+    assert not gate.gate.is_cold(request)
 
 
 def test_the_next_comes_when_the_last_is_paid_for_whatever_is_held(gate):
     gate.settlements.available = 49
     first, second = gate.ask(prompt=LONG), gate.ask(prompt=LONG)
-    gate.gate.cold.now = 100.0
-    assert not gate.gate.cold.waits(first)
+    gate.gate.now = 100.0
+    assert not gate.gate.is_cold(first)
     grant(gate, first)
     until = 100.0 + SPACED * LONG / 10.0
-    gate.gate.cold.now = until - 0.1
-    assert gate.gate.cold.waits(second)
+    gate.gate.now = until - 0.1
+    assert gate.gate.is_cold(second)
     gate.settlements.available = 50  # half of the pool
-    assert not gate.gate.cold.waits(second)
+    assert not gate.gate.is_cold(second)
     gate.settlements.available = 49
-    gate.gate.cold.now = until
-    assert not gate.gate.cold.waits(second)
+    gate.gate.now = until
+    assert not gate.gate.is_cold(second)
 
 
 def test_who_was_warm_puts_nobody_off(gate):
     gate.settlements.available = 10
     first, second = gate.ask(prompt=LONG), gate.ask(prompt=LONG)
     grant(gate, first, cached=LONG - 1)
-    assert not gate.gate.cold.waits(second)
+    assert not gate.gate.is_cold(second)
 
 
 def test_half_of_the_rows_are_for_those_who_have_waited(gate):
@@ -126,7 +125,7 @@ def test_a_priority_above_all_that_runs_waits_for_no_cold_prompt(gate):
     grant(gate, running)
     equal = gate.ask(prompt=LONG, priority=1)
     higher = gate.ask(prompt=LONG, priority=2)
-    assert gate.gate.cold.waits(higher)
+    assert gate.gate.is_cold(higher)
     for request in (equal, higher):
         gate.gate.enqueue(request)
     assert (equal.in_memory_queue, higher.in_memory_queue) == (True, False)

@@ -278,7 +278,7 @@ def test_pages_that_are_kept_from_who_could_take_some_cost_nobody_his_run(gate):
     denied = gate.ask()
     gate.gate.pick()
     gate.deny(denied, 5)
-    gate.gate.discard(denied)
+    gate.gate.queue.discard(denied)
     other = gate.ask()
     gate.held(2)
     assert gate.gate.pick() == [other]  # eight pages of 50 that are there
@@ -288,7 +288,7 @@ def test_pages_that_are_kept_from_who_could_take_some_cost_nobody_his_run(gate):
 def test_what_a_run_could_not_keep_ends_its_session(gate):
     for cause, active in (("fairness", True), ("memory", False)):
         request = gate.ask()
-        gate.gate.discard(request)
+        gate.gate.queue.discard(request)
         gate.gate.retracted(request, cause)
         assert (request.state, request.account.active) == (RequestState.WAITING, active)
 
@@ -409,7 +409,7 @@ def test_how_much_room_a_newcomer_waits_for(gate):
     memory_queue = gate.gate._memory_queue
     assert memory_queue._need == 45  # two more than there are beside the reserve
     assert gate.gate._room == 50 - 7
-    gate.gate.discard(request)
+    gate.gate.queue.discard(request)
     assert len(memory_queue) == 0
 
 

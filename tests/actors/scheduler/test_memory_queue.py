@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from ramify.actors.scheduler.memory_queue import PAID, MemoryQueue
-from ramify.actors.scheduler.queue import WaitingQueue
+from ramify.actors.scheduler.queue import PAID, MemoryQueue, WaitingQueue
 from ramify.actors.scheduler.request import Account, Request, RequestState, Tenant
 from ramify.protocol.messages import Submit
 from ramify.protocol.sampling import SamplingParams
@@ -20,7 +19,7 @@ class Door:
 
     def __init__(self):
         self.waiting = WaitingQueue(1.0, 4, 64)
-        self.queue = MemoryQueue(self.waiting, WaitingQueue(1.0, 4, 64), QUANTUM)
+        self.queue = MemoryQueue(self.waiting, QUANTUM)
         self.step = START
         self.count = 0
         self.computed = 0
@@ -242,7 +241,7 @@ def test_priority_goes_first_in_the_queue(door):
 
 def test_what_ends_leaves_the_queue(door):
     first, second = aged(door, 2)
-    door.queue.discard(first)
+    door.waiting.discard(first)
     assert (first.in_memory_queue, len(door.queue)) == (False, 1)
     assert door.advance() is second
     assert door.advance() is None
@@ -347,7 +346,7 @@ def test_a_refusal_does_not_start_the_quantum_anew(door):
 def test_the_line_counts_who_waits_in_it(door):
     first, second = aged(door, 2)
     assert (len(door.queue), first.in_memory_queue) == (2, True)
-    door.queue.discard(second)
+    door.waiting.discard(second)
     assert (len(door.queue), second.in_memory_queue) == (1, False)
     door.queue.begin(first.account)
     assert (len(door.queue), len(door.waiting), first.in_memory_queue) == (0, 1, False)
@@ -356,7 +355,7 @@ def test_the_line_counts_who_waits_in_it(door):
 def test_an_empty_queue_forgets_who_was_new(door):
     new = door.come()
     assert [entry[2] for entry in door.queue.newcomers] == [new]
-    door.queue.discard(new)
+    door.waiting.discard(new)
     door.advance()
     assert not door.queue.newcomers
 
@@ -397,6 +396,6 @@ def test_who_has_just_had_an_answer_is_not_new(door):
 def test_newcomers_that_have_left_are_forgotten(door):
     stays = door.come(prompt=1)
     for _ in range(1000):
-        door.queue.discard(door.come(prompt=50))
+        door.waiting.discard(door.come(prompt=50))
     assert stays.in_memory_queue
     assert len(door.queue.newcomers) <= 70

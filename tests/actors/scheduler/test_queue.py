@@ -235,7 +235,6 @@ def test_who_is_picked_holds_a_row(make):
         queue.push(make(account))
     pick(queue)
     assert (one.rows, two.rows, tenant.rows) == (2, 1, 3)
-    assert not tenant.picked
     assert tenant.shares == one.shares == {}
 
 

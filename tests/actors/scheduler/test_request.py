@@ -25,7 +25,7 @@ def run_of(request, *, cached=0, pages=3, size=4, since=0):
 def test_a_new_tenant_and_account():
     tenant = Tenant()
     assert (tenant.served, tenant.virtual, tenant.requests, tenant.rows, tenant.slots) == (0, 0, 0, 0, 0)
-    assert (tenant.reserved, tenant.prefilling, tenant.lacking, tenant.picked) == (0, 0, 0, False)
+    assert (tenant.reserved, tenant.prefilling, tenant.lacking) == (0, 0, 0)
     account = Account(5, tenant)
     assert (account.session, account.tenant, account.requests) == (5, tenant, {})
     assert (account.served, account.rows, account.due, account.prefilling) == (0, 0, 0, 0)
