@@ -1,4 +1,7 @@
-"""`ramify info`: versions, devices and model facts, of this machine or of a server. No torch."""
+"""`ramify info`: versions, devices and model facts, of this machine or of a server.
+
+Torch is loaded only for what serving a model will be like.
+"""
 
 import argparse
 import json
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.clients.commands.checkpoints import find_model
+from ramify.clients.commands.engine import EngineMissing, load
 from ramify.clients.commands.screen import shown
 from ramify.clients.errors import ConnectionLost
 from ramify.clients.session_link import websocket_url
@@ -54,7 +58,12 @@ def run(args: argparse.Namespace) -> int:
         return 0
     show(local_info())
     if args.model is not None:
-        show({"model": model_info(find_model(args.model)[0])})
+        path = find_model(args.model)[0]
+        show({"model": model_info(path)})
+        try:
+            show({"served": load("ramify.gpu.startup.forecast").forecast(path)})
+        except (ModelError, EngineMissing) as error:
+            show({"not served": str(error)})
     return 0
 
 

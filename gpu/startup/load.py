@@ -58,11 +58,11 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     begin = time.perf_counter()
     progress("reading config.json", 0.0)
     shape = read_config(config.path)
-    device = _device(config)
-    dtype = _dtype(config, shape, device)
+    device = device_of(config)
+    dtype = dtype_of(config, shape, device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    context = _context(config, shape)
+    context = context_of(config, shape)
     quantization = choose_quantization(config, shape, device)
     attention = choose(config.attention, shape.attention_shapes(dtype), device, config.deterministic)
     draft = choose_draft(config, attention if quantization.isa is None else None)
@@ -358,7 +358,7 @@ def _step_tokens(config: ModelConfig, device: torch.device) -> int:
     return 8192 if device.type == "cuda" else 2048
 
 
-def _context(config: ModelConfig, shape: Definition) -> int:
+def context_of(config: ModelConfig, shape: Definition) -> int:
     """Longest sequence: what config.json says, stretched as its rotary scaling says."""
     if config.context is None:
         return shape.context
@@ -371,7 +371,7 @@ def _context(config: ModelConfig, shape: Definition) -> int:
     return config.context
 
 
-def _device(config: ModelConfig) -> torch.device:
+def device_of(config: ModelConfig) -> torch.device:
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -380,7 +380,7 @@ def _device(config: ModelConfig) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _dtype(config: ModelConfig, shape: Definition, device: torch.device) -> torch.dtype:
+def dtype_of(config: ModelConfig, shape: Definition, device: torch.device) -> torch.dtype:
     """auto: float32 on a CPU (exact; half precision is a choice there), else the checkpoint's own."""
     if config.dtype != "auto":
         return _DTYPES[config.dtype]

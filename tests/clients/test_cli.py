@@ -148,3 +148,12 @@ def test_a_misspelt_word_is_met_with_the_right_one(
     with pytest.raises(SystemExit):
         cli.build_parser().parse_args(words)
     assert f"(did you mean {flag}?)" in capsys.readouterr().err
+
+
+def test_info_tells_why_a_model_is_not_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["NoneForCausalLM"]}')
+    assert run("info", "--model", str(tmp_path)) == 0
+    assert "not served: " in (out := capsys.readouterr().out)
+    assert "NoneForCausalLM" in out

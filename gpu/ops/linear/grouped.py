@@ -185,3 +185,4 @@ _BLOCKS: dict[str, tuple[Callable[[Tensor], _Parts], int]] = {
     "Q6_K": (_q6_k, 210),
 }
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6}
+WITH_OFFSETS = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")

@@ -1,0 +1,116 @@
+"""What serving a model here will be like, from its config, its file's header and this machine.
+
+Loads no weights and compiles nothing. The rate is what memory delivers if nothing else takes time.
+`ramify info` tells it.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ramify.gpu.attention.registry import choose
+from ramify.gpu.models.config import read_config
+from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.models.definition import Definition, ExpertSettings
+from ramify.gpu.ops.linear.base import Use
+from ramify.gpu.ops.linear.grouped import BITS, WITH_OFFSETS
+from ramify.gpu.startup.gguf_weights import tensor_names
+from ramify.gpu.startup.load import context_of, device_of, dtype_of
+from ramify.gpu.startup.memory import free_bytes, plan_pages
+from ramify.gpu.startup.quantization import Quantization, choose_quantization
+from ramify.protocol.checkpoint.gguf import read_gguf
+from ramify.protocol.config import ModelConfig
+
+_READ = 1 << 28  # bytes that are read to measure the memory
+_GROUP = 2 / 32  # bytes of a scale, for each number of its group
+
+
+def forecast(path: Path) -> dict[str, str]:
+    """Facts by name, in words. Raises ModelError if the model cannot be served as the defaults say."""
+    config = ModelConfig(path=path)
+    shape = read_config(path)
+    device = device_of(config)
+    dtype, context = dtype_of(config, shape, device), context_of(config, shape)
+    quantization = choose_quantization(config, shape, device)
+    sizes = Sizes(path, shape, quantization, dtype)
+    kept = torch.float16 if quantization.isa is not None else dtype
+    token = shape.kv_layout(kept).bytes_per_token
+    free = free_bytes(device)
+    room = plan_pages(None, context, 1, token, free - sizes.weights, device, config.kv_fraction)
+    attention = choose(config.attention, shape.attention_shapes(dtype), device, config.deterministic)
+    rate = bandwidth(device)
+    isa = quantization.isa
+    return {
+        "device": f"{device}, {free >> 20} MiB are free",
+        "weights": f"{quantization.name if isa else str(dtype).removeprefix('torch.')} "
+        f"({quantization.reason}), {sizes.weights / 2**20:.0f} MiB in memory",
+        "kernels": f"our own for {isa.name}" if isa else f"torch, attention {attention.name}",
+        "KV cache": f"{token} bytes a token, room for {room} tokens",
+        "longest sequence": f"{min(context, room)} tokens",
+        "read for a token": f"{sizes.read / 2**20:.1f} MiB of weights",
+        "memory": f"{rate / 1e9:.1f} GB/s, measured",
+        "tokens a second": f"about {rate / sizes.read:.0f} for one stream, as far as memory decides",
+    }
+
+
+class Sizes:
+    """Bytes of a model's `weights`, and of those that are `read` for a token."""
+
+    def __init__(
+        self, path: Path, shape: Definition, quantization: Quantization, dtype: torch.dtype
+    ) -> None:
+        self._quantization = quantization
+        self._plain = dtype.itemsize
+        self._types: dict[str, str] = {}
+        if path.is_file():
+            tensors = read_gguf(path).tensors
+            names = ((ours, there) for ours, there in tensor_names(shape).items() if there in tensors)
+            self._types = {ours: tensors[there].type.name for ours, there in names}
+        model = Decoder(shape, 1, dtype, torch.device("meta"))
+        products = 0.0
+        for linear, tensors_ in model.products():
+            products += linear.tensor.numel() * self._bytes(linear.use, tensors_)
+        vectors = sum(view.numel() for view in model.weights().values() if view.dim() == 1)
+        tables = vectors * dtype.itemsize
+        tied = shape.tied and quantization.isa is None  # one tensor in memory
+        embedding = 0 if tied else model.embedding.numel() * dtype.itemsize
+        self.weights = int(products + tables + embedding)
+        self.read = int(products + tables - _idle(shape) * dtype.itemsize)
+
+    def _bytes(self, use: Use, names: Sequence[str]) -> float:
+        """Of each number of a product with tensors of these names."""
+        if self._quantization.isa is None:
+            return self._plain
+        kinds = [self._types.get(name, "") for name in names if name.endswith(".weight")]
+        blocks = all(kind in BITS for kind in kinds)
+        rounds = self._quantization.name == "int4" and not self._quantization.kept and use != "logits"
+        bits = max(BITS[kind] for kind in kinds) if blocks else 8
+        if rounds:
+            bits = 4
+        elif not blocks or not (self._quantization.kept or self._quantization.name == "int4"):
+            return 1
+        offsets = blocks and bits > 0 and any(kind in WITH_OFFSETS for kind in kinds)
+        return (0.5 if bits == 4 else 1) + _GROUP * (1 + offsets)
+
+
+def _idle(shape: Definition) -> int:
+    """Numbers of experts that a token does not go through."""
+    fed = [layer.feed_forward for layer in shape.layers]
+    return sum(
+        3 * shape.hidden_size * one.size * (one.experts - one.router.top)
+        for one in fed
+        if isinstance(one, ExpertSettings)
+    )
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes a second that reading takes from memory: the best of five."""
+    numbers = torch.ones(_READ // 8, dtype=torch.int64, device=device)
+    best = float("inf")
+    for _ in range(5):
+        begin = time.perf_counter()
+        int(numbers.sum())
+        best = min(best, time.perf_counter() - begin)
+    return _READ / best

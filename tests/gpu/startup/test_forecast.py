@@ -1,0 +1,94 @@
+"""What `ramify info` tells of serving a model: bytes as they are when it is loaded, and reasons."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.gpu.models.config import read_config
+from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.startup import forecast
+from ramify.gpu.startup.gguf_weights import load_gguf
+from ramify.gpu.startup.packing import Packing
+from ramify.gpu.startup.quantization import Quantization, choose_quantization
+from ramify.protocol.config import ModelConfig
+from tests.gguf_files import SMALL, checkpoint, convert
+
+pytest.importorskip("llvmlite")
+CPU = torch.device("cpu")
+WHOLE = SMALL | {  # nothing is padded
+    "vocab_size": 192, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2,
+    "num_attention_heads": 8, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def bytes_of(model: Decoder) -> tuple[int, int]:
+    """Of the packed products without sums and scales of outputs, and of all else."""
+    from ramify.gpu.ops.linear.packed import cpu_weight
+
+    products = 0
+    for linear, _ in model.products():
+        packed = cpu_weight(linear).packed
+        parts = [packed.panels]
+        if hasattr(packed, "offsets"):
+            parts += [packed.scales] if packed.offsets is None else [packed.scales, packed.offsets]
+        products += sum(part.nbytes for part in parts)
+    norms = [norm.weight for layer in model.layers for _, norm in layer.norms("", model.config.names)]
+    return products, sum(each.nbytes for each in (*norms, model.norm.weight))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "asked"),
+    [
+        ({"": "Q4_0"}, "auto"),
+        ({"": "Q4_K"}, "auto"),
+        ({"": "Q8_0"}, "auto"),
+        ({"": "Q4_K", "v_proj": "Q6_K", "down_proj": "Q6_K", "up_proj": "Q5_0"}, "auto"),
+        ({"": "F16"}, "auto"),
+        ({"": "Q4_K"}, "int8"),
+        ({"": "Q8_0"}, "int4"),
+    ],
+)
+def test_bytes_are_those_of_the_loaded_model(tmp_path: Path, kinds: dict[str, str], asked: Any) -> None:
+    from ramify.gpu.ops.linear.packed import int4_form, int8_form, kept_form
+
+    folder = checkpoint(tmp_path / "model", "Llama", WHOLE)
+    path = convert(
+        folder, tmp_path / "a.gguf", "llama", lambda name: kinds.get(name.split(".")[-2], kinds[""])
+    )
+    shape = read_config(path)
+    chosen = choose_quantization(ModelConfig(path=path, quantization=asked), shape, CPU)
+    if chosen.isa is None:
+        pytest.skip("the kernels do not run on this CPU")
+    form = kept_form if chosen.kept else int4_form if chosen.name == "int4" else int8_form
+    model = Decoder(shape, 64, torch.float32, CPU)
+    views = model.weights()
+    packing = Packing(views, model.products(), form(chosen.isa), chosen.kept or chosen.name == "int4")
+    load_gguf(path, views, lambda what, share: None, shape, packing)
+    products, vectors = bytes_of(model)
+    sizes = forecast.Sizes(path, shape, chosen, torch.float32)
+    assert sizes.read == products + vectors
+    assert sizes.weights == products + vectors + 192 * 256 * 4
+
+
+def test_floats_are_counted_once_where_the_head_is_the_embedding(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "model", "Llama", WHOLE)
+    shape = read_config(folder)
+    sizes = forecast.Sizes(folder, shape, Quantization("none", ""), torch.float32)
+    assert sizes.weights == sizes.read == 4 * Decoder(shape, 1, torch.float32, CPU).parameters()
+
+
+def test_it_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecast, "bandwidth", lambda device: 10e9)
+    folder = checkpoint(tmp_path / "model", "Llama", WHOLE)
+    path = convert(folder, tmp_path / "a.gguf", "llama", lambda name: "Q4_0")
+    facts = forecast.forecast(path)
+    assert "256 tokens" in facts["longest sequence"]
+    assert "10.0 GB/s" in facts["memory"]
+    assert "one stream" in facts["tokens a second"]
+    assert "MiB in memory" in facts["weights"]
+
+
+def test_bandwidth_is_measured() -> None:
+    assert forecast.bandwidth(CPU) > 1e8
