@@ -321,9 +321,15 @@ class Definition:
         return not self.keeps_states and len(sizes) == 1 and len(feed_forwards) == 1 and own
 
     @property
+    def experts(self) -> list[ExpertSettings]:
+        """Those of all layers that choose among experts."""
+        feed_forwards = (layer.feed_forward for layer in self.layers)
+        return [one for one in feed_forwards if isinstance(one, ExpertSettings)]
+
+    @property
     def has_experts(self) -> bool:
         """Whether any layer chooses among experts."""
-        return any(isinstance(layer.feed_forward, ExpertSettings) for layer in self.layers)
+        return bool(self.experts)
 
     @property
     def keeps_states(self) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ramify.gpu.models.definition import ExpertSettings, TensorNames
 from ramify.gpu.ops.base import AnyStream, Ops, Projection
 from ramify.gpu.ops.experts import LayerExperts, SharedExpert
-from ramify.gpu.ops.linear.base import Linear, empty_linear
+from ramify.gpu.ops.linear.base import Linear, Use, empty_linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 
 
@@ -22,17 +22,19 @@ class Experts:
 
     norm: RMSNorm | None
     layer: LayerExperts
+    size: int  # of an expert
+    hidden: int
     post_norm: RMSNorm | None
 
     def forward(self, x: AnyStream, ops: Ops[AnyStream]) -> Projection:
         return Projection(ops.experts(x, self.layer), None)
 
     def products(self, prefix: str, names: TensorNames) -> Iterator[tuple[Linear, list[str], list[int]]]:
-        """Those that every token goes through, in the layer that is called `prefix`."""
+        """All of them, in the layer that is called `prefix`."""
         part, called, shared = f"{prefix}.{names.feed_forward}", names.experts, self.layer.shared
         if shared is not None and shared.gated:
             routed = [f"{part}.{called.router}", f"{part}.{called.shared_gate}"]
-            yield self.layer.router, routed, [len(self.layer.gate_up), 1]
+            yield self.layer.router, routed, [self.layer.experts, 1]
         else:
             yield self.layer.router, [f"{part}.{called.router}"], []
         if shared is not None:
@@ -41,15 +43,18 @@ class Experts:
             yield shared.gate_up, gate_up, sizes
             yield shared.down, [f"{part}.{called.shared}.{names.down}"], []
 
+        gate, up, down = called.each
+        every = [f"{part}.experts.{number}" for number in range(self.layer.experts)]
+        both = [f"{expert}.{name}" for expert in every for name in (gate, up)]
+        yield self.layer.gate_up, both, [self.size] * len(both)
+        yield self.layer.down, [f"{expert}.{down}" for expert in every], [self.hidden] * len(every)
+
     def views(self, prefix: str, names: TensorNames) -> dict[str, Tensor]:
-        """What the loader fills beside products and norms: the experts themselves."""
-        part, called, layer = f"{prefix}.{names.feed_forward}", names.experts, self.layer
-        views = {} if layer.correction is None else {f"{part}.{called.correction}": layer.correction}
-        for number, (gate_up, down) in enumerate(zip(layer.gate_up, layer.down, strict=True)):
-            tensors = (*gate_up.chunk(2), down)
-            for name, tensor in zip(called.each, tensors, strict=True):
-                views[f"{part}.experts.{number}.{name}.weight"] = tensor
-        return views
+        """What the loader fills beside products and norms."""
+        correction = self.layer.correction
+        if correction is None:
+            return {}
+        return {f"{prefix}.{names.feed_forward}.{names.experts.correction}": correction}
 
 
 def empty_experts(
@@ -62,26 +67,23 @@ def empty_experts(
 ) -> Experts:
     """Weights that the loader fills, of a decoder whose stream is `hidden` wide."""
 
-    def linear(inputs: int, outputs: int) -> Linear:
-        return empty_linear(inputs, outputs, False, dtype, device)
+    def linear(inputs: int, outputs: int, use: Use = "rows", stacked: int = 0) -> Linear:
+        return empty_linear(inputs, outputs, False, dtype, device, use, stacked)
 
     shared = None
     if one.shared is not None:
         shared = SharedExpert(
-            empty_linear(hidden, 2 * one.shared, False, dtype, device, "gated"),
-            linear(one.shared, hidden),
-            one.shared,
-            one.shared_gated,
-            one.activation,
-        )
+            linear(hidden, 2 * one.shared, "gated"), linear(one.shared, hidden), one.shared,
+            one.shared_gated, one.activation,
+        )  # fmt: skip
     corrected = one.router.corrected
     layer = LayerExperts(
-        router=linear(hidden, one.experts + one.shared_gated),
+        router=linear(hidden, one.experts + one.shared_gated, "scores"),
         correction=torch.empty(one.experts, device=device) if corrected else None,
-        gate_up=torch.empty((one.experts, 2 * one.size, hidden), dtype=dtype, device=device),
-        down=torch.empty((one.experts, hidden, one.size), dtype=dtype, device=device),
+        gate_up=linear(hidden, 2 * one.size, "gated", one.experts),
+        down=linear(one.size, hidden, stacked=one.experts),
         shared=shared,
         settings=one.router,
         activation=one.activation,
     )
-    return Experts(norm, layer, post)
+    return Experts(norm, layer, one.size, hidden, post)

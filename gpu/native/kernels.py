@@ -14,14 +14,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ramify.gpu.native import attention, linear, rotary, rows, sampling
+from ramify.gpu.native import attention, experts, linear, rotary, rows, sampling
 from ramify.gpu.native.crew import emit_crew
 from ramify.gpu.native.grouped import GROUP, OFFSETS, Grouping, PackedGroups, emit_grouped
 from ramify.gpu.native.host import Isa, MachineCode
-from ramify.gpu.native.ir import F16, F32, Module
+from ramify.gpu.native.ir import F16, F32, LANES, Module
 from ramify.gpu.native.kept import folder
 from ramify.gpu.native.linear import PackedWeight
-from ramify.gpu.native.threads import Instruction, Words
+from ramify.gpu.native.threads import Instruction, Words, aligned
 
 Array = npt.NDArray[Any]
 Packed = PackedWeight | PackedGroups
@@ -51,6 +51,44 @@ def empty_quantised(count: int, size: int, isa: Isa, grouped: bool = False) -> Q
     return Quantised(values, torch.zeros(count), sums)
 
 
+@dataclass(slots=True)
+class RoutedTokens:
+    """Where the tokens of a step go: of one layer after another. `pair_count` and `most_tiles`: see
+    `of_tokens`; the others are written by the kernels."""
+
+    logits: Tensor  # float32[T, experts, padded]
+    chosen: Tensor  # int64[T, top]
+    weights: Tensor  # float32[T, top]
+    beside: Tensor  # float32[T]: what the shared expert counts
+    starts: Tensor  # int64[experts]
+    pairs: Tensor  # int64[T * top]
+    tiles: Tensor  # int64: see `native.experts`
+    experts: int
+    once: Words  # 1
+    pair_count: Words
+    most_tiles: Words
+
+    def of_tokens(self, count: int) -> None:
+        """A step of so many tokens comes."""
+        top = self.chosen.shape[1]
+        self.pair_count[0] = count * top
+        self.most_tiles[0] = experts.most_tiles(count, top, self.experts)
+
+
+def empty_routed(tokens: int, top: int, number: int) -> RoutedTokens:
+    """Room for up to so many tokens."""
+    once = aligned(1)
+    once[0] = 1
+    most = experts.most_tiles(tokens, top, number)
+    return RoutedTokens(
+        torch.zeros(tokens, number + 1), torch.zeros((tokens, top), dtype=torch.int64),
+        torch.zeros(tokens, top), torch.zeros(tokens), torch.zeros(number, dtype=torch.int64),
+        torch.zeros(tokens * top, dtype=torch.int64),
+        torch.zeros(1 + experts.TILE_WORDS * most, dtype=torch.int64), number, once, aligned(1),
+        aligned(1),
+    )  # fmt: skip
+
+
 class Kernels:
     """Instructions for heads of size `dim` and a KV pool of `dtype`.
 
@@ -65,7 +103,12 @@ class Kernels:
 
         def write(module: Module) -> None:
             for end in endings:
-                linear.emit_linear(module, isa, end)
+                if end.startswith(experts.OF):
+                    experts.emit_product(module, isa, end.removeprefix(experts.OF))
+                else:
+                    linear.emit_linear(module, isa, end)
+            if any(end.startswith(experts.OF) for end in endings):
+                experts.emit_routing(module)
             for end, grouping in grouped:
                 emit_grouped(module, isa, grouping, end)
             kinds = [signed for signed, some in ((False, endings), (True, grouped)) if some]
@@ -109,12 +152,13 @@ class Kernels:
         return self._instruction(name, count, args, (source, norm, target, lines))
 
     def norm_add(
-        self, count: Words, source: Tensor, norm: tuple[Tensor, float], target: Tensor
+        self, count: Words, source: Tensor, norm: tuple[Tensor, float] | None, target: Tensor
     ) -> Instruction:
         """target[i] += norm(source[i])."""
         args = _args(rows.ADDED + 1, {
             rows.ROWS_IN: source, rows.IN_STRIDE: source.stride(0), rows.SIZE: target.shape[1],
-            rows.NORM: norm[0], rows.EPS: norm[1], rows.ADDED: target,
+            rows.NORM: 0 if norm is None else norm[0], rows.EPS: 0.0 if norm is None else norm[1],
+            rows.ADDED: target,
         })  # fmt: skip
         return self._instruction("norm_add", count, args, (source, norm, target))
 
@@ -143,6 +187,69 @@ class Kernels:
         one = self._instruction(f"{name}_{end}", count, args, (x, weight, out))
         one.block, one.items = linear.ROW_BLOCK, weight.outputs // linear.PANEL
         return one
+
+    def route(
+        self, count: Words, x: Tensor, norm: tuple[Tensor, float] | None, router: Tensor,
+        correction: Tensor | None, to: RoutedTokens, flags: int, scale: float,
+    ) -> list[Instruction]:  # fmt: skip
+        """The best experts of each row of x, in `to`. router float32[experts (and a gate), size]."""
+        given: dict[int, Tensor | Array | float] = {
+            experts.ROWS_IN: x, experts.IN_STRIDE: x.stride(0), experts.SIZE: router.shape[1],
+            experts.NORM: 0 if norm is None else norm[0], experts.EPS: 0.0 if norm is None else norm[1],
+            experts.ROUTER: router, experts.EXPERTS: len(router), experts.LOGITS: to.logits,
+            experts.LOGITS_STRIDE: to.logits.stride(0),
+        }  # fmt: skip
+        keep = (x, norm, router, correction, to)
+        scores = self._instruction("router", count, _args(experts.CORRECTION, given), keep)
+        scores.items = -(-len(router) // LANES)
+        given |= {
+            experts.EXPERTS: len(router) - bool(flags & experts.SHARED_GATE),
+            experts.CORRECTION: 0 if correction is None else correction,
+            experts.MANY: to.chosen.shape[1], experts.CHOSEN: to.chosen, experts.WEIGHTS: to.weights,
+            experts.SCALE: scale, experts.FLAGS: flags, experts.BESIDE: to.beside,
+        }  # fmt: skip
+        best = self._instruction("route", count, _args(experts.BESIDE + 1, given), keep)
+        order = _args(experts.S_TILES + 1, {
+            experts.S_CHOSEN: to.chosen, experts.S_TOKENS: count, experts.S_TOP: to.chosen.shape[1],
+            experts.S_EXPERTS: given[experts.EXPERTS], experts.S_STARTS: to.starts,
+            experts.S_PAIRS: to.pairs, experts.S_TILES: to.tiles,
+        })  # fmt: skip
+        return [scores, best, self._instruction("sort_pairs", to.once, order, (to, count))]
+
+    def of_experts(
+        self, x: Quantised, weight: PackedWeight, to: RoutedTokens, number: int, out: Tensor, end: str
+    ) -> Instruction:
+        """`end`: an activation: rows of tokens become rows in the experts' order; "weigh": pairs' rows.
+
+        `number`: of the experts that are stacked in the weight.
+        """
+        panels = weight.outputs // linear.PANEL // number
+        args = _args(linear.PANELS + 1, {
+            linear.X: x.values, linear.X_STRIDE: x.values.stride(0), linear.SCALES: x.scales,
+            linear.WEIGHT: weight.panels, linear.STEPS: weight.inputs // 4,
+            linear.WEIGHT_SCALES: weight.scales, linear.SUMS: weight.sums,
+            linear.BIAS: 0 if weight.bias is None else weight.bias,
+            linear.OUT: out, linear.OUT_STRIDE: out.stride(0), linear.TILES: to.tiles,
+            linear.PAIRS: to.pairs, linear.TOP: to.chosen.shape[1], linear.COUNTS: to.weights,
+            linear.PANELS: panels,
+        })  # fmt: skip
+        one = self._instruction(f"{experts.OF}{end}", to.most_tiles, args, (x, weight, out, to))
+        one.items = panels
+        return one
+
+    def sum_experts(
+        self, count: Words, added: Tensor, to: RoutedTokens, shared: Tensor | None, out: Tensor
+    ) -> Instruction:
+        """out[i] = the sum of what its experts added, and of the shared one's row."""
+        args = _args(experts.OPENED + 1, {
+            experts.ADDED: added, experts.ADDED_STRIDE: added.stride(0),
+            experts.SUM_TOP: to.chosen.shape[1], experts.TARGET: out,
+            experts.TARGET_STRIDE: out.stride(0), experts.WIDTH: out.shape[1],
+            experts.SHARED_ROWS: 0 if shared is None else shared,
+            experts.SHARED_STRIDE: 0 if shared is None else shared.stride(0),
+            experts.OPENED: to.beside,
+        })  # fmt: skip
+        return self._instruction("sum_experts", count, args, (added, to, shared, out))
 
     def rotate(
         self, count: Words, qkv: Tensor, positions: Words, slots: Words, angles: tuple[Tensor, Tensor],

@@ -7,7 +7,7 @@ Weights are packed in panels of 64 outputs, [panel][inputs / 4][64][4]: one step
 256 bytes in a row. A work item is a panel for up to `ROW_BLOCK` rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,8 +26,14 @@ _VF32, _VI32 = vector(F32), vector(I32)
 # words of an instruction's arguments
 X, X_STRIDE, SCALES, WEIGHT, STEPS, WEIGHT_SCALES, SUMS, BIAS, OUT, OUT_STRIDE, ROWS, CAP = range(12)
 GROUP_SUMS, GROUP_SUMS_STRIDE = 12, 13  # see `grouped`
+# of a product of experts (`native.experts`); ROWS and CAP are not read there
+TILES, PAIRS, TOP, COUNTS, PANELS = ROWS, CAP, 12, 13, 14
 GATED = ("silu", "gelu_tanh")
 _EPILOGUES = ("store", "add", "softcap", *GATED)
+WEIGHED = "weigh"  # times what the expert counts for the token
+
+RowsOf = Callable[[Function, IrValue, IrValue], tuple[IrValue, IrValue]]
+"""(a function, its arguments, a row of a tile) -> which rows it reads and writes."""
 
 
 @dataclass(slots=True)
@@ -67,6 +73,16 @@ def pack_weight(
     return PackedWeight(panels, scales, sums, bias, padded.shape[1], len(order))
 
 
+def joined(parts: list[PackedWeight]) -> PackedWeight:
+    """Weights of one shape, one behind the other."""
+    biases = [part.bias for part in parts if part.bias is not None]
+    return PackedWeight(
+        torch.cat([part.panels for part in parts]), torch.cat([part.scales for part in parts]),
+        torch.cat([part.sums for part in parts]), torch.cat(biases) if biases else None,
+        parts[0].inputs, sum(part.outputs for part in parts),
+    )  # fmt: skip
+
+
 def padded_inputs(inputs: int) -> int:
     """Bytes of a row of 8-bit activations."""
     return -(-inputs // PANEL) * PANEL
@@ -90,15 +106,11 @@ def emit_linear(module: Module, isa: Isa, epilogue: str) -> str:
     """A kernel. `epilogue`: "store", "add" to what OUT holds, "softcap"; gated "silu", "gelu_tanh"."""
     if epilogue not in _EPILOGUES:
         raise ValueError(f"a product has no ending {epilogue!r}: one of {_EPILOGUES}")
-    tallest = 6 if isa.registers >= 32 else 2
-    quads = _QUADS if isa.registers >= 32 else 1
-    tiles = [_emit_tile(module, isa, epilogue, rows, quads) for rows in range(1, tallest + 1)]
-    return emit_blocks(module, f"linear_{epilogue}", tiles)
+    return emit_blocks(module, f"linear_{epilogue}", emit_tiles(module, isa, epilogue))
 
 
 def emit_blocks(module: Module, name: str, tiles: list[Function]) -> str:
     """A kernel of tiles of 1, 2, ... rows."""
-    tallest = len(tiles)
     f = Function(module, name, [PTR, I64, I64])
     args, begin, end = f.args
     rows = f.load(f.pointer(args, ROWS), I64)
@@ -106,36 +118,58 @@ def emit_blocks(module: Module, name: str, tiles: list[Function]) -> str:
     with f.loop(begin, end) as item:
         panel, block = item // blocks, item % blocks
         first = block * ROW_BLOCK
-        limit = f.smaller(first + ROW_BLOCK, rows)
-        at = f.var(first)
-        with f.repeat() as leave:
-            leave(at.get() >= limit)
-            left = limit - at.get()
-            for height, tile in enumerate(tiles, 1):
-                fits = left >= height if height == tallest else left.equals(height)
-                with f.when(fits):
-                    f.invoke(tile, args, panel, at.get())
-            at.set(at.get() + tallest)
+        walk_tiles(f, tiles, args, panel, first, f.smaller(first + ROW_BLOCK, rows))
     f.done()
     return f.name
 
 
-def _emit_tile(module: Module, isa: Isa, epilogue: str, rows: int, quads: int) -> Function:
-    """`rows` rows by one panel, `quads` vectors of outputs at a time."""
-    f = Function(module, f"tile_{epilogue}_{rows}", [PTR, I64, I64], private=True)
+def walk_tiles(
+    f: Function, tiles: list[Function], args: IrValue, panel: IrValue, first: IrValue, limit: IrValue
+) -> None:
+    """Multiply the rows from `first` to `limit` with a panel. `tiles`: of 1 row, of 2, .."""
+    at = f.var(first)
+    with f.repeat() as leave:
+        leave(at.get() >= limit)
+        left = limit - at.get()
+        for height, tile in enumerate(tiles, 1):
+            fits = left >= height if height == len(tiles) else left.equals(height)
+            with f.when(fits):
+                f.invoke(tile, args, panel, at.get())
+        at.set(at.get() + len(tiles))
+
+
+def emit_tiles(
+    module: Module, isa: Isa, epilogue: str, rows_of: RowsOf | None = None, name: str = "tile"
+) -> list[Function]:
+    """Tiles of 1 row by a panel, of 2, .. `rows_of`: None: rows are read and written where they are."""
+    tallest = 6 if isa.registers >= 32 else 2
+    return [
+        _emit_tile(module, isa, epilogue, rows, rows_of, f"{name}_{epilogue}_{rows}")
+        for rows in range(1, tallest + 1)
+    ]
+
+
+def _emit_tile(
+    module: Module, isa: Isa, epilogue: str, rows: int, rows_of: RowsOf | None, name: str
+) -> Function:
+    """`rows` rows by one panel, some vectors of outputs at a time."""
+    f = Function(module, name, [PTR, I64, I64], private=True)
     args, panel, first = f.args
     steps = f.word(args, STEPS)
     stride = f.word(args, X_STRIDE)
-    x = f.at(f.pointer(args, X), first * stride, I8)
-    lines = [f.at(x, stride * row, I8) for row in range(rows)]
+    places = [(first + row, first + row) for row in range(rows)]
+    if rows_of is not None:
+        places = [rows_of(f, args, own) for own, _ in places]
+    lines = [f.at(f.pointer(args, X), own * stride, I8) for own, _ in places]
+    column = panel if rows_of is None else panel % f.word(args, PANELS)  # of what is written
     weight = f.at(f.pointer(args, WEIGHT), panel * steps * (4 * PANEL), I8)
-    for group in vector_groups(epilogue, quads):
+    for group in vector_groups(epilogue, _QUADS if isa.registers >= 32 else 1):
         sums = _products(f, isa, args, panel, lines, weight, steps, group)
-        for row in range(rows):
-            scale = f.load(f.at(f.pointer(args, SCALES), first + row, F32), F32)
+        for row, (source, target) in enumerate(places):
+            scale = f.load(f.at(f.pointer(args, SCALES), source, F32), F32)
             values = [_scaled(f, args, panel * PANEL + q * LANES, scale, own)
                       for q, own in zip(group, sums[row], strict=True)]  # fmt: skip
-            finish(f, args, epilogue, panel, first + row, group, values)
+            finish(f, args, epilogue, column, target, group, values)
     f.done()
     return f
 
@@ -185,6 +219,8 @@ def finish(
         place = f.at(line, panel * PANEL + q * LANES, F32)
         if epilogue == "add":
             value = f.load(place, _VF32) + value
+        elif epilogue == WEIGHED:
+            value = value * f.load(f.at(f.pointer(args, COUNTS), row, F32), F32)
         elif epilogue == "softcap":
             cap = f.load(f.at(args, CAP, I64), F32)
             value = tanh(f, value / cap) * cap

@@ -63,18 +63,21 @@ def emit_quantise(module: Module, isa: Isa, normed: bool, grouped: bool = False)
 
 
 def emit_norm_add(module: Module) -> str:
-    """Item i: row i of ADDED += norm(row i of ROWS_IN)."""
+    """Item i: row i of ADDED += norm(row i of ROWS_IN); NORM 0: the row itself."""
     f = Function(module, "norm_add", [PTR, I64, I64])
     args, begin, end = f.args
     size = f.word(args, SIZE)
     with f.loop(begin, end) as item:
         source = f.at(f.pointer(args, ROWS_IN), item * f.word(args, IN_STRIDE), F32)
         target = f.at(f.pointer(args, ADDED), item * size, F32)
-        factor = row_root(f, source, size, _float(f, args, EPS))
+        factor, normed = f.var(f.constant(F32, 1.0)), f.word(args, NORM).differs(0)
+        with f.when(normed):
+            factor.set(row_root(f, source, size, _float(f, args, EPS)))
         with f.loop(0, size, LANES) as at:
-            value = f.load(f.at(source, at, F32), _V) * factor
-            value = value * f.load(f.at(f.pointer(args, NORM), at, F32), _V)
-            f.store(f.load(f.at(target, at, F32), _V) + value, f.at(target, at, F32))
+            value = f.var(f.load(f.at(source, at, F32), _V) * factor.get())
+            with f.when(normed):
+                value.set(value.get() * f.load(f.at(f.pointer(args, NORM), at, F32), _V))
+            f.store(f.load(f.at(target, at, F32), _V) + value.get(), f.at(target, at, F32))
     f.done()
     return f.name
 

@@ -44,6 +44,8 @@ class CpuInputs:
         if inputs.sampled_lines is None:  # all of them
             own.lines[:count] = step.sampling
         own.tokens[0], own.lines_count[0] = count, bucket.sampling
+        for routed in own.routed.values():
+            routed.of_tokens(count)
         own.slots[:count] = self._table.slots_at(rows, positions)
         self.furthest = int(positions.max())
 

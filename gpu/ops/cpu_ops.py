@@ -11,7 +11,7 @@ bit. Knows neither families nor the page table.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -22,9 +22,18 @@ from torch import Tensor
 from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.definition import Definition, LatentSettings
 from ramify.gpu.native.attention import MOST_ROWS, TILE_WORDS
+from ramify.gpu.native.experts import OF, RENORMALISE, SHARED, SHARED_GATE, SIGMOID
 from ramify.gpu.native.grouped import PackedGroups
-from ramify.gpu.native.kernels import Grouped, Kernels, Packed, Quantised, empty_quantised
-from ramify.gpu.native.linear import GATED, PANEL
+from ramify.gpu.native.kernels import (
+    Grouped,
+    Kernels,
+    Packed,
+    Quantised,
+    RoutedTokens,
+    empty_quantised,
+    empty_routed,
+)
+from ramify.gpu.native.linear import GATED, PANEL, WEIGHED, PackedWeight
 from ramify.gpu.native.threads import Instruction, Words, aligned
 from ramify.gpu.ops.base import (
     Activation,
@@ -58,6 +67,8 @@ class CpuStep:
     tiles_count: Words
     tiles: Words  # see `native.attention`
     lines_count: Words  # how many of `lines`
+    # by top, of how many experts
+    routed: dict[tuple[int, int], RoutedTokens] = field(default_factory=dict)
 
     @property
     def lines(self) -> Words:
@@ -122,8 +133,8 @@ def obstacle(config: Definition, page_size: int) -> str | None:
     """Why these operations cannot run a model, None if they can."""
     if config.keeps_states:
         return "layers with fixed states have no kernels in 8 bits"
-    if config.has_experts:
-        return "layers of experts have no kernels in 8 bits"
+    if any(one.router.groups > 1 for one in config.experts):
+        return "routers that choose among groups of experts have no kernel in 8 bits"
     sizes = config.attention
     if isinstance(sizes, LatentSettings):
         return "latent attention has no kernels in 8 bits"
@@ -160,7 +171,12 @@ def endings(
     }
     plain, grouped = set(), set()
     for linear, _ in products:
+        if linear.use == "scores":
+            continue
         packed = cpu_weight(linear).packed
+        if linear.stacked:
+            plain |= {f"{OF}{end}" for end in (by_use["gated"] if linear.use == "gated" else [WEIGHED])}
+            continue
         for end in by_use[linear.use]:
             if isinstance(packed, PackedGroups):
                 grouped.add((end, packed.grouping))
@@ -188,8 +204,8 @@ class CpuOps:
         self.pool = pool
         self._most = most_tokens
         self._context = context
-        self._buffers: dict[tuple[str, int], Tensor] = {}
-        self._activations: dict[tuple[int, bool], Quantised] = {}
+        self._buffers: dict[tuple[str, int, int], Tensor] = {}
+        self._activations: dict[tuple[int, bool, int], Quantised] = {}
 
     def begin(self, step: StepInputs[Tensor]) -> None:
         self.instructions = []
@@ -241,7 +257,40 @@ class CpuOps:
         raise RuntimeError("`obstacle` refuses models with fixed states")
 
     def experts(self, x: CpuStream, layer: LayerExperts) -> Tensor:
-        raise RuntimeError("`obstacle` refuses models with experts")
+        own, kernels, settings = self.step, self._kernels, layer.settings
+        gate_up, down = cpu_weight(layer.gate_up), cpu_weight(layer.down)
+        assert isinstance(gate_up.packed, PackedWeight)
+        assert isinstance(down.packed, PackedWeight)
+        top, number, size = settings.top, layer.experts, down.inputs
+        to = self._routed(top, number)
+        shared = layer.shared
+        flags = SIGMOID * (settings.score == "sigmoid") + RENORMALISE * settings.renormalise
+        if shared is not None:
+            flags += SHARED + SHARED_GATE * shared.gated
+        self.instructions += kernels.route(
+            own.tokens, x.residual, _norm(x), layer.router.tensor, layer.correction, to, flags,
+            settings.scale,
+        )  # fmt: skip
+        normed = self._normed(x, gate_up.packed)
+        opened = self._buffer("opened", gate_up.packed.outputs // 2 // number, top)
+        added = self._buffer("of experts", down.packed.outputs // number, top)
+        quantised = self._quantised(size, down.packed, top)
+        self.instructions += [
+            kernels.of_experts(normed, gate_up.packed, to, number, opened, layer.activation),
+            kernels.quantise(to.pair_count, opened, size, quantised),
+            kernels.of_experts(quantised, down.packed, to, number, added, WEIGHED),
+        ]
+        beside = None
+        if shared is not None:
+            weight = cpu_weight(shared.down)
+            rows = self._quantised(weight.inputs, weight.packed)
+            gated = self.gated(x, shared.gate_up, shared.activation)
+            self.instructions.append(kernels.quantise(own.tokens, gated, weight.inputs, rows))
+            beside = self._buffer("beside", weight.packed.outputs)
+            self._product(rows, weight.packed, beside, "store")
+        out = self._buffer("fed", x.residual.shape[1])
+        self.instructions.append(kernels.sum_experts(own.tokens, added, to, beside, out))
+        return out
 
     def project(self, x: Tensor, linear: Linear) -> Projection:
         return Projection(x, linear)
@@ -252,9 +301,11 @@ class CpuOps:
     def add_norm(
         self, x: CpuStream, projection: Projection, norm: RMSNorm | None, post: RMSNorm | None = None
     ) -> CpuStream:
-        if projection.linear is None:
-            raise ValueError("a recording adds products only")
         own, kernels, y = self.step, self._kernels, projection.rows
+        if projection.linear is None:
+            behind = None if post is None else (post.weight, post.eps)
+            self.instructions.append(kernels.norm_add(own.tokens, y, behind, x.residual))
+            return CpuStream(x.residual, x.residual, norm)
         own_weight = cpu_weight(projection.linear)
         weight, inputs = own_weight.packed, own_weight.inputs
         quantised = self._quantised(inputs, weight)
@@ -334,19 +385,26 @@ class CpuOps:
     def _product(self, x: Quantised, weight: Packed, out: Tensor, end: str) -> None:
         self.instructions.append(self._kernels.linear(self.step.tokens, x, weight, out, end))
 
-    def _quantised(self, size: int, weight: Packed) -> Quantised:
-        """Room for the activations that a product with `weight` reads."""
-        key = size, isinstance(weight, PackedGroups)
+    def _quantised(self, size: int, weight: Packed, each: int = 1) -> Quantised:
+        """Room for the activations that a product with `weight` reads, so many rows of each token."""
+        key = size, isinstance(weight, PackedGroups), each
         if key not in self._activations:
-            self._activations[key] = empty_quantised(self._most, size, self._kernels.isa, key[1])
+            count = each * self._most
+            self._activations[key] = empty_quantised(count, size, self._kernels.isa, key[1])
         return self._activations[key]
 
-    def _buffer(self, name: str, width: int) -> Tensor:
-        """[most_tokens, width], the same for all layers."""
-        key = (name, width)
+    def _buffer(self, name: str, width: int, each: int = 1) -> Tensor:
+        """[each * most_tokens, width], the same for all layers."""
+        key = (name, width, each)
         if key not in self._buffers:
-            self._buffers[key] = torch.zeros((self._most, width))
+            self._buffers[key] = torch.zeros((each * self._most, width))
         return self._buffers[key]
+
+    def _routed(self, top: int, number: int) -> RoutedTokens:
+        key = (top, number)
+        if key not in self.step.routed:
+            self.step.routed[key] = empty_routed(self._most, top, number)
+        return self.step.routed[key]
 
 
 def _norm(x: CpuStream) -> tuple[Tensor, float] | None:

@@ -58,18 +58,25 @@ class SharedExpert:
 
 @dataclass(slots=True)
 class LayerExperts:
-    """Weights of one layer: gate_up [experts, 2 * size, hidden], the gate's rows first, and down
-    [experts, hidden, size]; their biases are as long as their rows. correction: float32[experts]."""
+    """Weights of one layer, whose experts are stacked. correction: float32[experts]."""
 
     router: Linear  # [experts, hidden], and one more row with a shared expert that has a gate
     correction: Tensor | None
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Linear  # of each expert [2 * size, hidden], the gate's rows first
+    down: Linear  # of each [hidden, size]
     shared: SharedExpert | None
     settings: RouterSettings
     activation: ExpertActivation
-    gate_up_bias: Tensor | None = None
-    down_bias: Tensor | None = None
+
+    @property
+    def experts(self) -> int:
+        """How many there are to choose from."""
+        return self.gate_up.stacked
+
+    @property
+    def size(self) -> int:
+        """What an expert's activation gives, as many as `down` reads."""
+        return self.down.tensor.shape[1]
 
 
 def opened(gate: Tensor, activation: Activation) -> Tensor:
@@ -115,17 +122,14 @@ def _best(scores: Tensor, count: int) -> Tensor:
 
 def run(x: Tensor, layer: LayerExperts) -> Tensor:
     """x [T, hidden] -> [T, hidden]: the sum over each token's experts, and over the shared one."""
-    logits, experts = layer.router(x), len(layer.gate_up)
+    logits, experts = layer.router(x), layer.experts
     counts, chosen = route(logits[:, :experts], layer.correction, layer.settings)
     output = torch.zeros_like(x)
-    up_bias, down_bias = layer.gate_up_bias, layer.down_bias
+    gate_ups, downs = layer.gate_up.matrices(), layer.down.matrices()
     for expert in chosen.flatten().bincount().nonzero().flatten().tolist():
         tokens, places = torch.where(chosen == expert)
-        wide = F.linear(x[tokens], layer.gate_up[expert], None if up_bias is None else up_bias[expert])
-        rows = F.linear(
-            gated(wide, layer.activation), layer.down[expert],
-            None if down_bias is None else down_bias[expert],
-        )  # fmt: skip
+        rows = gated(F.linear(x[tokens], *gate_ups[expert]), layer.activation)
+        rows = F.linear(rows, *downs[expert])
         rows = rows * counts[tokens, places, None].to(rows.dtype)
         output.index_add_(0, tokens, rows)
     shared = layer.shared

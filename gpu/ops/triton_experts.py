@@ -62,7 +62,7 @@ _LARGEST = ExpertTile(128, 128, 64, 8, 3)
 
 def route_tokens(logits: Tensor, layer: LayerExperts) -> ExpertRoutes:
     """logits [T, experts], behind them that of the shared expert's gate if it has one."""
-    settings, experts = layer.settings, len(layer.gate_up)
+    settings, experts = layer.settings, layer.experts
     tokens, shared = len(logits), layer.shared
     places = settings.top + (shared is not None)
     chosen = torch.empty((tokens, settings.top), dtype=torch.int32, device=logits.device)
@@ -82,22 +82,22 @@ def route_tokens(logits: Tensor, layer: LayerExperts) -> ExpertRoutes:
 
 def run_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: ExpertRoutes) -> Tensor:
     """x [T, hidden], the shared expert included -> [T, hidden]. Reads each expert of each token."""
-    values, (_, rows, hidden) = x.values, layer.gate_up.shape
-    (tokens, top), size, shared = routes.chosen.shape, rows // 2, layer.shared
+    values, hidden, size = x.values, x.values.shape[1], layer.size
+    (tokens, top), shared = routes.chosen.shape, layer.shared
     beside = 0 if shared is None else shared.size
     gated = values.new_empty((tokens, top * size + beside))
     parts = 1 if x.squares is None else x.squares.shape[1]
     many, more = 16, 8 if tokens <= 4 else 16  # rows of the weights that a program takes
     options = {"OVERLAP": overlaps(values.device), "num_warps": 4, **launch_options(values.device)}
     _open_few[(tokens * (top * triton.cdiv(size, many) + triton.cdiv(beside, many)),)](
-        values, x.squares, routes.chosen, layer.gate_up, layer.gate_up_bias,
+        values, x.squares, routes.chosen, layer.gate_up.tensor, layer.gate_up.bias,
         None if shared is None else shared.gate_up.tensor, gated, tokens, parts, eps, HIDDEN=hidden,
         SIZE=size, SHARED=beside, TOP=top, KIND=_KINDS[layer.activation],
         PARTS=triton.next_power_of_2(parts), ROWS=many, DEPTH=_depth(hidden), STAGES=3, **options,
     )  # fmt: skip
     output = torch.empty_like(values)
     _sum_few[(tokens * triton.cdiv(hidden, more),)](
-        gated, routes.chosen, routes.counts, layer.down, layer.down_bias,
+        gated, routes.chosen, routes.counts, layer.down.tensor, layer.down.bias,
         None if shared is None else shared.down.tensor, output, tokens, HIDDEN=hidden, SIZE=size,
         SHARED=beside, TOP=top, ROWS=more, DEPTH=_depth(size), SHARED_DEPTH=_depth(max(1, beside)),
         STAGES=4, **options,
@@ -112,8 +112,8 @@ def run_many(
 
     `invariant`: what a token gets depends on no other one, to the last bit.
     """
-    (tokens, top), (experts, rows, hidden) = routes.chosen.shape, layer.gate_up.shape
-    size, pairs, device = rows // 2, tokens * top, x.device
+    (tokens, top), experts, hidden = routes.chosen.shape, layer.experts, x.shape[1]
+    size, pairs, device = layer.size, tokens * top, x.device
     overlap, options = overlaps(device), launch_options(device)
     order, starts = sort_pairs(routes.chosen, experts)
     tile = tile_for(pairs, experts, x.dtype, invariant)
@@ -126,12 +126,20 @@ def run_many(
     }  # fmt: skip
     gated, added = x.new_empty((pairs, size)), x.new_empty((pairs, hidden))
     _open_many[(tiles * triton.cdiv(size, tile.columns),)](
-        x, order, starts, layer.gate_up, layer.gate_up_bias, gated, KIND=_KINDS[layer.activation],
+        x, order, starts, layer.gate_up.tensor, layer.gate_up.bias, gated, KIND=_KINDS[layer.activation],
         **sizes,
     )  # fmt: skip
     places = routes.counts.shape[1]
     _down_many[(tiles * triton.cdiv(hidden, tile.columns),)](
-        gated, order, starts, routes.counts, layer.down, layer.down_bias, added, PLACES=places, **sizes
+        gated,
+        order,
+        starts,
+        routes.counts,
+        layer.down.tensor,
+        layer.down.bias,
+        added,
+        PLACES=places,
+        **sizes,
     )
     output = torch.empty_like(x)
     block = min(_SUMMED, triton.next_power_of_2(hidden))

@@ -206,6 +206,8 @@ def _integers(
     )  # fmt: skip
     if small is not None:
         reason = obstacle(small.config, info.page_size)
+        if small.config.has_experts:
+            reason = "it has experts"
         if reason is not None:
             raise ModelError(
                 f"--draft {config.draft} cannot be served as integers: {reason}; give --quantization "

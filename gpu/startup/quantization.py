@@ -47,6 +47,8 @@ def choose_quantization(config: ModelConfig, shape: Definition, device: torch.de
         isa, obstacle = _instructions()
     if obstacle is None:
         obstacle = _shape(shape, config.page_size)
+    if obstacle is None and asked == "int4" and shape.has_experts:
+        obstacle = "experts are served in 8 bits only: give --quantization int8"
     if obstacle is not None:
         if asked != "auto":
             raise ModelError(f"--quantization {asked}: {obstacle}; or give --quantization none")

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Use = Literal["rows", "gated", "logits"]
-"""What a product's rows are: just rows; a gate's rows, then as many of `up`; a vocabulary's logits."""
+Use = Literal["rows", "gated", "logits", "scores"]
+"""What a product's rows are: just rows; a gate's rows, then as many of `up`; a vocabulary's logits;
+scores of experts, whose order rounding would change."""
 
 
 class Weight:
@@ -53,7 +54,8 @@ class Linear:
     """y = x W^T + b. bias [outputs] or None.
 
     `order` int64[outputs]: which row of the checkpoint each of ours is; None: the same. `beside`: the
-    checkpoint's tensors are blocks of columns, whose products are added.
+    checkpoint's tensors are blocks of columns, whose products are added. `stacked`: so many matrices one
+    below the other, of experts; 0: one.
     """
 
     weight: Weight
@@ -61,6 +63,7 @@ class Linear:
     use: Use = "rows"
     order: Tensor | None = None
     beside: bool = False
+    stacked: int = 0
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, inputs] -> [T, outputs]."""
@@ -72,6 +75,12 @@ class Linear:
         if not isinstance(self.weight, PlainWeight):
             raise TypeError(f"this product reads plain weights, not a {type(self.weight).__name__}")
         return self.weight.tensor
+
+    def matrices(self) -> list[tuple[Tensor, Tensor | None]]:
+        """The weights and biases that are stacked in it."""
+        weights = self.tensor.chunk(self.stacked)
+        biases = [None] * len(weights) if self.bias is None else self.bias.chunk(self.stacked)
+        return list(zip(weights, biases, strict=True))
 
     def put_in_order(self) -> None:
         """Bring rows that were loaded as the checkpoint has them into their order. Call it once."""
@@ -102,11 +111,14 @@ def plain(weight: Tensor, bias: Tensor | None = None, use: Use = "rows") -> Line
 
 
 def empty_linear(
-    inputs: int, outputs: int, bias: bool, dtype: torch.dtype, device: torch.device, use: Use = "rows"
-) -> Linear:
-    """A product whose weights the loader fills."""
-    weight = torch.empty((outputs, inputs), dtype=dtype, device=device)
-    return plain(weight, torch.empty(outputs, dtype=dtype, device=device) if bias else None, use)
+    inputs: int, outputs: int, bias: bool, dtype: torch.dtype, device: torch.device, use: Use = "rows",
+    stacked: int = 0,
+) -> Linear:  # fmt: skip
+    """A product whose weights the loader fills. `outputs`: of each of those that are stacked."""
+    rows = outputs * max(1, stacked)
+    weight = torch.empty((rows, inputs), dtype=dtype, device=device)
+    own = torch.empty(rows, dtype=dtype, device=device) if bias else None
+    return Linear(PlainWeight(weight), own, use, stacked=stacked)
 
 
 def blocks(linear: Linear, names: Sequence[str], sizes: Sequence[int]) -> dict[str, Tensor]:

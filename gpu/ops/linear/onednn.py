@@ -47,7 +47,7 @@ def float_weight(linear: Linear) -> Weight:
     rows need not be many for it. These are the operators of torch's own compiler.
     """
     tensor = linear.tensor
-    if not _onednn_serves(tensor):
+    if linear.stacked or not _onednn_serves(tensor):
         return linear.weight
     return OneDnnWeight(torch.ops.mkldnn._reorder_linear_weight(tensor, None), len(tensor))
 

@@ -7,8 +7,8 @@ import torch
 
 from ramify.gpu.native.grouped import PackedGroups, pack_groups
 from ramify.gpu.native.host import Isa
-from ramify.gpu.native.linear import PackedWeight, pack_weight
-from ramify.gpu.ops.linear.base import Form, Linear, Weight
+from ramify.gpu.native.linear import PackedWeight, joined, pack_weight
+from ramify.gpu.ops.linear.base import Form, Linear, PlainWeight, Weight
 from ramify.gpu.ops.linear.grouped import GroupedWeight, four_bits
 
 
@@ -40,6 +40,11 @@ def _padding(linear: Linear) -> float:
 
 
 def _rounded(isa: Isa, linear: Linear) -> Weight:
+    if linear.use == "scores":
+        return PlainWeight(linear.tensor.float())
+    if linear.stacked:
+        each = [pack_weight(*one, isa, linear.use == "gated") for one in linear.matrices()]
+        return CpuWeight(joined(each), linear.tensor.shape[1])
     packed = pack_weight(linear.tensor, linear.bias, isa, linear.use == "gated", _padding(linear))
     return CpuWeight(packed, linear.tensor.shape[1])
 

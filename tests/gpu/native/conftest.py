@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ramify.gpu.native.threads import Crew, Instruction
 
 collect_ignore_glob = [] if importlib.util.find_spec("llvmlite") is not None else ["test_*.py"]
-ENDINGS = ("store", "add", "softcap", "silu", "gelu_tanh")
+ENDINGS = ("store", "add", "softcap", "silu", "gelu_tanh", "experts_silu", "experts_weigh")
 
 
 @pytest.fixture(scope="session")

@@ -48,16 +48,20 @@ def layer(kind: torch.dtype, case: str = "plain", top: int = 2) -> LayerExperts:
             case == "gated", "gelu_tanh",
         )  # fmt: skip
     biased = case == "biased"
+
+    def stacked(scale: float, outputs: int, inputs: int) -> Linear:
+        bias = made(EXPERTS * outputs, kind=kind) if biased else None
+        weight = scale * made(EXPERTS * outputs, inputs, kind=kind)
+        return replace(plain(weight, bias), stacked=EXPERTS)
+
     return LayerExperts(
         router=plain(made(EXPERTS + (case == "gated"), HIDDEN, kind=kind)),
         correction=None,
-        gate_up=made(EXPERTS, 2 * SIZE, HIDDEN, kind=kind) * 0.3,
-        down=made(EXPERTS, HIDDEN, SIZE, kind=kind),
+        gate_up=stacked(0.3, 2 * SIZE, HIDDEN),
+        down=stacked(1.0, HIDDEN, SIZE),
         shared=shared,
         settings=RouterSettings(top=top),
         activation="clamped_swiglu" if biased else "silu" if shared is None else "gelu_tanh",
-        gate_up_bias=made(EXPERTS, 2 * SIZE, kind=kind) if biased else None,
-        down_bias=made(EXPERTS, HIDDEN, kind=kind) if biased else None,
     )
 
 
@@ -65,17 +69,15 @@ def wider(one: LayerExperts) -> LayerExperts:
     """The same numbers in float32."""
 
     def linear(each: Linear) -> Linear:
-        return plain(each.tensor.float())
-
-    def tensor(each: Tensor | None) -> Tensor | None:
-        return None if each is None else each.float()
+        bias = None if each.bias is None else each.bias.float()
+        return replace(plain(each.tensor.float(), bias), stacked=each.stacked)
 
     shared = one.shared
     if shared is not None:
         shared = replace(shared, gate_up=linear(shared.gate_up), down=linear(shared.down))
     return replace(
-        one, router=linear(one.router), gate_up=one.gate_up.float(), down=one.down.float(),
-        shared=shared, gate_up_bias=tensor(one.gate_up_bias), down_bias=tensor(one.down_bias),
+        one, router=linear(one.router), gate_up=linear(one.gate_up), down=linear(one.down),
+        shared=shared,
     )  # fmt: skip
 
 
@@ -118,7 +120,7 @@ def test_routes(name: str) -> None:
         layer(torch.float32),
         correction=correction,
         settings=settings,
-        gate_up=made(experts, 2, 1),
+        gate_up=replace(plain(made(1, 1)), stacked=experts),
     )
     counts, chosen = route(logits, correction, settings)
     found = route_tokens(logits, one)
@@ -202,13 +204,14 @@ def test_weights_of_experts_that_nobody_chose_are_not_read(
     else:
         run_few(UnscaledRows(x), 0.0, one, routes)
     times = tokens * 2 if tokens <= 3 else 2 * -(-tokens // 16)
-    for weight in (one.gate_up, one.down):
-        begin, each = weight.data_ptr(), weight[0].numel() * 4
+    for weight in (one.gate_up.tensor, one.down.tensor):
+        count = weight.numel() // EXPERTS
+        begin, each = weight.data_ptr(), count * 4
         read = [at - begin for at in addresses if 0 <= at - begin < weight.numel() * 4]
         hit = set(routes.chosen.flatten().tolist())
         assert {at // each for at in read} == hit
-        assert len(set(read)) == len(hit) * weight[0].numel()
-        assert len(read) < 1.5 * times * weight[0].numel()  # the last tile of rows is cut
+        assert len(set(read)) == len(hit) * count
+        assert len(read) < 1.5 * times * count  # the last tile of rows is cut
 
 
 def test_rows_that_are_still_to_be_divided() -> None:

@@ -1,6 +1,7 @@
 """Families with layers of experts, against `transformers`, through the executor."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -222,14 +223,15 @@ def test_all_tokens_on_one_expert() -> None:
     generator = torch.Generator().manual_seed(1)
     x, up, down = (torch.randn(*shape, generator=generator) for shape in ((5, 8), (4, 12, 8), (4, 8, 6)))
     equal = plain(torch.zeros(4, 8))  # the first is chosen
-    layer = LayerExperts(equal, None, up, down, None, RouterSettings(top=1), "silu")
+    stacked = [replace(plain(each.flatten(0, 1)), stacked=4) for each in (up, down)]
+    layer = LayerExperts(equal, None, *stacked, None, RouterSettings(top=1), "silu")
     gate, wide = F.linear(x, up[0]).chunk(2, -1)
     wanted = F.linear(F.silu(gate) * wide, down[0])
     torch.testing.assert_close(run(x, layer), wanted)
     torch.testing.assert_close(run(x[:1], layer), wanted[:1])
 
 
-def test_8_bits_are_refused(tmp_path: Path, drive: Any) -> None:
-    save(tmp_path, "qwen3_moe")
-    with pytest.raises(ModelError, match="layers of experts have no kernels in 8 bits"):
+def test_routers_with_groups_are_refused_in_8_bits(tmp_path: Path, drive: Any) -> None:
+    save(tmp_path, "glm4_moe")
+    with pytest.raises(ModelError, match="groups of experts have no kernel in 8 bits"):
         drive(tmp_path, quantization="int8")
