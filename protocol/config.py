@@ -143,7 +143,18 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
     ] = "auto"
     tool_parser: Annotated[
         Literal[
-            "auto", "hermes", "qwen3-coder", "llama3", "mistral", "deepseek", "harmony", "any", "none"
+            "auto",
+            "hermes",
+            "qwen3-coder",
+            "llama3",
+            "mistral",
+            "granite",
+            "deepseek",
+            "harmony",
+            "lfm2",
+            "gemma4",
+            "any",
+            "none",
         ],
         Setting("how the model writes tool calls; auto: as its chat template says"),
     ] = "auto"

@@ -6,7 +6,7 @@ Where `Structure.marks` names them, the token is meant. Where free text is searc
 text spelled by other tokens counts too.
 """
 
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -40,12 +40,18 @@ class JsonPart(_StructurePart, frozen=True, tag="json"):
     strict: bool = True
 
 
+ParameterStyle: TypeAlias = Literal["tags", "python", "gemma"]
+"""Between tags of their own (Qwen3-Coder), as Python's keywords (LFM2), or as Gemma 4 writes them."""
+
+
 class XmlPart(_StructurePart, frozen=True, tag="xml"):
-    """The parameters of a call, each between tags of its own, as Qwen3-Coder writes them."""
+    """The parameters of a call, one by one. `quote`: a mark around strings, where the style has one."""
 
     schema: Any
     at: str = ""
     strict: bool = True
+    style: ParameterStyle = "tags"
+    quote: str = ""
 
 
 class SequencePart(_StructurePart, frozen=True, tag="sequence"):

@@ -25,14 +25,14 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (289, 589),
+    "actors": (290, 592),
     "actors/cache": (15, 32),
-    "actors/calls": (10, 22),
+    "actors/calls": (11, 25),
     "actors/cluster": (14, 28),
     "actors/executor": (8, 8),
     "actors/front": (8, 16),
     "actors/gateway": (64, 114),
-    "actors/grammar": (52, 91),
+    "actors/grammar": (52, 92),
     "actors/kit": (14, 21),
     "actors/links": (6, 10),
     "actors/processes": (6, 7),

@@ -8,8 +8,12 @@ from typing import Literal, NamedTuple
 
 from ramify.actors.calls import forms
 from ramify.actors.calls.forms import Form
+from ramify.actors.calls.literals import QUOTE
 
-DialectName = Literal["hermes", "qwen3-coder", "llama3", "mistral", "deepseek", "harmony", "any", "none"]
+DialectName = Literal[
+    "hermes", "qwen3-coder", "llama3", "mistral", "granite", "deepseek", "harmony", "lfm2", "gemma4",
+    "any", "none",
+]  # fmt: skip
 
 
 class Thought(NamedTuple):
@@ -79,6 +83,28 @@ DIALECTS: dict[DialectName, Dialect] = {
             argument=_ARGUMENT,
         ),
         Dialect(
+            "granite",
+            {forms.CALL_LIST: forms.mistral},
+            marks=(forms.CALL_LIST,),
+            opening=f"{forms.CALL_LIST}[{_NAME}",
+            argument=_ARGUMENT,
+        ),
+        Dialect(
+            "lfm2",
+            {forms.PYTHONIC: forms.pythonic},
+            marks=(forms.PYTHONIC, forms.PYTHONIC_END),
+            opening=f"{forms.PYTHONIC}[",
+            argument="(",
+        ),
+        Dialect(
+            "gemma4",
+            {forms.GEMMA: forms.gemma},
+            marks=(forms.GEMMA, forms.GEMMA_END, QUOTE, "<|channel>", "<channel|>"),
+            thought=Thought("<|channel>thought", "<channel|>"),
+            opening=f"{forms.GEMMA}call:",
+            argument="{",
+        ),
+        Dialect(
             "deepseek",
             {forms.CALLS_BEGIN: forms.deepseek},
             marks=_DEEPSEEK,
@@ -139,6 +165,12 @@ def _named(template: str) -> DialectName:
         return "deepseek"
     if forms.TOOL_CALLS in template:
         return "mistral"
+    if forms.CALL_LIST in template:
+        return "granite"
+    if forms.PYTHONIC in template or "<|tool_list_start|>" in template:
+        return "lfm2"
+    if forms.GEMMA in template:
+        return "gemma4"
     if forms.FUNCTION in template and forms.TOOL_CALL in template:
         return "qwen3-coder"
     if forms.TOOL_CALL in template:

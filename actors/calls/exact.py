@@ -12,10 +12,12 @@ from typing import NamedTuple
 
 from ramify.actors.calls import forms
 from ramify.actors.calls.dialects import Dialect
+from ramify.actors.calls.literals import QUOTE
 from ramify.actors.calls.toolbox import DeclaredTool
 from ramify.protocol.structure import (
     JsonPart,
     ListPart,
+    ParameterStyle,
     Part,
     RegexPart,
     SequencePart,
@@ -160,9 +162,13 @@ def _llama3(asked: CallTerms) -> Calls:
 
 
 def _mistral(asked: CallTerms) -> Calls:
-    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]NAME[ARGS]{...}`."""
+    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]NAME[ARGS]{...}`.
+
+    Granite 3: `<|tool_call|>[{"name": ..., "arguments": {...}}, ...]`.
+    """
     opening, argument = asked.written
     list_begin, bracket, head = opening.partition("[{")
+    mark = forms.CALL_LIST if opening.startswith(forms.CALL_LIST) else forms.TOOL_CALLS
     if bracket:
         ident = UnionPart([TextPart(""), _sequence(StructureTag(', "id": "', RegexPart(_ID), '"'))])
         each = [
@@ -174,7 +180,7 @@ def _mistral(asked: CallTerms) -> Calls:
             for tool in asked.tools
         ]
         whole = StructureTag(f"{list_begin}[", _forced(each, ", ", asked.parallel), "]")
-        return Calls(_free([whole], [forms.TOOL_CALLS], False), _sequence(whole))
+        return Calls(_free([whole], [mark], False), _sequence(whole))
     before, marked, behind = argument.partition(CALL_ID)
     tags = []
     for tool in asked.tools:
@@ -183,6 +189,29 @@ def _mistral(asked: CallTerms) -> Calls:
             content = SequencePart([RegexPart(_ID), TextPart(behind), content])
         tags.append(StructureTag(f"{opening}{tool.name}{before}", content, ""))
     return Calls(_free(tags, [forms.TOOL_CALLS], asked.parallel), _forced(tags, "", asked.parallel))
+
+
+def _lfm2(asked: CallTerms) -> Calls:
+    """LFM2: `<|tool_call_start|>[NAME(KEY=VALUE, ...), ...]<|tool_call_end|>`."""
+    opening, argument = asked.written
+    each = [
+        StructureTag(f"{tool.name}{argument}", _parameters(tool, asked.demanded, "python"), ")")
+        for tool in asked.tools
+    ]
+    end = "]" + _kept(forms.PYTHONIC_END, asked.ends_output)
+    whole = StructureTag(opening, _forced(each, ", ", asked.parallel), end)
+    return Calls(_free([whole], [forms.PYTHONIC], False), _sequence(whole))
+
+
+def _gemma4(asked: CallTerms) -> Calls:
+    """Gemma 4: `<|tool_call>call:NAME{KEY:VALUE,...}<tool_call|>`, its strings between `<|"|>`."""
+    opening, _ = asked.written
+    end = "}" + _kept(forms.GEMMA_END, asked.ends_output)
+    tags = [
+        StructureTag(f"{opening}{tool.name}{{", _parameters(tool, asked.demanded, "gemma", QUOTE), end)
+        for tool in asked.tools
+    ]
+    return Calls(_free(tags, [forms.GEMMA], asked.parallel), _forced(tags, "", asked.parallel))
 
 
 def _deepseek(asked: CallTerms) -> Calls:
@@ -245,6 +274,9 @@ _FAMILIES: dict[str, Writer] = {
     "qwen3-coder": _xml,
     "llama3": _llama3,
     "mistral": _mistral,
+    "granite": _mistral,
+    "lfm2": _lfm2,
+    "gemma4": _gemma4,
     "deepseek": _deepseek,
     "harmony": _harmony,
     "any": _any,
@@ -260,10 +292,13 @@ def _object(tool: DeclaredTool, demanded: bool) -> JsonPart:
     return JsonPart(tool.schema, tool.place, strict=demanded if tool.strict is None else tool.strict)
 
 
-def _parameters(tool: DeclaredTool, demanded: bool) -> XmlPart:
+def _parameters(
+    tool: DeclaredTool, demanded: bool, style: ParameterStyle = "tags", quote: str = ""
+) -> XmlPart:
     if tool.strict is False and not demanded:
-        return XmlPart(None)
-    return XmlPart(tool.schema, tool.place, strict=demanded if tool.strict is None else tool.strict)
+        return XmlPart(None, style=style, quote=quote)
+    strict = demanded if tool.strict is None else tool.strict
+    return XmlPart(tool.schema, tool.place, strict, style, quote)
 
 
 def _json_name(tool: DeclaredTool) -> str:

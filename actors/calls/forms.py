@@ -9,24 +9,25 @@ returns how many of the characters it read are not its own (they belong to the t
 | `tagged` | `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen, ours) |
 | `xml` | `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>` (Coder) |
 | `mistral` | `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]NAME[ARGS]{...}` |
+| `mistral` | `<|tool_call|>[{"name": ..., "arguments": {...}}, ...]` (Granite 3) |
 | `deepseek` | `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`, in marks for all |
 | `harmony` | `<|channel|>commentary to=functions.NAME json<|message|>{...}<|call|>` (gpt-oss) |
 | `python_tag` | `<|python_tag|>{"name": ..., "parameters": {...}}` (Llama 3) |
-| `bare` | the same without a mark, up to the end of the text, or a list of such objects |
+| `pythonic` | `<|tool_call_start|>[NAME(KEY=VALUE, ...), ...]<|tool_call_end|>` (LFM2) |
+| `gemma` | `<|tool_call>call:NAME{KEY:VALUE, ...}<tool_call|>`, strings between `<|"|>` (Gemma 4) |
+| `bare` | as `python_tag` without the mark, up to the end of the text, or a list of such objects |
 
 The closing tag of the last call may be missing: some models stop on it.
 """
 
 import json
 import re
-from collections.abc import Callable, Generator
-from typing import Protocol, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
+from ramify.actors.calls.literals import Reading, blanks, closed, either, key_of, literal, rest, until
 from ramify.actors.calls.scanner import Broken, Scanner
 from ramify.actors.calls.toolbox import decode
-
-T = TypeVar("T")
-Reading: TypeAlias = Generator[None, str, T]
 
 ARGUMENTS = ("arguments", "parameters")  # what families call them
 NAME_MOST = 256  # characters of a tool's name, or of what stands in its place
@@ -40,6 +41,9 @@ CALL_BEGIN, CALL_END, CALL_SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call
 PYTHON_TAG = "<|python_tag|>"
 RECIPIENT, COMMENTARY = "to=functions.", "<|channel|>commentary to=functions."
 MESSAGE, CALL = "<|message|>", "<|call|>"
+CALL_LIST = "<|tool_call|>"
+PYTHONIC, PYTHONIC_END = "<|tool_call_start|>", "<|tool_call_end|>"
+GEMMA, GEMMA_END = "<|tool_call>", "<tool_call|>"
 _HEAD_END = re.compile(r"[\s<]")  # what ends a recipient's name
 
 
@@ -80,12 +84,12 @@ Form: TypeAlias = Callable[[Sink], Reading[int]]
 
 def tagged(sink: Sink) -> Reading[int]:
     """Behind `<tool_call>`."""
-    c = yield from _blanks()
+    c = yield from blanks()
     if c == "<":
-        yield from _rest(FUNCTION, c)
+        yield from rest(FUNCTION, c)
         return (yield from xml(sink))
     yield from _object(sink, c)
-    yield from _closed(TOOL_CALL_END)
+    yield from closed(TOOL_CALL_END)
     sink.commit()
     return 0
 
@@ -93,7 +97,7 @@ def tagged(sink: Sink) -> Reading[int]:
 def xml(sink: Sink) -> Reading[int]:
     """Behind `<tool_call><function=`."""
     yield from _function(sink)
-    yield from _closed(TOOL_CALL_END)
+    yield from closed(TOOL_CALL_END)
     sink.commit()
     return 0
 
@@ -107,15 +111,15 @@ def function(sink: Sink) -> Reading[int]:
 
 def _function(sink: Sink) -> Reading[None]:
     sink.begin()
-    name = (yield from _until(">", NAME_MOST)).strip()
+    name = (yield from until(">", NAME_MOST)).strip()
     sink.named(name)
     arguments: dict[str, object] = {}
     while True:
-        c = yield from _blanks()
-        if (yield from _either(c, PARAMETER, FUNCTION_END)) == FUNCTION_END:
+        c = yield from blanks()
+        if (yield from either(c, PARAMETER, FUNCTION_END)) == FUNCTION_END:
             break
-        key = (yield from _until(">", NAME_MOST)).strip()
-        text = yield from _until(PARAMETER_END)
+        key = (yield from until(">", NAME_MOST)).strip()
+        text = yield from until(PARAMETER_END)
         value = sink.typed(key, text.removeprefix("\n").removesuffix("\n"))
         sink.argues((", " if arguments else "{") + f"{_json(key)}: {_json(value)}")
         arguments[key] = value
@@ -124,8 +128,8 @@ def _function(sink: Sink) -> Reading[None]:
 
 
 def mistral(sink: Sink) -> Reading[int]:
-    """Behind `[TOOL_CALLS]`."""
-    c = yield from _blanks()
+    """Behind `[TOOL_CALLS]`, and behind Granite's `<|tool_call|>`."""
+    c = yield from blanks()
     if c == "{":
         yield from _object(sink, c)
         sink.commit()
@@ -133,9 +137,9 @@ def mistral(sink: Sink) -> Reading[int]:
     if c != "[":
         return (yield from _named(sink, c))
     while True:
-        c = yield from _blanks()
+        c = yield from blanks()
         yield from _object(sink, c)
-        c = yield from _blanks()
+        c = yield from blanks()
         if c not in (",", "]", ""):
             raise Broken
         sink.commit()
@@ -167,25 +171,25 @@ def deepseek(sink: Sink) -> Reading[int]:
     V3 and R1 put "function" before the name, and a fence around the arguments.
     """
     while True:
-        c = yield from _blanks()
+        c = yield from blanks()
         if not c:
             return 0
-        if (yield from _either(c, CALL_BEGIN, CALLS_END)) == CALLS_END:
+        if (yield from either(c, CALL_BEGIN, CALLS_END)) == CALLS_END:
             return 0
         sink.begin()
-        head = (yield from _until(CALL_SEP, NAME_MOST)).strip()
+        head = (yield from until(CALL_SEP, NAME_MOST)).strip()
         fenced = head == "function"
-        name = (yield from _until("\n", NAME_MOST)).strip() if fenced else head
+        name = (yield from until("\n", NAME_MOST)).strip() if fenced else head
         sink.named(name)
-        c = yield from _blanks()
+        c = yield from blanks()
         if fenced:
-            yield from _rest("```json", c)
-            c = yield from _blanks()
+            yield from rest("```json", c)
+            c = yield from blanks()
         yield from _arguments(sink, name, c)
         if fenced:
-            c = yield from _blanks()
-            yield from _rest("```", c)
-        yield from _closed(CALL_END)
+            c = yield from blanks()
+            yield from rest("```", c)
+        yield from closed(CALL_END)
         sink.commit()
 
 
@@ -195,19 +199,56 @@ def harmony(sink: Sink) -> Reading[int]:
     The recipient stands behind the channel, or (as the template writes it) behind the role before it.
     """
     sink.begin()
-    head = yield from _until(MESSAGE, NAME_MOST)
+    head = yield from until(MESSAGE, NAME_MOST)
     name = _HEAD_END.split(head, maxsplit=1)[0]
     sink.named(name)
-    c = yield from _blanks()
+    c = yield from blanks()
     yield from _arguments(sink, name, c)
-    yield from _closed(CALL)
+    yield from closed(CALL)
+    sink.commit()
+    return 0
+
+
+def pythonic(sink: Sink) -> Reading[int]:
+    """Behind `<|tool_call_start|>`: a list of Python's calls, or one of them."""
+    c = yield from blanks()
+    listed = c == "["
+    if listed:
+        c = yield from blanks()
+    while True:
+        sink.begin()
+        name = c + (yield from until("(", NAME_MOST))
+        yield from _pairs(sink, name.strip(), "=", ")")
+        c = yield from blanks()
+        if c == "," and listed:
+            sink.commit()
+            c = yield from blanks()
+            continue
+        if listed:
+            if c not in ("]", ""):
+                raise Broken
+            c = yield from blanks()
+        if c:
+            yield from rest(PYTHONIC_END, c)
+        sink.commit()
+        return 0
+
+
+def gemma(sink: Sink) -> Reading[int]:
+    """Behind `<|tool_call>`."""
+    c = yield from blanks()
+    yield from rest("call:", c)
+    sink.begin()
+    name = yield from until("{", NAME_MOST)
+    yield from _pairs(sink, name.strip(), ":", "}")
+    yield from closed(GEMMA_END)
     sink.commit()
     return 0
 
 
 def python_tag(sink: Sink) -> Reading[int]:
     """Behind `<|python_tag|>`: objects with ";" between them. What follows them is text."""
-    c = yield from _blanks()
+    c = yield from blanks()
     while True:
         yield from _object(sink, c)
         sink.commit()
@@ -222,18 +263,18 @@ def python_tag(sink: Sink) -> Reading[int]:
 
 def bare(sink: Sink) -> Reading[int]:
     """From the beginning of an answer to its end: objects with ";" between them, or a list."""
-    c = yield from _blanks()
+    c = yield from blanks()
     listed = c == "["
     if listed:
-        c = yield from _blanks()
+        c = yield from blanks()
     while True:
         yield from _object(sink, c)
-        c = yield from _blanks()
+        c = yield from blanks()
         if listed and c == "]":
             listed = False
-            c = yield from _blanks()
+            c = yield from blanks()
         elif c == ("," if listed else ";"):
-            c = yield from _blanks()
+            c = yield from blanks()
             continue
         if listed:
             raise Broken
@@ -271,6 +312,24 @@ def _object(sink: Sink, c: str) -> Reading[None]:
     sink.complete(decode(sink.scanned()))
 
 
+def _pairs(sink: Sink, name: str, between: str, end: str) -> Reading[None]:
+    """Keys and values that are no JSON, up to `end`, which is read too."""
+    sink.named(name)
+    arguments: dict[str, object] = {}
+    c = yield from blanks()
+    while c != end:
+        key, c = yield from key_of(c, between, NAME_MOST)
+        value, c = yield from literal(c)
+        sink.argues((", " if arguments else "{") + f"{_json(key)}: {_json(value)}")
+        arguments[key] = value
+        if c == ",":
+            c = yield from blanks()
+        elif c != end:
+            raise Broken
+    sink.argues("}" if arguments else "{}")
+    sink.complete({"name": name, "arguments": arguments})
+
+
 def _arguments(sink: Sink, name: str, c: str) -> Reading[None]:
     """The object of the arguments alone; `c` is its first character."""
     scanner = Scanner()
@@ -284,51 +343,6 @@ def _arguments(sink: Sink, name: str, c: str) -> Reading[None]:
             break
         c = yield
     sink.complete({"name": name, "arguments": decode(sink.scanned())})
-
-
-def _blanks() -> Reading[str]:
-    """Skip them; the first character that is none, "" at the end."""
-    while True:
-        c = yield
-        if not c.isspace():
-            return c
-
-
-def _rest(text: str, c: str) -> Reading[None]:
-    """Exactly `text`, whose first character was read as `c`."""
-    yield from _either(c, text)
-
-
-def _either(c: str, *texts: str) -> Reading[str]:
-    """One of `texts`, of which none begins another; `c` is the first character."""
-    read = c
-    while True:
-        if read in texts:
-            return read
-        if not c or not any(text.startswith(read) for text in texts):
-            raise Broken
-        c = yield
-        read += c
-
-
-def _closed(tag: str) -> Reading[None]:
-    """Blanks and a closing tag, or the end of the text."""
-    c = yield from _blanks()
-    if c:
-        yield from _rest(tag, c)
-
-
-def _until(mark: str, most: int | None = None) -> Reading[str]:
-    """Text up to `mark`, which is read too; at most so many characters."""
-    read: list[str] = []
-    last = mark[-1]
-    while True:
-        c = yield
-        if not c or (most is not None and len(read) > most + len(mark)):
-            raise Broken
-        read.append(c)
-        if c == last and "".join(read[-len(mark) :]) == mark:
-            return "".join(read[: -len(mark)])
 
 
 def _json(value: object) -> str:

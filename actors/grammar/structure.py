@@ -42,7 +42,7 @@ from ramify.actors.grammar.outlines import regex_automaton
 from ramify.actors.grammar.schema.errors import UnsupportedSchema
 from ramify.actors.grammar.schema.limits import MAX_PLACES
 from ramify.actors.grammar.schema.lower import Lowered, containers
-from ramify.actors.grammar.values import any_parameters, json_value, until, xml_parameters
+from ramify.actors.grammar.values import any_parameters, json_value, parameters, until
 from ramify.protocol.constraints import UNCHECKED, CheckedPlace, GrammarBackend, JsonChecks
 from ramify.protocol.errors import ConstraintError
 from ramify.protocol.structure import (
@@ -185,7 +185,7 @@ class _Builder:
                 raise
             self.notes.append(f"{error.message}: any object is allowed there")
             if isinstance(part, XmlPart):
-                return Embedded(any_parameters())
+                return Embedded(any_parameters(part.style, self._marks.encode(part.quote)))
             return Embedded(json_value(ANY_OBJECT, letters=self._letters).automaton)
         self.notes += [f"{part.at}: {note}" if part.at else note for note in found.notes]
         if not found.places:
@@ -198,7 +198,7 @@ class _Builder:
 
     def _lowered(self, part: JsonPart | XmlPart) -> Lowered:
         if isinstance(part, XmlPart):
-            return Lowered(*xml_parameters(part.schema))
+            return Lowered(*parameters(part.schema, part.style, self._marks.encode(part.quote)))
         checked = self._checked and len(self.places) < MAX_PLACES
         return json_value(part.schema, checked=checked, letters=self._letters)
 

@@ -1,6 +1,7 @@
-"""The values inside structures: JSON by a schema, and parameters between tags (Qwen3-Coder). Pure."""
+"""The values inside structures: JSON by a schema, and parameters one by one. Pure."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -14,6 +15,7 @@ from ramify.actors.grammar.expression import (
     Chars,
     Embedded,
     Expression,
+    Literal,
     Repeat,
     concat,
     literal,
@@ -28,10 +30,15 @@ from ramify.actors.grammar.route import UNROLL
 from ramify.actors.grammar.schema.errors import UnsupportedSchema
 from ramify.actors.grammar.schema.lower import Lowered, lower
 from ramify.protocol.errors import ConstraintError
+from ramify.protocol.structure import ParameterStyle
 
 Value = tuple[Automaton, tuple[str, ...]]  # and notes
 
 _END = "</parameter>"
+_BEGINS: dict[ParameterStyle, str] = {"tags": "<parameter={}>\n", "python": "{}=", "gemma": "{}:"}
+_SEPARATORS: dict[ParameterStyle, str] = {"python": ", ", "gemma": ","}
+_TAGGED, _NAME = re.compile(r"[^>\n]*"), re.compile(r"[^\W\d][\w-]*")
+_BOOLEANS = [{"type": "boolean"}]
 _ANNOTATIONS = {"title", "description", "default", "examples", "example"}
 _SAYS_NOTHING = _ANNOTATIONS | {"$comment", "$schema", "$id", "deprecated", "readOnly", "writeOnly"}
 _ROOT = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions"})
@@ -66,13 +73,14 @@ def until(triggers: Sequence[bytes]) -> Automaton:
     return Automaton.of(Fragment(found.automaton.next, final), found.automaton.classes)
 
 
-def xml_parameters(schema: Any) -> Value:
-    """The parameters that an object's schema has, in its order, each between tags of its own.
+def parameters(schema: Any, style: ParameterStyle = "tags", quote: bytes = b"") -> Value:
+    """The parameters that an object's schema has, in its order, one by one.
 
-    Strings stand there as they are, all else as JSON. Raises `UnsupportedSchema` and ConstraintError.
+    Between tags and between `quote` strings stand as they are, all else as JSON. With separators those
+    that are required come first. Raises `UnsupportedSchema` and ConstraintError.
     """
     if schema is None:
-        return any_parameters(), ()
+        return any_parameters(style, quote), ()
     keywords = set(schema) - _SAYS_NOTHING
     if keywords - _ROOT:
         raise ConstraintError(f"{min(keywords - _ROOT)!r} cannot be kept where parameters have tags")
@@ -82,37 +90,77 @@ def xml_parameters(schema: Any) -> Value:
     if schema.get("additionalProperties", True) is not False:
         notes.append("parameters that `properties` does not list are not written")
     shared = {key: schema[key] for key in ("$schema", "$defs", "definitions") if key in schema}
-    written: list[Expression] = []
+    written: list[tuple[Expression, bool]] = []
     for name in dict.fromkeys([*properties, *required]):
-        if ">" in name or "\n" in name:
-            raise ConstraintError(f"the parameter's name {name!r} cannot stand in a tag")
-        value, told = _parameter(properties.get(name, {}), shared)
+        if not (_TAGGED if style == "tags" else _NAME).fullmatch(name):
+            raise ConstraintError(f"the parameter's name {name!r} cannot stand in a call")
+        value, told = _parameter(properties.get(name, {}), shared, style, quote)
         notes += [f"{name}: {note}" for note in told]
-        one = concat(literal(f"<parameter={name}>\n"), value, literal("\n"))
-        written.append(one if name in required else optional(one))
-    return Automaton.from_expression(concat(*written)), tuple(notes)
+        written.append((concat(literal(_BEGINS[style].format(name)), value), name in required))
+    if style == "tags":
+        each = [one if needed else optional(one) for one, needed in written]
+        return Automaton.from_expression(concat(*each)), tuple(notes)
+    ordered = sorted(written, key=lambda each: not each[1])
+    return Automaton.from_expression(_separated(ordered, _SEPARATORS[style])), tuple(notes)
 
 
 @cache
-def any_parameters() -> Automaton:
-    """Any parameters, each between tags of its own."""
-    name = Automaton.from_regex("<parameter=[^<>\n]{1,64}>\n")
-    one = concat(Embedded(name), Embedded(_text_until_end()), literal("\n"))
-    return Automaton.from_expression(Repeat(one, 0, None))
+def any_parameters(style: ParameterStyle = "tags", quote: bytes = b"") -> Automaton:
+    """Any parameters, one by one."""
+    if style == "tags":
+        name = Automaton.from_regex("<parameter=[^<>\n]{1,64}>\n")
+        one = concat(Embedded(name), Embedded(_text_until_end()), literal("\n"))
+        return Automaton.from_expression(Repeat(one, 0, None))
+    value: Expression = Embedded(json_value({}).automaton)
+    if style == "gemma":
+        value = union(value, _quoted(None, quote))
+    name = Automaton.from_regex(f"[A-Za-z_][A-Za-z0-9_-]{{0,63}}{_BEGINS[style].format('')}")
+    one = concat(Embedded(name), value)
+    more = Repeat(concat(literal(_SEPARATORS[style]), one), 0, None)
+    return Automaton.from_expression(optional(concat(one, more)))
 
 
-def _parameter(schema: Any, shared: Mapping[str, Any]) -> tuple[Expression, tuple[str, ...]]:
-    """A value and the end of its tag."""
+def _separated(written: Sequence[tuple[Expression, bool]], separator: str) -> Expression:
+    """Each of them, or those that are required, with separators. Linear where the first is required."""
+    later: Expression = literal("")  # what may follow one that is there,
+    alone: Expression = later  # and what may stand where none is yet
+    for one, needed in reversed(written):
+        first = concat(one, later)
+        behind = concat(literal(separator), one)
+        later = concat(behind if needed else optional(behind), later)
+        alone = first if needed else union(first, alone)
+    return alone
+
+
+def _parameter(
+    schema: Any, shared: Mapping[str, Any], style: ParameterStyle, quote: bytes
+) -> tuple[Expression, tuple[str, ...]]:
+    """A value, and what ends it where there are tags."""
+    kind = schema.get("type") if isinstance(schema, dict) else None
     notes: tuple[str, ...] = ()
-    if isinstance(schema, dict) and schema.get("type") == "string":
+    if kind == "string" and style != "python":
         found = _plain_text(schema)
+        if style == "gemma":
+            return _quoted(found, quote), ()
         if found is None:
-            return Embedded(_text_until_end()), ()
+            return concat(Embedded(_text_until_end()), literal("\n")), ()
+    elif schema in _BOOLEANS and style == "python":
+        return union(literal("True"), literal("False")), ()
     else:
         whole = {**shared, **schema} if isinstance(schema, dict) else schema
         found, notes, _ = json_value(whole)
+    if style != "tags":
+        return Embedded(found), notes
     ended = Automaton.from_expression(concat(Embedded(found), literal(f"\n{_END}")))
-    return Embedded(ended.intersect(_text_until_end())), notes
+    return concat(Embedded(ended.intersect(_text_until_end())), literal("\n")), notes
+
+
+def _quoted(found: Automaton | None, quote: bytes) -> Expression:
+    """Text that `found` matches, None: any, between the marks."""
+    text = until([quote])
+    if found is not None:
+        text = text.intersect(Automaton.from_expression(concat(Embedded(found), Literal(quote))))
+    return concat(Literal(quote), Embedded(text))
 
 
 def _text_until_end() -> Automaton:

@@ -237,7 +237,8 @@ class Constraints:
 
     def _structure(self, root: Part, after: str) -> ConstraintSpec:
         structure = Structure(root, after=after)
-        marks = self._tokenizer.marks_in(encode_structure(structure))
+        said = encode_structure(structure).replace('\\"', '"')  # a mark may hold quotes
+        marks = self._tokenizer.marks_in(said)
         return ConstraintSpec(
             "structure", encode_structure(msgspec.structs.replace(structure, marks=marks))
         )

@@ -16,6 +16,10 @@ from ramify.actors.calls.forms import Form
         (f"{forms.FUNCTION}name>", "any"),
         (f"{forms.TOOL_CALLS}[", "mistral"),
         (f"{forms.CALLS_BEGIN}{forms.CALL_BEGIN}", "deepseek"),
+        (f"{forms.CALL_LIST} followed by a list", "granite"),
+        ("List of tools: <|tool_list_start|>[", "lfm2"),
+        (f"{forms.PYTHONIC}[", "lfm2"),
+        (f"{forms.GEMMA}call:", "gemma4"),
         (f"{forms.PYTHON_TAG}", "llama3"),
         ('{"name": ..., "parameters": {', "llama3"),
         (f"{forms.TOOL_CALL} and {forms.PYTHON_TAG}", "hermes"),
@@ -53,6 +57,9 @@ CALL, NAME, ARGUMENT = "<tool_call>", '{"name":', '", "arguments":'
         ),
         ("llama3", {"<|python_tag|>": forms.python_tag}, forms.bare, NAME, '", "parameters":'),
         ("mistral", {"[TOOL_CALLS]": forms.mistral}, None, f"[TOOL_CALLS][{NAME}", ARGUMENT),
+        ("granite", {"<|tool_call|>": forms.mistral}, None, f"<|tool_call|>[{NAME}", ARGUMENT),
+        ("lfm2", {"<|tool_call_start|>": forms.pythonic}, None, "<|tool_call_start|>[", "("),
+        ("gemma4", {"<|tool_call>": forms.gemma}, None, "<|tool_call>call:", "{"),
         (
             "harmony",
             {forms.COMMENTARY: forms.harmony, forms.RECIPIENT: forms.harmony},
@@ -81,6 +88,10 @@ def test_what_each_family_writes(
     found = dialect_of("", name)
     assert (found.name, dict(found.openings), found.bare) == (name, openings, bare)
     assert (found.opening, found.argument) == (opening, argument)
+
+
+def test_gemma_thinks_in_a_channel() -> None:
+    assert dialect_of(forms.GEMMA).thought == ("<|channel>thought", "<channel|>")
 
 
 def test_deepseek_begins_all_calls_and_then_each() -> None:

@@ -132,6 +132,51 @@ def python_tag(rng: random.Random, name: str, given: dict[str, Any]) -> tuple[st
     return text, len(text)
 
 
+def python_literal(value: Any) -> str:
+    """As Python writes it, strings in either quotes."""
+    if isinstance(value, dict):
+        members = (f"{json.dumps(key)}: {python_literal(each)}" for key, each in value.items())
+        return "{" + ", ".join(members) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(python_literal, value)) + "]"
+    return repr(value)
+
+
+def pythonic(rng: random.Random, name: str, given: dict[str, Any]) -> tuple[str, int]:
+    shown = rng.choice([python_literal, json.dumps])
+    pairs = (f"{key}={blank(rng)}{shown(value)}" for key, value in given.items())
+    body = f"<|tool_call_start|>{blank(rng)}[{name}({f',{blank(rng)}'.join(pairs)})"
+    return f"{body}]<|tool_call_end|>", len(body)
+
+
+def gemma_literal(value: Any) -> str:
+    """As Gemma's template writes it: keys without quotes, strings between marks, as they are."""
+    if isinstance(value, dict):
+        return (
+            "{"
+            + ",".join(f"{json.dumps(key)}:{gemma_literal(each)}" for key, each in value.items())
+            + "}"
+        )
+    if isinstance(value, list):
+        return "[" + ",".join(map(gemma_literal, value)) + "]"
+    return f'<|"|>{value}<|"|>' if isinstance(value, str) else json.dumps(value)
+
+
+def gemma(rng: random.Random, name: str, given: dict[str, Any]) -> tuple[str, int]:
+    pairs = (f"{key}:{gemma_literal(value)}" for key, value in given.items())
+    body = f"<|tool_call>call:{name}{{{','.join(pairs)}}}"
+    return f"{body}{blank(rng)}<tool_call|>", len(body)
+
+
+def granite(rng: random.Random) -> Written:
+    """Mistral's list behind another mark."""
+    text, calls, content = nemo(rng)
+    return Written(
+        text.replace("[TOOL_CALLS]", "<|tool_call|>", 1), calls,
+        content.replace("[TOOL_CALLS]", "<|tool_call|>", 1),
+    )  # fmt: skip
+
+
 def separate(one: Call) -> Callable[[random.Random], Written]:
     """Text with calls of which each has its own marks."""
 
@@ -293,6 +338,9 @@ FAMILIES: dict[str, tuple[str, Callable[[random.Random], Written]]] = {
     "mistral small 3": ("mistral", separate(named)),
     "llama 3, bare": ("llama3", bare),
     "llama 3, python_tag": ("llama3", separate(python_tag)),
+    "granite 3": ("granite", granite),
+    "lfm2": ("lfm2", separate(pythonic)),
+    "gemma 4": ("gemma4", separate(gemma)),
     "deepseek r1, v3": ("deepseek", deepseek(True)),
     "deepseek v3.1": ("deepseek", deepseek(False)),
     "gpt-oss": ("harmony", messages),

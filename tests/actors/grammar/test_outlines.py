@@ -25,7 +25,7 @@ from ramify.actors.grammar.outlines import (
 from ramify.actors.grammar.regex import UnknownSyntax
 from ramify.actors.grammar.schema.errors import UnsupportedSchema
 from ramify.actors.grammar.schema.lower import lower
-from ramify.actors.grammar.values import json_value, xml_parameters
+from ramify.actors.grammar.values import json_value, parameters
 from ramify.gpu.constraints.bodies import constraint_of
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.constraints import ConstraintSpec, GrammarBackend
@@ -227,7 +227,7 @@ def test_names_and_tools_parameters_by_such_patterns(pattern: str, good: str, ba
         (lower(closed).automaton, '{"%s":1}'),
         (json_value(tool)[0], f'{{"a": "{good}", "b": {{"%s": 1}}}}'),
         (json_value(tool)[0], '{"a": "%s", "b": {}}'),
-        (xml_parameters(tool)[0], "<parameter=a>\n%s\n</parameter>\n<parameter=b>\n{}\n</parameter>\n"),
+        (parameters(tool)[0], "<parameter=a>\n%s\n</parameter>\n<parameter=b>\n{}\n</parameter>\n"),
     ):
         assert automaton.accepts((written % good).encode())
         assert not automaton.accepts((written % bad).encode())

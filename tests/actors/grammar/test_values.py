@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from ramify.actors.grammar.schema.errors import UnsupportedSchema
-from ramify.actors.grammar.values import any_parameters, json_value, until, xml_parameters
+from ramify.actors.grammar.values import any_parameters, json_value, parameters, until
 from ramify.protocol.errors import ConstraintError
 from tests.actors.grammar.samples import sample
 
@@ -41,7 +41,7 @@ def read(text: str) -> dict[str, Any]:
 
 
 def test_parameters_between_tags_are_valid() -> None:
-    made, notes = xml_parameters(SCHEMA)
+    made, notes = parameters(SCHEMA)
     assert notes == ()
     rng = random.Random(3)
     seen: set[str] = set()
@@ -54,7 +54,7 @@ def test_parameters_between_tags_are_valid() -> None:
         **SCHEMA,
         "properties": {**SCHEMA["properties"], "path": {"type": "string", "enum": ["a"]}},
     }  # type: ignore[dict-item]
-    made, _ = xml_parameters(listed)
+    made, _ = parameters(listed)
     for _ in range(150):
         value = read(sample(made, rng, 200).decode())
         jsonschema.validate(value, listed)
@@ -74,11 +74,11 @@ def test_parameters_between_tags_are_valid() -> None:
 )
 def test_what_tags_cannot_keep_is_refused(schema: Any) -> None:
     with pytest.raises(ConstraintError):
-        xml_parameters(schema)
+        parameters(schema)
 
 
 def test_open_parameters_are_told() -> None:
-    made, notes = xml_parameters({"type": "object", "properties": {"a": {"type": "string"}}})
+    made, notes = parameters({"type": "object", "properties": {"a": {"type": "string"}}})
     assert "not list" in notes[0]
     assert made.accepts(b"")
     assert any_parameters().accepts(b"<parameter=zz>\nq\n</parameter>\n")
