@@ -1,6 +1,7 @@
 """Which way a token takes through the server: calls, moves between files, files.
 
     python benchmarks/token_path.py [--tokens 200] [--list [request]] [--json FILE]
+    python benchmarks/token_path.py --layouts
 
 A real engine with the fake executor runs in this process; one socket generates on one branch. Every
 call of a Python function of ours on the event loop's thread is noted, so the figures are counts, not
@@ -19,6 +20,10 @@ clocks, and the same on every machine.
     moves    how often the next call is in another file than the one before
     files    how many files the calls are in
 
+`--layouts` tells the way of a decoded token where it passes several processes: in each of them, from the
+message that brings it to the end of what follows at once. `all` are all calls of the process, those for
+credits and reports too, over the tokens.
+
 `--list` prints the way of a median token, call by call, `--list request` that of a request. It does not
 know what the calls are for.
 """
@@ -26,18 +31,26 @@ know what the calls are for.
 import argparse
 import asyncio
 import json
+import os
 import re
 import statistics
-import sys
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any
+from types import CodeType
 
+from call_tracer import (
+    BEGIN,
+    Figures,
+    Tracer,
+    Way,
+    end_notes,
+    figures,
+    traced,
+    traced_children,
+    way,
+)
 from fake_server import write_model_folder
 from load import ChunkRecorder
 
@@ -47,89 +60,18 @@ from ramify.actors.executor.thread_executor import ThreadExecutor
 from ramify.actors.gateway.port.connection import Connection
 from ramify.actors.kit.log import configure
 from ramify.protocol.config import EngineConfig, LogConfig, ModelConfig, ServerConfig
+from ramify.protocol.replicas_config import ReplicasConfig
 
-ROOT = Path(__file__).resolve().parent.parent
-OURS = tuple(f"{folder}/" for folder in ("actors", "protocol"))  # the server's folders
 REQUESTS = 9  # whose median is told
 CHATS = 5  # and first deltas; the shortest counts
 STEP_SECONDS = 0.003  # long enough for a token to reach its socket before the next one comes
 
+LAYOUTS = {"default": (0, 0), "--gateways 2": (2, 0), "--replicas 2": (0, 2), "both": (2, 2)}
+ARRIVALS = ("ThreadExecutor._collect", "Link.data_received")  # what begins the way of a token
+HANDLED = ("Planner.landed", "Connection.flush")  # what no other way comes to
 RESULT = ThreadExecutor._collect.__code__
 FRAME = Connection.data_received.__code__
 CHUNK = re.compile(rb'"content":"[^"]')
-
-
-@dataclass(frozen=True)
-class EnteredCall:
-    """A function of ours that was entered."""
-
-    file: str
-    name: str
-
-
-@dataclass(frozen=True)
-class Way:
-    """The calls between two moments, in order."""
-
-    calls: list[EnteredCall]
-
-    @property
-    def moves(self) -> int:
-        files = [call.file for call in self.calls]
-        return sum(a != b for a, b in pairwise(files))
-
-    @property
-    def files(self) -> list[str]:
-        return sorted({call.file for call in self.calls})
-
-
-@dataclass(frozen=True)
-class Figures:
-    calls: int
-    moves: int
-    files: int
-
-
-class Tracer:
-    """Notes calls on the thread that enters `tracing`. `events`: codes of ours, and what was written."""
-
-    def __init__(self) -> None:
-        self.events: list[CodeType | bytes] = []
-        self._ours: dict[CodeType, bool] = {}
-
-    @contextmanager
-    def tracing(self) -> Iterator[None]:
-        sys.setprofile(self._profile)
-        try:
-            yield
-        finally:
-            sys.setprofile(None)
-
-    def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
-        if event != "call":
-            return
-        code = frame.f_code
-        ours = self._ours.get(code)
-        if ours is None:
-            ours = self._ours[code] = relative(code).startswith(OURS)
-        if ours:
-            self.events.append(code)
-        elif code.co_name == "write" and code.co_filename.endswith("selector_events.py"):
-            self.events.append(bytes(frame.f_locals["data"]))
-
-
-def relative(code: CodeType) -> str:
-    """The file of `code` as the repository names it."""
-    try:
-        return str(Path(code.co_filename).resolve().relative_to(ROOT))
-    except ValueError:
-        return ""
-
-
-def way(events: Iterable[CodeType | bytes]) -> Way:
-    return Way(
-        [EnteredCall(relative(code), code.co_qualname) for code in events if isinstance(code, CodeType)]
-    )
 
 
 def tokens(events: list[CodeType | bytes]) -> list[Way]:
@@ -169,10 +111,6 @@ def median(ways: list[Way]) -> Way:
     """The way with the median number of calls."""
     middle = statistics.median_low(len(each.calls) for each in ways)
     return next(each for each in ways if len(each.calls) == middle)
-
-
-def figures(taken: Way) -> Figures:
-    return Figures(len(taken.calls), taken.moves, len(taken.files))
 
 
 def first_chunk(events: list[CodeType | bytes]) -> Way:
@@ -253,6 +191,67 @@ async def measure(folder: Path, count: int) -> tuple[Way, Way, Way, Way]:
     return median(found[8:]), delta, median(requests(short.events)), chatted
 
 
+async def measure_layout(folder: Path, count: int, gateways: int, replicas: int) -> dict[str, list[Way]]:
+    """By process: the ways of its tokens, the last one all that it did. One stream of `count` tokens."""
+    vocab, first = write_model_folder(folder)
+    config = EngineConfig(
+        model=ModelConfig(path=folder),
+        server=ServerConfig(port=0, grace_s=1.0),
+        executor="thread",
+        gateways=gateways,
+        replicas=ReplicasConfig(count=replicas) if replicas else None,
+    )
+    spec = FakeSpec(
+        {"verify": False, "step_seconds": 4 * STEP_SECONDS},
+        {"vocab_size": vocab, "first": first, "eos": 2},
+    )
+    here = Tracer()
+    with traced_children(folder):
+        async with running_engine(config, spec=spec) as engine:
+            children = traced(folder)
+            socket = await ChunkRecorder.connect(engine.port)
+            opened = asyncio.ensure_future(socket.until(b'"type":"delta"', 8))
+            await asyncio.sleep(0)
+            append = {"type": "append", "id": 1, "text": "a" * 16}
+            generate = {"type": "generate", "id": 2, "max_tokens": count + 100, "ignore_eos": True}
+            socket.send({"type": "open", "client": "way"}, append, generate)
+            await opened
+            some = asyncio.ensure_future(socket.until(b'"type":"delta"', count))
+            await asyncio.sleep(0)
+            for child in children:
+                os.kill(child, BEGIN)
+            with here.tracing():
+                await some
+            every = await asyncio.to_thread(end_notes, folder, children) | {"engine": way(here.events)}
+            await socket.end_session()
+    return {name: [*_brought(taken), taken] for name, taken in every.items() if _brought(taken)}
+
+
+def _brought(taken: Way) -> list[Way]:
+    """The ways of the tokens of one process: of its results of steps, or of messages with tokens."""
+    starts = [i for i, call in enumerate(taken.calls) if call.name in ARRIVALS] + [len(taken.calls)]
+    found = [Way(taken.calls[a:b]) for a, b in pairwise(starts)]
+    return [each for each in found if any(call.name in HANDLED for call in each.calls)]
+
+
+def print_layouts(count: int) -> None:
+    for name, (gateways, replicas) in LAYOUTS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            ways = asyncio.run(measure_layout(Path(folder), count, gateways, replicas))
+        parts = {process: median(found[:-1]) for process, found in ways.items()}
+        total = Figures(
+            sum(len(part.calls) for part in parts.values()),
+            sum(part.moves for part in parts.values()) + len(parts) - 1,
+            len({file for part in parts.values() for file in part.files}),
+        )
+        print(f"{name}: {total.calls} calls, {total.moves} moves, {total.files} files")
+        for process, part in parts.items():
+            of, all_calls = figures(part), len(ways[process][-1].calls) / count
+            kind = "core" if any(call.name == "Planner.landed" for call in part.calls) else "front"
+            kind = "both" if kind == "core" and "actors/gateway/actor.py" in part.files else kind
+            print(f"    {kind}: {of.calls}, {of.moves}, {of.files}; all {all_calls:.0f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tokens", type=int, default=200)
@@ -260,8 +259,12 @@ def main() -> None:
         "--list", nargs="?", const="token", choices=["token", "request"], help="print the calls of one"
     )
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--layouts", action="store_true", help="a token's way in each layout")
     options = parser.parse_args()
     configure(LogConfig(level="warning"))
+    if options.layouts:
+        print_layouts(options.tokens)
+        return
     with tempfile.TemporaryDirectory() as folder:
         token, delta, request, chatted = asyncio.run(measure(Path(folder), options.tokens))
     if options.list:

@@ -288,7 +288,8 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-async def test_replicas_join_over_the_network(serving: Any, tmp_path: Path) -> None:
+@WHERE
+async def test_replicas_join_over_the_network(serving: Any, tmp_path: Path, gateways: int) -> None:
     """They wait for their front, and for the next one; one that is killed is missed by nobody."""
     secret = tmp_path / "secret"
     secret.write_text("a secret of this test")
@@ -297,9 +298,9 @@ async def test_replicas_join_over_the_network(serving: Any, tmp_path: Path) -> N
     settings = {"count": 2, "on": "join", "listen_port": port, "secret_file": secret}
     first, _ = (joining.start() for _ in range(2))
     try:
-        async with serving(replicas=settings, fake=SLOW) as served:
+        async with serving(gateways=gateways, replicas=settings, fake=SLOW) as served:
             await _streams(served, lambda cluster: (first.kill(), joining.start()))
-        async with serving(replicas=settings, fake=SLOW) as served:
+        async with serving(gateways=gateways, replicas=settings, fake=SLOW) as served:
             await _streams(served, lambda cluster: joining.tell(cluster.pids[0]))
     finally:
         codes = await asyncio.to_thread(joining.end)

@@ -17,8 +17,9 @@ def token_path(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_moves_are_changes_of_the_file(token_path: ModuleType) -> None:
-    calls = [token_path.EnteredCall(file, "f") for file in ("a", "a", "b", "a")]
-    assert token_path.figures(token_path.Way(calls)) == token_path.Figures(4, 2, 2)
+    tracer = importlib.import_module("call_tracer")
+    calls = [tracer.EnteredCall(file, "f") for file in ("a", "a", "b", "a")]
+    assert tracer.figures(tracer.Way(calls)) == token_path.Figures(4, 2, 2)
 
 
 async def test_a_token_a_first_delta_and_a_request(token_path: ModuleType, tmp_path: Path) -> None:
