@@ -268,3 +268,26 @@ def test_on_the_kernels(case: str, deterministic: bool, tmp_path: Path, drive: A
     wanted = reference(model, prompt, 5)
     assert [first, beside[0], *rest[0]] == wanted
     assert [beside[1], *rest[1]] == wanted[:4]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's: garbage in padding
+@pytest.mark.usefixtures("ordered_dots")
+def test_deterministic_alone_batched_and_after_a_hit(tmp_path: Path, drive: Any) -> None:
+    """Bit for bit, with experts."""
+    pytest.importorskip("triton", minversion="3.7")
+    few = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}
+    save(tmp_path, "deepseek_v2", num_hidden_layers=1, first_k_dense_replace=0, **few)
+    prompt, other = prompts()[0][:14], prompts()[1][:3]
+    d = drive(tmp_path, deterministic=True, **KERNELS)
+    whole = ExtendRow(0, 0, pack(prompt), True)
+    alone = d.forward(opens=[d.open(0, d.pages(0, 32))], extends=[whole])[0].clone()
+    cut = [d.open(1, d.pages(64, 32)), d.open(2, d.pages(128, 32))]
+    d.step(opens=cut, extends=[ExtendRow(1, 0, pack(prompt[:9]), False)])
+    first, last = ExtendRow(2, 0, pack(other), True), ExtendRow(1, 9, pack(prompt[9:]), True)
+    batched = d.forward(extends=[first, last])
+    assert torch.equal(batched[1], alone)
+    shared = [*d.pages(64, 13), *d.pages(192, 16)]
+    hit = d.forward(
+        opens=[d.open(3, shared, cached=13)], extends=[ExtendRow(3, 13, pack(prompt[13:]), True)]
+    )
+    assert torch.equal(hit[0], alone)
