@@ -193,11 +193,11 @@ class DenseSettings:
 
 @dataclass(frozen=True, slots=True)
 class ExpertSettings:
-    """A feed-forward: a few of `experts` gated ones of this size, chosen for each token."""
+    """A feed-forward: a few of `experts` such as `DenseSettings` says, chosen for each token."""
 
     experts: int
     size: int
-    activation: Activation
+    activation: Activation | Literal["relu2"]
     router: RouterSettings
     shared: int | None = None  # the size of one more, which every token goes through
     shared_gated: bool = False  # and which a sigmoid opens
@@ -230,7 +230,7 @@ class ExpertNames:
     """
 
     router: str = "gate"
-    each: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    each: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     stacked: tuple[str, ...] = ("experts.gate_up_proj", "experts.down_proj")
     shared: str = "shared_expert"
     shared_gate: str = "shared_expert_gate"

@@ -43,9 +43,9 @@ class Experts:
             yield shared.gate_up, gate_up, sizes
             yield shared.down, [f"{part}.{called.shared}.{names.down}"], []
 
-        gate, up, down = called.each
+        *firsts, down = called.each
         every = [f"{part}.experts.{number}" for number in range(self.layer.experts)]
-        both = [f"{expert}.{name}" for expert in every for name in (gate, up)]
+        both = [f"{expert}.{name}" for expert in every for name in firsts]
         yield self.layer.gate_up, both, [self.size] * len(both)
         yield self.layer.down, [f"{expert}.{down}" for expert in every], [self.hidden] * len(every)
 
@@ -70,17 +70,18 @@ def empty_experts(
     def linear(inputs: int, outputs: int, use: Use = "rows", stacked: int = 0) -> Linear:
         return empty_linear(inputs, outputs, False, dtype, device, use, stacked)
 
-    shared = None
+    use: Use = "rows" if one.activation == "relu2" else "gated"
+    parts, shared = 1 + (use == "gated"), None
     if one.shared is not None:
         shared = SharedExpert(
-            linear(hidden, 2 * one.shared, "gated"), linear(one.shared, hidden), one.shared,
+            linear(hidden, parts * one.shared, use), linear(one.shared, hidden), one.shared,
             one.shared_gated, one.activation,
         )  # fmt: skip
     corrected = one.router.corrected
     layer = LayerExperts(
         router=linear(hidden, one.experts + one.shared_gated, "scores"),
         correction=torch.empty(one.experts, device=device) if corrected else None,
-        gate_up=linear(hidden, 2 * one.size, "gated", one.experts),
+        gate_up=linear(hidden, parts * one.size, use, one.experts),
         down=linear(one.size, hidden, stacked=one.experts),
         shared=shared,
         settings=one.router,

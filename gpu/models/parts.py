@@ -173,10 +173,11 @@ def experts(
     size: str = "moe_intermediate_size",
     shared: int | None = None,
     shared_gated: bool = False,
+    kind: Literal["relu2"] | None = None,
 ) -> ExpertSettings:
     """`router`: without `top`, which the config says. `count`, `size`: what it calls these.
 
-    `shared`: size of the expert that every token goes through.
+    `shared`: size of the expert that every token goes through. `kind`: None: with the config's gate.
     """
     fields.get(count)
     if fields.get("num_local_experts") is not None:  # as `transformers` calls it in files that it writes
@@ -190,7 +191,8 @@ def experts(
     if top > many // router.groups * router.top_groups:
         raise fields.refused(f"num_experts_per_tok is {top}: more than the chosen groups hold")
     router = replace(router, top=top)
-    return ExpertSettings(many, fields.integer(size), activation(fields), router, shared, shared_gated)
+    own = kind or activation(fields)
+    return ExpertSettings(many, fields.integer(size), own, router, shared, shared_gated)
 
 
 def routed_experts(fields: Fields, router: RouterSettings) -> ExpertSettings:

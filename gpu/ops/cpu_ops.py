@@ -283,6 +283,7 @@ class CpuOps:
         beside = None
         if shared is not None:
             weight = cpu_weight(shared.down)
+            assert shared.activation != "relu2"  # whose models keep states, which are refused
             rows = self._quantised(weight.inputs, weight.packed)
             gated = self.gated(x, shared.gate_up, shared.activation)
             self.instructions.append(kernels.quantise(own.tokens, gated, weight.inputs, rows))

@@ -16,8 +16,8 @@ from ramify.gpu.ops.linear.base import Linear
 Activation = Literal["silu", "gelu_tanh"]
 """Of a gate: x * sigmoid(x) (SwiGLU), or GELU by its tanh formula (GeGLU; Shazeer 2020)."""
 
-ExpertActivation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
-"""The same, or that of gpt-oss: see `gated`."""
+ExpertActivation = Literal["silu", "gelu_tanh", "clamped_swiglu", "relu2"]
+"""The same, or those of gpt-oss and Nemotron: see `gated`."""
 
 CLAMP, SHARPNESS = 7.0, 1.702  # of gpt-oss
 
@@ -53,7 +53,7 @@ class SharedExpert:
     down: Linear
     size: int
     gated: bool
-    activation: Activation  # the same as of its own
+    activation: Activation | Literal["relu2"]  # the same as of its own
 
 
 @dataclass(slots=True)
@@ -62,7 +62,9 @@ class LayerExperts:
 
     router: Linear  # [experts, hidden], and one more row with a shared expert that has a gate
     correction: Tensor | None
-    gate_up: Linear  # of each expert [2 * size, hidden], the gate's rows first
+    gate_up: (
+        Linear  # of each expert [2 * size, hidden], the gate's rows first; without a gate [size, ..]
+    )
     down: Linear  # of each [hidden, size]
     shared: SharedExpert | None
     settings: RouterSettings
@@ -85,10 +87,12 @@ def opened(gate: Tensor, activation: Activation) -> Tensor:
 
 
 def gated(gate_up: Tensor, activation: ExpertActivation) -> Tensor:
-    """activation(gate) * up of [T, 2 * size], the gate first.
+    """activation(gate) * up of [T, 2 * size], the gate first. "relu2": max(x, 0)^2 of [T, size].
 
     "clamped_swiglu": gate * sigmoid(1.702 gate) * (up + 1), the gate at most 7 and up within 7 of 0.
     """
+    if activation == "relu2":
+        return gate_up.relu().square_()
     gate, up = gate_up.chunk(2, -1)
     if activation == "clamped_swiglu":
         gate = gate.clamp(max=CLAMP)

@@ -171,6 +171,7 @@ class TritonOps:
             return run_few(rows, x.eps, layer, routes)
         beside = None
         if shared is not None:
+            assert shared.activation != "relu2"  # which is refused
             own = products.gated(rows, shared.gate_up, x.eps, x.tilings.gated, shared.activation)
             beside = products.library(own, shared.down)
         return run_many(rows.values, layer, routes, beside, invariant)

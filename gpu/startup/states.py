@@ -5,7 +5,12 @@ from pathlib import Path
 import torch
 
 from ramify.gpu.attention.registry import KernelChoice
-from ramify.gpu.models.definition import Definition, DeltaSettings, MambaSettings
+from ramify.gpu.models.definition import (
+    Definition,
+    DeltaSettings,
+    ExpertSettings,
+    MambaSettings,
+)
 from ramify.gpu.startup.drafts import DraftChoice
 from ramify.gpu.startup.memory import CPU_SHARE
 from ramify.protocol.config import ModelConfig
@@ -42,6 +47,8 @@ def check_states(
             told = f"delta nets with heads of up to {_MOST_DIM}, not {dim}"
         if isinstance(mixer, MambaSettings) and mixer.state_dim > _MOST_STATE:
             told = f"Mamba layers with a state_dim of up to {_MOST_STATE}, not {mixer.state_dim}"
+        if layer.feed_forward is not None and isinstance(layer.feed_forward, ExpertSettings):
+            told = "experts with a gate alone" if layer.feed_forward.activation == "relu2" else told
         if told:
             raise ModelError(
                 f"the kernels for a GPU know {told}: give --device cpu, or --attention torch, which is "

@@ -166,7 +166,7 @@ def _in_decoder(name: str, known: frozenset[str], called: TensorNames) -> str:
 def _each(name: str, stacked: Tensor, called: TensorNames) -> Iterator[tuple[str, Tensor]]:
     """The experts of a tensor that holds all of a layer, by their names in the decoder."""
     gate_up = name.endswith(called.experts.stacked[:1])
-    kinds = called.experts.each[:2] if gate_up else called.experts.each[2:]
+    kinds = called.experts.each[:-1] if gate_up else called.experts.each[-1:]
     head = name.removesuffix(called.experts.stacked[0 if gate_up else 1])
     for number, one in enumerate(stacked):
         for kind, part in zip(kinds, one.tensor_split(len(kinds)), strict=True):

@@ -1,4 +1,4 @@
-"""Nemotron-H, dense: blocks that are each Mamba-2, attention or a feed-forward without a gate.
+"""Nemotron-H and 3: blocks that are each Mamba-2, attention or a feed-forward without a gate.
 
 A block that mixes and the feed-forward behind it are one layer here. `transformers` keeps dt above
 `time_step_min` in prompts and not in decodes; here dt is never clamped, so that a hit equals a miss.
@@ -9,13 +9,17 @@ from typing import Literal
 from ramify.gpu.models.definition import (
     Definition,
     DenseSettings,
+    ExpertNames,
+    ExpertSettings,
+    FeedForwardSettings,
     LayerSettings,
     MambaSettings,
     MixerSettings,
     TensorNames,
 )
 from ramify.gpu.models.fields import Fields
-from ramify.gpu.models.parts import COMMON, Family, attention, check_steps, decoder
+from ramify.gpu.models.parts import COMMON, Family, attention, check_steps, decoder, experts
+from ramify.gpu.ops.experts import RouterSettings
 
 _DEFAULTS = COMMON | {
     "vocab_size": 131072,
@@ -35,36 +39,53 @@ _DEFAULTS = COMMON | {
     "conv_kernel": 4,
     "use_conv_bias": True,
     "layer_norm_epsilon": 1e-5,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 7688,
+    "moe_shared_expert_intermediate_size": 7688,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
     "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
 }
 _MOST_BLOCKS = 1024
+_EXPERTS = ExpertNames(
+    each=("up_proj", "down_proj"), stacked=("experts.up_proj", "experts.down_proj"),
+    shared="shared_experts",
+)  # fmt: skip
 
-Kind = Literal["mamba", "self_attn", "mlp"]
+Kind = Literal["mamba", "self_attn", "mlp", "moe"]
 _KINDS: dict[object, Kind] = {
     "M": "mamba", "mamba": "mamba", "linear_attention": "mamba",
     "*": "self_attn", "attention": "self_attn", "full_attention": "self_attn",
-    "-": "mlp", "mlp": "mlp",
+    "-": "mlp", "mlp": "mlp", "E": "moe", "moe": "moe",
 }  # fmt: skip
 
 
 def define(fields: Fields) -> Definition:
     fields.get("n_routed_experts")  # stated where no block has any
     kinds = _kinds(fields)
-    mixers, feed_forward = _mixers(fields), _feed_forward(fields)
+    mixers = _mixers(fields)
+    feed_forwards: dict[Kind, FeedForwardSettings] = {"mlp": _dense(fields)} if "mlp" in kinds else {}
+    if "moe" in kinds:
+        feed_forwards["moe"] = _experts(fields)
     layers: list[LayerSettings] = []
     renamed = [("backbone.embeddings.", "model.embed_tokens."), ("backbone.norm_f.", "model.norm.")]
     for index, kind in enumerate(kinds):
-        if kind != "mlp":
+        if kind in mixers:
             layers.append(LayerSettings(mixers[kind], None))
         elif not layers or layers[-1].feed_forward is not None:
             raise fields.refused(f"block {index} is a feed-forward that no mixer stands before")
         else:
-            layers[-1] = LayerSettings(layers[-1].mixer, feed_forward)
+            layers[-1] = LayerSettings(layers[-1].mixer, feed_forwards[kind])
         ours = f"model.layers.{len(layers) - 1}."
-        norm = "post_attention_layernorm" if kind == "mlp" else "input_layernorm"
+        norm, part = ("input_layernorm", kind) if kind in mixers else ("post_attention_layernorm", "mlp")
         theirs = f"backbone.layers.{index}."
-        renamed += [(f"{theirs}norm.", f"{ours}{norm}."), (f"{theirs}mixer.", f"{ours}{kind}.")]
-    names = TensorNames(gate_up=("up_proj",), renamed=tuple(renamed), skipped=("mtp.",))
+        renamed += [(f"{theirs}norm.", f"{ours}{norm}."), (f"{theirs}mixer.", f"{ours}{part}.")]
+    names = TensorNames(
+        gate_up=("up_proj",), experts=_EXPERTS, renamed=tuple(renamed), skipped=("mtp.",)
+    )
     return decoder(fields, layers, names=names, rms_eps=fields.number("layer_norm_epsilon"))
 
 
@@ -77,7 +98,7 @@ def _kinds(fields: Fields) -> list[Kind]:
         if not isinstance(each, str) or each not in _KINDS:
             raise fields.refused(
                 f"layers_block_type names {each!r}: {fields.architecture} is served with mamba, "
-                "attention and mlp"
+                "attention, mlp and moe"
             )
     return [_KINDS[each] for each in stated]
 
@@ -98,9 +119,29 @@ def _mixers(fields: Fields) -> dict[Kind, MixerSettings]:
     return {"mamba": mamba, "self_attn": attention(fields, None, qkv_bias=bias, output_bias=bias)}
 
 
-def _feed_forward(fields: Fields) -> DenseSettings:
+def _check_activation(fields: Fields) -> None:
     if fields.get("mlp_hidden_act") != "relu2":
         raise fields.refused(f"mlp_hidden_act is {fields.get('mlp_hidden_act')!r}: must be relu2")
+
+
+def _experts(fields: Fields) -> ExpertSettings:
+    _check_activation(fields)
+    if fields.get("moe_latent_size") is not None or fields.flag("mlp_bias"):
+        raise fields.refused("moe_latent_size and mlp_bias: experts are served without them")
+    router = RouterSettings(
+        score="sigmoid",
+        renormalise=fields.flag("norm_topk_prob"),
+        scale=fields.number("routed_scaling_factor"),
+        groups=fields.integer("n_group"),
+        top_groups=fields.integer("topk_group"),
+        corrected=True,
+    )
+    shared = fields.integer("moe_shared_expert_intermediate_size")
+    return experts(fields, router, count="n_routed_experts", shared=shared, kind="relu2")
+
+
+def _dense(fields: Fields) -> DenseSettings:
+    _check_activation(fields)
     return DenseSettings(fields.integer("intermediate_size"), "relu2", fields.flag("mlp_bias"))
 
 

@@ -15,7 +15,7 @@ from ramify.gpu.ops.linear.base import plain
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExtendRow, pack
 from tests.gpu.models.families.test_families import SMALL, prompts, reference
-from tests.gpu.models.families.test_hybrids import DELTA, GRANITE
+from tests.gpu.models.families.test_hybrids import DELTA, GRANITE, NEMOTRON
 
 CHOSEN = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -69,8 +69,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "GraniteMoeHybrid",
         GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 48},
     ),
+    "nemotron_h": (
+        "NemotronH",
+        NEMOTRON
+        | {
+            "num_hidden_layers": None,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 48,
+            "routed_scaling_factor": 2.5,
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
 }
 STATES = {
+    "nemotron_h",
     "qwen3_5_moe",
     "qwen3_next",
     "granite4",
@@ -229,6 +245,13 @@ def test_all_tokens_on_one_expert() -> None:
     wanted = F.linear(F.silu(gate) * wide, down[0])
     torch.testing.assert_close(run(x, layer), wanted)
     torch.testing.assert_close(run(x[:1], layer), wanted[:1])
+
+
+def test_experts_without_a_gate_have_no_kernels_for_a_gpu(tmp_path: Path, drive: Any) -> None:
+    pytest.importorskip("triton")
+    save(tmp_path, "nemotron_h")
+    with pytest.raises(ModelError, match="the kernels for a GPU know experts with a gate alone"):
+        drive(tmp_path, attention="triton")
 
 
 def test_routers_with_groups_are_refused_in_8_bits(tmp_path: Path, drive: Any) -> None:
