@@ -79,7 +79,7 @@ class BranchWriter:
 
     def size(self, branch: Branch, op: Append, *, strict: bool, tools: int = 0) -> int:
         """About how many characters `prepare` has to work on. `tools`: bytes of JSON, which the template
-        is shown each time; only where it writes them are they tokenized too.
+        is shown each time if it is strict or writes them late; where it writes them, they are tokenized.
         """
         if op.tokens is not None:
             return len(op.tokens)
@@ -89,7 +89,8 @@ class BranchWriter:
             len(message.content) + len(message.reasoning or "") + json_size(message.tool_calls) + AROUND
             for message in op.messages or ()
         )
-        size += tools if branch.position == 0 else tools // RENDERED
+        again = strict or self._template.late_tools
+        size += tools if branch.position == 0 else tools // RENDERED * again
         return size + length_of(branch) if strict else size
 
     def prepare(

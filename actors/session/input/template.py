@@ -16,6 +16,7 @@ This file does not know tokens, nor how a template is run: the tokenizer does
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import accumulate
 
 import msgspec
@@ -43,6 +44,8 @@ from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import ChatMessage, Effort, JsonObject, MessagePlace, Role
 
+_NAME = "ramify7d20e4tool"
+UNSEEN: JsonObject = {"type": "function", "function": {**TOOL["function"], "name": _NAME}}
 _MARKED = re.compile(rf"{MARKER}(\d{{1,2}})\.")
 
 
@@ -62,6 +65,7 @@ class ChatTemplate:
         self._ends: dict[Role, str] = {}
         self._prompts: dict[tuple[Role, bool, bool], str] = {}
         self._system_stands: dict[bool, bool] = {}  # with tools, without
+        self.late_tools = False  # it writes tools behind a turn that is not the first (Mistral's)
         self._shape: Shape | None = None
         self._rewrites: list[Rewrite] | None = None
 
@@ -158,8 +162,27 @@ class ChatTemplate:
         """What the template adds behind a turn of `last_role` for the new `messages`.
 
         `closed`: the branch already holds that turn's `closing`. `generate`: with the header of
-        an assistant's turn at the end. `asked`: of tools, by the branch. O(new text). Raises BadRequest.
+        an assistant's turn at the end. `asked`: of tools, by the branch. O(new text), and of tools where
+        they are written behind that turn (Mistral's). Raises BadRequest.
         """
+        if tools and last_role != "system":
+            with suppress(BadRequest):
+                unseen = [UNSEEN] * min(len(tools), 2)
+                text = self._delta(last_role, closed, messages, unseen, generate, asked)
+                if _NAME not in text:
+                    return text
+                self.late_tools = True
+        return self._delta(last_role, closed, messages, tools, generate, asked)
+
+    def _delta(
+        self,
+        last_role: Role,
+        closed: bool,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[JsonObject] | None,
+        generate: bool,
+        asked: Asked,
+    ) -> str:
         if asked.calls and last_role == "assistant":
             try:
                 return self._behind_calls(asked, closed, messages, tools, generate)

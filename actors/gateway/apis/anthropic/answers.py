@@ -147,11 +147,6 @@ class MessageAnswers(Answers):
                 self._divergence = mark.diverges(before)
         marks.add(owner, self._head["id"], mark)
 
-    def take_ops(self) -> list[ClientMessage]:
-        """See `Dialogue`."""
-        more, self._more = self._more, []
-        return more
-
     def added(self, ok: Ok) -> bytes:
         if ok.id == APPEND and self._marks.inner:
             hints = self._marks.hints((ok.result or {}).get("marks") or [])

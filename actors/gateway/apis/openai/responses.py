@@ -141,11 +141,6 @@ class ResponseDialogue(Dialogue):
             return [CloseSession(id=FORGET)]  # nobody else has anything in it
         return self.forget()
 
-    def take_ops(self) -> list[ClientMessage]:
-        """See `Dialogue`."""
-        more, self._more = self._more, []
-        return more
-
     def receive(self, messages: Sequence[ServerMessage]) -> bytes | Response | None:
         """See `Dialogue`."""
         out: list[bytes] = []

@@ -225,11 +225,6 @@ class RetoldDialogue(Dialogue):
         self._fenced = False
         self._began = False
 
-    def take_ops(self) -> list[ClientMessage]:
-        """See `Dialogue`."""
-        more, self._more = self._more, []
-        return more
-
     def receive(self, messages: Sequence[ServerMessage]) -> bytes | Response | None:
         """See `Dialogue`."""
         out: list[bytes] = []

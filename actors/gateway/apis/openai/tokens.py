@@ -112,11 +112,6 @@ class TokenizeAnswers(Dialogue):
                     return self.fail(message)
         return None
 
-    def take_ops(self) -> list[ClientMessage]:
-        """See `Dialogue`."""
-        more, self._more = self._more, []
-        return more
-
     def fail(self, error: Error | RamifyError) -> Response:
         """See `Dialogue`."""
         self.over = True

@@ -25,6 +25,7 @@ class Dialogue(ABC):
     saves = False
     outlives = False
     over = False
+    _more: list[ClientMessage] = []  # who adds to it makes one of its own
 
     @abstractmethod
     def receive(self, messages: Sequence[ServerMessage]) -> bytes | Response | None:
@@ -32,7 +33,8 @@ class Dialogue(ABC):
 
     def take_ops(self) -> list[ClientMessage]:
         """A frame that follows from what was received; empty: none."""
-        return []
+        more, self._more = self._more, []
+        return more
 
     def abandon(self) -> list[ClientMessage]:
         """The ops for a session whose client went before the dialogue was over; may be empty.

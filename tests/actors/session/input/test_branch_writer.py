@@ -281,6 +281,12 @@ def ready(source: str = STRIPS, **fields: Any) -> Chat:
     return Chat(bytewise(source), strict=False, **fields)
 
 
+LATE_TOOLS = (  # in front of the last message
+    "{% for m in messages %}{% if loop.last and tools %}{{ tools | tojson }}{% endif %}"
+    "{{ m.role }}:{{ m.content }};{% endfor %}"
+)
+
+
 def test_the_size_of_an_append_is_the_text_to_work_on() -> None:
     chat = ready()
     writer, branch = chat.writer, chat.branch
@@ -293,8 +299,15 @@ def test_the_size_of_an_append_is_the_text_to_work_on() -> None:
     assert writer.size(branch, messages, strict=False) == plain
     assert writer.size(branch, messages, strict=False, tools=80) == plain + 80
     chat.state.extend(branch, [5] * 6, "xxxxxx", tail=Tail.RAW)
-    assert writer.size(branch, messages, strict=False, tools=80) == plain + 10  # rendered alone
+    assert writer.size(branch, messages, strict=False, tools=80) == plain  # the template has told them
     assert writer.size(branch, messages, strict=True, tools=80) == plain + 10 + 24 + 64
+    late = ready(LATE_TOOLS)
+    late.state.extend(late.branch, [5] * 6, "xxxxxx", tail=Tail.CLOSED, role="assistant", chat=True)
+    tools: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    late.writer.prepare(
+        late.branch, w.Append(id=1, messages=[user("?")]), strict=False, tools=tools, room=99
+    )
+    assert late.writer.size(late.branch, messages, strict=False, tools=80) == plain + 10
 
 
 def test_the_room_is_that_of_the_shortest_branch_without_its_prompt() -> None:

@@ -685,3 +685,33 @@ def test_places_in_messages(
             assert before.endswith(wanted)
             assert text[found:].startswith(content[len(wanted) :].rstrip())
     assert template.places(turns(("user", " \n")), [MessagePlace(0)], "?", None) == [None]
+
+
+class CountingRenderer:
+    """Notes the tools that each rendering was given."""
+
+    def __init__(self, inner: Tokenizer) -> None:
+        self.inner = inner
+        self.shown: list[Any] = []
+
+    def render(
+        self, messages: Any, tools: Any = None, generate: bool = False, effort: Any = None
+    ) -> str:
+        self.shown.append(tools)
+        return self.inner.render(messages, tools, generate, effort)
+
+    def unguarded(self, rendered: str) -> str:
+        return self.inner.unguarded(rendered)
+
+
+@pytest.mark.parametrize(("name", "late"), [("qwen-2.5", False), ("mistral", True)])
+def test_tools_are_rendered_again_only_where_they_are_written_late(name: str, late: bool) -> None:
+    """A turn of a conversation with large tools does not cost them where it does not show them."""
+    renderer = CountingRenderer(tokenizer(TEMPLATES[name]))
+    template = ChatTemplate(renderer)
+    large: JsonObject = {"name": "weather", "description": "d" * 5000, "parameters": {}}
+    tools = [{"type": "function", "function": large}]
+    text = template.delta("assistant", True, turns(("user", "And?")), tools, False)
+    assert (tools in renderer.shown) == late == template.late_tools
+    assert ("d" * 5000 in text) == late
+    assert text.rstrip().endswith("And?[/INST]" if late else "And?<|im_end|>")
