@@ -31,6 +31,9 @@ def read_config(folder: Path) -> Definition:
 def parse_config(raw: dict[str, Any], generation: dict[str, Any], path: Path) -> Definition:
     """`raw`: config.json; `generation`: generation_config.json; `path`: named in errors."""
     family = FAMILIES[_architecture(raw, path)]
+    inner = raw.get("text_config")
+    if family.other is not None and isinstance(inner, dict):
+        family = family.other if inner.get("model_type") == family.other.text else family
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "of an unknown method")
         raise ModelError(f"{path}: quantization_config ({method}) is not supported: give a checkpoint "

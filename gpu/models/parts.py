@@ -64,6 +64,7 @@ class Family:
     defaults: dict[str, Any]
     define: Callable[[Fields], Definition]
     text: str | None = None
+    other: "Family | None" = None  # the same around another text part
 
 
 def of_text(definition: Definition) -> Definition:

@@ -1,6 +1,7 @@
-"""Mistral: Llama's layers, with a window in all of them or in none. Mistral 3: its text part."""
+"""Mistral: Llama's layers, with a window in all of them or in none. Mistral 3 and Small 4: text."""
 
 from ramify.gpu.models.definition import Definition, LayerSettings
+from ramify.gpu.models.families import mistral4
 from ramify.gpu.models.fields import Fields
 from ramify.gpu.models.parts import COMMON, Family, attention, decoder, dense, windows
 from ramify.gpu.models.rope import rope
@@ -27,7 +28,9 @@ def define(fields: Fields) -> Definition:
     return decoder(fields, layers)
 
 
+_WHOLE = ("Mistral3ForConditionalGeneration", "mistral3")
+_SMALL_4 = Family(*_WHOLE, mistral4.DEFAULTS, mistral4.define, text="mistral4")
 FAMILIES = (
     Family("MistralForCausalLM", "mistral", DEFAULTS, define),
-    Family("Mistral3ForConditionalGeneration", "mistral3", DEFAULTS, define, text="mistral"),
+    Family(*_WHOLE, DEFAULTS, define, text="mistral", other=_SMALL_4),
 )

@@ -5,7 +5,11 @@ from ramify.gpu.models.fields import Fields
 from ramify.gpu.models.parts import COMMON, Family, latent_attention, latent_decoder
 from ramify.gpu.ops.experts import RouterSettings
 
-_DEFAULTS = COMMON | {
+_ROPE = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 128.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 8192, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
+DEFAULTS = COMMON | {
     "vocab_size": 131072,
     "hidden_size": 4096,
     "intermediate_size": 12288,
@@ -27,17 +31,7 @@ _DEFAULTS = COMMON | {
     "norm_topk_prob": True,
     "max_position_embeddings": 1048576,
     "eos_token_id": 2,
-    "rope_parameters": {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 128.0,
-        "original_max_position_embeddings": 8192,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "mscale_all_dim": 1.0,
-        "mscale": 1.0,
-        "llama_4_scaling_beta": 0.1,
-    },
+    "rope_parameters": _ROPE,
 }
 
 
@@ -51,4 +45,4 @@ def define(fields: Fields) -> Definition:
     return latent_decoder(fields, latent_attention(fields, grows=True), router, "softmax")
 
 
-FAMILIES = (Family("Mistral4ForCausalLM", "mistral4", _DEFAULTS, define),)
+FAMILIES = (Family("Mistral4ForCausalLM", "mistral4", DEFAULTS, define),)

@@ -167,7 +167,7 @@ def test_the_text_part_of_a_model_with_a_tower() -> None:
     assert (len(found.layers), found.eos_token_ids, found.dtype) == (2, (7,), "bfloat16")
     for other, told in (
         ({}, "text_config is None"),
-        ({"text_config": text | {"model_type": "mistral4"}}, "text_config.model_type is 'mistral4'"),
+        ({"text_config": text | {"model_type": "ministral3"}}, "text_config.model_type is 'ministral3'"),
         ({"text_config": text | {"hidden_size": "x"}}, "text_config: hidden_size is 'x'"),
     ):
         with pytest.raises(ModelError, match=told):

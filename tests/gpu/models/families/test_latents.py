@@ -13,7 +13,7 @@ from ramify.gpu.attention.spec import AttentionSpec
 from ramify.gpu.models.config import parse_config
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExtendRow, pack
-from tests.gpu.models.families.test_families import SMALL, prompts, reference, rope
+from tests.gpu.models.families.test_families import SMALL, TOWER, prompts, reference, rope
 
 SIZES = {
     "num_key_value_heads": 4,
@@ -163,6 +163,29 @@ def test_forks_read_one_prefix_and_a_rollback_goes_on(case: str, tmp_path: Path,
         extends=[ExtendRow(1, 64, pack(tails[0]), True)],
     )
     assert [back[1], *d.decode([1], 15)[1]] == reference(model, prefix + tails[0], 16)
+
+
+def test_the_text_of_mistral_small_4_with_its_tower(tmp_path: Path, drive: Any) -> None:
+    import transformers
+
+    torch.manual_seed(7)
+    text = transformers.Mistral4Config(**(SMALL | {"pad_token_id": 0} | CASES["mistral4"][1]))
+    tower = TOWER | {"model_type": "pixtral", "head_dim": 16}
+    whole = transformers.Mistral3Config(
+        text_config=text.to_dict(), vision_config=tower, tie_word_embeddings=False
+    )
+    model = transformers.Mistral3ForConditionalGeneration(whole).eval()
+    for name, weight in model.named_parameters():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj", "gate.weight")):
+            torch.nn.init.normal_(weight, 0.0, 0.2)
+    model.save_pretrained(tmp_path)
+    prompt = prompts()[0]
+    with torch.inference_mode():
+        wanted = model(input_ids=torch.tensor([prompt])).logits[0, -1]
+    d = drive(tmp_path)
+    opened = d.open(0, d.pages(0, 64))
+    ours = d.forward(opens=[opened], extends=[ExtendRow(0, 0, pack(prompt), True)])
+    torch.testing.assert_close(ours[0], wanted, atol=1e-4, rtol=1e-4)
 
 
 V2_LITE = {
