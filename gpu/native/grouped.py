@@ -84,15 +84,23 @@ def pack_groups(
     order = panel_order(outputs, gated)
     known, size = order >= 0, padded_inputs(inputs)
     places = order[known]
-    stored = torch.zeros((len(order), size), dtype=torch.uint8)
-    stored[known, :inputs] = (codes.to(torch.int16) + grouping.zero(isa)).to(torch.uint8)[places]
+    as_is = not gated and len(order) == outputs
+
+    def placed(values: Tensor, width: int) -> Tensor:
+        """In their order, with zeros for what pads."""
+        if as_is and values.shape[1] == width:
+            return values
+        whole = values.new_zeros((len(order), width))
+        whole[known, : values.shape[1]] = values[places]
+        return whole
+
+    stored = placed(codes.contiguous().view(torch.uint8) + grouping.zero(isa), size)
     steps = stored.view(-1, PANEL, size // GROUP, _STEPS, 4).permute(0, 2, 3, 1, 4)
     panels = steps if bits == 8 else steps[:, :, 0::2] | (steps[:, :, 1::2] << 4)
 
     def half(values: Tensor) -> Tensor:
-        whole = torch.zeros((len(order), size // GROUP), dtype=torch.float16)
-        whole[known, : values.shape[1]] = values.half()[places]
-        return whole.view(-1, PANEL, size // GROUP).transpose(1, 2).contiguous()
+        whole = placed(values.half(), size // GROUP)
+        return whole.reshape(-1, PANEL, size // GROUP).transpose(1, 2).contiguous()
 
     if bias is not None or (padding and not bool(known.all())):
         full = torch.full((len(order),), padding)

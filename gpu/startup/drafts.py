@@ -4,7 +4,6 @@ A draft model must have the same tokens, number by number: what it guesses is co
 model samples. Its sizes may be any. Decides from settings and files; `load` makes the drafter.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
@@ -16,6 +15,7 @@ import torch
 
 from ramify.gpu.attention.registry import KernelChoice, triton_obstacle
 from ramify.gpu.models.definition import Definition, LatentSettings
+from ramify.protocol.checkpoint.files import json_files
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 
@@ -62,7 +62,7 @@ def choose_draft(config: ModelConfig, attention: KernelChoice | None = None) -> 
     if asked == "ngram":
         return DraftChoice("ngram", "as asked")
     folder = bundled("default_draft") if asked == "model" else Path(asked)
-    if not folder.is_dir():
+    if not folder.exists():
         raise ModelError(f"--draft {asked} is not a folder: give one, or auto, none, ngram or model")
     unlike = unlike_tokens(config.path, folder)
     if unlike is not None:
@@ -87,13 +87,12 @@ def _obstacle(attention: KernelChoice) -> str | None:
 
 def unlike_tokens(model: Path, draft: Path) -> str | None:
     """How the tokens of two checkpoints differ, None if they do not."""
-    for folder in (model, draft):
-        if not (folder / _TOKENIZER).is_file():
-            return f"{folder / _TOKENIZER} is missing, so the tokens cannot be compared"
-    texts = [(folder / _TOKENIZER).read_bytes() for folder in (model, draft)]
-    if texts[0] == texts[1]:
-        return None
-    tokens = [dict(_tokens(text, folder)) for text, folder in zip(texts, (model, draft), strict=True)]
+    tokens: list[dict[int, str]] = []
+    for path in (model, draft):
+        whole = json_files(path)(_TOKENIZER)
+        if whole is None:
+            return f"{path / _TOKENIZER} is missing, so the tokens cannot be compared"
+        tokens.append(dict(_tokens(whole, path)))
     unlike = list(islice(_differences(*tokens), 3))
     return "other tokens: " + ", ".join(unlike) if unlike else None
 
@@ -109,10 +108,9 @@ def _shown(token: str | None) -> str:
     return "nothing" if token is None else repr(token[:40])
 
 
-def _tokens(text: bytes, folder: Path) -> Iterator[tuple[int, str]]:
+def _tokens(raw: dict[str, Any], folder: Path) -> Iterator[tuple[int, str]]:
     """Every token by its number: the vocabulary, then what was added, special tokens marked so."""
     try:
-        raw: Any = json.loads(text)
         vocabulary = raw["model"]["vocab"]
         if isinstance(vocabulary, dict):
             yield from ((int(number), str(token)) for token, number in vocabulary.items())

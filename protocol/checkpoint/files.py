@@ -45,5 +45,5 @@ def _in_folder(folder: Path, name: str) -> dict[str, Any] | None:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"{path} cannot be read, it is not JSON: {error}") from error
     if not isinstance(data, dict):
-        raise ModelError(f"{path} holds a {type(data).__name__}, not a JSON object")
+        raise ModelError(f"{path} cannot be read: it is a {type(data).__name__}, not a JSON object")
     return data

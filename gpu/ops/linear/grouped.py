@@ -44,6 +44,8 @@ class GroupedWeight(Weight):
 
 def joined(parts: Sequence[GroupedWeight]) -> GroupedWeight:
     """One below the other, all in groups of 32, with the most bits that any has, offsets if any has."""
+    if len(parts) == 1 and parts[0].codes.shape[1] == GROUP * parts[0].scales.shape[1]:
+        return parts[0]
     if any(part.codes.shape[1] != GROUP * part.scales.shape[1] for part in parts):
         parts = [part if part.codes.shape[1] == GROUP * part.scales.shape[1] else
                  _rounded(part.floats(), 8) for part in parts]  # fmt: skip
@@ -65,19 +67,23 @@ def four_bits(weight: Tensor) -> GroupedWeight:
 
 
 def _rounded(weight: Tensor, bits: int) -> GroupedWeight:
-    """As `Q4_0` and `Q8_0` are made, but that a scale is then the best one for its group's codes."""
-    least, most = -(1 << bits - 1), (1 << bits - 1) - 1
+    """As `Q4_0` and `Q8_0` are made, but that of 4 bits a scale is then the best one for its codes."""
     codes, scales = [], []
     for rows in torch.split(weight, max(1, _ROUNDED // weight.shape[1])):
         padded = torch.nn.functional.pad(rows.float(), (0, -rows.shape[1] % GROUP))
         values = padded.view(len(rows), -1, GROUP)
-        largest = values.gather(2, values.abs().argmax(2, keepdim=True))
-        scale = largest / least if bits == 4 else largest.abs() / most
-        found = (values / torch.where(scale == 0, 1.0, scale)).round_().clamp_(least, most)
-        squares = (found * found).sum(2)
-        best = (values * found).sum(2) / torch.where(squares == 0, 1.0, squares)
+        sizes = values.abs()
+        if bits == 8:
+            scale = (sizes.amax(2, keepdim=True) / 127).half().float()
+            found = (values / torch.where(scale == 0, 1.0, scale)).round_().clamp_(-128, 127)
+        else:
+            scale = values.gather(2, sizes.argmax(2, keepdim=True)) / -8
+            found = (values / torch.where(scale == 0, 1.0, scale)).round_().clamp_(-8, 7)
+            squares = (found * found).sum(2, keepdim=True)
+            best = (values * found).sum(2, keepdim=True) / torch.where(squares == 0, 1.0, squares)
+            scale = best.half().float()
         codes.append(found.to(torch.int8).view(len(rows), -1))
-        scales.append(best.half().float())
+        scales.append(scale[:, :, 0])
     return GroupedWeight(torch.cat(codes), torch.cat(scales), None, bits)
 
 
@@ -153,10 +159,11 @@ def _q8_0(raw: Tensor) -> _Parts:
 
 def _k_scales(raw: Tensor) -> tuple[Tensor, Tensor]:
     """Scales and offsets of eight groups, six bits each, in twelve bytes behind their two factors."""
-    low, middle, high = raw[:, 4:16].view(-1, 3, 4).unbind(1)
-    scales = torch.cat((low & 63, (high & 15) | ((low >> 2) & 48)), 1)
-    least = torch.cat((middle & 63, (high >> 4) | ((middle >> 2) & 48)), 1)
-    return _half(raw[:, :2]) * scales, -(_half(raw[:, 2:4]) * least)
+    low, middle, high = torch.split(raw[:, 4:16].t().contiguous(), 4)  # long rows: [4, blocks]
+    scales = torch.cat((low & 63, (high & 15) | ((low >> 2) & 48)))
+    least = torch.cat((middle & 63, (high >> 4) | ((middle >> 2) & 48)))
+    factor, offset = (_half(raw[:, at : at + 2]).view(1, -1) for at in (0, 2))
+    return (factor * scales).t().contiguous(), (offset * least).neg_().t().contiguous()
 
 
 def _q4_k(raw: Tensor) -> _Parts:

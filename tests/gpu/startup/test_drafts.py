@@ -103,3 +103,17 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
 def test_settings_are_bounded(tmp_path: Path, settings: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         ModelConfig(path=tmp_path, **settings)
+
+
+def test_tokens_of_a_gguf_file_are_compared(tmp_path: Path) -> None:
+    from tests.conftest import write_tokenizer
+    from tests.gguf_files import SMALL, bytewise, checkpoint, convert
+
+    folder = checkpoint(tmp_path / "model", "Llama", SMALL | {"vocab_size": 384})
+    write_tokenizer(tmp_path / "tokens")
+    path = convert(
+        folder, tmp_path / "a.gguf", "llama", tokenizer=bytewise(tmp_path / "tokens", "gpt-2")
+    )
+    assert unlike_tokens(path, path) is None
+    assert unlike_tokens(path, tmp_path / "tokens") is None
+    assert "other tokens" in str(unlike_tokens(path, bundled("default_model")))
