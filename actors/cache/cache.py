@@ -44,6 +44,15 @@ class Shares(NamedTuple):
 ALL = Shares()
 
 
+class _Found(NamedTuple):
+    """The KV that there is of a branch. `node`: where it ends; `start`: where a run can begin in it."""
+
+    node: Node
+    start: Node
+    reach: int  # tokens up to the end of `node`, or the last one that need not be run
+    on: int  # the request that computes what is missing; 0: none does
+
+
 class UnknownRequest(RuntimeError):
     """A commit or grow of a request that does not run (a second final commit, for instance)."""
 
@@ -221,6 +230,13 @@ class RadixCache:
         if tip.end == 0:
             raise ValueError(f"request {request:#x}: branch {message.branch:#x} has no tokens")
         last = tip.end - 1 if message.rerun is None else min(message.rerun, tip.end - 1)
+        found = self._found(tip, last)
+        if found.on:
+            return m.Denied(request, "shared", resident=self._whole(found.start.end), on=found.on)
+        return self._grant(message, tip, found, now)
+
+    def _found(self, tip: Node, last: int) -> _Found:
+        """The KV that there is of a branch; what begins at `last` or later is run in any case."""
         node, on, size = tip, 0, self.page_size
         while node.state is not DEVICE:
             # what is computed again in any case, as parts of pages are, is nobody's to wait for
@@ -229,14 +245,17 @@ class RadixCache:
             assert node.parent is not None
             node = node.parent
         resuming, reach = self._resuming, min(node.end, last)
-        found = node if resuming is None else resumable(node, reach)
-        resident = self._whole(found.end)
-        if resuming is not None and not on:
-            on = resuming.coming(node, found.end, reach)
-        if on:
-            return m.Denied(request, "shared", resident=resident, on=on)
-        has_kv, reach = reach, reach if resuming is None else found.end
-        cached = self._whole(reach)
+        if resuming is None:
+            return _Found(node, node, reach, on)
+        start = resumable(node, reach)
+        return _Found(node, start, reach, on or resuming.coming(node, start.end, reach))
+
+    def _grant(self, message: m.Acquire, tip: Node, place: _Found, now: float) -> m.Granted | m.Denied:
+        """See `acquire`; nobody computes what is missing."""
+        request, resuming = message.request, self._resuming
+        node, found, has_kv, _ = place
+        reach = has_kv if resuming is None else found.end
+        resident, cached = self._whole(found.end), self._whole(reach)
         source = self._cut_page(node, reach) if reach > cached else None
         if message.most and tip.end + message.extra - cached > message.most:
             return m.Denied(request, "memory", resident=resident)

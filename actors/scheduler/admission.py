@@ -71,7 +71,7 @@ class Admission:
         self._quantum = config.quantum_steps
         self._lookahead = config.lookahead
         self._reserve = config.lookahead / info.page_size  # pages kept free for each running request
-        self.queue = WaitingQueue(config.ageing, config.lookahead, planner.enough)
+        self.queue = WaitingQueue(config.ageing, config.lookahead, planner.prompts.enough)
         self.active = ActiveSessions(info.pages * info.page_size, self._quantum)
         self._memory_queue = MemoryQueue(self.queue, self._quantum)
         self._single = False  # after a denial: one at a time
@@ -291,7 +291,7 @@ class Admission:
             if owner.filled == owner.kept:
                 request.state = RequestState.PARKED
                 owner.waiters.append(request)
-                self._planner.hurry(owner, request.level)
+                self._planner.prompts.hurry(owner, request.level)
                 return
             self.offer(owner)
         begun = request.account.active

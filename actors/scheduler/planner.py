@@ -65,8 +65,7 @@ class Planner:
         self._on_cpu = info.device == "cpu"
         self._watermark = max(1, min(4, config.lookahead // 2))  # slots left when more are asked for
         self.pace = Pace(info, config)
-        self._prompts = PromptQueue(info, config, self.pace)
-        self.enough = self._prompts.enough
+        self.prompts = PromptQueue(info, config, self.pace)
         self.constraints = ConstraintTable()
         self.max_rows = min(info.max_rows, info.step_tokens)
         self.working = 0  # state slots that a run needs; 0: the model has no fixed states
@@ -115,20 +114,16 @@ class Planner:
 
     def admit(self, run: Run) -> None:
         """`run` (with a row from `take_row`) is prefilled from the next plan on."""
-        self._prompts.add(run)
+        self.prompts.add(run)
 
     @property
     def long_prompts(self) -> int:
         """Prompts being computed, not ahead, that take several of the largest steps."""
-        return self._prompts.long_awaited
+        return self.prompts.long_awaited
 
     def lacking(self, level: Level) -> int:
         """See `PromptQueue.lacking`."""
-        return self._prompts.lacking(level, len(self._decoding))
-
-    def hurry(self, run: Run, level: Level) -> None:
-        """A request of `level` waits for the prompt of `run`."""
-        self._prompts.hurry(run, level)
+        return self.prompts.lacking(level, len(self._decoding))
 
     def in_vain(self, run: Run) -> int:
         """Tokens of `run` in the steps under way, which count for nothing if it is dropped now."""
@@ -147,7 +142,7 @@ class Planner:
         run.live = False
         if self.drafts.speculation is not None and run.out:
             self.drafts.speculation.ended(len(run.out))
-        self._prompts.forget(run)
+        self.prompts.forget(run)
         if run.decoding:
             self._leave(run)
         if run.opened:
@@ -204,7 +199,7 @@ class Planner:
             if drafts is not None:
                 lines += sum(drafts.asked)
                 decodes += drafts.free
-        prefill = self._prefill(decodes, lines) if self._prompts.order else NO_PREFILL
+        prefill = self._prefill(decodes, lines) if self.prompts.order else NO_PREFILL
         firsts = prefill.firsts
         if firsts:
             bound = firsts + bound
@@ -244,7 +239,7 @@ class Planner:
     def _prefill(self, decodes: int, lines: int) -> "Prefill":
         """The prompts' part of a step with so many decodes, which sample in so many lines."""
         found = Prefill([], [], [], [], array("i"))
-        for run, start, end in self._prompts.take(decodes, lines):
+        for run, start, end in self.prompts.take(decodes, lines):
             if not run.opened:
                 run.opened = True
                 found.opens.append(self._open(run))

@@ -584,7 +584,7 @@ class World:
         """Nothing runs, nothing waits, nothing is held."""
         assert (self.core.running, self.core.waiting) == (0, 0)
         assert not self.executor.rows
-        prompts = self.core.planner._prompts
+        prompts = self.core.planner.prompts
         assert (len(prompts), prompts.order) == (0, [])
         assert all(not line.weight for line in prompts._lines.values())
         for account in self.core.accounts.values():

@@ -34,11 +34,12 @@ class Gate:
             running=1,
             step=100,
             processed=0,
-            enough=64,
             lacking=lambda level: 10_000,
             long_prompts=0,
             pace=SimpleNamespace(rate=lambda decodes: 10.0),
-            hurry=lambda run, level: self.hurried.append((run, level)),
+            prompts=SimpleNamespace(
+                enough=64, hurry=lambda run, level: self.hurried.append((run, level))
+            ),
         )
         self.settlements = SimpleNamespace(
             outstanding=0, available=available, free=0, owes=lambda number: False
