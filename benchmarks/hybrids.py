@@ -1,9 +1,9 @@
 """Models with recurrent layers on one GPU: right, and how far from what the memory allows.
 
-First Qwen3.5 and LFM2 of small random shapes against `transformers`: a prompt in two chunks, then
-decodes of given tokens. Then Qwen3.5-9B's shape on random weights: ms a decode step beside the time
-that its bytes take (weights, keys and values, states read and written; at the rate of a copy on the
-same GPU), and the FLOP rate of prompts, of products with weights alone. Prints a table, writes JSON.
+First Qwen3.5, LFM2 and Granite 4 of small random shapes against `transformers`: a prompt in two
+chunks, then decodes of given tokens. Then Qwen3.5-9B's shape on random weights: ms a decode step beside
+the time that its bytes take (weights, keys and values, states read and written; at the rate of a copy on
+the same GPU), and the FLOP rate of prompts, of products with weights alone. Prints a table, writes JSON.
 
     python benchmarks/hybrids.py --output hybrids.json
     python benchmarks/hybrids.py --parts kernels    # the kernels by themselves, in other cuts
@@ -55,8 +55,17 @@ DELTA = {
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
 }
+MAMBA = {
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 512,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 128,
+    "attention_multiplier": 0.1,
+}
 CONV = {"full_attn_idxs": [1, 3], "block_multiple_of": 256}
 TINY_DELTA = {"head_dim": 32, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+TINY_MAMBA = {"shared_intermediate_size": 96, "mamba_d_state": 16}
 TINY = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 160}
 
 
@@ -94,9 +103,10 @@ def compared(family: str, tiny: bool) -> dict[str, Any]:
     """The largest difference of a log-probability to `transformers` in float32, on the same weights."""
     import transformers
 
-    fields = SMALL | (DELTA if family == "Qwen3_5" else CONV)
+    fields = SMALL | {"Qwen3_5": DELTA, "Lfm2": CONV, "GraniteMoeHybrid": MAMBA}[family]
     if tiny:
-        fields |= TINY | (TINY_DELTA if family == "Qwen3_5" else {})
+        tiny_ones: dict[str, dict[str, Any]] = {"Qwen3_5": TINY_DELTA, "GraniteMoeHybrid": TINY_MAMBA}
+        fields |= TINY | tiny_ones.get(family, {})
     torch.manual_seed(1)
     name = "Qwen3_5TextConfig" if family == "Qwen3_5" else f"{family}Config"
     model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, name)(**fields))
@@ -301,7 +311,8 @@ def main() -> None:
         print(f"  ({time.perf_counter() - begin:.0f} s)", flush=True)
 
     if "right" in parts:
-        keep("right", [compared(family, args.tiny) for family in ("Qwen3_5", "Lfm2")])
+        families = ("Qwen3_5", "Lfm2", "GraniteMoeHybrid")
+        keep("right", [compared(family, args.tiny) for family in families])
     if "kernels" in parts:
         keep("kernels", kernels(args.tiny))
     if "speed" in parts:

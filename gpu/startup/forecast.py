@@ -99,7 +99,10 @@ def _idle(shape: Definition) -> int:
     """Numbers of experts that a token does not go through."""
     fed = [layer.feed_forward for layer in shape.layers]
     return sum(
-        3 * shape.hidden_size * one.size * (one.experts - one.router.top)
+        (3 - (one.activation == "relu2"))  # which has no gate
+        * shape.hidden_size
+        * one.size
+        * (one.experts - one.router.top)
         for one in fed
         if isinstance(one, ExpertSettings)
     )
