@@ -335,6 +335,8 @@ class Submit(Base, frozen=True):
     - `spare`: no client waits for it, perhaps none ever will. It has no output, `SPARE` as its priority,
       and runs in steps with nothing else to do, in free pages. Where there are none, it ends
       ("cancelled").
+    - `history`: the fingerprint of a stateless request's messages. `follows`: that of the request whose
+      answer they go on from; the service of that one counts for this one.
     """
 
     request: int
@@ -355,6 +357,8 @@ class Submit(Base, frozen=True):
     spare: bool = False
     obeyed: int = 0
     tops: int = 0
+    history: bytes = b""
+    follows: bytes = b""
 
 
 class CancelRequest(Base, frozen=True):

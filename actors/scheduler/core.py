@@ -70,6 +70,7 @@ from ramify.protocol.plan import (
 
 LOST = "it cannot be followed any further"
 PLACES = 8  # of the waiting queue that a tenant may have, for each that is free
+PROGRAMS = 4096  # histories of stateless requests whose service is remembered
 
 
 class Scheduler:
@@ -88,6 +89,7 @@ class Scheduler:
         )
         self._accounts: dict[int, Account] = {}
         self._tenants: dict[str, Tenant] = {}  # by the name of their credential
+        self._programs: dict[bytes, Account] = {}  # by the history of their request; the oldest first
         self._sweep_at = 1024
         self._deadlines: list[tuple[float, int]] = []
         self._hungry: list[Run] = []  # their Grow found no memory
@@ -231,6 +233,8 @@ class Scheduler:
             raise SchedulerError(f"request {submit.request} is submitted twice")
         limit = output_limit(submit, self._info)
         account = self._account(session_of(submit.request), submit.owner)
+        if submit.history:
+            self._go_on(account, submit)
         self._count += 1
         refusal: tuple[Code, str] | None = None
         targets: Targets | None = None
@@ -708,6 +712,19 @@ class Scheduler:
             tenant = self._tenants.setdefault(owner, Tenant()) if owner else Tenant()
             account = self._accounts[session] = Account(session, tenant)
         return account
+
+    def _go_on(self, account: Account, submit: Submit) -> None:
+        """Count the service of the request whose history `submit` goes on from: it has a session of its
+        own, and would start as one that had none.
+        """
+        before = self._programs.get(submit.follows)
+        if before is not None:
+            account.served = max(account.served, before.served)
+            account.tenant.served = max(account.tenant.served, before.tenant.served)
+        self._programs.pop(submit.history, None)
+        self._programs[submit.history] = account
+        if len(self._programs) > PROGRAMS:
+            del self._programs[next(iter(self._programs))]
 
     def _sweep(self) -> None:
         """Forget idle sessions that would start at the current virtual time anyway."""

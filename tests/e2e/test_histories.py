@@ -15,6 +15,9 @@ import anyio
 import httpx2
 import pytest
 
+from ramify.actors.scheduler.core import Scheduler
+from ramify.protocol.messages import SchedulerEvent, Submit
+
 VERSION = {"anthropic-version": "2023-06-01"}
 TOOL: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}}
 
@@ -242,3 +245,26 @@ async def test_gateways_that_have_not_seen_a_history_serve_its_text(serving: Any
             counts = [await bound(http, each) for each in ("bound", "new", "edited", "evicted")]
         assert sum(counts) == 8
         assert counts[3] == 0
+
+
+async def test_the_scheduler_hears_which_request_one_goes_on_from(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[Submit] = []
+    handle = Scheduler.handle
+
+    def listen(self: Scheduler, event: SchedulerEvent, now: float) -> None:
+        if isinstance(event, Submit) and event.max_tokens:
+            heard.append(event)
+        handle(self, event, now)
+
+    monkeypatch.setattr(Scheduler, "handle", listen)
+    async with serving() as served, client_of(served) as http:
+        model = (await http.get("/v1/models")).json()["data"][0]["id"]
+        door = Door(http, "chat", model)
+        for text in ("one", "two", "three"):
+            await door.say(text)
+    first, second, third = heard
+    assert (first.follows, second.follows, third.follows) == (b"", first.history, second.history)
+    assert len({first.history, second.history, third.history}) == 3
+    assert first.request >> 32 != second.request >> 32

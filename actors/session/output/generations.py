@@ -240,6 +240,7 @@ class Generations:
         return True
 
     def _tell_scheduler(self, generation: GenerationState, constraint: int = 0) -> None:
+        bound = self._state.asked[1] if self._state.asked is not None else None
         self._state.out.scheduler.append(
             Submit(
                 request=generation.request,
@@ -256,6 +257,8 @@ class Generations:
                 expects=self._state.expects,
                 constraint=constraint,
                 obeyed=generation.before + generation.segment.start - generation.segment.since,
+                history=bound.asked if bound is not None else b"",
+                follows=(bound.found or b"") if bound is not None else b"",
             )
         )
 

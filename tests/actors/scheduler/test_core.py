@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from ramify.actors.scheduler.core import _note_forced
+from ramify.actors.scheduler.core import PROGRAMS, _note_forced
 from ramify.actors.scheduler.request import SchedulerError
 from ramify.actors.scheduler.suspects import MOST
 from ramify.protocol.cluster import LOT
@@ -722,3 +722,33 @@ def test_load_says_how_much_is_beyond_a_lot_of_each_prompt(world):
     w.run()
     after = w.core.load()
     assert (after.queued, after.excess, after.long) == (0, 0, 0)
+
+
+def test_who_goes_on_from_a_history_has_had_the_service_of_those_before(world):
+    """A stateless request has a session of its own: it would start as if it had had nothing."""
+    w = world()
+    w.run(w.submit(1, [1] * 9, session=1, max_tokens=3, history=b"one"))
+    w.run(w.submit(1, [2], session=9, owner="other", max_tokens=1))
+    accounts = w.core.accounts
+    first = accounts[1].served
+    assert first > 0
+    w.run(w.submit(1, [3] * 5, session=2, max_tokens=1, history=b"two", follows=b"one"))
+    assert accounts[2].served == accounts[2].tenant.served > first
+    w.run(w.submit(1, [4], session=3, max_tokens=1, history=b"three", follows=b"never seen"))
+    assert accounts[3].served < first
+    w.run(w.submit(2, [5], session=9, owner="other", max_tokens=1, history=b"four", follows=b"three"))
+    assert accounts[9].served > accounts[3].served  # nobody has had less for it
+    assert accounts[9].tenant is w.core.tenants["other"]
+
+
+def test_so_many_histories_are_remembered(world):
+    w = world()
+    numbers = range(2, PROGRAMS + 3)
+    w.run(w.submit(1, [1] * 50, session=1, max_tokens=1, history=b"first"))
+    for number in numbers:
+        w.run(w.submit(1, [1], session=number, max_tokens=1, history=b"%d" % number))
+    last = numbers[-1]
+    w.run(w.submit(1, [1], session=last + 1, max_tokens=1, follows=b"first", history=b"late"))
+    w.run(w.submit(1, [1], session=last + 2, max_tokens=1, follows=b"%d" % last, history=b"later"))
+    assert w.core.accounts[last + 1].served < 50
+    assert w.core.accounts[last + 2].served > w.core.accounts[last].served
