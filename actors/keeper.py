@@ -25,6 +25,7 @@ GRACE_SECONDS = 5.0  # for the end of one that has failed
 
 _FREE = {
     "pages",
+    "window_pages",
     "load_seconds",
     "attention_reason",
     "quantization_reason",

@@ -88,6 +88,16 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
             default="what half of the KV cache's memory holds, at most 8 for each of --max-rows",
         ),
     ] = None
+    window_tokens: Annotated[
+        int | None,
+        Setting(
+            "tokens in the KV cache of layers with a sliding window, which keep the last tokens of each "
+            "sequence alone; 0: they keep all, as layers without one",
+            low=0,
+            high=1 << 31,
+            default="half of what all layers would hold, at most 4 windows for each of --max-rows",
+        ),
+    ] = None
     max_rows: Annotated[
         int | None,
         Setting("most requests in a step", low=1, high=1 << 16, default="512 on CUDA, else 256"),

@@ -1,7 +1,7 @@
-"""Back ends side by side, for models whose layers differ in heads or head sizes: one for each shape.
+"""Back ends side by side, where layers differ in heads, head sizes or pages: one for each shape.
 
-Their plans travel with the step as one. The first one's arrays keep their names, those of the others
-get a number.
+Their plans travel with the step as one. The first one's arrays keep their names, and so do slots of
+window pages; all others get a number.
 """
 
 from dataclasses import replace
@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from ramify.gpu.attention.base import AttentionBackend
-from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
+from ramify.gpu.attention.spec import WINDOW_SLOTS, AttentionShape, AttentionSpec
 from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.step.buckets import Bucket
 from ramify.gpu.step.inputs import Plan, StepInputs
@@ -23,7 +23,7 @@ class AttentionByShape:
     def __init__(self, parts: list[tuple[AttentionShape, AttentionBackend]]) -> None:
         self._parts = [part for _, part in parts]
         self._numbers = {
-            (shape.heads, shape.kv_heads, shape.head_dim): number
+            (shape.heads, shape.kv_heads, shape.head_dim, shape.windowed): number
             for number, (shape, _) in enumerate(parts)
         }
         self._step: StepInputs[Tensor] | None = None  # whose plan is divided in `_steps`
@@ -49,7 +49,7 @@ class AttentionByShape:
                 step,
                 [_part_of(step, number) for number in range(len(self._parts))],
             )
-        number = self._numbers[q.shape[1], kv.k.shape[1], q.shape[2]]
+        number = self._numbers[q.shape[1], kv.k.shape[1], q.shape[2], kv.windowed]
         return self._parts[number].attend(q, kv, self._steps[number], spec)
 
 
@@ -66,7 +66,7 @@ def _part_of(step: StepInputs[Tensor], number: int) -> StepInputs[Tensor]:
 
 def _together(plans: list[Plan]) -> Plan:
     others = {
-        f"{name}/{number}": array
+        name if name == WINDOW_SLOTS else f"{name}/{number}": array
         for number, plan in enumerate(plans[1:], 1)
         for name, array in plan.items()
     }

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+WINDOW_SLOTS = "window_slots"  # in a plan, as "slots": of layers whose keys are in window pages
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionSpec:
@@ -52,6 +54,7 @@ class AttentionShape:
     dtype: torch.dtype  # of queries, keys and values
     specs: tuple[AttentionSpec, ...]
     value_dim: int | None = None  # values are so many first numbers of the keys; None: of their own
+    windowed: bool = False  # keys and values are in window pages
 
     @property
     def group(self) -> int:

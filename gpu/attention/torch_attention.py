@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.gpu.attention.segments import Segments, Slots, cut
-from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
+from ramify.gpu.attention.spec import WINDOW_SLOTS, AttentionShape, AttentionSpec
 from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.step.buckets import Bucket
 from ramify.gpu.step.inputs import Plan, StepInputs
@@ -57,18 +57,36 @@ class _Decodes:
     owners: Tensor | None  # sequence of each part's output, None if nothing is to be merged
 
 
+class WindowTable:
+    """The window pages of `table`, read as its page table is; a step reads no position without one."""
+
+    page_size = 1
+
+    def __init__(self, table: RowTable) -> None:
+        self._table = table
+        self.pool_pages = table.window_pages
+
+    def slots(self, row: int, start: int, stop: int) -> Ints:
+        return self._table.windows[row, start:stop].astype(np.int64)
+
+    def slots_at(self, rows: Ints, positions: Ints) -> Ints:
+        slots: Ints = self._table.windows[rows, positions].astype(np.int64)
+        return slots
+
+
 class TorchAttention:
     """Reads the page tables on the host, from `table`; keys and values are on `device`."""
 
     static_extends = False
 
     def __init__(self, table: RowTable, shape: AttentionShape, device: torch.device) -> None:
-        self._table = table
+        self._table = WindowTable(table) if shape.windowed else table
+        self._slots_name = WINDOW_SLOTS if shape.windowed else "slots"
         self._shape = shape
         self._heads, self._kv_heads, self._dim = shape.heads, shape.kv_heads, shape.head_dim
         self._group = shape.group
         self._windows = shape.windows
-        self._padding_slot = table.pool_pages * table.page_size
+        self._padding_slot = self._table.pool_pages * self._table.page_size
         self._device = device
         self._in_place = device.type == "cpu"
         self._first_decode = 0
@@ -79,7 +97,10 @@ class TorchAttention:
         return {}  # nothing is captured
 
     def plan(self, step: StepRows, bucket: Bucket, captured: bool) -> Plan:
-        """slots int64[T]: where the new tokens' keys and values go. All else stays here."""
+        """slots, or window_slots, int64[T]: where the new tokens' keys and values go.
+
+        All else stays here.
+        """
         n = step.extends
         ends = np.cumsum(step.counts)
         firsts = (ends - step.counts).tolist()
@@ -97,10 +118,10 @@ class TorchAttention:
             if len(step.rows) > n:
                 self._decodes[window] = self._plan_decodes(step.rows[n:], lengths[n:], window)
         if not n:
-            return {"slots": self._table.slots_at(step.rows, step.starts)}
+            return {self._slots_name: self._table.slots_at(step.rows, step.starts)}
         rows = np.repeat(step.rows, step.counts)
         positions = np.arange(ends[-1]) + np.repeat(step.starts - ends + step.counts, step.counts)
-        return {"slots": self._table.slots_at(rows, positions)}
+        return {self._slots_name: self._table.slots_at(rows, positions)}
 
     def plan_decodes(self, rows: Array, positions: Array) -> None:
         pass

@@ -7,8 +7,9 @@ zero times NaN would reach a neighbour's output. The CUDA executor's padding wri
 nothing but padding reads it.
 
 A layout is one way to keep a token's keys and values: as pairs, or as a latent vector for all heads.
-Another one (8 bits with scales, fewer slots for layers with a window) is a class like `PairLayout`, and
-kernels that read and write it; executors and models ask for nothing but what `KVLayout` says.
+Another one (8 bits with scales) is a class like `PairLayout`, and kernels that read and write it;
+executors and models ask for nothing but what `KVLayout` says. Layers with a window may have slots of
+their own, fewer ones, in pages of one token: see `protocol.plan`.
 """
 
 from collections.abc import Iterator
@@ -26,12 +27,14 @@ class LayerKV:
     """One layer's keys and values. k, v [slots, kv_heads, head_dim].
 
     Of a latent layer both are one tensor [slots, 1, width]: its values are the keys' first numbers.
+    `windowed`: the slots are those of window pages.
     """
 
     k: Tensor
     v: Tensor
     page_size: int
     tail: int = 0  # of a latent layer: how many numbers of the keys, the last ones, are no value's
+    windowed: bool = False
 
     def store(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Write k, v [T, kv_heads, head_dim] to slots int64[T].
@@ -47,8 +50,8 @@ class LayerKV:
 class KVPool:
     """The memory of all layers. The last slot is the padding's.
 
-    `memory`: tensors of [layers, slots, ...] that together hold everything which belongs to slots;
-    layers of unequal sizes are in tensors of their own.
+    `memory`: tensors of [layers, slots, ...] that together hold everything which belongs to slots of
+    `pages`; layers of unequal sizes are in tensors of their own. Window pages are not among them.
     """
 
     pages: int
@@ -80,10 +83,17 @@ class KVLayout(Protocol):
 
     @property
     def bytes_per_token(self) -> int:
-        """Of one token, over all layers."""
+        """Of one token, over all layers that do not use window pages."""
         ...
 
-    def allocate(self, pages: int, page_size: int, device: torch.device) -> KVPool:
+    @property
+    def bytes_per_window_page(self) -> int:
+        """Over all layers that do."""
+        ...
+
+    def allocate(
+        self, pages: int, page_size: int, device: torch.device, window_pages: int = 0
+    ) -> KVPool:
         """Memory for so many pages. Raises torch.OutOfMemoryError."""
         ...
 
@@ -93,29 +103,50 @@ class PairLayout:
     """Keys and values as two tensors of one type, token slot by token slot.
 
     `sizes`: KV heads and head size of each layer that keeps any. Layers of equal sizes lie in one
-    tensor, and no layer is padded to the size of another.
+    tensor, and no layer is padded to the size of another. `windowed`: which of them use window pages;
+    empty: none.
     """
 
     sizes: tuple[tuple[int, int], ...]
     dtype: torch.dtype
+    windowed: tuple[bool, ...] = ()
 
     @property
     def bytes_per_token(self) -> int:
-        return sum(2 * heads * dim for heads, dim in self.sizes) * self.dtype.itemsize
+        return self._bytes(False)
 
-    def allocate(self, pages: int, page_size: int, device: torch.device) -> KVPool:
+    @property
+    def bytes_per_window_page(self) -> int:
+        return self._bytes(True)
+
+    @property
+    def _layers(self) -> list[tuple[tuple[int, int], bool]]:
+        return list(zip(self.sizes, self.windowed or (False,) * len(self.sizes), strict=True))
+
+    def _bytes(self, windowed: bool) -> int:
+        sizes = [size for size, within in self._layers if within == windowed]
+        return sum(2 * heads * dim for heads, dim in sizes) * self.dtype.itemsize
+
+    def allocate(
+        self, pages: int, page_size: int, device: torch.device, window_pages: int = 0
+    ) -> KVPool:
         """Not initialised: memory of pages that are never used is never committed by the system."""
         memory: list[Tensor] = []
-        views: dict[tuple[int, int], Iterator[tuple[Tensor, Tensor]]] = {}
-        for size in dict.fromkeys(self.sizes):
-            shape = (self.sizes.count(size), pages * page_size + 1, *size)
+        views: dict[tuple[tuple[int, int], bool], Iterator[tuple[Tensor, Tensor]]] = {}
+        for size, windowed in dict.fromkeys(self._layers):
+            slots = window_pages if windowed else pages * page_size
+            shape = (self._layers.count((size, windowed)), slots + 1, *size)
             k, v = (torch.empty(shape, dtype=self.dtype, device=device) for _ in range(2))
             k[:, -1] = 0
             v[:, -1] = 0
-            memory += k, v
+            if not windowed:
+                memory += k, v
             # one view a layer, made once: indexing a tensor costs more than an attention layer's sums
-            views[size] = zip(k.unbind(0), v.unbind(0), strict=True)
-        layers = [LayerKV(*next(views[size]), page_size) for size in self.sizes]
+            views[size, windowed] = zip(k.unbind(0), v.unbind(0), strict=True)
+        layers = [
+            LayerKV(*next(views[size, windowed]), 1 if windowed else page_size, windowed=windowed)
+            for size, windowed in self._layers
+        ]
         return KVPool(pages, page_size, layers, memory)
 
 
@@ -135,7 +166,13 @@ class LatentLayout:
     def bytes_per_token(self) -> int:
         return self.layers * (self.rank + self.turned) * self.dtype.itemsize
 
-    def allocate(self, pages: int, page_size: int, device: torch.device) -> KVPool:
+    @property
+    def bytes_per_window_page(self) -> int:
+        return 0
+
+    def allocate(
+        self, pages: int, page_size: int, device: torch.device, window_pages: int = 0
+    ) -> KVPool:
         """Not initialised, as that of `PairLayout`."""
         shape = (self.layers, pages * page_size + 1, 1, self.rank + self.turned)
         memory = torch.empty(shape, dtype=self.dtype, device=device)

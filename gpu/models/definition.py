@@ -336,14 +336,36 @@ class Definition:
         """Whether layers keep fixed states of a sequence, instead of keys and values or beside them."""
         return any(layer.fixed for layer in self.layers)
 
-    def attention_shapes(self, dtype: torch.dtype) -> list[AttentionShape]:
-        """What attention back ends are chosen and made by: each shape once, with its layers' specs."""
-        specs: dict[tuple[int, int, int], list[AttentionSpec]] = {}
+    @property
+    def window(self) -> int | None:
+        """The tokens that layers with a window see, the most of any; None: none can have window pages.
+
+        A layer that reads the keys and values of another one has a window if that has one.
+        """
+        mixers = [layer.mixer for layer in self.layers]
+        windows = [one.spec.window if isinstance(one, KeptSettings) else None for one in mixers]
+        pairs = [(one.spec.window, one.kv_of) for one in self.attentions]
+        if self.keeps_states or isinstance(self.attention, LatentSettings):
+            return None
+        if any(of is not None and (own is None) != (windows[of] is None) for own, of in pairs):
+            return None
+        return max((window for window in windows if window is not None), default=None)
+
+    def attention_shapes(self, dtype: torch.dtype, windows: bool = False) -> list[AttentionShape]:
+        """What attention back ends are chosen and made by: each shape once, with its layers' specs.
+
+        `windows`: layers with a window have pages of their own, and so a back end.
+        """
+        specs: dict[tuple[int, int, int, bool], list[AttentionSpec]] = {}
         for one in self.attentions:
-            specs.setdefault((one.heads, one.kv_heads, one.head_dim), []).append(one.spec)
+            windowed = windows and one.spec.window is not None
+            specs.setdefault((one.heads, one.kv_heads, one.head_dim, windowed), []).append(one.spec)
         first = self.attention
         value = first.rank if isinstance(first, LatentSettings) else None
-        return [AttentionShape(*shape, dtype, tuple(found), value) for shape, found in specs.items()]
+        return [
+            AttentionShape(heads, kv_heads, dim, dtype, tuple(found), value, windowed)
+            for (heads, kv_heads, dim, windowed), found in specs.items()
+        ]
 
     def kv_places(self) -> list[int]:
         """For each layer, which of the pool's layers has its keys and values, or its mixer's state."""
@@ -363,12 +385,16 @@ class Definition:
         """For each layer, how many before it keep states: where its own is."""
         return list(accumulate((layer.fixed is not None for layer in self.layers), initial=0))[:-1]
 
-    def kv_layout(self, dtype: torch.dtype) -> KVLayout:
-        """How keys and values are kept. Layers with latents are all alike, and have none beside them."""
+    def kv_layout(self, dtype: torch.dtype, windows: bool = False) -> KVLayout:
+        """How keys and values are kept. Layers with latents are all alike, and have none beside them.
+
+        `windows`: layers with a window use window pages.
+        """
         own, first = [one for one in self.attentions if one.kv_of is None], self.attention
         if isinstance(first, LatentSettings):
             return LatentLayout(len(own), first.rank, first.turned, dtype)
-        return PairLayout(tuple((one.kv_heads, one.head_dim) for one in own), dtype)
+        windowed = tuple(windows and one.spec.window is not None for one in own)
+        return PairLayout(tuple((one.kv_heads, one.head_dim) for one in own), dtype, windowed)
 
     def state_layout(self) -> StateLayout:
         """How fixed states are kept."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.gpu.attention.base import AttentionBackend
+from ramify.gpu.attention.spec import WINDOW_SLOTS
 from ramify.gpu.attention.torch_latent import TorchLatent
 from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.ops.base import (
@@ -96,7 +97,7 @@ class TorchOps:
             v = parts[:, -layer.kv_heads :]
             if layer.value_eps is not None:
                 v = F.rms_norm(v, (layer.head_dim,), eps=layer.value_eps)
-            kv.store(step.plan["slots"], qk[:, heads:], v)
+            kv.store(step.plan[WINDOW_SLOTS if kv.windowed else "slots"], qk[:, heads:], v)
         output = self._attention.attend(qk[:, :heads], kv, step, layer.spec)
         return output * qkv[:, own:].sigmoid() if layer.gated else output
 

@@ -18,7 +18,7 @@ from ramify.gpu.ops.linear.base import Use
 from ramify.gpu.ops.linear.grouped import BITS, WITH_OFFSETS
 from ramify.gpu.startup.gguf_weights import tensor_names
 from ramify.gpu.startup.load import context_of, device_of, dtype_of
-from ramify.gpu.startup.memory import free_bytes, plan_pages
+from ramify.gpu.startup.memory import free_bytes, has_windows, plan_pages
 from ramify.gpu.startup.quantization import Quantization, choose_quantization
 from ramify.protocol.checkpoint.gguf import read_gguf
 from ramify.protocol.config import ModelConfig
@@ -42,12 +42,14 @@ def forecast(path: Path) -> dict[str, str]:
     attention = choose(config.attention, shape.attention_shapes(dtype), device, config.deterministic)
     rate = bandwidth(device)
     isa = quantization.isa
+    ends = isa is None and attention.extend == "torch" and has_windows(config, shape, context)
+    windows = "; more, as layers with a window keep the last tokens alone" if ends else ""
     return {
         "device": f"{device}, {free >> 20} MiB are free",
         "weights": f"{quantization.name if isa else str(dtype).removeprefix('torch.')} "
         f"({quantization.reason}), {sizes.weights / 2**20:.0f} MiB in memory",
         "kernels": f"our own for {isa.name}" if isa else f"torch, attention {attention.name}",
-        "KV cache": f"{token} bytes a token, room for {room} tokens",
+        "KV cache": f"{token} bytes a token, room for {room} tokens{windows}",
         "longest sequence": f"{min(context, room)} tokens",
         "read for a token": f"{sizes.read / 2**20:.1f} MiB of weights",
         "memory": f"{rate / 1e9:.1f} GB/s, measured",

@@ -30,10 +30,10 @@ from ramify.gpu.ops.linear.onednn import float_weight
 from ramify.gpu.progress import Progress
 from ramify.gpu.startup.drafts import DraftChoice, choose_draft, kernel_obstacle
 from ramify.gpu.startup.gguf_weights import load_gguf
-from ramify.gpu.startup.memory import free_bytes, plan_pages
+from ramify.gpu.startup.memory import free_bytes, has_windows, with_pages
 from ramify.gpu.startup.packing import Packing
 from ramify.gpu.startup.quantization import Quantization, choose_quantization
-from ramify.gpu.startup.states import check_draft_model, check_states, plan_slots
+from ramify.gpu.startup.states import check_draft_model, check_states
 from ramify.gpu.startup.weights import fill_random, load_weights
 from ramify.gpu.step.rows import RowTable
 from ramify.protocol.config import ModelConfig
@@ -74,13 +74,14 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
             f"the weights do not fit into the memory of {device} ({free_bytes(device) >> 20} MiB are "
             "free): free memory, or give a smaller model or dtype"
         ) from error
-    info = _info(config, shape, model, context, dtype, device, attention)
+    on_host = quantization.isa is not None or attention.extend == "torch"
+    windows = has_windows(config, shape, context) and quantization.isa is None and on_host
+    info = _info(config, shape, model, context, dtype, device, attention, windows)
     info = msgspec.structs.replace(
         info, quantization=quantization.name, quantization_reason=quantization.reason, constrains=True
     )
     if info.constrains and config.jump_forward and not shape.keeps_states:
         info = msgspec.structs.replace(info, max_forced=MOST_FORCED_DRAFTS)
-    on_host = quantization.isa is not None or attention.extend == "torch"
     if draft.kind != "none":
         info = msgspec.structs.replace(
             info,
@@ -157,18 +158,20 @@ def _torch(
     small = _draft_model(config, draft, info.context, model, float_weight, progress)
     if small is not None:
         info = _with_bytes(info, small.config.kv_layout(small.dtype))
-    info = _with_pages(info, config, free_bytes(model.device), model.device)
+    info = with_pages(info, config, free_bytes(model.device), model.device)
     pool, table = _pool(model, info, progress), RowTable(info)
 
-    def back_end(model: Decoder) -> AttentionBackend:
-        return attention.back_end(table, model.config.attention_shapes(model.dtype), model.device)
+    def back_end(model: Decoder, windows: bool = False) -> AttentionBackend:
+        shapes = model.config.attention_shapes(model.dtype, windows)
+        return attention.back_end(table, shapes, model.device)
 
     drafter: Drafter | None = NgramDrafter(info.max_rows) if draft.kind == "ngram" else None
     if small is not None:
-        small_pool = _pool(small, info, progress)
+        small_pool = _pool(small, msgspec.structs.replace(info, window_pages=0), progress)
         runner = TorchRunner(small, small_pool, back_end(small), info.max_rows)
         drafter = _model_drafter(runner, table, small)
-    return TorchExecutor(model, pool, back_end(model), table, info, drafter=drafter)
+    own = back_end(model, info.window_pages > 0)
+    return TorchExecutor(model, pool, own, table, info, drafter=drafter)
 
 
 def _model_drafter(runner: DraftRunner, table: RowTable, model: Decoder) -> ModelDrafter:
@@ -214,7 +217,7 @@ def _integers(
                 "none, another draft model, --draft ngram or --draft none"
             )
         info = _with_bytes(info, small.config.kv_layout(KV_DTYPE))
-    info = _with_pages(info, config, free_bytes(model.device), model.device)
+    info = with_pages(info, config, free_bytes(model.device), model.device)
     progress("compiling kernels", 0.0)
     kernels = compiled_kernels(
         isa, model.config.attention.head_dim, KV_DTYPE, *endings(model.config, model.products())
@@ -304,7 +307,7 @@ def _cuda(
         torch.cuda.empty_cache()
     sizes = {bucket.extended for bucket in rehearsal.buckets if bucket.extended}
     info = msgspec.structs.replace(info, extend_sizes=sorted(sizes))
-    info = _with_pages(info, config, free - rehearsal.bytes, model.device)
+    info = with_pages(info, config, free - rehearsal.bytes, model.device)
     try:
         pool = _pool(model, info, progress)
         drafter = device_drafter(draft, guesser, info)
@@ -339,8 +342,8 @@ def device_drafter(
 
 def _pool(model: Decoder, info: ExecutorInfo, progress: Progress) -> KVPool:
     progress(f"allocating KV cache for {info.pages * info.page_size} tokens", 1.0)
-    layout = model.config.kv_layout(model.dtype)
-    pool = layout.allocate(info.pages, info.page_size, model.device)
+    layout = model.config.kv_layout(model.dtype, info.window_pages > 0)
+    pool = layout.allocate(info.pages, info.page_size, model.device, info.window_pages)
     if info.state_slots:
         pool.states = model.config.state_layout().allocate(info.state_slots, model.device)
     return pool
@@ -399,8 +402,10 @@ def _info(
     dtype: torch.dtype,
     device: torch.device,
     attention: KernelChoice,
+    windows: bool,
 ) -> ExecutorInfo:
     """What is known before the KV pool is sized: `pages` is 0, `context` what was asked for."""
+    layout = shape.kv_layout(dtype, windows)
     return ExecutorInfo(
         model=config.name if config.name is not None else config.path.resolve().name,
         architecture=shape.architecture,
@@ -416,10 +421,12 @@ def _info(
         attention=attention.name,
         attention_reason=attention.reason,
         eos_token_ids=list(shape.eos_token_ids),
-        kv_bytes_per_token=shape.kv_layout(dtype).bytes_per_token,
+        kv_bytes_per_token=layout.bytes_per_token,
         load_seconds=0.0,
         state_bytes=shape.state_layout().bytes_per_slot,
         logits_cost=_logits_cost(shape, model.parameters()),
+        window=(shape.window or 0) if windows else 0,
+        window_bytes=layout.bytes_per_window_page,
     )
 
 
@@ -427,22 +434,3 @@ def _logits_cost(shape: Definition, parameters: int) -> float:
     """The multiplications for one position's logits over those of its layers."""
     head = shape.vocab_size * shape.hidden_size
     return head / max(1, parameters - (head if shape.tied else 2 * head))
-
-
-def _with_pages(
-    info: ExecutorInfo, config: ModelConfig, free: int, device: torch.device
-) -> ExecutorInfo:
-    """`info` with a pool of what was asked for, or of what `free` bytes allow, behind state slots."""
-    if info.state_bytes:
-        slots = plan_slots(
-            config.state_slots, info.state_bytes, info.max_rows, free, device, config.kv_fraction
-        )
-        info = msgspec.structs.replace(info, state_slots=slots)
-        free -= (1 + slots) * info.state_bytes
-    pages = plan_pages(
-        config.kv_tokens, info.context, info.page_size, info.kv_bytes_per_token, free, device,
-        config.kv_fraction,
-    )  # fmt: skip
-    # a sequence that outgrows the pool could never be finished
-    context = min(info.context, pages * info.page_size)
-    return msgspec.structs.replace(info, pages=pages, context=context)

@@ -1,13 +1,22 @@
-"""How much memory there is, and how many tokens of KV cache to make of it."""
+"""How much memory there is, and how many KV pages, window pages and state slots to make of it."""
 
 from pathlib import Path
 
+import msgspec
 import torch
 
+from ramify.gpu.models.definition import Definition
+from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
+from ramify.protocol.plan import ExecutorInfo
 
 _CPU_TOKENS = 65536
 CPU_SHARE = 0.25  # of the free memory: the machine is somebody's desk, not ours alone
+_SLOTS_PER_ROW = 8  # three while it runs, others are snapshots
+_LEAST_SLOTS = 4
+_WINDOWS_PER_ROW = 4  # the one that runs, others are tails
+_PAGES_PER_WINDOW_PAGE = 8  # of a model that has window pages only
+_WRITTEN = 6  # steps that the cache keeps room for, at most (`actors.cache.windows`)
 _FALLBACK_BYTES = 2 << 30  # where the system does not say what is free
 
 
@@ -23,6 +32,11 @@ def free_bytes(device: torch.device, meminfo: Path = Path("/proc/meminfo")) -> i
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10
     return _FALLBACK_BYTES
+
+
+def most_cpu_tokens(context: int) -> int:
+    """Of the pool, unless more are asked for."""
+    return max(_CPU_TOKENS, context)
 
 
 def plan_pages(
@@ -53,7 +67,7 @@ def plan_pages(
     on_cpu = device.type == "cpu"
     tokens = int(free * (CPU_SHARE if on_cpu else fraction)) // bytes_per_token
     if on_cpu:
-        tokens = min(tokens, max(_CPU_TOKENS, context))
+        tokens = min(tokens, most_cpu_tokens(context))
     if tokens < 2 * page_size:
         raise ModelError(
             f"{max(0, free) >> 20} MiB are free on {device} beside what steps need: too little for a KV "
@@ -61,3 +75,107 @@ def plan_pages(
             "--max-rows and --step-tokens"
         )
     return tokens // page_size
+
+
+def plan_slots(
+    wanted: int | None, bytes_each: int, rows: int, free: int, device: torch.device, fraction: float
+) -> int:
+    """State slots beside the KV pool: `wanted` if given, else of at most half of what both may take.
+
+    More than 8 for each of the `rows` that may run at once are not made by themselves. Raises ModelError
+    if four do not fit, or if `wanted` do not.
+    """
+    room = int(free * (CPU_SHARE if device.type == "cpu" else fraction))
+    if wanted is not None:
+        if wanted * bytes_each <= free:
+            return wanted
+        raise ModelError(
+            f"--state-slots {wanted} do not fit: one takes {bytes_each} bytes, {free >> 20} MiB are "
+            f"free; give at most {room // 2 // bytes_each}"
+        )
+    slots = min(_SLOTS_PER_ROW * rows, room // 2 // bytes_each)
+    if slots < _LEAST_SLOTS:
+        raise ModelError(
+            f"{max(0, free) >> 20} MiB are free on {device} beside what steps need: too little for "
+            f"{_LEAST_SLOTS} states of {bytes_each} bytes each; free memory, or give a smaller model"
+        )
+    return slots
+
+
+def has_windows(config: ModelConfig, shape: Definition, context: int) -> bool:
+    """Whether layers with a window are to have pages of their own. Raises ModelError if they cannot."""
+    wanted, window = config.window_tokens, shape.window
+    obstacle = None
+    if window is None:
+        obstacle = "the model has no layers with a window, or none that can have a KV cache of their own"
+    elif window < 2 or window >= context:
+        obstacle = f"its window of {window} tokens is no shorter than the context of {context}"
+    elif config.page_size != 1:
+        obstacle = f"--page-size {config.page_size}: a window may begin at any token; leave it out"
+    if obstacle is not None and wanted:
+        raise ModelError(f"--window-tokens {wanted}: {obstacle}; or leave --window-tokens out")
+    return obstacle is None and wanted != 0
+
+
+def _with_window_pages(
+    info: ExecutorInfo, config: ModelConfig, free: int, device: torch.device
+) -> tuple[ExecutorInfo, int]:
+    """`info` with a pool of window pages, and what it leaves of `free`.
+
+    Those of `--window-tokens`, else for half of the tokens that all layers in full would hold, but no
+    more than four windows of each row, and all of a model that has only such layers. Where that is too
+    little for one request the layers keep everything: `window` is 0 then. Raises ModelError if what is
+    asked for is too little, or too much.
+    """
+    whole = info.kv_bytes_per_token + info.window_bytes
+    before, written = info.window - 1, _WRITTEN * (1 + max(info.max_drafts, info.max_forced))
+    least = 2 * before + max(info.step_tokens, written)
+    share = CPU_SHARE if device.type == "cpu" else config.kv_fraction
+    tokens = config.kv_tokens or int(free * share) // whole
+    if device.type == "cpu" and config.kv_tokens is None:
+        tokens = min(tokens, most_cpu_tokens(info.context))
+    pages = config.window_tokens
+    if pages is None:
+        alone = not info.kv_bytes_per_token and config.kv_tokens is None
+        most = max(_WINDOWS_PER_ROW * info.window * info.max_rows, 2 * least)
+        pages = min(tokens if alone else tokens // 2, most)
+        if pages < least:
+            return msgspec.structs.replace(
+                info, kv_bytes_per_token=whole, window=0, window_bytes=0
+            ), free
+    if pages < least:
+        raise ModelError(
+            f"--window-tokens {pages}: a step of {info.step_tokens} tokens and a window of "
+            f"{info.window} need {least}; give at least that, or lower --step-tokens"
+        )
+    taken = (pages + 1) * info.window_bytes
+    if taken > free:
+        raise ModelError(
+            f"--window-tokens {pages} does not fit: a token takes {info.window_bytes} bytes, "
+            f"{free >> 20} MiB are free; give at most {int(free * share) // info.window_bytes}"
+        )
+    info = msgspec.structs.replace(info, window_pages=pages)
+    return info, free - (taken if config.kv_tokens else int(taken / share))
+
+
+def with_pages(info: ExecutorInfo, config: ModelConfig, free: int, device: torch.device) -> ExecutorInfo:
+    """`info` with a pool of what was asked for, or of what `free` bytes allow, behind state slots and
+    window pages."""
+    tokens = config.kv_tokens
+    if info.state_bytes:
+        slots = plan_slots(
+            config.state_slots, info.state_bytes, info.max_rows, free, device, config.kv_fraction
+        )
+        info = msgspec.structs.replace(info, state_slots=slots)
+        free -= (1 + slots) * info.state_bytes
+    if info.window:
+        info, free = _with_window_pages(info, config, free, device)
+        if not info.kv_bytes_per_token and tokens is None:  # only the tables of pages take memory
+            tokens = max(info.context, _PAGES_PER_WINDOW_PAGE * info.window_pages)
+    pages = plan_pages(
+        tokens, info.context, info.page_size, info.kv_bytes_per_token, free, device,
+        config.kv_fraction,
+    )  # fmt: skip
+    # a sequence that outgrows the pool could never be finished
+    context = min(info.context, pages * info.page_size)
+    return msgspec.structs.replace(info, pages=pages, context=context)

@@ -1,8 +1,6 @@
-"""Models with fixed states: what cannot be served with them, and how many state slots to make."""
+"""Models with fixed states: what cannot be served with them."""
 
 from pathlib import Path
-
-import torch
 
 from ramify.gpu.attention.registry import KernelChoice
 from ramify.gpu.models.definition import (
@@ -12,12 +10,9 @@ from ramify.gpu.models.definition import (
     MambaSettings,
 )
 from ramify.gpu.startup.drafts import DraftChoice
-from ramify.gpu.startup.memory import CPU_SHARE
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 
-_SLOTS_PER_ROW = 8  # three while it runs, others are snapshots
-_LEAST_SLOTS = 4
 _MOST_DIM = 128  # of a delta net's heads: a program of the kernels holds a head's state
 _MOST_STATE = 256  # of Mamba-2's heads, likewise
 
@@ -63,28 +58,3 @@ def check_draft_model(folder: Path, shape: Definition) -> None:
             f"--draft {folder}: its layers keep fixed states, which cannot be taken back; give another "
             "draft model, --draft ngram or --draft none"
         )
-
-
-def plan_slots(
-    wanted: int | None, bytes_each: int, rows: int, free: int, device: torch.device, fraction: float
-) -> int:
-    """State slots beside the KV pool: `wanted` if given, else of at most half of what both may take.
-
-    More than 8 for each of the `rows` that may run at once are not made by themselves. Raises ModelError
-    if four do not fit, or if `wanted` do not.
-    """
-    room = int(free * (CPU_SHARE if device.type == "cpu" else fraction))
-    if wanted is not None:
-        if wanted * bytes_each <= free:
-            return wanted
-        raise ModelError(
-            f"--state-slots {wanted} do not fit: one takes {bytes_each} bytes, {free >> 20} MiB are "
-            f"free; give at most {room // 2 // bytes_each}"
-        )
-    slots = min(_SLOTS_PER_ROW * rows, room // 2 // bytes_each)
-    if slots < _LEAST_SLOTS:
-        raise ModelError(
-            f"{max(0, free) >> 20} MiB are free on {device} beside what steps need: too little for "
-            f"{_LEAST_SLOTS} states of {bytes_each} bytes each; free memory, or give a smaller model"
-        )
-    return slots

@@ -1,12 +1,15 @@
 """How large the KV pool becomes."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from ramify.gpu.startup.memory import free_bytes, plan_pages
+from ramify.gpu.startup.memory import free_bytes, plan_pages, with_pages
+from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
+from ramify.protocol.plan import ExecutorInfo
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 GIB = 1 << 30
@@ -44,3 +47,55 @@ def test_free_memory(tmp_path: Path) -> None:
     meminfo.write_text("MemTotal: 9 kB\n")
     assert free_bytes(CPU, meminfo) == 2 * GIB
     assert free_bytes(CPU) > 0
+
+
+def info(full: int, window_bytes: int, window: int = 1024, **more: Any) -> ExecutorInfo:
+    """What is known before the pools are sized."""
+    fields = {
+        "model": "m", "architecture": "A", "parameters": 1, "vocab_size": 10, "context": 131_072,
+        "page_size": 1, "pages": 0, "max_rows": 512, "step_tokens": 8192, "device": "cuda",
+        "dtype": "bfloat16", "attention": "triton", "eos_token_ids": [], "load_seconds": 0.0,
+        "kv_bytes_per_token": full, "window": window, "window_bytes": window_bytes,
+    } | more  # fmt: skip
+    return ExecutorInfo(**fields)
+
+
+GEMMA = 10 * 4 * 512 * 2 * 2, 50 * 16 * 256 * 2 * 2  # the 31B's bytes of a token: full, window
+CUDA = torch.device("cuda")
+
+
+def test_a_pool_with_windows_holds_four_times_the_tokens() -> None:
+    free = 80 << 30
+    found = with_pages(info(*GEMMA), ModelConfig(path=Path()), free, CUDA)
+    assert found.pages > 4 * (int(free * 0.9) // sum(GEMMA))
+    given = found.pages * GEMMA[0] + (found.window_pages + 1) * GEMMA[1]
+    assert 0.99 < given / (free * 0.9) <= 1
+    assert found.window_pages > 16 * 1024  # tails
+
+
+def test_a_short_window_takes_what_rows_may_need() -> None:
+    found = with_pages(info(12_288, 12_288, 128), ModelConfig(path=Path()), 80 << 30, CUDA)
+    assert found.window_pages == 4 * 128 * 512
+    assert found.pages > 1.9 * (int((80 << 30) * 0.9) // 24_576)
+
+
+def test_a_model_with_windows_alone_has_more_pages_than_memory_for_them() -> None:
+    found = with_pages(info(0, 131_072, max_rows=16), ModelConfig(path=Path()), 40 << 30, CUDA)
+    assert found.window_pages == 4 * 1024 * 16
+    assert found.pages == 8 * found.window_pages
+
+
+def test_too_small_a_pool_keeps_everything() -> None:
+    found = with_pages(info(*GEMMA), ModelConfig(path=Path(), kv_tokens=16_384), 80 << 30, CUDA)
+    assert (found.window, found.window_pages, found.window_bytes) == (0, 0, 0)
+    assert found.kv_bytes_per_token == sum(GEMMA)
+
+
+def test_asking_for_window_tokens() -> None:
+    config = ModelConfig(path=Path(), window_tokens=20_000, kv_tokens=100_000)
+    found = with_pages(info(*GEMMA), config, 80 << 30, CUDA)
+    assert (found.window_pages, found.pages) == (20_000, 100_000)
+    with pytest.raises(ModelError, match=r"--window-tokens 20000 does not fit: .*; give at most 11796"):
+        with_pages(info(*GEMMA), config, 10 << 30, CUDA)
+    with pytest.raises(ModelError, match=r"--window-tokens 5000: a step of 8192 tokens .* need 10238"):
+        with_pages(info(*GEMMA), ModelConfig(path=Path(), window_tokens=5000), 80 << 30, CUDA)
