@@ -207,7 +207,6 @@ import ramify.gpu.programmatic_launch as programmatic_launch
 programmatic_launch.overlaps = lambda device: True
 from ramify.gpu.attention.spec import AttentionSpec
 from ramify.gpu.attention.triton_balanced import balanced_attention
-from ramify.gpu.attention.triton_decode import decode_attention
 from ramify.gpu.attention.triton_extend import extend_attention
 from ramify.gpu.attention.triton_shared import SharedGroups, shared_attention
 from ramify.gpu.kv.layout import LatentLayout
@@ -217,7 +216,6 @@ kv = LatentLayout(1, 512, 64, torch.bfloat16).allocate(4, 16, torch.device("cpu"
 q, output = (torch.zeros(8, 16 * size, dtype=torch.bfloat16) for size in (576, 512))
 q, zeros, spec = q.view(8, 16, 576), torch.zeros((8, 64), dtype=torch.int32), AttentionSpec(0.1)
 balanced_attention(q, output, kv, zeros[0], zeros[0], zeros, spec, 132, zeros)
-decode_attention(q, kv, zeros[0], zeros[0], zeros, spec, 4, None, output)
 extend_attention(q, output, kv, zeros[:, :7], zeros[:0], zeros, spec)
 shared_attention(q, kv, SharedGroups(zeros[:, :5], zeros[0], zeros[:, :4]), zeros, spec)
 """
@@ -231,5 +229,5 @@ def test_shared_memory_of_deepseeks_sizes(tmp_path: Path) -> None:
     assert done.code == 0, done.said
     words = [line.split() for line in done.said.splitlines() if line.startswith("_")]
     found = {name: int(size) for name, size in words}
-    assert {"_attend", "_decode", "_extend", "_shared"} <= set(found)
+    assert {"_attend", "_extend", "_shared"} <= set(found)
     assert max(found.values()) <= 232448, found
