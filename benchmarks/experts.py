@@ -1,0 +1,231 @@
+"""Models with experts: right on this device, and how far from what the memory allows.
+
+On a GPU: one layer of Qwen3-30B-A3B's size against torch in float32, both paths; microseconds of that
+layer in other tiles than are served; then the whole model on random weights, ms a decode step beside the
+time that its bytes take (weights that every token reads, experts hit by a uniform routing, keys and
+values; at the rate of a copy on the same GPU), and the FLOP rate of prompts. On a CPU in 8 bits: Granite
+3.1-1B-A400M's shape beside a dense model of its total size. Prints, writes JSON.
+
+    python benchmarks/experts.py --output experts.json    # on a GPU: right, tiles, speed
+    python benchmarks/experts.py --parts cpu
+    TRITON_INTERPRET=1 python benchmarks/experts.py --tiny    # no GPU: the same at sizes without meaning
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_decode import profile
+from hybrids import CUDA, HybridBench, copy_rate, loaded, median_s
+
+from ramify.gpu.models.config import read_config
+from ramify.gpu.models.definition import Definition
+from ramify.gpu.ops.experts import LayerExperts, RouterSettings, run
+from ramify.gpu.ops.linear.base import Linear, plain
+
+THIRTY = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "dtype": "bfloat16",
+    "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
+    "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128,
+    "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
+    "max_position_embeddings": 40960, "rope_theta": 1000000.0, "eos_token_id": 2,
+}  # fmt: skip
+TINY = {
+    "vocab_size": 160, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "intermediate_size": 96, "dtype": "float32",
+}  # fmt: skip
+GRANITE = {
+    "architectures": ["GraniteMoeForCausalLM"], "model_type": "granitemoe", "vocab_size": 49155,
+    "hidden_size": 1024, "intermediate_size": 512, "num_hidden_layers": 24, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "num_local_experts": 32, "num_experts_per_tok": 8,
+    "tie_word_embeddings": True, "max_position_embeddings": 4096, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def drawn_layer(fields: dict[str, Any], scale: float = 0.02) -> LayerExperts:
+    """One layer of that size with random weights."""
+    kind = getattr(torch, fields["dtype"])
+    experts, hidden, size = (
+        fields[name] for name in ("num_experts", "hidden_size", "moe_intermediate_size")
+    )
+
+    def made(rows: int, inputs: int, stacked: int = 0) -> Linear:
+        weight = torch.randn((rows, inputs), device="cuda" if CUDA else "cpu") * scale
+        return replace(plain(weight.to(kind)), stacked=stacked)
+
+    return LayerExperts(
+        made(experts, hidden), None, made(experts * 2 * size, hidden, experts),
+        made(experts * hidden, size, experts), None,
+        RouterSettings(top=fields["num_experts_per_tok"]), "silu",
+    )  # fmt: skip
+
+
+def layer_parts(fields: dict[str, Any], tiny: bool, tune: bool) -> list[dict[str, Any]]:
+    """Errors and microseconds of both paths, by tokens. `tune`: in other tiles than are served, too."""
+    from ramify.gpu.ops import triton_experts as kernels
+    from ramify.gpu.ops.triton_linear import UnscaledRows
+
+    one, found = drawn_layer(fields), []
+    wide = replace(one, **{name: replace(linear, weight=plain(linear.tensor.float()).weight)
+                           for name, linear in (("router", one.router), ("gate_up", one.gate_up),
+                                                ("down", one.down))})  # fmt: skip
+    counts = (1, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 8192) if not tiny else (1, 20)
+    for tokens in counts:
+        x = torch.randn((tokens, fields["hidden_size"]), device=one.down.tensor.device)
+        x = x.to(one.down.tensor.dtype)
+        routes = kernels.route_tokens(one.router(x), one)
+        pairs, experts = routes.chosen.numel(), one.experts
+        hit = len(routes.chosen.unique())
+        moved = hit * (one.gate_up.tensor.nbytes + one.down.tensor.nbytes) / experts
+        flops = 6 * pairs * one.size * fields["hidden_size"]
+        ways: dict[str, Any] = {}
+        if tokens <= (4 * kernels.MOST_FEW if tune else kernels.MOST_FEW):
+            ways["few"] = lambda x=x, r=routes: kernels.run_few(UnscaledRows(x), 0.0, one, r)
+        served = kernels.tile_for(pairs, experts, x.dtype, False)
+        tiles = (
+            {tile for _, tile in kernels._TILES} | {kernels._LARGEST, served}
+            if tune and not tiny
+            else {served}
+        )
+        for tile in sorted(tiles, key=str):
+            ways[f"many {tile}"] = lambda x=x, r=routes: kernels.run_many(x, one, r, None, False)
+        for name, way in ways.items():
+            tile = next((each for each in tiles if name == f"many {each}"), served)
+            choice, kernels.tile_for = kernels.tile_for, lambda *_, tile=tile: tile
+            try:
+                seconds = median_s(way, 9 if CUDA else 1)
+                row = {"tokens": tokens, "path": name, "us": round(1e6 * seconds, 1),
+                       "gb_s": round(moved / seconds / 1e9),
+                       "tflop_s": round(flops / seconds / 1e12, 1)}  # fmt: skip
+                if not tune and tokens <= 1024:
+                    wanted = run(x.float(), wide)
+                    row["error"] = float(
+                        f"{((way().float() - wanted).norm() / wanted.norm()).item():.2g}"
+                    )
+            finally:
+                kernels.tile_for = choice
+            found.append(row)
+    return found
+
+
+def weights_read(shape: Definition, batch: int, width: int) -> tuple[float, int]:
+    """Bytes of weights that a decode of `batch` reads, and weights that a token goes through."""
+    table = shape.vocab_size * shape.hidden_size
+    moved, active = table, 0
+    for layer, one in zip(shape.layers, shape.experts, strict=True):
+        mixer: Any = layer.mixer
+        dense = shape.hidden_size * (2 * mixer.width + 2 * mixer.kv_width + one.experts)
+        each, share = 3 * one.size * shape.hidden_size, one.router.top / one.experts
+        moved += dense + each * one.experts * (1 - (1 - share) ** batch)
+        active += dense + each * one.router.top
+    return moved * width, active
+
+
+def speed(fields: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    batches, context = ([1, 8, 32, 128], 1024) if not args.tiny else ([1, 2], 6)
+    prompts = [(1, 2048), (1, 8192), (8, 1024)] if not args.tiny else [(1, 40)]
+    rows, begin = max(batches), time.perf_counter()
+    capacity = context + ((args.steps + 8) * args.repeats + 48) * (len(batches) + 1)
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "config.json").write_text(json.dumps(fields))
+        shape = read_config(Path(name))
+        executor = loaded(
+            Path(name), load_format="dummy", max_rows=rows, kv_tokens=rows * capacity + 16384,
+            step_tokens=8192 if not args.tiny else 128, context=10240 if not args.tiny else 256,
+        )  # fmt: skip
+    info, rate = executor.info, copy_rate()
+    width = 2 if info.dtype != "float32" else 4
+    report: dict[str, Any] = {
+        "parameters": info.parameters, "attention": info.attention, "copy_gb_s": round(rate / 1e9),
+        "ready_s": round(time.perf_counter() - begin, 1), "prefill": [], "decode": [],
+    }  # fmt: skip
+    bench = HybridBench(executor, {"temperature": 0.6})
+    for count, tokens in prompts:
+        times = []
+        for _ in range(args.repeats + 1):
+            times.append(bench.prefill(list(range(count)), tokens, tokens + 1))
+            bench.close(list(range(count)))
+        seconds = statistics.median(times[1:])
+        flops = 2 * weights_read(shape, 1, width)[1] * count * tokens
+        report["prefill"].append({"prompts": count, "tokens": tokens,
+                                  "tokens_a_s": round(count * tokens / seconds),
+                                  "tflop_s": round(flops / seconds / 1e12, 1)})  # fmt: skip
+    bench.prefill(list(range(rows)), context, capacity)
+    for batch in batches:
+        times = [bench.decode(list(range(batch)), args.steps) for _ in range(args.repeats)]
+        moved = weights_read(shape, batch, width)[0] + batch * info.kv_bytes_per_token * context
+        floor, seconds = moved / rate, statistics.median(times)
+        report["decode"].append({"batch": batch, "ms": round(1e3 * seconds, 3),
+                                 "floor_ms": round(1e3 * floor, 3),
+                                 "ratio": round(seconds / floor, 3)})  # fmt: skip
+    if CUDA:
+        report["profile"] = [profile(bench, list(range(batch)), None) for batch in (1, 32)]
+    bench.close(list(range(rows)))
+    executor.close()
+    return report
+
+
+def on_cpu(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """CPU time of a decode of one row in 8 bits: the mixture, and a dense model of its total size."""
+    fields = GRANITE | ({"num_hidden_layers": args.layers} if args.layers else {})
+    dense = {"architectures": ["GraniteForCausalLM"], "model_type": "granite",
+             "intermediate_size": fields["intermediate_size"] * fields["num_local_experts"]}  # fmt: skip
+    found = []
+    plain_fields = {name: value for name, value in fields.items() if "experts" not in name}
+    for name, shape in (("mixture", fields), ("dense", plain_fields | dense)):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(shape))
+            executor = loaded(Path(folder), load_format="dummy", quantization="int8", attention="auto",
+                              kv_tokens=2048, max_rows=4, step_tokens=64, context=1024)  # fmt: skip
+        bench = HybridBench(executor, {"temperature": 0.0})
+        bench.prefill([0], 32, 512)
+        times, cpu = [], []
+        for _ in range(args.repeats):
+            begin = time.process_time()
+            times.append(bench.decode([0], args.steps))
+            cpu.append((time.process_time() - begin) / args.steps)
+        found.append({"model": name, "parameters": executor.info.parameters,
+                      "quantization": executor.info.quantization,
+                      "cpu_ms": round(1e3 * statistics.median(cpu), 2),
+                      "ms": round(1e3 * statistics.median(times), 2)})  # fmt: skip
+        executor.close()
+        del bench, executor
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", default="right,tiles,speed", help="of right, tiles, speed, cpu")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--layers", type=int, help="of the shape on a CPU, instead of all of them")
+    parser.add_argument("--tiny", action="store_true", help="sizes for Triton's interpreter")
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    if args.tiny:
+        args.steps, args.repeats = 2, 1
+    fields = THIRTY | (TINY if args.tiny else {})
+    parts = {
+        "right": lambda: layer_parts(fields, args.tiny, False),
+        "tiles": lambda: layer_parts(fields, args.tiny, True),
+        "speed": lambda: speed(fields, args),
+        "cpu": lambda: on_cpu(args),
+    }
+    report: dict[str, Any] = {"device": torch.cuda.get_device_name() if CUDA else "a CPU"}
+    for name in args.parts.split(","):
+        report[name] = parts[name]()
+        if args.output is not None:  # what there is, should the next part not end
+            args.output.write_text(json.dumps(report, indent=1))
+        for row in report[name] if isinstance(report[name], list) else [report[name]]:
+            print(name, json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
