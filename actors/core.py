@@ -13,7 +13,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from ramify.actors.cache.actor import CacheActor
-from ramify.actors.cache.cache import RadixCache, Shares
+from ramify.actors.cache.cache import CacheShares, RadixCache
 from ramify.actors.cache.windows import windows_of
 from ramify.actors.executor.actor import start_executor
 from ramify.actors.executor.handle import ExecutorHandle
@@ -114,7 +114,7 @@ class CoreActors:
         assert executor is not None
         info = executor.info
         schedule = config.schedule
-        shares = Shares(schedule.retain_share, schedule.retain_leases)
+        shares = CacheShares(schedule.retain_share, schedule.retain_leases)
         self.cache = RadixCache(
             info.pages,
             info.page_size,

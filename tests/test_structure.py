@@ -50,7 +50,7 @@ SIZES = {
 COUNTS = {
     "functions over complexity 20": (0, 0),
     "files over 450 lines": (21, 0),
-    "class names that exist twice": (21, 0),
+    "class names that exist twice": (15, 0),
     "floors of session/": (10, 10),
     "sequences unpacked where they are written": (0, 0),
     "private uses across objects": (16, 6),  # six are of torch and argparse

@@ -34,14 +34,14 @@ _LOOKED_AT = 16  # nodes that are searched for the rest of a page
 GONE = -1  # the handle of a run whose session has dropped all of its own
 
 
-class Shares(NamedTuple):
+class CacheShares(NamedTuple):
     """`held`: of the pool, in percent, that one holder may lease. `leases`: of a holder."""
 
     held: int = 100
     leases: int = 1 << 62
 
 
-ALL = Shares()
+ALL = CacheShares()
 
 
 class _Found(NamedTuple):
@@ -71,7 +71,7 @@ class RadixCache:
         page_size: int = 1,
         reach: int = REACH,
         block: int = BLOCK,
-        shares: Shares = ALL,
+        shares: CacheShares = ALL,
         state_slots: int = 0,
         windows: Windows | None = None,
     ) -> None:

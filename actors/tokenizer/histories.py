@@ -33,7 +33,7 @@ TRIES = 16  # of a request's fingerprints that a store is asked for, the longest
 EVICTED = 1 << 12  # fingerprints that are remembered without their tokens
 
 
-class Piece:
+class HistoryPiece:
     """Text with its tokens, behind others: a stack that longer histories share.
 
     `uses`: pieces right behind it, and entries of the table that end with it. `marks`: of the messages
@@ -43,7 +43,7 @@ class Piece:
     __slots__ = ("before", "marks", "raw", "size", "tokens", "until", "uses")
 
     def __init__(
-        self, before: "Piece | None", raw: str, tokens: "array[int]", marks: Sequence[int] = ()
+        self, before: "HistoryPiece | None", raw: str, tokens: "array[int]", marks: Sequence[int] = ()
     ) -> None:
         self.before = before
         self.raw = raw
@@ -77,7 +77,7 @@ class Bound(NamedTuple):
     asked: bytes
     outcome: Outcome
     found: bytes | None = None
-    piece: Piece | None = None
+    piece: HistoryPiece | None = None
     chars: int = 0
     changed: int = 0
     marks: tuple[int, ...] = ()
@@ -116,7 +116,7 @@ class _Owner:
     """
 
     def __init__(self) -> None:
-        self.entries: OrderedDict[bytes, tuple[Piece, ...]] = OrderedDict()
+        self.entries: OrderedDict[bytes, tuple[HistoryPiece, ...]] = OrderedDict()
         self.marks: Counter[int] = Counter()
         self.size = 0
 
@@ -202,26 +202,26 @@ class Histories:
 
     def _recalled(
         self, table: _Owner, keys: Sequence[Key], marks: Sequence[int]
-    ) -> dict[bytes, tuple[Piece, ...]]:
+    ) -> dict[bytes, tuple[HistoryPiece, ...]]:
         """What the store has of the longest history that memory does not have, if it is longer."""
         deeper = list(takewhile(lambda key: key.digest not in table.entries, reversed(keys)))
         if self._recall is None or not deeper:
             return {}
         saved = self._recall([key.digest for key in deeper[:TRIES]])
-        stack: list[Piece] = []
+        stack: list[HistoryPiece] = []
         for each in saved:
             if each.model != self._model or each.kept > len(stack):
                 return {}
             del stack[each.kept :]
             for raw, tokens in each.pieces:
-                stack.append(Piece(stack[-1] if stack else None, raw, array("i", tokens)))
+                stack.append(HistoryPiece(stack[-1] if stack else None, raw, array("i", tokens)))
         at = {key.digest: key.messages for key in deeper}
         for top in stack[-1:]:
             top.marks = marks[: at[saved[-1].asked]]
             top.size += MARK * len(top.marks)
         return {saved[-1].asked: (stack[-1],)} if stack else {}
 
-    def _saved(self, bound: Bound, top: Piece) -> SavedHistory:
+    def _saved(self, bound: Bound, top: HistoryPiece) -> SavedHistory:
         """What the store lacks of a history that ends with `top`."""
         kept = len(_pieces(bound.piece)) if bound.found != bound.asked else 0
         pieces = [(piece.raw, piece.tokens.tobytes()) for piece in _pieces(top)[kept:]]
@@ -247,7 +247,7 @@ class Histories:
         """
         top, marks = bound.piece, bound.marks
         for raw, tokens in pieces:
-            top, marks = Piece(top, raw, tokens, marks), ()
+            top, marks = HistoryPiece(top, raw, tokens, marks), ()
         if top is None:
             return
         top.until = until
@@ -283,8 +283,8 @@ class Histories:
         if not table.entries:
             del self._owners[owner]
 
-    def _retain(self, table: _Owner, piece: Piece) -> None:
-        at: Piece | None = piece
+    def _retain(self, table: _Owner, piece: HistoryPiece) -> None:
+        at: HistoryPiece | None = piece
         while at is not None:
             at.uses += 1
             if at.uses > 1:
@@ -294,8 +294,8 @@ class Histories:
             table.marks.update(at.marks)
             at = at.before
 
-    def _release(self, table: _Owner, piece: Piece) -> None:
-        at: Piece | None = piece
+    def _release(self, table: _Owner, piece: HistoryPiece) -> None:
+        at: HistoryPiece | None = piece
         while at is not None:
             at.uses -= 1
             if at.uses:
@@ -335,9 +335,9 @@ def fingerprints(
     return keys
 
 
-def _pieces(top: Piece | None) -> list[Piece]:
+def _pieces(top: HistoryPiece | None) -> list[HistoryPiece]:
     """The first one first."""
-    found: list[Piece] = []
+    found: list[HistoryPiece] = []
     while top is not None:
         found.append(top)
         top = top.before
@@ -346,13 +346,13 @@ def _pieces(top: Piece | None) -> list[Piece]:
 
 
 def _best(
-    known: Sequence[Piece], rendered: str, inside: Callable[[str, int], bool]
-) -> tuple[Piece | None, int, bool]:
+    known: Sequence[HistoryPiece], rendered: str, inside: Callable[[str, int], bool]
+) -> tuple[HistoryPiece | None, int, bool]:
     """The pieces with which `rendered` begins, of the answer with most of them, and their length.
 
     The third: nothing of that answer is otherwise.
     """
-    best: tuple[Piece | None, int, bool] = (None, 0, False)
+    best: tuple[HistoryPiece | None, int, bool] = (None, 0, False)
     for top in known:
         piece, chars, whole = None, 0, True
         for each in _pieces(top):

@@ -15,7 +15,7 @@ from ramify.protocol.errors import ModelError
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class Bound(msgspec.Struct, frozen=True):
+class BytesBound(msgspec.Struct, frozen=True):
     """How many bytes of text one token can stand for. 0: any number.
 
     `strips`: white space beside tokens may be swallowed, and does not count. `forms`: the Unicode
@@ -31,14 +31,14 @@ _GROWS = {"Prepend", "ByteLevel"}  # normalizers that never shorten a text
 COMPOSED = 4  # the most that a normal form divides a text's bytes by: U+1D400 is A in NFKC
 
 
-def bytes_bound(backend: tokenizers.Tokenizer, table: list[bytes]) -> Bound:
+def bytes_bound(backend: tokenizers.Tokenizer, table: list[bytes]) -> BytesBound:
     added = backend.get_added_tokens_decoder().values()
     longest = max(max(map(len, table), default=0), *(len(t.content.encode()) for t in added), 4)
     strips = any(token.lstrip or token.rstrip for token in added)
     model = json.loads(backend.to_str())["model"]
     bytewise = model.get("byte_fallback") or '"ByteLevel"' in json.dumps(_state(backend.decoder))
     if not bytewise and (model.get("fuse_unk") or model.get("type") != "BPE"):
-        return Bound(0, strips)  # one unknown token may stand for a whole word or text
+        return BytesBound(0, strips)  # one unknown token may stand for a whole word or text
     forms: list[Literal["NFC", "NFD", "NFKC", "NFKD"]] = []
     for step in _steps(_state(backend.normalizer)):
         kind = step.get("type")
@@ -49,10 +49,10 @@ def bytes_bound(backend: tokenizers.Tokenizer, table: list[bytes]) -> Bound:
         elif kind == "Replace":
             pattern = step.get("pattern", {}).get("String")
             if pattern is None or len(pattern.encode()) > len(step.get("content", "").encode()):
-                return Bound(0, strips)
+                return BytesBound(0, strips)
         elif kind not in _GROWS:
-            return Bound(0, strips)
-    return Bound(longest, strips, tuple(forms))
+            return BytesBound(0, strips)
+    return BytesBound(longest, strips, tuple(forms))
 
 
 def _steps(normalizer: Any) -> list[dict[str, Any]]:

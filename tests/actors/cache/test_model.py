@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from ramify.actors.cache import snapshots
-from ramify.actors.cache.cache import RadixCache, Shares
+from ramify.actors.cache.cache import CacheShares, RadixCache
 from ramify.actors.cache.integrity import check
 from ramify.actors.cache.node import DEVICE, SUSPECT
 from ramify.actors.cache.windows import Tails, Windows
@@ -70,7 +70,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.pool,
             self.page_size,
             self.reach,
-            shares=Shares(50, 8),
+            shares=CacheShares(50, 8),
             state_slots=self.slots,
             windows=self.windows,
         )

@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 from msgspec import Meta
 
-from ramify.actors.gateway.apis.openai.effort import Asked, Thinking, thinking
+from ramify.actors.gateway.apis.openai.effort import Asked, ThinkingEffort, thinking
 from ramify.actors.gateway.apis.openai.retention import Retention
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import BadRequest, InvalidField
@@ -151,7 +151,7 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
             return None
         return Constraint(json_schema=wanted.schema if wanted.schema is not None else {"type": "object"})
 
-    def thinking(self, served: Served) -> Thinking:
+    def thinking(self, served: Served) -> ThinkingEffort:
         """How much the model is to think. Raises InvalidField."""
         asked = None if self.reasoning == "provider-default" else self.reasoning
         return thinking(asked, self.max_output_tokens, served, "reasoning")

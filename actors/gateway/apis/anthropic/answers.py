@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ramify.actors.gateway.apis.anthropic.caching import Marks
+from ramify.actors.gateway.apis.anthropic.caching import CacheMarks
 from ramify.actors.gateway.apis.anthropic.content import Content, event
 from ramify.actors.gateway.apis.anthropic.conversation import Conversation
 from ramify.actors.gateway.apis.anthropic.diagnostics import Divergence, RequestMark, RequestMarks
@@ -12,7 +12,7 @@ from ramify.actors.gateway.apis.anthropic.errors import fields_of_error, named, 
 from ramify.actors.gateway.apis.anthropic.requests import CountRequest, MessagesRequest
 from ramify.actors.gateway.apis.anthropic.signatures import Signer
 from ramify.actors.gateway.apis.openai.dialogue import Answers, text_parts
-from ramify.actors.gateway.apis.openai.effort import Thinking
+from ramify.actors.gateway.apis.openai.effort import ThinkingEffort
 from ramify.actors.gateway.apis.openai.retention import Hinted, hinting, retaining
 from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
 from ramify.actors.gateway.port.http import Response, json_response
@@ -42,7 +42,7 @@ def opening(
     request: CountRequest,
     told: Conversation,
     served: Served,
-    thinks: Thinking,
+    thinks: ThinkingEffort,
     marks: Sequence[MessagePlace] = (),
 ) -> list[ClientMessage]:
     """The ops that put the prompt on a branch. Raises InvalidField."""
@@ -70,7 +70,7 @@ def opening(
 
 
 def ops_of(
-    request: MessagesRequest, told: Conversation, served: Served, marks: Marks
+    request: MessagesRequest, told: Conversation, served: Served, marks: CacheMarks
 ) -> list[ClientMessage]:
     """The frame of a request. Raises InvalidField."""
     thinks = request.thinks(request.max_tokens, served)
@@ -106,7 +106,7 @@ class MessageAnswers(Answers):
         marks: RequestMarks | None = None,
         owner: str = "",
     ) -> None:
-        self._marks = Marks.of(request, told)
+        self._marks = CacheMarks.of(request, told)
         ops = ops_of(request, told, served, self._marks)
         super().__init__(ops, ["main"], streams=bool(request.stream))
         self._more: list[ClientMessage] = []
@@ -239,7 +239,7 @@ class CountAnswers(Dialogue):
     """POST /v1/messages/count_tokens: the position of a branch with the prompt. See `Dialogue`."""
 
     def __init__(self, request: CountRequest, told: Conversation, served: Served, ident: str) -> None:
-        Marks.of(request, told)
+        CacheMarks.of(request, told)
         self.ops = opening(request, told, served, request.thinks(None, served))
         self._last = max(op.id for op in self.ops if isinstance(op, Append))
         self._ident = ident

@@ -18,14 +18,14 @@ _SECONDS = {"5m": 300.0, "1h": 3600.0}
 _NOWHERE = {"outcome": "rejected", "reason": "the chat template does not show this place"}
 
 
-class Marks(NamedTuple):
+class CacheMarks(NamedTuple):
     """The breakpoints of a request, in the order of the prompt: how long, and where (None: its end)."""
 
     ttls: tuple[str, ...] = ()
     places: tuple[MessagePlace | None, ...] = ()
 
     @classmethod
-    def of(cls, request: CountRequest, told: Conversation) -> "Marks":
+    def of(cls, request: CountRequest, told: Conversation) -> "CacheMarks":
         """Raises InvalidField: there are too many."""
         tools = [tool.cache_control for tool in request.tools or ()]
         found = [(each, told.head) for each in tools if each is not None] + told.marks

@@ -16,8 +16,7 @@ from ramify.actors.gateway.apis.anthropic.blocks import (
     System,
 )
 from ramify.actors.gateway.apis.anthropic.tools import MOST_TOOLS, Tool, ToolChoice
-from ramify.actors.gateway.apis.openai.effort import Thinking as Thinks
-from ramify.actors.gateway.apis.openai.effort import thinking
+from ramify.actors.gateway.apis.openai.effort import ThinkingEffort, thinking
 from ramify.actors.gateway.apis.openai.requests import Struct
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import InvalidField
@@ -145,10 +144,10 @@ class CountRequest(Struct, frozen=True, kw_only=True):
         form = (config.format if config is not None else None) or self.output_format
         return Constraint(json_schema=form.schema, after_thought=True) if form is not None else None
 
-    def thinks(self, most: int | None, served: Served) -> Thinks:
+    def thinks(self, most: int | None, served: Served) -> ThinkingEffort:
         """How much the model is to think, if it is to. `most`: tokens of the answer."""
         if self.thinking is not None and self.thinking.budget_tokens is not None:
-            return Thinks(tokens=self.thinking.budget_tokens)
+            return ThinkingEffort(tokens=self.thinking.budget_tokens)
         asked = self.output_config.effort if self.output_config is not None else None
         return thinking(asked, most or None, served, "output_config.effort")
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from ramify.actors.gateway.apis.openai.effort import Asked, Thinking, switched, thinking
+from ramify.actors.gateway.apis.openai.effort import Asked, ThinkingEffort, switched, thinking
 from ramify.actors.gateway.apis.openai.requests import NO_IMAGES, Struct, seed_of
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import InvalidField
@@ -125,7 +125,7 @@ class _Asked(Struct, frozen=True, kw_only=True):
     def settings(self) -> Options:
         return self.options or Options()
 
-    def thinking(self, served: Served) -> Thinking:
+    def thinking(self, served: Served) -> ThinkingEffort:
         """How much the model is to think. Raises InvalidField."""
         asked = switched(self.think, served, "think") if isinstance(self.think, bool) else self.think
         most = self.settings.limit

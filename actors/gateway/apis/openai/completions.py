@@ -85,7 +85,7 @@ class _Entry(NamedTuple):
     top: Sequence[Sequence[Any]]
 
 
-class _Choice:
+class _CompletionChoice:
     """One answer, as far as it was said."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class CompletionAnswers(Answers):
         self._each = request.choices
         options = request.stream_options
         self._usage = options is not None and options.include_usage
-        self._choices = [_Choice() for _ in branches]
+        self._choices = [_CompletionChoice() for _ in branches]
         self._echoed = prompts if request.echo else None
         self._generates = request.max_tokens != 0
         self._size = len(prompts)

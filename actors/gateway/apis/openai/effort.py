@@ -21,34 +21,34 @@ BUDGETS: dict[Asked, tuple[int, float]] = {
 _TOLD: dict[Asked, Effort] = {"minimal": "low", "low": "low", "medium": "medium"}  # others: "high"
 
 
-class Thinking(NamedTuple):
+class ThinkingEffort(NamedTuple):
     """`effort`: of `open`; `tokens`: `generate.thought_tokens`."""
 
     effort: Effort | None = None
     tokens: int | None = None
 
 
-def thinking(asked: Asked | None, most: int | None, served: Served, field: str) -> Thinking:
+def thinking(asked: Asked | None, most: int | None, served: Served, field: str) -> ThinkingEffort:
     """What `asked` comes to. `most`: tokens of the answer, if they are given; `field`: how it was said.
 
     Raises InvalidField.
     """
     if asked is None:
-        return Thinking()
+        return ThinkingEffort()
     if asked == "none" and served.unthought is None:
         raise InvalidField(
             f'`{field}`: this model cannot be kept from thinking: ask for "low", or leave it out'
         )
     if served.tells_effort and asked != "none":
-        return Thinking(effort=_TOLD.get(asked, "high"))
+        return ThinkingEffort(effort=_TOLD.get(asked, "high"))
     if not served.thinks:
-        return Thinking()
+        return ThinkingEffort()
     if asked in ("none", "minimal"):
-        return Thinking(tokens=0 if served.unthought is not None else BUDGETS["low"][0])
+        return ThinkingEffort(tokens=0 if served.unthought is not None else BUDGETS["low"][0])
     if asked not in BUDGETS:
-        return Thinking()
+        return ThinkingEffort()
     tokens, part = BUDGETS[asked]
-    return Thinking(tokens=tokens if most is None else max(1, min(tokens, int(most * part))))
+    return ThinkingEffort(tokens=tokens if most is None else max(1, min(tokens, int(most * part))))
 
 
 def described(served: Served) -> dict[str, Any]:

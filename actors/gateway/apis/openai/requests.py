@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 import msgspec
 from msgspec import Meta
 
-from ramify.actors.gateway.apis.openai.effort import Asked, Thinking, switched, thinking
+from ramify.actors.gateway.apis.openai.effort import Asked, ThinkingEffort, switched, thinking
 from ramify.actors.gateway.apis.openai.errors import check_result
 from ramify.actors.gateway.apis.openai.retention import Retention
 from ramify.actors.gateway.apis.openai.structural_tags import structural_constraint
@@ -341,7 +341,7 @@ class ChatRequest(_Settings, kw_only=True, frozen=True):
             raise InvalidField("`response_format` stands beside another constraint: give one of them")
         return given or form
 
-    def thinking(self, served: Served) -> Thinking:
+    def thinking(self, served: Served) -> ThinkingEffort:
         """How much the model is to think. Raises InvalidField."""
         given = self.chat_template_kwargs or TemplateSettings()
         asked = self.reasoning_effort or given.reasoning_effort
@@ -350,7 +350,7 @@ class ChatRequest(_Settings, kw_only=True, frozen=True):
             name = "chat_template_kwargs.enable_thinking"
             asked = switched(given.thinks, served, name)
         found = thinking(asked, self.limit, served, name)
-        return found if self.thought_tokens is None else Thinking(tokens=self.thought_tokens)
+        return found if self.thought_tokens is None else ThinkingEffort(tokens=self.thought_tokens)
 
     @property
     def limit(self) -> int | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from ramify.actors.gateway.apis.openai.effort import Asked, Thinking, thinking
+from ramify.actors.gateway.apis.openai.effort import Asked, ThinkingEffort, thinking
 from ramify.actors.gateway.apis.openai.errors import check_result
 from ramify.actors.gateway.apis.openai.requests import (
     JsonSchemaFormat,
@@ -278,7 +278,7 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
         """How much to think, as it was said."""
         return self.reasoning.effort if self.reasoning is not None else None
 
-    def thinking(self, served: Served) -> Thinking:
+    def thinking(self, served: Served) -> ThinkingEffort:
         """How much the model is to think. Raises InvalidField."""
         return thinking(self.effort, self.max_output_tokens, served, "reasoning.effort")
 

@@ -15,7 +15,13 @@ from ramify.actors.gateway.apis.anthropic.signatures import Signer
 from ramify.actors.gateway.apis.ollama.answers import OllamaAnswers
 from ramify.actors.gateway.apis.ollama.requests import ChatRequest as OllamaRequest
 from ramify.actors.gateway.apis.openai.chat import ChatAnswers, Heading
-from ramify.actors.gateway.apis.openai.effort import BUDGETS, Thinking, described, switched, thinking
+from ramify.actors.gateway.apis.openai.effort import (
+    BUDGETS,
+    ThinkingEffort,
+    described,
+    switched,
+    thinking,
+)
 from ramify.actors.gateway.apis.openai.requests import ChatRequest, decode
 from ramify.actors.gateway.apis.openai.response_requests import ResponseRequest
 from ramify.actors.gateway.apis.openai.responses import ResponseDialogue
@@ -164,7 +170,7 @@ def test_what_changes_nothing_is_accepted() -> None:
         "service_tier": "auto", "verbosity": "medium", "logit_bias": {}, "modalities": ["text"],
     }  # fmt: skip
     assert chat(QWEN, **same) == chat(QWEN)
-    assert thinking(None, None, QWEN, "f") == Thinking()
+    assert thinking(None, None, QWEN, "f") == ThinkingEffort()
 
 
 def test_clients_of_our_protocol_are_told_what_they_can_ask_for() -> None:
