@@ -116,7 +116,7 @@ class SessionQueue(QueueMember[Account]):
 class TenantQueue(QueueMember[Tenant]):
     """The sessions of one tenant that wait in one lane."""
 
-    ring: ServiceHeap[SessionQueue] = field(default_factory=ServiceHeap)
+    ring: ServiceHeap[SessionQueue] = field(default_factory=ServiceHeap[SessionQueue])
 
 
 class WaitingQueue:
