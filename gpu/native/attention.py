@@ -64,7 +64,7 @@ def emit_attention(module: Module, dim: int, kind: Any) -> str:
         with _rows(f, tile, count) as row:
             _begin(f, tile, row, dim)
         with f.loop(lowest & -LANES, last, LANES) as base:
-            _find_keys(f, tile, f.pointer(words, PAGES), base, last, kv_heads * dim, dim)
+            _find_keys(f, tile, f.pointer(words, PAGES), base, lowest, last, kv_heads * dim, dim)
             alone = (count * group).equals(1)
             with f.when(alone):
                 only = _QueryRow(f.i64(0), tile.first, tile.position, tile.kv_head)
@@ -114,13 +114,17 @@ def _begin(f: Function, tile: _Tile, row: _QueryRow, dim: int) -> None:
 
 
 def _find_keys(
-    f: Function, tile: _Tile, pages: IrValue, base: IrValue, last: IrValue, width: IrValue, dim: int
-) -> None:
-    """Where the KV of positions base.. lies; the last position again for those behind it."""
+    f: Function, tile: _Tile, pages: IrValue, base: IrValue, lowest: IrValue, last: IrValue,
+    width: IrValue, dim: int,
+) -> None:  # fmt: skip
+    """Where the KV of positions base.. lies; the nearest of [lowest, last) for those outside of it.
+
+    The row may have no page there, or that of somebody else's keys, which need not be finite.
+    """
     shift = f.word(tile.args, PAGE_SHIFT)
     size = f.shifted(f.i64(1), shift)
     for lane in range(LANES):
-        position = f.smaller(base + lane, last - 1)
+        position = f.larger(f.smaller(base + lane, last - 1), lowest)
         page = f.convert(f.load(f.at(pages, f.unshifted(position, shift), I32), I32), I64)
         slot = page * size + (position & (size - 1))
         f.store(slot * width + tile.kv_head * dim, f.at(tile.offsets, lane, I64))

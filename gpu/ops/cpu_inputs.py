@@ -47,6 +47,8 @@ class CpuInputs:
         for routed in own.routed.values():
             routed.of_tokens(count)
         own.slots[:count] = self._table.slots_at(rows, positions)
+        if own.window_slots is not None and self._table.window_pages:
+            own.window_slots[:count] = self._table.windows[rows, positions]
         self.furthest = int(positions.max())
 
     def _cut(self, bucket: Bucket) -> StepInputs[Array]:
@@ -88,3 +90,8 @@ class CpuInputs:
         table[:, PAGES] = pages.ctypes.data + rows * pages.strides[0]
         table[:, FIRST], table[:, COUNT], table[:, POSITION] = firsts, counts, positions
         self._own.tiles_count[0] = count
+        if self._own.window_tiles is not None and self._table.window_pages:
+            windows = self._table.windows
+            within_windows = self._own.window_tiles[: TILE_WORDS * count].reshape(count, TILE_WORDS)
+            within_windows[:] = table
+            within_windows[:, PAGES] = windows.ctypes.data + rows * windows.strides[0]

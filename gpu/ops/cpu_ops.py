@@ -67,6 +67,9 @@ class CpuStep:
     tiles_count: Words
     tiles: Words  # see `native.attention`
     lines_count: Words  # how many of `lines`
+    # as `slots` and `tiles`, of layers that use window pages; None: there are none
+    window_slots: Words | None = None
+    window_tiles: Words | None = None
     # by top, of how many experts
     routed: dict[tuple[int, int], RoutedTokens] = field(default_factory=dict)
 
@@ -84,7 +87,8 @@ def empty_step(tokens: int) -> CpuStep:
     }
     return CpuStep(
         StepInputs.from_parts(Bucket(tokens, tokens, 0, tokens), parts), aligned(1), aligned(tokens),
-        aligned(1), aligned(TILE_WORDS * tokens), aligned(1),
+        aligned(1), aligned(TILE_WORDS * tokens), aligned(1), aligned(tokens),
+        aligned(TILE_WORDS * tokens),
     )  # fmt: skip
 
 
@@ -236,13 +240,16 @@ class CpuOps:
         norms = None
         if layer.q_norm is not None and layer.k_norm is not None:
             norms = (layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.eps)
+        slots, tiles = own.slots, own.tiles
+        if kv.windowed and own.window_slots is not None and own.window_tiles is not None:
+            slots, tiles = own.window_slots, own.window_tiles
         heads, pool = (layer.heads, layer.kv_heads), (kv.k, kv.v)
         out = self._buffer("mixed", layer.heads * layer.head_dim)
         spec = layer.spec
         self.instructions += [
-            kernels.rotate(own.tokens, qkv, positions, own.slots, (angles.cos, angles.sin), pool, heads,
+            kernels.rotate(own.tokens, qkv, positions, slots, (angles.cos, angles.sin), pool, heads,
                            norms, layer.wide_norms),
-            kernels.attend(own.tiles_count, own.tiles, qkv, pool, out, heads, kv.page_size, spec.scale,
+            kernels.attend(own.tiles_count, tiles, qkv, pool, out, heads, kv.page_size, spec.scale,
                            spec.softcap, spec.window, spec.sinks),
         ]  # fmt: skip
         return out

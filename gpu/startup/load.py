@@ -75,7 +75,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
             "free): free memory, or give a smaller model or dtype"
         ) from error
     on_host = quantization.isa is not None or attention.extend == "torch"
-    windows = has_windows(config, shape, context) and quantization.isa is None and on_host
+    windows = has_windows(config, shape, context) and on_host
     info = _info(config, shape, model, context, dtype, device, attention, windows)
     info = msgspec.structs.replace(
         info, quantization=quantization.name, quantization_reason=quantization.reason, constrains=True
@@ -202,9 +202,10 @@ def _integers(
     kept, blocks = quantization.kept, quantization.kept or quantization.name == "int4"
     _fill(config, model, kept_form(isa) if kept else rounded, progress, blocks=blocks)
     small = _draft_model(config, draft, info.context, model, rounded, progress)
-    layout = model.config.kv_layout(KV_DTYPE)
+    layout = model.config.kv_layout(KV_DTYPE, info.window > 0)
     info = msgspec.structs.replace(
-        info, kv_bytes_per_token=layout.bytes_per_token, attention="int8",
+        info, kv_bytes_per_token=layout.bytes_per_token,
+        window_bytes=layout.bytes_per_window_page, attention="int8",
         attention_reason=f"a part of --quantization {quantization.name}",
     )  # fmt: skip
     if small is not None:
@@ -223,7 +224,8 @@ def _integers(
         isa, model.config.attention.head_dim, KV_DTYPE, *endings(model.config, model.products())
     )
     progress(f"allocating KV cache for {info.pages * info.page_size} tokens", 1.0)
-    pool = layout.allocate(info.pages, info.page_size, model.device)
+    layout = model.config.kv_layout(KV_DTYPE, info.window_pages > 0)
+    pool = layout.allocate(info.pages, info.page_size, model.device, info.window_pages)
     table = RowTable(info)
     ops = CpuOps(kernels, pool, info.step_tokens + info.max_rows, table.max_length)
     crew = Crew(kernels.compiled, min(torch.get_num_threads(), MOST_THREADS))

@@ -32,7 +32,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "vocab_size_per_layer_input": 512,
         },
     ),
-    "mistral": ("Mistral", {}),  # a window in all layers
+    "mistral": ("Mistral", {"head_dim": 32}),  # a window in all layers
 }
 Reference = Callable[[Sequence[int], int], list[int]]
 
@@ -146,3 +146,31 @@ async def test_fork_rollback_and_edit(serving: Any, windowed: Any) -> None:
             await peer.terminal(request + 2)
             kept = [*prompt, *answer][:where]
             assert peer.tokens["main"][shown:] == said([*kept, 50])
+
+
+@pytest.mark.parametrize("windowed", ["gemma3", "mistral"], indirect=True)
+async def test_in_8_bits_as_with_all_keys_and_values(serving: Any, windowed: Any) -> None:
+    settings, _ = windowed
+    settings["model"] |= {"quantization": "int8"}
+    said: list[list[list[int]]] = []
+
+    async def talk(served: Any, contents: Sequence[str]) -> list[int]:
+        async with served.connect() as peer:
+            await peer.open(tokens=True)
+            for turn, content in enumerate(contents):
+                await peer.say(2 * turn + 1, content, max_tokens=40)
+            return list(peer.tokens["main"])
+
+    for window_tokens, kv_tokens, draft in (
+        (0, 4096, "none"),
+        (1024, 4096, "ngram"),
+        (300, 700, "none"),
+    ):
+        settings["model"] |= {"window_tokens": window_tokens, "kv_tokens": kv_tokens, "draft": draft}
+        async with serving(**settings) as served:
+            _, info = await served.request("GET", "/v1/info")
+            assert info["model"]["window_pages"] == window_tokens
+            assert info["model"]["quantization"] == "int8"
+            said.append(await asyncio.gather(*(talk(served, contents) for contents in CHATS)))
+            await served.quiet()
+    assert said[0] == said[1] == said[2]
