@@ -42,7 +42,8 @@ def forecast(path: Path) -> dict[str, str]:
     attention = choose(config.attention, shape.attention_shapes(dtype), device, config.deterministic)
     rate = bandwidth(device)
     isa = quantization.isa
-    ends = (isa is not None or attention.extend == "torch") and has_windows(config, shape, context)
+    on_host = isa is not None or attention.extend == "torch"
+    ends = has_windows(config, shape, context, on_host)
     windows = "; more, as layers with a window keep the last tokens alone" if ends else ""
     return {
         "device": f"{device}, {free >> 20} MiB are free",

@@ -75,7 +75,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
             "free): free memory, or give a smaller model or dtype"
         ) from error
     on_host = quantization.isa is not None or attention.extend == "torch"
-    windows = has_windows(config, shape, context) and on_host
+    windows = has_windows(config, shape, context, on_host)
     info = _info(config, shape, model, context, dtype, device, attention, windows)
     info = msgspec.structs.replace(
         info, quantization=quantization.name, quantization_reason=quantization.reason, constrains=True

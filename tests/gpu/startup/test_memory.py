@@ -1,12 +1,14 @@
 """How large the KV pool becomes."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ramify.gpu.startup.memory import free_bytes, plan_pages, with_pages
+from ramify.gpu.models.config import read_config
+from ramify.gpu.startup.memory import free_bytes, has_windows, plan_pages, with_pages
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExecutorInfo
@@ -99,3 +101,24 @@ def test_asking_for_window_tokens() -> None:
         with_pages(info(*GEMMA), config, 10 << 30, CUDA)
     with pytest.raises(ModelError, match=r"--window-tokens 5000: a step of 8192 tokens .* need 10238"):
         with_pages(info(*GEMMA), ModelConfig(path=Path(), window_tokens=5000), 80 << 30, CUDA)
+
+
+def test_window_tokens_are_refused_where_no_layer_can_use_them(tmp_path: Path) -> None:
+    layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
+    fields = {
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "vocab_size": 160,
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256,
+    } | layers  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    shape, asked = read_config(tmp_path), ModelConfig(path=tmp_path, window_tokens=4096)
+    assert has_windows(asked, shape, 256, True)
+    assert not has_windows(ModelConfig(path=tmp_path, window_tokens=0), shape, 256, True)
+    assert not has_windows(ModelConfig(path=tmp_path), shape, 256, False)
+    with pytest.raises(ModelError, match="--window-tokens 4096: the kernels of a GPU keep all"):
+        has_windows(asked, shape, 256, False)
+    with pytest.raises(ModelError, match="its window of 20 tokens is no shorter than the context of 20"):
+        has_windows(asked, shape, 20, True)
+    paged = ModelConfig(path=tmp_path, window_tokens=4096, page_size=16)
+    with pytest.raises(ModelError, match="--page-size 16: a window may begin at any token"):
+        has_windows(paged, shape, 256, True)
