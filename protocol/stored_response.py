@@ -24,7 +24,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
 
     session: Annotated[str, Meta(max_length=256)]
     key: Annotated[str, Meta(max_length=256)]
-    branch: Annotated[str, Meta(min_length=1, max_length=64)]
+    branch: Annotated[str, Meta(max_length=64, pattern=r"^r[A-Za-z0-9._/-]+\Z")]
     instructions: Annotated[int, Meta(ge=0, lt=2**33)]
     transient: bool = False
     start: Annotated[int, Meta(ge=0, lt=2**53)] | None = None

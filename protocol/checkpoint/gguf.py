@@ -157,7 +157,7 @@ class _Header:
             metadata[key] = self._value(self._number("I"))
         self._field = "general.alignment"
         alignment = metadata.get("general.alignment", _ALIGNMENT)
-        if alignment not in [1 << bits for bits in range(3, 17)]:
+        if not isinstance(alignment, int) or alignment not in [1 << bits for bits in range(3, 17)]:
             raise self._fault(f"it is {_shown(alignment)}: must be a power of 2 from 8 to 65536")
         places = dict(self._tensor(number, tensors) for number in range(tensors))
         if len(places) < tensors:

@@ -20,6 +20,7 @@ INTERLEAVED = ("llama", "granite")
 """Whose heads turn neighbours: llama.cpp reordered the rows of q and k."""
 
 _MOST_LAYERS = 1024
+_MOST_DIM = 4096  # of a head: tables of positions are as wide
 _GRANITE = {  # factors, by their names there
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
@@ -66,7 +67,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         file.whole(f"{name}.embedding_length"),
     )
     heads = file.whole(f"{name}.attention.head_count")
-    dim = file.whole(f"{name}.attention.key_length", default=max(1, hidden // heads))
+    dim = file.whole(f"{name}.attention.key_length", _MOST_DIM, max(1, hidden // heads))
     for key in ("attention.value_length", "rope.dimension_count"):
         if file.whole(f"{name}.{key}", default=dim) != dim:
             raise file.refused(f"{name}.{key} is {file.metadata[f'{name}.{key}']}: heads of {dim} that "

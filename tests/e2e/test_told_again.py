@@ -4,8 +4,11 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
+
+from ramify.protocol.stored_response import Stored
 
 SECRET, OTHER = "a key of ours", "another key"
 SLOW = {"step_seconds": 0.002}
@@ -117,6 +120,19 @@ async def test_a_cancelled_one_has_one_end(serving: Any, openai_of: Any) -> None
         await served.quiet()
 
 
+async def test_one_that_is_deleted_has_one_end(serving: Any, openai_of: Any) -> None:
+    """Its generation ends and its branch is gone at once: both are told, and asked after, apart."""
+    async with serving(fake=SLOW) as served, openai_of(served) as (client, model):
+        ident = (await client.responses.create(**asked(model, 3000))).id
+        reader = asyncio.create_task(all_of(client, ident))
+        await asyncio.sleep(0.05)
+        await client.responses.delete(ident)
+        events = await reader
+        assert [each.type for each in events if each.type in (*ENDS, "error")] == ["error"]
+        assert "is not kept here" in events[-1].message
+        await served.quiet()
+
+
 async def test_an_output_that_is_too_long_to_be_kept(serving: Any, openai_of: Any) -> None:
     """It is told from its branch, and so is one that goes on behind it."""
     async with (
@@ -163,6 +179,26 @@ async def test_what_cannot_be_told(serving: Any, openai_of: Any) -> None:
             await client.responses.delete(made.id)
             with pytest.raises(openai.NotFoundError):
                 await all_of(client, made.id)
+
+
+async def test_ids_that_were_altered(serving: Any, openai_of: Any) -> None:
+    """Of another branch, of no branch's letters, and of another place in the same branch."""
+    async with serving() as served, openai_of(served) as (client, model):
+        ident = (await client.responses.create(**asked(model, 8))).id
+        stored = Stored.of(ident)
+        assert stored is not None
+        assert stored.start
+        changes = [{"branch": "r" + "0" * 12}, {"branch": "r\x01"}, {"branch": "main"}]
+        changes += [{"start": start} for start in (0, stored.start - 1, stored.start + 1, None)]
+        for change in [*changes, {"instructions": 1}, {"transient": True}]:
+            altered = msgspec.structs.replace(stored, **change).ident
+            for ask in (client.responses.retrieve, client.responses.input_items.list):
+                with pytest.raises(openai.NotFoundError):
+                    await ask(altered)
+            if change != {"start": None}:
+                with pytest.raises(openai.NotFoundError):
+                    await all_of(client, altered)
+        assert (await all_of(client, ident))[0].response.id == ident
 
 
 async def test_one_that_cannot_begin_is_refused_at_once(serving: Any, openai_of: Any) -> None:

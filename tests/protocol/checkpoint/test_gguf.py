@@ -158,6 +158,8 @@ MALFORMED: dict[str, tuple[tuple[str, ...], Callable[[], bytes]]] = {
         [array("general.x", TEXT, 1 << 20, b"")], [])),
     "a field twice": (("general.x", "twice"), lambda: header([number("general.x", 1)] * 2, [])),
     "an odd alignment": (("general.alignment", "power of 2"), lambda: whole(number("general.alignment", 24))),
+    "an alignment with a fraction": (("general.alignment", "32.0"), lambda: whole(
+        field("general.alignment", F32, struct.pack("<f", 32)))),
     "no dimensions": (("tensor t", "dimensions"), lambda: whole(tensors=[tensor("t", [])])),
     "too many dimensions": (("tensor t", "5 dimensions"), lambda: whole(tensors=[tensor("t", [1] * 5)])),
     "an empty side": (("tensor t", "shape"), lambda: whole(tensors=[tensor("t", [32, 0])])),
@@ -187,6 +189,8 @@ MALFORMED: dict[str, tuple[tuple[str, ...], Callable[[], bytes]]] = {
         llama__feed_forward_length=array("llama.feed_forward_length", U32, 2, struct.pack("<2I", 3, 4)))),
     "heads that turn in part": (("llama.rope.dimension_count",), lambda: whole(
         number("llama.rope.dimension_count", 8))),
+    "heads that are far too wide": (("llama.attention.key_length", "4096"), lambda: whole(
+        number("llama.attention.key_length", 1 << 30))),
     "experts": (("llama.expert_count", "safetensors"), lambda: whole(number("llama.expert_count", 8))),
     "several files": (("split.count", "--merge"), lambda: whole(number("split.count", 2))),
     "odd scaling": (("llama.rope.scaling.type", "yarn"), lambda: whole(

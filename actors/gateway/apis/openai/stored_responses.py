@@ -5,6 +5,7 @@ its end even if the process that began it did not live to keep the object.
 """
 
 from collections.abc import Sequence
+from itertools import count
 from urllib.parse import parse_qs
 
 import msgspec
@@ -48,7 +49,6 @@ from ramify.protocol.wire import (
 )
 
 MOST_ITEMS = 100  # in a page, as with OpenAI
-TREE, FENCE, TREE_BEHIND = 1, 2, 3  # ids of ops
 
 
 def _given(query: str) -> dict[str, str]:
@@ -130,6 +130,13 @@ def _opening(stored: Stored) -> Open:
     return Open(session=stored.session, key=stored.key, have=have, parts=bool(have), ttl_s=ttl)
 
 
+def _kept_as(branch: BranchState, key: str, ident: str) -> JsonObject | None:
+    """The object that is kept, if it has this id: one that was altered may open the branch, too."""
+    kept = (branch.meta or {}).get(META)
+    found = keyed(kept, key) if isinstance(kept, dict) else {}
+    return found if found.get("id") == ident else None
+
+
 class StoredDialogue(Dialogue):
     """DELETE and cancel of a response, or a `page` of its input items. `ask`: of the branch."""
 
@@ -175,9 +182,8 @@ class StoredDialogue(Dialogue):
     def _kept(self, state: State) -> JsonObject | None:
         for branch in state.branches:
             if branch.branch == self._branch:
-                kept = (branch.meta or {}).get(META)
                 self._input = (branch.meta or {}).get(INPUT)
-                return keyed(kept, self._key) if isinstance(kept, dict) else None
+                return _kept_as(branch, self._key, self._ident)
         return None
 
     def _items(self, page: ItemPage) -> Response:
@@ -222,7 +228,9 @@ class RetoldDialogue(Dialogue):
         self._output: OutputWriter | None = None
         self._kept: JsonObject = {}
         self._more: list[ClientMessage] = []
-        self._fenced = False
+        self._ids = count(1)  # of ops
+        self._fence: int | None = None  # id of the op behind whose answer all is said
+        self._behind: int | None = None  # and of the look that is taken then
         self._began = False
 
     def receive(self, messages: Sequence[ServerMessage]) -> bytes | Response | None:
@@ -232,17 +240,20 @@ class RetoldDialogue(Dialogue):
             match message:
                 case State():
                     found = [each for each in message.branches if each.branch == self._stored.branch]
-                    if not (found and (found[0].meta or {}).get(META)):
+                    kept = _kept_as(found[0], self._stored.key, self._ident) if found else None
+                    if kept is None:
                         return self._fails(out, not_found(self._ident))
+                    self._kept = kept
                     if (ended := self._look(out, found[0], message.id)) is not None:
                         return ended
                 case Delta() if message.branch == self._stored.branch and self._output is not None:
                     out.append(self._output.say(message))
                 case Event(op="generate" | "set" | "drop") if message.branch == self._stored.branch:
-                    if not self._fenced:  # it may be over
-                        self._more.append(Tree(id=TREE, branch=self._stored.branch))
-                case Ok(id=2):  # FENCE: all is said
-                    self._more.append(Tree(id=TREE_BEHIND, branch=self._stored.branch))
+                    if self._fence is None:  # it may be over
+                        self._more.append(Tree(id=next(self._ids), branch=self._stored.branch))
+                case Ok() if message.id == self._fence:
+                    self._behind = next(self._ids)
+                    self._more.append(Tree(id=self._behind, branch=self._stored.branch))
                 case Error():
                     gone = message.code in ("no_session", "no_branch")
                     return self._fails(out, not_found(self._ident) if gone else message)
@@ -256,18 +267,17 @@ class RetoldDialogue(Dialogue):
 
     def _look(self, out: list[bytes], branch: BranchState, op: int | None) -> bytes | Response | None:
         """What the branch is now; the end, if it is over and all is said."""
-        self._kept = keyed((branch.meta or {})[META], self._stored.key)
         over = self._kept["status"] not in UNDER_WAY
         if not self.streams and (over or branch.running is not None or branch.reason is None):
             self.over = True
             return json_response(200, self._kept)
         if self._output is None:
             out.append(self._begin())
-        if op == TREE_BEHIND:
+        if op is not None and op == self._behind:
             return self._ends(out, branch, None if over else status_of(branch.reason))
-        if not self._fenced and (over or (branch.running is None and branch.reason is not None)):
-            self._fenced = True
-            self._more.append(Set(id=FENCE, branch=self._stored.branch))
+        if self._fence is None and (over or (branch.running is None and branch.reason is not None)):
+            self._fence = next(self._ids)
+            self._more.append(Set(id=self._fence, branch=self._stored.branch))
         return None
 
     def _begin(self) -> bytes:
