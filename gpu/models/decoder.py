@@ -6,7 +6,7 @@ call overhead shows.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -79,7 +79,9 @@ class Attention:
 
     def views(self, prefix: str, names: TensorNames) -> dict[str, Tensor]:
         """What the loader fills beside products and norms."""
-        return {} if self.beside is None else self.beside.views(prefix, names)
+        found = {} if self.beside is None else self.beside.views(prefix, names)
+        sinks = self.heads.spec.sinks
+        return found if sinks is None else found | {f"{prefix}.self_attn.sinks": sinks}
 
     def norms(self, prefix: str, names: TensorNames) -> Iterator[tuple[str, RMSNorm]]:
         """Those inside, by their names: what is before and behind it is the layer's."""
@@ -393,13 +395,15 @@ class Decoder:
     def _empty_attention(self, index: int, mixer: AttentionSettings) -> LayerAttention:
         sizes = {None: (0, 0), "head": (mixer.head_dim,) * 2, "width": (mixer.width, mixer.kv_width)}
         q_norm, k_norm = (self._empty_norm(n) if n else None for n in sizes[mixer.qk_norm])
-        stores = mixer.kv_of is None
+        stores, spec = mixer.kv_of is None, mixer.spec
+        if spec.sinks is not None:
+            spec = replace(spec, sinks=torch.empty(mixer.heads, device=self.device))
         return LayerAttention(
             index=self._kv_places[index],
             heads=mixer.heads,
             kv_heads=mixer.kv_heads,
             head_dim=mixer.head_dim,
-            spec=mixer.spec,
+            spec=spec,
             rotary=self._rotary(mixer.rope, mixer.head_dim),
             q_norm=q_norm,
             k_norm=k_norm if stores else None,

@@ -15,7 +15,7 @@ from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
 from ramify.gpu.kv.layout import KVLayout, LatentLayout, PairLayout
 from ramify.gpu.kv.states import Shape, StateLayout
 from ramify.gpu.ops.base import Activation
-from ramify.gpu.ops.experts import RouterSettings
+from ramify.gpu.ops.experts import ExpertActivation, RouterSettings
 from ramify.gpu.ops.rotary import RopeSettings
 
 NormPlaces = Literal["before", "after", "both"]
@@ -24,7 +24,10 @@ NormPlaces = Literal["before", "after", "both"]
 
 @dataclass(frozen=True, slots=True)
 class AttentionSettings:
-    """A mixer: attention to all positions, or to those of a window (`spec`)."""
+    """A mixer: attention to all positions, or to those of a window (`spec`).
+
+    Sinks of `spec` only say here that a checkpoint has some: the decoder's own are loaded.
+    """
 
     heads: int
     kv_heads: int
@@ -197,10 +200,11 @@ class ExpertSettings:
 
     experts: int
     size: int
-    activation: Activation | Literal["relu2"]
+    activation: ExpertActivation
     router: RouterSettings
     shared: int | None = None  # the size of one more, which every token goes through
     shared_gated: bool = False  # and which a sigmoid opens
+    bias: bool = False  # of the router, too; never of a shared one
 
 
 FeedForwardSettings = DenseSettings | ExpertSettings
@@ -226,7 +230,8 @@ class ExpertNames:
     """What a checkpoint calls the tensors of a layer of experts, in its feed-forward.
 
     `each`: of every expert's gate, up and down, in `experts.NUMBER`; `stacked`: gate and up of all, and
-    down of all, where they are one tensor each.
+    down of all, where they are one tensor each. `interleaved`: these are [experts, inputs, outputs],
+    gate and up take turns, and biases end in `_bias`; or they are MXFP4's `_blocks` and `_scales`.
     """
 
     router: str = "gate"
@@ -235,6 +240,7 @@ class ExpertNames:
     shared: str = "shared_expert"
     shared_gate: str = "shared_expert_gate"
     correction: str = "gate.e_score_correction_bias"
+    interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,11 +68,12 @@ def empty_experts(
     """Weights that the loader fills, of a decoder whose stream is `hidden` wide."""
 
     def linear(inputs: int, outputs: int, use: Use = "rows", stacked: int = 0) -> Linear:
-        return empty_linear(inputs, outputs, False, dtype, device, use, stacked)
+        return empty_linear(inputs, outputs, one.bias, dtype, device, use, stacked)
 
     use: Use = "rows" if one.activation == "relu2" else "gated"
     parts, shared = 1 + (use == "gated"), None
     if one.shared is not None:
+        assert one.activation != "clamped_swiglu"  # no family has both
         shared = SharedExpert(
             linear(hidden, parts * one.shared, use), linear(one.shared, hidden), one.shared,
             one.shared_gated, one.activation,

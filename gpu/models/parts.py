@@ -5,6 +5,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
+
 from ramify.gpu.attention.spec import AttentionSpec
 from ramify.gpu.models.definition import (
     AttentionSettings,
@@ -65,6 +67,7 @@ class Family:
     define: Callable[[Fields], Definition]
     text: str | None = None
     other: "Family | None" = None  # the same around another text part
+    widened: str | None = None  # the quant_method of weights that become floats as they are loaded
 
 
 def of_text(definition: Definition) -> Definition:
@@ -112,10 +115,14 @@ def attention(
     qk_norm: Literal["head", "width"] | None = None,
     qkv_bias: bool = False,
     output_bias: bool = False,
+    sinks: bool = False,
     kv_heads: int | None = None,
     head_dim: int | None = None,
 ) -> AttentionSettings:
-    """`scale`: None: by the size of a head. `kv_heads`, `head_dim`: None: as the config says of all."""
+    """`scale`: None: by the size of a head. `sinks`: a checkpoint has them.
+
+    `kv_heads`, `head_dim`: None: as the config says of all.
+    """
     heads = fields.integer("num_attention_heads")
     if kv_heads is None:
         kv_heads = fields.integer("num_key_value_heads", heads)
@@ -129,7 +136,8 @@ def attention(
     if turned % 2:
         told = f"partial_rotary_factor turns {turned} of a head's {head_dim} values"
         raise fields.refused(f"{told}: rotary embedding needs an even number")
-    spec = AttentionSpec(head_dim**-0.5 if scale is None else scale, softcap, window)
+    sunk = torch.empty(heads, device="meta") if sinks else None
+    spec = AttentionSpec(head_dim**-0.5 if scale is None else scale, softcap, window, sunk)
     return AttentionSettings(heads, kv_heads, head_dim, spec, rope, qk_norm, qkv_bias, output_bias)
 
 
@@ -174,7 +182,8 @@ def experts(
     size: str = "moe_intermediate_size",
     shared: int | None = None,
     shared_gated: bool = False,
-    kind: Literal["relu2"] | None = None,
+    kind: Literal["clamped_swiglu", "relu2"] | None = None,
+    bias: bool = False,
 ) -> ExpertSettings:
     """`router`: without `top`, which the config says. `count`, `size`: what it calls these.
 
@@ -193,7 +202,7 @@ def experts(
         raise fields.refused(f"num_experts_per_tok is {top}: more than the chosen groups hold")
     router = replace(router, top=top)
     own = kind or activation(fields)
-    return ExpertSettings(many, fields.integer(size), own, router, shared, shared_gated)
+    return ExpertSettings(many, fields.integer(size), own, router, shared, shared_gated, bias)
 
 
 def routed_experts(fields: Fields, router: RouterSettings) -> ExpertSettings:

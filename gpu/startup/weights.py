@@ -7,21 +7,26 @@ which tensors it wants.
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ramify.gpu.models.definition import TensorNames
+from ramify.gpu.models.definition import ExpertNames, TensorNames
 from ramify.gpu.progress import Progress
 from ramify.protocol.errors import ModelError
 
 _LOG = logging.getLogger("ramify.gpu.startup")
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+# Of tensors with all experts of a layer, by how their names end: their dimensions
+_DIMENSIONS = {"": 3, "_bias": 2, "_blocks": 4, "_scales": 3}
+_HALVES = ("_blocks", "_scales")  # of MXFP4
+_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _FLOATS = {torch.float32, torch.bfloat16, torch.float16, torch.float64}
 
 
@@ -40,11 +45,12 @@ def load_weights(
     files, skipped = checkpoint_files(folder), 0
     sizes = [path.stat().st_size for path in files]
     missing, names = set(views), frozenset(views)
+    halves: dict[str, Tensor] = {}
     for number, path in enumerate(files):
         what = f"loading {path.name} ({number + 1} of {len(files)})"
         before, size, total = sum(sizes[:number]), sizes[number], max(1, sum(sizes))
         progress(what, before / total)
-        for part, left in _load_file(path, views, names, missing, loaded, called):
+        for part, left in _load_file(path, views, names, missing, halves, loaded, called):
             progress(what, (before + part * size) / total)
             skipped += left
     if missing:
@@ -118,25 +124,31 @@ def _load_file(
     views: dict[str, Tensor],
     known: frozenset[str],
     missing: set[str],
+    halves: dict[str, Tensor],
     loaded: Callable[[str], None],
     called: TensorNames,
 ) -> Iterator[tuple[float, int]]:
-    """Copy one file's tensors; yields now and then how much is done, 0..1, and how many were left."""
+    """Copy one file's tensors; yields now and then how much is done, 0..1, and how many were left.
+
+    `halves`: blocks and scales whose other half has not been read, by their names in the decoder.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             names = [name for name in file.keys() if not name.startswith(called.skipped)]  # noqa: SIM118
             yield 0.0, len(file.keys()) - len(names)
             for number, name in enumerate(names, 1):
                 whole = _in_decoder(name, known, called)
-                stacked = whole not in known and whole.endswith(called.experts.stacked)
-                if whole not in known and not stacked:
+                ending = None if whole in known else _ending(whole, called.experts)
+                if whole not in known and ending is None:
                     _check_ignorable(path, name, known)
                     continue
                 tensor = file.get_tensor(name)
-                if stacked and tensor.dim() != 3:
-                    raise ModelError(f"{path}: {name} has shape {list(tensor.shape)}: a layer's experts "
-                                     "have three dimensions; download the checkpoint again")  # fmt: skip
-                for wanted, part in _each(whole, tensor, called) if stacked else [(whole, tensor)]:
+                parts: Iterable[tuple[str, Tensor]] = [(whole, tensor)]
+                if ending is not None:
+                    _check_stacked(path, name, tensor, ending)
+                    base = whole.removesuffix(ending)
+                    parts = _each(path, base, ending, tensor, halves, called.experts)
+                for wanted, part in parts:
                     if wanted not in known:
                         shape = list(tensor.shape)
                         raise ModelError(f"{path}: {name} has shape {shape}, other experts than in "
@@ -163,14 +175,66 @@ def _in_decoder(name: str, known: frozenset[str], called: TensorNames) -> str:
     return prefixed if name not in known and prefixed in known else name
 
 
-def _each(name: str, stacked: Tensor, called: TensorNames) -> Iterator[tuple[str, Tensor]]:
-    """The experts of a tensor that holds all of a layer, by their names in the decoder."""
-    gate_up = name.endswith(called.experts.stacked[:1])
-    kinds = called.experts.each[:-1] if gate_up else called.experts.each[-1:]
-    head = name.removesuffix(called.experts.stacked[0 if gate_up else 1])
+def _ending(name: str, called: ExpertNames) -> str | None:
+    """What follows the name of a tensor that holds all of a layer's experts; None: this is none."""
+    endings = _DIMENSIONS if called.interleaved else [""]
+    return next((each for each in endings for one in called.stacked if name.endswith(one + each)), None)
+
+
+def _check_stacked(path: Path, name: str, tensor: Tensor, ending: str) -> None:
+    if tensor.dim() != _DIMENSIONS[ending]:
+        dimensions = {2: "two", 3: "three", 4: "four"}[_DIMENSIONS[ending]]
+        raise ModelError(f"{path}: {name} has shape {list(tensor.shape)}: a layer's experts "
+                         f"have {dimensions} dimensions; download the checkpoint again")  # fmt: skip
+    if ending in _HALVES and (
+        tensor.dtype != torch.uint8 or (ending == "_blocks" and tensor.shape[-1] != 16)
+    ):
+        raise ModelError(f"{path}: {name} is {tensor.dtype} {list(tensor.shape)}: MXFP4 has bytes, "
+                         "blocks of 16 of them; download the checkpoint again")  # fmt: skip
+
+
+def _each(
+    path: Path, name: str, ending: str, stacked: Tensor, halves: dict[str, Tensor], called: ExpertNames
+) -> Iterator[tuple[str, Tensor]]:
+    """The experts of a tensor that holds all of a layer, by their names in the decoder.
+
+    Of blocks or scales, once the other half is there.
+    """
+    gate_up = name.endswith(called.stacked[0])
+    kinds = called.each[:-1] if gate_up else called.each[-1:]
+    head = name.removesuffix(called.stacked[0 if gate_up else 1])
+    count, what = len(kinds), "bias" if ending == "_bias" else "weight"
+    scales: Tensor | None = None
+    if ending in _HALVES:
+        halves[name + ending] = stacked
+        if not all(name + half in halves for half in _HALVES):
+            return
+        stacked, scales = (halves.pop(name + half) for half in _HALVES)
+        if stacked.shape[:-1] != scales.shape:
+            raise ModelError(f"{path}: {name} has blocks {list(stacked.shape)} and scales "
+                             f"{list(scales.shape)}: download the checkpoint again")  # fmt: skip
     for number, one in enumerate(stacked):
-        for kind, part in zip(kinds, one.tensor_split(len(kinds)), strict=True):
-            yield f"{head}experts.{number}.{kind}.weight", part
+        if scales is not None:
+            one = widened(one, scales[number])
+        elif called.interleaved and one.dim() == 2:
+            one = one.t()
+        if called.interleaved:
+            parts = [one[at::count] for at in range(count)]
+        else:
+            parts = list(one.tensor_split(count))
+        for kind, part in zip(kinds, parts, strict=True):
+            yield f"{head}experts.{number}.{kind}.{what}", part
+
+
+def widened(blocks: Tensor, scales: Tensor) -> Tensor:
+    """MXFP4 as float32 [.., 32 * groups]: uint8 blocks [.., groups, 16], scales [.., groups].
+
+    A byte has two numbers, the lower bits' first; a scale is a power of two, 127 above its exponent.
+    """
+    values = torch.tensor([*_FP4, *(-value for value in _FP4)])
+    pairs = torch.stack((values.repeat(16), values.repeat_interleave(16)), -1)
+    floats = F.embedding(blocks.int(), pairs).flatten(-2)
+    return torch.ldexp(floats, scales.int()[..., None] - 127).flatten(-2)
 
 
 def _copy(path: Path, name: str, tensor: Tensor, view: Tensor) -> None:

@@ -267,6 +267,13 @@ GLM_MOE = LLAMA | {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+GPT_OSS = LLAMA | {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 DEEPSEEK = LLAMA | {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",
@@ -313,6 +320,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
         (QWEN_MOE, "bfloat16", "", False, "none", FEW | MANY),
         (GLM_MOE, "bfloat16", "", False, "ngram", FEW | MANY),
         (GLM_MOE, "bfloat16", "", True, "ngram", MANY),
+        (GPT_OSS, "bfloat16", "", False, "ngram", FEW | MANY | STEP | DECODES),
         (DEEPSEEK, "bfloat16", "", False, "ngram", DECODES | {"_store", "_by_head", "_extend"}),
         (DEEPSEEK, "bfloat16", "", True, "ngram", {"_attend", "_store", "_by_head"}),
     ],
@@ -332,6 +340,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
         "qwen3.5-moe",
         "glm4-moe",
         "glm4-moe-deterministic",
+        "gpt-oss",
         "deepseek",
         "deepseek-deterministic",
     ],

@@ -69,6 +69,26 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "GraniteMoeHybrid",
         GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 48},
     ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "head_dim": 32,
+            "sliding_window": 20,
+            "num_hidden_layers": 4,
+            "max_position_embeddings": 2048,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
     "nemotron_h": (
         "NemotronH",
         NEMOTRON
@@ -103,11 +123,17 @@ def save(folder: Path, case: str) -> Any:
     config = getattr(transformers, name)(**(SMALL | {"pad_token_id": 0} | changes))
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     for name, weight in [*model.named_parameters(), *model.named_buffers()]:
-        if name.endswith(("norm.weight", ".bias")):
+        if name.endswith("_proj_bias"):  # so that some activations are clamped
+            torch.nn.init.normal_(weight, 0.0, 3.0)
+        elif name.endswith(("norm.weight", ".bias")):
             torch.nn.init.normal_(weight, 1.0 if "norm" in name else 0.0, 0.2)
         elif name.endswith("e_score_correction_bias"):
             torch.nn.init.normal_(weight, 0.0, 0.3)
-        elif name.endswith(("experts.gate_up_proj", "experts.down_proj", "gate.weight")):
+        elif name.endswith("sinks"):
+            torch.nn.init.normal_(weight, 0.0, 2.0)
+        elif name.endswith(
+            ("experts.gate_up_proj", "experts.down_proj", "gate.weight", "router.weight")
+        ):
             torch.nn.init.normal_(weight, 0.0, 0.2)
     model.save_pretrained(folder)
     return model
@@ -205,6 +231,8 @@ def test_experts_of_one_dimension(tmp_path: Path, drive: Any) -> None:
         ("glm4_moe", "first_k_dense_replace", "one"),
         ("glm4_moe", "n_group", 3),
         ("mixtral", "num_experts_per_tok", 7),
+        ("gpt_oss", "swiglu_limit", 5.0),
+        ("gpt_oss", "quantization_config", {"quant_method": "fp8"}),
     ],
 )
 def test_fields_that_cannot_be(case: str, field: str, value: Any, tmp_path: Path, drive: Any) -> None:
@@ -213,6 +241,93 @@ def test_fields_that_cannot_be(case: str, field: str, value: Any, tmp_path: Path
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
     with pytest.raises(ModelError, match=field if field != "n_group" else "groups"):
         drive(tmp_path)
+
+
+def pack_experts(folder: Path) -> dict[str, torch.Tensor]:
+    """Give a checkpoint random experts as MXFP4, scales in another file; returns it as floats."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    found = load_file(folder / "model.safetensors")
+    first, second, wide = {}, {}, dict(found)
+    for name, weight in found.items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            first[name] = weight
+            continue
+        experts, inputs, outputs = weight.shape
+        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(119, 126, blocks.shape[:-1], dtype=torch.uint8)
+        wide[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        first[f"{name}_scales"], second[f"{name}_blocks"] = scales, blocks
+    places = {}
+    for number, part in enumerate((first, second), 1):
+        path = folder / f"model-0000{number}-of-00002.safetensors"
+        save_file(part, path, metadata={"format": "pt"})
+        places |= dict.fromkeys(part, path.name)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    path = folder / "config.json"
+    quantized = {"quantization_config": {"quant_method": "mxfp4"}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | quantized))
+    return wide
+
+
+def test_mxfp4_becomes_floats(tmp_path: Path, drive: Any) -> None:
+    model, prompt = save(tmp_path, "gpt_oss"), prompts()[0]
+    model.load_state_dict(pack_experts(tmp_path))
+    wanted = reference(model, prompt, 16)
+    assert drive(tmp_path).generate(0, prompt, 16, range(128)) == wanted
+
+
+def test_forks_of_layers_with_sinks_and_windows(tmp_path: Path, drive: Any) -> None:
+    model = save(tmp_path, "gpt_oss")
+    prefix, tails = prompts()[2][:64], [prompts()[0][:9], prompts()[1][:17]]
+    d = drive(tmp_path, page_size=16)
+    shared = d.pages(2048, 64)
+    d.step(opens=[d.open(5, shared)])
+    d.prefill(5, 0, prefix, sample=False)
+    d.step(closes=[5])
+    first = d.step(
+        opens=[d.open(row, shared + d.pages(256 * row, 96), cached=64) for row in range(2)],
+        extends=[ExtendRow(row, 64, pack(tail), True) for row, tail in enumerate(tails)],
+    )
+    rest = d.decode([1, 0], 15)
+    for row, tail in enumerate(tails):
+        assert [first[row], *rest[row]] == reference(model, prefix + tail, 16)
+
+
+def test_mxfp4_of_other_shapes(tmp_path: Path, drive: Any) -> None:
+    save(tmp_path, "gpt_oss")
+    pack_experts(tmp_path)
+    path = tmp_path / "model-00001-of-00002.safetensors"
+    found = load_file(path)
+    name = next(name for name in found if name.endswith("experts.down_proj_scales"))
+    save_file(found | {name: found[name][:, 1:].contiguous()}, path, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"blocks .* and scales"):
+        drive(tmp_path)
+    save_file(found | {name: found[name].int()}, path, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="MXFP4 has bytes"):
+        drive(tmp_path)
+
+
+def test_clamped_experts_on_the_kernels_of_a_gpu(tmp_path: Path, drive: Any) -> None:
+    pytest.importorskip("triton")
+    model, prompt = save(tmp_path, "gpt_oss"), prompts()[0][:24]
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, 5]])).logits[0]
+    d = drive(tmp_path, attention="triton", dtype="float32", kv_tokens=256, max_rows=2, step_tokens=64)
+    page = d.executor.info.page_size
+    # both paths: many tokens, and one
+    opens, steps = [d.open(0, range(64 // page))], [(0, prompt, logits[-2]), (24, [5], logits[-1])]
+    for start, tokens, wanted in steps:
+        ours = d.forward(opens=opens, extends=[ExtendRow(0, start, pack(tokens), True)])[0]
+        opens = []
+        torch.testing.assert_close(ours.log_softmax(-1), wanted.log_softmax(-1), atol=1e-4, rtol=0)
+
+
+def test_clamped_experts_are_refused_in_8_bits(tmp_path: Path, drive: Any) -> None:
+    save(tmp_path, "gpt_oss")
+    with pytest.raises(ModelError, match="clamped_swiglu has no kernel"):
+        drive(tmp_path, quantization="int8")
 
 
 LOGITS = torch.tensor([[1.0, 2.0, 2.0, 0.0, 2.0, -1.0], [0.0] * 6])
