@@ -31,7 +31,7 @@ SIZES = {
     "actors/cluster": (14, 28),
     "actors/executor": (8, 8),
     "actors/front": (8, 16),
-    "actors/gateway": (64, 113),
+    "actors/gateway": (64, 114),
     "actors/grammar": (52, 92),
     "actors/kit": (14, 21),
     "actors/links": (6, 10),

@@ -8,6 +8,7 @@ import msgspec
 import openai
 import pytest
 
+from ramify.clients import connect
 from ramify.protocol.stored_response import Stored
 
 SECRET, OTHER = "a key of ours", "another key"
@@ -199,6 +200,23 @@ async def test_ids_that_were_altered(serving: Any, openai_of: Any) -> None:
                 with pytest.raises(openai.NotFoundError):
                     await all_of(client, altered)
         assert (await all_of(client, ident))[0].response.id == ident
+
+
+async def test_what_is_kept_may_have_been_written_by_its_client(serving: Any, openai_of: Any) -> None:
+    async with serving() as served, openai_of(served) as (client, model):
+        ident = (await client.responses.create(**asked(model, 8))).id
+        await all_of(client, ident)
+        stored = Stored.of(ident)
+        assert stored is not None
+        place = {"session": stored.session, "key": stored.key}
+        for more in ({}, {"status": "queued", "top_logprobs": 0, "tools": [1]}, {"status": 1}):
+            bare = msgspec.structs.replace(stored, key="").ident
+            async with connect(served.engine.url, keep=True, **place) as session:
+                await session.branch(stored.branch).set(meta={"response": {"id": bare, **more}})
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.retrieve(ident)
+            with pytest.raises(openai.NotFoundError):
+                await all_of(client, ident)
 
 
 async def test_one_that_cannot_begin_is_refused_at_once(serving: Any, openai_of: Any) -> None:

@@ -80,6 +80,7 @@ def rope_of(config: Definition, layer: int) -> dict[str, Any]:
     ("change", "told"),
     [
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"quantization_config": ["fp8"]}, r"quantization_config \(of an unknown method\)"),
         ({"final_logit_softcapping": 0}, "final_logit_softcapping is 0"),
         ({"rope_parameters": {"full_attention": {"rope_theta": {}}}}, "rope_parameters"),
     ],

@@ -130,11 +130,29 @@ def _opening(stored: Stored) -> Open:
     return Open(session=stored.session, key=stored.key, have=have, parts=bool(have), ttl_s=ttl)
 
 
+class _KeptTool(msgspec.Struct):
+    type: str
+    name: str = ""  # of functions and namespaces
+    tools: list["_KeptTool"] = []
+
+
+class _KeptResponse(msgspec.Struct):
+    """What is read of an object that is kept."""
+
+    id: str
+    status: str
+    top_logprobs: int
+    tools: list[_KeptTool]
+
+
 def _kept_as(branch: BranchState, key: str, ident: str) -> JsonObject | None:
     """The object that is kept, if it has this id: one that was altered may open the branch, too."""
     kept = (branch.meta or {}).get(META)
     found = keyed(kept, key) if isinstance(kept, dict) else {}
-    return found if found.get("id") == ident else None
+    try:  # `meta` may be written by whoever has the session
+        return found if msgspec.convert(found, _KeptResponse).id == ident else None
+    except msgspec.ValidationError:
+        return None
 
 
 class StoredDialogue(Dialogue):
@@ -283,10 +301,10 @@ class RetoldDialogue(Dialogue):
     def _begin(self) -> bytes:
         kept = self._kept
         spaces = {
-            within(space["name"], tool["name"]): (space["name"], tool["name"])
-            for space in kept["tools"]
-            if space["type"] == "namespace"
-            for tool in space["tools"]
+            within(space.name, tool.name): (space.name, tool.name)
+            for space in msgspec.convert(kept["tools"], list[_KeptTool])
+            if space.type == "namespace"
+            for tool in space.tools
         }
         events = self._events if self.streams else None
         unique, top = self._stored.unique, kept["top_logprobs"]
