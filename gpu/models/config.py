@@ -35,9 +35,10 @@ def parse_config(raw: dict[str, Any], generation: dict[str, Any], path: Path) ->
     if family.other is not None and isinstance(inner, dict):
         family = family.other if inner.get("model_type") == family.other.text else family
     if quantized := raw.get("quantization_config"):
-        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
-        if method is None or method != family.widened:
-            raise ModelError(f"{path}: quantization_config ({method or 'of an unknown method'}) is not supported: give a "
+        named = isinstance(quantized, dict) and quantized.get("quant_method")
+        method = named or "of an unknown method"
+        if method != family.widened:
+            raise ModelError(f"{path}: quantization_config ({method}) is not supported: give a "
                              "checkpoint in float32, bfloat16 or float16")  # fmt: skip
     values, where = (raw, str(path)) if family.text is None else _text(raw, family, path)
     fields = Fields(family.architecture, family.defaults | values, generation, where)
