@@ -25,6 +25,7 @@ GRACE_SECONDS = 5.0  # for the end of one that has failed
 
 _FREE = {
     "pages",
+    "state_slots",
     "window_pages",
     "load_seconds",
     "attention_reason",
@@ -32,6 +33,11 @@ _FREE = {
     "extend_sizes",
     "logits_cost",
 }
+
+_NO_WINDOWS = (
+    ": it found too little memory for window pages, so its layers with a window would keep all; start "
+    "the engine again, or give --window-tokens and --kv-tokens"
+)
 
 log = get_log(__name__)
 
@@ -105,7 +111,10 @@ class ExecutorKeeper:
         known, self.executor, self._dead = self.executor.info, executor, None
         info = executor.info
         if different := _difference(info, known):
-            raise ExecutorLost(f"another executor differs from the one that died in its {different}")
+            why = _NO_WINDOWS if known.window_pages > 0 == info.window_pages else ""
+            raise ExecutorLost(
+                f"another executor differs from the one that died in its {different}{why}"
+            )
         executor.connect(self._scheduler)
         self._scheduler.resume(executor, info)
         log.info("another executor serves", pages=info.pages)

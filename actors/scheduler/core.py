@@ -187,7 +187,7 @@ class Scheduler:
                 self._cancel_session(event.session, now)
             case ExecutorDown():
                 self._lost(event.reason, now)
-            case ExecutorInfo():  # of the next one, which may differ in the size of its pool alone
+            case ExecutorInfo():  # of the next one, which may differ in the sizes of its pools alone
                 self._next = event
 
     def expire(self, now: float) -> None:
@@ -677,7 +677,7 @@ class Scheduler:
         if self._next is None or settlements.outstanding or settlements.finals:
             return None
         self._info, self._next, self.down = self._next, None, None
-        self.planner.resume()
+        self.planner.resume(self._info)
         settlements.renew(self._info.pages)
         self._admission.renew(self._info.pages, self._accounts.values())
         return RenewPool(self._info.pages, self._info.state_slots, self._info.window_pages)

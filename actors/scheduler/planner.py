@@ -67,18 +67,10 @@ class Planner:
         self.pace = Pace(info, config)
         self.prompts = PromptQueue(info, config, self.pace)
         self.constraints = ConstraintTable()
-        self.max_rows = min(info.max_rows, info.step_tokens)
-        self.working = 0  # state slots that a run needs; 0: the model has no fixed states
-        if info.state_slots:
-            self.working = config.in_flight + 1
-            # a row also reads one that is not its own
-            self.max_rows = min(self.max_rows, info.state_slots // (self.working + 1))
-            if not self.max_rows:
-                raise SchedulerError(
-                    f"{info.state_slots} state slots: one row needs {self.working + 1} of them"
-                )
-            if info.max_drafts or info.max_forced:
-                raise SchedulerError("a model with fixed states runs no drafts yet")
+        self.working = config.in_flight + 1 if info.state_slots else 0  # state slots that a run needs
+        if info.state_slots and (info.max_drafts or info.max_forced):
+            raise SchedulerError("a model with fixed states runs no drafts yet")
+        self.max_rows = self._most_rows(info)
         self._turns: list[bytes] = []  # the decodes' state slots in steps to come, from `_turned` on
         self._turned = 0
         self._rows = list(range(self.max_rows - 1, -1, -1))
@@ -165,9 +157,18 @@ class Planner:
         self.awaited.clear()
         self.constraints.reload()
 
-    def resume(self) -> None:
-        """There is another executor."""
-        self._limit = self._most_in_flight
+    def resume(self, info: ExecutorInfo) -> None:
+        """There is another executor, perhaps with fewer state slots, so rows. Nothing runs."""
+        self.max_rows, self._limit = self._most_rows(info), self._most_in_flight
+        self._rows = list(range(self.max_rows - 1, -1, -1))
+
+    def _most_rows(self, info: ExecutorInfo) -> int:
+        rows = min(info.max_rows, info.step_tokens)
+        if self.working:  # a row also reads a slot that is not its own
+            rows = min(rows, info.state_slots // (self.working + 1))
+            if not rows:
+                raise SchedulerError(f"{info.state_slots} state slots: one row needs {self.working + 1}")
+        return rows
 
     def grown(self, run: Run, pages: bytes, windows: bytes = b"") -> None:
         """`run` got the pages it asked for."""

@@ -90,7 +90,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_another_executor_takes_the_place_of_one_that_died() -> None:
-    second, third = Executor(pages=7), Executor()
+    second, third = Executor(pages=7, state_slots=8, window_pages=6), Executor()
     kept = Kept(second, NotStarted("no memory"), third)
     kept.first.failure = "killed"
     with anyio.fail_after(60):
@@ -132,3 +132,11 @@ async def test_another_model_does_not_take_over() -> None:
     with pytest.raises(ExecutorLost, match="differs from the one that died in its context"):
         await kept.keeper.run()
     assert not kept.scheduler.executors
+
+
+async def test_layers_with_a_window_that_would_keep_all_do_not_take_over() -> None:
+    kept = Kept(Executor())
+    kept.first.info = msgspec.structs.replace(INFO, window=4, window_pages=8, window_bytes=2)
+    kept.first.failure = "killed"
+    with pytest.raises(ExecutorLost, match=r"in its window, window_bytes: .*give --window-tokens"):
+        await kept.keeper.run()

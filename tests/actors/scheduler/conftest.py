@@ -542,10 +542,11 @@ class World:
             lost.clear()
         self.turn(ExecutorDown("it died"))
 
-    def back(self, pages=None):
+    def back(self, pages=None, **sizes):
         """Another executor is there."""
         if pages is not None:
-            self.info = msgspec.structs.replace(self.info, pages=pages)
+            sizes["pages"] = pages
+        self.info = self.executor.info = msgspec.structs.replace(self.info, **sizes)
         self.turn(self.info)
 
     def settled(self):

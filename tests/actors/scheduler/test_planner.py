@@ -142,10 +142,10 @@ def test_copies_wait_for_a_step(planner):
     assert list(unpack(planner.plan().copies)) == [3, 30]
 
 
-def test_an_executor_that_dies_takes_the_copies_along(planner):
+def test_an_executor_that_dies_takes_the_copies_along(planner, world):
     planner.copy(pack([3, 30]))
     planner.lost()
-    planner.resume()
+    planner.resume(world().info)
     run_of(planner, 1)
     assert planner.plan().copies == b""
 

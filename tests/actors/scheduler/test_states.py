@@ -60,6 +60,32 @@ def test_rows_are_as_many_as_there_are_slots_for(world):
         world(states=3)
 
 
+def test_another_executor_may_have_fewer_slots_or_more(world, expected):
+    w = world(pages=300, rows=8, budget=64, cache=RealCache(300, 1, 16), states=16)
+    prompts = [[i * i % 97 + k for i in range(9)] for k in range(6)]
+    jobs = [w.submit(k + 1, prompt, max_tokens=20) for k, prompt in enumerate(prompts)]
+    w.turn(*jobs)
+    for _ in range(3):
+        w.cache_settles()
+        w.result()
+    assert w.core.running == 4
+    w.die()
+    w.cache_settles()
+    w.back(state_slots=8)
+    assert w.core.planner.max_rows == 2
+    w.cache_settles()
+    w.result()
+    assert w.core.running == 2
+    w.die()
+    w.cache_settles()
+    w.back(state_slots=24)
+    assert w.core.planner.max_rows == 6
+    w.run()
+    for job, prompt in zip(jobs, prompts, strict=True):
+        assert w.output[job.request] == expected(prompt, 0, 20)
+    w.check_idle()
+
+
 def test_drafts_are_refused(world):
     with pytest.raises(SchedulerError, match="drafts"):
         world(states=12, drafts=2)
