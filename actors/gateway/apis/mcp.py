@@ -24,14 +24,8 @@ PATH = "/v1/mcp/"
 MOST_BYTES, MOST_S = 1 << 20, 60.0  # of an answer
 MOST_CALLS, MOST_OF_ONE = 64, 8  # under way: of all clients, of one credential
 _PIECE = 4096  # bytes that are parsed in a turn of the loop
-_PASSED = (
-    200,
-    202,
-    204,
-    400,
-    404,
-    405,
-)  # what streamable HTTP means; others are between the two servers
+# what streamable HTTP means; others are between the two servers
+_PASSED = (200, 202, 204, 400, 404, 405)
 _TYPES = ("application/json", "text/event-stream")
 
 

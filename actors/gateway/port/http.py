@@ -69,7 +69,7 @@ class Response(msgspec.Struct, frozen=True):
 
     def render(self, *, keeps: bool, head_only: bool = False) -> bytes:
         """The bytes on the wire. `keeps`: another request may follow; `head_only`: for HEAD."""
-        length = {} if self.status == 304 else {"Content-Length": str(len(self.body))}
+        length = {} if self.status in (204, 304) else {"Content-Length": str(len(self.body))}
         head = _head(self.status, self.content_type, {**length, **self.headers}, keeps)
         return head if head_only else head + self.body
 
@@ -77,7 +77,7 @@ class Response(msgspec.Struct, frozen=True):
 def _head(status: int, content_type: str, more: dict[str, str], keeps: bool) -> bytes:
     headers = {
         "Date": formatdate(usegmt=True),
-        "Content-Type": content_type,
+        **({"Content-Type": content_type} if status != 204 else {}),  # nothing has no type
         "Cache-Control": "no-store",
         **({"Keep-Alive": f"timeout={IDLE_S}"} if keeps else {"Connection": "close"}),
         **SECURITY_HEADERS,
@@ -210,6 +210,12 @@ class RequestParser:
         if not isinstance(event, h11.Request):
             raise h11.RemoteProtocolError("no request line received")
         head = self._head = _request(event)
+        if event.http_version[:2] != b"1.":
+            version = event.http_version.decode()
+            self.fault = error_response(
+                505, "bad_request", f"HTTP/{version} is not spoken here: use HTTP/1.1"
+            )
+            return None
         self.rest = rest
         if head.websocket:
             return head

@@ -8,7 +8,7 @@ import socket as sockets
 import pytest
 
 from ramify.actors.gateway.actor import GatewayActor
-from ramify.actors.gateway.port.http import HEAD_BYTES, RequestParser
+from ramify.actors.gateway.port.http import HEAD_BYTES, RequestParser, Response
 from ramify.actors.gateway.port.static import StaticFiles
 from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.mailbox import Mailbox
@@ -107,6 +107,8 @@ async def test_static_files(serve, tmp_path) -> None:
         (b"garbage\r\n\r\n", 400, False),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, False),  # TLS on the plain port
         (b"GET / HTTP/1.1\r\n\r\n", 400, False),  # no Host
+        (b"POST /v1/tokens HTTP/2.0\r\nHost: %s\r\n\r\n", 505, False),
+        (b"PRI * HTTP/2.0\r\n\r\n", 505, False),
         (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400, False),
         (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * (2 * HEAD_BYTES), 431, False),
         (
@@ -227,3 +229,10 @@ def test_parser_takes_any_split() -> None:
                 break
         else:
             pytest.fail("no request")
+
+
+def test_nothing_has_no_type() -> None:
+    head = Response(204, content_type="text/plain").render(keeps=True)
+    assert head.startswith(b"HTTP/1.1 204 No Content\r\n")
+    assert b"\r\nContent-Type" not in head
+    assert b"\r\nContent-Length" not in head
