@@ -28,8 +28,8 @@ def json_files(path: Path) -> JsonFiles:
     if path.is_dir():
         return partial(_in_folder, path)
     if not path.is_file():
-        raise ModelError(f"{path} is not a folder: give the folder of a Hugging Face checkpoint, or a "
-                         "GGUF file")  # fmt: skip
+        raise ModelError(f"{path} is not a folder with a model: give the folder of a Hugging Face "
+                         "checkpoint, or a GGUF file")  # fmt: skip
     file = read_gguf(path)
     return lambda name: _MADE[name](file) if name in _MADE else None
 

@@ -129,6 +129,7 @@
  * @property {Record<string, unknown>} [meta]
  * @property {Turn[]} [turns]
  * @property {number} [turns_from]
+ * @property {Usage} [usage]  of the generation that ended so, in a `tree` of one branch
  *
  * @typedef {object} StateMessage
  * @property {"state"} type

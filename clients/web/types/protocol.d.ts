@@ -129,6 +129,7 @@
  * @property {Record<string, unknown>} [meta]
  * @property {Turn[]} [turns]
  * @property {number} [turns_from]
+ * @property {Usage} [usage]  of the generation that ended so, in a `tree` of one branch
  *
  * @typedef {object} StateMessage
  * @property {"state"} type
@@ -430,6 +431,10 @@ export type BranchState = {
     meta?: Record<string, unknown>;
     turns?: Turn[];
     turns_from?: number;
+    /**
+     * of the generation that ended so, in a `tree` of one branch
+     */
+    usage?: Usage;
 };
 export type StateMessage = {
     type: "state";

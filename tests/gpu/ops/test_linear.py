@@ -254,7 +254,7 @@ def test_rings_are_tried_where_they_may_be_chosen(
     from ramify.gpu.ops.invariant_linear import InvariantProducts
 
     monkeypatch.setattr(cuda_executor, "gluon_works", lambda device: True)
-    attention = SimpleNamespace(width=512, kv_width=128)
+    attention = SimpleNamespace(width=512, rows=768)
     config = SimpleNamespace(hidden_size=512, attention=attention, intermediate_size=1024)
     model: Any = SimpleNamespace(config=config, dtype=dtype, device=torch.device("cpu"))
     products = (InvariantProducts if deterministic else Products)(torch.device("cpu"))
