@@ -202,6 +202,34 @@ async def test_ids_that_were_altered(serving: Any, openai_of: Any) -> None:
         assert (await all_of(client, ident))[0].response.id == ident
 
 
+async def test_long_tools_and_instructions_are_named_alone(serving: Any, openai_of: Any) -> None:
+    """There is no room beside a branch for all that a client says."""
+    tools = [
+        {
+            "type": "function",
+            "name": f"tool_{n}",
+            "description": "so " * 99,
+            "parameters": {},
+            "strict": True,
+        }
+        for n in range(60)
+    ]
+    async with serving() as served, openai_of(served) as (client, model):
+        for fields in ({"tools": tools, "tool_choice": "none"}, {"instructions": "so " * 900}):
+            long = {"instructions": "word " * 400, **fields}
+            ident = (await client.responses.create(**asked(model, 8, **long))).id
+            events = await all_of(client, ident)
+            assert events[-1].type in ENDS
+            found = await client.responses.retrieve(ident)
+            assert (found.id, found.output_text) == (ident, text_of(events))
+            assert [each.name for each in found.tools] == [
+                each["name"] for each in long.get("tools", [])
+            ]
+            cut = "tools" in fields
+            assert (found.instructions is None) == cut
+            assert (getattr(found, "ramify_left_out", None) is not None) == cut
+
+
 async def test_what_is_kept_may_have_been_written_by_its_client(serving: Any, openai_of: Any) -> None:
     async with serving() as served, openai_of(served) as (client, model):
         ident = (await client.responses.create(**asked(model, 8))).id

@@ -265,7 +265,8 @@ class ResponseDialogue(Dialogue):
     def _keep(
         self, ident: int, status: str, error: JsonObject | None = None, *, with_input: bool = True
     ) -> Set:
-        kept = {META: keyed(self._object(status, error), "")}
+        shown = keyed(self._object(status, error), "")
+        kept = {META: shown if len(msgspec.json.encode({META: shown})) <= KEPT else _briefly(shown)}
         whole = {**kept, INPUT: self._request.items(self._unique)}
         self._kept = (status, error)
         self._kept_input = with_input and len(msgspec.json.encode(whole)) <= KEPT
@@ -375,6 +376,21 @@ def _asked(request: ResponseRequest) -> JsonObject:
         "user": request.user,
         "metadata": request.metadata or {},
     }
+
+
+def _briefly(shown: JsonObject) -> JsonObject:
+    """A response object without what its client has given at length; it says what that is."""
+    left_out = ["instructions", "text.format", "tools"]
+    form = {"format": {"type": shown["text"]["format"]["type"]}}
+    tools = [_named(tool) for tool in shown["tools"]]
+    return {**shown, "instructions": None, "text": form, "tools": tools, "ramify_left_out": left_out}
+
+
+def _named(tool: JsonObject) -> JsonObject:
+    names = {"type": tool["type"], "name": tool["name"], "description": ""}
+    if "tools" in tool:
+        return {**names, "tools": [_named(each) for each in tool["tools"]]}
+    return {**names, "parameters": {}, "strict": tool["strict"]}
 
 
 def keyed(response: JsonObject, key: str) -> JsonObject:
