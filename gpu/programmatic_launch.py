@@ -32,6 +32,11 @@ def launch_options(device: torch.device) -> dict[str, Any]:
     return {"launch_pdl": True} if overlaps(device) else {}
 
 
+def overlap_options(device: torch.device) -> dict[str, Any]:
+    """`launch_options`, and the kernel's OVERLAP."""
+    return {"OVERLAP": overlaps(device), **launch_options(device)}
+
+
 @triton.jit
 def wait(OVERLAP: tl.constexpr):
     """Let the next kernel start, then wait until all that ran before this one is in memory."""

@@ -64,6 +64,17 @@ def taken(
 
 
 @triton.jit
+def silu(x):
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + e^x), which is x where that is large."""
+    return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+
+
+@triton.jit
 def convolved(
     rows, stride, weight, state, origin, first, at, channel, there, inside, WIDTH: tl.constexpr,
     TAPS: tl.constexpr, OPENED: tl.constexpr,

@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.gpu.ops.fixed_states import CHUNK, LayerDelta
-from ramify.gpu.ops.triton_conv import convolved, keep
-from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
+from ramify.gpu.ops.triton_conv import convolved, keep, silu, softplus
+from ramify.gpu.programmatic_launch import overlap_options, wait
 
 _L2_EPS = tl.constexpr(1e-6)
 # Of products of float32: by tf32x3 Triton 3.6 reads beyond a Hopper's shared memory in such kernels
@@ -39,7 +39,7 @@ def recurrent(
         blocks = triton.cdiv(layer.value_dim, sizes["BLOCK_V"])
         _recur[(len(items), layer.value_heads, blocks)](
             rows, rows.shape[1], layer.conv, *states, layer.decay, layer.decay_bias, items, output,
-            **sizes, num_warps=4, **_overlap(rows),
+            **sizes, num_warps=4, **overlap_options(rows.device),
         )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def chunked(
     if not len(items):
         return
     sizes, device, heads = _sizes(layer), rows.device, layer.value_heads
-    options = _overlap(rows)
+    options = overlap_options(rows.device)
     qkv = rows.new_empty((lines, layer.parts[0]))
     passed = torch.empty((lines, heads), dtype=torch.float32, device=device)
     keys, values = (rows.new_empty((lines, heads, size)) for size in (layer.key_dim, layer.value_dim))
@@ -83,7 +83,7 @@ def gated_norm(rows: Tensor, layer: LayerDelta, items: Tensor, lines: int, outpu
     if len(items):
         _open[(len(items), layer.value_heads)](
             rows, rows.shape[1], layer.norm.weight, items, output, layer.norm.eps, **_sizes(layer),
-            LINES=lines, num_warps=4 if lines > 1 else 1, **_overlap(rows),
+            LINES=lines, num_warps=4 if lines > 1 else 1, **overlap_options(rows.device),
         )  # fmt: skip
 
 
@@ -97,21 +97,11 @@ def _sizes(layer: LayerDelta, most: int = 1 << 30) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _overlap(rows: Tensor) -> dict[str, Any]:
-    return {"OVERLAP": overlaps(rows.device), **launch_options(rows.device)}
-
-
-@triton.jit
-def _silu(x):
-    return x / (1.0 + tl.exp(-x))
-
-
 @triton.jit
 def _decay(rate, bias, head, x):
     """The logarithm of a head's decay, of its row's value `x`."""
     x = x.to(tl.float32) + tl.load(bias + head)
-    plus = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
-    return -tl.exp(tl.load(rate + head)) * plus
+    return -tl.exp(tl.load(rate + head)) * softplus(x)
 
 
 @triton.jit
@@ -146,11 +136,11 @@ def _recur(
     k_channel = KEY_HEADS * KEYS + q_channel
     v_channel = 2 * KEY_HEADS * KEYS + head * VALUES + value
     for at in range(count):
-        q = _silu(convolved(rows, stride, conv, inputs, origin, first, at, q_channel, some_keys,
+        q = silu(convolved(rows, stride, conv, inputs, origin, first, at, q_channel, some_keys,
                             some_keys, WIDTH, TAPS, False))  # fmt: skip
-        k = _silu(convolved(rows, stride, conv, inputs, origin, first, at, k_channel, some_keys,
+        k = silu(convolved(rows, stride, conv, inputs, origin, first, at, k_channel, some_keys,
                             some_keys, WIDTH, TAPS, False))  # fmt: skip
-        v = _silu(convolved(rows, stride, conv, inputs, origin, first, at, v_channel, some_values,
+        v = silu(convolved(rows, stride, conv, inputs, origin, first, at, v_channel, some_values,
                             some_values, WIDTH, TAPS, False))  # fmt: skip
         q *= tl.rsqrt(tl.sum(q * q) + _L2_EPS) * KEYS**-0.5
         k *= tl.rsqrt(tl.sum(k * k) + _L2_EPS)
@@ -201,7 +191,7 @@ def _prepare(
     channel = begin + tl.arange(0, BLOCK)
     at = (offset + tl.arange(0, LINES))[:, None]
     there = (at < count) & inside[None, :]
-    x = _silu(convolved(rows, stride, conv, inputs, origin, first, at, channel[None, :], there,
+    x = silu(convolved(rows, stride, conv, inputs, origin, first, at, channel[None, :], there,
                         inside[None, :], WIDTH, TAPS, False))  # fmt: skip
     if not is_value:
         scale = tl.rsqrt(tl.sum(x * x, 1) + _L2_EPS)
@@ -370,5 +360,5 @@ def _open(
     mixed = tl.load(token, mask=there, other=0.0).to(tl.float32)
     gate = tl.load(rows + (first + at) * stride + WIDTH + place, mask=there, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(mixed * mixed, 1) / VALUES + eps)
-    y = mixed * scale[:, None] * gains * _silu(gate)
+    y = mixed * scale[:, None] * gains * silu(gate)
     tl.store(token, y.to(output.dtype.element_ty), mask=there)

@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.gpu.ops.fixed_states import CHUNK, LayerMamba
-from ramify.gpu.ops.triton_conv import convolved, keep
-from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
+from ramify.gpu.ops.triton_conv import convolved, keep, silu, softplus
+from ramify.gpu.programmatic_launch import overlap_options, wait
 
 _PRECISION = tl.constexpr("ieee")  # of products of float32
 _VALUES = 32  # of a head's values, how many a program with its state takes
@@ -37,7 +37,8 @@ def recurrent(
         blocks = triton.cdiv(layer.head_dim, sizes["BLOCK_V"])
         _scan[(len(items), layer.heads, blocks)](
             rows, rows.shape[1], layer.conv, layer.conv_bias, *states, layer.decay, layer.step_bias,
-            layer.skip, items, output, TAPS=layer.conv.shape[2], **sizes, num_warps=4, **_overlap(rows),
+            layer.skip, items, output, TAPS=layer.conv.shape[2], **sizes, num_warps=4,
+            **overlap_options(rows.device),
         )  # fmt: skip
 
 
@@ -61,12 +62,12 @@ def chunked(
     _convolve[(len(chunks) * CHUNK // _PREPARED, triton.cdiv(width, _CHANNELS))](
         rows, rows.shape[1], layer.conv, layer.conv_bias, states[0], chunks, xbc, GATES=layer.width,
         WIDTH=width, TAPS=layer.conv.shape[2], LINES=_PREPARED, WHOLE=CHUNK, BLOCK=_CHANNELS,
-        num_warps=4, **_overlap(rows),
+        num_warps=4, **overlap_options(rows.device),
     )  # fmt: skip
     _scan_chunks[(len(items), layer.heads, triton.cdiv(layer.head_dim, sizes["BLOCK_V"]))](
         rows, rows.shape[1], xbc, states[1], layer.decay, layer.step_bias, layer.skip, items, output,
         **sizes, LINES=CHUNK, num_warps=8 if sizes["BLOCK_K"] > 128 else 4, num_stages=1,
-        **_overlap(rows),
+        **overlap_options(rows.device),
     )  # fmt: skip
 
 
@@ -78,7 +79,7 @@ def gated_norm(rows: Tensor, layer: LayerMamba, items: Tensor, lines: int, outpu
         _open_groups[(len(items) * lines, layer.groups)](
             rows, rows.shape[1], gain, items, output, eps, WIDTH=layer.width, SIZE=size,
             BLOCK=triton.next_power_of_2(size), LINES=lines, NORM_FIRST=layer.norm_first,
-            num_warps=8 if size >= _WIDE else 4, **_overlap(rows),
+            num_warps=8 if size >= _WIDE else 4, **overlap_options(rows.device),
         )  # fmt: skip
 
 
@@ -90,20 +91,10 @@ def _sizes(layer: LayerMamba) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _overlap(rows: Tensor) -> dict[str, Any]:
-    return {"OVERLAP": overlaps(rows.device), **launch_options(rows.device)}
-
-
-@triton.jit
-def _silu(x):
-    return x / (1.0 + tl.exp(-x))
-
-
 @triton.jit
 def _step(bias, head, x):
     """A head's dt, of its row's value `x`."""
-    x = x.to(tl.float32) + tl.load(bias + head)
-    return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+    return softplus(x.to(tl.float32) + tl.load(bias + head))
 
 
 @triton.jit
@@ -115,7 +106,7 @@ def _convolved(
                   False)  # fmt: skip
     if bias is not None:
         x += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
-    return _silu(x)
+    return silu(x)
 
 
 @triton.jit
@@ -284,7 +275,7 @@ def _open_groups(
     token = output + (first + at) * WIDTH + place
     y = tl.load(token, mask=inside, other=0.0).to(tl.float32)
     gate = tl.load(rows + (first + at) * stride + place, mask=inside, other=0.0).to(tl.float32)
-    opened = _silu(gate)
+    opened = silu(gate)
     if not NORM_FIRST:
         y *= opened
     if gain is not None:
