@@ -40,8 +40,8 @@ class JsonPart(_StructurePart, frozen=True, tag="json"):
     strict: bool = True
 
 
-ParameterStyle: TypeAlias = Literal["tags", "python", "gemma"]
-"""Between tags of their own (Qwen3-Coder), as Python's keywords (LFM2), or as Gemma 4 writes them."""
+ParameterStyle: TypeAlias = Literal["tags", "glm45", "glm47", "minimax", "python", "gemma"]
+"""Between tags ("tags": Qwen3-Coder's), as Python's keywords (LFM2), or as Gemma 4 writes them."""
 
 
 class XmlPart(_StructurePart, frozen=True, tag="xml"):

@@ -25,9 +25,9 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (290, 592),
+    "actors": (290, 595),
     "actors/cache": (15, 32),
-    "actors/calls": (11, 25),
+    "actors/calls": (11, 27),
     "actors/cluster": (14, 28),
     "actors/executor": (8, 8),
     "actors/front": (8, 16),

@@ -33,6 +33,7 @@ class Block:
         # the call that is being read
         self._index: int | None = None
         self._name: str | None = None
+        self._ident: str | None = None
         self._argued: list[str] = []
         self._whole = False  # its arguments came as a string: they are told when it is complete
         # labels
@@ -157,7 +158,10 @@ class Block:
         name = None if self._told_name else self._name
         self._told_name = self._told_name or name is not None
         fresh, self._told = "".join(self._argued[self._told :]), len(self._argued)
-        self._parts.append(Part(kind="call", text=text, call=index, name=name, arguments=fresh or None))
+        ident = self._ident if name is not None else None
+        self._parts.append(
+            Part(kind="call", text=text, call=index, id=ident, name=name, arguments=fresh or None)
+        )
 
     # --- the form tells --------------------------------------------------------------------------
 
@@ -165,14 +169,14 @@ class Block:
         """A call begins."""
         self._cut()
         self._index = self._number()
-        self._name, self._argued, self._whole = None, [], False
+        self._name, self._ident, self._argued, self._whole = None, None, [], False
         self._told_name, self._told = False, 0
 
-    def named(self, name: str) -> None:
-        """The call's tool. Raises Broken if there is no such tool, or it was named before."""
+    def named(self, name: str, ident: str | None = None) -> None:
+        """The call's tool and id. Raises Broken if there is no such tool, or it was named before."""
         if name not in self._tools or self._name is not None:
             raise Broken
-        self._name, self._known = name, True
+        self._name, self._ident, self._known = name, ident, True
 
     def argues(self, piece: str) -> None:
         """More of the JSON text of its arguments."""
@@ -202,7 +206,7 @@ class Block:
             raise Broken
         if not self._argued:
             self._argued.append(call.arguments)
-        self._complete.append((self._index, call))
+        self._complete.append((self._index, call._replace(ident=self._ident)))
         self._index = None
 
     def commit(self) -> None:

@@ -12,7 +12,7 @@ from ramify.actors.calls.literals import QUOTE
 
 DialectName = Literal[
     "hermes", "qwen3-coder", "llama3", "mistral", "granite", "deepseek", "harmony", "lfm2", "gemma4",
-    "any", "none",
+    "glm45", "glm47", "kimi_k2", "minimax", "nemotron", "any", "none",
 ]  # fmt: skip
 
 
@@ -47,6 +47,19 @@ THOUGHTS = (Thought("<think>", "</think>"), Thought("[THINK]", "[/THINK]"))
 _TAGGED = {forms.TOOL_CALL: forms.tagged}
 _XML = {**_TAGGED, forms.FUNCTION: forms.function}
 _DEEPSEEK = (forms.CALLS_BEGIN, forms.CALLS_END, forms.CALL_BEGIN, forms.CALL_END, forms.CALL_SEP)
+_GLM = Dialect(
+    "glm47",
+    {forms.TOOL_CALL: forms.glm},
+    marks=(
+        forms.TOOL_CALL,
+        forms.TOOL_CALL_END,
+        forms.ARG_KEY,
+        forms.ARG_KEY_END,
+        forms.ARG_VALUE,
+        forms.ARG_VALUE_END,
+    ),
+    opening=forms.TOOL_CALL,
+)
 _MISTRAL = (forms.TOOL_CALLS, forms.CALL_ID, forms.ARGS)
 _NAME, _ARGUMENT = '{"name":', '", "arguments":'
 
@@ -111,6 +124,29 @@ DIALECTS: dict[DialectName, Dialect] = {
             opening=f"{forms.CALLS_BEGIN}{forms.CALL_BEGIN}",
             argument=forms.CALL_SEP,
         ),
+        _GLM._replace(name="glm45", argument="\n"),
+        _GLM,
+        Dialect(
+            "kimi_k2",
+            {forms.SECTION: forms.kimi},
+            marks=(forms.SECTION, forms.SECTION_END, forms.KIMI, forms.KIMI_ARGUMENT, forms.KIMI_END),
+            opening=f"{forms.SECTION}{forms.KIMI}functions.",
+            argument=":",
+        ),
+        Dialect(
+            "minimax",
+            {forms.MINIMAX: forms.minimax},
+            marks=(forms.MINIMAX, forms.MINIMAX_END),
+            opening=f"{forms.MINIMAX}\n{forms.INVOKE}",
+            argument='">\n',
+        ),
+        Dialect(
+            "nemotron",
+            {forms.TOOLCALL: forms.nemotron},
+            marks=(forms.TOOLCALL, forms.TOOLCALL_END),
+            opening=f"{forms.TOOLCALL}[{_NAME}",
+            argument=_ARGUMENT,
+        ),
         Dialect(
             "harmony",  # messages with a header each, which says to which channel they go
             {forms.COMMENTARY: forms.harmony, forms.RECIPIENT: forms.harmony},
@@ -158,19 +194,27 @@ def dialect_of(template: str, name: str = "auto") -> Dialect:
     return found._replace(thought=thought, marks=marks)
 
 
+_BY_MARK: dict[str, DialectName] = {
+    forms.CALLS_BEGIN: "deepseek",
+    forms.SECTION: "kimi_k2",
+    forms.MINIMAX: "minimax",
+    forms.TOOLCALL: "nemotron",
+    forms.TOOL_CALLS: "mistral",
+    forms.CALL_LIST: "granite",
+    forms.PYTHONIC: "lfm2",
+    "<|tool_list_start|>": "lfm2",
+    forms.GEMMA: "gemma4",
+}
+
+
 def _named(template: str) -> DialectName:
     if "<|channel|>" in template:
         return "harmony"
-    if forms.CALLS_BEGIN in template:
-        return "deepseek"
-    if forms.TOOL_CALLS in template:
-        return "mistral"
-    if forms.CALL_LIST in template:
-        return "granite"
-    if forms.PYTHONIC in template or "<|tool_list_start|>" in template:
-        return "lfm2"
-    if forms.GEMMA in template:
-        return "gemma4"
+    if forms.ARG_KEY in template:
+        return "glm45" if f"\n{forms.ARG_KEY}" in template else "glm47"
+    for mark, name in _BY_MARK.items():
+        if mark in template:
+            return name
     if forms.FUNCTION in template and forms.TOOL_CALL in template:
         return "qwen3-coder"
     if forms.TOOL_CALL in template:

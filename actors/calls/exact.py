@@ -164,11 +164,13 @@ def _llama3(asked: CallTerms) -> Calls:
 def _mistral(asked: CallTerms) -> Calls:
     """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]NAME[ARGS]{...}`.
 
-    Granite 3: `<|tool_call|>[{"name": ..., "arguments": {...}}, ...]`.
+    Granite 3: `<|tool_call|>[{"name": ..., "arguments": {...}}, ...]`; Nemotron 2 has tags around it.
     """
     opening, argument = asked.written
     list_begin, bracket, head = opening.partition("[{")
-    mark = forms.CALL_LIST if opening.startswith(forms.CALL_LIST) else forms.TOOL_CALLS
+    marks = (forms.CALL_LIST, forms.TOOLCALL, forms.TOOL_CALLS)
+    mark = next(each for each in marks if opening.startswith(each) or each == marks[-1])
+    end = "]" + (_kept(forms.TOOLCALL_END, asked.ends_output) if mark == forms.TOOLCALL else "")
     if bracket:
         ident = UnionPart([TextPart(""), _sequence(StructureTag(', "id": "', RegexPart(_ID), '"'))])
         each = [
@@ -179,7 +181,7 @@ def _mistral(asked: CallTerms) -> Calls:
             )
             for tool in asked.tools
         ]
-        whole = StructureTag(f"{list_begin}[", _forced(each, ", ", asked.parallel), "]")
+        whole = StructureTag(f"{list_begin}[", _forced(each, ", ", asked.parallel), end)
         return Calls(_free([whole], [mark], False), _sequence(whole))
     before, marked, behind = argument.partition(CALL_ID)
     tags = []
@@ -189,6 +191,52 @@ def _mistral(asked: CallTerms) -> Calls:
             content = SequencePart([RegexPart(_ID), TextPart(behind), content])
         tags.append(StructureTag(f"{opening}{tool.name}{before}", content, ""))
     return Calls(_free(tags, [forms.TOOL_CALLS], asked.parallel), _forced(tags, "", asked.parallel))
+
+
+def _glm(asked: CallTerms) -> Calls:
+    """GLM: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`."""
+    opening, argument = asked.written
+    end = _kept(forms.TOOL_CALL_END, asked.ends_output)
+    style: ParameterStyle = "glm45" if argument else "glm47"  # with line breaks
+    tags = [
+        StructureTag(f"{opening}{tool.name}{argument}", _parameters(tool, asked.demanded, style), end)
+        for tool in asked.tools
+    ]
+    free = _free(tags, [forms.TOOL_CALL], asked.parallel)
+    return Calls(free, _forced(tags, argument, asked.parallel))
+
+
+def _minimax(asked: CallTerms) -> Calls:
+    """MiniMax: `<invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>`, in tags."""
+    begin, _, _ = asked.written.opening.partition(forms.INVOKE)
+    each = [
+        StructureTag(
+            f"{forms.INVOKE}{tool.name}{asked.written.argument}",
+            _parameters(tool, asked.demanded, "minimax"),
+            f"{forms.INVOKE_END}\n",
+        )
+        for tool in asked.tools
+    ]
+    end = _kept(forms.MINIMAX_END, asked.ends_output)
+    whole = StructureTag(begin, _forced(each, "", asked.parallel), end)
+    return Calls(_free([whole], [forms.MINIMAX], False), _sequence(whole))
+
+
+def _kimi(asked: CallTerms) -> Calls:
+    """Kimi: `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`."""
+    each = [
+        StructureTag(
+            f"{forms.KIMI}functions.{tool.name}:",
+            SequencePart(
+                [RegexPart("[0-9]{1,4}"), TextPart(forms.KIMI_ARGUMENT), _object(tool, asked.demanded)]
+            ),
+            forms.KIMI_END,
+        )
+        for tool in asked.tools
+    ]
+    end = _kept(forms.SECTION_END, asked.ends_output)
+    whole = StructureTag(forms.SECTION, _forced(each, "", asked.parallel), end)
+    return Calls(_free([whole], [forms.SECTION], False), _sequence(whole))
 
 
 def _lfm2(asked: CallTerms) -> Calls:
@@ -275,6 +323,11 @@ _FAMILIES: dict[str, Writer] = {
     "llama3": _llama3,
     "mistral": _mistral,
     "granite": _mistral,
+    "nemotron": _mistral,
+    "glm45": _glm,
+    "glm47": _glm,
+    "minimax": _minimax,
+    "kimi_k2": _kimi,
     "lfm2": _lfm2,
     "gemma4": _gemma4,
     "deepseek": _deepseek,

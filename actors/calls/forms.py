@@ -14,6 +14,10 @@ returns how many of the characters it read are not its own (they belong to the t
 | `harmony` | `<|channel|>commentary to=functions.NAME json<|message|>{...}<|call|>` (gpt-oss) |
 | `python_tag` | `<|python_tag|>{"name": ..., "parameters": {...}}` (Llama 3) |
 | `pythonic` | `<|tool_call_start|>[NAME(KEY=VALUE, ...), ...]<|tool_call_end|>` (LFM2) |
+| `glm` | `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>` (GLM) |
+| `minimax` | `<invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>`, in tags for all |
+| `kimi` | `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>` |
+| `nemotron` | `<TOOLCALL>[{"name": ..., "arguments": {...}}, ...]</TOOLCALL>` (Nemotron 2) |
 | `gemma` | `<|tool_call>call:NAME{KEY:VALUE, ...}<tool_call|>`, strings between `<|"|>` (Gemma 4) |
 | `bare` | as `python_tag` without the mark, up to the end of the text, or a list of such objects |
 
@@ -23,7 +27,7 @@ The closing tag of the last call may be missing: some models stop on it.
 import json
 import re
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from ramify.actors.calls.literals import Reading, blanks, closed, either, key_of, literal, rest, until
 from ramify.actors.calls.scanner import Broken, Scanner
@@ -35,6 +39,16 @@ NAME_MOST = 256  # characters of a tool's name, or of what stands in its place
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+ARG_KEY, ARG_KEY_END, ARG_VALUE, ARG_VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+MINIMAX, MINIMAX_END = "<minimax:tool_call>", "</minimax:tool_call>"
+INVOKE, INVOKE_END, NAMED_PARAMETER = '<invoke name="', "</invoke>", '<parameter name="'
+SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+KIMI, KIMI_ARGUMENT, KIMI_END = (
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+)
+TOOLCALL, TOOLCALL_END = "<TOOLCALL>", "</TOOLCALL>"
 TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END, CALL_SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
@@ -53,8 +67,8 @@ class Sink(Protocol):
     def begin(self) -> None:
         """A call begins."""
 
-    def named(self, name: str) -> None:
-        """The call's tool. Raises Broken if there is no such tool."""
+    def named(self, name: str, ident: str | None = None) -> None:
+        """The call's tool, and the id that the model gave it. Raises Broken if there is no such tool."""
 
     def argues(self, piece: str) -> None:
         """More of the JSON text of its arguments."""
@@ -109,22 +123,90 @@ def function(sink: Sink) -> Reading[int]:
     return 0
 
 
+class _Around(NamedTuple):
+    """Around a parameter, and behind all. `lines`: a line break around a value is no part of it."""
+
+    begin: str
+    named: str
+    value: str
+    ended: str
+    last: str
+    lines: bool = False
+
+
+_CODER = _Around(PARAMETER, ">", "", PARAMETER_END, FUNCTION_END, lines=True)
+_GLM = _Around(ARG_KEY, ARG_KEY_END, ARG_VALUE, ARG_VALUE_END, TOOL_CALL_END)
+_MINIMAX = _Around(NAMED_PARAMETER, '">', "", PARAMETER_END, INVOKE_END)
+
+
 def _function(sink: Sink) -> Reading[None]:
     sink.begin()
     name = (yield from until(">", NAME_MOST)).strip()
     sink.named(name)
+    yield from _tagged(sink, name, (yield from blanks()), _CODER)
+
+
+def _tagged(sink: Sink, name: str, c: str, tags: _Around) -> Reading[None]:
+    """Parameters that have tags, and what ends them; `c` is the first character."""
     arguments: dict[str, object] = {}
-    while True:
-        c = yield from blanks()
-        if (yield from either(c, PARAMETER, FUNCTION_END)) == FUNCTION_END:
-            break
-        key = (yield from until(">", NAME_MOST)).strip()
-        text = yield from until(PARAMETER_END)
-        value = sink.typed(key, text.removeprefix("\n").removesuffix("\n"))
+    while (yield from either(c, tags.begin, tags.last)) != tags.last:
+        key = (yield from until(tags.named, NAME_MOST)).strip()
+        if tags.value:
+            yield from rest(tags.value, (yield from blanks()))
+        text = yield from until(tags.ended)
+        value = sink.typed(key, text.removeprefix("\n").removesuffix("\n") if tags.lines else text)
         sink.argues((", " if arguments else "{") + f"{_json(key)}: {_json(value)}")
         arguments[key] = value
+        c = yield from blanks()
     sink.argues("}" if arguments else "{}")
     sink.complete({"name": name, "arguments": arguments})
+
+
+def glm(sink: Sink) -> Reading[int]:
+    """Behind `<tool_call>`: the name, and perhaps a line break behind it (4.5, 4.6)."""
+    sink.begin()
+    name = (yield from until("<", NAME_MOST)).strip()
+    sink.named(name)
+    yield from _tagged(sink, name, "<", _GLM)
+    sink.commit()
+    return 0
+
+
+def minimax(sink: Sink) -> Reading[int]:
+    """Behind `<minimax:tool_call>`."""
+    while True:
+        c = yield from blanks()
+        if not c or (yield from either(c, INVOKE, MINIMAX_END)) == MINIMAX_END:
+            return 0
+        sink.begin()
+        name = yield from until('">', NAME_MOST)
+        sink.named(name)
+        yield from _tagged(sink, name, (yield from blanks()), _MINIMAX)
+        sink.commit()
+
+
+def kimi(sink: Sink) -> Reading[int]:
+    """Behind `<|tool_calls_section_begin|>`. What names a call is its id, too."""
+    known: set[str] = set()
+    while True:
+        c = yield from blanks()
+        if not c or (yield from either(c, KIMI, SECTION_END)) == SECTION_END:
+            return 0
+        sink.begin()
+        ident = (yield from until(KIMI_ARGUMENT, NAME_MOST)).strip()
+        name, _, number = ident.removeprefix("functions.").rpartition(":")
+        sink.named(name, ident if number.isdecimal() and ident not in known else None)
+        known.add(ident)
+        yield from _arguments(sink, name, (yield from blanks()))
+        yield from closed(KIMI_END)
+        sink.commit()
+
+
+def nemotron(sink: Sink) -> Reading[int]:
+    """Behind `<TOOLCALL>`."""
+    yield from mistral(sink)
+    yield from closed(TOOLCALL_END)
+    return 0
 
 
 def mistral(sink: Sink) -> Reading[int]:

@@ -20,6 +20,7 @@ from ramify.protocol.wire import ChatMessage, JsonObject
 _NAME = "ramifyf3a9c1name"
 _VALUE = "ramifyf3a9c1value"
 _PARAMETER = "p"
+_PARAMETERS = ("{", forms.PARAMETER, forms.ARG_KEY, forms.NAMED_PARAMETER)  # how arguments begin
 _TAGGED = ("hermes", "qwen3-coder")  # whose calls stand between the same tags
 _QUESTION = ChatMessage(role="user", content="Q")
 
@@ -69,7 +70,7 @@ class Openings:
         places = [at for mark in self._dialect.openings if (at := opening.find(mark)) >= 0]
         if places and not self._dialect.tags:  # without the end of a thought that the prompt began
             opening = opening[min(places) :]
-        return Written(opening, f"{argument} " if argument.endswith(":") else argument)
+        return Written(opening, f"{argument} " if argument.endswith('":') else argument)
 
     @cached_property
     def unthought(self) -> str | None:
@@ -135,7 +136,7 @@ class Openings:
         else:
             return None
         argument = after.partition(_VALUE)[0]
-        end = max(argument.rfind("{"), argument.rfind("<parameter="))
+        end = max(map(argument.rfind, _PARAMETERS))
         return (opening, argument[:end]) if end >= 0 else None
 
     def _render(self, messages: Sequence[ChatMessage], *, generate: bool) -> str:

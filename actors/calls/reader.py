@@ -319,7 +319,8 @@ class Reader:
 
     def _end(self, call: Block) -> None:
         for index, each in call.calls:
-            self.calls.append(shaped(each, call_id(self.name, self.position, index)))
+            ident = each.ident or call_id(self.name, self.position, index)
+            self.calls.append(shaped(each, ident))
         self._call = None
         self._state = _State.TEXT
 
@@ -339,7 +340,8 @@ class Reader:
         start = self._at + call.labelled
         for part in call.take():
             if part.name is not None and part.call is not None:
-                part = msgspec.structs.replace(part, id=call_id(self.name, self.position, part.call))
+                ident = part.id or call_id(self.name, self.position, part.call)
+                part = msgspec.structs.replace(part, id=ident)
             self._show(part, start)
             start += len(part.text)
 

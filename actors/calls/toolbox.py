@@ -17,10 +17,11 @@ _DECODER = json.JSONDecoder(strict=False)  # models write line breaks inside str
 
 
 class Call(NamedTuple):
-    """A complete call. `arguments`: JSON text of an object."""
+    """A complete call. `arguments`: JSON text of an object. `ident`: its id, if the model gave one."""
 
     name: str
     arguments: str
+    ident: str | None = None
 
 
 class DeclaredTool(NamedTuple):

@@ -185,7 +185,7 @@ class _Builder:
                 raise
             self.notes.append(f"{error.message}: any object is allowed there")
             if isinstance(part, XmlPart):
-                return Embedded(any_parameters(part.style, self._marks.encode(part.quote)))
+                return Embedded(any_parameters(part.style, part.quote, self._marks.encode))
             return Embedded(json_value(ANY_OBJECT, letters=self._letters).automaton)
         self.notes += [f"{part.at}: {note}" if part.at else note for note in found.notes]
         if not found.places:
@@ -198,7 +198,7 @@ class _Builder:
 
     def _lowered(self, part: JsonPart | XmlPart) -> Lowered:
         if isinstance(part, XmlPart):
-            return Lowered(*parameters(part.schema, part.style, self._marks.encode(part.quote)))
+            return Lowered(*parameters(part.schema, part.style, part.quote, self._marks.encode))
         checked = self._checked and len(self.places) < MAX_PLACES
         return json_value(part.schema, checked=checked, letters=self._letters)
 

@@ -2,9 +2,9 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,10 +34,27 @@ from ramify.protocol.structure import ParameterStyle
 
 Value = tuple[Automaton, tuple[str, ...]]  # and notes
 
-_END = "</parameter>"
-_BEGINS: dict[ParameterStyle, str] = {"tags": "<parameter={}>\n", "python": "{}=", "gemma": "{}:"}
+
+class _Tags(NamedTuple):
+    """What stands around a parameter: up to its value, before its end, its end, and behind that."""
+
+    begin: str
+    blank: str
+    end: str
+    behind: str
+    name: str = r'[^<>"\n]'  # what its name is made of
+
+
+_TAGS: dict[ParameterStyle, _Tags] = {
+    "tags": _Tags("<parameter={}>\n", "\n", "</parameter>", "\n", r"[^>\n]"),
+    "glm45": _Tags("<arg_key>{}</arg_key>\n<arg_value>", "", "</arg_value>", "\n"),
+    "glm47": _Tags("<arg_key>{}</arg_key><arg_value>", "", "</arg_value>", ""),
+    "minimax": _Tags('<parameter name="{}">', "", "</parameter>", "\n"),
+}
+_BEGINS: dict[ParameterStyle, str] = {"python": "{}=", "gemma": "{}:"}
 _SEPARATORS: dict[ParameterStyle, str] = {"python": ", ", "gemma": ","}
-_TAGGED, _NAME = re.compile(r"[^>\n]*"), re.compile(r"[^\W\d][\w-]*")
+_NAME = re.compile(r"[^\W\d][\w-]*")
+Encode = Callable[[str], bytes]  # text with marks in it
 _BOOLEANS = [{"type": "boolean"}]
 _ANNOTATIONS = {"title", "description", "default", "examples", "example"}
 _SAYS_NOTHING = _ANNOTATIONS | {"$comment", "$schema", "$id", "deprecated", "readOnly", "writeOnly"}
@@ -73,51 +90,63 @@ def until(triggers: Sequence[bytes]) -> Automaton:
     return Automaton.of(Fragment(found.automaton.next, final), found.automaton.classes)
 
 
-def parameters(schema: Any, style: ParameterStyle = "tags", quote: bytes = b"") -> Value:
+def parameters(
+    schema: Any, style: ParameterStyle = "tags", quote: str = "", encode: Encode = str.encode
+) -> Value:
     """The parameters that an object's schema has, in its order, one by one.
 
     Between tags and between `quote` strings stand as they are, all else as JSON. With separators those
     that are required come first. Raises `UnsupportedSchema` and ConstraintError.
     """
     if schema is None:
-        return any_parameters(style, quote), ()
+        return any_parameters(style, quote, encode), ()
     keywords = set(schema) - _SAYS_NOTHING
     if keywords - _ROOT:
         raise ConstraintError(f"{min(keywords - _ROOT)!r} cannot be kept where parameters have tags")
     properties: Mapping[str, Any] = schema.get("properties") or {}
     required = schema.get("required") or []
     notes: list[str] = []
+    tags = _TAGS.get(style)
     if schema.get("additionalProperties", True) is not False:
         notes.append("parameters that `properties` does not list are not written")
     shared = {key: schema[key] for key in ("$schema", "$defs", "definitions") if key in schema}
     written: list[tuple[Expression, bool]] = []
     for name in dict.fromkeys([*properties, *required]):
-        if not (_TAGGED if style == "tags" else _NAME).fullmatch(name):
+        if not (re.compile(f"{tags.name}*") if tags else _NAME).fullmatch(name):
             raise ConstraintError(f"the parameter's name {name!r} cannot stand in a call")
-        value, told = _parameter(properties.get(name, {}), shared, style, quote)
+        value, told = _parameter(properties.get(name, {}), shared, style, quote, encode)
         notes += [f"{name}: {note}" for note in told]
-        written.append((concat(literal(_BEGINS[style].format(name)), value), name in required))
-    if style == "tags":
+        begin = encode((tags.begin if tags else _BEGINS[style]).format(name))
+        written.append((concat(Literal(begin), value), name in required))
+    if tags:
         each = [one if needed else optional(one) for one, needed in written]
         return Automaton.from_expression(concat(*each)), tuple(notes)
     ordered = sorted(written, key=lambda each: not each[1])
     return Automaton.from_expression(_separated(ordered, _SEPARATORS[style])), tuple(notes)
 
 
-@cache
-def any_parameters(style: ParameterStyle = "tags", quote: bytes = b"") -> Automaton:
+def any_parameters(
+    style: ParameterStyle = "tags", quote: str = "", encode: Encode = str.encode
+) -> Automaton:
     """Any parameters, one by one."""
-    if style == "tags":
-        name = Automaton.from_regex("<parameter=[^<>\n]{1,64}>\n")
-        one = concat(Embedded(name), Embedded(_text_until_end()), literal("\n"))
+    if tags := _TAGS.get(style):
+        name = Automaton.from_regex(r'[^<>"\n]{1,64}')
+        before, after = (Literal(encode(each)) for each in tags.begin.split("{}"))
+        text = Embedded(_text_until(encode, tags.end))
+        one = concat(before, Embedded(name), after, text, literal(tags.behind))
         return Automaton.from_expression(Repeat(one, 0, None))
-    value: Expression = Embedded(json_value({}).automaton)
+    value: Expression = Embedded(_any_value())
     if style == "gemma":
-        value = union(value, _quoted(None, quote))
+        value = union(value, _quoted(None, encode(quote)))
     name = Automaton.from_regex(f"[A-Za-z_][A-Za-z0-9_-]{{0,63}}{_BEGINS[style].format('')}")
     one = concat(Embedded(name), value)
     more = Repeat(concat(literal(_SEPARATORS[style]), one), 0, None)
     return Automaton.from_expression(optional(concat(one, more)))
+
+
+@cache
+def _any_value() -> Automaton:
+    return json_value({}).automaton
 
 
 def _separated(written: Sequence[tuple[Expression, bool]], separator: str) -> Expression:
@@ -133,26 +162,28 @@ def _separated(written: Sequence[tuple[Expression, bool]], separator: str) -> Ex
 
 
 def _parameter(
-    schema: Any, shared: Mapping[str, Any], style: ParameterStyle, quote: bytes
+    schema: Any, shared: Mapping[str, Any], style: ParameterStyle, quote: str, encode: Encode
 ) -> tuple[Expression, tuple[str, ...]]:
     """A value, and what ends it where there are tags."""
     kind = schema.get("type") if isinstance(schema, dict) else None
     notes: tuple[str, ...] = ()
+    tags = _TAGS.get(style)
     if kind == "string" and style != "python":
         found = _plain_text(schema)
-        if style == "gemma":
-            return _quoted(found, quote), ()
+        if tags is None:
+            return _quoted(found, encode(quote)), ()
         if found is None:
-            return concat(Embedded(_text_until_end()), literal("\n")), ()
+            return concat(Embedded(_text_until(encode, tags.end)), literal(tags.behind)), ()
     elif schema in _BOOLEANS and style == "python":
         return union(literal("True"), literal("False")), ()
     else:
         whole = {**shared, **schema} if isinstance(schema, dict) else schema
         found, notes, _ = json_value(whole)
-    if style != "tags":
+    if tags is None:
         return Embedded(found), notes
-    ended = Automaton.from_expression(concat(Embedded(found), literal(f"\n{_END}")))
-    return concat(Embedded(ended.intersect(_text_until_end())), literal("\n")), notes
+    ended = Automaton.from_expression(concat(Embedded(found), Literal(encode(tags.blank + tags.end))))
+    text = ended.intersect(_text_until(encode, tags.end))
+    return concat(Embedded(text), literal(tags.behind)), notes
 
 
 def _quoted(found: Automaton | None, quote: bytes) -> Expression:
@@ -163,8 +194,11 @@ def _quoted(found: Automaton | None, quote: bytes) -> Expression:
     return concat(Literal(quote), Embedded(text))
 
 
-def _text_until_end() -> Automaton:
-    return until([_END.encode()]).intersect(Automaton.from_expression(ANY_TEXT))
+def _text_until(encode: Encode, end: str) -> Automaton:
+    """Text up to `end`, as a token or spelled: whoever reads it cannot tell them apart."""
+    ends = {encode(end), end.encode()}
+    text = concat(ANY_TEXT, union(*map(Literal, sorted(ends))))
+    return until(sorted(ends)).intersect(Automaton.from_expression(text))
 
 
 def _plain_text(schema: Mapping[str, Any]) -> Automaton | None:

@@ -168,6 +168,29 @@ def gemma(rng: random.Random, name: str, given: dict[str, Any]) -> tuple[str, in
     return f"{body}{blank(rng)}<tool_call|>", len(body)
 
 
+def glm(gap: str) -> Call:
+    """As GLM's templates write it; `gap`: 4.5 breaks lines, 4.7 does not."""
+
+    def one(rng: random.Random, name: str, given: dict[str, Any]) -> tuple[str, int]:
+        body = f"<tool_call>{name}{gap}"
+        for key, value in given.items():
+            shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            body += f"<arg_key>{key}</arg_key>{gap}<arg_value>{shown}</arg_value>{gap}"
+        return f"{body}</tool_call>", len(f"{body}</tool_call>")
+
+    return one
+
+
+def nemotron(rng: random.Random) -> Written:
+    """Mistral's list between tags."""
+    text, calls, content = nemo(rng)
+    mark, end = "<TOOLCALL>", "</TOOLCALL>"
+    text, content = (each.replace("[TOOL_CALLS]", mark, 1) for each in (text, content))
+    if mark in content or rng.random() < 0.2 or not text.endswith("]") or content.endswith("]"):
+        return Written(text, calls, content)
+    return Written(f"{text}{blank(rng)}{end}!", calls, f"{content}!")
+
+
 def granite(rng: random.Random) -> Written:
     """Mistral's list behind another mark."""
     text, calls, content = nemo(rng)
@@ -246,6 +269,47 @@ def bare(rng: random.Random) -> Written:
     else:
         return Written(text, made, "")
     return Written(text, [], text)
+
+
+Many = Callable[[random.Random, list[tuple[str, str, dict[str, Any]]]], tuple[str, str]]
+
+
+def minimax(_: random.Random, calls: list[tuple[str, str, dict[str, Any]]]) -> tuple[str, str]:
+    text = "<minimax:tool_call>\n"
+    for name, _ident, given in calls:
+        text += f'<invoke name="{name}">\n'
+        for key, value in given.items():
+            shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            text += f'<parameter name="{key}">{shown}</parameter>\n'
+        text += "</invoke>\n"
+    return text, "</minimax:tool_call>"
+
+
+def kimi(rng: random.Random, calls: list[tuple[str, str, dict[str, Any]]]) -> tuple[str, str]:
+    text = f"<|tool_calls_section_begin|>{blank(rng)}"
+    for name, ident, given in calls:
+        body = f"{ident}<|tool_call_argument_begin|>{blank(rng)}{dumped(rng, given)}"
+        text += f"<|tool_call_begin|>{body.replace('NAME', name)}<|tool_call_end|>{blank(rng)}"
+    return text, "<|tool_calls_section_end|>"
+
+
+def together(many: Many) -> Callable[[random.Random], Written]:
+    """Calls between marks for all, of which the last may be cut or of no tool."""
+
+    def write(rng: random.Random) -> Written:
+        before = prose(rng) if rng.random() < 0.5 else ""
+        made = [(rng.choice(NAMES), arguments(rng)) for _ in range(rng.randint(1, 4))]
+        named = [(name, f"functions.NAME:{i}", given) for i, (name, given) in enumerate(made)]
+        text, end = many(random.Random(5), named)
+        if rng.random() < 0.6:
+            after = rng.choice(["", end, f"{end} And so on."])
+            return Written(f"{before}{text}{after}", made, before + after.removeprefix(end))
+        short = many(random.Random(5), named[:-1])[0].rstrip()
+        unknown, _ = many(random.Random(5), [*named[:-1], ("nobody", *named[-1][1:])])
+        text = rng.choice([unknown, text.rstrip()[: max(len(short) + 3, len(text.rstrip()) - 9)]])
+        return Written(before + text, made[:-1], before + (text[len(short) :] if made[1:] else text))
+
+    return write
 
 
 def deepseek(fenced: bool) -> Callable[[random.Random], Written]:
@@ -341,6 +405,11 @@ FAMILIES: dict[str, tuple[str, Callable[[random.Random], Written]]] = {
     "granite 3": ("granite", granite),
     "lfm2": ("lfm2", separate(pythonic)),
     "gemma 4": ("gemma4", separate(gemma)),
+    "glm 4.5": ("glm45", separate(glm("\n"))),
+    "glm 4.7": ("glm47", separate(glm(""))),
+    "minimax m2": ("minimax", together(minimax)),
+    "kimi k2": ("kimi_k2", together(kimi)),
+    "nemotron 2": ("nemotron", nemotron),
     "deepseek r1, v3": ("deepseek", deepseek(True)),
     "deepseek v3.1": ("deepseek", deepseek(False)),
     "gpt-oss": ("harmony", messages),

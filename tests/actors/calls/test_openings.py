@@ -53,6 +53,22 @@ def bare(name: str, arguments: dict[str, Any]) -> str:
     return json.dumps({"name": name, "parameters": arguments})
 
 
+def glm(name: str, arguments: dict[str, Any]) -> str:
+    keys = (f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in arguments.items())
+    return f"<tool_call>{name}\n{''.join(keys)}</tool_call>"
+
+
+def minimax(name: str, arguments: dict[str, Any]) -> str:
+    keys = (f'<parameter name="{k}">{v}</parameter>\n' for k, v in arguments.items())
+    invoke = f'<invoke name="{name}">\n{"".join(keys)}</invoke>'
+    return f"<minimax:tool_call>\n{invoke}\n</minimax:tool_call>"
+
+
+def kimi(name: str, arguments: dict[str, Any]) -> str:
+    """Its template writes the id, which holds the name."""
+    return f"<|tool_calls_section_begin|><|tool_call_begin|>id<|tool_call_argument_begin|>{arguments}"
+
+
 def openings(write: Write, dialect: DialectName, **given: str) -> tuple[str, str]:
     """For any call, and for one of `add`."""
     found = Openings(template(write, **given), DIALECTS[dialect])
@@ -68,6 +84,15 @@ def test_a_call_begins_as_the_template_writes_it() -> None:
         f"{forms.TOOL_CALL}\n<function=",
         f"{forms.TOOL_CALL}\n<function=add>\n",
     )
+    assert openings(glm, "glm45") == ("<tool_call>", "<tool_call>add\n")
+    tight = openings(lambda *call: glm(*call).replace("\n", ""), "glm47")
+    assert tight == ("<tool_call>", "<tool_call>add")
+    assert openings(minimax, "minimax") == (
+        "<minimax:tool_call>\n<invoke name=",
+        '<minimax:tool_call>\n<invoke name="add">\n',
+    )
+    section = f"{forms.SECTION}{forms.KIMI}functions."
+    assert openings(kimi, "kimi_k2") == (section, f"{section}add:")
     assert openings(bare, "llama3") == ('{"name":', '{"name": "add", "parameters":')
 
 

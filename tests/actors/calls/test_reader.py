@@ -388,3 +388,42 @@ def test_a_name_that_does_not_end_is_soon_no_call(begin: str) -> None:
     reader = Reader(ANY, TOOLS, 40)
     reader.feed(begin + "word " * 200)
     assert sum(len(part.text) for part in reader.take()) > 900
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "text", "said"),
+    [
+        ("glm45", "<|assistant|>", "\n<think>Sun?</think>\nLook. ", "Look."),
+        ("glm47", "<|assistant|><think>", "Sun?</think>", ""),
+        ("minimax", "]~b]ai\n<think>\n", "Sun?\n</think>\n\n", ""),
+        ("kimi_k2", "<|im_assistant|>assistant<|im_middle|>", "<think>Sun?</think>Look. ", "Look."),
+        ("nemotron", "<SPECIAL_11>Assistant\n<think>\n\n", "Sun?\n</think>\n\n", ""),
+        ("glm47", "<|assistant|></think>", "Look.", "Look."),
+    ],
+)
+def test_calls_behind_thoughts_token_by_token(name: str, prompt: str, text: str, said: str) -> None:
+    written = {
+        "glm45": "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+        "glm47": "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>",
+        "minimax": '<minimax:tool_call>\n<invoke name="add">\n<parameter name="a">1</parameter>\n'
+        "</invoke>\n</minimax:tool_call>",
+        "kimi_k2": f"{forms.SECTION}{forms.KIMI}functions.add:3{forms.KIMI_ARGUMENT}"
+        f'{{"a": 1}}{forms.KIMI_END}{forms.SECTION_END}',
+        "nemotron": '<TOOLCALL>[{"name": "add", "arguments": {"a": 1}}]</TOOLCALL>',
+    }[name]
+    reader = Reader(dialect_of("</think>", name), TOOLS, 40)
+    reader.prime(prompt, "")
+    for c in text + written:
+        reader.feed(c)
+    reader.finish()
+    (call,) = reader.calls
+    assert json.loads(call["function"]["arguments"]) == {"a": 1}
+    assert (reader.content, reader.reasoning) == (said, "Sun?" if "Sun" in text else "")
+    assert (call["id"] == "functions.add:3") == (name == "kimi_k2")
+    assert [part.id for part in reader.take() if part.name] == [call["id"]]
+
+
+def test_an_id_that_the_model_gives_twice_counts_once() -> None:
+    one = f"{forms.KIMI}functions.add:0{forms.KIMI_ARGUMENT}{{}}{forms.KIMI_END}"
+    first, second = read(f"{forms.SECTION}{one}{one}", DIALECTS["kimi_k2"]).calls
+    assert (first["id"], len(second["id"])) == ("functions.add:0", 9)
