@@ -251,7 +251,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
     kv_bytes_per_token: int
     load_seconds: float
     attention_reason: str = ""  # why these
-    quantization: str = "none"  # "int8", "int4": weights as integers
+    quantization: str = "none"  # "int8", "int4": weights as integers; "fp8": as 8-bit floats
     quantization_reason: str = ""  # why
     extend_sizes: list[int] = []  # prompt tokens that a step is padded to, ascending; none: it is not
     logits_cost: float = 0.0  # of one scored position, in prompt tokens

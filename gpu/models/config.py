@@ -12,6 +12,7 @@ from ramify.gpu.models.definition import Definition
 from ramify.gpu.models.families import FAMILIES
 from ramify.gpu.models.fields import Fields
 from ramify.gpu.models.parts import Family, of_text
+from ramify.gpu.ops.linear.checkpoints import read_format
 from ramify.protocol.checkpoint.files import json_files
 from ramify.protocol.errors import ModelError
 
@@ -23,6 +24,8 @@ def read_config(folder: Path) -> Definition:
     if raw is None:
         raise ModelError(f"{folder / 'config.json'} is missing: give the folder of a Hugging Face "
                          "checkpoint")  # fmt: skip
+    if not raw.get("quantization_config") and (apart := files("hf_quant_config.json")):
+        raw = raw | {"quantization_config": {"quant_method": "modelopt"} | apart}
     definition = parse_config(raw, generation or {}, folder / "config.json")
     # a GGUF file has the offset in its norms' weights already
     return replace(definition, norm_offset=0.0) if folder.is_file() else definition
@@ -34,15 +37,16 @@ def parse_config(raw: dict[str, Any], generation: dict[str, Any], path: Path) ->
     inner = raw.get("text_config")
     if family.other is not None and isinstance(inner, dict):
         family = family.other if inner.get("model_type") == family.other.text else family
-    if quantized := raw.get("quantization_config"):
-        named = isinstance(quantized, dict) and quantized.get("quant_method")
-        method = named or "of an unknown method"
-        if method != family.widened:
-            raise ModelError(f"{path}: quantization_config ({method}) is not supported: give a "
-                             "checkpoint in float32, bfloat16 or float16")  # fmt: skip
+    stored, quantized = None, raw.get("quantization_config")
+    method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+    if quantized and (method is None or method != family.widened):
+        try:
+            stored = read_format(quantized)
+        except ValueError as error:
+            raise ModelError(f"{path}: quantization_config {error}") from None
     values, where = (raw, str(path)) if family.text is None else _text(raw, family, path)
     fields = Fields(family.architecture, family.defaults | values, generation, where)
-    definition = family.define(fields)
+    definition = replace(family.define(fields), stored=stored)
     fields.refuse_unread()
     return definition if family.text is None else of_text(definition)
 

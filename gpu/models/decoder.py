@@ -165,9 +165,12 @@ class Decoder:
     """Weights and forward pass. Built empty: the loader fills what `weights` names, then `complete`."""
 
     def __init__(
-        self, config: Definition, context: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+        self, config: Definition, context: int, dtype: torch.dtype, device: torch.device,
+        late: bool = False,
+    ) -> None:  # fmt: skip
+        """`late`: layers' products have no memory before it is asked for (`Linear.allocate`)."""
         self.config = config
+        self._late = late
         self.context = context  # positions that it knows the angles of
         self.dtype = dtype
         self.device = device
@@ -324,12 +327,15 @@ class Decoder:
 
     def _empty_layer(self, index: int, settings: LayerSettings) -> DecoderLayer:
         before, after = settings.norms != "after", settings.norms != "before"
-        return DecoderLayer(
+        layer = DecoderLayer(
             self._empty_mixer(index, settings, before, after),
             self._empty_feed_forward(settings.feed_forward, before, after),
             self._empty_gate(),
             torch.ones(1, device=self.device) if self.config.layer_scalars else None,
         )
+        for linear, _, _ in layer.products("", self.config.names) if self._late else ():
+            linear.release()
+        return layer
 
     def _empty_feed_forward(
         self, own: FeedForwardSettings | None, before: bool, after: bool

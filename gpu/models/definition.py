@@ -16,6 +16,7 @@ from ramify.gpu.kv.layout import KVLayout, LatentLayout, PairLayout
 from ramify.gpu.kv.states import Shape, StateLayout
 from ramify.gpu.ops.base import Activation
 from ramify.gpu.ops.experts import ExpertActivation, RouterSettings
+from ramify.gpu.ops.linear.checkpoints import WeightFormat
 from ramify.gpu.ops.rotary import RopeSettings
 
 NormPlaces = Literal["before", "after", "both"]
@@ -302,6 +303,7 @@ class Definition:
     logit_softcap: float | None = None
     token_inputs: TokenInputs | None = None
     layer_scalars: bool = False  # each layer has a number that the stream is multiplied by behind it
+    stored: WeightFormat | None = None  # how the checkpoint has the weights of products; None: floats
 
     @property
     def attention(self) -> KeptSettings:

@@ -65,6 +65,7 @@ class Products:
 
     def plain(self, x: UnscaledRows, linear: Linear, eps: float, tiling: AnyTiling | None) -> Tensor:
         """[T, inputs] -> [T, outputs]."""
+        tiling = _tiling(linear, tiling)
         if isinstance(tiling, GluonTiling) and linear.bias is None:
             return gluon_product(x.values, x.squares, linear.tensor, False, eps, tiling)
         if not isinstance(tiling, Tiling):
@@ -86,6 +87,7 @@ class Products:
         activation: Activation = "silu",
     ) -> Tensor:
         """activation(gate) * up, the gate's rows first in the weight [2 * size, inputs] -> [T, size]."""
+        tiling = _tiling(linear, tiling)
         if isinstance(tiling, GluonTiling) and linear.bias is None and activation == "silu":
             return gluon_product(x.values, x.squares, linear.tensor, True, eps, tiling)
         if not isinstance(tiling, Tiling):
@@ -98,6 +100,8 @@ class Products:
         self, x: Tensor, linear: Linear, residual: Tensor, norm: RMSNorm, tiling: Tiling | None
     ) -> UnscaledRows:
         """residual [T, outputs] += the product, in place; returns its rows for `norm`."""
+        if not isinstance(linear.weight, PlainWeight):
+            tiling = None
         if tiling is None and linear.bias is None and isinstance(linear.weight, PlainWeight):
             torch.addmm(residual, x, linear.tensor.t(), out=residual)
             return UnscaledRows(add_norm(None, residual, norm))
@@ -161,6 +165,11 @@ class Products:
             PARTS=triton.next_power_of_2(parts), SWAP=tiling.swap, LINES=lines, OVERLAP=self._overlap,
             num_warps=tiling.warps, num_stages=tiling.stages, **self._options,
         )  # fmt: skip
+
+
+def _tiling(linear: Linear, tiling: AnyTiling | None) -> AnyTiling | None:
+    """As it is for plain weights; others are not cut up."""
+    return tiling if isinstance(linear.weight, PlainWeight) else None
 
 
 def _divided(x: UnscaledRows, eps: float) -> Tensor:

@@ -227,7 +227,7 @@ class TritonOps:
         else:
             final = x.normed
         if output is None:
-            output = final.new_empty((len(final), len(linear.tensor)))
+            output = final.new_empty((len(final), linear.weight.shape[0]))
         self._products.head(final, linear, output)
         if softcap is not None:
             output.div_(softcap).tanh_().mul_(softcap)

@@ -15,6 +15,7 @@ from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.models.definition import Definition, ExpertSettings
 from ramify.gpu.ops.linear.base import Use
+from ramify.gpu.ops.linear.fp8 import GROUP
 from ramify.gpu.ops.linear.grouped import BITS, WITH_OFFSETS
 from ramify.gpu.startup.gguf_weights import tensor_names
 from ramify.gpu.startup.load import context_of, device_of, dtype_of
@@ -47,7 +48,7 @@ def forecast(path: Path) -> dict[str, str]:
     windows = "; more, as layers with a window keep the last tokens alone" if ends else ""
     return {
         "device": f"{device}, {free >> 20} MiB are free",
-        "weights": f"{quantization.name if isa else str(dtype).removeprefix('torch.')} "
+        "weights": f"{quantization.name if quantization.name != 'none' else str(dtype)[6:]} "
         f"({quantization.reason}), {sizes.weights / 2**20:.0f} MiB in memory",
         "kernels": f"our own for {isa.name}" if isa else f"torch, attention {attention.name}",
         "KV cache": f"{token} bytes a token, room for {room} tokens{windows}",
@@ -84,6 +85,8 @@ class Sizes:
 
     def _bytes(self, use: Use, names: Sequence[str]) -> float:
         """Of each number of a product with tensors of these names."""
+        if self._quantization.name == "fp8" and use not in ("logits", "scores"):
+            return 1 + 4 / GROUP  # if a scale is of so many
         if self._quantization.isa is None:
             return self._plain
         kinds = [self._types.get(name, "") for name in names if name.endswith(".weight")]

@@ -38,14 +38,14 @@ def load_gguf(
     dim = definition.attention.head_dim if architecture(file) in INTERLEAVED else None
     wanted = {there: ours for ours, there in tensor_names(definition).items() if ours in views}
     _check(file, {there: views[ours] for there, ours in wanted.items()})
-    in_blocks = {ours for there, ours in wanted.items() if file.tensors[there].type.numbers > 1}
     total, done = sum(place.bytes for place in file.tensors.values()), 0
     with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY) as data:
         for there, ours in wanted.items():
             progress(f"loading {path.name}", done / max(1, total))
             place = file.tensors[there]
             order = row_order(there, place.shape[0], dim)
-            blocks = _blocks(data, place, order) if packing.keeps(ours, in_blocks) else None
+            kept = place.type.numbers > 1 and packing.keeps(ours, GroupedWeight)
+            blocks = _blocks(data, place, order) if kept else None
             if blocks is None or ours == _EMBEDDING:
                 for first, rows in _parts(data, place):
                     _copy(views[ours], first, rows, order)

@@ -25,7 +25,8 @@ from ramify.gpu.kv.layout import KVLayout, KVPool
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.models.definition import Definition
-from ramify.gpu.ops.linear.base import Form, plain_weight
+from ramify.gpu.ops.linear.base import Form, Weight, plain_weight
+from ramify.gpu.ops.linear.grouped import GroupedWeight
 from ramify.gpu.ops.linear.onednn import float_weight
 from ramify.gpu.progress import Progress
 from ramify.gpu.startup.drafts import DraftChoice, choose_draft, kernel_obstacle
@@ -68,7 +69,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     draft = choose_draft(config, attention if quantization.isa is None else None)
     check_states(config, shape, draft, attention)
     try:
-        model = Decoder(shape, context, dtype, device)
+        model = Decoder(shape, context, dtype, device, quantization.name == "fp8")
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"the weights do not fit into the memory of {device} ({free_bytes(device) >> 20} MiB are "
@@ -94,9 +95,9 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     if quantization.isa is not None:
         executor = _integers(config, model, info, quantization, quantization.isa, draft, progress)
     elif attention.extend == "torch":
-        executor = _torch(config, model, info, attention, draft, progress)
+        executor = _torch(config, model, info, attention, draft, progress, quantization)
     else:
-        executor = _cuda(config, model, info, attention, draft, progress)
+        executor = _cuda(config, model, info, attention, draft, progress, quantization)
     progress("ready", 1.0)
     executor.info = msgspec.structs.replace(
         executor.info, load_seconds=round(time.perf_counter() - begin, 3)
@@ -106,22 +107,22 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
 
 def _fill(
     config: ModelConfig, model: Decoder, form: Form, progress: Progress, folder: Path | None = None,
-    blocks: bool = False,
+    stored: type[Weight] | None = None,
 ) -> None:  # fmt: skip
     """Load the weights, those in `folder` if it is given, each into its form as soon as it is there.
 
-    `blocks`: the form reads those of a file.
+    `stored`: of `Packing`.
     """
     with loading_threads(model.parameters()):
         views = model.weights()
-        packing = Packing(views, model.products(), form, blocks)
+        packing = Packing(views, model.products(), form, stored)
         if config.load_format == "dummy":
             progress("making random weights", 0.0)
-            fill_random(views, loaded=packing.loaded)
+            fill_random(views, loaded=packing.loaded, begin=packing.begin)
         elif (place := folder or config.path).is_file():
             load_gguf(place, views, progress, model.config, packing)
         else:
-            load_weights(place, views, progress, packing.loaded, model.config.names)
+            load_weights(place, views, progress, packing, model.config.names, model.config.stored)
         with torch.inference_mode():
             model.complete()
 
@@ -151,10 +152,11 @@ def _empty_draft_model(draft: DraftChoice, context: int, like: Decoder) -> Decod
 
 def _torch(
     config: ModelConfig, model: Decoder, info: ExecutorInfo, attention: KernelChoice, draft: DraftChoice,
-    progress: Progress,
+    progress: Progress, quantization: Quantization,
 ) -> Executor:  # fmt: skip
     """The executor on torch operators."""
-    _fill(config, model, float_weight, progress)
+    form, stored = quantization.form(model.device, float_weight)
+    _fill(config, model, form, progress, stored=stored)
     small = _draft_model(config, draft, info.context, model, float_weight, progress)
     if small is not None:
         info = _with_bytes(info, small.config.kv_layout(small.dtype))
@@ -175,8 +177,8 @@ def _torch(
 
 
 def _model_drafter(runner: DraftRunner, table: RowTable, model: Decoder) -> ModelDrafter:
-    slots = table.pool_pages * table.page_size
-    return ModelDrafter(runner, table, model.context, model.config.vocab_size, slots)
+    size, slots = model.config.vocab_size, table.pool_pages * table.page_size
+    return ModelDrafter(runner, table, model.context, size, slots)
 
 
 def _with_bytes(info: ExecutorInfo, layout: KVLayout) -> ExecutorInfo:
@@ -199,8 +201,9 @@ def _integers(
     from ramify.gpu.ops.linear.packed import int4_form, int8_form, kept_form
 
     rounded = int4_form(isa) if quantization.name == "int4" else int8_form(isa)
-    kept, blocks = quantization.kept, quantization.kept or quantization.name == "int4"
-    _fill(config, model, kept_form(isa) if kept else rounded, progress, blocks=blocks)
+    form = kept_form(isa) if quantization.kept else rounded
+    blocks = quantization.kept or quantization.name == "int4"
+    _fill(config, model, form, progress, stored=GroupedWeight if blocks else None)
     small = _draft_model(config, draft, info.context, model, rounded, progress)
     layout = model.config.kv_layout(KV_DTYPE, info.window > 0)
     info = msgspec.structs.replace(
@@ -248,6 +251,7 @@ def _cuda(
     attention: KernelChoice,
     draft: DraftChoice,
     progress: Progress,
+    quantization: Quantization,
 ) -> Executor:
     """The executor on Triton kernels.
 
@@ -272,7 +276,11 @@ def _cuda(
         for each, folder in ((model, None), (guesser, draft.folder)):
             if each is not None:  # the deterministic mode and experts read plain weights
                 plain = config.deterministic or each.config.has_experts
-                _fill(config, each, plain_weight if plain else float_weight, progress, folder)
+                floats = plain_weight if plain else float_weight
+                form, stored = (
+                    quantization.form(model.device, floats) if each is model else (floats, None)
+                )
+                _fill(config, each, form, progress, folder, stored)
 
     drafter = device_drafter(draft, guesser, msgspec.structs.replace(info, pages=1))
     if drafter is not None:  # it may read the tokens of the slots, wherever they came from

@@ -1,4 +1,4 @@
-"""Whether weights are served as integers of 8 or 4 bits: what was asked for, what can be had here.
+"""Which number format weights are served in: what was asked for, what can be had here.
 
 Decides from the settings, the model's sizes and the CPU's instructions: the same answer at every start
 on the same machine. It loads and compiles nothing.
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from ramify.gpu.models.definition import Definition
+from ramify.gpu.ops.linear.base import Form, Weight
+from ramify.gpu.ops.linear.fp8 import Fp8Weight, fp8_form
 from ramify.gpu.ops.linear.grouped import BITS
 from ramify.protocol.checkpoint.gguf import read_gguf
 from ramify.protocol.config import ModelConfig
@@ -21,26 +23,36 @@ if TYPE_CHECKING:
     from ramify.gpu.native.host import Isa
 
 EXACT = "exact float32, equal to transformers"
+_TESTING = "; a CPU widens them in each product, which is slow: for testing"
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
     """`isa`: the instructions that the kernels are compiled for; None without quantization.
 
-    `kept`: blocks of a GGUF file stay as they are; `name` is what most of them are.
+    `kept`: what a checkpoint has in this format stays as it is, other weights are floats; the blocks of
+    a GGUF file stay, too: `name` is what most of them are.
     """
 
-    name: Literal["none", "int8", "int4"]
+    name: Literal["none", "int8", "int4", "fp8"]
     reason: str
     isa: "Isa | None" = None
     kept: bool = False
 
+    def form(self, device: torch.device, floats: Form) -> tuple[Form, type[Weight] | None]:
+        """Of weights that are no integers, and which stored ones it reads. `floats`: that of floats."""
+        if self.name != "fp8":
+            return floats, None
+        return fp8_form(device, not self.kept), Fp8Weight
+
 
 def choose_quantization(config: ModelConfig, shape: Definition, device: torch.device) -> Quantization:
-    """Raises ModelError if integers are asked for and cannot be had."""
+    """Raises ModelError if a format is asked for and cannot be had."""
     asked = config.quantization
     if asked == "none":
         return Quantization("none", "as asked")
+    if (chosen := _fp8(config, shape, device)) is not None:
+        return chosen
     isa: Isa | None = None
     obstacle = _setting(config, device)
     if obstacle is None:
@@ -63,6 +75,21 @@ def choose_quantization(config: ModelConfig, shape: Definition, device: torch.de
     if bits is None:
         return Quantization("int8", why, isa)
     return Quantization("int4" if bits <= 4 else "int8", f"the file's blocks; {why}", isa, kept=True)
+
+
+def _fp8(config: ModelConfig, shape: Definition, device: torch.device) -> Quantization | None:
+    """Whether weights are 8-bit floats, None if neither the settings nor the checkpoint say so."""
+    asked, stored = config.quantization == "fp8", shape.stored is not None and shape.stored.name == "fp8"
+    if not asked and (config.quantization != "auto" or not stored or device.type == "cpu"):
+        return None
+    if config.deterministic:
+        if asked:
+            raise ModelError(
+                "--quantization fp8: leave --deterministic out; or give --quantization none"
+            )
+        return Quantization("none", "widened, as --deterministic has no kernels for fp8")
+    reason = "as asked" if asked else "the checkpoint's"
+    return Quantization("fp8", reason + (_TESTING if device.type == "cpu" else ""), kept=stored)
 
 
 def block_bits(path: Path) -> int | None:

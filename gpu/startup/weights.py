@@ -7,7 +7,7 @@ which tensors it wants.
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ramify.gpu.models.definition import ExpertNames, TensorNames
+from ramify.gpu.ops.linear.base import Weight, plain_weight
+from ramify.gpu.ops.linear.checkpoints import WeightFormat
 from ramify.gpu.progress import Progress
+from ramify.gpu.startup.packing import Packing
 from ramify.protocol.errors import ModelError
 
 _LOG = logging.getLogger("ramify.gpu.startup")
@@ -34,32 +37,142 @@ def load_weights(
     folder: Path,
     views: dict[str, Tensor],
     progress: Progress,
-    loaded: Callable[[str], None] = lambda name: None,
+    packing: Packing | None = None,
     called: TensorNames = TensorNames(),  # noqa: B008
+    stored: WeightFormat | None = None,
 ) -> None:
     """Fill `views` (name in the decoder -> tensor) from the checkpoint in `folder`.
 
-    `loaded` is told the name of each when it is filled, and may take views out that are. `called`: how
-    names in the checkpoint differ.
+    `packing` is told of each that is filled, and is given those that it keeps. `called`: how names in
+    the checkpoint differ. `stored`: how it has weights that are no floats.
     """
     files, skipped = checkpoint_files(folder), 0
     sizes = [path.stat().st_size for path in files]
-    missing, names = set(views), frozenset(views)
-    halves: dict[str, Tensor] = {}
+    packing = Packing(views, (), plain_weight) if packing is None else packing
+    target = _Target(views, packing, called, stored)
+    missing = target.missing
     for number, path in enumerate(files):
         what = f"loading {path.name} ({number + 1} of {len(files)})"
         before, size, total = sum(sizes[:number]), sizes[number], max(1, sum(sizes))
         progress(what, before / total)
-        for part, left in _load_file(path, views, names, missing, halves, loaded, called):
+        for part, left in _load_file(path, target):
             progress(what, (before + part * size) / total)
             skipped += left
+    for name, parts in target.parts.items():
+        assert stored is not None
+        raise ModelError(f"{folder}: {name} has {stored.missing(parts)} in any file: the checkpoint is "
+                         "incomplete")  # fmt: skip
     if missing:
         some = ", ".join(sorted(missing)[:3]) + (", ..." if len(missing) > 3 else "")
         raise ModelError(f"{folder}: {len(missing)} tensor(s) are in no file: {some}; the checkpoint is "
                          "incomplete or of another architecture than config.json says")  # fmt: skip
     if skipped:
         _LOG.info("%s: text alone is served; %d tensors of other parts are not read", folder, skipped)
+    if target.widened:
+        assert stored is not None
+        _LOG.info("%s: %d weights in %s are widened to floats", folder, target.widened, stored.name)
     progress("weights loaded", 1.0)
+
+
+class _Target:
+    """What is filled, and what has been read of weights that are in several tensors."""
+
+    def __init__(
+        self,
+        views: dict[str, Tensor],
+        packing: Packing,
+        called: TensorNames,
+        stored: WeightFormat | None,
+    ) -> None:
+        self.views = views
+        self.known = frozenset(views)
+        self.missing = set(views)
+        self.halves: dict[str, Tensor] = {}  # of MXFP4, by their names here
+        self.parts: dict[str, dict[str, Tensor]] = {}  # of `stored` weights
+        self.widened = 0
+        self.called = called
+        self._packing = packing
+        self._stored = stored
+
+    def part(self, name: str, tensor: Tensor) -> tuple[str, str] | None:
+        """As of `WeightFormat`."""
+        return None if self._stored is None else self._stored.part(name, tensor)
+
+    def take_part(self, path: Path, name: str, whole: str, part: str, tensor: Tensor) -> None:
+        """`name`: of the tensor in the file; `whole`: of its weight here, or of a layer's experts."""
+        stacked = None if whole in self.known else _ending(whole, self.called.experts)
+        if whole not in self.known and stacked is None:
+            _check_ignorable(path, name, self.known)
+        if not part or self._stored is None:
+            return
+        parts = self.parts.setdefault(whole, {})
+        if part in parts:
+            raise ModelError(
+                f"{path} holds {name}, which is there already: download the checkpoint again"
+            )
+        parts[part] = tensor
+        if self._stored.missing(parts) is not None:
+            return
+        del self.parts[whole]
+        try:
+            if stacked is None:
+                self._put(path, name, whole, self._weight(parts, self.views[whole].shape))
+            else:
+                self._take_experts(path, name, whole, parts)
+        except ValueError as error:
+            raise ModelError(f"{path}: {whole}: {error}; download the checkpoint again") from None
+
+    def _weight(self, parts: dict[str, Tensor], shape: Sequence[int]) -> Weight:
+        assert self._stored is not None
+        outputs, inputs = shape
+        return self._stored.weight(parts, (outputs, inputs))
+
+    def _take_experts(self, path: Path, name: str, whole: str, parts: dict[str, Tensor]) -> None:
+        """Weights of all of a layer's experts: gate and up, or down."""
+        called = self.called.experts
+        gate_up = whole.endswith(called.stacked[0])
+        kinds = called.each[:-1] if gate_up else called.each[-1:]
+        head = whole.removesuffix(called.stacked[0 if gate_up else 1])
+        count = {len(part) if part.dim() == 3 else 0 for part in parts.values()}
+        if len(count) > 1 or 0 in count:
+            shapes = [list(part.shape) for part in parts.values()]
+            raise ValueError(f"shapes {shapes} are not those of a layer's experts")
+        for number in range(count.pop()):
+            names = [f"{head}experts.{number}.{kind}.weight" for kind in kinds]
+            if any(each not in self.views for each in names):
+                raise ValueError("there are other experts than in config.json")
+            rows, inputs = self.views[names[0]].shape
+            weight = self._weight({key: each[number] for key, each in parts.items()},
+                                  (rows * len(kinds), inputs))  # fmt: skip
+            for place, each in enumerate(names):
+                self._put(path, name, each, weight.rows(place * rows, (place + 1) * rows))
+
+    def _put(self, path: Path, name: str, wanted: str, weight: Weight) -> None:
+        """The weight `wanted` in the form in which it is stored."""
+        if wanted.endswith(tuple(ending for ending, _ in self.called.scaled)):
+            self.fill(path, name, wanted, weight.floats())
+            self.widened += 1
+        elif self._packing.keeps(wanted, type(weight)):
+            self._note(path, name, wanted)
+            self._packing.loaded(wanted, weight)
+        else:
+            self.fill(path, name, wanted, weight.floats())
+            self.widened += 1
+
+    def fill(self, path: Path, name: str, wanted: str, part: Tensor) -> None:
+        """Copy the floats of tensor `name`, or of a part of it, to the view that is called `wanted`."""
+        self._note(path, name, wanted)
+        self._packing.begin(wanted)
+        view = self.views[wanted]
+        _copy(path, name, part, view)
+        _scale(wanted, view, self.called)
+        self._packing.loaded(wanted)
+
+    def _note(self, path: Path, name: str, wanted: str) -> None:
+        if wanted not in self.missing:
+            raise ModelError(f"{path} holds {name}, which an earlier file has too: "
+                             "download the checkpoint again")  # fmt: skip
+        self.missing.discard(wanted)
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
@@ -82,14 +195,17 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
 
 def fill_random(
-    views: dict[str, Tensor], seed: int = 0, loaded: Callable[[str], None] = lambda name: None
-) -> None:
+    views: dict[str, Tensor], seed: int = 0, loaded: Callable[[str], None] = lambda name: None,
+    begin: Callable[[str], None] = lambda name: None,
+) -> None:  # fmt: skip
     """The `dummy` load format: norms 1, biases 0, all else normal with deviation 0.02.
 
-    `loaded`: as for `load_weights`.
+    `begin`, `loaded`: are told the name of each before and when it is filled. The latter may take views
+    out that are.
     """
     generator: torch.Generator | None = None
     for name in list(views):
+        begin(name)
         view = views[name]
         if name.endswith(("norm.weight", "layer_scalar")):
             view.fill_(1.0)
@@ -119,47 +235,34 @@ def _indexed_files(index: Path) -> list[Path]:
     return files
 
 
-def _load_file(
-    path: Path,
-    views: dict[str, Tensor],
-    known: frozenset[str],
-    missing: set[str],
-    halves: dict[str, Tensor],
-    loaded: Callable[[str], None],
-    called: TensorNames,
-) -> Iterator[tuple[float, int]]:
-    """Copy one file's tensors; yields now and then how much is done, 0..1, and how many were left.
-
-    `halves`: blocks and scales whose other half has not been read, by their names in the decoder.
-    """
+def _load_file(path: Path, target: _Target) -> Iterator[tuple[float, int]]:
+    """Copy one file's tensors; yields now and then how much is done, 0..1, and how many were left."""
+    known, called = target.known, target.called
     try:
         with safe_open(path, framework="pt") as file:
             names = [name for name in file.keys() if not name.startswith(called.skipped)]  # noqa: SIM118
             yield 0.0, len(file.keys()) - len(names)
             for number, name in enumerate(names, 1):
+                tensor = file.get_tensor(name)
+                if (place := target.part(name, tensor)) is not None:
+                    target.take_part(path, name, _in_decoder(place[0], known, called), place[1], tensor)
+                    continue
                 whole = _in_decoder(name, known, called)
                 ending = None if whole in known else _ending(whole, called.experts)
                 if whole not in known and ending is None:
                     _check_ignorable(path, name, known)
                     continue
-                tensor = file.get_tensor(name)
                 parts: Iterable[tuple[str, Tensor]] = [(whole, tensor)]
                 if ending is not None:
                     _check_stacked(path, name, tensor, ending)
                     base = whole.removesuffix(ending)
-                    parts = _each(path, base, ending, tensor, halves, called.experts)
+                    parts = _each(path, base, ending, tensor, target.halves, called.experts)
                 for wanted, part in parts:
                     if wanted not in known:
                         shape = list(tensor.shape)
                         raise ModelError(f"{path}: {name} has shape {shape}, other experts than in "
                                          "config.json: the two are of different models")  # fmt: skip
-                    if wanted not in missing:
-                        raise ModelError(f"{path} holds {name}, which an earlier file has too: "
-                                         "download the checkpoint again")  # fmt: skip
-                    _copy(path, name, part, views[wanted])
-                    _scale(wanted, views[wanted], called)
-                    missing.discard(wanted)
-                    loaded(wanted)
+                    target.fill(path, name, wanted, part)
                 if number % 32 == 0:
                     yield number / len(names), 0
     except (SafetensorError, OSError) as error:

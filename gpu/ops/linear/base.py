@@ -19,10 +19,47 @@ Use = Literal["rows", "gated", "logits", "scores"]
 scores of experts, whose order rounding would change."""
 
 
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """What Triton's kernels read of a weight. codes [outputs, inputs]: numbers, or what stands for them.
+
+    scales float32 [outputs, groups]: what each is multiplied by, where `group` inputs share one.
+    """
+
+    codes: Tensor
+    scales: Tensor | None = None
+    group: int = 0
+
+
 class Weight:
-    """A matrix [outputs, inputs] in one of the forms that kernels read."""
+    """A matrix [outputs, inputs] in one of the forms that kernels read.
+
+    A number format is a class with these; what it lacks, nobody asks of it.
+    """
 
     __slots__ = ()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        raise TypeError(f"a {type(self).__name__} has no shape of its own")
+
+    @property
+    def operand(self) -> Operand:
+        """Raises TypeError for a form that Triton's kernels do not read."""
+        raise TypeError(f"Triton's kernels do not read a {type(self).__name__}")
+
+    def floats(self) -> Tensor:
+        """The numbers, float32."""
+        raise TypeError(f"a {type(self).__name__} is not made into floats")
+
+    def rows(self, first: int, last: int) -> "Weight":
+        """Of a stored form: some of its rows."""
+        raise TypeError(f"a {type(self).__name__} is not stored in checkpoints")
+
+    def joined(self, others: "Sequence[Weight]") -> "Weight":
+        """Of a stored form: with others of its class below it."""
+        raise TypeError(f"a {type(self).__name__} is not stored in checkpoints")
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x W^T + bias by torch: [T, inputs] -> [T, outputs].
@@ -41,6 +78,17 @@ class PlainWeight(Weight):
     """As it is in a checkpoint: [outputs, inputs] of floats."""
 
     tensor: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.tensor.shape[0], self.tensor.shape[1]
+
+    @property
+    def operand(self) -> Operand:
+        return Operand(self.tensor)
+
+    def floats(self) -> Tensor:
+        return self.tensor.float()
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, self.tensor, bias)
@@ -81,6 +129,18 @@ class Linear:
         weights = self.tensor.chunk(self.stacked)
         biases = [None] * len(weights) if self.bias is None else self.bias.chunk(self.stacked)
         return list(zip(weights, biases, strict=True))
+
+    def release(self) -> None:
+        """Give the memory of the plain weight back until it is filled: see `allocate`."""
+        self.tensor.untyped_storage().resize_(0)
+
+    def allocate(self) -> bool:
+        """Have memory behind the plain weight, and behind views of it. Returns whether it had none."""
+        storage = self.tensor.untyped_storage()
+        late = not storage.nbytes()
+        if late:
+            storage.resize_(self.tensor.nbytes)
+        return late
 
     def put_in_order(self) -> None:
         """Bring rows that were loaded as the checkpoint has them into their order. Call it once."""
@@ -124,9 +184,12 @@ def empty_linear(
 def blocks(linear: Linear, names: Sequence[str], sizes: Sequence[int]) -> dict[str, Tensor]:
     """Views of the blocks of rows or columns, under the names that checkpoints give them."""
     views, side = {}, int(linear.beside)
+    late = linear.allocate()  # torch makes no views of what is not there
     for name, weight in zip(names, torch.split(linear.tensor, list(sizes), side), strict=True):
         views[f"{name}.weight"] = weight
     if linear.bias is not None:
         for name, bias in zip(names, torch.split(linear.bias, list(sizes)), strict=True):
             views[f"{name}.bias"] = bias
+    if late:
+        linear.release()
     return views

@@ -36,6 +36,9 @@ class GroupedWeight(Weight):
             values += self.offsets[:, :, None]
         return values.view(outputs, -1)
 
+    def joined(self, others: Sequence[Weight]) -> "GroupedWeight":
+        return joined([self, *(each for each in others if isinstance(each, GroupedWeight))])
+
     def in_order(self, order: Tensor) -> "GroupedWeight":
         """With its rows as `order` says."""
         offsets = None if self.offsets is None else self.offsets[order]

@@ -8,6 +8,7 @@ import torch
 
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.ops.linear.grouped import GroupedWeight
 from ramify.gpu.startup import forecast
 from ramify.gpu.startup.gguf_weights import load_gguf
 from ramify.gpu.startup.packing import Packing
@@ -64,7 +65,8 @@ def test_bytes_are_those_of_the_loaded_model(tmp_path: Path, kinds: dict[str, st
     form = kept_form if chosen.kept else int4_form if chosen.name == "int4" else int8_form
     model = Decoder(shape, 64, torch.float32, CPU)
     views = model.weights()
-    packing = Packing(views, model.products(), form(chosen.isa), chosen.kept or chosen.name == "int4")
+    blocks = GroupedWeight if chosen.kept or chosen.name == "int4" else None
+    packing = Packing(views, model.products(), form(chosen.isa), blocks)
     load_gguf(path, views, lambda what, share: None, shape, packing)
     products, vectors = bytes_of(model)
     sizes = forecast.Sizes(path, shape, chosen, torch.float32)

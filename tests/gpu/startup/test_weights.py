@@ -368,7 +368,7 @@ def test_weights_go_straight_to_the_gpu(tmp_path: Path, tiny_config: dict[str, A
     model = Decoder(shape, 64, torch.bfloat16, cuda)
     views = model.weights()
     packing = Packing(views, model.products(), float_weight)
-    load_weights(tmp_path, views, lambda what, share: None, packing.loaded)
+    load_weights(tmp_path, views, lambda what, share: None, packing)
     del views
     assert torch.cuda.max_memory_allocated() - device < size + 2 * most
     assert anonymous_bytes() - host < size // 2

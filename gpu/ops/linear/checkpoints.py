@@ -1,0 +1,113 @@
+"""The number formats of checkpoints: how they store the weights of products, as their config says.
+
+Reads `quantization_config`, whose spellings differ by the tool that made a checkpoint. A format is a
+class with the methods of `WeightFormat`, in a file of its own, and a line in `_METHODS`.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ramify.gpu.ops.linear.base import Weight
+from ramify.gpu.ops.linear.fp8 import GROUP, Fp8Format
+
+
+class WeightFormat(Protocol):
+    """Weights that are stored as several tensors, beside others that are floats."""
+
+    @property
+    def name(self) -> str:
+        """As `--quantization` has it."""
+        ...
+
+    def part(self, name: str, tensor: Tensor) -> tuple[str, str] | None:
+        """The weight's name and which part of it the tensor `name` is. None: it is as it is.
+
+        An empty part carries nothing.
+        """
+        ...
+
+    def missing(self, parts: Collection[str]) -> str | None:
+        """What is still to come of a weight that has these parts, None: nothing."""
+        ...
+
+    def weight(self, parts: dict[str, Tensor], shape: tuple[int, int]) -> Weight:
+        """Of a product with so many outputs and inputs. Raises ValueError, which says what is wrong."""
+        ...
+
+
+def read_format(raw: Any) -> WeightFormat:
+    """That of a `quantization_config`. Raises ValueError, which says what is not supported."""
+    if not isinstance(raw, dict):
+        raise ValueError("(of an unknown method) is no object")
+    method = raw.get("quant_method")
+    if not isinstance(method, str) or method not in _METHODS:
+        raise ValueError(f"({method or 'of an unknown method'}) is not supported: give a checkpoint in "
+                         "float32, bfloat16, float16 or fp8")  # fmt: skip
+    return _METHODS[method](raw)
+
+
+def _object(raw: Any, name: str) -> dict[str, Any]:
+    found = raw.get(name)
+    if not isinstance(found, dict):
+        raise ValueError(f"has {name} {found!r}: must be an object")
+    return found
+
+
+def _blocks(size: Any) -> bool:
+    if size is not None and size != [GROUP, GROUP]:
+        raise ValueError(f"has blocks of {size!r}: only {[GROUP, GROUP]} are supported")
+    return size is not None
+
+
+def _fp8(raw: dict[str, Any]) -> WeightFormat:
+    """DeepSeek's, Qwen's and AutoFP8's."""
+    if raw.get("fmt") not in (None, "e4m3"):
+        raise ValueError(f"has fmt {raw['fmt']!r}: only e4m3 is supported")
+    return Fp8Format(_blocks(raw.get("weight_block_size")))
+
+
+def _fbgemm(raw: dict[str, Any]) -> WeightFormat:
+    return Fp8Format(blocks=False)
+
+
+def _modelopt(raw: dict[str, Any]) -> WeightFormat:
+    """In config.json, or as hf_quant_config.json has it."""
+    inner = raw.get("quantization")
+    kind = (inner if isinstance(inner, dict) else raw).get("quant_algo")
+    if kind not in _MODELOPT:
+        raise ValueError(
+            f"(modelopt) has quant_algo {kind!r}: only {', '.join(_MODELOPT)} are supported"
+        )
+    return Fp8Format(_MODELOPT[kind])
+
+
+_MODELOPT = {"FP8": False, "FP8_PER_CHANNEL_PER_TOKEN": False, "FP8_PB_WO": True}
+
+
+def _compressed(raw: dict[str, Any]) -> WeightFormat:
+    """compressed-tensors': groups of layers, which must be of one kind."""
+    groups = _object(raw, "config_groups")
+    kinds = [
+        _object(groups[name], "weights") if isinstance(groups[name], dict) else {} for name in groups
+    ]
+    found = {(each.get("type"), each.get("num_bits"), each.get("strategy")) for each in kinds}
+    if not found or len({strategy == "block" for _, _, strategy in found}) > 1:
+        raise ValueError("has config_groups of several kinds, or none: only one is supported")
+    for kind, bits, strategy in found:
+        if (kind, bits) != ("float", 8) or strategy not in ("tensor", "channel", "block"):
+            raise ValueError(f"(compressed-tensors) has weights of {bits!r} bits, type {kind!r}, "
+                             f"strategy {strategy!r}: only floats of 8 bits by tensor, channel or block "
+                             "are supported")  # fmt: skip
+    sizes = [_blocks(each.get("block_structure")) for each in kinds]
+    return Fp8Format(any(sizes))
+
+
+_METHODS: dict[str, Callable[[dict[str, Any]], WeightFormat]] = {
+    "fp8": _fp8,
+    "compressed-tensors": _compressed,
+    "fbgemm_fp8": _fbgemm,
+    "modelopt": _modelopt,
+    "modelopt_fp8": _modelopt,
+}
