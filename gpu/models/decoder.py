@@ -7,6 +7,7 @@ call overhead shows.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from ramify.gpu.models.definition import (
     LayerSettings,
     TensorNames,
 )
-from ramify.gpu.models.experts import Experts, empty_experts
+from ramify.gpu.models.experts import Experts, ExpertsBeside, empty_beside, empty_experts
 from ramify.gpu.models.feed_forward import FeedForward, Product, empty_feed_forward, product
 from ramify.gpu.models.latent import Latent, empty_latent
 from ramify.gpu.models.recurrent import Maker, Recurrent
@@ -95,7 +96,7 @@ class DecoderLayer:
     """One block: a mixer and a feed-forward, each between norms and added to the residual."""
 
     mixer: Attention | Latent | Recurrent
-    feed_forward: FeedForward | Experts | None
+    feed_forward: FeedForward | Experts | ExpertsBeside | None
     gate: TokenGate | None = None
     scalar: Tensor | None = None  # [1]: what the stream is multiplied by behind the layer
 
@@ -123,9 +124,12 @@ class DecoderLayer:
     def divide_stream(self, by: float) -> None:
         """Compute as before on a stream that is kept divided by `by`: norms do not see it but in eps."""
         parts = [self.mixer] if self.feed_forward is None else [self.mixer, self.feed_forward]
-        for before in (part.norm for part in parts):
-            if before is not None:
-                before.eps /= by * by
+        before = [part.norm for part in parts]
+        if isinstance(self.feed_forward, ExpertsBeside):
+            before += self.feed_forward.readers
+        for norm in before:
+            if norm is not None:
+                norm.eps /= by * by
         after = [part.post_norm for part in parts]
         if self.gate is not None:
             after.append(self.gate.norm)
@@ -299,7 +303,7 @@ class Decoder:
             prefix = f"model.layers.{index}"
             views |= {f"{name}.weight": norm.weight for name, norm in layer.norms(prefix, called)}
             views |= layer.mixer.views(prefix, called)
-            if isinstance(layer.feed_forward, Experts):
+            if isinstance(layer.feed_forward, Experts | ExpertsBeside):
                 views |= layer.feed_forward.views(prefix, called)
             if layer.scalar is not None:
                 views[f"{prefix}.layer_scalar"] = layer.scalar
@@ -339,11 +343,14 @@ class Decoder:
 
     def _empty_feed_forward(
         self, own: FeedForwardSettings | None, before: bool, after: bool
-    ) -> FeedForward | Experts | None:
+    ) -> FeedForward | Experts | ExpertsBeside | None:
         """`before`, `after`: which norms are around it."""
         if own is None:
             return None
         hidden = self.config.hidden_size
+        if isinstance(own, ExpertSettings) and own.beside is not None:
+            norms = partial(self._empty_norm, hidden)
+            return empty_beside(own, own.beside, hidden, norms, self.dtype, self.device)
         norm = self._empty_norm(hidden) if before else None
         post = self._empty_norm(hidden) if after else None
         if isinstance(own, ExpertSettings):

@@ -206,6 +206,7 @@ class ExpertSettings:
     shared: int | None = None  # the size of one more, which every token goes through
     shared_gated: bool = False  # and which a sigmoid opens
     bias: bool = False  # of the router, too; never of a shared one
+    beside: DenseSettings | None = None  # runs on the same stream; each behind norms of its own
 
 
 FeedForwardSettings = DenseSettings | ExpertSettings
@@ -233,6 +234,7 @@ class ExpertNames:
     `each`: of every expert's gate, up and down, in `experts.NUMBER`; `stacked`: gate and up of all, and
     down of all, where they are one tensor each. `interleaved`: these are [experts, inputs, outputs],
     gate and up take turns, and biases end in `_bias`; or they are MXFP4's `_blocks` and `_scales`.
+    `part`: what they are in; None: the feed-forward, "": the layer.
     """
 
     router: str = "gate"
@@ -241,6 +243,7 @@ class ExpertNames:
     shared: str = "shared_expert"
     shared_gate: str = "shared_expert_gate"
     correction: str = "gate.e_score_correction_bias"
+    part: str | None = None
     interleaved: bool = False
 
 

@@ -3,13 +3,14 @@
 What is computed with them is an operation (`ops.experts`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ramify.gpu.models.definition import ExpertSettings, TensorNames
+from ramify.gpu.models.definition import DenseSettings, ExpertSettings, TensorNames
+from ramify.gpu.models.feed_forward import FeedForward, empty_feed_forward
 from ramify.gpu.ops.base import AnyStream, Ops, Projection
 from ramify.gpu.ops.experts import LayerExperts, SharedExpert
 from ramify.gpu.ops.linear.base import Linear, Use, empty_linear
@@ -31,7 +32,7 @@ class Experts:
 
     def products(self, prefix: str, names: TensorNames) -> Iterator[tuple[Linear, list[str], list[int]]]:
         """All of them, in the layer that is called `prefix`."""
-        part, called, shared = f"{prefix}.{names.feed_forward}", names.experts, self.layer.shared
+        part, called, shared = _part(prefix, names), names.experts, self.layer.shared
         if shared is not None and shared.gated:
             routed = [f"{part}.{called.router}", f"{part}.{called.shared_gate}"]
             yield self.layer.router, routed, [self.layer.experts, 1]
@@ -54,7 +55,80 @@ class Experts:
         correction = self.layer.correction
         if correction is None:
             return {}
-        return {f"{prefix}.{names.feed_forward}.{names.experts.correction}": correction}
+        return {f"{_part(prefix, names)}.{names.experts.correction}": correction}
+
+
+def _part(prefix: str, names: TensorNames) -> str:
+    part = names.feed_forward if names.experts.part is None else names.experts.part
+    return f"{prefix}.{part}" if part else prefix
+
+
+@dataclass(slots=True)
+class ExpertsBeside:
+    """Experts, and a dense feed-forward beside them (Gemma 4): what both put out is added.
+
+    Each has a norm before and one behind it; then comes one of the sum, that of the dense part here.
+    """
+
+    dense: FeedForward
+    dense_norm: RMSNorm  # behind the dense part
+    experts: Experts
+
+    @property
+    def norm(self) -> RMSNorm | None:
+        return self.dense.norm
+
+    @property
+    def post_norm(self) -> RMSNorm | None:
+        return self.dense.post_norm
+
+    def forward(self, x: AnyStream, ops: Ops[AnyStream]) -> Projection:
+        norm, post = self.experts.norm, self.experts.post_norm
+        assert norm is not None
+        assert post is not None
+        dense = self.dense.forward(x, ops)
+        return ops.joined(dense, self.dense_norm, self.experts.forward(ops.behind(x, norm), ops), post)
+
+    def products(self, prefix: str, names: TensorNames) -> Iterator[tuple[Linear, list[str], list[int]]]:
+        yield from self.dense.products(prefix, names)
+        yield from self.experts.products(prefix, names)
+
+    def views(self, prefix: str, names: TensorNames) -> dict[str, Tensor]:
+        """What the loader fills beside products and the norms around it."""
+        one = self.experts
+        inside = (
+            (self.dense_norm, "post_feedforward_layernorm_1"),
+            (one.post_norm, "post_feedforward_layernorm_2"),
+        )
+        found = {f"{prefix}.{name}.weight": norm.weight for norm, name in inside if norm is not None}
+        for norm in self.readers:
+            name = (
+                "router.scale" if norm is one.layer.router_norm else "pre_feedforward_layernorm_2.weight"
+            )
+            found[f"{prefix}.{name}"] = norm.weight
+        assert one.layer.weights is not None
+        return found | {f"{prefix}.router.per_expert_scale": one.layer.weights}
+
+    @property
+    def readers(self) -> list[RMSNorm]:
+        """The norms that read the stream, beside `norm`."""
+        found = (self.experts.norm, self.experts.layer.router_norm)
+        return [norm for norm in found if norm is not None]
+
+
+def empty_beside(
+    one: ExpertSettings,
+    dense: DenseSettings,
+    hidden: int,
+    norms: Callable[[], RMSNorm],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> ExpertsBeside:
+    """Weights that the loader fills."""
+    own = empty_feed_forward(dense, hidden, norms(), norms(), dtype, device)
+    experts = empty_experts(one, hidden, norms(), norms(), dtype, device)
+    experts.layer.router_norm = norms()
+    return ExpertsBeside(own, norms(), experts)
 
 
 def empty_experts(
@@ -82,6 +156,7 @@ def empty_experts(
     layer = LayerExperts(
         router=linear(hidden, one.experts + one.shared_gated, "scores"),
         correction=torch.empty(one.experts, device=device) if corrected else None,
+        weights=torch.empty(one.experts, device=device) if one.router.weighed else None,
         gate_up=linear(hidden, parts * one.size, use, one.experts),
         down=linear(one.size, hidden, stacked=one.experts),
         shared=shared,

@@ -180,12 +180,13 @@ def experts(
     *,
     count: str = "num_experts",
     size: str = "moe_intermediate_size",
+    top: str = "num_experts_per_tok",
     shared: int | None = None,
     shared_gated: bool = False,
     kind: Literal["clamped_swiglu", "relu2"] | None = None,
     bias: bool = False,
 ) -> ExpertSettings:
-    """`router`: without `top`, which the config says. `count`, `size`: what it calls these.
+    """`router`: without `top`, which the config says. `count`, `size`, `top`: what it calls these.
 
     `shared`: size of the expert that every token goes through. `kind`: None: with the config's gate.
     """
@@ -193,14 +194,14 @@ def experts(
     if fields.get("num_local_experts") is not None:  # as `transformers` calls it in files that it writes
         count = "num_local_experts"
     many = fields.integer(count, most=_MOST_EXPERTS)
-    top = fields.integer("num_experts_per_tok", most=many)
+    chosen = fields.integer(top, most=many)
     if many % router.groups or not 1 <= router.top_groups <= router.groups:
         raise fields.refused(
             f"{many} experts are not in {router.groups} groups, of which {router.top_groups} are chosen"
         )
-    if top > many // router.groups * router.top_groups:
-        raise fields.refused(f"num_experts_per_tok is {top}: more than the chosen groups hold")
-    router = replace(router, top=top)
+    if chosen > many // router.groups * router.top_groups:
+        raise fields.refused(f"{top} is {chosen}: more than the chosen groups hold")
+    router = replace(router, top=chosen)
     own = kind or activation(fields)
     return ExpertSettings(many, fields.integer(size), own, router, shared, shared_gated, bias)
 

@@ -172,6 +172,16 @@ class Ops(Protocol[AnyStream]):
         """Send each token of the normalised stream through its experts: [T, hidden]."""
         ...
 
+    def behind(self, x: AnyStream, norm: RMSNorm) -> AnyStream:
+        """The same stream for what reads it behind another norm."""
+        ...
+
+    def joined(
+        self, first: Projection, first_norm: RMSNorm, second: Projection, second_norm: RMSNorm
+    ) -> Projection:
+        """The sum of two, each behind its norm."""
+        ...
+
     def token_inputs(self, x: AnyStream, step: StepInputs[Tensor], inputs: TokenInputTables) -> Tensor:
         """[T, layers, size]: what layers are given of the step's tokens. `x` is as `embed` made it."""
         ...

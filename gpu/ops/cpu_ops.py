@@ -263,6 +263,14 @@ class CpuOps:
     def recur(self, rows: Tensor, layer: LayerState, step: StepInputs[Tensor]) -> Tensor:
         raise RuntimeError("`obstacle` refuses models with fixed states")
 
+    def behind(self, x: CpuStream, norm: RMSNorm) -> CpuStream:
+        raise RuntimeError("`obstacle` refuses Gemma 4, which alone has experts beside")
+
+    def joined(
+        self, first: Projection, first_norm: RMSNorm, second: Projection, second_norm: RMSNorm
+    ) -> Projection:
+        raise RuntimeError("`obstacle` refuses Gemma 4, which alone has experts beside")
+
     def experts(self, x: CpuStream, layer: LayerExperts) -> Tensor:
         own, kernels, settings = self.step, self._kernels, layer.settings
         gate_up, down = cpu_weight(layer.gate_up), cpu_weight(layer.down)

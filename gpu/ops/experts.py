@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.gpu.ops.linear.base import Linear
+from ramify.gpu.ops.rmsnorm import RMSNorm
 
 Activation = Literal["silu", "gelu_tanh"]
 """Of a gate: x * sigmoid(x) (SwiGLU), or GELU by its tanh formula (GeGLU; Shazeer 2020)."""
@@ -29,7 +30,7 @@ class RouterSettings:
     `score`: softmax over all experts, or a sigmoid of each. `renormalise`: the chosen ones' scores are
     divided by their sum. `groups`: experts are chosen from the `top_groups` of so many whose
     `group_best` best are best together (DeepSeek-V3: two, V2: one). `corrected`: a number for each
-    expert is added for choosing only.
+    expert is added for choosing only. `weighed`: what each counts is multiplied by a number of it.
     """
 
     top: int = 1
@@ -40,6 +41,7 @@ class RouterSettings:
     top_groups: int = 1
     group_best: int = 2
     corrected: bool = False
+    weighed: bool = False
 
 
 @dataclass(slots=True)
@@ -58,7 +60,10 @@ class SharedExpert:
 
 @dataclass(slots=True)
 class LayerExperts:
-    """Weights of one layer, whose experts are stacked. correction: float32[experts]."""
+    """Weights of one layer, whose experts are stacked. correction, weights: float32[experts].
+
+    `router_norm`: the router reads the residual behind it; None: what experts read.
+    """
 
     router: Linear  # [experts, hidden], and one more row with a shared expert that has a gate
     correction: Tensor | None
@@ -69,6 +74,8 @@ class LayerExperts:
     shared: SharedExpert | None
     settings: RouterSettings
     activation: ExpertActivation
+    weights: Tensor | None = None
+    router_norm: RMSNorm | None = None
 
     @property
     def experts(self) -> int:
@@ -100,7 +107,9 @@ def gated(gate_up: Tensor, activation: ExpertActivation) -> Tensor:
     return opened(gate, activation).mul_(up)
 
 
-def route(logits: Tensor, correction: Tensor | None, settings: RouterSettings) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor, correction: Tensor | None, settings: RouterSettings, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """logits [T, experts] -> what each expert counts, float32[T, top], and which, int64[T, top]."""
     logits = logits.float()
     scores = logits.sigmoid() if settings.score == "sigmoid" else logits.softmax(-1)
@@ -116,6 +125,8 @@ def route(logits: Tensor, correction: Tensor | None, settings: RouterSettings) -
     counts = scores.gather(1, chosen)
     if settings.renormalise:
         counts = counts / counts.sum(-1, keepdim=True).clamp_(min=1e-20)
+    if weights is not None:
+        counts = counts * weights[chosen]
     return counts * settings.scale, chosen
 
 
@@ -124,10 +135,13 @@ def _best(scores: Tensor, count: int) -> Tensor:
     return scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 
-def run(x: Tensor, layer: LayerExperts) -> Tensor:
-    """x [T, hidden] -> [T, hidden]: the sum over each token's experts, and over the shared one."""
-    logits, experts = layer.router(x), layer.experts
-    counts, chosen = route(logits[:, :experts], layer.correction, layer.settings)
+def run(x: Tensor, layer: LayerExperts, routed: Tensor | None = None) -> Tensor:
+    """x [T, hidden] -> [T, hidden]: the sum over each token's experts, and over the shared one.
+
+    `routed` [T, hidden]: what the router reads, if it is not `x`.
+    """
+    logits, experts = layer.router(x if routed is None else routed), layer.experts
+    counts, chosen = route(logits[:, :experts], layer.correction, layer.settings, layer.weights)
     output = torch.zeros_like(x)
     gate_ups, downs = layer.gate_up.matrices(), layer.down.matrices()
     for expert in chosen.flatten().bincount().nonzero().flatten().tolist():

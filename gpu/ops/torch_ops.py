@@ -148,7 +148,16 @@ class TorchOps:
         return linear(x.normed).relu_().square_()
 
     def experts(self, x: ResidualStream, layer: LayerExperts) -> Tensor:
-        return run_experts(x.normed, layer)
+        norm = layer.router_norm
+        return run_experts(x.normed, layer, None if norm is None else norm(x.residual))
+
+    def behind(self, x: ResidualStream, norm: RMSNorm) -> ResidualStream:
+        return ResidualStream(x.residual, norm(x.residual))
+
+    def joined(
+        self, first: Projection, first_norm: RMSNorm, second: Projection, second_norm: RMSNorm
+    ) -> Projection:
+        return Projection(first_norm(first.rows) + second_norm(second.rows), None)
 
     def token_inputs(
         self, x: ResidualStream, step: StepInputs[Tensor], inputs: TokenInputTables

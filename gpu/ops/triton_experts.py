@@ -69,11 +69,11 @@ def route_tokens(logits: Tensor, layer: LayerExperts) -> ExpertRoutes:
     counts = torch.empty((tokens, places), dtype=torch.float32, device=logits.device)
     block = triton.next_power_of_2(experts)
     _route[(tokens,)](
-        logits, layer.correction, chosen, counts, logits.shape[1], settings.scale, EXPERTS=experts,
-        BLOCK=block, TOP=settings.top, PLACES=places, GATED=shared is not None and shared.gated,
-        SIGMOID=settings.score == "sigmoid", RENORMALISE=settings.renormalise, GROUPS=settings.groups,
-        GROUP_BEST=settings.group_best, TOP_GROUPS=settings.top_groups,
-        GROUP_BLOCK=triton.next_power_of_2(settings.groups),
+        logits, layer.correction, layer.weights, chosen, counts, logits.shape[1], settings.scale,
+        EXPERTS=experts, BLOCK=block, TOP=settings.top, PLACES=places,
+        GATED=shared is not None and shared.gated, SIGMOID=settings.score == "sigmoid",
+        RENORMALISE=settings.renormalise, GROUPS=settings.groups, GROUP_BEST=settings.group_best,
+        TOP_GROUPS=settings.top_groups, GROUP_BLOCK=triton.next_power_of_2(settings.groups),
         OVERLAP=overlaps(logits.device), num_warps=1 if block <= 256 else 4,
         **launch_options(logits.device),
     )  # fmt: skip
@@ -189,9 +189,9 @@ def _best(scores, BLOCK: tl.constexpr):
 
 @triton.jit
 def _route(
-    logits, correction, chosen, counts, stride, scale, EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
-    TOP: tl.constexpr, PLACES: tl.constexpr, GATED: tl.constexpr, SIGMOID: tl.constexpr,
-    RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr,
+    logits, correction, weights, chosen, counts, stride, scale, EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr, TOP: tl.constexpr, PLACES: tl.constexpr, GATED: tl.constexpr,
+    SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr,
     TOP_GROUPS: tl.constexpr, GROUP_BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One token."""
@@ -229,17 +229,20 @@ def _route(
     place = tl.arange(0, BLOCK)  # of the chosen ones
     own_counts = tl.zeros([BLOCK], tl.float32)
     own_chosen = tl.zeros([BLOCK], tl.int32)
+    own_weights = tl.zeros([BLOCK], tl.float32) + scale
     for number in tl.static_range(TOP):
         best = tl.minimum(_best(ranked, BLOCK), EXPERTS - 1)  # where nothing is a number
         score = tl.sum(tl.where(expert == best, scores, 0.0))
         own_counts = tl.where(place == number, score, own_counts)
         own_chosen = tl.where(place == number, best, own_chosen)
+        if weights is not None:
+            own_weights = tl.where(place == number, tl.load(weights + best) * scale, own_weights)
         ranked = tl.where(expert == best, float("-inf"), ranked)
     if RENORMALISE:
         own_counts = own_counts / tl.maximum(tl.sum(own_counts), 1e-20)
     kept = place < TOP
     tl.store(chosen + token * TOP + place, own_chosen, mask=kept)
-    tl.store(counts + token * PLACES + place, own_counts * scale, mask=kept)
+    tl.store(counts + token * PLACES + place, own_counts * own_weights, mask=kept)
     if PLACES > TOP:
         count = 1.0
         if GATED:

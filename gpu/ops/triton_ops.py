@@ -166,7 +166,10 @@ class TritonOps:
         invariant, few = not products.follows_tilings, len(x.normed) <= MOST_FEW
         if x.squares is not None and not few:
             rows = UnscaledRows(divide_rows(x.normed, x.squares, None, x.eps))
-        routes = route_tokens(products.plain(rows, layer.router, x.eps, x.tilings.linear), layer)
+        routed, norm = rows, layer.router_norm
+        if norm is not None:
+            routed = UnscaledRows(add_norm(None, x.residual, norm))
+        routes = route_tokens(products.plain(routed, layer.router, x.eps, x.tilings.linear), layer)
         if few and not invariant:
             return run_few(rows, x.eps, layer, routes)
         beside = None
@@ -175,6 +178,21 @@ class TritonOps:
             own = products.gated(rows, shared.gate_up, x.eps, x.tilings.gated, shared.activation)
             beside = products.library(own, shared.down)
         return run_many(rows.values, layer, routes, beside, invariant)
+
+    def behind(self, x: LazyStream, norm: RMSNorm) -> LazyStream:
+        return LazyStream(x.residual, add_norm(None, x.residual, norm), None, norm.eps, x.tilings)
+
+    def joined(
+        self, first: Projection, first_norm: RMSNorm, second: Projection, second_norm: RMSNorm
+    ) -> Projection:
+        one, other = (
+            add_norm(None, y if linear is None else self._products.library(y, linear), norm)
+            for (y, linear), norm in (
+                ((first.rows, first.linear), first_norm),
+                ((second.rows, second.linear), second_norm),
+            )
+        )
+        return Projection(add_norm(one, other, None), None)
 
     def project(self, x: Tensor, linear: Linear) -> Projection:
         return Projection(x, linear)

@@ -207,7 +207,7 @@ def fill_random(
     for name in list(views):
         begin(name)
         view = views[name]
-        if name.endswith(("norm.weight", "layer_scalar")):
+        if name.endswith(("norm.weight", "norm_1.weight", "norm_2.weight", "layer_scalar", "scale")):
             view.fill_(1.0)
         elif name.endswith(".bias"):
             view.zero_()

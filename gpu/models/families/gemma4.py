@@ -1,5 +1,5 @@
 """Gemma 4, text alone: heads of another size where a layer sees all positions, KV that layers share,
-inputs of tokens for every layer. Mixtures of experts (26B-A4B) are refused.
+inputs of tokens for every layer, experts beside a dense feed-forward (26B-A4B).
 """
 
 from dataclasses import replace
@@ -8,6 +8,8 @@ from typing import Any
 from ramify.gpu.models.definition import (
     AttentionSettings,
     Definition,
+    ExpertNames,
+    FeedForwardSettings,
     LayerSettings,
     TensorNames,
     TokenInputs,
@@ -20,10 +22,12 @@ from ramify.gpu.models.parts import (
     attention,
     decoder,
     dense,
+    experts,
     layer_count,
     windows,
 )
 from ramify.gpu.models.rope import ropes
+from ramify.gpu.ops.experts import RouterSettings
 
 _DEFAULTS = COMMON | {
     "vocab_size": 262144,
@@ -51,11 +55,10 @@ _DEFAULTS = COMMON | {
     },
 }
 _NAMES = TensorNames(before=("input_layernorm", "pre_feedforward_layernorm"))
+_EXPERTS = ExpertNames(router="router.proj", part="")
 
 
 def define(fields: Fields) -> Definition:
-    if fields.get("enable_moe_block"):
-        raise fields.refused("enable_moe_block is true: layers with experts are not served")
     if fields.get("use_bidirectional_attention") == "all":
         raise fields.refused("use_bidirectional_attention is 'all': only causal attention is served")
     everywhere, local = ropes(fields, 1_000_000.0, 10_000.0)
@@ -73,9 +76,13 @@ def define(fields: Fields) -> Definition:
         mixers.append(replace(mixer, value_norm=True, keys_are_values=same, kv_of=source))
     if fields.flag("attention_bias"):
         raise fields.refused("attention_bias is true: Gemma 4 is served without")
+    hidden, names = fields.integer("hidden_size"), _NAMES
+    if fields.flag("enable_moe_block"):
+        scale = ("router.scale", ((hidden, hidden**-0.5),))
+        names = replace(names, experts=_EXPERTS, scaled=(scale,))
     return decoder(
-        fields, _layers(fields, mixers), names=_NAMES,
-        embedding_scale=fields.integer("hidden_size") ** 0.5, embedding_scale_rounded=True,
+        fields, _layers(fields, mixers), names=names,
+        embedding_scale=hidden**0.5, embedding_scale_rounded=True,
         logit_softcap=fields.optional("final_logit_softcapping"),
         token_inputs=_token_inputs(fields), layer_scalars=True,
     )  # fmt: skip
@@ -85,7 +92,13 @@ def _layers(fields: Fields, mixers: list[AttentionSettings]) -> list[LayerSettin
     """A feed-forward is twice as wide where `use_double_wide_mlp` says so of layers without own KV."""
     own = dense(fields)
     wide = replace(own, size=2 * own.size) if fields.flag("use_double_wide_mlp") else own
-    return [LayerSettings(mixer, own if mixer.kv_of is None else wide, norms="both") for mixer in mixers]
+    both = [own if mixer.kv_of is None else wide for mixer in mixers]
+    fed: list[FeedForwardSettings] = [*both]
+    if fields.flag("enable_moe_block"):
+        router = RouterSettings(weighed=True)
+        one = experts(fields, router, top="top_k_experts")
+        fed = [replace(one, beside=each) for each in both]
+    return [LayerSettings(*each, norms="both") for each in zip(mixers, fed, strict=True)]
 
 
 def _token_inputs(fields: Fields) -> TokenInputs | None:

@@ -192,7 +192,6 @@ def test_gemma_4_says_its_layers_in_either_spelling() -> None:
         assert found.kv_layout(torch.float16).bytes_per_token == 2 * 2 * (2 * 4 * 256 + 2 * 512)
         assert "model.vision_tower." in found.names.skipped
     for changes, told in (
-        ({"enable_moe_block": True}, "enable_moe_block is true"),
         ({"num_kv_shared_layers": 4}, "num_kv_shared_layers is 4"),
         ({"num_kv_shared_layers": 3}, "layer 1 has none to read from"),
         ({"per_layer_config": {"1": {"head_dim": "x"}}}, "head_dim is 'x'"),

@@ -14,7 +14,7 @@ from ramify.gpu.ops.experts import LayerExperts, RouterSettings, route, run
 from ramify.gpu.ops.linear.base import plain
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExtendRow, pack
-from tests.gpu.models.families.test_families import SMALL, prompts, reference
+from tests.gpu.models.families.test_families import GEMMA4, SMALL, prompts, reference
 from tests.gpu.models.families.test_hybrids import DELTA, GRANITE, NEMOTRON
 
 CHOSEN = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
@@ -49,6 +49,31 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 2.5,
             "use_qk_norm": True,
             "head_dim": 16,
+        },
+    ),
+    "minimax_m2": (
+        "MiniMaxM2",
+        {
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "head_dim": 32,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "gemma4_moe": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 32,
         },
     ),
     "qwen3_5_moe": (
@@ -113,14 +138,14 @@ STATES = {
 }  # which keep fixed states: another order of sums is seen more
 
 
-def save(folder: Path, case: str) -> Any:
+def save(folder: Path, case: str, **more: Any) -> Any:
     """A random model, saved and returned."""
     import transformers
 
     family, changes = CASES[case]
     torch.manual_seed(7)
-    name = "Qwen3_5MoeTextConfig" if family == "Qwen3_5Moe" else f"{family}Config"
-    config = getattr(transformers, name)(**(SMALL | {"pad_token_id": 0} | changes))
+    name = f"{family}TextConfig" if family in ("Qwen3_5Moe", "Gemma4") else f"{family}Config"
+    config = getattr(transformers, name)(**(SMALL | {"pad_token_id": 0} | changes | more))
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     for name, weight in [*model.named_parameters(), *model.named_buffers()]:
         if name.endswith("_proj_bias"):  # so that some activations are clamped
@@ -129,10 +154,18 @@ def save(folder: Path, case: str) -> Any:
             torch.nn.init.normal_(weight, 1.0 if "norm" in name else 0.0, 0.2)
         elif name.endswith("e_score_correction_bias"):
             torch.nn.init.normal_(weight, 0.0, 0.3)
+        elif name.endswith(("router.scale", "per_expert_scale", "layer_scalar")):
+            torch.nn.init.uniform_(weight, 0.3, 1.3)
         elif name.endswith("sinks"):
             torch.nn.init.normal_(weight, 0.0, 2.0)
         elif name.endswith(
-            ("experts.gate_up_proj", "experts.down_proj", "gate.weight", "router.weight")
+            (
+                "experts.gate_up_proj",
+                "experts.down_proj",
+                "gate.weight",
+                "router.weight",
+                "router.proj.weight",
+            )
         ):
             torch.nn.init.normal_(weight, 0.0, 0.2)
     model.save_pretrained(folder)
@@ -309,9 +342,12 @@ def test_mxfp4_of_other_shapes(tmp_path: Path, drive: Any) -> None:
         drive(tmp_path)
 
 
-def test_clamped_experts_on_the_kernels_of_a_gpu(tmp_path: Path, drive: Any) -> None:
+@pytest.mark.parametrize("case", ["gpt_oss", "gemma4_moe"])
+def test_experts_on_the_kernels_of_a_gpu(case: str, tmp_path: Path, drive: Any) -> None:
+    """Clamped ones, and those beside a dense feed-forward."""
     pytest.importorskip("triton")
-    model, prompt = save(tmp_path, "gpt_oss"), prompts()[0][:24]
+    few = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    model, prompt = save(tmp_path, case, **few), prompts()[0][:24]
     with torch.inference_mode():
         logits = model(torch.tensor([[*prompt, 5]])).logits[0]
     d = drive(tmp_path, attention="triton", dtype="float32", kv_tokens=256, max_rows=2, step_tokens=64)

@@ -32,6 +32,11 @@ YARN = rope(
     "yarn", factor=4.0, original_max_position_embeddings=64, mscale=0.7, mscale_all_dim=0.9,
     beta_fast=32.0, beta_slow=1.0,
 )  # fmt: skip
+STEEP = rope(  # as Kimi K2's: without a ramp
+    "yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=1.0,
+    beta_fast=1.0, beta_slow=1.0,
+)  # fmt: skip
+ONE_GROUP = {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827}
 GROUPS = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2": ("DeepseekV2", SIZES | YARN),  # as V2-Lite: no latents of queries
@@ -41,6 +46,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek_v3": ("DeepseekV3", SIZES | GROUPS | YARN | {"q_lora_rank": 24, "attention_bias": True}),
     "deepseek_v3-halves": ("DeepseekV3", SIZES | GROUPS | {"rope_interleave": False}),
+    "kimi_k2": ("DeepseekV3", SIZES | ONE_GROUP | STEEP | {"q_lora_rank": 24}),
     "glm4_moe_lite": ("Glm4MoeLite", SIZES | {"q_lora_rank": 24, "v_head_dim": 32}),
     "mistral4": (
         "Mistral4",
