@@ -1,7 +1,7 @@
 """Triton kernels for Mamba-2 (Dao & Gu 2024), from the first product's rows to the last's.
 
 Decodes are two launches: convolution and recurrent rule, where a program has a part of one head's
-matrix in registers; the gated norm. Extends are cut into chunks of 64 tokens (the dual form), three
+matrix in registers; the gated norm. Extends are cut into chunks of 32 tokens (the dual form), three
 launches. States, sums and decays are float32; of 16-bit models the operands of products are 16-bit.
 
 A program computes for one sequence alone, so no result depends on the batch. Deterministic mode runs
@@ -23,6 +23,7 @@ from ramify.gpu.programmatic_launch import overlap_options, wait
 
 _PRECISION = tl.constexpr("ieee")  # of products of float32
 _VALUES = 32  # of a head's values, how many a program with its state takes
+_SCANNED = 32  # tokens of a chunk; with 64, Triton 3.6 makes code for Hopper that reads past its memory
 _PREPARED = 16  # lines of a program that convolves
 _CHANNELS = 64  # ... and channels
 _WIDE = 4096  # values of a group, from which on more warps normalise it
@@ -64,10 +65,11 @@ def chunked(
         WIDTH=width, TAPS=layer.conv.shape[2], LINES=_PREPARED, WHOLE=CHUNK, BLOCK=_CHANNELS,
         num_warps=4, **overlap_options(rows.device),
     )  # fmt: skip
+    if rows.element_size() == 4:
+        sizes["BLOCK_V"] = 16  # of float32, more does not fit the registers
     _scan_chunks[(len(items), layer.heads, triton.cdiv(layer.head_dim, sizes["BLOCK_V"]))](
         rows, rows.shape[1], xbc, states[1], layer.decay, layer.step_bias, layer.skip, items, output,
-        **sizes, LINES=CHUNK, num_warps=8 if sizes["BLOCK_K"] > 128 else 4, num_stages=1,
-        **overlap_options(rows.device),
+        **sizes, LINES=_SCANNED, num_warps=4, num_stages=1, **overlap_options(rows.device),
     )  # fmt: skip
 
 
@@ -202,7 +204,10 @@ def _scan_chunks(
     GROUPS: tl.constexpr, VALUES: tl.constexpr, KEYS: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr, LINES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Of some of a head's values: chunk after chunk what it adds to the state, and its outputs."""
+    """Of some of a head's values: chunk after chunk what it adds to the state, and its outputs.
+
+    The state is held transposed: [values, keys].
+    """
     GATES: tl.constexpr = HEADS * VALUES
     WIDTH: tl.constexpr = GATES + 2 * GROUPS * KEYS
     SIZE: tl.constexpr = KEYS * VALUES
@@ -217,9 +222,9 @@ def _scan_chunks(
     value = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     some_keys = (key < KEYS)[None, :]
     some_values = (value < VALUES)[None, :]
-    whole = (key < KEYS)[:, None] & some_values
-    place = head * SIZE + key[:, None] * VALUES + value[None, :]
-    begun = (key < tl.where(target > 0, KEYS, 0))[:, None] & some_values
+    whole = (value < VALUES)[:, None] & some_keys
+    place = head * SIZE + key[None, :] * VALUES + value[:, None]
+    begun = (value < VALUES)[:, None] & (key < tl.where(target > 0, KEYS, 0))[None, :]
     state = tl.load(states + origin * (HEADS * SIZE) + place, mask=begun, other=0.0)
     wait(OVERLAP)
     if target == 0:
@@ -246,12 +251,12 @@ def _scan_chunks(
         between = tl.exp(tl.where(seen, sums[:, None] - sums[None, :], 0.0))
         scores = tl.dot(c, tl.trans(b), input_precision=_PRECISION) * between * dt[None, :]
         scores = tl.where(seen, scores, 0.0).to(kind)
-        y = tl.dot(c, state.to(kind), input_precision=_PRECISION) * tl.exp(sums)[:, None]
+        y = tl.dot(c, tl.trans(state.to(kind)), input_precision=_PRECISION) * tl.exp(sums)[:, None]
         y += tl.dot(scores, x, input_precision=_PRECISION) + x.to(tl.float32) * skipped
         token = output + line[:, None] * GATES + head * VALUES + value[None, :]
         tl.store(token, y.to(output.dtype.element_ty), mask=own_values)
         left = (b.to(tl.float32) * (tl.exp(last - sums) * dt)[:, None]).to(kind)
-        state = state * tl.exp(last) + tl.dot(tl.trans(left), x, input_precision=_PRECISION)
+        state = state * tl.exp(last) + tl.dot(tl.trans(x), left, input_precision=_PRECISION)
     tl.store(states + target * (HEADS * SIZE) + place, state, mask=whole)
 
 
