@@ -25,11 +25,11 @@ from ramify.actors.kit.memory import Holdings
 from ramify.actors.kit.report import CredentialUsage, StoreHealth
 from ramify.actors.kit.working import Working
 from ramify.actors.session.directory import RETRY_MS, Directory, SessionMetrics
+from ramify.actors.spare_work import SpareWork, WarmStart
 from ramify.actors.store.actor import StoreActor
 from ramify.actors.store.base import Store, StoreError
 from ramify.actors.store.opening import open_store
 from ramify.actors.tokenizer import Tokenizer
-from ramify.actors.warm_start import WarmStart
 from ramify.protocol.config import DAY_S, EngineConfig
 from ramify.protocol.credentials import Credential
 from ramify.protocol.errors import ConfigError
@@ -119,6 +119,14 @@ class LocalFront:
         self._metrics.watch_held(lambda: holdings.held)
         keeper = await self._open_store(group, guard) if config.server.store is not None else None
         numbers = self._naming.sessions or count(1)
+        spare = SpareWork(
+            context=core.context,
+            cache=core.cache,
+            scheduler=core.scheduler,
+            sessions=self._mailboxes.sessions,
+            numbers=numbers,
+            clock=self._clock,
+        )
         self._directory = directory = Directory(
             self._mailboxes.to_directory,
             tokenizer=self._tokenizer,
@@ -144,6 +152,7 @@ class LocalFront:
             persist=config.server.persist,
             working=self._working,
             barred=self._barred,
+            ahead=spare.put,
         )
         self._metrics.watch_histories(directory.histories.counts)
         if keeper is not None and config.server.persist_histories:
@@ -162,19 +171,15 @@ class LocalFront:
             ),
         )
         await group.start(guard("directory", directory.run))
+        await group.start(guard("spare work", spare.run))
         if config.server.store is not None and config.server.warm_start != 0:
             warm_start = WarmStart(
+                spare,
                 partial(open_store, config.server.store, config.server.store_key_file, read_only=True),
                 model=directory.model,
-                context=core.context,
                 most=self._share_of_warm_start(),
-                cache=core.cache,
-                scheduler=core.scheduler,
-                sessions=self._mailboxes.sessions,
-                numbers=numbers,
                 takes=self._naming.takes,
                 here=directory.__contains__,
-                clock=self._clock,
             )
             await group.start(guard("warm start", warm_start.run))
 

@@ -25,7 +25,7 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (290, 595),
+    "actors": (291, 596),
     "actors/cache": (15, 32),
     "actors/calls": (11, 27),
     "actors/cluster": (14, 28),
@@ -38,7 +38,7 @@ SIZES = {
     "actors/processes": (6, 7),
     "actors/routing": (5, 11),
     "actors/scheduler": (18, 46),
-    "actors/session": (44, 125),
+    "actors/session": (45, 127),
     "actors/store": (9, 30),
     "actors/tokenizer": (7, 18),
     "protocol": (27, 54),
@@ -49,7 +49,7 @@ SIZES = {
 # measure: bound, goal
 COUNTS = {
     "functions over complexity 20": (0, 0),
-    "files over 450 lines": (21, 0),
+    "files over 450 lines": (20, 0),
     "class names that exist twice": (15, 0),
     "floors of session/": (10, 10),
     "sequences unpacked where they are written": (0, 0),

@@ -129,13 +129,13 @@ _KINDS: dict[Rewrite, tuple[_Turns, ...]] = {
     Rewrite("calls behind results", True): ([_ASK, *_CALLED, _call(2), _result(2)],),
     Rewrite("calls that answers follow", True): ([_ASK, *_CALLED, _ANSWER, _GO_ON],),
 }
-_THOUGHTS = Rewrite("thoughts of earlier answers", False)
+THOUGHTS = Rewrite("thoughts of earlier answers", False)
 _THOUGHT = "ramifyf3a9c1thought"
 
 
 def rewrites(template: Turnwise, dialect: Dialect) -> list[Rewrite]:
     """What differs, once for a model: a few dozen small renderings."""
-    found = [_THOUGHTS] if dialect.thought is not None and _forgets(template, dialect) else []
+    found = [THOUGHTS] if dialect.thought is not None and _forgets(template, dialect) else []
     for kind, conversations in _KINDS.items():
         if any(_differs(template, turns, [TOOL] if kind.tools else None) for turns in conversations):
             found.append(kind)

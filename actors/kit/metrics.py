@@ -109,8 +109,8 @@ class Metrics:
         self._lag = self._worst_lag = 0.0
         self._steps = self._executor_tokens = self._sampled = 0
         self._drafter = ""
-        self._warm_sessions = dict.fromkeys(("computed", "given up"), 0)
-        self.warm_tokens = 0  # that the warm start computed
+        self._spare_requests = dict.fromkeys(("computed", "given up"), 0)
+        self.spare_tokens = 0  # computed before anybody asked
         self._constraints: Callable[[], ConstraintCounts | None] = lambda: None
         self._drafted = self._accepted = 0
         self._cached = self._computed = self._output = self._replayed = 0
@@ -173,9 +173,9 @@ class Metrics:
         Of spare requests only the computed tokens count.
         """
         if f.spare:
-            self._warm_sessions["computed" if f.reason == "length" else "given up"] += 1
+            self._spare_requests["computed" if f.reason == "length" else "given up"] += 1
             if f.reason == "length":
-                self.warm_tokens += f.computed
+                self.spare_tokens += f.computed
             return
         self._ends[f.reason] += 1
         self._cached += f.cached
@@ -412,21 +412,21 @@ class Metrics:
             ("executor_tokens", "Tokens that went through the model.", self._executor_tokens),
             ("sampled_tokens", "Tokens sampled, as steps come back.", self._sampled),
             ("output_tokens", "Output tokens of finished requests.", self._output),
-            ("warm_start_tokens", "Tokens that the warm start computed.", self.warm_tokens),
+            ("spare_tokens", "Tokens that were computed before anybody asked.", self.spare_tokens),
             ("store_lost_sessions", "Sessions saved whole as the store lost some.", self.store.lost),
             ("replayed_tokens", "Tokens with KV, run again for the fixed state behind.", self._replayed),
             ("computed_twice_tokens", "Tokens that retractions made the model run again.", self._twice),
         ):
             yield CounterMetricFamily(f"ramify_{name}", help, value=value)
         yield from self._texts()
-        warm = CounterMetricFamily(
-            "ramify_warm_start_sessions",
-            "Saved sessions whose branch was computed after the start, before anybody asked.",
+        spare = CounterMetricFamily(
+            "ramify_spare_requests",
+            "Prompts computed before anybody asked: saved sessions after a start, next turns.",
             labels=["result"],
         )
-        for result, value in sorted(self._warm_sessions.items()):
-            warm.add_metric([result], value)
-        yield warm
+        for result, value in sorted(self._spare_requests.items()):
+            spare.add_metric([result], value)
+        yield spare
         counts = self._constraints()
         if counts is not None:
             yield from counts.families()

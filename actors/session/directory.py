@@ -31,7 +31,7 @@ from ramify.actors.kit.relay import Relay
 from ramify.actors.kit.turns import Steps, Turns, Work
 from ramify.actors.kit.working import Working, cell_of
 from ramify.actors.session.actor import ENDS, SessionActor, SessionEvent
-from ramify.actors.session.branches.state import SessionState
+from ramify.actors.session.branches.state import MakeTokens, SessionState
 from ramify.actors.session.core import FAILED, SessionCore
 from ramify.actors.session.durable.exports import Importing, imported
 from ramify.actors.session.input.template import ChatTemplate
@@ -142,6 +142,7 @@ class Directory:
     in memory are read when somebody opens them. `wall`: seconds since 1970.
 
     `working`: where to write which session is worked on. `barred`: saved sessions that are not taken up.
+    `ahead`: see `SpareWork.put`.
 
     `holdings`: the memory that they may hold. `numbers`: what they are called inside, `prefix`: how
     their public ids begin, where several processes have sessions.
@@ -175,7 +176,9 @@ class Directory:
         wall: Callable[[], float] = time.time,
         working: Working | None = None,
         barred: Set[str] = frozenset(),
+        ahead: Callable[[str, MakeTokens], None] | None = None,
     ) -> None:
+        self._ahead = ahead
         self._working = working
         self._barred = barred
         self._store = store
@@ -611,6 +614,7 @@ class Directory:
             kept_s=self._kept_s if saves else None,
         )
         core.state.histories, core.state.binds = self.histories, terms.binds
+        core.state.ahead = self._ahead
         saver = None
         if self._store is not None and saves:
             created = self._wall() if found is None else read_head(found.items).created

@@ -10,7 +10,7 @@ have a store may (`keep`): of another process, or of before a restart.
 
 from array import array
 from collections import ChainMap, Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import takewhile
 from typing import Literal, NamedTuple
@@ -88,6 +88,10 @@ class Bound(NamedTuple):
     def length(self) -> int:
         """How many tokens the known text has."""
         return sum(len(piece.tokens) for piece in _pieces(self.piece))
+
+    def pieces(self) -> "Iterator[tuple[str, array[int]]]":
+        """The known text with its tokens."""
+        return ((piece.raw, piece.tokens) for piece in _pieces(self.piece))
 
     def tokens(self) -> "array[int]":
         """Those of the known text."""

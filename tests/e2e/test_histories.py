@@ -17,6 +17,7 @@ import pytest
 
 from ramify.actors.scheduler.core import Scheduler
 from ramify.protocol.messages import SchedulerEvent, Submit
+from tests.conftest import write_tokenizer
 
 VERSION = {"anthropic-version": "2023-06-01"}
 TOOL: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}}
@@ -268,3 +269,59 @@ async def test_the_scheduler_hears_which_request_one_goes_on_from(
     assert (first.follows, second.follows, third.follows) == (b"", first.history, second.history)
     assert len({first.history, second.history, third.history}) == 3
     assert first.request >> 32 != second.request >> 32
+
+
+FORGETS = (
+    "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' %}{% if loop.index0 > ns.last and m.reasoning_content %}"
+    "<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{{ m.content.split('</think>')[-1].strip() }}"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("layout", [{}, {"replicas": 2}], ids=["one", "replicas"])
+async def test_a_prompt_without_the_thoughts_is_there_before_it_comes(
+    serving: Any, tmp_path: Path, layout: dict[str, int]
+) -> None:
+    """The next turn computes its own new tokens, through a stateless door and through ours."""
+    write_tokenizer(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": FORGETS}))
+    said = "Go on, then. " * 9
+    asked = {"max_tokens": 900, "thought_tokens": 30, "temperature": 0}
+    async with (
+        serving(**layout, model={"path": tmp_path}, eos_every=60) as served,
+        client_of(served) as http,
+        served.connect() as peer,
+    ):
+        end = {"prompt": f"{said}<|im_end|>\n<|im_start|>assistant\n<think>\n"}
+        new = (await http.post("/tokenize", json=end)).json()["count"]
+        body = {"model": (await http.get("/v1/models")).json()["data"][0]["id"], **asked}
+        messages = [{"role": "user", "content": "Look at this. " * 20}]
+        for turn in range(3):
+            answer = await http.post("/v1/chat/completions", json={**body, "messages": messages})
+            (choice,), usage = answer.json()["choices"], answer.json()["usage"]
+            assert choice["finish_reason"] == "stop"
+            assert choice["message"].pop("reasoning_content")
+            cached = usage["prompt_tokens_details"]["cached_tokens"]
+            assert not turn or usage["prompt_tokens"] - cached == new
+            await soon(lambda: computed(http, turn + 1))  # noqa: B023
+            messages += [choice["message"], {"role": "user", "content": said}]
+        await peer.open(template="strict")
+        for turn in range(3):
+            text = said if turn else "And at this. " * 20
+            usage = (await peer.say(10 * turn + 1, text, **asked))["usage"]
+            assert usage["thought"]
+            assert not turn or usage["prompt"] - usage["cached"] == new
+            await soon(lambda: computed(http, turn + 4))  # noqa: B023
+
+
+async def computed(http: httpx2.AsyncClient, count: int) -> bool:
+    """Whether so many requests that nobody waits for have been computed."""
+    text = (await http.get("/metrics")).text
+    found = re.findall(r'^ramify_spare_requests_total\{.*"computed".*\} (\S+)$', text, re.MULTILINE)
+    return sum(map(float, found)) == count

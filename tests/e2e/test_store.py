@@ -104,7 +104,7 @@ async def test_a_session_leaves_the_memory_and_comes_back(
 async def warm_tokens(served: Any) -> float:
     """What the warm start has computed, wherever the core is."""
     _, text = await served.request("GET", "/metrics")
-    found = re.findall(r"^ramify_warm_start_tokens_total\S* (\S+)$", text, re.MULTILINE)
+    found = re.findall(r"^ramify_spare_tokens_total\S* (\S+)$", text, re.MULTILINE)
     return sum(map(float, found))
 
 

@@ -36,6 +36,7 @@ from ramify.protocol.plan import pack
 from ramify.protocol.saved import SavedRule
 from ramify.protocol.wire import Error, JsonObject, Persist, ServerMessage
 
+MakeTokens = Callable[[], "array[int]"]
 Made = object  # by `EncodeText.run`: input, choices or a prompt, as the one who asked for it knows
 ToCache = (
     OpenBranch
@@ -157,6 +158,7 @@ class SessionState:
         self.out = Outbox()
         self.expects = 0  # tokens that its ops, waiting or running, are going to add, about
         self.histories = Histories(limits)  # the server's, where there is one
+        self.ahead: Callable[[str, MakeTokens], None] | None = None  # see `SpareWork.put`
         self.binds = False  # its first messages may be a history that is known
         # what those became: text, and what was known of it
         self.asked: tuple[str, Bound] | None = None

@@ -37,11 +37,11 @@ from ramify.actors.session.input.conversation import (
     is_taken_back,
     length_of,
 )
+from ramify.actors.session.input.next_turn import NextTurn
 from ramify.actors.session.input.template import ChatTemplate
 from ramify.actors.tokenizer import Tokenizer
-from ramify.actors.tokenizer.histories import Bound
 from ramify.protocol.errors import BadRequest, RamifyError, TooLong
-from ramify.protocol.wire import Append, ChatMessage, Effort, JsonObject, Miss, Open, Role, Usage
+from ramify.protocol.wire import Append, ChatMessage, Effort, JsonObject, Open, Role
 
 RENDERED = 8  # characters that a template writes in the time in which one is tokenized, about
 LOT = 64  # parts that are appended in one go: a strict template may bring all turns anew
@@ -58,6 +58,7 @@ class BranchWriter:
         self._template = template
         self.strict = StrictRendering(template, tokenizer.inside_token)
         self.speech = template.speech
+        self.turns = NextTurn(state, tokenizer, template)
         # Ids that the model does not have: it would fail as a whole, with everybody on it.
         self._unknown = tokenizer.beyond(state.vocab)
 
@@ -116,7 +117,9 @@ class BranchWriter:
         encoded: list[PartTokens] = []
         tokenized = 0
         start, after = pending.start, pending.after
-        bound = self._bound(op, pending, tools, effort) if not strict else None
+        bound = None
+        if pending.start and not strict:
+            bound = self.turns.find(op, pending.parts[0].text, tools, effort)
         known = bound.tokens() if bound is not None else array("i")
         for part in pending.parts:
             text = part.text
@@ -140,50 +143,6 @@ class BranchWriter:
                 places = self._template.places(op.messages, op.marks, text, tools, effort)
             marks = self.tokenizer.tokens_before(encoded[0].tokens, text, places)
         return Prepared(pending, encoded, tokenized, bound, marks)
-
-    def _bound(
-        self,
-        op: Append,
-        pending: PendingAppend,
-        tools: list[JsonObject] | None,
-        effort: Effort | None,
-    ) -> Bound | None:
-        """What is known of the history that a stateless request begins with. O(bytes)."""
-        state = self._state
-        if not state.binds or not op.messages or not pending.start:
-            return None
-        text, inside = pending.parts[0].text, self.tokenizer.inside_token
-        return state.histories.find(state.owner, op.messages, tools, effort, text, inside)
-
-    def waits(self, op: Append) -> bool:
-        """Whether `prepare` may wait for a store."""
-        asks = self._state.binds and self._state.histories.waits
-        return asks and any(message.role == "assistant" for message in op.messages or ())
-
-    def prepared(self, prepared: Prepared) -> None:
-        """Count an append that was prepared."""
-        histories = self._state.histories
-        histories.tokenized += prepared.tokenized
-        if prepared.bound is not None:
-            self._state.asked = prepared.pending.parts[0].text, prepared.bound
-            histories.use(self._state.owner, prepared.bound)
-
-    def answered(self, branch: Branch, usage: Usage, asked: float, ended: float) -> Miss | None:
-        """An answer has ended: if the history comes back, it goes on with these tokens.
-
-        Returns why that history's tokens were computed again, if they were.
-        """
-        if self._state.asked is None:
-            return None
-        (text, bound), segments = self._state.asked, list(branch.segments)
-        if segments[0].raw != text or any(each.messages for each in segments[1:]):
-            return None  # a later turn, which only this session goes on from
-        known = bound.length
-        pieces = [(text[bound.chars :], segments[0].tokens[known:])]
-        pieces += [(each.raw, each.tokens[:]) for each in segments[1:]]
-        until = asked + branch.retain_s if branch.retain_s else 0.0
-        self._state.histories.add(self._state.owner, bound, pieces, until)
-        return bound.missed(usage.prompt, usage.cached, ended)
 
     def room(self, branches: Iterable[str]) -> int:
         """The most tokens that any of these branches has room for."""

@@ -29,6 +29,7 @@ from ramify.actors.calls.templates import (
     NOTHING_ASKED,
     QUESTION,
     RESULT,
+    THOUGHTS,
     TOOL,
     Asked,
     Rewrite,
@@ -147,6 +148,11 @@ class ChatTemplate:
         if self._rewrites is None:
             self._rewrites = rewrites(self, self.speech.dialect)
         return self._rewrites
+
+    @property
+    def forgets(self) -> bool:
+        """Whether it leaves thoughts out once the user goes on."""
+        return THOUGHTS in self.rewrites
 
     # --- append mode ----------------------------------------------------------------------------
 

@@ -93,7 +93,7 @@ class Texts:
         )
         tools = task.frame.tools.size if op.messages is not None else 0
         size = writer.size(branch, op, strict=strict, tools=tools)
-        if writer.waits(op) or not task.frame.spend(size, self._publisher.now):
+        if writer.turns.waits(op) or not task.frame.spend(size, self._publisher.now):
             ticket = shared.tickets[situation] = self._state.next_id()
             self._encoding[ticket] = (situation, [waiting])
             self._state.meter.add(held)
@@ -105,7 +105,7 @@ class Texts:
             prepared = bare(error)
         shared.prepared[situation] = prepared
         if isinstance(prepared, Prepared):
-            writer.prepared(prepared)
+            writer.turns.prepared(prepared)
         return self._apply(waiting, prepared)
 
     def encoded(
@@ -121,7 +121,7 @@ class Texts:
         del shared.tickets[situation]
         shared.prepared[situation] = result
         if isinstance(result, Prepared):
-            self._writer.prepared(result)
+            self._writer.turns.prepared(result)
         self._state.meter.add(-entries[0].held)
         cost = applying(result)
         while entries:

@@ -20,7 +20,7 @@ from ramify.protocol.errors import (
     Unsupported,
 )
 from ramify.protocol.messages import Finished, NotCompiled
-from ramify.protocol.wire import Done
+from ramify.protocol.wire import Done, JsonObject, Open
 
 FULL = "the session holds more than it may: drop branches or roll back, then generate on"
 RETRY_MS = 1000  # when a full queue may be tried again
@@ -64,13 +64,12 @@ class Endings:
         self._state.bump()
         # what is complete is told now, cut or not: to the next output it is no call of its own
         calls = reader.calls if reader is not None and reason in ("stop", "length") else []
-        strict = task.frame.opened.template == "strict"
-        if reader is not None and reason == "stop" and (calls or strict):
-            self._speak(generation, reader)
+        if reader is not None and reason == "stop":
+            self._speak(generation, reader, task.frame.opened, calls)
         usage = branch.usage = generation.usage(finished, output)
         miss = None
         if reason != "error":
-            miss = self._writer.answered(branch, usage, generation.arrived, finished.ended)
+            miss = self._writer.turns.answered(branch, usage, generation.arrived, finished.ended)
         return Done(
             id=generation.op.id,
             branch=branch.name,
@@ -106,17 +105,22 @@ class Endings:
             return "stop", generation.stop_token, output
         return finished.reason, None, output
 
-    def _speak(self, generation: GenerationState, reader: Reader) -> None:
+    def _speak(
+        self, generation: GenerationState, reader: Reader, opened: Open, calls: list[JsonObject]
+    ) -> None:
         """The turn has ended: the template of the next one may have to be told what it says."""
         segment = generation.segment
         if generation.op.keep_open:
             return
-        segment.spoken = self._writer.speech.spoken(reader, generation.branch, segment)
+        if calls or opened.template == "strict":
+            segment.spoken = self._writer.speech.spoken(reader, generation.branch, segment)
         if segment.spoken is not None:
             spoken = segment.spoken
             segment.grow(
                 len(spoken.content) + len(spoken.reasoning or "") + json_bytes(spoken.tool_calls)
             )
+        if segment.thought:
+            self._writer.turns.ahead(generation.branch, opened, reader, calls)
 
     def _cut_at_stop(self, generation: GenerationState, output: int) -> str:
         """The branch ends with exactly the text that was shown."""

@@ -1,19 +1,20 @@
-"""The warm start: whose branches are computed, in which order, and when it ends."""
+"""Spare work, and the warm start: whose branches are computed, in which order, and when it ends."""
 
 import asyncio
 import threading
+from array import array
 from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
-import anyio
+import anyio.lowlevel
 import pytest
 
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.mailbox import Mailbox
+from ramify.actors.spare_work import WAITING, SpareWork, WarmStart
 from ramify.actors.tokenizer import Tokenizer
-from ramify.actors.warm_start import WarmStart
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.plan import unpack
@@ -50,24 +51,27 @@ class Engine:
         self.sessions: Router[Any] = Router("sessions")
         self.asked: list[list[int]] = []  # the tokens of each request
         self.held: set[int] = set()
-        self.warm_start = WarmStart(
-            lambda: store,
-            model=MODEL,
+        self.spare = SpareWork(
             context=50,
-            most=most,
             cache=self.cache,
             scheduler=self.scheduler,
             sessions=self.sessions,
             numbers=count(7),
+            clock=ManualClock(),
+        )
+        self.warm_start = WarmStart(
+            self.spare,
+            lambda: store,
+            model=MODEL,
+            most=most,
             takes=lambda session: session != "elsewhere",
             here=lambda session: session == here,
-            clock=ManualClock(),
         )
 
     async def run(self) -> list[list[int]]:
         with anyio.fail_after(60):
             async with anyio.create_task_group() as group:
-                group.start_soon(self._answer)
+                group.start_soon(self.answer)
                 await self.warm_start.run()
                 group.cancel_scope.cancel()
         assert not len(self.sessions)
@@ -86,7 +90,7 @@ class Engine:
                 case m.DropSessions(sessions):
                     self.held -= set(sessions)
 
-    async def _answer(self) -> None:
+    async def answer(self) -> None:
         while True:
             for message in await self.scheduler.drain():
                 self._tell_cache()
@@ -162,3 +166,18 @@ async def test_a_store_that_cannot_be_read_ends_it_alone(saved: Any, caplog: Any
     assert await Engine(store).run() == []
     assert await asyncio.to_thread(store.closed.wait, 5)
     assert "the disk is gone" in caplog.text or caplog.records
+
+
+async def test_next_prompts_are_computed_the_newest_first_and_a_bad_one_hurts_no_other() -> None:
+    engine = Engine(Memory({}))
+    for number in range(WAITING + 2):
+        tokens = array("i", [number + 1])
+        engine.spare.put("tenant", (lambda: 1 / 0) if number == WAITING else lambda each=tokens: each)  # type: ignore[misc, arg-type, return-value]
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.answer)
+            group.start_soon(engine.spare.run)
+            while len(engine.asked) < WAITING - 1:
+                await anyio.lowlevel.checkpoint()
+            group.cancel_scope.cancel()
+    assert engine.asked == [[number + 1] for number in range(WAITING + 1, 1, -1) if number != WAITING]
