@@ -31,7 +31,11 @@ class AttentionByShape:
         self.static_extends = all(part.static_extends for part in self._parts)
 
     def room(self, bucket: Bucket) -> Plan:
-        return _together([part.room(bucket) for part in self._parts])
+        first = self._parts[0].room(bucket)
+        if bucket.grouped and not first:
+            return {}
+        alone = replace(bucket, grouped=False)
+        return _together([first, *(part.room(alone) for part in self._parts[1:])])
 
     def plan(self, step: StepRows, bucket: Bucket, captured: bool) -> Plan:
         return _together([part.plan(step, bucket, captured) for part in self._parts])

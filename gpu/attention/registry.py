@@ -55,15 +55,20 @@ class KernelChoice:
         shapes: Sequence[AttentionShape],
         device: torch.device,
         pages: Tensor | None = None,
+        windows: Tensor | None = None,
     ) -> AttentionBackend:
         """The back end, which reads the page tables in `table` on the host, or in `pages` on the device.
 
-        `shapes`: see `choose`. pages int32[rows, columns]: what torch does without.
+        `shapes`: see `choose`. pages int32[rows, columns]: what torch does without. `windows`: the same
+        of window pages.
         """
         # decodes share keys in layers without a window, and in the first part alone
         ordered = sorted(shapes, key=lambda shape: None not in shape.windows)
         make = BACK_ENDS[self.kind]
-        parts = [(shape, make(self, table, shape, device, pages)) for shape in ordered]
+        parts = [
+            (shape, make(self, table, shape, device, windows if shape.windowed else pages))
+            for shape in ordered
+        ]
         return parts[0][1] if len(parts) == 1 else AttentionByShape(parts)
 
     @property
@@ -170,6 +175,10 @@ def choose(
     obstacle = _flashinfer_obstacle(shape, device)
     if len(shapes) > 1:
         obstacle = "the model's layers have heads of several sizes, which it is not given"
+    if any(each.windowed for each in shapes):
+        obstacle = (
+            "layers with a window keep the last tokens in pages of their own, which it is not given"
+        )
     if asked == "auto":
         return _automatic(obstacle, shape, device)
     if obstacle is None:

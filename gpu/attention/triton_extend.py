@@ -40,13 +40,14 @@ _ITEM_FIELDS = 7
 _MERGE_FIELDS = 4
 
 
-def extend_items(step: StepRows, heads: int, kv_heads: int) -> Plan:
+def extend_items(step: StepRows, heads: int, kv_heads: int, window: int | None = None) -> Plan:
     """What the programs of a step do, and which of their results are to be merged.
 
     items int32[n, 7]: row, first query's index among the step's tokens, queries, position of the
     first, first and last (excluded) key, index of the part that it leaves or -1 for a tile that
     has no other item. Those with the longest reach come first: they take longest.
     merges int32[m, 4]: first query's index, queries, first part, parts.
+    `window`: how many positions back a token sees at most; None: all.
     """
     size = _TILE * kv_heads // heads  # tokens in a tile
     rows, starts, counts = (part[: step.extends] for part in (step.rows, step.starts, step.counts))
@@ -56,7 +57,8 @@ def extend_items(step: StepRows, heads: int, kv_heads: int) -> Plan:
     queries = np.minimum(counts[run] - offset, size)
     position = starts[run] + offset
     first = (np.cumsum(counts) - counts)[run] + offset
-    reach = position + queries
+    low = 0 * position if window is None else np.maximum(position - window + 1, 0)
+    reach = position + queries - low  # keys that some query of the tile sees
 
     cuts = np.ones(len(run), dtype=np.int64)
     spare = _wanted(kv_heads) - len(run)
@@ -68,6 +70,7 @@ def extend_items(step: StepRows, heads: int, kv_heads: int) -> Plan:
     tile = np.repeat(np.arange(len(run)), cuts)  # of each item
     start = (np.arange(len(tile)) - np.repeat(np.cumsum(cuts) - cuts, cuts)) * stretch[tile]
     stop = np.minimum(start + stretch[tile], reach[tile])
+    start, stop = start + low[tile], stop + low[tile]
     split = cuts[tile] > 1
     part = np.where(split, np.cumsum(split) - 1, -1)
     items = np.stack(
@@ -165,15 +168,15 @@ def _extend(
     places = asked[:, None] * DIM + dims[None, :]
     query, tail = ask(q, asked, dims, real, DIM, TAIL)
     reach = position + lines // GROUP
-    first_key = start
     if WINDOW:
-        start = tl.maximum(start, (position - WINDOW + 1) // KEYS * KEYS)
+        start = tl.maximum(start, position - WINDOW + 1)
     top = tl.full([TILE], -float("inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
     mixed = tl.zeros([TILE, DIM], tl.float32)
     if sinks is not None:
         head = kv_head * GROUP + lines % GROUP
-        top, total = begin_with_sinks(sinks, head, real, first_key)
+        # taken in with the tile's last keys: the host knows where the first ones are, and it alone
+        top, total = begin_with_sinks(sinks, head, real, position + count - stop)
     for begin in range(start, stop, KEYS):
         keys = begin + tl.arange(0, KEYS)
         there = keys < stop

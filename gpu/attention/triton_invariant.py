@@ -167,19 +167,20 @@ def _attend(
     end = position + count
     low = 0
     if WINDOW:
-        low = tl.maximum(position - WINDOW + 1, 0) // CHUNK
+        low = tl.maximum(position - WINDOW + 1, 0)
     top = tl.full([LINES], -float("inf"), tl.float32)
     total = tl.zeros([LINES], tl.float32)
     mixed = tl.zeros([LINES, DIM], tl.float32)
     if sinks is not None:
         top, total = begin_with_sinks(sinks, head, real, 0)
-    for chunk in range(low + tl.program_id(2), tl.cdiv(end, CHUNK), SPLITS):
+    for chunk in range(low // CHUNK + tl.program_id(2), tl.cdiv(end, CHUNK), SPLITS):
         own_top = tl.full([LINES], -float("inf"), tl.float32)
         own_total = tl.zeros([LINES], tl.float32)
         own_mixed = tl.zeros([LINES, DIM], tl.float32)
-        for begin in range(chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, end), KEYS):
+        first_key = tl.maximum(chunk * CHUNK, low // KEYS * KEYS)
+        for begin in range(first_key, tl.minimum(chunk * CHUNK + CHUNK, end), KEYS):
             keys = begin + tl.arange(0, KEYS)
-            there = keys < end
+            there = (keys >= low) & (keys < end)
             source = paged(pages, row, columns, keys, there, kv_head, KV_HEADS, DIM, TAIL, PAGE)
             seen = keys[None, :] <= reach[:, None]
             if WINDOW:

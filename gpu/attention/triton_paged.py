@@ -41,11 +41,13 @@ class TritonPaged:
     ) -> None:
         self._pages, shape = pages, shape.tiled
         self._heads, self._kv_heads, self._dim = shape.heads, shape.kv_heads, shape.head_dim
+        # how far back any of the layers sees; None: one of them sees all
+        self._window = None if None in shape.windows else max(filter(None, shape.windows))
         self._arrived = pages.new_zeros(len(pages) * (1 + table.max_guessed) * shape.kv_heads)
         self._lines = lines_for(shape, table.max_guessed)
         self._shares = shares_for(pages.device, shape, self._lines)
         self._grouper = self._run_grouper = None
-        if shares_keys and None in shape.windows:
+        if shares_keys and self._window is None:
             self._grouper = grouper_for(table, shape)
             if self._lines > 1:
                 self._run_grouper = grouper_for(table, shape, self._lines)
@@ -69,7 +71,8 @@ class TritonPaged:
 
     def plan(self, step: StepRows, bucket: Bucket, captured: bool) -> Plan:
         if step.extends:
-            return extend_items(step, self._heads, self._kv_heads) | self._runs(step, bucket)
+            items = extend_items(step, self._heads, self._kv_heads, self._window)
+            return items | self._runs(step, bucket)
         if step.lines is not None:
             return self._groups_of_runs(step, bucket, self._runs(step, bucket))
         if self._grouper is None:

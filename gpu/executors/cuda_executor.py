@@ -68,10 +68,13 @@ class CudaExecutor:
         self._pool = pool
         # one row more than there are: padding runs in it, at position 0 of the padding slot's page
         self._spare = info.max_rows
-        columns = -(-table.max_length // info.page_size)
-        self._pages = torch.full(
-            (info.max_rows + 1, columns), pool.pages, dtype=torch.int32, device=self._device
-        )
+        windowed = info.window_pages > 0
+        shape = 1 + windowed, info.max_rows + 1, -(-table.max_length // info.page_size)
+        # one tensor, so that one launch writes what a plan adds to both
+        self._tables = torch.full(shape, pool.pages, dtype=torch.int32, device=self._device)
+        self._pages, windows = self._tables[0], self._tables[-1]
+        if windowed:
+            windows.fill_(info.window_pages)
         slots = pool.padding_slot + 1 if drafter is not None and drafter.reads_tokens else None
         self._verifier = Verifier(info.max_drafts, self._pages, info.page_size, slots)
         self._last = self._verifier.last
@@ -89,14 +92,14 @@ class CudaExecutor:
         self._logits = torch.empty(
             (info.max_rows, info.vocab_size), dtype=model.dtype, device=self._device
         )
-        shapes = model.config.attention_shapes(model.dtype)
-        self._attention = attention.back_end(table, shapes, self._device, self._pages)
+        shapes = model.config.attention_shapes(model.dtype, windowed)
+        self._attention = attention.back_end(table, shapes, self._device, self._pages, windows)
         self._model = model
         self._unlike_layers = model.unlike_layers()
         products = (InvariantProducts if attention.deterministic else Products)(self._device)
         self._ops = TritonOps(
             pool, self._pages, self._last, self._attention, products, layer_sizes(model, products),
-            model.rotaries,
+            model.rotaries, windows=windows,
         )  # fmt: skip
         self._sampler = CudaSampler(info.max_rows + 1, info.vocab_size, self._device)
         decodes = decode_buckets(info.max_rows)[-1]
@@ -280,8 +283,8 @@ class CudaExecutor:
         if self.drafts.drafter is not None:
             self.drafts.drafter.close()
         self._ring.clear()  # its steps hold the executor
-        del self._graphs, self._model, self._ops, self._attention, self._pages, self._logits, self._pool
-        del self.drafts
+        del self._graphs, self._model, self._ops, self._attention, self._pages, self._tables
+        del self._logits, self._pool, self.drafts
 
     # --- the host's part of a step ---
 
@@ -334,9 +337,12 @@ class CudaExecutor:
         total = int(counts.sum())
         column = np.arange(total) + np.repeat(first - (np.cumsum(counts) - counts), counts)
         row = np.repeat(rows, counts)
-        places = row * self._pages.shape[1] + column
-        sent = self._page_uploads.send(entry, places=places, pages=self.rows.pages[row, column])
-        self._pages.view(-1).index_copy_(0, sent["places"], sent["pages"])
+        places, pages = row * self._pages.shape[1] + column, self.rows.pages[row, column]
+        if len(self._tables) > 1:
+            places = np.concatenate([places, places + self._pages.numel()])
+            pages = np.concatenate([pages, self.rows.windows[row, column]])
+        sent = self._page_uploads.send(entry, places=places, pages=pages)
+        self._tables.view(-1).index_copy_(0, sent["places"], sent["pages"])
 
     def _hold_states(self, entry: int, step: StepRows) -> None:
         """Give rows that sat the step out the state that they had, in the slot that they were to write.

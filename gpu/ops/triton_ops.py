@@ -62,7 +62,8 @@ class LazyStream(ResidualStream):
 
 
 class TritonOps:
-    """Runs steps over `pool`; `pages` int32[rows, columns] is the page table on the device.
+    """Runs steps over `pool`; `pages` int32[rows, columns] is the page table on the device, `windows`
+    that of window pages.
 
     `last` int32[rows]: the token that each row sampled last. `rotaries`: all of the model's.
     `tilings`: on which kernel each of the `products` runs, by the number of tokens and the sizes.
@@ -78,9 +79,10 @@ class TritonOps:
         sizes: LayerSizes,
         rotaries: Iterable[Rotary],
         tilings: Callable[[int, LayerSizes], OpTilings] = tilings_for,
+        windows: Tensor | None = None,
     ) -> None:
         self._pool = pool
-        self._pages = pages
+        self._pages, self._windows = pages, pages if windows is None else windows
         self._last = last
         self._attention = attention
         self._products = products
@@ -113,9 +115,8 @@ class TritonOps:
 
     def attend(self, qkv: Tensor, layer: LayerAttention, step: StepInputs[Tensor]) -> Tensor:
         kv = self._pool.layers[layer.index]
-        q = rope_store(
-            qkv, layer, self._cos_sin[layer.rotary], step.rows, step.positions, self._pages, kv
-        )
+        pages = self._windows if kv.windowed else self._pages
+        q = rope_store(qkv, layer, self._cos_sin[layer.rotary], step.rows, step.positions, pages, kv)
         output = self._attention.attend(q, kv, step, layer.spec)
         return open_heads(output, qkv) if layer.gated else output
 

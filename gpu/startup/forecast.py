@@ -40,11 +40,11 @@ def forecast(path: Path) -> dict[str, str]:
     token = shape.kv_layout(kept).bytes_per_token
     free = free_bytes(device)
     room = plan_pages(None, context, 1, token, free - sizes.weights, device, config.kv_fraction)
-    attention = choose(config.attention, shape.attention_shapes(dtype), device, config.deterministic)
+    ends = has_windows(config, shape, context)
+    shapes = shape.attention_shapes(dtype, ends)
+    attention = choose(config.attention, shapes, device, config.deterministic)
     rate = bandwidth(device)
     isa = quantization.isa
-    on_host = isa is not None or attention.extend == "torch"
-    ends = has_windows(config, shape, context, on_host)
     windows = "; more, as layers with a window keep the last tokens alone" if ends else ""
     return {
         "device": f"{device}, {free >> 20} MiB are free",

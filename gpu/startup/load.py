@@ -65,7 +65,9 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
         torch.set_num_threads(config.threads)
     context = context_of(config, shape)
     quantization = choose_quantization(config, shape, device)
-    attention = choose(config.attention, shape.attention_shapes(dtype), device, config.deterministic)
+    windows = has_windows(config, shape, context)
+    shapes = shape.attention_shapes(dtype, windows)
+    attention = choose(config.attention, shapes, device, config.deterministic)
     draft = choose_draft(config, attention if quantization.isa is None else None)
     check_states(config, shape, draft, attention)
     try:
@@ -76,7 +78,6 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
             "free): free memory, or give a smaller model or dtype"
         ) from error
     on_host = quantization.isa is not None or attention.extend == "torch"
-    windows = has_windows(config, shape, context, on_host)
     info = _info(config, shape, model, context, dtype, device, attention, windows)
     info = msgspec.structs.replace(
         info, quantization=quantization.name, quantization_reason=quantization.reason, constrains=True
@@ -294,7 +295,9 @@ def _cuda(
         fill()
     free = free_bytes(model.device)
     # states of padding are not kept, so one slot will do
-    small = msgspec.structs.replace(info, pages=1, state_slots=int(info.state_bytes > 0))
+    small = msgspec.structs.replace(
+        info, pages=1, state_slots=int(info.state_bytes > 0), window_pages=int(info.window > 0)
+    )
     if attention.compiles:
         progress("compiling FlashInfer's kernels: minutes, once", 0.0)
     try:

@@ -102,19 +102,16 @@ def plan_slots(
     return slots
 
 
-def has_windows(config: ModelConfig, shape: Definition, context: int, on_host: bool) -> bool:
-    """Whether layers with a window are to have pages of their own. Raises ModelError if they cannot.
-
-    `on_host`: the CPU's kernels serve, or torch.
-    """
+def has_windows(config: ModelConfig, shape: Definition, context: int) -> bool:
+    """Whether layers with a window are to have pages of their own. Raises ModelError if they cannot."""
     wanted, window = config.window_tokens, shape.window
     obstacle = None
     if window is None:
         obstacle = "the model has no layers with a window, or none that can have a KV cache of their own"
     elif window < 2 or window >= context:
         obstacle = f"its window of {window} tokens is no shorter than the context of {context}"
-    elif not on_host:
-        obstacle = "the kernels of a GPU keep all keys and values of such layers; give --attention torch"
+    elif config.attention == "flashinfer":
+        obstacle = "FlashInfer keeps all keys and values of such layers; give --attention triton"
     elif config.page_size != 1:
         obstacle = f"--page-size {config.page_size}: a window may begin at any token; leave it out"
     if obstacle is not None and wanted:

@@ -92,6 +92,7 @@ class Machine:
         ({}, {"spec": {"softcap": 30.0}}, "triton", "soft-capped scores"),
         ({}, {"spec": {"scale": 0.5}}, "triton", "another scale"),
         ({}, {"heads": 71, "kv_heads": 1}, "torch", "not 71"),
+        ({}, {"windowed": True}, "triton", "keep the last tokens in pages of their own"),
     ],
 )
 def test_auto_takes_fa3_where_it_is_at_hand(
@@ -115,6 +116,7 @@ def test_auto_takes_fa3_where_it_is_at_hand(
         ({}, {"head_dim": 32}, "--attention triton"),
         ({}, {"spec": {"softcap": 30.0}}, "soft-capped scores.*--attention triton"),
         ({}, {"spec": {"sinks": torch.zeros(4)}}, "sinks.*--attention triton"),
+        ({}, {"windowed": True}, "pages of their own.*--attention triton"),
     ],
 )
 def test_flashinfer_is_refused_with_a_mend(

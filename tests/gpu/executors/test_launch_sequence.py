@@ -172,6 +172,24 @@ def test_layers_with_fixed_states(run: Any, captured: bool) -> None:
     assert run(first, mixed, captured=captured, changes=QWEN) == ["upload", *both, *ends]
 
 
+@pytest.mark.parametrize("captured", [False, True])
+def test_layers_with_window_pages(run: Any, captured: bool) -> None:
+    """Both page tables are written by one launch; a layer's kernels are those of any layer."""
+    mistral = {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "sliding_window": 64,
+    }
+    pages = pack(range(64))
+    opens = [OpenRow(0, 0, pages, 0, SamplingParams(), windows=pages)]
+    first = StepPlan(0, opens=opens, extends=[ExtendRow(0, 0, pack([5] * 40), True)])
+    more = ["_merge"] if captured else []
+    wanted = ["upload", "page table", "upload", *step(["_extend", *more]), *SAMPLER, "download"]
+    assert run(first, captured=captured, changes=mistral) == wanted
+    wanted = ["upload", *step(["_decode", "_merge"]), *SAMPLER, "download"]
+    assert run(first, DECODE, captured=captured, changes=mistral) == wanted
+
+
 EXPERTS = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",

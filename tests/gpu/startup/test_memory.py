@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -112,13 +113,13 @@ def test_window_tokens_are_refused_where_no_layer_can_use_them(tmp_path: Path) -
     } | layers  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(fields))
     shape, asked = read_config(tmp_path), ModelConfig(path=tmp_path, window_tokens=4096)
-    assert has_windows(asked, shape, 256, True)
-    assert not has_windows(ModelConfig(path=tmp_path, window_tokens=0), shape, 256, True)
-    assert not has_windows(ModelConfig(path=tmp_path), shape, 256, False)
-    with pytest.raises(ModelError, match="--window-tokens 4096: the kernels of a GPU keep all"):
-        has_windows(asked, shape, 256, False)
+    assert has_windows(asked, shape, 256)
+    assert not has_windows(ModelConfig(path=tmp_path, window_tokens=0), shape, 256)
+    assert not has_windows(ModelConfig(path=tmp_path, attention="flashinfer"), shape, 256)
+    with pytest.raises(ModelError, match="--window-tokens 4096: FlashInfer keeps all keys and values"):
+        has_windows(msgspec.structs.replace(asked, attention="flashinfer"), shape, 256)
     with pytest.raises(ModelError, match="its window of 20 tokens is no shorter than the context of 20"):
-        has_windows(asked, shape, 20, True)
+        has_windows(asked, shape, 20)
     paged = ModelConfig(path=tmp_path, window_tokens=4096, page_size=16)
     with pytest.raises(ModelError, match="--page-size 16: a window may begin at any token"):
-        has_windows(paged, shape, 256, True)
+        has_windows(paged, shape, 256)
