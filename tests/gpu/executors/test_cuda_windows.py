@@ -1,5 +1,4 @@
-"""Layers with a window on the CUDA executor, in pages of their own: small in the interpreter, the same on a
-GPU."""
+"""Layers with a window on the CUDA executor, in pages of their own; on a GPU the same."""
 
 from pathlib import Path
 from typing import Any
@@ -7,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from ramify.gpu.kv.layout import KVPool, PairLayout
 from ramify.protocol.plan import ExtendRow, pack, unpack
 from tests.gpu.executors.test_cuda_states import CUDA, in_flight, where
 from tests.gpu.models.families.test_families import prompts, reference, save
@@ -35,14 +35,24 @@ def ring(first: int, positions: int, size: int = GAP) -> list[int]:
     return [first + position % size for position in range(positions)]
 
 
+@pytest.fixture(autouse=True)
+def _unwritten_keys_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody wrote is NaN, and so is what is made of it."""
+    allocate = PairLayout.allocate
+
+    def with_nan(self: PairLayout, *sizes: Any) -> KVPool:
+        pool = allocate(self, *sizes)
+        for kv in pool.layers:
+            kv.k[:-1] = kv.v[:-1] = float("nan")
+        return pool
+
+    monkeypatch.setattr(PairLayout, "allocate", with_nan)
+
+
 def loaded(drive: Any, folder: Path, where: Any, **settings: Any) -> Any:
     more = {"window_tokens": PAGES, "context": 192, "step_tokens": 16, **settings}
     d = drive(folder, **where | more)
-    assert d.executor.info.window == WINDOW
-    for kv in d.executor._pool.layers:
-        if kv.windowed:
-            assert len(kv.k) == PAGES + 1
-            kv.k[:-1] = kv.v[:-1] = float("nan")  # what nobody wrote shows where it is read
+    assert (d.executor.info.window, d.executor.info.window_pages) == (WINDOW, PAGES)
     return d
 
 
@@ -68,7 +78,8 @@ def test_as_transformers(deterministic: bool, where: Any, tmp_path: Path, drive:
         {"opens": [d.open(0, range(700, 820), windows=pack(ring(GAP, 120)))],
          "extends": [ExtendRow(0, 0, pack(first[:9]), False)]},
         {"opens": [d.open(1, pages, 24, windows=pack(windows))],
-         "extends": [ExtendRow(0, 9, pack(first[9:15]), False), ExtendRow(1, 24, pack(first[:3]), True)]},
+         "extends": [ExtendRow(0, 9, pack(first[9:15]), False),
+                     ExtendRow(1, 24, pack(first[:3]), True)]},
         {"decodes": [1], "extends": [ExtendRow(0, 15, pack(first[15:]), True)]},
         *({"decodes": rows} for rows in ([1, 0], [0, 1]) * STEPS),
     ]  # fmt: skip
