@@ -67,15 +67,17 @@ def drawn_layer(fields: dict[str, Any], scale: float = 0.02) -> LayerExperts:
     )  # fmt: skip
 
 
+def widened(linear: Linear) -> Linear:
+    return replace(linear, weight=plain(linear.tensor.float()).weight)
+
+
 def layer_parts(fields: dict[str, Any], tiny: bool, tune: bool) -> list[dict[str, Any]]:
     """Errors and microseconds of both paths, by tokens. `tune`: in other tiles than are served, too."""
     from ramify.gpu.ops import triton_experts as kernels
     from ramify.gpu.ops.triton_linear import UnscaledRows
 
     one, found = drawn_layer(fields), []
-    wide = replace(one, **{name: replace(linear, weight=plain(linear.tensor.float()).weight)
-                           for name, linear in (("router", one.router), ("gate_up", one.gate_up),
-                                                ("down", one.down))})  # fmt: skip
+    wide = replace(one, gate_up=widened(one.gate_up), down=widened(one.down))
     counts = (1, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 8192) if not tiny else (1, 20)
     for tokens in counts:
         x = torch.randn((tokens, fields["hidden_size"]), device=one.down.tensor.device)
@@ -105,7 +107,7 @@ def layer_parts(fields: dict[str, Any], tiny: bool, tune: bool) -> list[dict[str
                        "gb_s": round(moved / seconds / 1e9),
                        "tflop_s": round(flops / seconds / 1e12, 1)}  # fmt: skip
                 if not tune and tokens <= 1024:
-                    wanted = run(x.float(), wide)
+                    wanted = run(x.float(), wide, x)  # the same routes
                     row["error"] = float(
                         f"{((way().float() - wanted).norm() / wanted.norm()).item():.2g}"
                     )
