@@ -111,7 +111,8 @@ def _gluon_for(tokens: int, sizes: LayerSizes) -> GluonTiling | None:
 def _tilings_for(tokens: int, sizes: LayerSizes) -> OpTilings:
     if not sizes.overlaps or sizes.dtype != torch.bfloat16 or tokens > MOST_TOKENS:
         return OpTilings()
-    if any(size % 128 for size in (sizes.hidden, sizes.attention, sizes.qkv, sizes.intermediate)):
+    others = sizes.attention, sizes.qkv, sizes.intermediate
+    if sizes.hidden % 128 or any(size % _OUTPUTS for size in others):
         return OpTilings()
     rows = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
     # Long reads keep pace with 64 tokens a tile. Short ones want more programs: `output` of

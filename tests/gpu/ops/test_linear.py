@@ -121,6 +121,7 @@ def test_a_gated_product_cannot_be_split() -> None:
 
 
 LLAMA = LayerSizes(4096, 4096, 6144, 14336, torch.bfloat16, overlaps=True)
+LITE = LayerSizes(2048, 2048, 3648, 10944, torch.bfloat16, overlaps=True)  # DeepSeek-V2-Lite
 QWEN = LayerSizes(1024, 2048, 4096, 3072, torch.bfloat16, overlaps=True)
 
 
@@ -153,11 +154,13 @@ def test_tilings_of_real_models() -> None:
                 assert with_gluon.gated.inputs * with_gluon.gated.stages <= sizes.hidden
         assert isinstance(tilings_for(8192, dataclasses.replace(sizes, gluon=True)).gated, GluonTiling)
     assert tilings_for(8192, dataclasses.replace(LLAMA, gluon=True, hidden=256)) == OpTilings()
+    few = tilings_for(1, LITE)
+    assert None not in (few.linear, few.add, few.gated)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [1, 7, 32, 33, 64, 100, 256, 700, 2000])
-@pytest.mark.parametrize("sizes", [QWEN, LLAMA], ids=["qwen", "llama"])
+@pytest.mark.parametrize("sizes", [QWEN, LLAMA, LITE], ids=["qwen", "llama", "deepseek"])
 def test_real_shapes(sizes: LayerSizes, tokens: int) -> None:
     if not CUDA:
         pytest.skip("needs a CUDA device")
