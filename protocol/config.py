@@ -114,7 +114,7 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
         Setting(
             "weights as integers of 8 or 4 bits (int8, int4: on a CPU), as 8-bit floats (fp8: on a "
             "GPU), or unrounded (none, exact float32 on a CPU); auto: on a GPU as the checkpoint has "
-            "them, on a CPU int8, or what a GGUF file has, if it has instructions for it",
+            "them, on a CPU int8, or a checkpoint's own integers, if it has instructions for it",
             first=True,
         ),
     ] = "auto"

@@ -89,6 +89,11 @@ class Sizes:
             return 1 + 4 / GROUP  # if a scale is of so many
         if self._quantization.isa is None:
             return self._plain
+        return self._integers(use, names)
+
+    def _integers(self, use: Use, names: Sequence[str]) -> float:
+        if self._quantization.kept and not self._types:
+            return 1 if use == "logits" else 0.5 + _GROUP
         kinds = [self._types.get(name, "") for name in names if name.endswith(".weight")]
         blocks = all(kind in BITS for kind in kinds)
         rounds = self._quantization.name == "int4" and not self._quantization.kept and use != "logits"

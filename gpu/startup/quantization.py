@@ -71,10 +71,20 @@ def choose_quantization(config: ModelConfig, shape: Definition, device: torch.de
     if asked != "auto":
         return Quantization(asked, "as asked", isa)
     why = f"this CPU has {isa.name}; --quantization none: {EXACT}"
-    bits = block_bits(config.path) if config.path.is_file() else None
+    bits = _stored_bits(config.path, shape)
     if bits is None:
         return Quantization("int8", why, isa)
-    return Quantization("int4" if bits <= 4 else "int8", f"the file's blocks; {why}", isa, kept=True)
+    name: Literal["int4", "int8"] = "int4" if bits <= 4 else "int8"
+    told = "the file's blocks" if config.path.is_file() else "the checkpoint's"
+    return Quantization(name, f"{told}; {why}", isa, kept=True)
+
+
+def _stored_bits(path: Path, shape: Definition) -> int | None:
+    """Of what a checkpoint has as integers that the CPU's kernels read; None: it has none."""
+    if path.is_file():
+        return block_bits(path)
+    four = shape.stored is not None and shape.stored.name == "int4"
+    return 4 if four and not shape.has_experts else None  # experts are served in 8 bits
 
 
 def _fp8(config: ModelConfig, shape: Definition, device: torch.device) -> Quantization | None:

@@ -93,10 +93,15 @@ class _Target:
         self.called = called
         self._packing = packing
         self._stored = stored
+        self._device = next((view.device for view in views.values()), None)
 
     def part(self, name: str, tensor: Tensor) -> tuple[str, str] | None:
         """As of `WeightFormat`."""
         return None if self._stored is None else self._stored.part(name, tensor)
+
+    def is_idle_bias(self, name: str, tensor: Tensor) -> bool:
+        """Tools that quantize gave each product a bias, of zeros where a model has none."""
+        return self._stored is not None and name.endswith(".bias") and not bool(tensor.any())
 
     def take_part(self, path: Path, name: str, whole: str, part: str, tensor: Tensor) -> None:
         """`name`: of the tensor in the file; `whole`: of its weight here, or of a layer's experts."""
@@ -105,6 +110,8 @@ class _Target:
             _check_ignorable(path, name, self.known)
         if not part or self._stored is None:
             return
+        if stacked is None:
+            self._check_new(path, name, whole)
         parts = self.parts.setdefault(whole, {})
         if part in parts:
             raise ModelError(
@@ -124,8 +131,10 @@ class _Target:
 
     def _weight(self, parts: dict[str, Tensor], shape: Sequence[int]) -> Weight:
         assert self._stored is not None
-        outputs, inputs = shape
-        return self._stored.weight(parts, (outputs, inputs))
+        if len(shape) != 2:
+            raise ValueError("it is no matrix")
+        there = {key: part.to(self._device) for key, part in parts.items()}
+        return self._stored.weight(there, (shape[0], shape[1]))
 
     def _take_experts(self, path: Path, name: str, whole: str, parts: dict[str, Tensor]) -> None:
         """Weights of all of a layer's experts: gate and up, or down."""
@@ -169,10 +178,13 @@ class _Target:
         self._packing.loaded(wanted)
 
     def _note(self, path: Path, name: str, wanted: str) -> None:
+        self._check_new(path, name, wanted)
+        self.missing.discard(wanted)
+
+    def _check_new(self, path: Path, name: str, wanted: str) -> None:
         if wanted not in self.missing:
             raise ModelError(f"{path} holds {name}, which an earlier file has too: "
                              "download the checkpoint again")  # fmt: skip
-        self.missing.discard(wanted)
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
@@ -250,7 +262,8 @@ def _load_file(path: Path, target: _Target) -> Iterator[tuple[float, int]]:
                 whole = _in_decoder(name, known, called)
                 ending = None if whole in known else _ending(whole, called.experts)
                 if whole not in known and ending is None:
-                    _check_ignorable(path, name, known)
+                    if not target.is_idle_bias(name, tensor):
+                        _check_ignorable(path, name, known)
                     continue
                 parts: Iterable[tuple[str, Tensor]] = [(whole, tensor)]
                 if ending is not None:

@@ -5,10 +5,12 @@ class with the methods of `WeightFormat`, in a file of its own, and a line in `_
 """
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from ramify.gpu.ops.linear import four_bit_checkpoints
 from ramify.gpu.ops.linear.base import Weight
 from ramify.gpu.ops.linear.fp8 import GROUP, Fp8Format
 
@@ -44,7 +46,7 @@ def read_format(raw: Any) -> WeightFormat:
     method = raw.get("quant_method")
     if not isinstance(method, str) or method not in _METHODS:
         raise ValueError(f"({method or 'of an unknown method'}) is not supported: give a checkpoint in "
-                         "float32, bfloat16, float16 or fp8")  # fmt: skip
+                         "float32, bfloat16, float16, fp8, AWQ or GPTQ")  # fmt: skip
     return _METHODS[method](raw)
 
 
@@ -88,6 +90,8 @@ _MODELOPT = {"FP8": False, "FP8_PER_CHANNEL_PER_TOKEN": False, "FP8_PB_WO": True
 
 def _compressed(raw: dict[str, Any]) -> WeightFormat:
     """compressed-tensors': groups of layers, which must be of one kind."""
+    if raw.get("format") == "pack-quantized":
+        return _four_bits(four_bit_checkpoints.compressed, raw)
     groups = _object(raw, "config_groups")
     kinds = [
         _object(groups[name], "weights") if isinstance(groups[name], dict) else {} for name in groups
@@ -104,10 +108,20 @@ def _compressed(raw: dict[str, Any]) -> WeightFormat:
     return Fp8Format(any(sizes))
 
 
+def _four_bits(read: Callable[[dict[str, Any]], WeightFormat], raw: dict[str, Any]) -> WeightFormat:
+    try:
+        return read(raw)
+    except ValueError as error:
+        raise ValueError(f"({raw['quant_method']}) {error}") from None
+
+
 _METHODS: dict[str, Callable[[dict[str, Any]], WeightFormat]] = {
     "fp8": _fp8,
     "compressed-tensors": _compressed,
     "fbgemm_fp8": _fbgemm,
+    "awq": partial(_four_bits, four_bit_checkpoints.awq),
+    "gptq": partial(_four_bits, four_bit_checkpoints.gptq),
+    "torchao": partial(_four_bits, four_bit_checkpoints.torchao),
     "modelopt": _modelopt,
     "modelopt_fp8": _modelopt,
 }

@@ -28,6 +28,19 @@ class GroupedWeight(Weight):
     offsets: Tensor | None
     bits: int
 
+    @property
+    def group(self) -> int:
+        """Inputs of a group."""
+        return self.codes.shape[1] // self.scales.shape[1]
+
+    def in_groups(self, size: int) -> "GroupedWeight":
+        """The same in smaller groups, which must divide its own."""
+        times = self.group // size
+        if times == 1:
+            return self
+        offsets = None if self.offsets is None else self.offsets.repeat_interleave(times, 1)
+        return GroupedWeight(self.codes, self.scales.repeat_interleave(times, 1), offsets, self.bits)
+
     def floats(self) -> Tensor:
         """float32 [outputs, inputs]."""
         outputs, groups = self.scales.shape
@@ -41,17 +54,22 @@ class GroupedWeight(Weight):
 
     def in_order(self, order: Tensor) -> "GroupedWeight":
         """With its rows as `order` says."""
+        order = order.to(self.codes.device)
         offsets = None if self.offsets is None else self.offsets[order]
         return GroupedWeight(self.codes[order], self.scales[order], offsets, self.bits)
 
 
 def joined(parts: Sequence[GroupedWeight]) -> GroupedWeight:
-    """One below the other, all in groups of 32, with the most bits that any has, offsets if any has."""
-    if len(parts) == 1 and parts[0].codes.shape[1] == GROUP * parts[0].scales.shape[1]:
+    """One below the other, with the most bits that any has, offsets if any has.
+
+    In groups as they are, if these are all alike and of a multiple of 32 inputs; else of 32.
+    """
+    sizes = {part.group for part in parts}
+    if len(sizes) > 1 or sizes.pop() % GROUP:
+        parts = [part.in_groups(GROUP) if part.group % GROUP == 0 else _rounded(part.floats(), 8)
+                 for part in parts]  # fmt: skip
+    if len(parts) == 1:
         return parts[0]
-    if any(part.codes.shape[1] != GROUP * part.scales.shape[1] for part in parts):
-        parts = [part if part.codes.shape[1] == GROUP * part.scales.shape[1] else
-                 _rounded(part.floats(), 8) for part in parts]  # fmt: skip
     bits, offsets = max(part.bits for part in parts), None
     codes = [part.codes for part in parts]
     if any(part.offsets is not None for part in parts):

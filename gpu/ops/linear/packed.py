@@ -9,7 +9,7 @@ from ramify.gpu.native.grouped import PackedGroups, pack_groups
 from ramify.gpu.native.host import Isa
 from ramify.gpu.native.linear import PackedWeight, joined, pack_weight
 from ramify.gpu.ops.linear.base import Form, Linear, PlainWeight, Weight
-from ramify.gpu.ops.linear.grouped import GroupedWeight, four_bits
+from ramify.gpu.ops.linear.grouped import GROUP, GroupedWeight, four_bits
 
 
 @dataclass(slots=True)
@@ -59,6 +59,7 @@ def _grouped(isa: Isa, four: bool, linear: Linear) -> Weight:
         weight = four_bits(linear.tensor)
     else:
         return _rounded(isa, linear)
+    weight = weight.in_groups(GROUP)
     packed = pack_groups(
         weight.codes, weight.scales, weight.offsets, 4 if weight.bits == 4 else 8, linear.bias, isa,
         linear.use == "gated", _padding(linear),
