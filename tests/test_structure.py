@@ -43,7 +43,7 @@ SIZES = {
     "actors/tokenizer": (7, 18),
     "protocol": (27, 54),
     "clients": (79, 135),
-    "gpu": (176, 285),
+    "gpu": (178, 288),
     "benchmarks": (42, 128),
 }
 # measure: bound, goal
@@ -53,7 +53,7 @@ COUNTS = {
     "class names that exist twice": (15, 0),
     "floors of session/": (10, 10),
     "sequences unpacked where they are written": (0, 0),
-    "private uses across objects": (16, 6),  # six are of torch and argparse
+    "private uses across objects": (17, 7),  # seven are of torch and argparse
     "private uses in tests": (352, 0),
 }
 

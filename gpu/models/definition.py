@@ -318,6 +318,11 @@ class Definition:
         """Those of all layers that have any."""
         return (layer.mixer for layer in self.layers if isinstance(layer.mixer, KeptSettings))
 
+    def logits_cost(self, parameters: int) -> float:
+        """The multiplications for one position's logits over those of its layers."""
+        head = self.vocab_size * self.hidden_size
+        return head / max(1, parameters - (head if self.tied else 2 * head))
+
     @property
     def intermediate_size(self) -> int:
         """Of the first layer that has a feed-forward; 0: none has."""

@@ -127,3 +127,19 @@ def _tilings_for(tokens: int, sizes: LayerSizes) -> OpTilings:
     splits = max(1, min(8, _PROGRAMS // tiles))
     shared = replace(whole, splits=1 << (splits.bit_length() - 1))
     return OpTilings(whole, shared, gated)
+
+
+def few_tiling(tokens: int, shape: tuple[int, int], most_splits: int) -> Tiling | None:
+    """How a product with weights in 8 bits or less is cut up; None: of too many tokens, or not at all.
+
+    shape: outputs, inputs; `most_splits`: 0: a gated product.
+    """
+    outputs, inputs = shape
+    if tokens > MOST_TOKENS or outputs % _OUTPUTS or inputs % 128:
+        return None
+    rows = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
+    if not most_splits:
+        return Tiling(rows, _OUTPUTS, 128, stages=5 if rows == 64 else 6)
+    tiles = -(-outputs // _OUTPUTS) * -(-tokens // rows)
+    splits = max(1, min(most_splits, _PROGRAMS // tiles))
+    return Tiling(rows, _OUTPUTS, 128, 1 << (splits.bit_length() - 1), stages=6 if rows == 64 else 8)

@@ -27,9 +27,11 @@ from ramify.gpu.ops.base import Activation
 from ramify.gpu.ops.gluon_check import gluon_product
 from ramify.gpu.ops.linear.base import Linear, PlainWeight
 from ramify.gpu.ops.rmsnorm import RMSNorm
-from ramify.gpu.ops.tilings import AnyTiling, GluonTiling, Tiling
+from ramify.gpu.ops.tilings import AnyTiling, GluonTiling, Tiling, few_tiling
 from ramify.gpu.ops.triton_layer import add_norm, divide_rows, gate_mul, opened
+from ramify.gpu.ops.triton_tiles import many_rows
 from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
+from ramify.gpu.triton_fp8 import widened
 
 _STORE, _ADD, _GATED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _EARLY_TOKENS = tl.constexpr(32)
@@ -65,18 +67,25 @@ class Products:
 
     def plain(self, x: UnscaledRows, linear: Linear, eps: float, tiling: AnyTiling | None) -> Tensor:
         """[T, inputs] -> [T, outputs]."""
-        tiling = _tiling(linear, tiling)
+        tiling = self._tiling(x.values, linear, tiling, 1)
         if isinstance(tiling, GluonTiling) and linear.bias is None:
             return gluon_product(x.values, x.squares, linear.tensor, False, eps, tiling)
         if not isinstance(tiling, Tiling):
-            return linear(_divided(x, eps))
-        output = x.values.new_empty((len(x.values), len(linear.tensor)))
+            return self.library(_divided(x, eps), linear)
+        output = x.values.new_empty((len(x.values), linear.weight.shape[0]))
         self._launch(_STORE, x, linear, output, tiling, eps)
         return output
 
     def library(self, x: Tensor, linear: Linear) -> Tensor:
         """[T, inputs] -> [T, outputs], with nothing before or after it."""
-        return linear(x)
+        if isinstance(linear.weight, PlainWeight):
+            return linear(x)
+        tiling = self._tiling(x, linear, None, 1)
+        if not isinstance(tiling, Tiling):
+            return many_rows(x, linear)
+        output = x.new_empty((len(x), linear.weight.shape[0]))
+        self._launch(_STORE, UnscaledRows(x), linear, output, tiling, 0.0)
+        return output
 
     def gated(
         self,
@@ -87,12 +96,12 @@ class Products:
         activation: Activation = "silu",
     ) -> Tensor:
         """activation(gate) * up, the gate's rows first in the weight [2 * size, inputs] -> [T, size]."""
-        tiling = _tiling(linear, tiling)
+        tiling = self._tiling(x.values, linear, tiling, 0)
         if isinstance(tiling, GluonTiling) and linear.bias is None and activation == "silu":
             return gluon_product(x.values, x.squares, linear.tensor, True, eps, tiling)
         if not isinstance(tiling, Tiling):
-            return gate_mul(linear(_divided(x, eps)), activation)
-        output = x.values.new_empty((len(x.values), len(linear.tensor) // 2))
+            return gate_mul(self.library(_divided(x, eps), linear), activation)
+        output = x.values.new_empty((len(x.values), linear.weight.shape[0] // 2))
         self._launch(_GATED, x, linear, output, tiling, eps, gelu=activation == "gelu_tanh")
         return output
 
@@ -100,25 +109,36 @@ class Products:
         self, x: Tensor, linear: Linear, residual: Tensor, norm: RMSNorm, tiling: Tiling | None
     ) -> UnscaledRows:
         """residual [T, outputs] += the product, in place; returns its rows for `norm`."""
-        if not isinstance(linear.weight, PlainWeight):
-            tiling = None
-        if tiling is None and linear.bias is None and isinstance(linear.weight, PlainWeight):
+        own = self._tiling(x, linear, tiling, 8)
+        if own is None and linear.bias is None and isinstance(linear.weight, PlainWeight):
             torch.addmm(residual, x, linear.tensor.t(), out=residual)
             return UnscaledRows(add_norm(None, residual, norm))
-        if tiling is None:
-            return UnscaledRows(add_norm(linear(x), residual, norm))
+        if not isinstance(own, Tiling):
+            return UnscaledRows(add_norm(self.library(x, linear), residual, norm))
         tokens, outputs = residual.shape
-        parts = triton.cdiv(outputs, tiling.outputs)
+        parts = triton.cdiv(outputs, own.outputs)
         squares = torch.empty((tokens, parts), dtype=torch.float32, device=x.device)
         rows = UnscaledRows(torch.empty_like(residual), squares)
         self._launch(
-            _ADD, UnscaledRows(x), linear, rows.values, tiling, 0.0, residual, norm.weight, squares
+            _ADD, UnscaledRows(x), linear, rows.values, own, 0.0, residual, norm.weight, squares
         )
         return rows
 
     def head(self, x: Tensor, linear: Linear, output: Tensor) -> None:
         """[S, inputs] -> output [S, outputs], which is contiguous."""
-        linear.into(x, output)
+        if isinstance(linear.weight, PlainWeight):
+            linear.into(x, output)
+        else:
+            output.copy_(self.library(x, linear))
+
+    def _tiling(
+        self, x: Tensor, linear: Linear, tiling: AnyTiling | None, most_splits: int
+    ) -> AnyTiling | None:
+        """`tiling` is that of plain weights; `most_splits`: 0: a gated product."""
+        if isinstance(linear.weight, PlainWeight):
+            return tiling
+        usable = self._overlap and x.dtype == torch.bfloat16
+        return few_tiling(len(x), linear.weight.shape, most_splits) if usable else None
 
     def _launch(
         self,
@@ -133,9 +153,13 @@ class Products:
         squares_out: Tensor | None = None,
         gelu: bool = False,
     ) -> None:
-        tokens, (outputs, inputs) = len(x.values), linear.tensor.shape
+        tokens, (outputs, inputs) = len(x.values), linear.weight.shape
         splits, width = tiling.splits, tiling.outputs
-        operands: tuple[Any, Any] = x.values, linear.tensor
+        weight = linear.weight.operand
+        grouped = weight.scales is not None and weight.group < inputs
+        if grouped and weight.group != tiling.inputs:
+            raise ValueError(f"groups of {weight.group} inputs cannot be tiled as {tiling}")
+        operands: tuple[Any, Any] = x.values, weight.codes
         if epilogue == _GATED:
             if splits > 1 or inputs % tiling.inputs:
                 raise ValueError(
@@ -157,19 +181,17 @@ class Products:
             partial = torch.empty((splits, tokens, outputs), dtype=torch.float32, device=output.device)
         parts = x.squares.shape[1] if x.squares is not None else 1
         lines = max(1, tiling.warps * 32 // tiling.outputs)  # stretches of each row, one a thread
+        stretch = weight.codes.itemsize * tiling.prefetch // lines
+        groups = weight.scales.shape[1] if weight.scales is not None else 1
         _linear[(programs, splits)](
-            *operands, linear.tensor, linear.bias, x.squares, residual, gain, output, squares_out,
-            partial, self._arrived, tokens, outputs, inputs, parts, eps, 2 * tiling.prefetch // lines,
-            EPILOGUE=epilogue, GELU=gelu, SCALED=x.squares is not None, BIAS=linear.bias is not None,
-            SPLITS=splits, TOKENS=tiling.tokens, OUTPUTS=tiling.outputs, INPUTS=tiling.inputs,
-            PARTS=triton.next_power_of_2(parts), SWAP=tiling.swap, LINES=lines, OVERLAP=self._overlap,
+            *operands, weight.codes, weight.scales, linear.bias, x.squares, residual, gain, output,
+            squares_out, partial, self._arrived, tokens, outputs, inputs, groups, parts, eps, stretch,
+            EPILOGUE=epilogue, GELU=gelu, GROUPED=grouped, SCALED=x.squares is not None,
+            BIAS=linear.bias is not None, SPLITS=splits, TOKENS=tiling.tokens,
+            OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, PARTS=triton.next_power_of_2(parts),
+            SWAP=tiling.swap, LINES=lines, OVERLAP=self._overlap,
             num_warps=tiling.warps, num_stages=tiling.stages, **self._options,
         )  # fmt: skip
-
-
-def _tiling(linear: Linear, tiling: AnyTiling | None) -> AnyTiling | None:
-    """As it is for plain weights; others are not cut up."""
-    return tiling if isinstance(linear.weight, PlainWeight) else None
 
 
 def _divided(x: UnscaledRows, eps: float) -> Tensor:
@@ -178,15 +200,17 @@ def _divided(x: UnscaledRows, eps: float) -> Tensor:
 
 @triton.jit(do_not_specialize=["tokens"])
 def _linear(
-    x, weight, weights, bias, squares, residual, gain, output, squares_out, partial, arrived,
-    tokens, outputs, inputs, parts, eps, stretch,
-    EPILOGUE: tl.constexpr, GELU: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr,
-    SPLITS: tl.constexpr, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
-    PARTS: tl.constexpr, SWAP: tl.constexpr, LINES: tl.constexpr, OVERLAP: tl.constexpr,
+    x, weight, weights, scales, bias, squares, residual, gain, output, squares_out, partial, arrived,
+    tokens, outputs, inputs, groups, parts, eps, stretch,
+    EPILOGUE: tl.constexpr, GELU: tl.constexpr, GROUPED: tl.constexpr, SCALED: tl.constexpr,
+    BIAS: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr, PARTS: tl.constexpr, SWAP: tl.constexpr, LINES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """x, weight: descriptors of their tiles, which the hardware copies; of a gated product pointers,
-    because its tiles take turns of gate and up rows. weights: the pointer. outputs: the columns
-    that are written. stretch: bytes that each thread asks for ahead."""
+    because its tiles take turns of gate and up rows. weights: the pointer. scales: of `groups` of a
+    row's inputs each, which a step of the loop takes if it is GROUPED, else of whole rows. outputs: the
+    columns that are written. stretch: bytes that each thread asks for ahead."""
     blocks = tl.cdiv(tokens, TOKENS)
     block = tl.program_id(0) % blocks  # neighbours read the same weights
     tile = tl.program_id(0) // blocks
@@ -203,8 +227,16 @@ def _linear(
     else:
         row = tl.minimum(tile * OUTPUTS + turn, outputs - 1)
     start = row.to(tl.int64)[:, None] * inputs
+    own_scales = scales
+    if scales is not None:
+        own_scales = scales + row.to(tl.int64) * groups
+    SIZE: tl.constexpr = weights.dtype.element_ty.primitive_bitwidth // 8
     if OVERLAP and stretch > 0:
-        _ask_ahead(weights + start + tl.minimum(first, inputs - LINES * stretch // 2), stretch, LINES)
+        ahead = tl.minimum(first, inputs - LINES * stretch // SIZE)
+        _ask_ahead(weights + start + ahead, stretch, LINES, SIZE)
+    scale = 1.0
+    if GROUPED:  # a step ahead: nothing else hides how long they take to come
+        scale = tl.load(own_scales + first // INPUTS)
     wait(OVERLAP)
 
     # Ahead of the loop is what the end needs, as far as there are registers for it.
@@ -222,13 +254,19 @@ def _linear(
         step = tl.arange(0, INPUTS)[None, :]
         x_at = x + token.to(tl.int64)[:, None] * inputs + step
         w_at = weight + start + step
-        for _ in range(0, inputs, INPUTS):
-            acc = _product(tl.load(w_at), tl.load(x_at, mask=there[:, None], other=0.0), acc, SWAP)
+        for at in range(0, inputs, INPUTS):
+            w, values = tl.load(w_at), tl.load(x_at, mask=there[:, None], other=0.0)
+            acc = _product(w, values, acc, scale, GROUPED, SWAP, OVERLAP)
+            if GROUPED:
+                scale = tl.load(own_scales + tl.minimum(at // INPUTS + 1, groups - 1))
             x_at += INPUTS
             w_at += INPUTS
     else:
         for at in range(first, stop, INPUTS):
-            acc = _product(weight.load([tile * OUTPUTS, at]), x.load([block * TOKENS, at]), acc, SWAP)
+            w, values = weight.load([tile * OUTPUTS, at]), x.load([block * TOKENS, at])
+            acc = _product(w, values, acc, scale, GROUPED, SWAP, OVERLAP)
+            if GROUPED:
+                scale = tl.load(own_scales + tl.minimum(at // INPUTS + 1, groups - 1))
     if SWAP:
         acc = tl.trans(acc)
 
@@ -241,6 +279,8 @@ def _linear(
             if TOKENS > _EARLY_TOKENS:
                 sums = _load_squares(squares, token, tokens, parts, PARTS)
             y *= tl.rsqrt(tl.sum(sums, 1) / inputs + eps)[:, None]
+        if scales is not None and not GROUPED:
+            y *= tl.load(own_scales)[None, :]
         if BIAS:
             y += tl.load(bias + row).to(tl.float32)[None, :]
         kind = output.dtype.element_ty
@@ -262,18 +302,29 @@ def _linear(
 
 
 @triton.jit
-def _product(w, values, acc, SWAP: tl.constexpr):
+def _product(
+    w, values, acc, scale, GROUPED: tl.constexpr, SWAP: tl.constexpr, OVERLAP: tl.constexpr
+):  # fmt: skip
+    """acc plus the product, which is multiplied by `scale` [OUTPUTS] if it is GROUPED."""
+    w = widened(w, values.dtype, OVERLAP)
+    if GROUPED:
+        before = acc
+        acc = tl.zeros_like(acc)
     if SWAP:
         total = tl.dot(w, tl.trans(values), acc, input_precision="ieee")
+        if GROUPED:
+            total = before + total * scale[:, None]
     else:
         total = tl.dot(values, tl.trans(w), acc, input_precision="ieee")
+        if GROUPED:
+            total = before + total * scale[None, :]
     return total
 
 
 @triton.jit
-def _ask_ahead(rows, stretch, LINES: tl.constexpr):
+def _ask_ahead(rows, stretch, LINES: tl.constexpr, SIZE: tl.constexpr):
     """Have the first LINES * stretch bytes at each of rows [R, 1] fetched into the L2 cache."""
-    ahead = rows + tl.arange(0, LINES)[None, :] * (stretch // 2)
+    ahead = rows + tl.arange(0, LINES)[None, :] * (stretch // SIZE)
     size = (ahead.to(tl.int64) * 0).to(tl.int32) + stretch
     tl.inline_asm_elementwise(
         "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r",

@@ -128,6 +128,19 @@ def _fill(
             model.complete()
 
 
+def _fill_both(
+    config: ModelConfig, model: Decoder, guesser: Decoder | None, draft: DraftChoice,
+    quantization: Quantization, progress: Progress,
+) -> None:  # fmt: skip
+    """The deterministic mode and experts read plain weights, if these are floats."""
+    for each, folder in ((model, None), (guesser, draft.folder)):
+        if each is not None:
+            plain = config.deterministic or each.config.has_experts
+            floats = plain_weight if plain else float_weight
+            form = quantization.form(model.device, floats) if each is model else (floats, None)
+            _fill(config, each, form[0], progress, folder, form[1])
+
+
 def _draft_model(
     config: ModelConfig, draft: DraftChoice, context: int, like: Decoder, form: Form, progress: Progress
 ) -> Decoder | None:
@@ -273,16 +286,7 @@ def _cuda(
                 "--draft none"
             )
 
-    def fill() -> None:
-        for each, folder in ((model, None), (guesser, draft.folder)):
-            if each is not None:  # the deterministic mode and experts read plain weights
-                plain = config.deterministic or each.config.has_experts
-                floats = plain_weight if plain else float_weight
-                form, stored = (
-                    quantization.form(model.device, floats) if each is model else (floats, None)
-                )
-                _fill(config, each, form, progress, folder, stored)
-
+    fill = partial(_fill_both, config, model, guesser, draft, quantization, progress)
     drafter = device_drafter(draft, guesser, msgspec.structs.replace(info, pages=1))
     if drafter is not None:  # it may read the tokens of the slots, wherever they came from
         token = _TOKEN_BYTES if drafter.reads_tokens else 0
@@ -291,7 +295,8 @@ def _cuda(
             kv_bytes_per_token=info.kv_bytes_per_token + drafter.bytes_per_token + token,
         )  # fmt: skip
     compiled = model.device.type == "cuda"
-    if not compiled:
+    early = compiled and quantization.name == "none"  # else the weights' form is not known yet
+    if not early:
         fill()
     free = free_bytes(model.device)
     # states of padding are not kept, so one slot will do
@@ -305,7 +310,8 @@ def _cuda(
         stage = CudaExecutor(model, pool, RowTable(small), small, attention, drafter)
         if compiled:
             with compiling(partial(warm_all, stage), model.device):
-                fill()
+                if early:
+                    fill()
                 progress("compiling kernels that Triton's cache does not hold", 0.0)
         rehearsal = rehearse(stage, free, progress)
     except torch.OutOfMemoryError as error:
@@ -437,13 +443,7 @@ def _info(
         kv_bytes_per_token=layout.bytes_per_token,
         load_seconds=0.0,
         state_bytes=shape.state_layout().bytes_per_slot,
-        logits_cost=_logits_cost(shape, model.parameters()),
+        logits_cost=shape.logits_cost(model.parameters()),
         window=(shape.window or 0) if windows else 0,
         window_bytes=layout.bytes_per_window_page,
     )
-
-
-def _logits_cost(shape: Definition, parameters: int) -> float:
-    """The multiplications for one position's logits over those of its layers."""
-    head = shape.vocab_size * shape.hidden_size
-    return head / max(1, parameters - (head if shape.tied else 2 * head))

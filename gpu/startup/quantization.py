@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ramify.gpu.native.host import Isa
 
 EXACT = "exact float32, equal to transformers"
+_ADA = (8, 9)
 _TESTING = "; a CPU widens them in each product, which is slow: for testing"
 
 
@@ -92,12 +93,11 @@ def _fp8(config: ModelConfig, shape: Definition, device: torch.device) -> Quanti
     asked, stored = config.quantization == "fp8", shape.stored is not None and shape.stored.name == "fp8"
     if not asked and (config.quantization != "auto" or not stored or device.type == "cpu"):
         return None
-    if config.deterministic:
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _ADA:
+        told = "the GPU does not know 8-bit floats: they came with compute capability 8.9"
         if asked:
-            raise ModelError(
-                "--quantization fp8: leave --deterministic out; or give --quantization none"
-            )
-        return Quantization("none", "widened, as --deterministic has no kernels for fp8")
+            raise ModelError(f"--quantization fp8: {told}; give --quantization none")
+        return Quantization("none", told)
     reason = "as asked" if asked else "the checkpoint's"
     return Quantization("fp8", reason + (_TESTING if device.type == "cpu" else ""), kept=stored)
 

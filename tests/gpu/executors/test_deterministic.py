@@ -301,8 +301,9 @@ def test_what_is_sampled_does_not_depend_on_the_company(executor: Any) -> None:
 
 
 def test_products_of_all_tiles_give_the_same_bits() -> None:
-    from ramify.gpu.ops.invariant_linear import _EXACT, _TILES, invariant_product, product_in_tiles
+    from ramify.gpu.ops.invariant_linear import _TILES, invariant_product
     from ramify.gpu.ops.linear.base import plain
+    from ramify.gpu.ops.triton_tiles import EXACT, product_in_tiles
 
     device = torch.device("cuda" if CUDA else "cpu")
     torch.manual_seed(2)
@@ -320,7 +321,7 @@ def test_products_of_all_tiles_give_the_same_bits() -> None:
             if linear.bias is not None:
                 wanted = wanted + linear.bias.double()
             assert (whole.double() - wanted).norm() <= (1e-2 if CUDA else 1e-5) * wanted.norm()
-            for tile in {tile for _, *tiles in _TILES for tile in tiles} if CUDA else {_EXACT}:
+            for tile in {tile for _, *tiles in _TILES for tile in tiles} if CUDA else {EXACT}:
                 assert torch.equal(product_in_tiles(linear, x, tile), whole)
             for first, last in ((0, 1), (3, 4), (7, 19), (rows - 1, rows)):
                 assert torch.equal(invariant_product(linear, x[first:last]), whole[first:last])

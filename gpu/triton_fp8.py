@@ -1,0 +1,55 @@
+"""8-bit floats (e4m3) in Triton's kernels: codes as the floats that they stand for.
+
+Called from kernels only.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
+
+import triton
+import triton.language as tl
+
+# Four bytes become four bfloat16: a code's exponent and mantissa lie in these where a power of 2 is
+# missing, 120, with which they are multiplied. Triton's own way is conversions one by one: three slow
+# instructions for two codes, which take longer than memory delivers them.
+_WIDEN = tl.constexpr("""{
+.reg .b32 low, high, most, zero;
+prmt.b32 low, 0, $2, 0x5040;
+prmt.b32 high, 0, $2, 0x7060;
+mov.b32 most, 0x7b807b80;
+mov.b32 zero, 0x80008000;
+.reg .b32 a, b;
+and.b32 a, low, 0x7f007f00;
+and.b32 b, high, 0x7f007f00;
+shr.b32 a, a, 4;
+shr.b32 b, b, 4;
+lop3.b32 a, a, low, zero, 0xf8;
+lop3.b32 b, b, high, zero, 0xf8;
+fma.rn.bf16x2 $0, a, most, zero;
+fma.rn.bf16x2 $1, b, most, zero;
+}""")
+
+
+@triton.jit
+def widened(codes, dtype: tl.constexpr, FAST: tl.constexpr):
+    """What is loaded, as `dtype`. FAST: on a GPU that overlaps launches; codes that are no number may
+    become one."""
+    if FAST and codes.dtype == tl.float8e4nv and dtype == tl.bfloat16:
+        raw = codes.to(tl.uint8, bitcast=True)
+        wide = tl.inline_asm_elementwise(
+            _WIDEN, "=r,=r,r", [raw], dtype=tl.bfloat16, is_pure=True, pack=4
+        )  # fmt: skip
+    else:
+        wide = codes.to(dtype)
+    return wide
+
+
+@triton.jit
+def narrowed(values, FAST: tl.constexpr):
+    """The nearest codes of float32 `values`. Triton's interpreter cuts off what it should round."""
+    values = tl.clamp(values, -448.0, 448.0)
+    if not FAST:
+        bits = values.to(tl.int32, bitcast=True)
+        even = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
+        least = (values + 24576.0) - 24576.0  # 1.5 * 2^14: multiples of 2^-9 are left
+        values = tl.where(tl.abs(values) < 0.015625, least, even.to(tl.float32, bitcast=True))
+    return values.to(tl.float8e4nv)

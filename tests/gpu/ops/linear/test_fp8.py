@@ -1,0 +1,120 @@
+"""Weights in 8-bit floats: the numbers of codes and scales, and products with them."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ramify.gpu.ops.linear.base import Linear, plain
+from ramify.gpu.ops.linear.fp8 import CODES, GROUP, Fp8Weight, fp8_form, rounded
+
+CPU = torch.device("cpu")
+
+
+def weights(outputs: int, inputs: int, grouped: bool) -> Fp8Weight:
+    torch.manual_seed(outputs)
+    groups = -(-inputs // GROUP) if grouped else 1
+    return Fp8Weight(torch.randn(outputs, inputs).to(CODES), torch.rand(outputs, groups) + 0.1)
+
+
+def exact(weight: Fp8Weight) -> Tensor:
+    """By definition, number by number in float64."""
+    inputs = weight.codes.shape[1]
+    group = torch.arange(inputs) // (GROUP if weight.scales.shape[1] > 1 else inputs)
+    return weight.codes.double() * weight.scales.double()[:, group]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_forms_keep_the_numbers(grouped: bool) -> None:
+    one, two = weights(6, 300, grouped), weights(4, 300, not grouped)
+    order = torch.tensor([3, 0, 9, 1, 2, 4, 8, 5, 6, 7])
+    both = torch.cat((exact(one), exact(two)))
+    merged = one.joined([two])
+    assert torch.equal(merged.floats(), both.float())
+    assert torch.equal(merged.in_order(order).floats(), both[order].float())
+    assert torch.equal(merged.rows(2, 7).floats(), both[2:7].float())
+    x, bias = torch.randn(3, 300), torch.randn(10)
+    wanted = x.double() @ both.t() + bias.double()
+    torch.testing.assert_close(merged.product(x, bias).double(), wanted, rtol=1e-5, atol=1e-4)
+
+
+def test_rounding_takes_the_nearest_code_of_each_row() -> None:
+    weight = torch.randn(5, 64) * torch.tensor([1e-6, 1.0, 1e4, 0.0, 3.0])[:, None]
+    found = rounded(weight)
+    assert torch.equal(found.floats()[3], weight[3])
+    error = (found.floats() - weight).abs()
+    assert bool((error <= weight.abs() / 16 + found.scales * 2**-10).all())  # half a unit of 3 bits
+
+
+def test_logits_and_routers_stay_floats() -> None:
+    form = fp8_form(CPU, rounds=True)
+    for use in ("logits", "scores"):
+        linear = plain(torch.randn(4, 8), use=use)
+        assert form(linear) is linear.weight
+    assert isinstance(form(plain(torch.randn(4, 8))), Fp8Weight)
+    kept = plain(torch.randn(4, 8))
+    assert fp8_form(CPU, rounds=False)(kept) is kept.weight
+
+
+# --- Triton's products, in the interpreter or on a GPU ---
+
+
+def check(found: Tensor, wanted: Tensor, room: float) -> None:
+    assert float((found.double() - wanted).abs().max() / wanted.abs().max()) < room
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_kernels_widen_codes(grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gated, added to a residual and split, merged; of few rows and of many. Reference: float64."""
+    pytest.importorskip("triton", minversion=None if torch.cuda.is_available() else "3.7")
+    from ramify.gpu.ops import triton_linear
+    from ramify.gpu.ops.rmsnorm import RMSNorm
+    from ramify.gpu.ops.tilings import Tiling
+    from ramify.gpu.ops.triton_linear import Products, UnscaledRows
+
+    device, dtype, room = CPU, torch.float32, 1e-5
+    if torch.cuda.is_available():
+        device, dtype, room = torch.device("cuda"), torch.bfloat16, 2**-7
+    products = Products(device)
+    inputs, outputs = 2 * GROUP, 64
+    weight = weights(outputs, inputs, grouped)
+    numbers = exact(weight)
+    linear = Linear(weight.on(device), torch.randn(outputs).to(device, dtype))
+    assert linear.bias is not None
+    x = torch.randn(3, inputs).to(device, dtype)
+    wanted = x.double().cpu() @ numbers.t() + linear.bias.double().cpu()
+
+    def tiling(self: Any, x: Tensor, linear: Linear, own: Any, most_splits: int) -> Tiling:
+        return Tiling(16, 32, GROUP, splits=min(2, max(1, most_splits)), stages=2)
+
+    check(products.library(x, linear).cpu(), wanted, room)
+    monkeypatch.setattr(triton_linear.Products, "_tiling", tiling)
+    check(products.plain(UnscaledRows(x), linear, 0.0, None).cpu(), wanted, room)
+    gate, up = wanted.chunk(2, 1)
+    found = products.gated(UnscaledRows(x), linear, 0.0, None)
+    check(found.cpu(), torch.nn.functional.silu(gate) * up, room)
+    residual = torch.randn(3, outputs).to(device, dtype)
+    before = residual.double().cpu()
+    products.add(x, linear, residual, RMSNorm(torch.ones(outputs).to(device, dtype), 1e-5), None)
+    check(residual.cpu(), before + wanted, room)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_many_rows_are_rounded_as_the_weights_are(grouped: bool) -> None:
+    """Each of their groups has a scale, and the product is that of what they stand for."""
+    pytest.importorskip("triton", minversion=None if torch.cuda.is_available() else "3.7")
+    from ramify.gpu.ops.triton_tiles import product_in_tiles, rounded_rows
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    inputs = 2 * GROUP
+    group = GROUP if grouped else inputs
+    x = torch.randn(5, inputs, device=device) * torch.rand(5, 1, device=device) * 100
+    codes, scales = rounded_rows(x, group)
+    found = codes.double() * scales.double().repeat_interleave(group, 1)
+    least = scales.repeat_interleave(group, 1) * 2**-10  # half a unit
+    assert bool(((found - x).abs() <= x.abs() / 16 + least).all())
+    if grouped:
+        weight = weights(48, inputs, grouped)
+        y = product_in_tiles(Linear(weight.on(device)), x, (16, 16, GROUP, 4, 2), rounds=True)
+        check(y.cpu(), found.cpu() @ exact(weight).t(), 2**-7 if torch.cuda.is_available() else 1e-5)
