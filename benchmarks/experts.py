@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from gpu_decode import profile
 from hybrids import CUDA, HybridBench, copy_rate, loaded, median_s
+from latent import weights_read
 
 from ramify.gpu.models.config import read_config
-from ramify.gpu.models.definition import Definition
 from ramify.gpu.ops.experts import LayerExperts, RouterSettings, run
 from ramify.gpu.ops.linear.base import Linear, plain
 
@@ -36,10 +36,22 @@ THIRTY = {
     "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
     "max_position_embeddings": 40960, "rope_theta": 1000000.0, "eos_token_id": 2,
 }  # fmt: skip
+THIRTY_FIVE = {
+    "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "dtype": "bfloat16",
+    "vocab_size": 248320, "hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16,
+    "num_key_value_heads": 2, "head_dim": 256, "num_experts": 256, "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "eos_token_id": 2,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4, "max_position_embeddings": 262144,
+    "rope_parameters": {"rope_theta": 10000000.0, "partial_rotary_factor": 0.25},
+}  # fmt: skip
+SHAPES = {"30b-a3b": THIRTY, "35b-a3b": THIRTY_FIVE}  # Qwen3's and Qwen3.6's
 TINY = {
     "vocab_size": 160, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2,
     "moe_intermediate_size": 32, "intermediate_size": 96, "dtype": "float32",
+    "shared_expert_intermediate_size": 32, "full_attention_interval": 2, "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
 }  # fmt: skip
 GRANITE = {
     "architectures": ["GraniteMoeForCausalLM"], "model_type": "granitemoe", "vocab_size": 49155,
@@ -117,19 +129,6 @@ def layer_parts(fields: dict[str, Any], tiny: bool, tune: bool) -> list[dict[str
     return found
 
 
-def weights_read(shape: Definition, batch: int, width: int) -> tuple[float, int]:
-    """Bytes of weights that a decode of `batch` reads, and weights that a token goes through."""
-    table = shape.vocab_size * shape.hidden_size
-    moved, active = table, 0
-    for layer, one in zip(shape.layers, shape.experts, strict=True):
-        mixer: Any = layer.mixer
-        dense = shape.hidden_size * (2 * mixer.width + 2 * mixer.kv_width + one.experts)
-        each, share = 3 * one.size * shape.hidden_size, one.router.top / one.experts
-        moved += dense + each * one.experts * (1 - (1 - share) ** batch)
-        active += dense + each * one.router.top
-    return moved * width, active
-
-
 def speed(fields: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     batches, context = ([1, 8, 32, 128], 1024) if not args.tiny else ([1, 2], 6)
     prompts = [(1, 2048), (1, 8192), (8, 1024)] if not args.tiny else [(1, 40)]
@@ -141,6 +140,7 @@ def speed(fields: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
         executor = loaded(
             Path(name), load_format="dummy", max_rows=rows, kv_tokens=rows * capacity + 16384,
             step_tokens=8192 if not args.tiny else 128, context=10240 if not args.tiny else 256,
+            **({"state_slots": 3 * rows + 1} if shape.keeps_states else {}),
         )  # fmt: skip
     info, rate = executor.info, copy_rate()
     width = 2 if info.dtype != "float32" else 4
@@ -155,14 +155,17 @@ def speed(fields: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
             times.append(bench.prefill(list(range(count)), tokens, tokens + 1))
             bench.close(list(range(count)))
         seconds = statistics.median(times[1:])
-        flops = 2 * weights_read(shape, 1, width)[1] * count * tokens
+        # the last product runs for one token of a prompt
+        active = weights_read(shape, info.parameters, 1) - shape.vocab_size * shape.hidden_size
+        flops = 2 * active * count * tokens
         report["prefill"].append({"prompts": count, "tokens": tokens,
                                   "tokens_a_s": round(count * tokens / seconds),
                                   "tflop_s": round(flops / seconds / 1e12, 1)})  # fmt: skip
     bench.prefill(list(range(rows)), context, capacity)
     for batch in batches:
         times = [bench.decode(list(range(batch)), args.steps) for _ in range(args.repeats)]
-        moved = weights_read(shape, batch, width)[0] + batch * info.kv_bytes_per_token * context
+        moved = weights_read(shape, info.parameters, batch) * width
+        moved += batch * (info.kv_bytes_per_token * context + 2 * info.state_bytes)
         floor, seconds = moved / rate, statistics.median(times)
         report["decode"].append({"batch": batch, "ms": round(1e3 * seconds, 3),
                                  "floor_ms": round(1e3 * floor, 3),
@@ -205,6 +208,7 @@ def on_cpu(args: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", default="right,tiles,speed", help="of right, tiles, speed, cpu")
+    parser.add_argument("--shape", choices=SHAPES, default="30b-a3b", help="of right, tiles and speed")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--layers", type=int, help="of the shape on a CPU, instead of all of them")
@@ -213,7 +217,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.tiny:
         args.steps, args.repeats = 2, 1
-    fields = THIRTY | (TINY if args.tiny else {})
+    shape = SHAPES[args.shape]
+    fields = shape | {name: TINY[name] for name in shape if args.tiny and name in TINY}
     parts = {
         "right": lambda: layer_parts(fields, args.tiny, False),
         "tiles": lambda: layer_parts(fields, args.tiny, True),
