@@ -42,7 +42,8 @@ THIRTY_FIVE = {
     "num_key_value_heads": 2, "head_dim": 256, "num_experts": 256, "num_experts_per_tok": 8,
     "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "eos_token_id": 2,
     "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4, "max_position_embeddings": 262144,
+    "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4,
+    "max_position_embeddings": 262144,
     "rope_parameters": {"rope_theta": 10000000.0, "partial_rotary_factor": 0.25},
 }  # fmt: skip
 SHAPES = {"30b-a3b": THIRTY, "35b-a3b": THIRTY_FIVE}  # Qwen3's and Qwen3.6's
