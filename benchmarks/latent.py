@@ -3,6 +3,7 @@
 First a small random DeepSeek V3 against `transformers`. Then V2-Lite's shape on random weights: tokens a
 second of prompts, ms a decode step beside the time of its bytes (weights of experts hit, latents; at the
 rate of a copy on the same GPU), and 32 branches over 32k tokens that they share or each have alone.
+Part "forms": one layer's prompts, absorbed and expanded.
 
     python benchmarks/latent.py --output latent.json
     TRITON_INTERPRET=1 python benchmarks/latent.py --tiny    # no GPU: the same at sizes without meaning
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 from gpu_decode import DecodeBench, profile
-from hybrids import CUDA, SMALL, copy_rate, loaded
+from hybrids import CUDA, SMALL, copy_rate, loaded, median_s
 
 from ramify.gpu.executors.base import Executor
 from ramify.gpu.models.config import read_config
@@ -162,9 +163,74 @@ def branches(executor: Executor, args: argparse.Namespace) -> list[dict[str, Any
     return found
 
 
+@torch.inference_mode()
+def forms(tiny: bool) -> list[dict[str, Any]]:
+    """Microseconds of a layer's attention to prompts in both forms, and how far they are apart."""
+    from types import SimpleNamespace
+
+    import numpy as np
+
+    from ramify.gpu.attention.latent import LatentHeads
+    from ramify.gpu.attention.spec import AttentionShape, AttentionSpec, LatentSizes
+    from ramify.gpu.attention.triton_expanded import TritonLatent
+    from ramify.gpu.kv.layout import LatentLayout
+    from ramify.gpu.ops.triton_latent import absorb, open_latents
+
+    device, dtype = (
+        (torch.device("cuda"), torch.bfloat16) if CUDA else (torch.device("cpu"), torch.float32)
+    )
+    shapes = {"V2-Lite": (16, 128, 128, 512, 64), "GLM-4.7-Flash": (20, 192, 256, 512, 64),
+              "Mistral Small 4": (32, 64, 128, 256, 64)}  # fmt: skip
+    asked = [(512, 512), (2048, 2048), (8192, 8192), (512, 32768), (2048, 32768), (8192, 32768)]
+    if tiny:
+        shapes, asked = {"tiny": (4, 16, 24, 32, 16)}, [(20, 20), (20, 60)]
+    found = []
+    for name, (heads, nope, value, rank, turned) in shapes.items():
+        longest = asked[-1][1]
+        pages = torch.randperm(longest, device=device).int()[None]
+        kv = LatentLayout(1, rank, turned, dtype).allocate(longest, 1, device).layers[0]
+        kv.k.normal_()
+        up = torch.randn((heads, nope + value, rank), device=device).mul_(rank**-0.5).to(dtype)
+        own = LatentHeads(up, nope, AttentionSpec((nope + turned) ** -0.5))
+        sizes = LatentSizes(rank, nope, turned, value)
+        shape = AttentionShape(heads, 1, rank + turned, dtype, (own.spec,), rank, False, sizes)
+        table: Any = SimpleNamespace(max_guessed=0, max_length=longest, step_tokens=8192, page_size=1)
+        back = TritonLatent(pages, table, shape, shares_keys=False)
+        for count, keys in asked:
+            step: Any = SimpleNamespace(extends=1, rows=np.array([0]), starts=np.array([keys - count]),
+                                        counts=np.array([count]), tokens=np.zeros(count))  # fmt: skip
+            bucket: Any = SimpleNamespace(decodes=0)
+            queries = torch.randn((count, heads * (nope + turned)), device=device).to(dtype)
+            q = torch.empty((count, heads, rank + turned), dtype=dtype, device=device)
+            q[..., rank:] = queries.view(count, heads, -1)[..., nope:]
+            outputs = {way: q.new_empty((count, heads * value)) for way in ("absorbed", "expanded")}
+            row: dict[str, Any] = {"shape": name, "queries": count, "keys": keys}
+            for way, output in outputs.items():
+                plan = back.plan(step, bucket, captured=way == "absorbed")
+                parts = {key: torch.from_numpy(part).to(device) for key, part in plan.items()}
+                ready: Any = SimpleNamespace(plan=parts, extended=count)
+
+                def run(way: str = way, output: torch.Tensor = output, ready: Any = ready) -> None:
+                    if way == "expanded":
+                        back.attend_expanded(queries, q, kv, own, None, ready, output)  # noqa: B023
+                        return
+                    absorb(queries, own, q, None, False)  # noqa: B023
+                    open_latents(back.attend(q, kv, ready, own.spec), own, False, output)  # noqa: B023
+
+                if way == "absorbed" or back.runs(ready):
+                    row[f"{way}_us"] = round(1e6 * median_s(run, 9 if CUDA else 1), 1)
+            if "expanded_us" in row:
+                one, other = (output.float() for output in outputs.values())
+                row["apart"] = float(f"{((one - other).norm() / one.norm()).item():.2g}")
+                flops = 2 * heads * count * (keys - (count - 1) / 2) * (nope + turned + value)
+                row["tflop_s"] = round(flops / row["expanded_us"] / 1e6, 1)
+            found.append(row)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", default="right,speed,branches")
+    parser.add_argument("--parts", default="right,forms,speed,branches")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--profile", action="store_true", help="the kernels of decodes, by their time")
@@ -190,6 +256,10 @@ def main() -> None:
     keep("machine", {"device": device, "torch": torch.__version__})
     if "right" in args.parts:
         keep("right", right(args.tiny))
+    if "forms" in args.parts:
+        keep("forms", forms(args.tiny))
+    if not {"speed", "branches"} & set(args.parts.split(",")):
+        return
     sizes = {"max_rows": 128, "step_tokens": 8192, "context": 40960, "kv_tokens": 33 * 34000}
     if args.tiny:
         sizes = {"max_rows": 4, "step_tokens": 64, "context": 256, "kv_tokens": 512}

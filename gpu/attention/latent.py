@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ramify.gpu.attention.spec import AttentionSpec
+from ramify.gpu.attention.spec import AttentionSpec, LatentSizes
 
 
 @dataclass(slots=True)
@@ -46,11 +46,5 @@ class LatentHeads:
         return torch.cat((made[..., : self.nope], turned), -1), made[..., self.nope :]
 
     def pays_to_expand(self, queries: int, keys: int, turned: int) -> bool:
-        """Whether so many queries, the last of `keys`, cost less where keys are made first.
-
-        Counted in multiplications of one head. With DeepSeek's sizes it is 171 queries over many keys.
-        """
-        seen = queries * (keys - (queries - 1) / 2)  # pairs of a query and a key
-        absorbed = queries * self.rank * (self.nope + self.value) + seen * (2 * self.rank + turned)
-        expanded = keys * self.rank * (self.nope + self.value) + seen * (self.nope + turned + self.value)
-        return expanded < absorbed
+        """See `LatentSizes`."""
+        return LatentSizes(self.rank, self.nope, turned, self.value).pays_to_expand(queries, keys)

@@ -102,9 +102,10 @@ def _triton(
     device: torch.device,
     pages: Tensor | None,
 ) -> AttentionBackend:
+    from ramify.gpu.attention.triton_expanded import TritonLatent
     from ramify.gpu.attention.triton_paged import TritonPaged
 
-    return TritonPaged(_there(pages), table, shape)
+    return (TritonPaged if shape.latent is None else TritonLatent)(_there(pages), table, shape)
 
 
 def _invariant(

@@ -45,6 +45,26 @@ def latent_group(heads: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentSizes:
+    """Of latent attention: see `LatentSettings`."""
+
+    rank: int
+    nope: int
+    turned: int
+    value: int
+
+    def pays_to_expand(self, queries: int, keys: int) -> bool:
+        """Whether so many queries, the last of `keys`, cost less where keys are made first.
+
+        Counted in multiplications of one head. With DeepSeek's sizes it is 171 queries over many keys.
+        """
+        seen = queries * (keys - (queries - 1) / 2)  # pairs of a query and a key
+        making = self.rank * (self.nope + self.value)
+        absorbed = queries * making + seen * (2 * self.rank + self.turned)
+        return keys * making + seen * (self.nope + self.turned + self.value) < absorbed
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionShape:
     """Sizes of a model's attention, and the specs of its layers."""
 
@@ -55,6 +75,7 @@ class AttentionShape:
     specs: tuple[AttentionSpec, ...]
     value_dim: int | None = None  # values are so many first numbers of the keys; None: of their own
     windowed: bool = False  # keys and values are in window pages
+    latent: LatentSizes | None = None
 
     @property
     def group(self) -> int:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
+from ramify.gpu.attention.spec import AttentionShape, AttentionSpec, LatentSizes
 from ramify.gpu.kv.layout import KVLayout, LatentLayout, PairLayout
 from ramify.gpu.kv.states import Shape, StateLayout
 from ramify.gpu.ops.base import Activation
@@ -377,9 +377,12 @@ class Definition:
             windowed = windows and one.spec.window is not None
             specs.setdefault((one.heads, one.kv_heads, one.head_dim, windowed), []).append(one.spec)
         first = self.attention
-        value = first.rank if isinstance(first, LatentSettings) else None
+        value, latent = None, None
+        if isinstance(first, LatentSettings):
+            value = first.rank
+            latent = LatentSizes(first.rank, first.nope, first.turned, first.value)
         return [
-            AttentionShape(heads, kv_heads, dim, dtype, tuple(found), value, windowed)
+            AttentionShape(heads, kv_heads, dim, dtype, tuple(found), value, windowed, latent)
             for (heads, kv_heads, dim, windowed), found in specs.items()
         ]
 

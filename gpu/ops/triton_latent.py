@@ -59,9 +59,12 @@ def absorb(
     )  # fmt: skip
 
 
-def open_latents(mixed: Tensor, heads: LatentHeads, invariant: bool) -> Tensor:
+def open_latents(
+    mixed: Tensor, heads: LatentHeads, invariant: bool, output: Tensor | None = None
+) -> Tensor:
     """Mixed latents [T, heads * rank] -> outputs [T, heads * value]."""
-    output = mixed.new_empty((len(mixed), len(heads.up) * heads.value))
+    if output is None:
+        output = mixed.new_empty((len(mixed), len(heads.up) * heads.value))
     _product(
         mixed, mixed.stride(0), heads.rank, heads.rank, heads.up[:, heads.nope :], 1, heads.rank,
         output, heads.value, heads.value, None, invariant,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.attention.base import AttentionBackend
+from ramify.gpu.attention.triton_expanded import TritonLatent
 from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.ops import triton_delta, triton_mamba
 from ramify.gpu.ops.base import (
@@ -135,8 +136,18 @@ class TritonOps:
             queries, kept, heads, layer.norm, self._cos_sin[layer.rotary], step.rows, step.positions,
             self._pages, kv, growth,
         )  # fmt: skip
-        absorb(queries, heads, q, growth, invariant)
-        return open_latents(self._attention.attend(q, kv, step, heads.spec), heads, invariant)
+        output = rows.new_empty((len(rows), len(heads.up) * heads.value))
+        lines = [slice(0, len(rows))]
+        if isinstance(self._attention, TritonLatent):
+            lines = self._attention.absorbed(step, len(rows))
+            self._attention.attend_expanded(queries, q, kv, heads, growth, step, output)
+        for part in lines:
+            absorb(queries[part], heads, q[part], None if growth is None else growth[part], invariant)
+        if lines:
+            mixed = self._attention.attend(q, kv, step, heads.spec)
+            for part in lines:
+                open_latents(mixed[part], heads, invariant, output[part])
+        return output
 
     def recur(self, rows: Tensor, layer: LayerState, step: StepInputs[Tensor]) -> Tensor:
         assert self._pool.states is not None

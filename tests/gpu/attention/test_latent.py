@@ -205,8 +205,11 @@ def run(kernel, *args, grid, warmup, **options):
 triton.compiler.compile, JITFunction.run = compile, run
 import ramify.gpu.programmatic_launch as programmatic_launch
 programmatic_launch.overlaps = lambda device: True
-from ramify.gpu.attention.spec import AttentionSpec
+from types import SimpleNamespace
+from ramify.gpu.attention.latent import LatentHeads
+from ramify.gpu.attention.spec import AttentionShape, AttentionSpec, LatentSizes
 from ramify.gpu.attention.triton_balanced import balanced_attention
+from ramify.gpu.attention.triton_expanded import TritonLatent
 from ramify.gpu.attention.triton_extend import extend_attention
 from ramify.gpu.attention.triton_shared import SharedGroups, shared_attention
 from ramify.gpu.kv.layout import LatentLayout
@@ -218,6 +221,10 @@ q, zeros, spec = q.view(8, 16, 576), torch.zeros((8, 64), dtype=torch.int32), At
 balanced_attention(q, output, kv, zeros[0], zeros[0], zeros, spec, 132, zeros)
 extend_attention(q, output, kv, zeros[:, :7], zeros[:0], zeros, spec)
 shared_attention(q, kv, SharedGroups(zeros[:, :5], zeros[0], zeros[:, :4]), zeros, spec)
+shape = AttentionShape(16, 1, 576, q.dtype, (spec,), 512, False, LatentSizes(512, 128, 64, 128))
+table = SimpleNamespace(max_guessed=0, max_length=8, step_tokens=8, page_size=1, max_rows=8)
+heads = LatentHeads(torch.zeros(16, 256, 512, dtype=q.dtype), 128, spec)
+TritonLatent(zeros, table, shape).launch(output[:, :3072], q, heads, None, output, 0, 0, 8)
 """
 
 
@@ -229,5 +236,5 @@ def test_shared_memory_of_deepseeks_sizes(tmp_path: Path) -> None:
     assert done.code == 0, done.said
     words = [line.split() for line in done.said.splitlines() if line.startswith("_")]
     found = {name: int(size) for name, size in words}
-    assert {"_attend", "_extend", "_shared"} <= set(found)
+    assert {"_attend", "_extend", "_expanded", "_shared"} <= set(found)
     assert max(found.values()) <= 232448, found

@@ -270,9 +270,22 @@ TWO_LAYERS = {"num_hidden_layers": 2}
 @pytest.mark.parametrize(
     ("case", "deterministic"), [("deepseek_v2", False), ("deepseek_v3", True), ("mistral4", False)]
 )
-def test_on_the_kernels(case: str, deterministic: bool, tmp_path: Path, drive: Any) -> None:
-    """Interpreted: a prompt in chunks, beside decodes, and a second row on the same pages."""
+def test_on_the_kernels(
+    case: str, deterministic: bool, tmp_path: Path, drive: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interpreted: a prompt in chunks, beside decodes, and a second row on the same pages.
+
+    Where the batch may matter, a chunk's keys are made 16 at a time, and the parts are merged.
+    """
     pytest.importorskip("triton", minversion="3.7")
+    from ramify.gpu.attention import triton_expanded
+
+    begins: list[int] = []
+    launch = triton_expanded.TritonLatent.launch
+    monkeypatch.setattr(triton_expanded, "_WORKSPACE", 0)
+    monkeypatch.setattr(
+        triton_expanded.TritonLatent, "launch", lambda *args: (begins.append(args[-2]), launch(*args))
+    )
     dense = {} if case == "deepseek_v2" else {"first_k_dense_replace": 2}
     model = save(tmp_path, case, **TWO_LAYERS, **dense)
     prompt = prompts()[0][:40]
@@ -297,6 +310,7 @@ def test_on_the_kernels(case: str, deterministic: bool, tmp_path: Path, drive: A
     wanted = reference(model, prompt, 5)
     assert [first, beside[0], *rest[0]] == wanted
     assert [beside[1], *rest[1]] == wanted[:4]
+    assert set(begins) == (set() if deterministic else {0, 16, 32})
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's: garbage in padding
