@@ -421,6 +421,8 @@ class Scheduler:
                 if token in stops or len(out) == run.limit:
                     over.append(run)
                     break
+            if run.states is not None:  # the state is that behind all of them
+                run.states.lost = run.states.lost or taken < count
             if taken:
                 drafts = min(taken, count - 1)  # of which those that were forced are no guesses
                 accepted = drafts - result.forced.count(1, first, first + drafts)

@@ -68,8 +68,6 @@ class Planner:
         self.prompts = PromptQueue(info, config, self.pace)
         self.constraints = ConstraintTable()
         self.working = config.in_flight + 1 if info.state_slots else 0  # state slots that a run needs
-        if info.state_slots and (info.max_drafts or info.max_forced):
-            raise SchedulerError("a model with fixed states runs no drafts yet")
         self.max_rows = self._most_rows(info)
         self._turns: list[bytes] = []  # the decodes' state slots in steps to come, from `_turned` on
         self._turned = 0

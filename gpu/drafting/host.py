@@ -18,13 +18,14 @@ from ramify.protocol.plan import STUCK, StepPlan
 
 
 class HostDrafts:
-    """The drafts of the rows in `table`."""
+    """The drafts of the rows in `table`. `ends`: tokens that are never accepted as drafts."""
 
     def __init__(
         self,
         table: RowTable,
         drafter: Drafter | None = None,
         constraints: ConstrainedRows | None = None,
+        ends: tuple[int, ...] = (),
     ) -> None:
         self.drafted = self.accepted = 0  # since the start
         self._late = 0.0  # `Guesses.late` of the step under way
@@ -34,6 +35,7 @@ class HostDrafts:
             constraints = ConstrainedRows(len(table.requests), table.vocab_size)
         self._constraints = constraints
         self.drafter = drafter
+        self._ends = ends
 
     @property
     def late_us(self) -> int:
@@ -114,7 +116,7 @@ class HostDrafts:
         """
         stuck = self._constraints.stuck
         tokens[list(stuck)] = STUCK
-        accepted = accept(step, tokens, inputs)
+        accepted = accept(step, tokens, inputs, self._ends)
         accepted.reasons = [why for line, why in stuck.items() if accepted.kept[line]]
         rows = step.sampled_rows
         if self._constraints.late:

@@ -26,10 +26,12 @@ from ramify.gpu.ops.fixed_states import state_room, state_tables
 from ramify.gpu.ops.gluon_check import gluon_works
 from ramify.gpu.ops.invariant_linear import InvariantProducts
 from ramify.gpu.ops.tilings import LayerSizes
+from ramify.gpu.ops.triton_conv import take_back
 from ramify.gpu.ops.triton_linear import Products
 from ramify.gpu.ops.triton_ops import LazyStream, TritonOps
 from ramify.gpu.programmatic_launch import overlaps
 from ramify.gpu.progress import Progress
+from ramify.gpu.sampling.acceptance import draft_ends
 from ramify.gpu.sampling.automata import Constrained
 from ramify.gpu.sampling.cuda_sampler import CudaSampler, Drafts
 from ramify.gpu.sampling.device_constraints import DeviceConstraints
@@ -76,7 +78,7 @@ class CudaExecutor:
         if windowed:
             windows.fill_(info.window_pages)
         slots = pool.padding_slot + 1 if drafter is not None and drafter.reads_tokens else None
-        self._verifier = Verifier(info.max_drafts, self._pages, info.page_size, slots)
+        self._verifier = Verifier(info.max_drafts, self._pages, info.page_size, slots, draft_ends(info))
         self._last = self._verifier.last
         # of each line that samples: its token, whether that is output (only of steps with drafts),
         # and whether its constraint allowed no other (only of lines that have one)
@@ -356,7 +358,7 @@ class CudaExecutor:
         if (step.counts[:n][ran] > 1).any():
             raise PlanError(f"rows {step.rows[:n][ran].tolist()} sit out behind several tokens")
         held = step.states[:0] if step.held is None else step.held
-        sources, targets = np.concatenate([held, step.states[:n][ran]]).T
+        sources, targets = np.unique(np.concatenate([held, step.states[:n][ran]]), axis=0).T
         sent = self._held.send(entry, sources=sources, targets=targets)
         self._pool.states.copy(sent["sources"], sent["targets"])
 
@@ -414,7 +416,7 @@ class CudaExecutor:
         if plan and not step.extends:
             drafted = step.lines is not None
             bucket = replace(bucket, grouped=is_grouped(plan), drafted=drafted)
-        return bucket, plan | state_tables(step, bucket)
+        return bucket, plan | state_tables(step, bucket, self.info.state_slots + 1)
 
     def _room(self, bucket: Bucket) -> Plan:
         """Zeros, as large as such a part can be."""
@@ -424,6 +426,14 @@ class CudaExecutor:
     def _accept(self, step: StepRows, frame: StepFrame) -> None:
         self._verifier.accept(frame.device, len(step.sampling), self._tokens, self._kept)
         self._sampler.record(self._verifier, self._tokens, self._kept)
+        if self._pool.states is not None and step.lines is not None:
+            drafts = frame.device.plan["state_drafts"][: int((step.lines - 1).sum())]
+            self._take_back_states(drafts)
+
+    def _take_back_states(self, drafts: Tensor) -> None:
+        assert self._pool.states is not None
+        for memory in self._pool.states.memory if len(drafts) else ():
+            take_back(memory, self._kept, drafts)
 
     def _warm_sampler(self) -> None:
         """Launch what no bucket does: what some rows ask for, and what steps with drafts need."""
@@ -438,6 +448,8 @@ class CudaExecutor:
             if self.drafts.drafter is not None:
                 self.drafts.drafter.warm(inputs, self._verifier)
             self._verifier.accept(inputs, 1, self._tokens, self._kept)
+            if self._pool.states is not None and self.info.max_drafts:
+                self._take_back_states(inputs.plan["state_drafts"])
 
     # --- the device's part ---
 

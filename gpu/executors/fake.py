@@ -30,7 +30,7 @@ from ramify.gpu.drafting.base import Guesses
 from ramify.gpu.drafting.host import HostDrafts
 from ramify.gpu.executors.base import BadLogits, Counters, bad_logits
 from ramify.gpu.executors.fake_states import FakeStates, FakeWindows
-from ramify.gpu.sampling.acceptance import inputs_of, packed_rows
+from ramify.gpu.sampling.acceptance import draft_ends, inputs_of, packed_rows
 from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
 from ramify.gpu.step.step_rows import Tokens, within
 from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, OpenRow, StepPlan, StepResult
@@ -297,7 +297,7 @@ class FakeExecutor:
         self.rows = RowTable(self.info)
         self.constraints = ConstrainedRows(max_rows, self.model.vocab_size)
         drafter = FakeDrafter(self, acceptance, generous) if drafts else None
-        self.drafts = HostDrafts(self.rows, drafter, self.constraints)
+        self.drafts = HostDrafts(self.rows, drafter, self.constraints, draft_ends(self.info))
         self.verify = verify
         self.corruptions = 0  # chains found broken; only counted with `verify`
         self.faults: dict[int, int] = {}  # token -> how many more times it spoils the KV

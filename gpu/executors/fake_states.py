@@ -46,7 +46,8 @@ class FakeStates:
     def starts(self, step: StepRows, lengths: Ints) -> Ints:
         """The position at which each of the plan's rows begins; `lengths`: of rows that sit it out."""
         starts = lengths[self._rows]
-        found = dict(zip(step.rows.tolist(), step.starts.tolist(), strict=True))
+        lines = zip(step.rows.tolist(), step.starts.tolist(), strict=True)
+        found = dict(reversed(list(lines)))  # a row's drafts stand behind it
         for i, row in enumerate(self._rows.tolist()):
             starts[i] = found.get(row, starts[i])
         return starts

@@ -17,7 +17,8 @@ from ramify.gpu.drafting.base import Drafter
 from ramify.gpu.drafting.host import HostDrafts
 from ramify.gpu.executors.base import BadLogits, Counters, bad_logits
 from ramify.gpu.kv.layout import KVPool
-from ramify.gpu.sampling.acceptance import AcceptedTokens, inputs_of, packed_rows
+from ramify.gpu.ops.fixed_states import accepted_states
+from ramify.gpu.sampling.acceptance import AcceptedTokens, draft_ends, inputs_of, packed_rows
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.torch_sampler import Sampler
 from ramify.gpu.step.rows import Ints, PlanError, RowTable, Scored, StepRows
@@ -59,7 +60,8 @@ class HostExecutor(ABC, Generic[Output]):
         self.counters = Counters()
         self.rows = table
         self.constraints = ConstrainedRows(info.max_rows, info.vocab_size)
-        self.drafts = HostDrafts(table, drafter, self.constraints)
+        self._spare_states = info.state_slots + 1  # the first one
+        self.drafts = HostDrafts(table, drafter, self.constraints, draft_ends(info))
         self._device = device
         self._pool = pool
         self._closed = False
@@ -72,7 +74,7 @@ class HostExecutor(ABC, Generic[Output]):
         step = self._begin(plan)
         output = self._compute(step)
         accepted, tokens, logprobs, forced = self._sampled(step, output)
-        self._hold_states(step)
+        self._keep_states(step, accepted)
         scores = b"" if step.scored is None else self._score(step.scored, output)
         result = StepResult(
             step=plan.step,
@@ -178,20 +180,25 @@ class HostExecutor(ABC, Generic[Output]):
         forced = b"" if masks is None else self.constraints.forced(accepted.kept)
         return accepted, tokens, logprobs, forced
 
-    def _hold_states(self, step: StepRows) -> None:
-        """Give rows that sat the step out the state that they had, in the slot that they were to write.
+    def _keep_states(self, step: StepRows, accepted: AcceptedTokens) -> None:
+        """Give rows the state behind what was accepted, in the slot that they were to write; those that
+        sat the step out the one that they had.
 
-        Raises PlanError if one of them ran several tokens: the state before its last one is lost.
+        Raises PlanError if one of these ran several tokens: the state before its last one is lost.
         """
         if step.states is None or self._pool.states is None:
             return
         pairs = [] if step.held is None else [step.held]
+        if step.lines is not None:
+            places, *slots = accepted_states(step, self._spare_states).T
+            ends = accepted.kept[places] & ~accepted.kept[places + 1]
+            pairs.append(np.column_stack(slots)[ends])
         if self.constraints.late:
             late = np.isin(step.rows, list(self.constraints.late))
             late &= np.isin(np.arange(len(step.rows)), step.sampling)
             if (step.counts[late] > 1).any():
                 raise PlanError(f"rows {step.rows[late].tolist()} sit out behind several tokens")
-            pairs.append(step.states[late])
+            pairs.append(np.unique(step.states[late], axis=0))
         if sum(map(len, pairs)):
             copied = torch.from_numpy(np.concatenate(pairs)).to(self._device)
             self._pool.states.copy(copied[:, 0], copied[:, 1])

@@ -69,7 +69,7 @@ class TorchExecutor(HostExecutor[_Output]):
         if not len(step.rows):
             nothing = self._model.embedding[:0]
             return ResidualStream(nothing, nothing), None
-        inputs = torch_inputs(step, self._attention, self._device)
+        inputs = torch_inputs(step, self._attention, self._device, self._spare_states)
         return self._model.forward(inputs, self._ops), inputs.sampled_lines
 
     def _sample(

@@ -15,12 +15,13 @@ Shape = tuple[int, ...]
 
 @dataclass(slots=True)
 class StatePool:
-    """The memory of all layers: `layers` [L] of the parts of each, [1 + slots, *shape] float32.
+    """The memory of all layers: `layers` [L] of the parts of each, [1 + slots + spare, *shape] float32.
 
-    `memory`: the tensors [layers, 1 + slots, *shape] that hold them; a shape has one of its own.
+    `memory`: the tensors [layers, 1 + slots + spare, *shape] that hold them; a shape has one of its own.
+    Spare slots hold what a step leaves behind lines whose next one is a draft, until it is over.
     """
 
-    slots: int  # without slot 0
+    slots: int  # without slot 0 and spare ones
     layers: list[list[Tensor]]
     memory: list[Tensor]
 
@@ -41,8 +42,8 @@ class StateLayout:
         """Of one position of one sequence, over all layers; 0: the model keeps no states."""
         return sum(torch.Size(shape).numel() * 4 for parts in self.shapes for shape in parts)
 
-    def allocate(self, slots: int, device: torch.device) -> StatePool:
-        """Memory for so many slots and slot 0. Raises torch.OutOfMemoryError.
+    def allocate(self, slots: int, device: torch.device, spare: int = 0) -> StatePool:
+        """Memory for so many slots, slot 0 and spare ones. Raises torch.OutOfMemoryError.
 
         Not initialised but for slot 0: memory of slots that are never used is never committed.
         """
@@ -50,7 +51,7 @@ class StateLayout:
         memory: list[Tensor] = []
         views: dict[Shape, Iterator[Tensor]] = {}
         for shape in dict.fromkeys(all_shapes):
-            tensor = torch.empty((all_shapes.count(shape), 1 + slots, *shape), device=device)
+            tensor = torch.empty((all_shapes.count(shape), 1 + slots + spare, *shape), device=device)
             tensor[:, 0] = 0
             memory.append(tensor)
             views[shape] = iter(tensor.unbind(0))

@@ -2,12 +2,14 @@
 
 Each runs all sequences of a step: extends one by one, but for convolutions in chunks of 64 tokens;
 decodes together, in the recurrent form. A sequence begins with the state in slot `state_from` of the
-pool and leaves what stands behind its last token in slot `state_to`. Sums and states are float32.
+pool and leaves what stands behind its last token in slot `state_to`. Drafts are sequences of their own:
+each leaves its state in a spare slot, and reads that of the line before it. Sums and states are float32.
 
 Knows neither the layers around them nor who owns the slots.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -18,7 +20,7 @@ from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.step.buckets import Bucket
 from ramify.gpu.step.inputs import Plan, StepInputs
 from ramify.gpu.step.rows import StepRows
-from ramify.gpu.step.step_rows import within
+from ramify.gpu.step.step_rows import Flags, Ints, within
 
 CHUNK = 64  # tokens of a sequence that are computed together
 _ITEM_FIELDS = 5
@@ -109,62 +111,124 @@ LayerState = LayerDelta | LayerMamba | LayerConv
 
 @dataclass(slots=True)
 class Sequences:
-    """The sequences of a step: extends of `counts` tokens, then decodes. Slots int64[B]."""
+    """The sequences of a step: extends of `counts` tokens, then decodes. Slots int64[B].
+
+    `rounds`: which decodes run together, one round after the other; a draft is in the round behind that
+    of the line before it.
+    """
 
     counts: list[int]
     sources: Tensor
     targets: Tensor
+    rounds: list[Tensor | slice] = field(default_factory=lambda: [slice(None)])
 
     @classmethod
     def of(cls, step: StepInputs[Tensor]) -> "Sequences":
         plan = step.plan
-        return cls(plan["state_counts"].tolist(), plan["state_from"], plan["state_to"])
+        counts, numbers = plan["state_counts"].tolist(), plan["state_numbers"]
+        found = cls(counts, plan["state_from"], plan["state_to"])
+        most = int(numbers.max()) if len(numbers) else 0
+        if most:
+            found.rounds = [torch.nonzero(numbers == at)[:, 0] for at in range(most + 1)]
+        return found
 
-    @property
-    def extended(self) -> int:
-        """How many lines the extends have."""
-        return sum(self.counts)
+    def decodes(self) -> Iterator[tuple[Tensor | slice, Tensor, Tensor]]:
+        """Round by round: which decodes, the slots that they read, and those that they write."""
+        n = len(self.counts)
+        for lines in self.rounds:
+            yield lines, self.sources[n:][lines], self.targets[n:][lines]
 
 
-def state_plan(step: StepRows) -> Plan:
-    """What this file reads of a step; empty where the model has no states."""
+@dataclass(slots=True)
+class DecodeLines:
+    """The decodes of a step, drafts included, as they go on from each other. [n] each."""
+
+    firsts: Ints  # [rows] which ones are no drafts
+    lengths: Ints  # [rows] lines of each row
+    numbers: Ints  # of a draft in its row, from 1 on; 0: it is none
+    is_last: Flags  # of its row
+    sources: Ints  # the slot that the row reads
+    targets: Ints  # the slot that the row writes
+    own: Ints  # the slot that the line writes: a spare one but for a row's last line
+
+    @classmethod
+    def of(cls, step: StepRows, spare: int) -> "DecodeLines":
+        """`spare`: the first spare slot."""
+        assert step.states is not None
+        rows, (sources, targets) = step.rows[step.extends :], step.states[step.extends :].T
+        is_first = np.ones(len(rows), dtype=np.bool_)
+        np.not_equal(rows[1:], rows[:-1], out=is_first[1:])
+        firsts = np.flatnonzero(is_first)
+        is_last, own = np.append(is_first[1:], True)[: len(rows)], targets.copy()
+        own[~is_last] = spare + np.arange(len(rows) - len(firsts))
+        lengths = np.diff(np.append(firsts, len(rows)))
+        return cls(firsts, lengths, within(lengths), is_last, sources, targets, own)
+
+
+def accepted_states(step: StepRows, spare: int) -> Ints:
+    """[drafts, 3] of each line whose next one is a draft: its place among those that sample, the slot
+    with its state, and the slot that is to have that if the draft is refused."""
+    lines = DecodeLines.of(step, spare)
+    places = np.empty(len(step.rows), dtype=np.int64)
+    places[step.sampling] = np.arange(len(step.sampling))
+    found = np.column_stack([places[step.extends :], lines.own, lines.targets])
+    return found[~lines.is_last]
+
+
+def state_plan(step: StepRows, spare: int) -> Plan:
+    """What this file reads of a step; empty where the model has no states. `spare`: as above."""
     if step.states is None:
         return {}
+    lines, n = DecodeLines.of(step, spare), step.extends
+    sources = np.where(lines.numbers > 0, np.roll(lines.own, 1), lines.sources)
     return {
-        "state_counts": step.counts[: step.extends],
-        "state_from": step.states[:, 0],
-        "state_to": step.states[:, 1],
+        "state_counts": step.counts[:n],
+        "state_from": np.concatenate([step.states[:n, 0], sources]),
+        "state_to": np.concatenate([step.states[:n, 1], lines.own]),
+        "state_numbers": lines.numbers,
     }
 
 
-def state_tables(step: StepRows, bucket: Bucket) -> Plan:
+def state_tables(step: StepRows, bucket: Bucket, spare: int = 0) -> Plan:
     """What kernels read of a step, in tables of items as `ops.triton_conv` says.
 
-    `state_extends` and `state_decodes`: of whole sequences; `state_chunks`: the extends cut to pieces.
+    `state_extends` and `state_decodes`: of whole sequences, drafts included; `state_chunks` and
+    `state_lines`: these cut to pieces. `state_drafts`: `accepted_states`.
     """
     if step.states is None:
         return {}
-    n, zeros = step.extends, np.zeros_like(step.counts)
-    counts = step.counts[:n]
-    firsts = np.concatenate(
-        [np.cumsum(counts) - counts, bucket.extended + np.arange(len(step.rows) - n)]
-    )
-    items = np.column_stack([step.states, firsts, zeros, step.counts]).astype(np.int32)
+    n, lines = step.extends, DecodeLines.of(step, spare)
+    places = bucket.extended + np.arange(len(lines.own))
+    begins = lines.firsts
+    spares = np.where(lines.lengths > 1, lines.own[begins], 0)
+    decodes = [lines.sources[begins], lines.targets[begins], places[begins], spares, lines.lengths]
+    numbers = lines.numbers
+    pieces = [lines.sources, lines.own, places - numbers, numbers, numbers + 1]
+    plan: Plan = {
+        "state_decodes": np.column_stack(decodes).astype(np.int32),
+        "state_lines": np.column_stack(pieces).astype(np.int32),
+    }
+    if step.lines is not None:
+        plan["state_drafts"] = accepted_states(step, spare).astype(np.int32)
     if not bucket.extended:
-        return {"state_decodes": items}
-    pieces = -(-counts // CHUNK)
-    chunks = np.repeat(items[:n], pieces, axis=0)
-    chunks[:, 3] = within(pieces) * CHUNK
-    return {"state_extends": items[:n], "state_chunks": chunks, "state_decodes": items[n:]}
+        return plan
+    counts = step.counts[:n]
+    firsts = np.cumsum(counts) - counts
+    items = np.column_stack([step.states[:n], firsts, np.zeros_like(counts), counts]).astype(np.int32)
+    pieces_of = -(-counts // CHUNK)
+    chunks = np.repeat(items, pieces_of, axis=0)
+    chunks[:, 3] = within(pieces_of) * CHUNK
+    return {"state_extends": items, "state_chunks": chunks, **plan}
 
 
 def state_room(bucket: Bucket) -> Plan:
     """Zeros, as large as the tables of a step in `bucket` can be; items of zeros do nothing."""
-    sizes = {"state_decodes": bucket.decodes}
+    sizes = {"state_decodes": bucket.decodes, "state_lines": bucket.decodes}
     if bucket.extended:
         sizes["state_extends"] = bucket.runs
         sizes["state_chunks"] = bucket.extended // CHUNK + bucket.runs
-    return {name: np.zeros((size, _ITEM_FIELDS), dtype=np.int32) for name, size in sizes.items()}
+    room: Plan = {name: np.zeros((size, _ITEM_FIELDS), dtype=np.int32) for name, size in sizes.items()}
+    return room | {"state_drafts": np.zeros((bucket.decodes, 3), dtype=np.int32)}
 
 
 def run(rows: Tensor, layer: LayerState, states: list[Tensor], sequences: Sequences) -> Tensor:
@@ -181,18 +245,23 @@ def convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, sequences: Sequences
 ) -> Tensor:
     """Each channel of x [T, C] over its last K inputs; state [slots, K - 1, C] has those before."""
-    before = state.index_select(0, sequences.sources).to(x.dtype)
-    first, parts, n = 0, [], len(sequences.counts)
-    for count, given, target in zip(sequences.counts, before, sequences.targets, strict=False):
-        window = torch.cat((given, x[first : first + count]))
+    first, parts = 0, []
+    for count, source, target in zip(
+        sequences.counts, sequences.sources, sequences.targets, strict=False
+    ):
+        window = torch.cat((state[source].to(x.dtype), x[first : first + count]))
         parts.append(F.conv1d(window.t()[None], weight, bias, groups=len(weight))[0].t())
         state[target] = window[count:].float()
         first += count
-    if n < len(before):
-        windows = torch.cat((before[n:], x[first:, None]), 1)  # [B, K, C]
-        output = (windows * weight[:, 0].t()).sum(1)
+    if first < len(x):
+        decodes = x[first:]
+        output = torch.empty_like(decodes)
+        for lines, sources, targets in sequences.decodes():
+            before = state.index_select(0, sources).to(x.dtype)
+            windows = torch.cat((before, decodes[lines][:, None]), 1)  # [B, K, C]
+            output[lines] = (windows * weight[:, 0].t()).sum(1)
+            state.index_copy_(0, targets, windows[:, 1:].float())
         parts.append(output if bias is None else output + bias)
-        state.index_copy_(0, sequences.targets[n:], windows[:, 1:].float())
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
@@ -253,24 +322,28 @@ def delta_rule(
     A token's state is the one before it, decayed, with beta of what v differs from it at k added at k;
     its output is that state at q. [T, H, V]. Without beta all of v is added (Mamba-2).
     """
-    first, parts, n = 0, [], len(sequences.counts)
+    first, parts = 0, []
     for at, count in enumerate(sequences.counts):
         own = state.index_select(0, sequences.sources[at : at + 1])[0]
         for begin in range(first, first + count, CHUNK):
-            lines = slice(begin, min(begin + CHUNK, first + count))
-            weights = None if beta is None else beta[lines]
-            output, own = _chunk(q[lines], k[lines], v[lines], weights, decay[lines], own)
+            piece = slice(begin, min(begin + CHUNK, first + count))
+            weights = None if beta is None else beta[piece]
+            output, own = _chunk(q[piece], k[piece], v[piece], weights, decay[piece], own)
             parts.append(output)
         state[sequences.targets[at]] = own
         first += count
-    if n < len(sequences.sources):
-        q, k, v, decay = (x[first:] for x in (q, k, v, decay))
-        before = state.index_select(0, sequences.sources[n:]) * decay.exp()[..., None, None]
-        if beta is not None:
-            v = (v - (before * k[..., None]).sum(2)) * beta[first:, :, None]
-        after = before + k[..., None] * v[:, :, None]
-        state.index_copy_(0, sequences.targets[n:], after)
-        parts.append((after * q[..., None]).sum(2))
+    if first < len(q):
+        output = torch.empty_like(v[first:])
+        for lines, sources, targets in sequences.decodes():
+            own_q, own_k, own_v, own_decay = (x[first:][lines] for x in (q, k, v, decay))
+            before = state.index_select(0, sources) * own_decay.exp()[..., None, None]
+            if beta is not None:
+                seen = (before * own_k[..., None]).sum(2)
+                own_v = (own_v - seen) * beta[first:][lines][..., None]
+            after = before + own_k[..., None] * own_v[:, :, None]
+            state.index_copy_(0, targets, after)
+            output[lines] = (after * own_q[..., None]).sum(2)
+        parts.append(output)
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 

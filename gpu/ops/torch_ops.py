@@ -33,11 +33,11 @@ from ramify.gpu.step.rows import StepRows
 
 
 def torch_inputs(
-    step: StepRows, attention: AttentionBackend, device: torch.device
+    step: StepRows, attention: AttentionBackend, device: torch.device, spare: int = 0
 ) -> StepInputs[Tensor]:
-    """The step as large as it is, on the device."""
+    """The step as large as it is, on the device. `spare`: the first spare state slot."""
     bucket = tailored(step, padded=False)
-    plan = attention.plan(step, bucket, captured=False) | state_plan(step)
+    plan = attention.plan(step, bucket, captured=False) | state_plan(step, spare)
     host = host_inputs(bucket, plan)
     lay(host, step, NO_DRAWS, plan, spare=0)
     return host.on(device)

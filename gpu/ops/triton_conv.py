@@ -2,8 +2,10 @@
 
 A sequence's first inputs of a step follow the last ones before it, which slot `from` of a state holds;
 those behind its last token go to slot `to`. `items` int32[n, 5]: from, to, line of the sequence's first
-token, offset of the item in the sequence, tokens of the sequence. `to` 0: padding, nothing is done.
-The reference is `ops.fixed_states`. Imported only where Triton is used.
+token, offset of the item in the sequence, tokens of the sequence. `to` 0: padding, nothing is done. Of
+whole sequences with drafts the offset is a slot: that of what stands behind the first token, which those
+for the tokens behind it follow, but for the last one. The reference is `ops.fixed_states`. Imported
+only where Triton is used.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -17,6 +19,7 @@ from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
 
 _BLOCK = 256  # channels of a program
 _LINES = 8
+_COPIED = 4096  # values that a program copies
 
 
 def short_conv(
@@ -99,6 +102,59 @@ def keep(
         place = count - (TAPS - 1) + index
         x = taken(rows, stride, state, origin, first, place, channel, inside, WIDTH, TAPS, OPENED)
         tl.store(state + (target * (TAPS - 1) + index) * WIDTH + channel, x, mask=inside)
+
+
+@triton.jit
+def begin(
+    items, states, HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """What a program goes on from: of sequence 0, head 1 and block 2 of values of its ids.
+
+    The item's fields; its keys and values, and where in a slot they lie; the state there. That was
+    written by an earlier step, so it may be read ahead of the product that this step waits for.
+    """
+    item = items + tl.program_id(0) * 5
+    origin = tl.load(item).to(tl.int64)
+    target = tl.load(item + 1).to(tl.int64)
+    first = tl.load(item + 2).to(tl.int64)
+    spare = tl.load(item + 3).to(tl.int64)
+    count = tl.load(item + 4)
+    key = tl.arange(0, BLOCK_K)
+    value = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
+    place = tl.program_id(1) * KEYS * VALUES + key[:, None] * VALUES + value[None, :]
+    read = (key < tl.where(target > 0, KEYS, 0))[:, None] & (value < VALUES)[None, :]
+    state = tl.load(states + origin * (HEADS * KEYS * VALUES) + place, mask=read, other=0.0)
+    return origin, target, first, spare, count, key, value, place, state
+
+
+@triton.jit
+def _take_back(
+    memory, kept, drafts, slots, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    draft = drafts + tl.program_id(0) * 3
+    place = tl.load(draft)
+    target = tl.load(draft + 2).to(tl.int64)
+    if (target == 0) | (tl.load(kept + place) == 0) | (tl.load(kept + place + 1) != 0):
+        return
+
+    layer = memory + tl.program_id(2).to(tl.int64) * slots * SIZE
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    found = tl.load(layer + tl.load(draft + 1).to(tl.int64) * SIZE + at, mask=at < SIZE, other=0.0)
+    tl.store(layer + target * SIZE + at, found, mask=at < SIZE)
+
+
+def take_back(memory: Tensor, kept: Tensor, drafts: Tensor) -> None:
+    """Give rows whose drafts were refused the states behind what was accepted.
+
+    memory float32[layers, slots, ..]; drafts int32[n, 3]: `fixed_states.accepted_states`; kept int32:
+    whether each line that samples was accepted.
+    """
+    layers, slots = memory.shape[:2]
+    size = memory[0, 0].numel()
+    _take_back[(len(drafts), triton.cdiv(size, _COPIED), layers)](
+        memory, kept, drafts, slots, SIZE=size, BLOCK=_COPIED, num_warps=4
+    )
 
 
 @triton.jit

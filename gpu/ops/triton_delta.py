@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.gpu.ops.fixed_states import CHUNK, LayerDelta
-from ramify.gpu.ops.triton_conv import convolved, keep, silu, softplus
+from ramify.gpu.ops.triton_conv import begin, convolved, keep, silu, softplus
 from ramify.gpu.programmatic_launch import overlap_options, wait
 
 _L2_EPS = tl.constexpr(1e-6)
@@ -33,7 +33,10 @@ _PREPARED = 16  # lines of a program that convolves
 def recurrent(
     rows: Tensor, layer: LayerDelta, states: list[Tensor], items: Tensor, output: Tensor
 ) -> None:
-    """Each sequence of `items` token by token. rows [T, inputs], output [T, heads * values]."""
+    """Each sequence of `items` token by token. rows [T, inputs], output [T, heads * values].
+
+    Of sequences with drafts the state behind each of their tokens is kept.
+    """
     if len(items):
         sizes = _sizes(layer, _VALUES)
         blocks = triton.cdiv(layer.value_dim, sizes["BLOCK_V"])
@@ -113,19 +116,11 @@ def _recur(
     WIDTH: tl.constexpr = 2 * KEY_HEADS * KEYS + VALUE_HEADS * VALUES
     SHARED: tl.constexpr = VALUE_HEADS // KEY_HEADS
     SIZE: tl.constexpr = KEYS * VALUES
-    item = items + tl.program_id(0) * 5
     head = tl.program_id(1)
-    origin = tl.load(item).to(tl.int64)
-    target = tl.load(item + 1).to(tl.int64)
-    first = tl.load(item + 2).to(tl.int64)
-    count = tl.load(item + 4)
-    key = tl.arange(0, BLOCK_K)
-    value = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
+    origin, target, first, spare, count, key, value, place, state = begin(
+        items, states, VALUE_HEADS, KEYS, VALUES, BLOCK_K, BLOCK_V
+    )
     there = (key < KEYS)[:, None] & (value < VALUES)[None, :]
-    place = head * SIZE + key[:, None] * VALUES + value[None, :]
-    # written by an earlier step, so it may be read ahead of the product that this step waits for
-    read = (key < tl.where(target > 0, KEYS, 0))[:, None] & (value < VALUES)[None, :]
-    state = tl.load(states + origin * (VALUE_HEADS * SIZE) + place, mask=read, other=0.0)
     wait(OVERLAP)
     if target == 0:
         return
@@ -152,13 +147,16 @@ def _recur(
         y = tl.sum(state * q[:, None], 0)
         token = output + (first + at) * (VALUE_HEADS * VALUES) + head * VALUES + value
         tl.store(token, y.to(output.dtype.element_ty), mask=some_values)
-    tl.store(states + target * (VALUE_HEADS * SIZE) + place, state, mask=there)
-    keep(rows, stride, inputs, origin, target, first, count, v_channel, some_values, WIDTH, TAPS, False)
-    if (head % SHARED == 0) & (tl.program_id(2) == 0):
-        keep(rows, stride, inputs, origin, target, first, count, q_channel, some_keys, WIDTH, TAPS,
-             False)  # fmt: skip
-        keep(rows, stride, inputs, origin, target, first, count, k_channel, some_keys, WIDTH, TAPS,
-             False)  # fmt: skip
+        if (at + 1 == count) | (spare > 0):
+            slot = tl.where(at + 1 == count, target, spare + at)
+            tl.store(states + slot * (VALUE_HEADS * SIZE) + place, state, mask=there)
+            keep(rows, stride, inputs, origin, slot, first, at + 1, v_channel, some_values, WIDTH, TAPS,
+                 False)  # fmt: skip
+            if (head % SHARED == 0) & (tl.program_id(2) == 0):
+                keep(rows, stride, inputs, origin, slot, first, at + 1, q_channel, some_keys, WIDTH,
+                     TAPS, False)  # fmt: skip
+                keep(rows, stride, inputs, origin, slot, first, at + 1, k_channel, some_keys, WIDTH,
+                     TAPS, False)  # fmt: skip
 
 
 @triton.jit
@@ -288,20 +286,13 @@ def _chunks(
     """Of some of a head's values: chunk after chunk what it adds to the state, and its outputs."""
     WIDTH: tl.constexpr = 2 * KEY_HEADS * KEYS + VALUE_HEADS * VALUES
     SIZE: tl.constexpr = KEYS * VALUES
-    item = items + tl.program_id(0) * 5
     head = tl.program_id(1)
-    origin = tl.load(item).to(tl.int64)
-    target = tl.load(item + 1).to(tl.int64)
-    first = tl.load(item + 2).to(tl.int64)
-    count = tl.load(item + 4)
-    key = tl.arange(0, BLOCK_K)
-    value = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
+    _, target, first, _, count, key, value, place, state = begin(
+        items, states, VALUE_HEADS, KEYS, VALUES, BLOCK_K, BLOCK_V
+    )
     some_keys = (key < KEYS)[None, :]
     some_values = (value < VALUES)[None, :]
     whole = (key < KEYS)[:, None] & some_values
-    place = head * SIZE + key[:, None] * VALUES + value[None, :]
-    begun = (key < tl.where(target > 0, KEYS, 0))[:, None] & some_values
-    state = tl.load(states + origin * (VALUE_HEADS * SIZE) + place, mask=begun, other=0.0)
     wait(OVERLAP)
     if target == 0:
         return

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.gpu.ops.fixed_states import CHUNK, LayerMamba
-from ramify.gpu.ops.triton_conv import convolved, keep, silu, softplus
+from ramify.gpu.ops.triton_conv import begin, convolved, keep, silu, softplus
 from ramify.gpu.programmatic_launch import overlap_options, wait
 
 _PRECISION = tl.constexpr("ieee")  # of products of float32
@@ -32,7 +32,7 @@ _WIDE = 4096  # values of a group, from which on more warps normalise it
 def recurrent(
     rows: Tensor, layer: LayerMamba, states: list[Tensor], items: Tensor, output: Tensor
 ) -> None:
-    """Each sequence of `items` token by token. rows [T, inputs], output [T, heads * values]."""
+    """As `triton_delta.recurrent`."""
     if len(items):
         sizes = _sizes(layer)
         blocks = triton.cdiv(layer.head_dim, sizes["BLOCK_V"])
@@ -121,19 +121,11 @@ def _scan(
     WIDTH: tl.constexpr = GATES + 2 * GROUPS * KEYS
     SIZE: tl.constexpr = KEYS * VALUES
     SHARED: tl.constexpr = HEADS // GROUPS
-    item = items + tl.program_id(0) * 5
     head = tl.program_id(1)
-    origin = tl.load(item).to(tl.int64)
-    target = tl.load(item + 1).to(tl.int64)
-    first = tl.load(item + 2).to(tl.int64)
-    count = tl.load(item + 4)
-    key = tl.arange(0, BLOCK_K)
-    value = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
+    origin, target, first, spare, count, key, value, place, state = begin(
+        items, states, HEADS, KEYS, VALUES, BLOCK_K, BLOCK_V
+    )
     there = (key < KEYS)[:, None] & (value < VALUES)[None, :]
-    place = head * SIZE + key[:, None] * VALUES + value[None, :]
-    # written by an earlier step, so it may be read ahead of the product that this step waits for
-    read = (key < tl.where(target > 0, KEYS, 0))[:, None] & (value < VALUES)[None, :]
-    state = tl.load(states + origin * (HEADS * SIZE) + place, mask=read, other=0.0)
     wait(OVERLAP)
     if target == 0:
         return
@@ -158,14 +150,16 @@ def _scan(
         y = tl.sum(state * c[:, None], 0) + x * skipped
         token = output + (first + at) * GATES + x_channel
         tl.store(token, y.to(output.dtype.element_ty), mask=some_values)
-    tl.store(states + target * (HEADS * SIZE) + place, state, mask=there)
-    keep(source, stride, inputs, origin, target, first, count, x_channel, some_values, WIDTH, TAPS,
-         False)  # fmt: skip
-    if (head % SHARED == 0) & (tl.program_id(2) == 0):
-        keep(source, stride, inputs, origin, target, first, count, b_channel, some_keys, WIDTH, TAPS,
-             False)  # fmt: skip
-        keep(source, stride, inputs, origin, target, first, count, c_channel, some_keys, WIDTH, TAPS,
-             False)  # fmt: skip
+        if (at + 1 == count) | (spare > 0):
+            slot = tl.where(at + 1 == count, target, spare + at)
+            tl.store(states + slot * (HEADS * SIZE) + place, state, mask=there)
+            keep(source, stride, inputs, origin, slot, first, at + 1, x_channel, some_values, WIDTH,
+                 TAPS, False)  # fmt: skip
+            if (head % SHARED == 0) & (tl.program_id(2) == 0):
+                keep(source, stride, inputs, origin, slot, first, at + 1, b_channel, some_keys, WIDTH,
+                     TAPS, False)  # fmt: skip
+                keep(source, stride, inputs, origin, slot, first, at + 1, c_channel, some_keys, WIDTH,
+                     TAPS, False)  # fmt: skip
 
 
 @triton.jit

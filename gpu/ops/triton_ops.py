@@ -154,16 +154,17 @@ class TritonOps:
         states, plan = self._pool.states.layers[layer.index], step.plan
         output = rows.new_empty((len(rows), layer.width))
         invariant = not self._products.follows_tilings
-        decodes, chunks = plan["state_decodes"], plan.get("state_chunks")
+        decodes, lines = plan["state_decodes"], plan["state_lines"]
+        chunks = plan.get("state_chunks")
         few = CHUNK if invariant else 1
         if isinstance(layer, LayerConv):
-            short_conv(rows, layer, states[0], decodes, few, output)
+            short_conv(rows, layer, states[0], lines, few, output)
             if chunks is not None:
                 short_conv(rows, layer, states[0], chunks, CHUNK, output)
             return output
         recurrent, chunked, gated_norm = _STATES[type(layer)]
         recurrent(rows, layer, states, decodes, output)
-        gated_norm(rows, layer, decodes, few, output)
+        gated_norm(rows, layer, lines, few, output)
         if chunks is not None:
             extends = plan["state_extends"]
             if invariant:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.gpu.step.step_rows import Ints, StepRows, within
-from ramify.protocol.plan import NO_TOKEN
+from ramify.protocol.plan import NO_TOKEN, ExecutorInfo
 
 _FEW = 48  # lines
 
@@ -44,10 +44,20 @@ def inputs_of(step: StepRows) -> Ints:
     return inputs
 
 
-def accept(step: StepRows, tokens: Ints, inputs: Ints | None = None) -> AcceptedTokens:
+def draft_ends(info: ExecutorInfo) -> tuple[int, ...]:
+    """Tokens that are never accepted as drafts: those that end a text, behind which nothing is wanted.
+
+    Of models with fixed states, where only the state at the end of what was accepted is kept.
+    """
+    return tuple(info.eos_token_ids) if info.state_slots else ()
+
+
+def accept(
+    step: StepRows, tokens: Ints, inputs: Ints | None = None, ends: tuple[int, ...] = ()
+) -> AcceptedTokens:
     """`tokens` [S]: what each line sampled, NO_TOKEN where its logits were not finite.
 
-    `inputs`: `inputs_of(step)`, if that is known.
+    `inputs`: `inputs_of(step)`, if that is known. `ends`: drafts that are refused.
     """
     lines = step.lines
     if lines is None or not len(lines):
@@ -55,9 +65,11 @@ def accept(step: StepRows, tokens: Ints, inputs: Ints | None = None) -> Accepted
     if inputs is None:
         inputs = inputs_of(step)
     if len(tokens) <= _FEW:
-        return _accept_few(inputs.tolist(), tokens.tolist())
+        return _accept_few(inputs.tolist(), tokens.tolist(), ends)
     wrong = np.zeros(len(tokens), dtype=np.int64)
     np.not_equal(inputs[1:], tokens[:-1], out=wrong[1:])
+    if ends:
+        wrong[np.isin(inputs, ends)] = 1
     wrong[inputs == NO_TOKEN] = 0
     firsts = np.cumsum(lines) - lines
     missed = np.cumsum(wrong)
@@ -65,7 +77,7 @@ def accept(step: StepRows, tokens: Ints, inputs: Ints | None = None) -> Accepted
     return AcceptedTokens(kept, np.add.reduceat(kept, firsts, dtype=np.int64))
 
 
-def _accept_few(inputs: list[int], tokens: list[int]) -> AcceptedTokens:
+def _accept_few(inputs: list[int], tokens: list[int], ends: tuple[int, ...]) -> AcceptedTokens:
     """The same without arrays, whose operations cost more than some lines."""
     kept, counts, good = list[bool](), list[int](), True
     for line, draft in enumerate(inputs):
@@ -73,7 +85,7 @@ def _accept_few(inputs: list[int], tokens: list[int]) -> AcceptedTokens:
             counts.append(0)
             good = True
         else:
-            good = good and draft == tokens[line - 1]
+            good = good and draft == tokens[line - 1] and draft not in ends
         kept.append(good)
         counts[-1] += good
     return AcceptedTokens(np.array(kept), np.array(counts, dtype=np.int64))

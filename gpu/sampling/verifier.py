@@ -24,6 +24,7 @@ from ramify.gpu.step.rows import Ints, StepRows
 from ramify.gpu.step.staging import Array, Upload
 
 _BLOCK = 128
+_NEVER = tl.constexpr(-9)  # nothing samples it
 
 
 class Verifier:
@@ -31,16 +32,24 @@ class Verifier:
 
     A step's input -(row + 1) - n * (rows + 1) means inputs[n, row]. `pages` int32[rows + 1, columns] is
     the page table; its last row is padding's. `slots`: of the KV pool, if `tokens` int32[slots] is to
-    hold the token of each, for drafters that read it.
+    hold the token of each, for drafters that read it. `ends`: tokens that are no draft to accept.
     """
 
-    def __init__(self, max_drafts: int, pages: Tensor, page_size: int, slots: int | None = None) -> None:
+    def __init__(
+        self,
+        max_drafts: int,
+        pages: Tensor,
+        page_size: int,
+        slots: int | None = None,
+        ends: tuple[int, ...] = (),
+    ) -> None:
         self.pages, self.page_size = pages, page_size
         self._rows = len(pages)
         device = pages.device
         self.tokens: Tensor | None = None
         if slots is not None:
             self.tokens = torch.zeros(slots, dtype=torch.int32, device=device)
+        self._ends = torch.tensor(ends, dtype=torch.int32, device=device)
         self.inputs = torch.zeros((1 + max_drafts, self._rows), dtype=torch.int32, device=device)
         self.refused = torch.zeros(self._rows, dtype=torch.int32, device=device)
         self.seeds = torch.zeros(self._rows, dtype=torch.int64, device=device)
@@ -140,7 +149,8 @@ class Verifier:
         _accept[(samples,)](
             inputs.input_ids, inputs.rows_that_sample, inputs.positions, inputs.sampled_lines, tokens,
             self.inputs, self.refused, kept, self.tokens, self.pages, samples, self.pages.shape[1],
-            MOST=triton.next_power_of_2(self._rows), PAGE=self.page_size, REMEMBER=remember,
+            self._ends, ENDS=len(self._ends), MOST=triton.next_power_of_2(self._rows),
+            PAGE=self.page_size, REMEMBER=remember,
             num_warps=1,
         )  # fmt: skip
 
@@ -220,7 +230,7 @@ def _correct_draws(asks, wide, refused, seeds, count, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["samples"])
 def _accept(
     ids, rows, positions, sampled_lines, sampled, inputs, refused, kept, tokens, pages, samples, columns,
-    MOST: tl.constexpr, PAGE: tl.constexpr, REMEMBER: tl.constexpr,
+    ends, ENDS: tl.constexpr, MOST: tl.constexpr, PAGE: tl.constexpr, REMEMBER: tl.constexpr,
 ):  # fmt: skip
     """The program of a row's first line goes along all of them: they follow each other."""
     first = tl.program_id(0)
@@ -239,6 +249,8 @@ def _accept(
     id = tl.load(ids + following, mask=behind, other=0)
     draft = tl.load(inputs + tl.maximum(-id - 1, 0), mask=behind & (id < 0), other=0)
     draft = tl.where(id < 0, draft, id)
+    for index in tl.static_range(ENDS):
+        draft = tl.where(draft == tl.load(ends + index), _NEVER, draft)
     accepted = tl.min(tl.where(behind & (token == draft), MOST, number), 0)
     tl.store(kept + place, (number <= accepted).to(tl.int32), mask=own)
     final = tl.sum(tl.where(number == accepted, token, 0), 0)

@@ -37,6 +37,7 @@ from ramify.gpu.startup.quantization import Quantization, choose_quantization
 from ramify.gpu.startup.states import check_draft_model, check_states
 from ramify.gpu.startup.weights import fill_random, load_weights
 from ramify.gpu.step.rows import RowTable
+from ramify.gpu.step.step_rows import spare_states
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExecutorInfo
@@ -69,7 +70,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     shapes = shape.attention_shapes(dtype, windows)
     attention = choose(config.attention, shapes, device, config.deterministic)
     draft = choose_draft(config, attention if quantization.isa is None else None)
-    check_states(config, shape, draft, attention)
+    check_states(config, shape, attention)
     try:
         model = Decoder(shape, context, dtype, device, quantization.name == "fp8")
     except torch.OutOfMemoryError as error:
@@ -361,10 +362,10 @@ def device_drafter(
 
 def _pool(model: Decoder, info: ExecutorInfo, progress: Progress) -> KVPool:
     progress(f"allocating KV cache for {info.pages * info.page_size} tokens", 1.0)
-    layout = model.config.kv_layout(model.dtype, info.window_pages > 0)
+    layout, spare = model.config.kv_layout(model.dtype, info.window_pages > 0), spare_states(info)
     pool = layout.allocate(info.pages, info.page_size, model.device, info.window_pages)
-    if info.state_slots:
-        pool.states = model.config.state_layout().allocate(info.state_slots, model.device)
+    if info.state_slots and model.config.keeps_states:
+        pool.states = model.config.state_layout().allocate(info.state_slots, model.device, spare)
     return pool
 
 

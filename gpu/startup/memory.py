@@ -6,6 +6,7 @@ import msgspec
 import torch
 
 from ramify.gpu.models.definition import Definition
+from ramify.gpu.step.step_rows import spare_states
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExecutorInfo
@@ -78,14 +79,17 @@ def plan_pages(
 
 
 def plan_slots(
-    wanted: int | None, bytes_each: int, rows: int, free: int, device: torch.device, fraction: float
+    wanted: int | None, info: ExecutorInfo, free: int, device: torch.device, fraction: float
 ) -> int:
     """State slots beside the KV pool: `wanted` if given, else of at most half of what both may take.
 
-    More than 8 for each of the `rows` that may run at once are not made by themselves. Raises ModelError
-    if four do not fit, or if `wanted` do not.
+    More than 8 for each row that may run at once are not made by themselves. Slots for drafts come on
+    top. Raises ModelError if four do not fit, or if `wanted` do not.
     """
+    rows, bytes_each = info.max_rows, info.state_bytes
     room = int(free * (CPU_SHARE if device.type == "cpu" else fraction))
+    if info.max_drafts:  # there is one for three others, at most
+        bytes_each += -(-bytes_each // 3)
     if wanted is not None:
         if wanted * bytes_each <= free:
             return wanted
@@ -165,11 +169,9 @@ def with_pages(info: ExecutorInfo, config: ModelConfig, free: int, device: torch
     window pages."""
     tokens = config.kv_tokens
     if info.state_bytes:
-        slots = plan_slots(
-            config.state_slots, info.state_bytes, info.max_rows, free, device, config.kv_fraction
-        )
+        slots = plan_slots(config.state_slots, info, free, device, config.kv_fraction)
         info = msgspec.structs.replace(info, state_slots=slots)
-        free -= (1 + slots) * info.state_bytes
+        free -= (1 + slots + spare_states(info)) * info.state_bytes
     if info.window:
         info, free = _with_window_pages(info, config, free, device)
         if not info.kv_bytes_per_token and tokens is None:  # only the tables of pages take memory

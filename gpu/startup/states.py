@@ -9,7 +9,6 @@ from ramify.gpu.models.definition import (
     ExpertSettings,
     MambaSettings,
 )
-from ramify.gpu.startup.drafts import DraftChoice
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 
@@ -17,19 +16,12 @@ _MOST_DIM = 128  # of a delta net's heads: a program of the kernels holds a head
 _MOST_STATE = 256  # of Mamba-2's heads, likewise
 
 
-def check_states(
-    config: ModelConfig, shape: Definition, draft: DraftChoice, attention: KernelChoice
-) -> None:
+def check_states(config: ModelConfig, shape: Definition, attention: KernelChoice) -> None:
     """Raises ModelError if a model with fixed states cannot be served as asked."""
     if not shape.keeps_states:
         if config.state_slots is not None:
             raise ModelError("--state-slots: the model's layers keep no fixed states; leave it out")
         return
-    if draft.kind != "none":
-        raise ModelError(
-            f"--draft {config.draft}: the model's layers keep fixed states, which cannot be taken back "
-            "behind a draft that is refused; give --draft none"
-        )
     if config.page_size != 1:
         raise ModelError(
             f"--page-size {config.page_size}: the model's layers keep fixed states, so a prefix may end "

@@ -7,7 +7,6 @@ numpy only: this file does not know tensors, models or what a page holds.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,7 @@ import numpy.typing as npt
 from ramify.gpu.step.step_rows import Ints as Ints
 from ramify.gpu.step.step_rows import Scored as Scored
 from ramify.gpu.step.step_rows import StepRows as StepRows
-from ramify.gpu.step.step_rows import Tokens, within
+from ramify.gpu.step.step_rows import Tokens, spare_states, within
 from ramify.protocol.plan import ExecutorInfo, ExtendRow, GrowRow, OpenRow, StepPlan
 
 PageTable = npt.NDArray[np.int32]
@@ -46,6 +45,7 @@ class RowTable:
         self.vocab_size = info.vocab_size
         self.step_tokens = info.step_tokens
         self.state_slots = info.state_slots
+        self._spare_states = spare_states(info)
         self.max_drafts = max(info.max_drafts, info.max_forced)
         self.max_guessed = info.max_drafts  # those of a drafter
         self.max_length = info.context + OVERRUN
@@ -274,6 +274,9 @@ class RowTable:
         if plan.drafts or any(extend.drafts for extend in extends):
             drafts = self._drafts(plan, step, found)
             if found is None or drafts.any():
+                total = int(drafts.sum())
+                if step.states is not None and total > self._spare_states:
+                    raise PlanError(f"runs {total} drafts: there are {self._spare_states} states")
                 step = step.drafted(drafts)
                 rows, ends = step.rows, step.starts + step.counts
         beyond = ends > self._limits[rows]
@@ -438,13 +441,3 @@ class RowTable:
     def _require_open(self, row: int, verb: str) -> None:
         if not 0 <= row < len(self.requests) or self.requests[row] < 0:
             raise PlanError(f"{verb} row {row}, which is not open")
-
-
-def fields(rows: RowTable, row: int) -> dict[str, Any]:
-    """What the table holds of one row, for logs and tests."""
-    return {
-        "request": int(rows.requests[row]),
-        "length": int(rows.lengths[row]),
-        "pages": rows.pages[row, : rows.page_counts[row]].tolist(),
-        "drawn": int(rows.drawn[row]),
-    }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from ramify.protocol.plan import NO_TOKEN
+from ramify.protocol.plan import NO_TOKEN, ExecutorInfo
 
 Ints = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
@@ -64,8 +64,8 @@ class StepRows:
     scored: "Scored | None" = None
     # [R] of each row that samples: 1 + its drafts, which follow each other in `sampling`; None: 1 each
     lines: "Ints | None" = None
-    # [B, 2] of each sequence: the state slot that it reads, and the one that it writes; None: the
-    # model has none
+    # [B, 2] of each sequence: the state slot that its row reads, and the one that gets what stands
+    # behind the row's last token, refused drafts left out; None: the model has none
     states: "Ints | None" = None
     # [n, 2] of those that sit the step out: the slot that they would have read, which is copied to the
     # one that they would have written
@@ -150,6 +150,7 @@ class StepRows:
                 sampling=index,
                 draws=place,
                 lines=lines,
+                states=None if self.states is None else np.repeat(self.states, lines, axis=0),
             )
         n, m = self.extends, len(self.sampling) - (len(self.rows) - self.extends)
         own = np.zeros(n, dtype=np.int64)  # of each extend, of which m sample
@@ -166,6 +167,9 @@ class StepRows:
         of_extends, first = sampling[: m + given], within(lines[:m]) == 0
         of_extends[first], of_extends[~first] = self.sampling[:m], np.arange(n, n + given)
         sampling[m + given :] = np.arange(n + given, total)
+        states = self.states  # where extends have no drafts
+        if states is not None:
+            states = np.concatenate([states[:n], np.repeat(states[n:], lines[m:], axis=0)])
         if self.scored is not None:
             self.scored.lines -= np.cumsum(is_draft)[self.scored.lines]
         return StepRows(
@@ -179,6 +183,7 @@ class StepRows:
             given=self.tokens[is_draft],
             scored=self.scored,
             lines=lines,
+            states=states,
         )
 
     def guessed(self, drafts: Tokens) -> "StepRows":
@@ -218,6 +223,8 @@ class StepRows:
             given=self.given,
             scored=self.scored,
             lines=lines,
+            states=None if self.states is None else self.states[[*range(begin), *kept]],
+            held=self.held,
             asked=self.asked,
         )
 
@@ -257,6 +264,14 @@ class StepRows:
             held=self.held,
             asked=self.asked,
         )
+
+
+def spare_states(info: ExecutorInfo) -> int:
+    """State slots behind `ExecutorInfo.state_slots`: for lines whose next one is a draft.
+
+    Every row has three slots at least, and no step has more lines than there may be rows.
+    """
+    return min(info.max_rows, info.state_slots // 3) if info.max_drafts else 0
 
 
 def within(lines: Ints) -> Ints:

@@ -273,11 +273,6 @@ class FakeExecutor:
             assert self.rows[index].last is not None
             if index not in out:
                 self._forward(self.rows[index], self.rows[index].last)
-        if self.info.state_slots:
-            ran = [extend.row for extend in plan.extends] + decodes
-            self._step_states(unpack(plan.states).tolist(), ran, before, out)
-        else:
-            assert not plan.states
         self.ran.append((work, len(decodes)))
         assert work + lines <= self.info.step_tokens
         given = [
@@ -292,6 +287,11 @@ class FakeExecutor:
             [] if row in out else self._verify(self.rows[row], drafts)
             for row, drafts in zip(sampling, given, strict=True)
         ]
+        if self.info.state_slots:
+            ran = [extend.row for extend in plan.extends] + decodes
+            self._step_states(unpack(plan.states).tolist(), ran, before, out)
+        else:
+            assert not plan.states
         computed = work + len(decodes) + sum(map(len, given))
         self.computed += computed
         self.drafted += sum(map(len, given))

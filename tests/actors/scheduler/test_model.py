@@ -470,13 +470,15 @@ def small(monkeypatch):
     monkeypatch.setattr(snapshots, "STRIDE", 5)
 
 
-@tried(100, 400)
-@given(worlds, states, programs, st.one_of(st.just(()), deaths))
+@pytest.mark.parametrize("drafts", [False, True])
+@tried(60, 300)
+@given(worlds, states, speculations, programs, st.one_of(st.just(()), deaths))
 def test_random_programs_with_states(
-    world, expected, expected_scores, small, options, fixed, program, deaths
+    world, expected, expected_scores, small, drafts, options, fixed, speculation, program, deaths
 ):
     """Each step reads the state of just the tokens before it, and nothing that anybody sees is
     different from a model without states."""
+    options = {**options, **speculation} if drafts else options
     w = world(**options | fixed, cache=RealCache(options["pages"], 1, fixed["states"]))
     execute(w, program, expected, expected_scores, deaths)
 
@@ -496,9 +498,13 @@ def test_random_forks_with_states(
     )
 
 
-@tried(60, 200)
-@given(pressure, states, crowds, st.lists(st.booleans(), max_size=60))
-def test_random_pressure_with_states(world, expected, small, options, fixed, crowd, choices):
+@pytest.mark.parametrize("drafts", [False, True])
+@tried(40, 150)
+@given(pressure, states, speculations, crowds, st.lists(st.booleans(), max_size=60))
+def test_random_pressure_with_states(
+    world, expected, small, drafts, options, fixed, speculation, crowd, choices
+):
+    options = {**options, **speculation} if drafts else options
     under_pressure(world, expected, 1, {**options, **fixed}, crowd, choices)
 
 

@@ -86,13 +86,11 @@ def test_another_executor_may_have_fewer_slots_or_more(world, expected):
     w.check_idle()
 
 
-def test_drafts_are_refused(world):
-    with pytest.raises(SchedulerError, match="drafts"):
-        world(states=12, drafts=2)
-
-
-def test_the_next_turn_begins_where_the_last_one_ended(world, expected):
-    w = world(pages=300, budget=64, cache=RealCache(300, 1, 20), states=20)
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_the_next_turn_begins_where_the_last_one_ended(world, expected, drafts):
+    w = world(
+        pages=300, budget=64, cache=RealCache(300, 1, 20), states=20, drafts=drafts, acceptance=0.6
+    )
     prompt = [i * i % 97 for i in range(150)]
     first = w.submit(1, prompt, max_tokens=10)
     w.run(first)

@@ -175,6 +175,7 @@ def test_random_sessions(
     pages=st.sampled_from([160, 400, 4096]),
     in_flight=st.sampled_from([1, 2]),
     state_slots=st.sampled_from([4, 9, 17, 40, 200]),
+    drafts=st.sampled_from([0, 3]),
     near=st.sampled_from([0, 2, 64]),
 )
 def test_random_sessions_of_a_model_with_states(
@@ -184,13 +185,14 @@ def test_random_sessions_of_a_model_with_states(
     pages: int,
     in_flight: int,
     state_slots: int,
+    drafts: int,
     near: int,
 ) -> None:
     """The executor checks that each step reads the state of just its row's tokens."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(snapshots, "NEAR", near)
         patch.setattr(snapshots, "STRIDE", 8)
-        options = {"state_slots": state_slots, "in_flight": in_flight}
+        options = {"state_slots": state_slots, "in_flight": in_flight, "drafts": drafts}
         engine = random_sessions(sim_class, tokenizer, seed, pages, 1, options)
     states = engine.cache.residency.snapshots
     assert states.available == states.total

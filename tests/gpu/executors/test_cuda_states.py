@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from ramify.gpu.drafting.device import DeviceDrafter
 from ramify.gpu.kv.states import StateLayout, StatePool
 from ramify.gpu.step.buckets import decode_buckets, mixed_buckets
 from ramify.gpu.step.rows import PlanError
@@ -125,6 +126,60 @@ def test_branches_and_rows_that_sit_out(
         d.step(opens=[d.open(3, d.pages(1500, 20))], extends=[ExtendRow(3, 0, pack([1, 2]), True)])
 
 
+class Script(DeviceDrafter):
+    """Guesses what it is told for each row, and forgets it."""
+
+    name, reads_tokens = "script", False
+
+    def __init__(self) -> None:
+        self.guesses: dict[int, list[int]] = {}
+
+    def propose(self, entry: int, step: Any, inputs: Any, verifier: Any) -> None:
+        for row in set(step.rows.tolist()):
+            guess = self.guesses.pop(row, [])
+            for number, token in enumerate(guess, 1):
+                verifier.inputs[number, row] = token
+
+
+@where
+@pytest.mark.parametrize("case", ["lfm2", *(["granite4", "qwen3_5"] if CUDA else [])])
+def test_drafts_that_are_refused_leave_no_state(
+    case: str, where: Any, tmp_path: Path, drive: Any
+) -> None:
+    """Rows with right and wrong drafts beside each other, the next step laid out before it is known."""
+    model, _ = save(tmp_path, case)
+    prompt = prompts()[0][:5]
+    wanted = reference(model, prompt, 7)
+    wrong = (wanted[1] + 1) % 50 + 2
+    d = drive(tmp_path, draft="ngram", **(where | {"max_rows": 9}))
+    script = d.executor.drafts.drafter = Script()
+    shared, kept = d.pages(0, 4), pack([1, 4, 1, 7, 1, 10])
+    d.step(opens=[d.open(0, shared)], extends=[ExtendRow(0, 0, pack(prompt[:4]), False)])
+    d.step(
+        closes=[0],
+        opens=[d.open(row, shared + d.pages(64 * row, 32), cached=4) for row in (1, 2, 3)],
+        extends=[ExtendRow(row, 4, pack(prompt[4:]), True) for row in (1, 2, 3)],
+        states=kept,
+    )
+    d.states |= {1: 4, 2: 7, 3: 10}
+    # none, one, and both of two drafts are right; then again, of what follows if all had been
+    script.guesses = {1: [wrong, wrong], 2: [wanted[1], wrong], 3: wanted[1:3]}
+    first = d.executor.launch(d.plan(decodes=[1, 2, 3], drafts=pack([2, 2, 2])))
+    script.guesses = {1: [wanted[2]], 2: [wrong], 3: [wanted[4]]}
+    second = d.executor.launch(d.plan(decodes=[3, 1, 2], drafts=pack([1, 1, 1])))
+    outputs: dict[int, list[int]] = {1: [], 2: [], 3: []}
+    for result in (first.result(), second.result(), d.executor.launch(
+            d.plan(decodes=[1, 2, 3])).result()):  # fmt: skip
+        tokens = list(unpack(result.tokens))
+        rows = unpack(result.rows)
+        for row, count in zip(rows, unpack(result.counts) or [1] * len(rows), strict=True):
+            outputs[row] += tokens[:count]
+            del tokens[:count]
+    assert [len(output) for output in outputs.values()] == [1 + 2 + 1, 2 + 1 + 1, 3 + 2 + 1]
+    for output in outputs.values():
+        assert output == wanted[1 : 1 + len(output)]
+
+
 @where
 def test_deterministic_mode_goes_on_with_the_same_bits(
     where: Any, tmp_path: Path, drive: Any, ordered_dots: None
@@ -151,8 +206,8 @@ def test_padding_writes_no_slot(where: Any, tmp_path: Path, drive: Any, monkeypa
     pools: list[StatePool] = []
     allocate = StateLayout.allocate
 
-    def kept(layout: StateLayout, slots: int, device: torch.device) -> StatePool:
-        pools.append(allocate(layout, slots, device))
+    def kept(layout: StateLayout, slots: int, device: torch.device, spare: int) -> StatePool:
+        pools.append(allocate(layout, slots, device, spare))
         return pools[-1]
 
     monkeypatch.setattr(StateLayout, "allocate", kept)

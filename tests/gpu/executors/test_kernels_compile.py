@@ -101,7 +101,7 @@ cuda_executor.CudaExecutor.warm_drafter = torch.inference_mode()(warm_drafter)
 def drafter_for(draft, model, info):
     if draft == "none":
         return None
-    if draft == "ngram":
+    if draft in ("ngram", "states"):
         return DeviceNgramDrafter()
     pool = model.config.kv_layout(model.dtype).allocate(info.pages, PAGE, CPU)
     products = cuda_executor.Products(CPU)
@@ -125,12 +125,12 @@ def executor_for(config, dtype, sinks, deterministic, draft):
         attention="", attention_reason="", eos_token_ids=[], kv_bytes_per_token=1, load_seconds=0.0,
         constrains=True,
     )
-    info = msgspec.structs.replace(info, **(
-        {"state_slots": 8, "page_size": 1} if draft == "none" else {"max_drafts": 3, "max_forced": 4}
-    ))
+    drafts = {"max_drafts": 3, "max_forced": 0 if draft == "states" else 4} if draft != "none" else {}
+    states = {"state_slots": 9, "page_size": 1} if draft in ("none", "states") else {}
+    info = msgspec.structs.replace(info, **drafts, **states)
     pool = shape.kv_layout(dtype).allocate(info.pages, info.page_size, CPU)
     if info.state_slots:
-        pool.states = shape.state_layout().allocate(info.state_slots, CPU)
+        pool.states = shape.state_layout().allocate(info.state_slots, CPU, 3)
     drafter = drafter_for(draft, model, info)
     return cuda_executor.CudaExecutor(model, pool, RowTable(info), info, choice, drafter)
 
@@ -182,6 +182,9 @@ extends = [ExtendRow(row, 0, pack(range(1, 17 - 5 * row)), True) for row in rang
 with torch.inference_mode():
     executor.launch(StepPlan(0, opens=opens, extends=extends, states=pack([0, 1, 0, 2])))
     executor.launch(StepPlan(1, decodes=pack([1, 0]), states=pack([2, 3, 1, 4])))
+    if executor.info.max_drafts:
+        drafted = StepPlan(2, decodes=pack([1, 0]), drafts=pack([2, 1]), states=pack([3, 5, 4, 6]))
+        executor.launch(drafted)
 assert not made, made
 """
 
@@ -316,7 +319,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
         (QWEN, "bfloat16", "", True, "none", RECURRENT),
         (GRANITE4, "bfloat16", "", False, "none", MAMBA | {"_convolve", "_scan_chunks"}),
         (GRANITE4, "bfloat16", "", True, "none", MAMBA),
-        (LFM2, "bfloat16", "", False, "none", {"_short_conv"}),
+        (LFM2, "bfloat16", "", False, "states", {"_short_conv", "_take_back", "_accept"}),
         (QWEN_MOE, "bfloat16", "", False, "none", FEW | MANY),
         (GLM_MOE, "bfloat16", "", False, "ngram", FEW | MANY),
         (GLM_MOE, "bfloat16", "", True, "ngram", MANY),
@@ -356,6 +359,8 @@ def test_the_compiler_takes_every_kernel(
     tmp_path: Path,
 ) -> None:
     about = [json.dumps(config), dtype, sinks, str(int(deterministic)), draft]
-    done = imported.run(CHECK + (SERVE_STATES if draft == "none" else SERVE), tmp_path, about)
+    done = imported.run(
+        CHECK + (SERVE_STATES if draft in ("none", "states") else SERVE), tmp_path, about
+    )
     assert done.code == 0, done.said
     assert kernels <= set(done.said.split())

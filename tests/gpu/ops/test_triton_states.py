@@ -21,12 +21,14 @@ from ramify.gpu.ops.fixed_states import (  # noqa: E402
     LayerMamba,
     LayerState,
     Sequences,
+    accepted_states,
     run,
+    state_plan,
     state_room,
     state_tables,
 )
 from ramify.gpu.ops.rmsnorm import RMSNorm  # noqa: E402
-from ramify.gpu.ops.triton_conv import short_conv  # noqa: E402
+from ramify.gpu.ops.triton_conv import short_conv, take_back  # noqa: E402
 from ramify.gpu.step.buckets import Bucket  # noqa: E402
 from ramify.gpu.step.rows import StepRows  # noqa: E402
 
@@ -47,10 +49,10 @@ def step(counts: list[int], decodes: int, pairs: np.ndarray) -> StepRows:
     return StepRows(rows, rows * 0, every, len(counts), tokens, rows, rows, states=pairs)
 
 
-def tables(plan: StepRows, bucket: Bucket) -> dict[str, Tensor]:
+def tables(plan: StepRows, bucket: Bucket, spare: int = 0) -> dict[str, Tensor]:
     """Padded with zeros, as a graph's are."""
     room = state_room(bucket)
-    for name, items in state_tables(plan, bucket).items():
+    for name, items in state_tables(plan, bucket, spare).items():
         room[name][: len(items)] = items
     return {name: torch.from_numpy(items).to(DEVICE) for name, items in room.items()}
 
@@ -213,6 +215,49 @@ def test_a_short_convolution(dtype: torch.dtype, biased: bool) -> None:
     near(states[0][targets], known[0][targets], dtype)
     others = [slot for slot in range(SLOTS) if slot not in targets]
     assert torch.equal(states[0][others], before[others])
+
+
+@pytest.mark.parametrize("mixer", ["delta", "mamba", "conv"])
+def test_a_state_for_each_draft(mixer: str) -> None:
+    """Of three rows, which run 2, 0 and 1 drafts; the first one's second draft is refused."""
+    torch.manual_seed(5)
+    layer: Any = {"delta": delta, "mamba": mamba}.get(mixer, lambda kind: None)(torch.float32)
+    layer = layer or LayerConv(0, torch.randn(40, 1, 3).to(DEVICE), None)
+    states = pools(layer)
+    lines, pairs = np.array([3, 1, 2]), np.array([[1, 4], [0, 5], [2, 6]])
+    rows, every = np.repeat(np.arange(3), lines), np.arange(6)
+    plan = StepRows(
+        rows, every * 0, every * 0 + 1, 0, np.zeros(0, dtype=np.int32), every, every, lines=lines,
+        states=np.repeat(pairs, lines, axis=0),
+    )  # fmt: skip
+    inputs = torch.randn(8, 120 if mixer == "conv" else sum(layer.parts)).to(DEVICE)
+    known = [state.clone() for state in states]
+    named = {name: torch.from_numpy(part).to(DEVICE) for name, part in state_plan(plan, 8).items()}
+    assert named["state_from"].tolist() == [1, 8, 9, 0, 2, 10]
+    assert named["state_to"].tolist() == [8, 9, 4, 5, 10, 6]
+    firsts, numbers = named["state_from"], named["state_numbers"]
+    rounds = [torch.nonzero(numbers == at)[:, 0] for at in range(3)]
+    sequences = Sequences([], firsts, named["state_to"], [*rounds])
+    wanted = run(inputs[:6], layer, known, sequences)
+    room = tables(plan, Bucket(0, 0, 8, 8, drafted=True), 8)
+    output = inputs.new_empty((8, layer.width))
+    if mixer == "conv":
+        short_conv(inputs, layer, states[0], room["state_lines"], 1, output)
+    else:
+        recurrent(inputs, layer, states, room["state_decodes"], output)
+        gated_norm(inputs, layer, room["state_lines"], 1, output)
+    near(output[:6], wanted, torch.float32)
+    for state, after in zip(states, known, strict=True):
+        near(state, after, torch.float32)
+    drafts = room["state_drafts"][:3]
+    assert accepted_states(plan, 8).tolist() == [[0, 8, 4], [1, 9, 4], [4, 10, 6]]
+    kept = torch.tensor([1, 1, 0, 1, 1, 1], dtype=torch.int32, device=DEVICE)
+    for state in states:
+        before = state.clone()
+        take_back(state[None], kept, drafts)
+        assert torch.equal(state[4], before[9])
+        state[4] = before[4]
+        assert torch.equal(state, before)
 
 
 def after(layer: Layer, rows: Tensor, cuts: list[int], invariant: bool) -> tuple[Tensor, list[Tensor]]:

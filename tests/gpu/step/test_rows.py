@@ -6,11 +6,21 @@ import numpy as np
 import pytest
 
 from ramify.gpu.executors.fake import FakeExecutor
-from ramify.gpu.step.rows import PlanError, RowTable, StepRows, fields
+from ramify.gpu.step.rows import PlanError, RowTable, StepRows
 from ramify.protocol.plan import ExtendRow, GrowRow, OpenRow, StepPlan, pack
 from ramify.protocol.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
+
+
+def fields(rows: RowTable, row: int) -> dict[str, Any]:
+    """What the table holds of one row."""
+    return {
+        "request": int(rows.requests[row]),
+        "length": int(rows.lengths[row]),
+        "pages": rows.pages[row, : rows.page_counts[row]].tolist(),
+        "drawn": int(rows.drawn[row]),
+    }
 
 
 def opened(row: int, pages: list[int], cached: int = 0, request: int = 1, **more: Any) -> OpenRow:

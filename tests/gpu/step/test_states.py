@@ -56,10 +56,39 @@ def test_a_model_without_states_is_given_none() -> None:
         table(0).apply(StepPlan(step=0, extends=extends(0), states=pack([0, 1])))
 
 
-def test_drafts_are_refused_with_states() -> None:
+def test_drafts_of_an_extend_are_refused_with_states() -> None:
     extend = ExtendRow(0, 0, pack([1, 2]), True, drafts=1)
     with pytest.raises(PlanError, match="cannot be taken back"):
         table().apply(StepPlan(step=0, extends=[extend], states=pack([0, 1])))
+
+
+def drafting(slots: int) -> RowTable:
+    fake = FakeExecutor(page_size=4, pages=50, max_rows=8, context=20, drafts=3, state_slots=slots)
+    rows = RowTable(fake.info)
+    rows.change(StepPlan(0, opens=[OpenRow(row, row, pack([2 * row, 2 * row + 1]), 0, SamplingParams())
+                                   for row in range(3)]))  # fmt: skip
+    rows.apply(StepPlan(0, extends=extends(0, 1, 2), states=pack([0, 1, 0, 2, 0, 3])))
+    return rows
+
+
+def test_a_row_with_drafts_has_its_slots_on_each_line() -> None:
+    rows = drafting(12)
+    plan = StepPlan(1, decodes=pack([2, 0, 1]), drafts=pack([2, 0, 2]), states=pack([3, 9, 1, 7, 2, 8]))
+    step = rows.apply(plan)
+    assert step.states is not None
+    assert step.states.tolist() == [[3, 9]] * 3 + [[1, 7]] + [[2, 8]] * 3
+    fewer = step.fewer(np.array([2, 0, 1]))
+    assert fewer.states is not None
+    assert fewer.states.tolist() == [[3, 9]] * 3 + [[1, 7]] + [[2, 8]] * 2
+    held = step.without(np.array([False, False, True])).held
+    assert held is not None
+    assert held.tolist() == [[2, 8]] * 3
+
+
+def test_more_drafts_than_there_are_states_for() -> None:
+    plan = StepPlan(1, decodes=pack([2, 0, 1]), drafts=pack([2, 1, 1]), states=pack([3, 9, 1, 7, 2, 8]))
+    with pytest.raises(PlanError, match="runs 4 drafts: there are 3 states"):
+        drafting(9).apply(plan)
 
 
 def test_rows_that_sit_out_keep_what_they_had() -> None:

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from ramify.gpu.executors.fake import FakeExecutor
-from ramify.gpu.step.rows import PlanError, RowTable, fields
+from ramify.gpu.step.rows import PlanError, RowTable
 from ramify.gpu.step.step_rows import within
 from ramify.protocol.plan import NO_TOKEN, ExtendRow, OpenRow, StepPlan, pack
 from ramify.protocol.sampling import SamplingParams
+from tests.gpu.step.test_rows import fields
 
 GREEDY = SamplingParams(temperature=0.0)
 

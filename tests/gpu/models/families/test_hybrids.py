@@ -262,7 +262,6 @@ def test_memory_is_that_of_the_layers_that_need_it(tmp_path: Path, drive: Any) -
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"draft": "ngram"}, "--draft ngram: the model's layers keep fixed states"),
         ({"quantization": "int8"}, "fixed states have no kernels in 8 bits"),
         ({"state_slots": 1 << 24}, "--state-slots 16777216 do not fit"),
         ({"page_size": 16}, "--page-size 16: the model's layers keep fixed states"),
