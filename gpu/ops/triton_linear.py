@@ -78,7 +78,7 @@ class Products:
 
     def library(self, x: Tensor, linear: Linear) -> Tensor:
         """[T, inputs] -> [T, outputs], with nothing before or after it."""
-        if isinstance(linear.weight, PlainWeight):
+        if not linear.weight.coded:
             return linear(x)
         tiling = self._tiling(x, linear, None, 1)
         if not isinstance(tiling, Tiling):
@@ -126,16 +126,16 @@ class Products:
 
     def head(self, x: Tensor, linear: Linear, output: Tensor) -> None:
         """[S, inputs] -> output [S, outputs], which is contiguous."""
-        if isinstance(linear.weight, PlainWeight):
-            linear.into(x, output)
-        else:
+        if linear.weight.coded:
             output.copy_(self.library(x, linear))
+        else:
+            linear.into(x, output)
 
     def _tiling(
         self, x: Tensor, linear: Linear, tiling: AnyTiling | None, most_splits: int
     ) -> AnyTiling | None:
         """`tiling` is that of plain weights; `most_splits`: 0: a gated product."""
-        if isinstance(linear.weight, PlainWeight):
+        if not linear.weight.coded:
             return tiling
         usable = self._overlap and x.dtype == torch.bfloat16
         return few_tiling(len(x), linear.weight.shape, most_splits) if usable else None

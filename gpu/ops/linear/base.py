@@ -8,7 +8,7 @@ device reads it fastest. A number format is a class derived from `Weight`, in a 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,7 @@ class Weight:
     """
 
     __slots__ = ()
+    coded: ClassVar[bool] = False  # Triton's kernels widen it, and nothing else does
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -7,6 +7,7 @@ tensors can be merged and brought into any order.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,7 @@ class Fp8Weight(Weight):
 
     codes: Tensor
     scales: Tensor
+    coded: ClassVar[bool] = True
 
     @property
     def shape(self) -> tuple[int, int]:
