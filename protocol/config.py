@@ -110,11 +110,11 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
         bool, Setting("same bits alone or batched, cold or cached; slower, CUDA only")
     ] = False
     quantization: Annotated[
-        Literal["auto", "none", "int8", "int4", "fp8"],
+        Literal["auto", "none", "int8", "int4", "mxfp4", "fp8"],
         Setting(
-            "weights as integers of 8 or 4 bits (int8, int4: on a CPU), as 8-bit floats (fp8: on a "
-            "GPU), or unrounded (none, exact float32 on a CPU); auto: on a GPU as the checkpoint has "
-            "them, on a CPU int8, or a checkpoint's own integers, if it has instructions for it",
+            "weights as integers of 8 or 4 bits (int8: on a CPU, int4), as floats of 8 or 4 bits (fp8, "
+            "mxfp4: on a GPU), or unrounded (none, exact float32 on a CPU); auto: on a GPU as the "
+            "checkpoint has them, on a CPU int8, or a checkpoint's integers, if it has the instructions",
             first=True,
         ),
     ] = "auto"

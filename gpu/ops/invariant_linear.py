@@ -5,13 +5,17 @@ output is one sum over the inputs, in ascending steps of the same tensor-core in
 of rows. Tiles of several sizes serve few and many rows and give the same bits; tests compare them.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from ramify.gpu.ops.base import Activation
 from ramify.gpu.ops.linear.base import Linear
+from ramify.gpu.ops.linear.four_bits import FourBitWeight
 from ramify.gpu.ops.rmsnorm import RMSNorm
-from ramify.gpu.ops.tilings import AnyTiling
+from ramify.gpu.ops.tilings import FOUR_BITS_INVARIANT, AnyTiling
+from ramify.gpu.ops.triton_four_bits import STORE, four_bit_product
 from ramify.gpu.ops.triton_layer import add_norm, gate_mul
 from ramify.gpu.ops.triton_linear import Products, UnscaledRows
 from ramify.gpu.ops.triton_tiles import EXACT, product_in_tiles
@@ -58,6 +62,12 @@ class InvariantProducts(Products):
 
 def invariant_product(linear: Linear, x: Tensor) -> Tensor:
     """y = x W^T + b as `Linear` computes it: [T, inputs] -> [T, outputs]."""
+    if isinstance(linear.weight, FourBitWeight):
+        output = x.new_empty((len(x), linear.weight.shape[0]))
+        exact = x.dtype == torch.float32
+        tiling = replace(FOUR_BITS_INVARIANT, tokens=16, outputs=32) if exact else FOUR_BITS_INVARIANT
+        four_bit_product(STORE, x, linear, output, tiling, None)
+        return output
     tile = EXACT
     if x.dtype != torch.float32:
         tiles = next(tiles for most, *tiles in _TILES if most is None or len(x) <= most)

@@ -48,7 +48,18 @@ class GluonTiling:
     band: int = 8  # blocks of tokens that take a column tile's weights together
 
 
-AnyTiling = Tiling | GluonTiling
+@dataclass(frozen=True, slots=True)
+class FourBitTiling:
+    """The same with weights in 4 bits. `outputs`: of a gated product half of them the gate's."""
+
+    tokens: int
+    outputs: int
+    warps: int
+    stages: int
+    splits: int = 0  # programs that share a tile's inputs; 0: as many as fill the GPU
+
+
+AnyTiling = Tiling | GluonTiling | FourBitTiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +154,21 @@ def few_tiling(tokens: int, shape: tuple[int, int], most_splits: int) -> Tiling 
     tiles = -(-outputs // _OUTPUTS) * -(-tokens // rows)
     splits = max(1, min(most_splits, _PROGRAMS // tiles))
     return Tiling(rows, _OUTPUTS, 128, 1 << (splits.bit_length() - 1), stages=6 if rows == 64 else 8)
+
+
+# Up to so many tokens; more are multiplied by the library, with weights that are widened first
+_FOUR_BITS = (
+    (16, FourBitTiling(16, 128, 4, 6)),
+    (32, FourBitTiling(32, 128, 4, 5)),
+    (64, FourBitTiling(64, 128, 4, 4)),
+    (256, FourBitTiling(128, 128, 8, 4)),
+)
+FOUR_BITS_INVARIANT = FourBitTiling(64, 64, 4, 4, 1)  # the same for any number of tokens
+_FOUR_BITS_EXACT = FourBitTiling(16, 32, 4, 2)  # float32, which tensor cores do not do
+
+
+def four_bit_tiling(tokens: int, dtype: torch.dtype) -> FourBitTiling | None:
+    """How a product with weights in 4 bits is cut up; None: of too many tokens."""
+    if dtype == torch.float32:
+        return _FOUR_BITS_EXACT
+    return next((tiling for most, tiling in _FOUR_BITS if tokens <= most), None)

@@ -320,3 +320,31 @@ def _rope_store(
             target = k_pool + slot * KV_HEADS * DIM + (first - HEADS + heads) * DIM + half
             tl.store(target, turned_low)
             tl.store(target + HALF, turned_high)
+
+
+@triton.jit
+def gather(acc, partial, place, inside, arrived, tokens, outputs, SPLITS: tl.constexpr):
+    """Put this program's sums down. To the last one of the tile: (the sum of all, True).
+
+    The sum is made in the order of the splits, not in that of their arrival.
+    """
+    layer = tokens.to(tl.int64) * outputs
+    tl.store(partial + tl.program_id(1) * layer + place, acc, mask=inside)
+    tl.debug_barrier()  # all stores of the program are before its arrival
+    counter = arrived + tl.program_id(0)
+    last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
+    total = tl.zeros_like(acc)
+    if last:
+        tl.store(counter, 0)
+        for split in tl.static_range(SPLITS):
+            total += tl.load(
+                partial + split * layer + place, mask=inside, other=0.0, cache_modifier=".cg"
+            )
+    return total, last
+
+
+@triton.jit
+def load_squares(squares, token, tokens, parts, PARTS: tl.constexpr):
+    part = tl.arange(0, PARTS)
+    there = (token < tokens)[:, None] & (part < parts)[None, :]
+    return tl.load(squares + token[:, None] * parts + part[None, :], mask=there, other=0.0)

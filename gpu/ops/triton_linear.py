@@ -26,9 +26,25 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ramify.gpu.ops.base import Activation
 from ramify.gpu.ops.gluon_check import gluon_product
 from ramify.gpu.ops.linear.base import Linear, PlainWeight
+from ramify.gpu.ops.linear.four_bits import FourBitWeight
 from ramify.gpu.ops.rmsnorm import RMSNorm
-from ramify.gpu.ops.tilings import AnyTiling, GluonTiling, Tiling, few_tiling
-from ramify.gpu.ops.triton_layer import add_norm, divide_rows, gate_mul, opened
+from ramify.gpu.ops.tilings import (
+    AnyTiling,
+    FourBitTiling,
+    GluonTiling,
+    Tiling,
+    few_tiling,
+    four_bit_tiling,
+)
+from ramify.gpu.ops.triton_four_bits import four_bit_product, widened_product
+from ramify.gpu.ops.triton_layer import (
+    add_norm,
+    divide_rows,
+    gate_mul,
+    gather,
+    load_squares,
+    opened,
+)
 from ramify.gpu.ops.triton_tiles import many_rows
 from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
 from ramify.gpu.triton_fp8 import widened
@@ -70,7 +86,7 @@ class Products:
         tiling = self._tiling(x.values, linear, tiling, 1)
         if isinstance(tiling, GluonTiling) and linear.bias is None:
             return gluon_product(x.values, x.squares, linear.tensor, False, eps, tiling)
-        if not isinstance(tiling, Tiling):
+        if not isinstance(tiling, Tiling | FourBitTiling):
             return self.library(_divided(x, eps), linear)
         output = x.values.new_empty((len(x.values), linear.weight.shape[0]))
         self._launch(_STORE, x, linear, output, tiling, eps)
@@ -81,8 +97,9 @@ class Products:
         if not linear.weight.coded:
             return linear(x)
         tiling = self._tiling(x, linear, None, 1)
-        if not isinstance(tiling, Tiling):
-            return many_rows(x, linear)
+        if not isinstance(tiling, Tiling | FourBitTiling):
+            four = isinstance(linear.weight, FourBitWeight)
+            return widened_product(x, linear) if four else many_rows(x, linear)
         output = x.new_empty((len(x), linear.weight.shape[0]))
         self._launch(_STORE, UnscaledRows(x), linear, output, tiling, 0.0)
         return output
@@ -99,7 +116,7 @@ class Products:
         tiling = self._tiling(x.values, linear, tiling, 0)
         if isinstance(tiling, GluonTiling) and linear.bias is None and activation == "silu":
             return gluon_product(x.values, x.squares, linear.tensor, True, eps, tiling)
-        if not isinstance(tiling, Tiling):
+        if not isinstance(tiling, Tiling | FourBitTiling):
             return gate_mul(self.library(_divided(x, eps), linear), activation)
         output = x.values.new_empty((len(x.values), linear.weight.shape[0] // 2))
         self._launch(_GATED, x, linear, output, tiling, eps, gelu=activation == "gelu_tanh")
@@ -113,7 +130,7 @@ class Products:
         if own is None and linear.bias is None and isinstance(linear.weight, PlainWeight):
             torch.addmm(residual, x, linear.tensor.t(), out=residual)
             return UnscaledRows(add_norm(None, residual, norm))
-        if not isinstance(own, Tiling):
+        if not isinstance(own, Tiling | FourBitTiling):
             return UnscaledRows(add_norm(self.library(x, linear), residual, norm))
         tokens, outputs = residual.shape
         parts = triton.cdiv(outputs, own.outputs)
@@ -137,6 +154,8 @@ class Products:
         """`tiling` is that of plain weights; `most_splits`: 0: a gated product."""
         if not linear.weight.coded:
             return tiling
+        if isinstance(linear.weight, FourBitWeight):
+            return four_bit_tiling(len(x), x.dtype)
         usable = self._overlap and x.dtype == torch.bfloat16
         return few_tiling(len(x), linear.weight.shape, most_splits) if usable else None
 
@@ -146,13 +165,19 @@ class Products:
         x: UnscaledRows,
         linear: Linear,
         output: Tensor,
-        tiling: Tiling,
+        tiling: Tiling | FourBitTiling,
         eps: float,
         residual: Tensor | None = None,
         gain: Tensor | None = None,
         squares_out: Tensor | None = None,
         gelu: bool = False,
     ) -> None:
+        if isinstance(tiling, FourBitTiling):
+            four_bit_product(
+                epilogue, x.values, linear, output, tiling, self._arrived, x.squares, eps, residual,
+                gain, squares_out, gelu,
+            )  # fmt: skip
+            return
         tokens, (outputs, inputs) = len(x.values), linear.weight.shape
         splits, width = tiling.splits, tiling.outputs
         weight = linear.weight.operand
@@ -243,7 +268,7 @@ def _linear(
     inside = there[:, None] & (column < outputs)[None, :]
     place = token.to(tl.int64)[:, None] * outputs + column[None, :]
     if SCALED and TOKENS <= _EARLY_TOKENS:
-        sums = _load_squares(squares, token, tokens, parts, PARTS)
+        sums = load_squares(squares, token, tokens, parts, PARTS)
     if EPILOGUE == _ADD and TOKENS <= _EARLY_TOKENS:
         before = tl.load(residual + place, mask=inside, other=0.0)
     if SWAP:
@@ -272,12 +297,12 @@ def _linear(
 
     last = True
     if SPLITS > 1:
-        acc, last = _gather(acc, partial, place, inside, arrived, tokens, outputs, SPLITS)
+        acc, last = gather(acc, partial, place, inside, arrived, tokens, outputs, SPLITS)
     if last:
         y = acc
         if SCALED:
             if TOKENS > _EARLY_TOKENS:
-                sums = _load_squares(squares, token, tokens, parts, PARTS)
+                sums = load_squares(squares, token, tokens, parts, PARTS)
             y *= tl.rsqrt(tl.sum(sums, 1) / inputs + eps)[:, None]
         if scales is not None and not GROUPED:
             y *= tl.load(own_scales)[None, :]
@@ -330,31 +355,3 @@ def _ask_ahead(rows, stretch, LINES: tl.constexpr, SIZE: tl.constexpr):
         "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r",
         [ahead.to(tl.int64), size], dtype=tl.int32, is_pure=False, pack=1,
     )  # fmt: skip
-
-
-@triton.jit
-def _gather(acc, partial, place, inside, arrived, tokens, outputs, SPLITS: tl.constexpr):
-    """Put this program's sums down. To the last one of the tile: (the sum of all, True).
-
-    The sum is made in the order of the splits, not in that of their arrival.
-    """
-    layer = tokens.to(tl.int64) * outputs
-    tl.store(partial + tl.program_id(1) * layer + place, acc, mask=inside)
-    tl.debug_barrier()  # all stores of the program are before its arrival
-    counter = arrived + tl.program_id(0)
-    last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
-    total = tl.zeros_like(acc)
-    if last:
-        tl.store(counter, 0)
-        for split in tl.static_range(SPLITS):
-            total += tl.load(
-                partial + split * layer + place, mask=inside, other=0.0, cache_modifier=".cg"
-            )
-    return total, last
-
-
-@triton.jit
-def _load_squares(squares, token, tokens, parts, PARTS: tl.constexpr):
-    part = tl.arange(0, PARTS)
-    there = (token < tokens)[:, None] & (part < parts)[None, :]
-    return tl.load(squares + token[:, None] * parts + part[None, :], mask=there, other=0.0)

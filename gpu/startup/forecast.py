@@ -25,6 +25,7 @@ from ramify.protocol.checkpoint.gguf import read_gguf
 from ramify.protocol.config import ModelConfig
 
 _READ = 1 << 28  # bytes that are read to measure the memory
+_SCALES = {"int4": 2 / 128, "mxfp4": 1 / 32}  # of a number, on a GPU
 _GROUP = 2 / 32  # bytes of a scale, for each number of its group
 
 
@@ -87,6 +88,9 @@ class Sizes:
         """Of each number of a product with tensors of these names."""
         if self._quantization.name == "fp8" and use not in ("logits", "scores"):
             return 1 + 4 / GROUP  # if a scale is of so many
+        if self._quantization.isa is None and self._quantization.name in ("int4", "mxfp4"):
+            wide = use in ("logits", "scores")
+            return self._plain if wide else 0.5 + _SCALES[self._quantization.name]
         if self._quantization.isa is None:
             return self._plain
         return self._integers(use, names)

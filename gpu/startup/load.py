@@ -72,7 +72,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     draft = choose_draft(config, attention if quantization.isa is None else None)
     check_states(config, shape, attention)
     try:
-        model = Decoder(shape, context, dtype, device, quantization.name == "fp8")
+        model = Decoder(shape, context, dtype, device, quantization.is_late)
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"the weights do not fit into the memory of {device} ({free_bytes(device) >> 20} MiB are "

@@ -13,8 +13,9 @@ import torch
 
 from ramify.gpu.models.definition import Definition
 from ramify.gpu.ops.linear.base import Form, Weight
+from ramify.gpu.ops.linear.four_bits import four_bit_form
 from ramify.gpu.ops.linear.fp8 import Fp8Weight, fp8_form
-from ramify.gpu.ops.linear.grouped import BITS
+from ramify.gpu.ops.linear.grouped import BITS, GroupedWeight
 from ramify.protocol.checkpoint.gguf import read_gguf
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
@@ -35,16 +36,23 @@ class Quantization:
     a GGUF file stay, too: `name` is what most of them are.
     """
 
-    name: Literal["none", "int8", "int4", "fp8"]
+    name: Literal["none", "int8", "int4", "mxfp4", "fp8"]
     reason: str
     isa: "Isa | None" = None
     kept: bool = False
 
+    @property
+    def is_late(self) -> bool:
+        """Whether weights have memory only while they are floats."""
+        return self.isa is None and self.name != "none"
+
     def form(self, device: torch.device, floats: Form) -> tuple[Form, type[Weight] | None]:
-        """Of weights that are no integers, and which stored ones it reads. `floats`: that of floats."""
-        if self.name != "fp8":
-            return floats, None
-        return fp8_form(device, not self.kept), Fp8Weight
+        """Of weights without an `isa`, and which stored ones it reads. `floats`: that of floats."""
+        if self.name == "fp8":
+            return fp8_form(device, not self.kept), Fp8Weight
+        if self.name == "int4" or self.name == "mxfp4":
+            return four_bit_form(self.name, not self.kept), GroupedWeight
+        return floats, None
 
 
 def choose_quantization(config: ModelConfig, shape: Definition, device: torch.device) -> Quantization:
@@ -52,8 +60,9 @@ def choose_quantization(config: ModelConfig, shape: Definition, device: torch.de
     asked = config.quantization
     if asked == "none":
         return Quantization("none", "as asked")
-    if (chosen := _fp8(config, shape, device)) is not None:
+    if (chosen := _fp8(config, shape, device) or _four_bits(config, shape, device)) is not None:
         return chosen
+    assert asked in ("auto", "int8", "int4")
     isa: Isa | None = None
     obstacle = _setting(config, device)
     if obstacle is None:
@@ -100,6 +109,23 @@ def _fp8(config: ModelConfig, shape: Definition, device: torch.device) -> Quanti
         return Quantization("none", told)
     reason = "as asked" if asked else "the checkpoint's"
     return Quantization("fp8", reason + (_TESTING if device.type == "cpu" else ""), kept=stored)
+
+
+def _four_bits(config: ModelConfig, shape: Definition, device: torch.device) -> Quantization | None:
+    """Whether Triton's kernels read 4 bits, None if neither the settings nor the checkpoint say so."""
+    asked, stored = config.quantization, shape.stored is not None and shape.stored.name == "int4"
+    name = asked if asked in ("int4", "mxfp4") else "int4" if asked == "auto" and stored else None
+    on_kernels = device.type == "cuda" or config.attention == "triton"
+    if name is None or not (on_kernels or name == "mxfp4"):
+        return None
+    if shape.has_experts:
+        if asked != "auto":
+            raise ModelError(f"--quantization {asked}: experts are served in floats on a GPU, in 8 bits "
+                             "on a CPU; give --quantization none")  # fmt: skip
+        return Quantization("none", "experts are served in floats on a GPU")
+    reason = "as asked" if asked != "auto" else "the checkpoint's"
+    kept = stored and name == "int4"
+    return Quantization(name, reason + (_TESTING if device.type == "cpu" else ""), kept=kept)
 
 
 def block_bits(path: Path) -> int | None:

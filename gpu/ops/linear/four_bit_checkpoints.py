@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.ops.linear.base import PlainWeight, Weight
-from ramify.gpu.ops.linear.grouped import GROUP, GroupedWeight
+from ramify.gpu.ops.linear.grouped import GroupedWeight
 
 _MOST_GROUP = 1 << 16
+_GROUPS = (32, 64, 128)  # that kernels read, and multiples of the last one
 _MIDDLE = 8  # the code of 0 where there are no zero points
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # where in a word each of eight outputs is
 _SORTED = ("group", "dynamic", True)  # actorder, where inputs of a group are no neighbours
@@ -100,14 +101,15 @@ class FourBitFormat:
         return f"no {absent[0]}" if absent else None
 
     def weight(self, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Weight:
-        """Floats where groups are no runs of a multiple of 32 inputs."""
+        """Floats where groups are no runs of 32, 64 or multiples of 128 inputs."""
         outputs, inputs = shape
         parts = WeightParts(tensors, outputs, inputs, self.group)
         found = self.unpack(parts)
         scales = found.scales.float().contiguous()
-        if found.index is not None or inputs % parts.group or parts.group % GROUP:
-            runs = torch.arange(inputs, device=scales.device) // parts.group
-            index = runs if found.index is None else found.index
+        runs = inputs % parts.group == 0 and (parts.group in _GROUPS or parts.group % _GROUPS[-1] == 0)
+        if found.index is not None or not runs:
+            runs_of = torch.arange(inputs, device=scales.device) // parts.group
+            index = runs_of if found.index is None else found.index
             values = found.codes.float()
             if found.offsets is None:
                 values -= _MIDDLE if found.zeros is None else found.zeros.float()[:, index]

@@ -82,17 +82,40 @@ def joined(parts: Sequence[GroupedWeight]) -> GroupedWeight:
     return GroupedWeight(torch.cat(codes), scales, offsets, bits)
 
 
-def four_bits(weight: Tensor) -> GroupedWeight:
+def four_bits(weight: Tensor, group: int = GROUP) -> GroupedWeight:
     """The nearest codes from -8 to 7 in groups of 32; what such codes stand for is found again."""
-    return _rounded(weight, 4)
+    return _rounded(weight, 4, group)
 
 
-def _rounded(weight: Tensor, bits: int) -> GroupedWeight:
-    """As `Q4_0` and `Q8_0` are made, but that of 4 bits a scale is then the best one for its codes."""
+def mxfp4(weight: Tensor) -> GroupedWeight:
+    """The nearest of MXFP4's numbers, in twos: codes up to 12, with scales that are powers of 2.
+
+    The largest number of a group gets an exponent of its own size (OCP Microscaling Formats, 6.3).
+    """
     codes, scales = [], []
+    levels = torch.tensor(FP4, device=weight.device)
+    middles = (levels[1:] + levels[:-1]) / 2
     for rows in torch.split(weight, max(1, _ROUNDED // weight.shape[1])):
         padded = torch.nn.functional.pad(rows.float(), (0, -rows.shape[1] % GROUP))
         values = padded.view(len(rows), -1, GROUP)
+        exponents = torch.frexp(values.abs().amax(2, keepdim=True)).exponent - 3  # of 4.0: 2
+        scale = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.clamp(-120, 64))
+        found = levels[torch.bucketize((values / scale).abs(), middles)].copysign(values) * 2
+        codes.append(found.to(torch.int8).view(len(rows), -1))
+        scales.append(scale[:, :, 0] / 2)
+    return GroupedWeight(torch.cat(codes), torch.cat(scales), None, 5)
+
+
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The numbers of MXFP4's codes from 0 to 7; those of the next eight are negative."""
+
+
+def _rounded(weight: Tensor, bits: int, group: int = GROUP) -> GroupedWeight:
+    """As `Q4_0` and `Q8_0` are made, but that of 4 bits a scale is then the best one for its codes."""
+    codes, scales = [], []
+    for rows in torch.split(weight, max(1, _ROUNDED // weight.shape[1])):
+        padded = torch.nn.functional.pad(rows.float(), (0, -rows.shape[1] % group))
+        values = padded.view(len(rows), -1, group)
         sizes = values.abs()
         if bits == 8:
             scale = (sizes.amax(2, keepdim=True) / 127).half().float()

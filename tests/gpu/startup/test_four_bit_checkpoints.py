@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
-from ramify.gpu.ops.linear.grouped import GroupedWeight
+from ramify.gpu.ops.linear.grouped import GroupedWeight, four_bits, mxfp4
 from ramify.gpu.startup.packing import Packing
 from ramify.gpu.startup.weights import load_weights
 from ramify.protocol.errors import ModelError
@@ -82,11 +82,34 @@ def test_kernels_of_a_cpu_serve_it(checkpoint: Path, drive: Any) -> None:
                 pytest.skip("the kernels do not run on this CPU")
             assert info.quantization == "int4"
             assert "the checkpoint's" in info.quantization_reason
-        d.step(opens=[d.open(0, d.pages(0, 64))])
-        found.append(d.forward(extends=[ExtendRow(0, 0, pack([3, 9, 27, 81]), True)]))
+        found.append(first_logits(d))
     kept, floats, widened = found
     torch.testing.assert_close(widened, floats, rtol=1e-2, atol=1e-3)
     assert (kept - floats).norm() < 0.05 * floats.norm()
+
+
+@pytest.mark.parametrize("kind", ["int4", "mxfp4"])
+def test_triton_kernels_serve_floats_in_4_bits(kind: str, checkpoint: Path, drive: Any) -> None:
+    """All products but the logits': the logits are those of a model with the rounded weights."""
+    pytest.importorskip("triton", minversion="3.6")
+    folder = checkpoint / "floats"
+    d = drive(folder, quantization=kind, attention="triton")
+    assert d.executor.info.quantization == kind
+    found = first_logits(d)
+    floats = load_file(folder / "model.safetensors")
+    for name, weight in floats.items():
+        if name.endswith("_proj.weight"):
+            floats[name] = (mxfp4(weight) if kind == "mxfp4" else four_bits(weight, 128)).floats()
+    save_file(floats, folder / "model.safetensors")
+    torch.testing.assert_close(
+        found, first_logits(drive(folder, quantization="none")), rtol=1e-3, atol=1e-4
+    )
+
+
+def first_logits(d: Any) -> Tensor:
+    d.step(opens=[d.open(0, d.pages(0, 64))])
+    found: Tensor = d.forward(extends=[ExtendRow(0, 0, pack([3, 9, 27, 81]), True)])
+    return found
 
 
 @pytest.mark.parametrize(

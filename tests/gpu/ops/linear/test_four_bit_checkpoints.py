@@ -150,7 +150,7 @@ OTHERS = (
 
 @pytest.mark.parametrize("name", [*RUNS, *OTHERS])
 def test_numbers(name: str) -> None:
-    """Exactly those of the format, in groups where its groups are runs of 32 inputs or a multiple."""
+    """Exactly those of the format, in groups where these are runs that kernels read."""
     form, tensors, one = case(name)
     assert form.missing(tensors) is None
     weight = form.weight(tensors, SHAPE)

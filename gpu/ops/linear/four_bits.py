@@ -1,0 +1,153 @@
+"""Weights of 4 bits as a GPU's kernels read them: integers, or MXFP4's floats, in groups with a scale.
+
+128 inputs of an output are 32 words of 16 bits: a word has inputs n, n + 32, n + 64 and n + 96, the
+lowest bits first. So a kernel that shifts and masks a tile of words has four tiles of neighbouring
+inputs. Words of the same inputs lie together for all outputs, and so do scales.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ramify.gpu.ops.linear.base import Form, Linear, Weight
+from ramify.gpu.ops.linear.grouped import GROUP, GroupedWeight, four_bits, mxfp4
+
+UNIT = 128  # inputs that are written together
+MIDDLE = 8  # the code of 0 where there are no zero points
+LARGEST = 192  # exponent of MXFP4: the kernel's factor for a larger one is no bfloat16
+_FLOATS = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the numbers of MXFP4's codes; of the next eight: negative
+_BIAS = 127  # of MXFP4's exponents
+
+Zeros = Literal["none", "integers", "floats"]
+
+
+@dataclass(slots=True)
+class FourBitWeight(Weight):
+    """codes int16 [units, outputs, 32]; scales [groups, outputs], floats.
+
+    uint8 scales: codes are MXFP4's and scales exponents of 2. `zeros`, like scales: integers are the
+    code of 0, floats what a code of 8 stands for. The last unit may be padded, `inputs` are not.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    group: int
+    inputs: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[1], self.inputs
+
+    @property
+    def is_mxfp4(self) -> bool:
+        return self.scales.dtype == torch.uint8
+
+    @property
+    def zero_kind(self) -> Zeros:
+        if self.zeros is None:
+            return "none"
+        return "floats" if self.zeros.is_floating_point() else "integers"
+
+    def floats(self) -> Tensor:
+        """float32 [outputs, inputs]."""
+        words = self.codes.transpose(0, 1).int()
+        parts = torch.stack([(words >> 4 * place) & 15 for place in range(4)], 2)
+        codes = parts.flatten(1)
+        each = torch.arange(codes.shape[1], device=codes.device) // self.group
+        if self.is_mxfp4:
+            table = torch.tensor([*_FLOATS, *(-value for value in _FLOATS)], device=codes.device) / 2
+            exponents = (self.scales.t().int() - _BIAS)[:, each]
+            return torch.ldexp(table[codes], exponents)[:, : self.inputs]
+        scales = self.scales.t().float()[:, each]
+        if self.zeros is None or self.zero_kind == "floats":
+            values = (codes - MIDDLE) * scales
+            return (values if self.zeros is None else values + self.zeros.t()[:, each])[:, : self.inputs]
+        return ((codes - self.zeros.t().int()[:, each]) * scales)[:, : self.inputs]
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, self.floats().to(x.dtype), bias)
+
+
+def four_bit_form(kind: Literal["int4", "mxfp4"], rounds: bool) -> Form:
+    """Keeps weights that are stored so; `rounds`: others as well, but for logits' and routers'."""
+    return partial(_formed, kind, rounds)
+
+
+def _formed(kind: str, rounds: bool, linear: Linear) -> Weight:
+    weight = linear.weight
+    if isinstance(weight, GroupedWeight):
+        return packed(weight, weight.codes.shape[1])
+    if not rounds or linear.use in ("logits", "scores"):
+        return weight
+    inputs = linear.tensor.shape[1]
+    if kind == "mxfp4":
+        return packed(mxfp4(linear.tensor), inputs)
+    return packed(four_bits(linear.tensor, UNIT if inputs % UNIT == 0 else GROUP), inputs)
+
+
+def packed(weight: GroupedWeight, inputs: int) -> FourBitWeight:
+    """The same numbers, of so many inputs. Raises ValueError if 4 bits do not hold them."""
+    group, outputs = weight.group, len(weight.codes)
+    if group % GROUP or (group % UNIT if group > UNIT else UNIT % group):
+        raise ValueError(f"groups of {group} inputs are not served: give groups of 32, 64 or 128")
+    exponents = _exponents(weight)
+    zeros: Tensor | None = None
+    if exponents is not None:
+        table = torch.zeros(32, dtype=torch.uint8)
+        table[[16 + value for value in _FLOATS]] = torch.arange(8, dtype=torch.uint8)
+        table[[16 - value for value in _FLOATS[1:]]] = torch.arange(9, 16, dtype=torch.uint8)
+        codes, scales = table.to(weight.codes.device)[weight.codes.int() + 16], exponents
+    else:
+        codes, scales = weight.codes.view(torch.uint8), _narrowest(weight.scales)
+        if weight.offsets is None:
+            codes = codes + MIDDLE
+        else:
+            zeros = _zeros(weight.scales, weight.offsets)
+    padded = F.pad(codes, (0, -codes.shape[1] % UNIT), value=0 if exponents is not None else MIDDLE)
+    parts = padded.view(outputs, -1, 4, GROUP).to(torch.int32)
+    words = parts[:, :, 0] | parts[:, :, 1] << 4 | parts[:, :, 2] << 8 | parts[:, :, 3] << 12
+    units = padded.shape[1] // UNIT
+    more = -(-units * UNIT // group) - scales.shape[1]  # groups of padding
+
+    def turned(values: Tensor) -> Tensor:
+        return F.pad(values, (0, more)).t().contiguous()
+
+    return FourBitWeight(
+        words.to(torch.int16).transpose(0, 1).contiguous(), turned(scales),
+        None if zeros is None else turned(zeros), group, inputs,
+    )  # fmt: skip
+
+
+def _exponents(weight: GroupedWeight) -> Tensor | None:
+    """Of MXFP4; None: the weights are integers of 4 bits. Raises ValueError if they are neither."""
+    if weight.bits == 4:
+        return None
+    if weight.bits != 5 or weight.offsets is not None or weight.group != GROUP:
+        raise ValueError(f"weights of {weight.bits} bits are not served in 4")
+    mantissas, exponents = torch.frexp(weight.scales)  # half of the scale's own
+    kept = torch.where(weight.scales == 0, 0, exponents + _BIAS)
+    if not bool(((mantissas == 0.5) | (weight.scales == 0)).all()) or int(kept.max()) > LARGEST:
+        raise ValueError(f"scales are not powers of 2 up to {2 ** (LARGEST - _BIAS)}")
+    return kept.clamp_(min=0).to(torch.uint8)
+
+
+def _narrowest(scales: Tensor) -> Tensor:
+    """In 16 bits, where these hold them."""
+    for kind in (torch.float16, torch.bfloat16):
+        narrow = scales.to(kind)
+        if torch.equal(narrow.float(), scales):
+            return narrow
+    return scales
+
+
+def _zeros(scales: Tensor, offsets: Tensor) -> Tensor:
+    """The codes of 0 if they are whole numbers up to 16, else what a code of 8 stands for."""
+    codes = (-offsets / torch.where(scales == 0, 1.0, scales)).round_().clamp_(0, 16)
+    if torch.equal(codes * -scales, offsets):
+        return codes.to(torch.uint8)
+    return offsets + MIDDLE * scales
