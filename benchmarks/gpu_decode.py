@@ -209,6 +209,7 @@ def main() -> None:
     parser.add_argument("--max-rows", type=int, default=256)
     parser.add_argument("--step-tokens", type=int, default=8192)
     parser.add_argument("--attention", default="auto")
+    parser.add_argument("--quantization", default="auto")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--output", type=Path)
@@ -220,13 +221,14 @@ def main() -> None:
             path=Path(folder), device=args.device, load_format="dummy", kv_tokens=args.kv_tokens,
             page_size=args.page_size, max_rows=args.max_rows, step_tokens=args.step_tokens,
             context=4096, attention=args.attention, deterministic=args.deterministic,
+            quantization=args.quantization,
         )  # fmt: skip
         executor = load_executor(config, lambda what, share: None)
     report: dict[str, Any] = {
         "shape": args.shape, "dtype": executor.info.dtype, "attention": executor.info.attention,
         "page_size": args.page_size, "torch": torch.__version__,
         "sampling": {"temperature": args.temperature} | args.sampling,
-        "deterministic": args.deterministic,
+        "deterministic": args.deterministic, "quantization": executor.info.quantization,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
         "ready_s": round(time.perf_counter() - begin, 2),
         "kv_tokens": executor.info.pages * args.page_size,
