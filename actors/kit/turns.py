@@ -85,8 +85,8 @@ class Turns:
         mine: asyncio.Future[None] = loop.create_future()
         self._waiting.append(mine)
         if not self._due:
-            self._due = True
             loop.call_soon(self._wake)
+            self._due = True  # last: who fails here must not leave all others waiting
         await mine
 
     def _wake(self) -> None:

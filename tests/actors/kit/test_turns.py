@@ -1,6 +1,9 @@
 """Sessions with much to do take turns: one in a turn of the loop, and others run in between."""
 
 import asyncio
+from unittest.mock import Mock
+
+import pytest
 
 from ramify.actors.kit.turns import Turns
 
@@ -33,3 +36,13 @@ async def test_one_that_is_cancelled_keeps_nobody_waiting() -> None:
     await asyncio.sleep(0)
     first.cancel()
     await asyncio.wait_for(second, 60)
+
+
+async def test_one_that_fails_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, loop = Turns(), asyncio.get_running_loop()
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "call_soon", Mock(side_effect=MemoryError))
+        failing = turns.next()
+        with pytest.raises(MemoryError):
+            failing.send(None)
+    await asyncio.wait_for(turns.next(), 60)
