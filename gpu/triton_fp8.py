@@ -5,8 +5,12 @@ Called from kernels only.
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
 
+import os
+
 import triton
 import triton.language as tl
+
+_COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 
 # Four bytes become four bfloat16: a code's exponent and mantissa lie in these where a power of 2 is
 # missing, 120, with which they are multiplied. Triton's own way is conversions one by one: three slow
@@ -30,10 +34,9 @@ fma.rn.bf16x2 $1, b, most, zero;
 
 
 @triton.jit
-def widened(codes, dtype: tl.constexpr, FAST: tl.constexpr):
-    """What is loaded, as `dtype`. FAST: on a GPU that overlaps launches; codes that are no number may
-    become one."""
-    if FAST and codes.dtype == tl.float8e4nv and dtype == tl.bfloat16:
+def widened(codes, dtype: tl.constexpr):
+    """What is loaded, as `dtype`. Codes that are no number may become one."""
+    if _COMPILED and codes.dtype == tl.float8e4nv and dtype == tl.bfloat16:
         raw = codes.to(tl.uint8, bitcast=True)
         wide = tl.inline_asm_elementwise(
             _WIDEN, "=r,=r,r", [raw], dtype=tl.bfloat16, is_pure=True, pack=4
@@ -44,10 +47,17 @@ def widened(codes, dtype: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
-def narrowed(values, FAST: tl.constexpr):
+def scale_of(largest):
+    """What codes are multiplied by, where the largest number has this size: rounded up to a bfloat16."""
+    bits = (tl.maximum(largest, 1e-12) / 448.0).to(tl.int32, bitcast=True)
+    return ((bits + 0xFFFF) & -0x10000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def narrowed(values):
     """The nearest codes of float32 `values`. Triton's interpreter cuts off what it should round."""
     values = tl.clamp(values, -448.0, 448.0)
-    if not FAST:
+    if not _COMPILED:
         bits = values.to(tl.int32, bitcast=True)
         even = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
         least = (values + 24576.0) - 24576.0  # 1.5 * 2^14: multiples of 2^-9 are left

@@ -56,6 +56,13 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
         Literal["auto", "float32", "bfloat16", "float16"],
         Setting("auto: float32 on a CPU, else the checkpoint's"),
     ] = "auto"
+    kv_dtype: Annotated[
+        Literal["auto", "fp8"],
+        Setting(
+            "type of the KV cache; fp8: 8-bit floats with a scale for each token and head, twice as "
+            "many tokens in the same memory; auto: as --dtype"
+        ),
+    ] = "auto"
     context: Annotated[
         int | None, Setting("context length, in tokens", low=2, default="the model's", first=True)
     ] = None

@@ -266,6 +266,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
     window: int = 0  # tokens that the layers with a pool of their own see, the own one included; 0: none
     window_pages: int = 0  # in that pool
     window_bytes: int = 0  # of one of these pages; `kv_bytes_per_token` does not count them
+    kv_dtype: str = "auto"  # "fp8": keys and values as 8-bit floats; else as `dtype`
 
 
 class ExecutorDown(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -116,7 +116,7 @@ class Cores:
         info, known = up.info, self.info
         other = "" if known is None else _difference(info, known)
         if other:
-            member.hung(f"{other}: start all with the same model, --dtype and --quantization")
+            member.hung(f"{other}: start all with the same model and number formats")
             return False
         self.info = known or info
         member.info, member.pid, member.host = info, up.pid, up.host
@@ -279,7 +279,8 @@ class GatewayCores:
         member.consumed()
 
 
-_SAME = ("model", "parameters", "vocab_size", "context", "eos_token_ids", "dtype", "quantization")
+_NUMBERS = ("dtype", "kv_dtype", "quantization")
+_SAME = ("model", "parameters", "vocab_size", "context", "eos_token_ids", *_NUMBERS)
 
 
 def _difference(info: ExecutorInfo, known: ExecutorInfo) -> str:

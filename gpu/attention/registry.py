@@ -24,6 +24,7 @@ from ramify.protocol.errors import ModelError
 
 _LOG = logging.getLogger("ramify.gpu.attention")
 _MOST_HEADS = 64  # query heads that share a KV head: a tile of the kernels holds all of a token's
+_ADA = (8, 9)
 _HOPPER = (9, 0)  # FA3 is written for its matrix instructions and runs nowhere else
 
 
@@ -246,6 +247,8 @@ def triton_obstacle(shapes: Sequence[AttentionShape], device: torch.device) -> s
             return "heads of 512 do not fit into the kernels' memory in float32: give --dtype bfloat16"
         if shape.group > _MOST_HEADS:
             return f"the kernels know at most {_MOST_HEADS} query heads for a KV head, not {shape.group}"
+        if shape.codes and device.type == "cuda" and torch.cuda.get_device_capability(device) < _ADA:
+            return "8-bit floats as --kv-dtype came with compute capability 8.9, which the GPU has not"
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -261,6 +264,8 @@ def _flashinfer_obstacle(shape: AttentionShape, device: torch.device) -> str | N
         return "it needs a GPU of compute capability 8.0 or more"
     if shape.dtype == torch.float32:
         return "it does not compute in float32: give --dtype bfloat16 or float16"
+    if shape.codes:
+        return "it is not given keys and values in fp8"
     if shape.value_dim is not None:
         return "it is not given layers with latents"
     if shape.head_dim not in (64, 128, 256):

@@ -71,11 +71,12 @@ class AttentionShape:
     heads: int
     kv_heads: int
     head_dim: int
-    dtype: torch.dtype  # of queries, keys and values
+    dtype: torch.dtype  # of queries; of keys and values, if these are no codes
     specs: tuple[AttentionSpec, ...]
     value_dim: int | None = None  # values are so many first numbers of the keys; None: of their own
     windowed: bool = False  # keys and values are in window pages
     latent: LatentSizes | None = None
+    codes: bool = False  # keys and values are 8-bit floats with scales
 
     @property
     def group(self) -> int:

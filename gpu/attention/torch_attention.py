@@ -162,7 +162,7 @@ class TorchAttention:
         return blocks
 
     def _extend(self, extend: Extend, kv: LayerKV, q: Tensor, spec: AttentionSpec) -> Tensor:
-        k, v = _read(kv, extend.keys)
+        k, v = kv.read(extend.keys, q.dtype)
         queries = q[extend.first : extend.last].transpose(0, 1)[None]  # [1, heads, n, D]
         keys, values = k.transpose(0, 1)[None], v.transpose(0, 1)[None]  # [1, kv_heads, keys, D]
         if not spec.plain:
@@ -239,7 +239,7 @@ class TorchAttention:
             q = q[part.readers]
         n = part.count
         queries = q.reshape(n, self._kv_heads, self._group, self._dim)
-        k, v = _read(kv, part.keys)
+        k, v = kv.read(part.keys, q.dtype)
         if isinstance(part.keys, slice):
             # the readers' queries side by side, as if they were one sequence's
             queries = queries.transpose(0, 1).reshape(1, self._kv_heads, n * self._group, self._dim)
@@ -297,13 +297,6 @@ def with_sinks(output: Tensor, sums: Tensor, spec: AttentionSpec) -> Tensor:
     if spec.sinks is None:
         return output
     return output * torch.sigmoid(sums - spec.sinks)[..., None].to(output.dtype)
-
-
-def _read(kv: LayerKV, keys: "slice | Tensor") -> tuple[Tensor, Tensor]:
-    """k and v [keys, kv_heads, D]."""
-    if isinstance(keys, slice):
-        return kv.k[keys], kv.v[keys]
-    return kv.k.index_select(0, keys), kv.v.index_select(0, keys)
 
 
 def merge_parts(outputs: Tensor, sums: Tensor, owners: Tensor, n: int, spec: AttentionSpec) -> Tensor:

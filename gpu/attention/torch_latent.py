@@ -53,10 +53,12 @@ class TorchLatent(TorchAttention):
         begins = [*range(0, count - n, _STRETCH), count - n]
         parts = []
         for begin, end in zip(begins, [*begins[1:], count], strict=True):
-            if isinstance(extend.keys, slice):
-                latents = kv.k[extend.keys.start + begin : extend.keys.start + end]
+            slots = extend.keys
+            if isinstance(slots, slice):
+                slots = slice(slots.start + begin, slots.start + end)
             else:
-                latents = kv.k.index_select(0, extend.keys[begin:end])
+                slots = slots[begin:end]
+            latents, _ = kv.read(slots, q.dtype)
             k, v = heads.expand(latents[:, 0])
             parts.append(self._over(queries, k, v, begin == count - n, heads))
         outputs, sums = (torch.cat([part[at] for part in parts], 1) for at in (0, 1))

@@ -101,8 +101,8 @@ def balanced_attention(
     if tail:
         keys, (warps, registers) = 32, _latent_options(queries)
     _attend[(shares, kv_heads)](
-        q, kv.k, kv.v, rows, positions, pages, output, parts, sums, arrived, spec.sinks,
-        runs, sequences, pages.shape[1], scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
+        q, kv.k, kv.v, kv.k_scales, kv.v_scales, rows, positions, pages, output, parts, sums, arrived,
+        spec.sinks, runs, sequences, pages.shape[1], scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
         GROUP_PADDED=queries, DIM=dim, TAIL=tail, PAGE=kv.page_size,
         WINDOW=spec.window or 0, KEYS=keys, SHARES=shares,
         BLOCK=block_for(sequences), LINES=lines, PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap,
@@ -123,8 +123,8 @@ def _cut(ends, total, at):
 
 @triton.jit(do_not_specialize=["sequences"])
 def _attend(
-    q, k_pool, v_pool, rows, positions, pages, output, parts, sums, arrived, sinks, runs,
-    sequences, columns, scale,
+    q, k_pool, v_pool, k_scales, v_scales, rows, positions, pages, output, parts, sums, arrived, sinks,
+    runs, sequences, columns, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr,
     DIM: tl.constexpr, TAIL: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr,
     SHARES: tl.constexpr, BLOCK: tl.constexpr, LINES: tl.constexpr, PRECISION: tl.constexpr,
@@ -208,8 +208,8 @@ def _attend(
                 if WINDOW:
                     seen = seen & (keys[None, :] > reach[:, None] - WINDOW)
             top, weight, mixed = take_keys(
-                query, tail, k_pool, v_pool, place, dims, there, seen, scale, top, weight, mixed, DIM,
-                TAIL, PRECISION, SOFTCAP,
+                query, tail, k_pool, v_pool, k_scales, v_scales, place, dims, there, seen, scale, top,
+                weight, mixed, DIM, TAIL, PRECISION, SOFTCAP,
             )  # fmt: skip
         done = (begin <= first) & (last <= until)
         if not done:

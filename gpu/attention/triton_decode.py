@@ -91,7 +91,8 @@ def decode_attention(
     if parts is not None:
         own, shared, shared_sums = parts.own, parts.outputs, parts.sums
     _decode[(sequences, kv_heads, splits)](
-        q, kv.k, kv.v, rows, positions, pages, partial, sums, own, shared, shared_sums,
+        q, kv.k, kv.v, kv.k_scales, kv.v_scales, rows, positions, pages, partial, sums, own, shared,
+        shared_sums,
         spec.sinks, runs, pages.shape[1], scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
         GROUP_PADDED=queries, DIM=dim, TAIL=tail,
         PAGE=kv.page_size, WINDOW=spec.window or 0, SPLITS=splits, KEYS=keys,
@@ -109,8 +110,8 @@ def decode_attention(
 
 @triton.jit
 def _decode(
-    q, k_pool, v_pool, rows, positions, pages, partial, sums, own, shared, shared_sums, sinks,
-    runs, columns, scale,
+    q, k_pool, v_pool, k_scales, v_scales, rows, positions, pages, partial, sums, own, shared,
+    shared_sums, sinks, runs, columns, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr,
     DIM: tl.constexpr, TAIL: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -172,8 +173,8 @@ def _decode(
             if WINDOW:
                 seen = seen & (keys[None, :] > reach[:, None] - WINDOW)
         top, total, mixed = take_keys(
-            query, tail, k_pool, v_pool, place, dims, there, seen, scale, top, total, mixed, DIM, TAIL,
-            PRECISION, SOFTCAP,
+            query, tail, k_pool, v_pool, k_scales, v_scales, place, dims, there, seen, scale, top,
+            total, mixed, DIM, TAIL, PRECISION, SOFTCAP,
         )  # fmt: skip
     if SPLITS == 1:
         target = partial + sequence * HEADS * DIM + head[:, None] * DIM + dims[None, :]

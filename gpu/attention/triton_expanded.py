@@ -115,7 +115,10 @@ class TritonLatent(TritonPaged):
             for begin in range(0, keys, most):
                 end = min(begin + most, keys)
                 latents, made = self._latents[: end - begin], self._made[: end - begin]
-                torch.index_select(kv.k, 0, run.slots[begin:end], out=latents)
+                if kv.k_scales is None:
+                    torch.index_select(kv.k, 0, run.slots[begin:end], out=latents)
+                else:
+                    latents.copy_(kv.read(run.slots[begin:end], latents.dtype)[0])
                 torch.mm(latents[:, 0, : heads.rank], up, out=made)
                 self.launch(queries[lines], q[lines], heads, grown, output[lines], run.start, begin, end)
 

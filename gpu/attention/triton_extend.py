@@ -124,8 +124,8 @@ def extend_attention(
     parts = torch.empty((most, kv_heads, _TILE, dim), dtype=torch.float32, device=q.device)
     sums = torch.empty((most, kv_heads, _TILE), dtype=torch.float32, device=q.device)
     _extend[(len(items), kv_heads)](
-        q, kv.k, kv.v, items, pages, output, parts, sums, spec.sinks, pages.shape[1],
-        scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
+        q, kv.k, kv.v, kv.k_scales, kv.v_scales, items, pages, output, parts, sums, spec.sinks,
+        pages.shape[1], scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         DIM=dim, TAIL=tail, PAGE=kv.page_size, WINDOW=spec.window or 0, TILE=_TILE, KEYS=keys,
         PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap, OVERLAP=overlaps(q.device),
         num_warps=8 if narrow else _WARPS, num_stages=2 if narrow else _STAGES,
@@ -142,7 +142,8 @@ def extend_attention(
 
 @triton.jit
 def _extend(
-    q, k_pool, v_pool, items, pages, output, parts, sums, sinks, columns, scale, HEADS: tl.constexpr,
+    q, k_pool, v_pool, k_scales, v_scales, items, pages, output, parts, sums, sinks, columns, scale,
+    HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, TAIL: tl.constexpr,
     PAGE: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
     PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, OVERLAP: tl.constexpr,
@@ -185,8 +186,8 @@ def _extend(
         if WINDOW:
             seen = seen & (keys[None, :] > reach[:, None] - WINDOW)
         top, total, mixed = take_keys(
-            query, tail, k_pool, v_pool, place, dims, there, seen, scale, top, total, mixed,
-            DIM, TAIL, PRECISION, SOFTCAP,
+            query, tail, k_pool, v_pool, k_scales, v_scales, place, dims, there, seen, scale, top,
+            total, mixed, DIM, TAIL, PRECISION, SOFTCAP,
         )  # fmt: skip
     total = tl.where(total > 0, total, 1.0)  # a query may have seen nothing
     mixed = mixed / total[:, None]

@@ -107,8 +107,8 @@ class InvariantPaged:
         shapes = {"HEADS": heads, "DIM": dim, "WINDOW": spec.window or 0, "CHUNK": self._chunk,
                   "CHUNKS": self._chunks, "enable_fp_fusion": False}  # fmt: skip
         _attend[(len(tiles), kv_heads, splits)](
-            q, kv.k, kv.v, tiles, step.positions, self._pages, output, partial, sums,
-            spec.sinks, self._pages.shape[1], scale, KV_HEADS=kv_heads,
+            q, kv.k, kv.v, kv.k_scales, kv.v_scales, tiles, step.positions, self._pages, output,
+            partial, sums, spec.sinks, self._pages.shape[1], scale, KV_HEADS=kv_heads,
             TAIL=tail, PADDED=self._group, LINES=lines, PAGE=kv.page_size, KEYS=self._keys,
             DECODE=decode, SPLITS=splits, PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap,
             num_warps=8 if dim > 256 else lines // 16 if lines >= 64 else 4,
@@ -135,8 +135,8 @@ def _add(top, total, mixed, other_top, other_total, other_mixed):
 
 @triton.jit
 def _attend(
-    q, k_pool, v_pool, tiles, positions, pages, output, partial, sums, sinks, columns, scale,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, TAIL: tl.constexpr,
+    q, k_pool, v_pool, k_scales, v_scales, tiles, positions, pages, output, partial, sums, sinks,
+    columns, scale, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, TAIL: tl.constexpr,
     PADDED: tl.constexpr,
     LINES: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, DECODE: tl.constexpr, SPLITS: tl.constexpr,
@@ -186,8 +186,8 @@ def _attend(
             if WINDOW:
                 seen = seen & (keys[None, :] > reach[:, None] - WINDOW)
             own_top, own_total, own_mixed = take_keys(
-                asked, tail, k_pool, v_pool, source, dims, there, seen, scale, own_top, own_total,
-                own_mixed, DIM, TAIL, PRECISION, SOFTCAP,
+                asked, tail, k_pool, v_pool, k_scales, v_scales, source, dims, there, seen, scale,
+                own_top, own_total, own_mixed, DIM, TAIL, PRECISION, SOFTCAP,
             )  # fmt: skip
         if SPLITS == 1:
             top, total, mixed = _add(top, total, mixed, own_top, own_total, own_mixed)

@@ -60,7 +60,8 @@ def grouper_for(table: RowTable, shape: AttentionShape, lines: int = 1) -> Group
     tensors = 2 if shape.value_dim is None else 1  # that are read of a key
     limits = GroupLimits(
         least_depth=128,
-        least_saved=_LEAST_SAVED // (tensors * shape.kv_heads * shape.head_dim * shape.dtype.itemsize),
+        least_saved=_LEAST_SAVED
+        // (tensors * shape.kv_heads * shape.head_dim * (1 if shape.codes else shape.dtype.itemsize)),
         least_members=_LEAST_MEMBERS,
         tile_lines=tile_lines,
         items=max(1, _PROGRAMS // shape.kv_heads),
@@ -82,8 +83,8 @@ def shared_attention(
     exact = q.dtype == torch.float32
     scale, softcap = score_scale(spec)
     _shared[(capacity, kv_heads)](
-        q, kv.k, kv.v, shared.items, shared.members, pages, outputs, sums, pages.shape[1],
-        scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
+        q, kv.k, kv.v, kv.k_scales, kv.v_scales, shared.items, shared.members, pages, outputs, sums,
+        pages.shape[1], scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         TILE=TILE, DIM=dim, TAIL=tail, PAGE=kv.page_size, KEYS=_KEYS,
         PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap, num_warps=8 if tail else 4,
         num_stages=2 if exact or tail else 4,
@@ -93,7 +94,8 @@ def shared_attention(
 
 @triton.jit
 def _shared(
-    q, k_pool, v_pool, items, members, pages, outputs, sums, columns, scale, HEADS: tl.constexpr,
+    q, k_pool, v_pool, k_scales, v_scales, items, members, pages, outputs, sums, columns, scale,
+    HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
     TAIL: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -123,8 +125,8 @@ def _shared(
         there = keys < stop
         place = paged(pages, row, columns, keys, there, kv_head, KV_HEADS, DIM, TAIL, PAGE)
         top, total, mixed = take_keys(
-            query, tail, k_pool, v_pool, place, dims, there, there[None, :], scale, top, total, mixed,
-            DIM, TAIL, PRECISION, SOFTCAP,
+            query, tail, k_pool, v_pool, k_scales, v_scales, place, dims, there, there[None, :], scale,
+            top, total, mixed, DIM, TAIL, PRECISION, SOFTCAP,
         )  # fmt: skip
     at = (item * KV_HEADS + kv_head) * TILE + tile
     tl.store(outputs + at[:, None] * DIM + dims[None, :], mixed / total[:, None], mask=real[:, None])

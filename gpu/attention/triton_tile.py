@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ramify.gpu.attention.spec import AttentionSpec, latent_group
 from ramify.gpu.kv.layout import LayerKV
+from ramify.gpu.triton_fp8 import widened
 
 LOG2E = 1.4426950408889634
 _LOG2E = tl.constexpr(LOG2E)
@@ -80,22 +81,27 @@ def paged(
 
 @triton.jit
 def take_keys(
-    query, tail, k_pool, v_pool, place, dims, there, seen, scale, top, total, mixed,
+    query, tail, k_pool, v_pool, k_scales, v_scales, place, dims, there, seen, scale, top, total, mixed,
     DIM: tl.constexpr, TAIL: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Take in the keys at `place` [K]: of each those `there` [K], of which a query has `seen` [Q, K].
 
-    query, tail: as of `ask`. scale, SOFTCAP: as of `score_scale`. A latent is read once, as key and as
-    value. Returns top [Q], total [Q] and mixed [Q, D].
+    query, tail: as of `ask`. scale, SOFTCAP: as of `score_scale`. k_scales, v_scales: what codes are
+    multiplied by, of each token and head; None: keys and values are no codes. A latent is read once, as
+    key and as value. Returns top [Q], total [Q] and mixed [Q, D].
     """
     offsets = place[:, None] + dims[None, :]
-    k = tl.load(k_pool + offsets, mask=there[:, None], other=0.0)
+    k = widened(tl.load(k_pool + offsets, mask=there[:, None], other=0.0), query.dtype)
     scores = tl.dot(query, tl.trans(k), input_precision=PRECISION)
     if TAIL:
         ends = place[:, None] + DIM + tl.arange(0, TAIL)[None, :]
-        behind = tl.load(k_pool + ends, mask=there[:, None], other=0.0)
+        behind = widened(tl.load(k_pool + ends, mask=there[:, None], other=0.0), query.dtype)
         scores += tl.dot(tail, tl.trans(behind), input_precision=PRECISION)
-    scores = scores * scale
+    if k_scales is not None:
+        at = place // (DIM + TAIL)
+        scores = scores * (scale * tl.load(k_scales + at, mask=there, other=0.0).to(tl.float32))[None, :]
+    else:
+        scores = scores * scale
     if SOFTCAP != 0.0:  # a compiled kernel takes no float for a condition
         scores = SOFTCAP - 2.0 * SOFTCAP / (tl.exp2(scores) + 1.0)
     scores = tl.where(seen, scores, -float("inf"))
@@ -108,7 +114,9 @@ def take_keys(
     if TAIL:
         v = k
     else:
-        v = tl.load(v_pool + offsets, mask=there[:, None], other=0.0)
+        v = widened(tl.load(v_pool + offsets, mask=there[:, None], other=0.0), query.dtype)
+    if k_scales is not None:
+        weights *= tl.load(v_scales + at, mask=there, other=0.0).to(tl.float32)[None, :]
     mixed = mixed * fade[:, None]
     mixed += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
     return new_top, total, mixed

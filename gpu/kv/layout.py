@@ -7,8 +7,9 @@ zero times NaN would reach a neighbour's output. The CUDA executor's padding wri
 nothing but padding reads it.
 
 A layout is one way to keep a token's keys and values: as pairs, or as a latent vector for all heads.
-Another one (8 bits with scales) is a class like `PairLayout`, and kernels that read and write it;
-executors and models ask for nothing but what `KVLayout` says. Layers with a window may have slots of
+Another one is a class like `PairLayout`, and kernels that read and write it; executors and models ask
+for nothing but what `KVLayout` says. In 8-bit floats (`FP8`) each token and head has a scale: the
+largest number takes the largest code. Layers with a window may have slots of
 their own, fewer ones, in pages of one token: see `protocol.plan`.
 """
 
@@ -20,6 +21,9 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.kv.states import StatePool
+
+FP8, LARGEST = torch.float8_e4m3fn, 448.0
+SCALES = torch.bfloat16  # rounded up, so that no code is too large
 
 
 @dataclass(slots=True)
@@ -35,15 +39,47 @@ class LayerKV:
     page_size: int
     tail: int = 0  # of a latent layer: how many numbers of the keys, the last ones, are no value's
     windowed: bool = False
+    k_scales: Tensor | None = None  # [slots, kv_heads], if both are codes
+    v_scales: Tensor | None = None
 
     def store(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Write k, v [T, kv_heads, head_dim] to slots int64[T].
 
         On CUDA `ops.triton_layer.rope_store` does it in the kernel that rotates the keys.
         """
-        self.k.index_copy_(0, slots, k)
-        if not self.tail:
-            self.v.index_copy_(0, slots, v)
+        for own, scales, rows in ((self.k, self.k_scales, k), (self.v, self.v_scales, v)):
+            if scales is not None:
+                rows, found = to_codes(rows)
+                scales.index_copy_(0, slots, found)
+                own = own.view(torch.uint8)
+            own.index_copy_(0, slots, rows)
+            if self.tail:
+                break
+
+    def read(self, slots: "slice | Tensor", dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values [n, kv_heads, head_dim] of some slots, as floats."""
+        k = _floats(self.k, self.k_scales, slots, dtype)
+        return k, k if self.tail else _floats(self.v, self.v_scales, slots, dtype)
+
+
+def to_codes(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """rows [T, heads, D] as codes, uint8, and what each head's are to be multiplied by, [T, heads]."""
+    wide = rows.float()
+    scales = wide.abs().amax(-1).clamp_(min=1e-12) / LARGEST
+    scales = (scales.view(torch.int32) + 0xFFFF).bitwise_and_(-0x10000).view(torch.float32).to(SCALES)
+    codes = (wide / scales[..., None].float()).clamp_(-LARGEST, LARGEST).to(FP8)
+    return codes.view(torch.uint8), scales
+
+
+def _floats(own: Tensor, scales: Tensor | None, slots: "slice | Tensor", dtype: torch.dtype) -> Tensor:
+    if scales is None:
+        return own[slots] if isinstance(slots, slice) else own.index_select(0, slots)
+    codes = own.view(torch.uint8)
+    if isinstance(slots, slice):
+        codes, scales = codes[slots], scales[slots]
+    else:
+        codes, scales = codes.index_select(0, slots), scales.index_select(0, slots)
+    return (codes.view(FP8).float() * scales[..., None].float()).to(dtype)
 
 
 @dataclass(slots=True)
@@ -98,6 +134,30 @@ class KVLayout(Protocol):
         ...
 
 
+_Part = tuple[Tensor, Tensor | None]
+
+
+def _head_bytes(dim: int, dtype: torch.dtype) -> int:
+    """Of a token's key or value, or of its latent."""
+    return dim * dtype.itemsize + (SCALES.itemsize if dtype == FP8 else 0)
+
+
+def _zeros_last(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Numbers [layers, slots, heads, D], codes as bytes with scales; those of the last slot are 0."""
+    tensors = [torch.empty(shape, dtype=torch.uint8 if dtype == FP8 else dtype, device=device)]
+    if dtype == FP8:
+        tensors.append(torch.empty(shape[:-1], dtype=SCALES, device=device))
+    for tensor in tensors:
+        tensor[:, -1] = 0
+    return tensors
+
+
+def _by_layer(part: list[Tensor], dtype: torch.dtype) -> Iterator[_Part]:
+    """Each layer's numbers, and their scales if they are codes."""
+    scales = part[1].unbind(0) if dtype == FP8 else [None] * len(part[0])
+    return zip(part[0].view(dtype).unbind(0), scales, strict=True)
+
+
 @dataclass(frozen=True, slots=True)
 class PairLayout:
     """Keys and values as two tensors of one type, token slot by token slot.
@@ -125,28 +185,27 @@ class PairLayout:
 
     def _bytes(self, windowed: bool) -> int:
         sizes = [size for size, within in self._layers if within == windowed]
-        return sum(2 * heads * dim for heads, dim in sizes) * self.dtype.itemsize
+        return sum(2 * heads * _head_bytes(dim, self.dtype) for heads, dim in sizes)
 
     def allocate(
         self, pages: int, page_size: int, device: torch.device, window_pages: int = 0
     ) -> KVPool:
         """Not initialised: memory of pages that are never used is never committed by the system."""
         memory: list[Tensor] = []
-        views: dict[tuple[tuple[int, int], bool], Iterator[tuple[Tensor, Tensor]]] = {}
+        views: dict[tuple[tuple[int, int], bool], Iterator[tuple[_Part, _Part]]] = {}
         for size, windowed in dict.fromkeys(self._layers):
             slots = window_pages if windowed else pages * page_size
             shape = (self._layers.count((size, windowed)), slots + 1, *size)
-            k, v = (torch.empty(shape, dtype=self.dtype, device=device) for _ in range(2))
-            k[:, -1] = 0
-            v[:, -1] = 0
+            parts = [_zeros_last(shape, self.dtype, device) for _ in range(2)]
             if not windowed:
-                memory += k, v
+                memory += [tensor for part in parts for tensor in part]
             # one view a layer, made once: indexing a tensor costs more than an attention layer's sums
-            views[size, windowed] = zip(k.unbind(0), v.unbind(0), strict=True)
-        layers = [
-            LayerKV(*next(views[size, windowed]), 1 if windowed else page_size, windowed=windowed)
-            for size, windowed in self._layers
-        ]
+            views[size, windowed] = zip(*(_by_layer(part, self.dtype) for part in parts), strict=True)
+        layers = []
+        for size, windowed in self._layers:
+            (k, k_scales), (v, v_scales) = next(views[size, windowed])
+            page = 1 if windowed else page_size
+            layers.append(LayerKV(k, v, page, 0, windowed, k_scales, v_scales))
         return KVPool(pages, page_size, layers, memory)
 
 
@@ -164,7 +223,7 @@ class LatentLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        return self.layers * (self.rank + self.turned) * self.dtype.itemsize
+        return self.layers * _head_bytes(self.rank + self.turned, self.dtype)
 
     @property
     def bytes_per_window_page(self) -> int:
@@ -175,7 +234,9 @@ class LatentLayout:
     ) -> KVPool:
         """Not initialised, as that of `PairLayout`."""
         shape = (self.layers, pages * page_size + 1, 1, self.rank + self.turned)
-        memory = torch.empty(shape, dtype=self.dtype, device=device)
-        memory[:, -1] = 0
-        layers = [LayerKV(k, k, page_size, self.turned) for k in memory.unbind(0)]
-        return KVPool(pages, page_size, layers, [memory])
+        memory = _zeros_last(shape, self.dtype, device)
+        layers = [
+            LayerKV(k, k, page_size, self.turned, False, scales, scales)
+            for k, scales in _by_layer(memory, self.dtype)
+        ]
+        return KVPool(pages, page_size, layers, memory)

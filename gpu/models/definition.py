@@ -367,10 +367,13 @@ class Definition:
             return None
         return max((window for window in windows if window is not None), default=None)
 
-    def attention_shapes(self, dtype: torch.dtype, windows: bool = False) -> list[AttentionShape]:
+    def attention_shapes(
+        self, dtype: torch.dtype, windows: bool = False, codes: bool = False
+    ) -> list[AttentionShape]:
         """What attention back ends are chosen and made by: each shape once, with its layers' specs.
 
-        `windows`: layers with a window have pages of their own, and so a back end.
+        `windows`: layers with a window have pages of their own, and so a back end. `codes`: keys and
+        values are 8-bit floats.
         """
         specs: dict[tuple[int, int, int, bool], list[AttentionSpec]] = {}
         for one in self.attentions:
@@ -382,7 +385,7 @@ class Definition:
             value = first.rank
             latent = LatentSizes(first.rank, first.nope, first.turned, first.value)
         return [
-            AttentionShape(heads, kv_heads, dim, dtype, tuple(found), value, windowed, latent)
+            AttentionShape(heads, kv_heads, dim, dtype, tuple(found), value, windowed, latent, codes)
             for (heads, kv_heads, dim, windowed), found in specs.items()
         ]
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from ramify.gpu.attention.latent import LatentHeads
 from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.ops.rmsnorm import RMSNorm
+from ramify.gpu.triton_fp8 import narrowed, scale_of
 
 _FEW = 32  # rows: up to so many, a tile of 16 rows multiplies no padding that counts
 _INPUTS = 64  # of one step of a sum
@@ -42,7 +43,8 @@ def store_latents(
     q = queries.new_empty((len(queries), count, rank + turned))
     together = min(16, triton.next_power_of_2(count))
     _store[(len(queries), 1 + triton.cdiv(count, together))](
-        queries, kept, q, kv.k, norm.weight, cos_sin[0], cos_sin[1], rows, positions, pages, growth,
+        queries, kept, q, kv.k, kv.k_scales, norm.weight, cos_sin[0], cos_sin[1], rows, positions,
+        pages, growth,
         queries.stride(0), kept.stride(0), pages.shape[1], norm.eps, HEADS=count, NOPE=heads.nope,
         RANK=rank, HALF=turned // 2, TOGETHER=together, PAGE=kv.page_size, num_warps=4,
     )  # fmt: skip
@@ -103,7 +105,8 @@ def _product(
 
 @triton.jit
 def _store(
-    queries, kept, q, pool, weight, cos, sin, rows, positions, pages, growth, q_stride, kept_stride,
+    queries, kept, q, pool, scales, weight, cos, sin, rows, positions, pages, growth, q_stride,
+    kept_stride,
     columns, eps, HEADS: tl.constexpr, NOPE: tl.constexpr, RANK: tl.constexpr, HALF: tl.constexpr,
     TOGETHER: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
@@ -116,17 +119,25 @@ def _store(
     if tl.program_id(1) == 0:
         row = tl.load(rows + token).to(tl.int64)
         page = tl.load(pages + row * columns + position // PAGE).to(tl.int64)
-        target = pool + (page * PAGE + position % PAGE) * (RANK + 2 * HALF)
+        slot = page * PAGE + position % PAGE
+        target = pool + slot * (RANK + 2 * HALF)
         dims = tl.arange(0, RANK)
         latent = tl.load(kept + token * kept_stride + dims).to(tl.float32)
         scale = tl.rsqrt(tl.sum(latent * latent) / RANK + eps)
         latent = latent * scale * tl.load(weight + dims).to(tl.float32)
-        tl.store(target + dims, latent.to(pool.dtype.element_ty))
         source = kept + token * kept_stride + RANK + half
         low = tl.load(source).to(tl.float32)
         high = tl.load(source + HALF).to(tl.float32)
-        tl.store(target + RANK + half, (low * c - high * s).to(pool.dtype.element_ty))
-        tl.store(target + RANK + HALF + half, (high * c + low * s).to(pool.dtype.element_ty))
+        turned_low, turned_high = low * c - high * s, high * c + low * s
+        if scales is not None:
+            largest = tl.maximum(tl.max(tl.abs(turned_low)), tl.max(tl.abs(turned_high)))
+            scale = scale_of(tl.maximum(largest, tl.max(tl.abs(latent))))
+            tl.store(scales + slot, scale.to(scales.dtype.element_ty))
+            latent = narrowed(latent / scale)
+            turned_low, turned_high = narrowed(turned_low / scale), narrowed(turned_high / scale)
+        tl.store(target + dims, latent.to(pool.dtype.element_ty))
+        tl.store(target + RANK + half, turned_low.to(pool.dtype.element_ty))
+        tl.store(target + RANK + HALF + half, turned_high.to(pool.dtype.element_ty))
     else:
         heads = (tl.program_id(1) - 1) * TOGETHER + tl.arange(0, TOGETHER)[:, None]
         real = heads < HEADS

@@ -18,6 +18,7 @@ from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.ops.base import Activation, LayerAttention
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.programmatic_launch import launch_options, overlaps, wait, wait_first
+from ramify.gpu.triton_fp8 import narrowed, scale_of
 
 
 def embed_norm(
@@ -115,7 +116,8 @@ def rope_store(
         q_weight, k_weight, eps = layer.q_norm.weight, k_norm.weight, layer.q_norm.eps
     stored = 2 * kv_heads if layer.kv_parts else 0
     _rope_store[(tokens, (heads + stored) // together)](
-        qkv, q, kv.k, kv.v, q_weight, k_weight, cos_sin[0], cos_sin[1], rows, positions, pages,
+        qkv, q, kv.k, kv.v, kv.k_scales, kv.v_scales, q_weight, k_weight, cos_sin[0], cos_sin[1], rows,
+        positions, pages,
         qkv.shape[1], pages.shape[1], eps, layer.value_eps or 0.0, HEADS=heads, KV_HEADS=kv_heads,
         DIM=dim, HALF=dim // 2, TOGETHER=together, PAGE=kv.page_size, NORM=norms, WIDE=layer.wide_norms,
         KV_PARTS=layer.kv_parts, VALUE_NORM=layer.value_eps is not None,
@@ -253,12 +255,13 @@ def _mean_square(row, size: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _rope_store(
-    qkv, q_out, k_pool, v_pool, q_weight, k_weight, cos, sin, rows, positions, pages,
+    qkv, q_out, k_pool, v_pool, k_scales, v_scales, q_weight, k_weight, cos, sin, rows, positions, pages,
     stride, columns, eps, value_eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
     HALF: tl.constexpr, TOGETHER: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
     WIDE: tl.constexpr, KV_PARTS: tl.constexpr, VALUE_NORM: tl.constexpr, BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    """k_scales, v_scales: see `triton_tile.take_keys`."""
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * TOGETHER
     taken = first
@@ -279,11 +282,10 @@ def _rope_store(
             low_value, high_value = low.to(tl.float32), high.to(tl.float32)
             power = tl.sum(low_value * low_value + high_value * high_value, 1) / DIM
             factor = tl.rsqrt(power + value_eps)[:, None]
-            low = (low_value * factor).to(v_pool.dtype.element_ty)
-            high = (high_value * factor).to(v_pool.dtype.element_ty)
-        target = v_pool + slot * KV_HEADS * DIM + (first - HEADS - KV_HEADS + heads) * DIM + half
-        tl.store(target, low)
-        tl.store(target + HALF, high)
+            low = (low_value * factor).to(qkv.dtype.element_ty)
+            high = (high_value * factor).to(qkv.dtype.element_ty)
+        own = slot * KV_HEADS + first - HEADS - KV_HEADS + heads
+        _keep(v_pool, v_scales, own, low, high, half, DIM, HALF)
     else:
         low_wide, high_wide = low.to(tl.float32), high.to(tl.float32)
         is_q = first < HEADS
@@ -317,9 +319,20 @@ def _rope_store(
             tl.store(target, turned_low)
             tl.store(target + HALF, turned_high)
         else:
-            target = k_pool + slot * KV_HEADS * DIM + (first - HEADS + heads) * DIM + half
-            tl.store(target, turned_low)
-            tl.store(target + HALF, turned_high)
+            own = slot * KV_HEADS + first - HEADS + heads
+            _keep(k_pool, k_scales, own, turned_low, turned_high, half, DIM, HALF)
+
+
+@triton.jit
+def _keep(pool, scales, own, low, high, half, DIM: tl.constexpr, HALF: tl.constexpr):
+    """Store both halves of heads, `own` [heads, 1] of the pool; as codes, if there are scales."""
+    if scales is not None:
+        low, high = low.to(tl.float32), high.to(tl.float32)
+        scale = scale_of(tl.max(tl.maximum(tl.abs(low), tl.abs(high)), 1, keep_dims=True))
+        tl.store(scales + own, scale.to(scales.dtype.element_ty))
+        low, high = narrowed(low / scale), narrowed(high / scale)
+    tl.store(pool + own * DIM + half, low)
+    tl.store(pool + own * DIM + half + HALF, high)
 
 
 @triton.jit

@@ -281,7 +281,7 @@ def _linear(
         w_at = weight + start + step
         for at in range(0, inputs, INPUTS):
             w, values = tl.load(w_at), tl.load(x_at, mask=there[:, None], other=0.0)
-            acc = _product(w, values, acc, scale, GROUPED, SWAP, OVERLAP)
+            acc = _product(w, values, acc, scale, GROUPED, SWAP)
             if GROUPED:
                 scale = tl.load(own_scales + tl.minimum(at // INPUTS + 1, groups - 1))
             x_at += INPUTS
@@ -289,7 +289,7 @@ def _linear(
     else:
         for at in range(first, stop, INPUTS):
             w, values = weight.load([tile * OUTPUTS, at]), x.load([block * TOKENS, at])
-            acc = _product(w, values, acc, scale, GROUPED, SWAP, OVERLAP)
+            acc = _product(w, values, acc, scale, GROUPED, SWAP)
             if GROUPED:
                 scale = tl.load(own_scales + tl.minimum(at // INPUTS + 1, groups - 1))
     if SWAP:
@@ -327,11 +327,9 @@ def _linear(
 
 
 @triton.jit
-def _product(
-    w, values, acc, scale, GROUPED: tl.constexpr, SWAP: tl.constexpr, OVERLAP: tl.constexpr
-):  # fmt: skip
+def _product(w, values, acc, scale, GROUPED: tl.constexpr, SWAP: tl.constexpr):
     """acc plus the product, which is multiplied by `scale` [OUTPUTS] if it is GROUPED."""
-    w = widened(w, values.dtype, OVERLAP)
+    w = widened(w, values.dtype)
     if GROUPED:
         before = acc
         acc = tl.zeros_like(acc)

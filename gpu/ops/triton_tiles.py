@@ -72,7 +72,7 @@ def product_in_tiles(linear: Linear, x: Tensor, tile: Tile, rounds: bool = False
         left, scales, weight.codes, weight.scales, linear.bias, y, rows, outputs, inputs,
         weight.scales.shape[1] if weight.scales is not None else 1, HEIGHT=height, WIDTH=width,
         DEPTH=depth, GROUP=weight.group if grouped else 0, BAND=8,
-        FAST=overlaps(x.device), PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y
@@ -90,7 +90,7 @@ def _round_rows(
     inside = (column < inputs) & (lane < GROUP)[None, :]
     values = tl.load(x + row * inputs + column, mask=inside, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(values), 1), 1e-12) / 448.0
-    rounded = narrowed(values / scale[:, None], OVERLAP)
+    rounded = narrowed(values / scale[:, None])
     tl.store(codes + row * inputs + column, rounded, mask=inside)
     tl.store(scales + row * groups + group, scale, mask=group < groups)
 
@@ -99,7 +99,7 @@ def _round_rows(
 def _product(
     x, x_scales, weight, scales, bias, y, rows, outputs, inputs, groups, HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, BAND: tl.constexpr,
-    FAST: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """x_scales, scales: of GROUP inputs each, 0: of whole rows; None: there are none."""
     # tiles in bands of rows, so that those running at once share their weights and inputs in L2
@@ -118,7 +118,7 @@ def _product(
         inside = start + step < inputs
         a = tl.load(left + start, mask=some_lines & inside[None, :], other=0.0)
         b = tl.load(right + start, mask=some_columns & inside[:, None], other=0.0)
-        b = widened(b, a.dtype, FAST)
+        b = widened(b, a.dtype)
         if GROUP:
             group = start // GROUP
             own = tl.load(

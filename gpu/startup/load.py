@@ -31,7 +31,7 @@ from ramify.gpu.ops.linear.onednn import float_weight
 from ramify.gpu.progress import Progress
 from ramify.gpu.startup.drafts import DraftChoice, choose_draft, kernel_obstacle
 from ramify.gpu.startup.gguf_weights import load_gguf
-from ramify.gpu.startup.memory import free_bytes, has_windows, with_pages
+from ramify.gpu.startup.memory import free_bytes, has_windows, kv_type, with_pages
 from ramify.gpu.startup.packing import Packing
 from ramify.gpu.startup.quantization import Quantization, choose_quantization
 from ramify.gpu.startup.states import check_draft_model, check_states
@@ -67,7 +67,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     context = context_of(config, shape)
     quantization = choose_quantization(config, shape, device)
     windows = has_windows(config, shape, context)
-    shapes = shape.attention_shapes(dtype, windows)
+    shapes = shape.attention_shapes(dtype, windows, config.kv_dtype == "fp8")
     attention = choose(config.attention, shapes, device, config.deterministic)
     draft = choose_draft(config, attention if quantization.isa is None else None)
     check_states(config, shape, attention)
@@ -184,11 +184,13 @@ def _torch(
 
     drafter: Drafter | None = NgramDrafter(info.max_rows) if draft.kind == "ngram" else None
     if small is not None:
-        small_pool = _pool(small, msgspec.structs.replace(info, window_pages=0), progress)
+        own = msgspec.structs.replace(info, window_pages=0, kv_dtype="auto")
+        small_pool = _pool(small, own, progress)
         runner = TorchRunner(small, small_pool, back_end(small), info.max_rows)
         drafter = _model_drafter(runner, table, small)
-    own = back_end(model, info.window_pages > 0)
-    return TorchExecutor(model, pool, own, table, info, drafter=drafter)
+    return TorchExecutor(
+        model, pool, back_end(model, info.window_pages > 0), table, info, drafter=drafter
+    )
 
 
 def _model_drafter(runner: DraftRunner, table: RowTable, model: Decoder) -> ModelDrafter:
@@ -260,14 +262,9 @@ def _integers(
 
 
 def _cuda(
-    config: ModelConfig,
-    model: Decoder,
-    info: ExecutorInfo,
-    attention: KernelChoice,
-    draft: DraftChoice,
-    progress: Progress,
-    quantization: Quantization,
-) -> Executor:
+    config: ModelConfig, model: Decoder, info: ExecutorInfo, attention: KernelChoice, draft: DraftChoice,
+    progress: Progress, quantization: Quantization,
+) -> Executor:  # fmt: skip
     """The executor on Triton kernels.
 
     It is made twice: first with a pool of one page, to measure what serving takes (`rehearsal`), then
@@ -362,7 +359,8 @@ def device_drafter(
 
 def _pool(model: Decoder, info: ExecutorInfo, progress: Progress) -> KVPool:
     progress(f"allocating KV cache for {info.pages * info.page_size} tokens", 1.0)
-    layout, spare = model.config.kv_layout(model.dtype, info.window_pages > 0), spare_states(info)
+    dtype, spare = kv_type(info.kv_dtype, model.dtype), spare_states(info)
+    layout = model.config.kv_layout(dtype, info.window_pages > 0)
     pool = layout.allocate(info.pages, info.page_size, model.device, info.window_pages)
     if info.state_slots and model.config.keeps_states:
         pool.states = model.config.state_layout().allocate(info.state_slots, model.device, spare)
@@ -425,7 +423,7 @@ def _info(
     windows: bool,
 ) -> ExecutorInfo:
     """What is known before the KV pool is sized: `pages` is 0, `context` what was asked for."""
-    layout = shape.kv_layout(dtype, windows)
+    layout = shape.kv_layout(kv_type(config.kv_dtype, dtype), windows)
     return ExecutorInfo(
         model=config.name if config.name is not None else config.path.resolve().name,
         architecture=shape.architecture,
@@ -447,4 +445,5 @@ def _info(
         logits_cost=shape.logits_cost(model.parameters()),
         window=(shape.window or 0) if windows else 0,
         window_bytes=layout.bytes_per_window_page,
+        kv_dtype=config.kv_dtype,
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from ramify.gpu.kv.layout import FP8
 from ramify.gpu.models.definition import Definition
 from ramify.gpu.step.step_rows import spare_states
 from ramify.protocol.config import ModelConfig
@@ -33,6 +34,11 @@ def free_bytes(device: torch.device, meminfo: Path = Path("/proc/meminfo")) -> i
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10
     return _FALLBACK_BYTES
+
+
+def kv_type(asked: str, dtype: torch.dtype) -> torch.dtype:
+    """Of the KV cache, as of `--kv-dtype`; `dtype`: the model's."""
+    return FP8 if asked == "fp8" else dtype
 
 
 def most_cpu_tokens(context: int) -> int:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 EXACT = "exact float32, equal to transformers"
 _ADA = (8, 9)
+_ARITHMETIC = (
+    ("attention", "auto"), ("dtype", "auto"), ("kv_dtype", "auto"), ("deterministic", False)
+)  # fmt: skip
 _TESTING = "; a CPU widens them in each product, which is slow: for testing"
 
 
@@ -142,11 +145,11 @@ def _setting(config: ModelConfig, device: torch.device) -> str | None:
     """Which other setting rules int8 out, None if none does."""
     if device.type != "cpu":
         return "integers are served on CPUs only"
-    for flag, unlike in (("attention", "auto"), ("dtype", "auto"), ("deterministic", False)):
+    for flag, unlike in _ARITHMETIC:
         value = getattr(config, flag)
         if value != unlike:
             shown = "" if value is True else f" {value}"
-            return f"it has arithmetic of its own: leave --{flag}{shown} out"
+            return f"it has arithmetic of its own: leave --{flag.replace('_', '-')}{shown} out"
     return None
 
 

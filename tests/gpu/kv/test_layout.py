@@ -2,7 +2,7 @@
 
 import torch
 
-from ramify.gpu.kv.layout import LatentLayout, PairLayout, copy_pages
+from ramify.gpu.kv.layout import FP8, LatentLayout, PairLayout, copy_pages
 
 LAYOUT = PairLayout(sizes=((2, 4),) * 3, dtype=torch.float16)
 
@@ -66,3 +66,37 @@ def test_a_latent_is_one_vector_for_keys_and_values() -> None:
     assert not second.k.any()
     pool.copy(torch.tensor([0]), torch.tensor([2]))
     assert torch.equal(first.k[[22, 17]], latents)
+
+
+def test_codes_have_a_scale_for_each_token_and_head() -> None:
+    """At most half a unit of 3 bits of mantissa away, however large a head is; pages take it along."""
+    torch.manual_seed(0)
+    sizes = torch.tensor([[1e-4, 1.0], [300.0, 5e4], [0.0, 7.0]])[..., None]
+    k, v = torch.randn(3, 2, 16) * sizes, torch.randn(3, 2, 16)
+    layout, slots = PairLayout(((2, 16),), FP8), torch.tensor([6, 1, 3])
+    pool = layout.allocate(2, 4, torch.device("cpu"))
+    assert layout.bytes_per_token == 2 * 2 * (16 + 2)
+    assert sum(tensor.nbytes for tensor in pool.memory) == 9 * layout.bytes_per_token
+    (layer,) = pool.layers
+    layer.store(slots, k, v)
+    for wanted, found in zip((k, v), layer.read(slots, torch.float32), strict=True):
+        largest = wanted.abs().amax(-1, keepdim=True)
+        room = wanted.abs() / 16 + largest / 448 * 2**-9 + 1e-14
+        assert bool(((found - wanted).abs() <= room).all())
+    before = layer.read(slice(4, 8), torch.float32)
+    pool.copy(torch.tensor([1]), torch.tensor([0]))
+    for then, now in zip(before, layer.read(slice(0, 4), torch.float32), strict=True):
+        assert torch.equal(then[2], now[2])
+    assert not layer.read(slice(8, 9), torch.float32)[0].any()  # the padding's
+
+
+def test_a_latent_in_codes_has_one_scale() -> None:
+    layout = LatentLayout(1, 4, 2, FP8)
+    pool = layout.allocate(1, 4, torch.device("cpu"))
+    assert layout.bytes_per_token == 6 + 2
+    (layer,) = pool.layers
+    latent = torch.tensor([[[448.0, 1.0, -2.0, 16.0, 3.0, 0.0]]])
+    layer.store(torch.tensor([2]), latent, latent)
+    k, v = layer.read(slice(2, 3), torch.float32)
+    assert v is k
+    assert torch.equal(k, latent)

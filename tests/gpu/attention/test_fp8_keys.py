@@ -1,0 +1,77 @@
+"""Keys and values as 8-bit floats: the kernels give what torch gives of the same codes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.protocol.errors import ModelError
+from ramify.protocol.plan import ExtendRow, pack
+
+CUDA = torch.cuda.is_available()
+COMMON = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 64, "tie_word_embeddings": True,
+}  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {
+    "pairs": {"architectures": ["Qwen3ForCausalLM"], "head_dim": 16, "num_key_value_heads": 2},
+    "latents": {
+        "architectures": ["DeepseekV2ForCausalLM"], "kv_lora_rank": 32, "q_lora_rank": None,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "first_k_dense_replace": 2,
+        "n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32,
+        "n_shared_experts": 1, "num_key_value_heads": 4,
+    },
+}  # fmt: skip
+PROMPT = [3, 9, 27, 17, 51, 25, 11, 33, 35, 41]
+
+
+def write(folder: Path, kind: str) -> Path:
+    (folder / "config.json").write_text(json.dumps(COMMON | SHAPES[kind]))
+    return folder
+
+
+def logits(drive: Any, folder: Path, **settings: Any) -> tuple[Any, list[torch.Tensor]]:
+    """Of a prompt, and of three tokens behind it."""
+    settings = {"load_format": "dummy", "quantization": "none", "max_rows": 2} | settings
+    d = drive(folder, **settings)
+    d.step(opens=[d.open(0, d.pages(0, 32))])
+    found = [d.forward(extends=[ExtendRow(0, 0, pack(PROMPT), True)]).clone()]
+    for at, token in enumerate((5, 6, 7), len(PROMPT)):
+        found.append(d.forward(extends=[ExtendRow(0, at, pack([token]), True)]).clone())
+    return d.executor.info, found
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_torch_reads_what_it_stored_in_half_the_memory(kind: str, tmp_path: Path, drive: Any) -> None:
+    write(tmp_path, kind)
+    plain, wanted = logits(drive, tmp_path)
+    info, found = logits(drive, tmp_path, kv_dtype="fp8")
+    numbers = plain.kv_bytes_per_token // 4
+    heads = 2 * 2 * 2 if kind == "pairs" else 2
+    assert info.kv_dtype == "fp8"
+    assert info.kv_bytes_per_token == numbers + 2 * heads
+    for one, other in zip(wanted, found, strict=True):
+        assert 0 < (one - other).norm() < 0.05 * one.norm()
+
+
+def test_what_has_no_such_keys_says_so(tmp_path: Path, drive: Any) -> None:
+    write(tmp_path, "pairs")
+    with pytest.raises(ModelError, match="leave --kv-dtype fp8 out"):
+        logits(drive, tmp_path, kv_dtype="fp8", quantization="int8")
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_kernels_read_and_write_as_torch_does(
+    kind: str, deterministic: bool, tmp_path: Path, drive: Any
+) -> None:
+    """Extends over a prefix, then decodes; codes differ where a number lies between two."""
+    pytest.importorskip("triton", minversion=None if CUDA else "3.7")
+    write(tmp_path, kind)
+    _, wanted = logits(drive, tmp_path, kv_dtype="fp8")
+    settings: dict[str, Any] = {"attention": "triton", "kv_dtype": "fp8", "deterministic": deterministic}
+    _, found = logits(drive, tmp_path, **settings)
+    for one, other in zip(wanted, found, strict=True):
+        assert (one - other.cpu()).norm() < 0.005 * one.norm()
