@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup
 from ramify.actors.front.interface import BIG, Core, Guard, Mailboxes, Naming
 from ramify.actors.gateway.actor import GatewayActor
 from ramify.actors.gateway.port.access.minted import Minted
-from ramify.actors.gateway.port.interfaces import Metrics, Served, Status
+from ramify.actors.gateway.port.interfaces import GatewayMetrics, Served, Status
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import FanOut, Spread
 from ramify.actors.kit.mailbox import Mailbox
@@ -40,7 +40,7 @@ from ramify.protocol.messages import (
 )
 
 
-class FrontMetrics(Metrics, SessionMetrics, Protocol):
+class FrontMetrics(GatewayMetrics, SessionMetrics, Protocol):
     """What the gateway and the directory report."""
 
     def store_is(self, health: StoreHealth, /) -> None:

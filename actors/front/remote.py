@@ -42,7 +42,7 @@ class RemoteStatus:
 class RemoteMetrics:
     """Counts what happens here and tells the core. Asks it for the text of all metrics.
 
-    See `gateway.interfaces.Metrics` and `kit.metrics`.
+    See `gateway.interfaces.GatewayMetrics` and `kit.metrics`.
     """
 
     def __init__(self, core: Bundle[Said]) -> None:

@@ -28,7 +28,7 @@ from ramify.actors.gateway.port.access.minted import Minted
 from ramify.actors.gateway.port.access.strangers import Strangers
 from ramify.actors.gateway.port.connection import CLOSE_TIMEOUT_S, Connection
 from ramify.actors.gateway.port.hub import Hub, Socket
-from ramify.actors.gateway.port.interfaces import Metrics, Served, Status
+from ramify.actors.gateway.port.interfaces import GatewayMetrics, Served, Status
 from ramify.actors.gateway.port.notices import Notices
 from ramify.actors.gateway.port.routes import Routes
 from ramify.actors.gateway.port.server import bind_shared, listen, port_of
@@ -75,7 +75,7 @@ class GatewayActor:
         directory: Address[DirectoryMessage],
         sessions: Router[SessionMessage],
         status: Status,
-        metrics: Metrics,
+        metrics: GatewayMetrics,
         clock: Clock,
         static: StaticFiles | None = None,
         *,
@@ -305,7 +305,12 @@ class GatewayActor:
             server.close()
 
     def _routes(
-        self, config: ServerConfig, port: int, tokens: AccessTokens, status: Status, metrics: Metrics
+        self,
+        config: ServerConfig,
+        port: int,
+        tokens: AccessTokens,
+        status: Status,
+        metrics: GatewayMetrics,
     ) -> Routes:
         policy = HostPolicy(config.host, port, config.allowed_hosts, config.allowed_origins)
         return Routes(

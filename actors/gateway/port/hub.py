@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ramify.actors.gateway.port.access.auth import AccessTokens
 from ramify.actors.gateway.port.access.shares import Shares
 from ramify.actors.gateway.port.access.strangers import Guest, Idle, Strangers
-from ramify.actors.gateway.port.interfaces import Metrics, Served, Status
+from ramify.actors.gateway.port.interfaces import GatewayMetrics, Served, Status
 from ramify.actors.gateway.port.notices import Notices
 from ramify.actors.gateway.port.pump import Pump
 from ramify.actors.gateway.port.routes import Routes
@@ -66,7 +66,7 @@ class Hub:
     tokens: AccessTokens
     routes: Routes
     status: Status
-    metrics: Metrics
+    metrics: GatewayMetrics
     directory: Address[DirectoryMessage]
     sessions: Router[SessionMessage]
     notices: Notices

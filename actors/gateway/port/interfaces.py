@@ -58,7 +58,7 @@ class Status(Protocol):
         ...
 
 
-class Metrics(Protocol):
+class GatewayMetrics(Protocol):
     """The Prometheus registry, as far as the gateway touches it."""
 
     def sockets(self, delta: int, /) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ramify.actors.gateway.port.access.auth import AccessTokens, HostPolicy, bearer_header
 from ramify.actors.gateway.port.http import HttpRequest, Response, error_response, json_response
-from ramify.actors.gateway.port.interfaces import Metrics, Status
+from ramify.actors.gateway.port.interfaces import GatewayMetrics, Status
 from ramify.actors.gateway.port.static import StaticFiles
 from ramify.protocol.codec import SUBPROTOCOLS
 from ramify.protocol.credentials import Credential
@@ -35,7 +35,7 @@ class Routes:
         tokens: AccessTokens,
         hosts: HostPolicy,
         status: Status,
-        metrics: Metrics,
+        metrics: GatewayMetrics,
         static: StaticFiles,
         *,
         metrics_auth: bool = False,

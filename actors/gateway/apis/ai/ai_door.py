@@ -7,7 +7,7 @@ it.
 
 import secrets
 
-from ramify.actors.gateway.apis.ai.chat_run import MOST_LISTENERS, ChatRun, Listener
+from ramify.actors.gateway.apis.ai.chat_run import MOST_LISTENERS, ChatListener, ChatRun
 from ramify.actors.gateway.apis.ai.chats import Chats
 from ramify.actors.gateway.apis.ai.chunks import ChatDialogue
 from ramify.actors.gateway.apis.ai.requests import Envelope, ResumeRequest, SendRequest
@@ -28,7 +28,7 @@ class AiDoor:
         self._chats = chats
         self._hub = hub
         self._line = line
-        self._requests: dict[str, tuple[Listener, ChatRun]] = {}
+        self._requests: dict[str, tuple[ChatListener, ChatRun]] = {}
         self._stopping: str | None = None
         self._throttled = False
 
@@ -156,16 +156,16 @@ class AiDoor:
                 return None
         return self._line.credential
 
-    def _listener(self, request_id: str, run: ChatRun) -> Listener:
-        listener = Listener(self._line, request_id, self._ended)
+    def _listener(self, request_id: str, run: ChatRun) -> ChatListener:
+        listener = ChatListener(self._line, request_id, self._ended)
         self._requests[request_id] = (listener, run)
         return listener
 
-    def _answer(self, request_id: str) -> Listener:
+    def _answer(self, request_id: str) -> ChatListener:
         """A listener for one answer, not registered with a run."""
-        return Listener(self._line, request_id, lambda _: None)
+        return ChatListener(self._line, request_id, lambda _: None)
 
-    def _ended(self, listener: Listener) -> None:
+    def _ended(self, listener: ChatListener) -> None:
         self._requests.pop(listener.request_id, None)
         self._close_if_done()
 

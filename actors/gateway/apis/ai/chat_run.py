@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ramify.actors.gateway.apis.ai.chats import Chat, Chats
-from ramify.actors.gateway.apis.ai.chunks import BRANCH, ChatDialogue, Transcript
+from ramify.actors.gateway.apis.ai.chunks import BRANCH, ChatDialogue, ChatTranscript
 from ramify.actors.gateway.port.dialogues.dialogue_run import DialogueRun
 from ramify.actors.gateway.port.dialogues.door import Line
 from ramify.actors.gateway.port.http import Response
@@ -20,12 +20,12 @@ CANCEL = 1000  # id of the op
 
 
 @dataclass(eq=False, slots=True)
-class Listener:
+class ChatListener:
     """A request on a socket that gets the chunks. `ended` is called once, when it has had its end."""
 
     line: Line
     request_id: str
-    ended: "Callable[[Listener], None]"
+    ended: "Callable[[ChatListener], None]"
     sequence: int = 0
     throttled: bool = False
 
@@ -34,7 +34,7 @@ class Listener:
         self.tell("chunk", sequence=self.sequence, chunk=chunk)
         self.sequence += 1
 
-    def replay(self, transcript: Transcript, beyond: int | None = None) -> None:
+    def replay(self, transcript: ChatTranscript, beyond: int | None = None) -> None:
         """Confirm a resume, and tell it all that was said (`beyond`: what it has, by number)."""
         self.tell("start")
         for chunk in transcript.chunks():
@@ -73,8 +73,8 @@ class ChatRun(DialogueRun):
         self._chats = chats
         self._chat = chat
         self._said = dialogue
-        self._transcript = Transcript()
-        self._listeners: list[Listener] = []
+        self._transcript = ChatTranscript()
+        self._listeners: list[ChatListener] = []
         self._lines: list[Line] = []  # that were written to
         self._alone_until = 0.0
         self._cancelled = False
@@ -89,13 +89,13 @@ class ChatRun(DialogueRun):
         """Whether nobody else may."""
         return len(self._listeners) >= MOST_LISTENERS
 
-    def begin(self, listener: Listener) -> None:
+    def begin(self, listener: ChatListener) -> None:
         """Ask the session; `listener` hears all of it."""
         self._listeners.append(listener)
         self._chats.begin(self._chat, self)
         self.start()
 
-    def join(self, listener: Listener) -> None:
+    def join(self, listener: ChatListener) -> None:
         """Add a listener: it gets the transcript, then what follows."""
         listener.replay(self._transcript)
         self._listeners.append(listener)
@@ -103,7 +103,7 @@ class ChatRun(DialogueRun):
         if self._binding.open_by is not None:  # nobody has answered `open` yet
             self._hub.timers.schedule(self.id, self._binding.open_by)
 
-    def leave(self, listener: Listener) -> None:
+    def leave(self, listener: ChatListener) -> None:
         """A listener is gone."""
         if listener in self._listeners:
             self._listeners.remove(listener)
@@ -118,7 +118,7 @@ class ChatRun(DialogueRun):
         if not self._over:
             self._reply(self._binding.route([Cancel(id=CANCEL, branch=BRANCH)], 0))
 
-    def throttle(self, listener: Listener, throttled: bool) -> None:
+    def throttle(self, listener: ChatListener, throttled: bool) -> None:
         """A listener reads too slowly, or reads again."""
         listener.throttled = throttled
         self._pace()

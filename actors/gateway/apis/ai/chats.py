@@ -6,7 +6,7 @@ oldest: many answers of one name take no other's away.
 
 from typing import Generic, NamedTuple, TypeVar
 
-from ramify.actors.gateway.apis.ai.chunks import Transcript
+from ramify.actors.gateway.apis.ai.chunks import ChatTranscript
 
 RunT = TypeVar("RunT")  # an answer under way
 
@@ -19,7 +19,7 @@ Chat = tuple[str, str]  # the credential's name, and what the client calls the c
 
 
 class _Ended(NamedTuple):
-    transcript: Transcript
+    transcript: ChatTranscript
     until: float
 
 
@@ -44,7 +44,7 @@ class Chats(Generic[RunT]):
         """The answer that is under way."""
         return self._running.get(chat)
 
-    def ended(self, chat: Chat, now: float) -> Transcript | None:
+    def ended(self, chat: Chat, now: float) -> ChatTranscript | None:
         """The whole answer that ended not long ago."""
         name, title = chat
         self._expire(name, now)
@@ -57,7 +57,7 @@ class Chats(Generic[RunT]):
         self._drop(*chat)
         self._running[chat] = run
 
-    def end(self, chat: Chat, run: RunT, transcript: Transcript | None, now: float) -> None:
+    def end(self, chat: Chat, run: RunT, transcript: ChatTranscript | None, now: float) -> None:
         """An answer is over. `transcript`: None if it failed, and is not kept."""
         if self._running.get(chat) is not run:  # another one began
             return
@@ -101,5 +101,5 @@ class Chats(Generic[RunT]):
             del self._kept[name]
 
 
-def _size(transcript: Transcript) -> int:
+def _size(transcript: ChatTranscript) -> int:
     return transcript.size + ANSWER_COST

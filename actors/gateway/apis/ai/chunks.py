@@ -188,7 +188,7 @@ def _camel(name: str) -> str:
     return name[0] + name.title().replace("_", "")[1:]
 
 
-class Transcript:
+class ChatTranscript:
     """Chunks that were said, for who comes later: pieces of one text are one chunk again."""
 
     def __init__(self) -> None:

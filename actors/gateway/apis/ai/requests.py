@@ -68,19 +68,21 @@ class ToolDescription(msgspec.Struct, frozen=True, rename="camel"):
     parameters: JsonObject | None = None
 
 
-class NamedTool(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+class ChosenTool(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     type: Literal["tool"]
     tool_name: _Name
 
 
-class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CallResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["text", "json"]
     schema: JsonObject | None = None
     name: ShortText | None = None
     description: Annotated[str, Meta(max_length=1 << 16)] | None = None
 
 
-class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+class CallSettings(
+    msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True
+):
     """The `body` of a request: the AI SDK's call settings, and ours of the same kind."""
 
     model: Annotated[str, Meta(max_length=4096)] | None = None
@@ -101,8 +103,8 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
         | Annotated[list[JsonObject], Meta(max_length=1024)]
         | None
     ) = None
-    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
-    response_format: ResponseFormat | None = None
+    tool_choice: Literal["auto", "none", "required"] | ChosenTool | None = None
+    response_format: CallResponseFormat | None = None
     reasoning: Asked | Literal["provider-default"] | None = None
     prompt_cache_key: ShortText | None = None
     prompt_cache_retention: Retention | None = None
@@ -141,7 +143,7 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     def choice_of_tool(self) -> str:
         """As `generate.tool_choice`."""
         choice = self.tool_choice
-        return choice.tool_name if isinstance(choice, NamedTool) else choice or "auto"
+        return choice.tool_name if isinstance(choice, ChosenTool) else choice or "auto"
 
     @property
     def constraint(self) -> Constraint | None:
@@ -187,7 +189,7 @@ class SendRequest(msgspec.Struct, frozen=True, rename="camel"):
     trigger: Literal["submit-message", "regenerate-message"]
     messages: Annotated[list[UiMessage], Meta(min_length=1, max_length=MOST_MESSAGES)]
     headers: _Headers = {}
-    body: Settings = Settings()
+    body: CallSettings = CallSettings()
 
 
 class ResumeRequest(msgspec.Struct, frozen=True, rename="camel"):
@@ -199,7 +201,7 @@ class ResumeRequest(msgspec.Struct, frozen=True, rename="camel"):
     last_sequence: Annotated[int, Meta(ge=0, le=2**53 - 1)] | None = None
 
 
-def chat_messages(messages: list[UiMessage], settings: Settings) -> list[ChatMessage]:
+def chat_messages(messages: list[UiMessage], settings: CallSettings) -> list[ChatMessage]:
     """The conversation as a session's template knows it. Raises BadRequest that names the place.
 
     Calls that have no result yet are left out, as `convertToModelMessages` can.

@@ -6,7 +6,7 @@ import msgspec
 
 from ramify.actors.gateway.apis.anthropic.caching import CacheMarks
 from ramify.actors.gateway.apis.anthropic.content import Content, event
-from ramify.actors.gateway.apis.anthropic.conversation import Conversation
+from ramify.actors.gateway.apis.anthropic.conversation import RequestConversation
 from ramify.actors.gateway.apis.anthropic.diagnostics import Divergence, RequestMark, RequestMarks
 from ramify.actors.gateway.apis.anthropic.errors import fields_of_error, named, new_id, of_error
 from ramify.actors.gateway.apis.anthropic.requests import CountRequest, MessagesRequest
@@ -40,7 +40,7 @@ _REASONS = {"tool": "tool_use", "length": "max_tokens", "deadline": "max_tokens"
 
 def opening(
     request: CountRequest,
-    told: Conversation,
+    told: RequestConversation,
     served: Served,
     thinks: ThinkingEffort,
     marks: Sequence[MessagePlace] = (),
@@ -70,7 +70,7 @@ def opening(
 
 
 def ops_of(
-    request: MessagesRequest, told: Conversation, served: Served, marks: CacheMarks
+    request: MessagesRequest, told: RequestConversation, served: Served, marks: CacheMarks
 ) -> list[ClientMessage]:
     """The frame of a request. Raises InvalidField."""
     thinks = request.thinks(request.max_tokens, served)
@@ -99,7 +99,7 @@ class MessageAnswers(Answers):
     def __init__(
         self,
         request: MessagesRequest,
-        told: Conversation,
+        told: RequestConversation,
         signer: Signer,
         served: Served,
         ident: str,
@@ -135,7 +135,7 @@ class MessageAnswers(Answers):
             self._diagnose(request, told, marks, owner)
 
     def _diagnose(
-        self, request: MessagesRequest, told: Conversation, marks: RequestMarks, owner: str
+        self, request: MessagesRequest, told: RequestConversation, marks: RequestMarks, owner: str
     ) -> None:
         mark = RequestMark.of(told.messages, request.declared())
         previous = request.diagnostics.previous_message_id if request.diagnostics else None
@@ -238,7 +238,9 @@ class MessageAnswers(Answers):
 class CountAnswers(Dialogue):
     """POST /v1/messages/count_tokens: the position of a branch with the prompt. See `Dialogue`."""
 
-    def __init__(self, request: CountRequest, told: Conversation, served: Served, ident: str) -> None:
+    def __init__(
+        self, request: CountRequest, told: RequestConversation, served: Served, ident: str
+    ) -> None:
         CacheMarks.of(request, told)
         self.ops = opening(request, told, served, request.thinks(None, served))
         self._last = max(op.id for op in self.ops if isinstance(op, Append))

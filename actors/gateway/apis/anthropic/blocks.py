@@ -95,7 +95,7 @@ Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolR
 System = Text | Annotated[list[TextBlock], Meta(max_length=MOST_BLOCKS)]
 
 
-class Message(Struct, frozen=True, kw_only=True):
+class MessageParam(Struct, frozen=True, kw_only=True):
     role: Literal["user", "assistant", "system"]
     content: Text | Annotated[list[Block], Meta(max_length=MOST_BLOCKS)]
 

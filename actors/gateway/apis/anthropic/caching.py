@@ -7,7 +7,7 @@ the end of the prompt keeps the answer, too. Pure.
 
 from typing import Any, NamedTuple
 
-from ramify.actors.gateway.apis.anthropic.conversation import Conversation
+from ramify.actors.gateway.apis.anthropic.conversation import RequestConversation
 from ramify.actors.gateway.apis.anthropic.requests import CountRequest
 from ramify.actors.gateway.apis.openai.retention import OWN
 from ramify.protocol.errors import InvalidField
@@ -25,7 +25,7 @@ class CacheMarks(NamedTuple):
     places: tuple[MessagePlace | None, ...] = ()
 
     @classmethod
-    def of(cls, request: CountRequest, told: Conversation) -> "CacheMarks":
+    def of(cls, request: CountRequest, told: RequestConversation) -> "CacheMarks":
         """Raises InvalidField: there are too many."""
         tools = [tool.cache_control for tool in request.tools or ()]
         found = [(each, told.head) for each in tools if each is not None] + told.marks
@@ -93,7 +93,7 @@ class CacheMarks(NamedTuple):
         }
 
 
-def _ends(told: Conversation, place: MessagePlace) -> bool:
+def _ends(told: RequestConversation, place: MessagePlace) -> bool:
     """Whether it is the end of the last turn, with nothing behind it."""
     last = len(told.messages) - 1
     return place.message == last and place.at >= len(told.messages[last].content) and not told.prefill

@@ -15,7 +15,7 @@ from ramify.actors.gateway.apis.anthropic.blocks import (
     MOST_MESSAGES,
     Block,
     CacheControl,
-    Message,
+    MessageParam,
     RedactedThinkingBlock,
     System,
     TextBlock,
@@ -34,7 +34,7 @@ END = 1 << 30  # characters: all of a turn
 ERROR = "Error: "  # in front of a result with `is_error`, which templates have no place for
 
 
-class Conversation(NamedTuple):
+class RequestConversation(NamedTuple):
     """`prefill`: text that the answer begins with. `billed`: a billing header was taken out. `forgot`: a
     thought was left out because it is not ours. `marks`: the breakpoints of the system's text and of
     `messages`, in order, with the turn and the characters of it in front of them."""
@@ -52,8 +52,8 @@ class Conversation(NamedTuple):
 
 
 def conversation_of(
-    system: System | None, messages: Sequence[Message], signer: Signer, *, joins: bool = False
-) -> Conversation:
+    system: System | None, messages: Sequence[MessageParam], signer: Signer, *, joins: bool = False
+) -> RequestConversation:
     """`joins`: the template takes no user's turn behind results: what is said there joins the last one.
 
     Raises InvalidField, which names the block that cannot stand where it does.
@@ -70,7 +70,7 @@ def conversation_of(
     prefill = turns.end()
     if len(turns.made) > MOST_MESSAGES:
         raise InvalidField(f"`messages` are over {MOST_MESSAGES} turns: send fewer")
-    return Conversation(turns.made, prefill, billed, turns.forgot, turns.marks)
+    return RequestConversation(turns.made, prefill, billed, turns.forgot, turns.marks)
 
 
 def _system(system: System | None) -> tuple[list[str], bool]:
@@ -83,7 +83,7 @@ def _system(system: System | None) -> tuple[list[str], bool]:
 
 
 def _system_marks(
-    system: System | None, first: Sequence[Message], turns: int
+    system: System | None, first: Sequence[MessageParam], turns: int
 ) -> Iterator[tuple[CacheControl, MessagePlace]]:
     """The breakpoints of the system's text, which is so many `turns`; `first`: messages of its role."""
     blocks = system if isinstance(system, list) else []
@@ -118,7 +118,7 @@ class _Turns:
         ] = []  # in the turn that is open: at a character of it
         self._place = ""  # of the turn's first message
 
-    def take(self, message: Message, place: str) -> None:
+    def take(self, message: MessageParam, place: str) -> None:
         role = "user" if message.role == "system" else message.role
         if role != self._role:
             self._close()

@@ -12,10 +12,10 @@ from ramify.actors.gateway.apis.anthropic.blocks import (
     MOST_MESSAGES,
     NOT_SERVED,
     CacheControl,
-    Message,
+    MessageParam,
     System,
 )
-from ramify.actors.gateway.apis.anthropic.tools import MOST_TOOLS, Tool, ToolChoice
+from ramify.actors.gateway.apis.anthropic.tools import MOST_TOOLS, ToolChoice, ToolParam
 from ramify.actors.gateway.apis.openai.effort import ThinkingEffort, thinking
 from ramify.actors.gateway.apis.openai.requests import Struct
 from ramify.actors.gateway.port.interfaces import Served
@@ -99,9 +99,9 @@ class CountRequest(Struct, frozen=True, kw_only=True):
     }
 
     model: Annotated[str, Meta(min_length=1, max_length=4096)]
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=MOST_MESSAGES)]
+    messages: Annotated[list[MessageParam], Meta(min_length=1, max_length=MOST_MESSAGES)]
     system: System | None = None
-    tools: Annotated[list[Tool], Meta(max_length=MOST_TOOLS)] | None = None
+    tools: Annotated[list[ToolParam], Meta(max_length=MOST_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

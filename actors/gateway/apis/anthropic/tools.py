@@ -14,7 +14,7 @@ _ON_THE_SERVER = ("web_", "code_execution_", "tool_search_", "mcp_", "advisor_")
 _RESERVED = ("auto", "none", "required")  # what `generate.tool_choice` says of no tool in particular
 
 
-class Tool(Struct, frozen=True, kw_only=True):
+class ToolParam(Struct, frozen=True, kw_only=True):
     """A tool of the client. The fields below `strict` are those of tools that are not served, so that
     the error is about the tool."""
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from ramify.actors.gateway.apis.ollama.requests import ChatRequest, GenerateRequest
+from ramify.actors.gateway.apis.ollama.requests import GenerateRequest, OllamaChatRequest
 from ramify.actors.gateway.apis.openai.dialogue import Answers, Vocabulary, ranked, text_parts
 from ramify.actors.gateway.apis.openai.errors import status_and_body, told
 from ramify.actors.gateway.apis.openai.retention import hinting, retaining, seconds_alive
@@ -17,11 +17,11 @@ from ramify.protocol.wire import Append, ClientMessage, Delta, Done, Error, Gene
 _REASONS = {"length": "length", "deadline": "length"}
 
 
-def ops_of(request: ChatRequest | GenerateRequest, served: Served) -> list[ClientMessage]:
+def ops_of(request: OllamaChatRequest | GenerateRequest, served: Served) -> list[ClientMessage]:
     """The frame of a request. Raises InvalidField."""
     raw = isinstance(request, GenerateRequest) and bool(request.raw)
-    tools = (request.tools or None) if isinstance(request, ChatRequest) else None
-    if isinstance(request, ChatRequest):
+    tools = (request.tools or None) if isinstance(request, OllamaChatRequest) else None
+    if isinstance(request, OllamaChatRequest):
         append = Append(id=1, messages=[message.chat() for message in request.messages or ()])
     elif raw:
         append = Append(id=1, text=request.prompt)
@@ -50,13 +50,13 @@ class OllamaAnswers(Answers):
 
     def __init__(
         self,
-        request: ChatRequest | GenerateRequest,
+        request: OllamaChatRequest | GenerateRequest,
         model: str,
         vocabulary: Vocabulary,
         served: Served,
     ) -> None:
         super().__init__(ops_of(request, served), ["main"], streams=request.stream is not False)
-        self._chats = isinstance(request, ChatRequest)
+        self._chats = isinstance(request, OllamaChatRequest)
         self._model = model
         self._vocabulary = vocabulary
         self._top = request.top_logprobs or 0
@@ -116,7 +116,7 @@ class OllamaAnswers(Answers):
         return {"model": self._model, "created_at": now_text()}
 
 
-def loaded(request: ChatRequest | GenerateRequest, model: str) -> Response:
+def loaded(request: OllamaChatRequest | GenerateRequest, model: str) -> Response:
     """The answer to a request without a prompt: the model is loaded."""
     speech: JsonObject = {"message": {"role": "assistant", "content": ""}}
     if isinstance(request, GenerateRequest):

@@ -21,7 +21,7 @@ _Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 _Nothing = Annotated[list[Any], Meta(max_length=0)] | None
 
 
-class Message(Struct, frozen=True, kw_only=True):
+class OllamaMessage(Struct, frozen=True, kw_only=True):
     role: Literal["system", "user", "assistant", "tool"]
     content: Text | None = None
     thinking: Text | None = None
@@ -144,10 +144,10 @@ class _Asked(Struct, frozen=True, kw_only=True):
         return Constraint(json_schema={"type": "object"}) if self.format else None
 
 
-class ChatRequest(_Asked, frozen=True, kw_only=True):
+class OllamaChatRequest(_Asked, frozen=True, kw_only=True):
     """POST /api/chat. No messages: only to see that the model is there."""
 
-    messages: Annotated[list[Message], Meta(max_length=1 << 14)] | None = None
+    messages: Annotated[list[OllamaMessage], Meta(max_length=1 << 14)] | None = None
     tools: Tools | None = None
 
     def __post_init__(self) -> None:

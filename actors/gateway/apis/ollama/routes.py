@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ramify.actors.gateway.apis.ollama.answers import OllamaAnswers, loaded, of_error
-from ramify.actors.gateway.apis.ollama.requests import ChatRequest, GenerateRequest, ShowRequest
+from ramify.actors.gateway.apis.ollama.requests import GenerateRequest, OllamaChatRequest, ShowRequest
 from ramify.actors.gateway.apis.openai.errors import unknown_model
 from ramify.actors.gateway.apis.openai.requests import decode
 from ramify.actors.gateway.port.dialogues.api import Accepted, accept, credential_of, may_ask
@@ -64,13 +64,13 @@ def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
             asked = decode(request.body, ShowRequest)
             _check(asked.model or asked.name or served, served)
             return json_response(200, _shown(info))
-        wanted: ChatRequest | GenerateRequest
+        wanted: OllamaChatRequest | GenerateRequest
         if request.path == "/api/chat":
-            wanted = decode(request.body, ChatRequest)
+            wanted = decode(request.body, OllamaChatRequest)
         else:
             wanted = decode(request.body, GenerateRequest)
         _check(wanted.model or served, served)
-        if not (wanted.messages if isinstance(wanted, ChatRequest) else wanted.prompt):
+        if not (wanted.messages if isinstance(wanted, OllamaChatRequest) else wanted.prompt):
             return loaded(wanted, served)
         dialogue = OllamaAnswers(wanted, wanted.model or served, hub.vocabulary, hub.served)
         return accept(hub, dialogue, credential, request, now, media=NDJSON)

@@ -67,7 +67,7 @@ class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     MENDS: ClassVar[dict[str, str]] = {}
 
 
-class TextPart(Struct, kw_only=True, frozen=True, tag_field="type", tag="text"):
+class TextContentPart(Struct, kw_only=True, frozen=True, tag_field="type", tag="text"):
     """A part of a message's content. Only text can be served."""
 
     text: Text
@@ -79,7 +79,7 @@ class RefusalPart(Struct, kw_only=True, frozen=True, tag_field="type", tag="refu
     refusal: Text
 
 
-Content = Text | Annotated[list[TextPart | RefusalPart], Meta(max_length=1024)]
+Content = Text | Annotated[list[TextContentPart | RefusalPart], Meta(max_length=1024)]
 
 
 class Message(Struct, kw_only=True, frozen=True):
@@ -398,7 +398,7 @@ def content_text(content: Content | None) -> str:
     """The text of a message's content."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
+    return "".join(part.text if isinstance(part, TextContentPart) else part.refusal for part in content)
 
 
 def seed_of(seed: int | None) -> Seed | None:

@@ -12,7 +12,7 @@ from ramify.actors.gateway.apis.openai.errors import check_result
 from ramify.actors.gateway.apis.openai.requests import (
     JsonSchemaFormat,
     Struct,
-    TextPart,
+    TextContentPart,
     bad_request,
 )
 from ramify.actors.gateway.apis.openai.retention import Retention
@@ -65,7 +65,7 @@ class Refusal(Struct, frozen=True, tag_field="type", tag="refusal"):
     refusal: Text
 
 
-Parts = Annotated[list[InputText | OutputText | Refusal | TextPart], Meta(max_length=1024)]
+Parts = Annotated[list[InputText | OutputText | Refusal | TextContentPart], Meta(max_length=1024)]
 _Identity = ShortText | None
 _Status = Literal["in_progress", "completed", "incomplete"] | None
 

@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 
 from ramify.actors.gateway.apis.ai import chats as module
 from ramify.actors.gateway.apis.ai.chats import KEPT_S, Chats
-from ramify.actors.gateway.apis.ai.chunks import Transcript
+from ramify.actors.gateway.apis.ai.chunks import ChatTranscript
 
 CHAT = ("", "chat")
 
 
-def transcript(characters: int = 3) -> Transcript:
-    made = Transcript()
+def transcript(characters: int = 3) -> ChatTranscript:
+    made = ChatTranscript()
     made.add({"type": "text-delta", "id": "t", "delta": "x" * characters})
     return made
 
 
-def ended(chats: Chats, name: str, kept: Transcript | None, now: float = 0.0, who: str = "") -> None:
+def ended(chats: Chats, name: str, kept: ChatTranscript | None, now: float = 0.0, who: str = "") -> None:
     run: Any = object()
     chats.begin((who, name), run)
     chats.end((who, name), run, kept, now)

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ramify.actors.gateway.apis.ai.chunks import ChatDialogue, Transcript
+from ramify.actors.gateway.apis.ai.chunks import ChatDialogue, ChatTranscript
 from ramify.actors.gateway.apis.ai.requests import SendRequest
 from ramify.protocol.errors import Overloaded
 from ramify.protocol.wire import Delta, Done, Error, JsonObject, Part
@@ -109,7 +109,7 @@ def test_a_generation_that_fails_or_is_cancelled(dialogue: ChatDialogue) -> None
 
 
 def test_a_transcript_joins_what_belongs_together() -> None:
-    transcript = Transcript()
+    transcript = ChatTranscript()
     said = [
         {"type": "start", "messageId": "m"},
         *({"type": "text-delta", "id": "t", "delta": piece} for piece in "abc"),

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from ramify.actors.gateway.apis.ai.requests import (
+    CallSettings,
     SendRequest,
-    Settings,
     UiMessage,
     answers_to,
     chat_messages,
@@ -19,7 +19,7 @@ from ramify.protocol.wire import ChatMessage
 
 def turns(*messages: dict[str, Any], **settings: Any) -> list[ChatMessage]:
     given = [msgspec.convert(message, UiMessage) for message in messages]
-    return chat_messages(given, msgspec.convert(settings, Settings))
+    return chat_messages(given, msgspec.convert(settings, CallSettings))
 
 
 def user(*parts: dict[str, Any]) -> dict[str, Any]:
@@ -124,20 +124,20 @@ def test_tools_by_name_and_in_a_list() -> None:
     schema = {"type": "object", "properties": {}}
     by_name = msgspec.convert(
         {"tools": {"look": {"description": "d", "inputSchema": schema}}, "toolChoice": "required"},
-        Settings,
+        CallSettings,
     )
     assert by_name.functions == [{"name": "look", "description": "d", "parameters": schema}]
     assert by_name.choice_of_tool == "required"
     listed = msgspec.convert(
-        {"tools": [{"name": "look"}], "toolChoice": {"type": "tool", "toolName": "look"}}, Settings
+        {"tools": [{"name": "look"}], "toolChoice": {"type": "tool", "toolName": "look"}}, CallSettings
     )
     assert (listed.functions, listed.choice_of_tool) == ([{"name": "look"}], "look")
-    assert Settings().functions is None
+    assert CallSettings().functions is None
 
 
 def test_settings_become_fields_of_generate() -> None:
     given = {"temperature": 0.5, "topP": 0, "topK": 3, "stopSequences": ["x"], "seed": -1}
-    fields = msgspec.convert(given, Settings).sampling()
+    fields = msgspec.convert(given, CallSettings).sampling()
     assert fields == {
         "temperature": 0.5,
         "top_p": 1e-20,
@@ -145,10 +145,12 @@ def test_settings_become_fields_of_generate() -> None:
         "stop": ["x"],
         "seed": 2**63 - 1,
     }
-    json = msgspec.convert({"responseFormat": {"type": "json", "schema": {"type": "array"}}}, Settings)
+    json = msgspec.convert(
+        {"responseFormat": {"type": "json", "schema": {"type": "array"}}}, CallSettings
+    )
     assert json.constraint is not None
     assert json.constraint.json_schema == {"type": "array"}
-    assert msgspec.convert({"responseFormat": {"type": "text"}}, Settings).constraint is None
+    assert msgspec.convert({"responseFormat": {"type": "text"}}, CallSettings).constraint is None
 
 
 @pytest.mark.parametrize(

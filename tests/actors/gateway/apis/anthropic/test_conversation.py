@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.gateway.apis.anthropic.conversation import Conversation, conversation_of
+from ramify.actors.gateway.apis.anthropic.conversation import RequestConversation, conversation_of
 from ramify.actors.gateway.apis.anthropic.requests import CountRequest
 from ramify.actors.gateway.apis.anthropic.signatures import Signer
 from ramify.actors.gateway.apis.openai.requests import decode
@@ -26,7 +26,7 @@ def thought(value: str, signer: Signer = OURS) -> dict[str, Any]:
     return {"type": "thinking", "thinking": value, "signature": signer.sign(value)}
 
 
-def told(*messages: Any, system: Any = None, joins: bool = False) -> Conversation:
+def told(*messages: Any, system: Any = None, joins: bool = False) -> RequestConversation:
     body = {"model": "m", "messages": messages, **({"system": system} if system else {})}
     request = decode(json.dumps(body).encode(), CountRequest)
     return conversation_of(request.system, request.messages, OURS, joins=joins)

@@ -5,12 +5,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from ramify.actors.gateway.apis.ollama.requests import NO_LIMIT, ChatRequest, GenerateRequest, Message
+from ramify.actors.gateway.apis.ollama.requests import (
+    NO_LIMIT,
+    GenerateRequest,
+    OllamaChatRequest,
+    OllamaMessage,
+)
 from ramify.protocol.errors import InvalidField
 
 
-def chat(**fields: Any) -> ChatRequest:
-    return msgspec.convert({"model": "m", **fields}, ChatRequest)
+def chat(**fields: Any) -> OllamaChatRequest:
+    return msgspec.convert({"model": "m", **fields}, OllamaChatRequest)
 
 
 def generate(**fields: Any) -> GenerateRequest:
@@ -61,7 +66,7 @@ def test_log_probabilities(fields: dict[str, Any], ranks: int) -> None:
 
 def test_a_message_is_one_of_the_templates() -> None:
     given = {"role": "tool", "content": None, "tool_name": "f", "thinking": "hm", "tool_calls": []}
-    said = msgspec.convert(given, Message).chat()
+    said = msgspec.convert(given, OllamaMessage).chat()
     assert (said.content, said.name, said.reasoning, said.tool_calls) == ("", "f", "hm", None)
 
 

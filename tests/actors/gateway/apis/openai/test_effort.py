@@ -13,7 +13,7 @@ from ramify.actors.gateway.apis.anthropic.conversation import conversation_of
 from ramify.actors.gateway.apis.anthropic.requests import MessagesRequest
 from ramify.actors.gateway.apis.anthropic.signatures import Signer
 from ramify.actors.gateway.apis.ollama.answers import OllamaAnswers
-from ramify.actors.gateway.apis.ollama.requests import ChatRequest as OllamaRequest
+from ramify.actors.gateway.apis.ollama.requests import OllamaChatRequest as OllamaRequest
 from ramify.actors.gateway.apis.openai.chat import ChatAnswers, Heading
 from ramify.actors.gateway.apis.openai.effort import (
     BUDGETS,
