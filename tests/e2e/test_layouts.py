@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.amount import stride
@@ -78,19 +79,21 @@ async def _each_ends(served: Any, gateways: int, replicas: int, again: Any = Non
         os.kill(before[0], signal.SIGKILL)
     await until(lambda: len(front.pids) == gateways and front.pids[0] != before[0], "a new gateway")
     async with _streams(served, gateways):
-        pass
-    there = cluster.describe()
-    async with asyncio.timeout(60):  # whichever process answers
-        for _ in range(2 * gateways):
-            while await _told(served) != {each["pid"] for each in there}:
-                await asyncio.sleep(0.1)
+        await _all_tell(served, gateways, sessions=gateways)
+    await _all_tell(served, gateways, sessions=0)
     await served.deserted()
 
 
-async def _told(served: Any) -> set[int]:
-    """The processes of the replicas, as a gateway process says that they are."""
-    _, told = await served.request("GET", "/v1/info")
-    return {each["pid"] for each in told["replicas"]}
+async def _all_tell(served: Any, gateways: int, sessions: int) -> None:
+    """Wait until every gateway process tells the same at /v1/info: what is so now."""
+    async with asyncio.timeout(60):
+        while True:
+            told = [(await served.request("GET", "/v1/info"))[1] for _ in range(4 * gateways)]
+            so = msgspec.to_builtins(served.engine.status.info())
+            alike = all({**each, "model": None} == {**so, "model": None} for each in told)
+            if alike and sum(each["sessions"] for each in so["replicas"]) == sessions:
+                return
+            await asyncio.sleep(0.1)
 
 
 @asynccontextmanager
