@@ -11,6 +11,12 @@ lasts as long as 16 and takes the prompt tokens of 16. So the quantum is 4 steps
     python benchmarks/agents.py agent_sessions.jsonl --pool hybrid --sessions 16 96
     python benchmarks/agents.py agent_sessions.jsonl --only ours --tenant
 
+`--real`: the same sessions against a real server with the bundled model on this CPU, a server for each
+policy. One token stands for 64, a second of pause for `--pause` ones; each place plays `--turns`. What
+is computed and found hardly depends on the machine's load; waits do.
+
+    python benchmarks/agents.py agent_sessions.jsonl --real --sessions 16 --pages 8192
+
 Policies: `lru`, by request: whoever comes is admitted when pages can be had, whatever others have
 begun, and no run gives pages to others for fairness; `ours`: the scheduler as it is. A newcomer with
 1,024 tokens comes every 30 s. Each place for a session plays the same ones under both policies.
@@ -19,23 +25,40 @@ in seconds until the first token; `share`: the waiting of the place that waited 
 """
 
 import argparse
+import asyncio
 import json
 import random
 import statistics
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle, islice
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from fake_server import BUNDLED
 from report import machine, table, write_json
 from schedule_sim import SimulatedAnswer, Simulation, StepWork
+from websockets.asyncio.client import connect
 
+from ramify.actors.engine import running_engine
+from ramify.actors.kit.log import configure
 from ramify.actors.scheduler.active import ActiveSessions
 from ramify.actors.scheduler.admission import Admission
 from ramify.protocol import messages as m
+from ramify.protocol.config import (
+    EngineConfig,
+    LogConfig,
+    ModelConfig,
+    ScheduleConfig,
+    ServerConfig,
+)  # fmt: skip
 
 SCALE = 16  # real tokens that one token here stands for
 PAUSE = 300.0  # seconds at most
@@ -87,8 +110,8 @@ class Recorded:
     turns: list[Turn]
 
 
-def read(path: Path) -> list[Recorded]:
-    """The sessions of a file, in tokens of here."""
+def read(path: Path, scale: int = SCALE) -> list[Recorded]:
+    """The sessions of a file, in tokens of which each stands for `scale`."""
     found = []
     for line in path.read_text().splitlines():
         each = json.loads(line)
@@ -98,9 +121,9 @@ def read(path: Path) -> list[Recorded]:
         for _, parent, shared, prompt, output, pause, _ in each["turns"]:
             if prompt > CONTEXT:
                 break
-            size = max(1, prompt // SCALE)
-            shared = min(shared // SCALE, size - 1)
-            turns.append(Turn(parent, shared, size, max(1, output // SCALE), min(PAUSE, pause)))
+            size = max(1, prompt // scale)
+            shared = min(shared // scale, size - 1)
+            turns.append(Turn(parent, shared, size, max(1, output // scale), min(PAUSE, pause)))
         if turns:
             found.append(Recorded((each["system"], each["tools"]), turns))
     return found
@@ -240,6 +263,24 @@ class AgentSimulation(Simulation):
         super().told(tokens)
 
 
+@contextmanager
+def policed(policy: str) -> Iterator[None]:
+    """Schedulers that are made inside admit by this policy."""
+    make = Admission.__init__
+
+    def any_length(self: Admission, *given: Any) -> None:
+        make(self, *given)
+        self._step = 1 << 40  # no prompt is long
+
+    with ExitStack() as stack:
+        if policy == "lru":
+            stack.enter_context(patch.object(Admission, "__init__", any_length))
+            stack.enter_context(patch.object(ActiveSessions, "over", lambda *_: False))
+            for name in ("_waits_for_room", "_make_pages", "_find_pages"):
+                stack.enter_context(patch.object(Admission, name, lambda *_: False))
+        yield
+
+
 def play(
     recorded: list[Recorded], name: str, count: int, policy: str, options: argparse.Namespace
 ) -> list[str]:
@@ -251,18 +292,9 @@ def play(
         "quantum_steps": 4, "itl_target_ms": 20.0 * SCALE, "graph_lines": 0, "cpu": False,
         "noise": [0.0],
     }  # fmt: skip
-    sim = AgentSimulation(argparse.Namespace(**{**vars(options), **sizes}), pool)
-    load = AgentLoad(sim, recorded, argparse.Namespace(**{**vars(options), "count": count}))
-    if policy == "lru":
-        with (
-            patch.object(sim.core._admission, "_step", 1 << 40),  # no prompt is long
-            patch.object(Admission, "_waits_for_room", lambda *_: False),
-            patch.object(ActiveSessions, "over", lambda *_: False),
-            patch.object(Admission, "_make_pages", lambda *_: False),
-            patch.object(Admission, "_find_pages", lambda *_: False),
-        ):
-            sim.run()
-    else:
+    with policed(policy):
+        sim = AgentSimulation(argparse.Namespace(**{**vars(options), **sizes}), pool)
+        load = AgentLoad(sim, recorded, argparse.Namespace(**{**vars(options), "count": count}))
         sim.run()
     waits = [wait for place in load.places for wait in place.waited]
     marks = statistics.quantiles(waits, n=20)
@@ -273,6 +305,122 @@ def play(
         f"{max(load.newcomers, default=0.0):.1f}",
         f"{max(places) / max(1e-9, statistics.fmean(places)):.2f}",
         f"{sim.core.computed_twice * SCALE / 1e6:.1f}M", str(sum(sim.core.retractions.values())),
+    ]  # fmt: skip
+
+
+# --- for real ---------------------------------------------------------------------------------------
+
+REAL_SCALE, REAL_CONTEXT, REAL_STEP = 64, 4096, 512
+REAL_COLUMNS = (
+    "sessions", "policy", "turns", "prompts", "computed", "hit", "CPU, s", "seconds", "TTFT p50", "p95",
+)  # fmt: skip
+
+
+def serve(policy: str, pages: int, pipe: Connection) -> None:
+    """A server in this process, until something comes; then its CPU time is told."""
+
+    async def run() -> None:
+        config = EngineConfig(
+            model=ModelConfig(
+                path=BUNDLED, context=REAL_CONTEXT, kv_tokens=pages, max_rows=32, step_tokens=REAL_STEP
+            ),
+            server=ServerConfig(port=0),
+            schedule=ScheduleConfig(itl_target_ms=1000.0, quantum_steps=1),
+            executor="thread",
+        )
+        async with running_engine(config) as engine:
+            spent = time.process_time()
+            pipe.send(engine.port)
+            await asyncio.to_thread(pipe.recv)
+            pipe.send(time.process_time() - spent)
+
+    configure(LogConfig(level="warning"))
+    with policed(policy):
+        asyncio.run(run())
+
+
+class RealPlace:
+    """One session after the other, over a socket of ours each: a turn forks its parent."""
+
+    def __init__(
+        self, url: str, recorded: list[Recorded], seed: int, options: argparse.Namespace
+    ) -> None:
+        self._url, self._recorded, self._options = url, recorded, options
+        self._dice = np.random.default_rng(seed)
+        self.usages: list[tuple[dict[str, Any], int]] = []  # with what could have been found
+
+    async def run(self) -> None:
+        left, first = self._options.turns, self._dice.random()
+        for recorded in cycle(self._recorded):
+            begin = int(first * len(recorded.turns))
+            turns = recorded.turns[begin : begin + left]
+            async with connect(self._url, max_size=None) as socket:
+                await socket.send(json.dumps({"type": "open", "client": "agent", "ttl_s": 0}))
+                for number, turn in enumerate(turns, begin):
+                    if number > begin:
+                        await asyncio.sleep(turn.pause / self._options.pause)
+                    await self._turn(socket, recorded, number, turn, known=turn.parent >= begin)
+            left, first = left - len(turns), 0.0
+            if not left:
+                return
+
+    async def _turn(
+        self, socket: Any, recorded: Recorded, number: int, turn: Turn, *, known: bool
+    ) -> None:
+        name, ident = f"turn{number}", 3 * number + 1
+        begin: list[int] = []
+        if not known:  # the shared head
+            head = np.random.default_rng(recorded.head).integers(
+                10, 8000, sum(recorded.head) // REAL_SCALE
+            )
+            begin = head[: turn.prompt - 1].tolist()
+        shared = turn.shared if known else len(begin)
+        source, at = (f"turn{turn.parent}", shared) if known else ("main", 0)
+        ops: list[dict[str, Any]] = [
+            {"type": "fork", "id": ident, "branch": source, "at": at, "as": [name]}
+        ]
+        tokens = begin + self._dice.integers(10, 8000, turn.prompt - shared).tolist()
+        ops.append({"type": "append", "id": ident + 1, "branch": name, "tokens": tokens})
+        asked = {"max_tokens": turn.output, "ignore_eos": True, "temperature": 0}
+        ops.append({"type": "generate", "id": ident + 2, "branch": name, **asked})
+        await socket.send(json.dumps(ops))
+        async for frame in socket:
+            found = json.loads(frame)
+            for event in found if isinstance(found, list) else [found]:
+                if event["type"] == "error":
+                    raise RuntimeError(str(event))
+                if event["type"] == "done":
+                    self.usages.append((event["usage"], shared if known else 0))
+                    return
+
+
+async def play_real(
+    recorded: list[Recorded], count: int, policy: str, options: argparse.Namespace
+) -> list[str]:
+    """One row of the table: all places play their turns against a server of their own."""
+    pipe, other = get_context("spawn").Pipe()
+    server = get_context("spawn").Process(target=serve, args=(policy, options.pages, other))
+    server.start()
+    port = await asyncio.to_thread(pipe.recv)
+    order = list(recorded)
+    random.Random(options.seed).shuffle(order)
+    url = f"ws://127.0.0.1:{port}/v1/ws"
+    places = [RealPlace(url, order[i::count], options.seed + i, options) for i in range(count)]
+    began = time.perf_counter()
+    await asyncio.gather(*(place.run() for place in places))
+    seconds = time.perf_counter() - began
+    pipe.send(None)
+    spent = await asyncio.to_thread(pipe.recv)
+    server.join()
+    usages = [each for place in places for each in place.usages]
+    marks = statistics.quantiles([usage["ttft_ms"] / 1e3 for usage, _ in usages], n=20)
+    found = sum(min(could, usage["cached"]) for usage, could in usages)
+    prompts = sum(usage["prompt"] for usage, _ in usages)
+    computed = sum(usage["prompt"] - usage["cached"] for usage, _ in usages)
+    return [
+        str(count), policy, str(len(usages)), str(prompts), str(computed),
+        f"{found / sum(could for _, could in usages):.2f}", f"{spent:.0f}", f"{seconds:.0f}",
+        f"{marks[9]:.2f}", f"{marks[18]:.2f}",
     ]  # fmt: skip
 
 
@@ -287,9 +435,21 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=600.0, help="seconds before that")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", help="write the table there")
+    parser.add_argument("--real", action="store_true", help="a real server, see the top")
+    parser.add_argument("--pages", type=int, default=8192, help="tokens of its KV pool")
+    parser.add_argument("--turns", type=int, default=20, help="of each place there")
+    parser.add_argument("--pause", type=float, default=10.0, help="seconds of a pause for one there")
     options = parser.parse_args()
-    recorded = read(options.file)
-    rows = []
+    recorded = read(options.file, REAL_SCALE if options.real else SCALE)
+    rows: list[list[str]] = []
+    if options.real:
+        for count in options.sessions:
+            for policy in options.only:
+                rows.append(asyncio.run(play_real(recorded, count, policy, options)))
+                print(*rows[-1], sep="\t", flush=True)
+        print(table(REAL_COLUMNS, rows))
+        write_json(options.json, machine(), [dict(zip(REAL_COLUMNS, r, strict=True)) for r in rows])
+        return
     for name in options.pool:
         for count in options.sessions:
             for policy in options.only:

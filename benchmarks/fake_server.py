@@ -174,8 +174,6 @@ class Probe:
         self._arrived = self._handed_over = 0.0
         self._plan: list[float] = []
         self._from_thread: list[float] = []
-        self._lag: list[float] = []
-        self.store_cost = False
         mailbox, executor = engine.core._to_scheduler, engine.executor
         assert executor is not None
         drain_with, tell_executor = mailbox.drain_with, executor.tell
@@ -198,13 +196,6 @@ class Probe:
         mailbox.drain_with = arrives  # type: ignore[method-assign]
         executor.tell = departs  # type: ignore[method-assign]
 
-    async def watch_lag(self, interval: float = 0.01) -> None:
-        """Collect how late timers of the event loop are."""
-        while True:
-            due = time.perf_counter() + interval
-            await asyncio.sleep(interval)
-            self._lag.append(time.perf_counter() - due)
-
     def snapshot(self) -> dict[str, Any]:
         """Totals (`cpu`, `loop_cpu`, ...), the present state, and samples since the last snapshot.
 
@@ -215,8 +206,8 @@ class Probe:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         assert engine.cache is not None
         free, evictable, referenced = engine.cache.free, engine.cache.evictable, engine.cache.referenced
-        taken = {"plan": self._plan, "from_thread": self._from_thread, "lag": self._lag}
-        self._plan, self._from_thread, self._lag = [], [], []
+        taken = {"plan": self._plan, "from_thread": self._from_thread}
+        self._plan, self._from_thread = [], []
         return {
             "cpu": usage.ru_utime + usage.ru_stime,
             "gateways": [_cpu_of(pid) for pid in getattr(engine.front, "pids", [])],
@@ -231,59 +222,10 @@ class Probe:
             "fds": len(os.listdir("/proc/self/fd")),
             "steps": engine.metrics._steps,
             "kv": [free, evictable, referenced],
-            "store": _store_cost() if self.store_cost else {},
             "executor": [t.native_id for t in threading.enumerate() if t.name == "ramify-executor"],
             "gc": sum(generation["collections"] for generation in gc.get_stats()),
             **taken,
         }
-
-
-_spent = {"saver": 0.0, "writer": 0.0}
-
-
-def _time_store() -> None:
-    """Count the CPU time of what saves sessions: on the event loop, and in the store's thread."""
-    from ramify.actors.session.saver import Saver
-    from ramify.actors.store.actor import StoreActor
-
-    now = time.thread_time
-
-    def timed(kind: type, name: str, part: str) -> None:
-        inner = getattr(kind, name)
-
-        def outer(*given: Any, **named: Any) -> Any:
-            begun = now()
-            try:
-                return inner(*given, **named)
-            finally:
-                _spent[part] += now() - begun - own
-
-        setattr(kind, name, outer)
-
-    begun = now()
-    for _ in range(10_000):
-        now()
-    own = (now() - begun) / 10_000  # what the clock costs, of which one reading lies between the two
-    for name in ("turn", "saved", "end"):
-        timed(Saver, name, "saver")
-    call = StoreActor._call
-
-    async def counted(actor: StoreActor, inner: Callable[[], Any]) -> Any:
-        def outer() -> Any:
-            begun = now()
-            try:
-                return inner()
-            finally:
-                _spent["writer"] += now() - begun - own
-
-        return await call(actor, outer)
-
-    StoreActor._call = counted  # type: ignore[method-assign]
-
-
-def _store_cost() -> dict[str, float]:
-    """Seconds of CPU time so far."""
-    return dict(_spent)
 
 
 def _cpu_of(pid: int) -> float:
@@ -343,10 +285,6 @@ async def _serve(options: argparse.Namespace, folder: Path) -> None:
             session_ttl_s=options.ttl,
             grace_s=1.0,
             ping_interval_s=30.0,
-            store=options.store,
-            warm_start=options.warm_start,
-            store_key_file=options.store_key_file,
-            persist=options.persist,
             tokens=(options.token,) if options.token else (),
         ),
         limits=Limits(histories=options.histories) if options.histories else Limits(),
@@ -363,13 +301,9 @@ async def _serve(options: argparse.Namespace, folder: Path) -> None:
         "prompt_us": options.prompt_us,
     }
     spec = FactorySpec(f"{Path(__file__).stem}:bench_executor", settings)
-    if options.store_cost:
-        _time_store()
     async with running_engine(config, spec=spec, check_idle=bool(options.verify)) as engine:
         probe = Probe(engine)
-        probe.store_cost = bool(options.store_cost)
         Collector(engine.clock).begin()  # as `serve` does; the process ends with it
-        watch = asyncio.create_task(probe.watch_lag()) if options.lag else None
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -379,8 +313,6 @@ async def _serve(options: argparse.Namespace, folder: Path) -> None:
                 gc.unfreeze()
                 gc.collect()
             _say(probe.snapshot())
-        if watch is not None:
-            watch.cancel()
 
 
 def _say(message: dict[str, Any]) -> None:
@@ -401,14 +333,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--bundled", type=int, default=0, help="the bundled model's tokenizer")
     parser.add_argument("--histories", type=int, default=0, help="of stateless requests; 0: as usual")
     parser.add_argument("--ttl", type=float, default=600.0, help="of sessions without sockets, s")
-    parser.add_argument("--store", help="the file or the URL that keeps sessions")
-    parser.add_argument("--warm-start", type=int, help="tokens")
-    parser.add_argument("--store-cost", type=int, default=0, help="time what saves sessions")
     parser.add_argument("--token", help="the only one that is accepted")
-    parser.add_argument("--store-key-file", type=Path)
-    parser.add_argument("--persist", choices=["none", "lazy", "sync"], default="lazy")
     parser.add_argument("--verify", type=int, default=0, help="check KV and cache all the time")
-    parser.add_argument("--lag", type=int, default=0, help="collect the event loop's lag")
     return parser.parse_args()
 
 

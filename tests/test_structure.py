@@ -48,7 +48,7 @@ SIZES = {
     "protocol": (27, 54),
     "clients": (79, 135),
     "gpu": (181, 300),
-    "benchmarks": (42, 129),
+    "benchmarks": (40, 124),
 }
 # measure: bound, goal
 COUNTS = {
