@@ -1,9 +1,11 @@
-"""Models with recurrent layers on one GPU: right, and how far from what the memory allows.
+"""Models with recurrent layers or windows on one GPU: right, and how far from what the memory allows.
 
 First Qwen3.5, LFM2 and Granite 4 of small random shapes against `transformers`: a prompt in two
 chunks, then decodes of given tokens. Then Qwen3.5-9B's shape on random weights: ms a decode step beside
 the time that its bytes take (weights, keys and values, states read and written; at the rate of a copy on
-the same GPU), and the FLOP rate of prompts, of products with weights alone. Prints a table, writes JSON.
+the same GPU), and the FLOP rate of prompts, of products with weights alone. `windows` and `whole`: six
+layers of Gemma-4-31B, whose layers with a window keep the last tokens alone, or all; and how many tokens
+fit. Prints a table, writes JSON.
 
     python benchmarks/hybrids.py --output hybrids.json
     python benchmarks/hybrids.py --parts kernels    # the kernels by themselves, in other cuts
@@ -19,6 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import torch
 from gpu_decode import DecodeBench, profile
 
@@ -37,6 +41,22 @@ NINE = {
     "eos_token_id": 2,
 }
 LLAMA = "llama-3.1-8b"
+GEMMA = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "dtype": "bfloat16",
+    "vocab_size": 32768,
+    "hidden_size": 5376,
+    "intermediate_size": 21504,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "num_global_key_value_heads": 4,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 1024,
+}
+TINY_GEMMA = {"head_dim": 32, "global_head_dim": 64, "sliding_window": 9, "num_hidden_layers": 6}
 SMALL = {
     "vocab_size": 512,
     "hidden_size": 256,
@@ -70,15 +90,33 @@ TINY = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 160}
 
 
 class HybridBench(DecodeBench):
-    """Each row writes its states in turn to three slots of its own."""
+    """Each row writes its states in turn to three slots of its own. Window pages of a prompt's last
+    tokens, and of what follows, are its own, too; those before them are of all rows."""
 
     def __init__(self, executor: Executor, sampling: dict[str, Any]) -> None:
         super().__init__(executor, sampling)
         self.newest: dict[int, int] = {}
+        self.prompt = 0
+
+    def prefill(self, rows: list[int], prompt: int, capacity: int) -> float:
+        self.prompt = prompt
+        return super().prefill(rows, prompt, capacity)
+
+    def windows(self, row: int, count: int) -> bytes:
+        before = self.executor.info.window - 1
+        common, own = before + self.executor.info.step_tokens, before + 32
+        position = np.arange(count)
+        kept = common + row * own + position % own
+        return np.where(position < self.prompt - before, position % common, kept).astype("<i4").tobytes()
 
     def launch(self, **plan: Any) -> None:
         for opened in plan.get("opens", ()):
             self.newest[opened.row] = 0
+        if self.executor.info.window_pages:
+            plan["opens"] = [
+                msgspec.structs.replace(one, windows=self.windows(one.row, len(one.pages) // 4))
+                for one in plan.get("opens", ())
+            ]
         rows = [extend.row for extend in plan.get("extends", ())] + list(
             unpack(plan.get("decodes", b""))
         )
@@ -168,8 +206,10 @@ def median_s(run: Callable[[], object], times: int = 9) -> float:
     return statistics.median(found)
 
 
-def speed(fields: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """Of a shape on random weights."""
+def speed(
+    fields: dict[str, Any], args: argparse.Namespace, windows: int | None = None
+) -> dict[str, Any]:
+    """Of a shape on random weights. `windows`: as of `--window-tokens`."""
     batches, context = ([1, 8, 32, 128], 1024) if not args.tiny else ([1, 2], 6)
     prompts = [(1, 2048), (1, 8192), (8, 1024)] if not args.tiny else [(1, 70)]
     rows, begin = max(batches), time.perf_counter()
@@ -179,20 +219,28 @@ def speed(fields: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(fields))
         shape = read_config(folder)
-        slots = {"state_slots": 3 * rows + 1} if shape.keeps_states else {}
+        more: dict[str, Any] = {"state_slots": 3 * rows + 1} if shape.keeps_states else {}
+        if shape.window is None:
+            more["kv_tokens"] = rows * capacity + 16384
+        else:  # as many as fit
+            more["window_tokens"], context = windows, 3 * context
+            capacity += context
         executor = loaded(
-            folder, load_format="dummy", max_rows=rows, kv_tokens=rows * capacity + 16384,
-            step_tokens=8192 if not args.tiny else 128, context=10240 if not args.tiny else 256, **slots,
+            folder, load_format="dummy", max_rows=rows, step_tokens=8192 if not args.tiny else 128,
+            context=10240 if not args.tiny else 256, **more,
         )  # fmt: skip
     info, rate = executor.info, copy_rate()
     table = shape.vocab_size * shape.hidden_size
     layers = info.parameters - (table if shape.tied else 2 * table)
     width = 2 if info.dtype != "float32" else 4
+    kept = shape.kv_layout(getattr(torch, info.dtype), shape.window is not None)
+    read = kept.bytes_per_token * context + kept.bytes_per_window_page * min(shape.window or 0, context)
     report: dict[str, Any] = {
         "architecture": shape.architecture, "parameters": info.parameters, "dtype": info.dtype,
         "attention": info.attention, "state_mb": round(info.state_bytes / 1e6, 2),
-        "kv_bytes_a_token": info.kv_bytes_per_token, "copy_gb_s": round(rate / 1e9),
-        "ready_s": round(time.perf_counter() - begin, 1), "prefill": [], "decode": [],
+        "kv_bytes_a_token": info.kv_bytes_per_token, "kv_tokens": info.pages, "window": info.window,
+        "window_pages": info.window_pages, "window_bytes": info.window_bytes,
+        "copy_gb_s": round(rate / 1e9), "ready_s": round(time.perf_counter() - begin, 1), "prefill": [], "decode": [],
     }  # fmt: skip
     bench = HybridBench(executor, {"temperature": 0.6})
     for count, tokens in prompts:
@@ -210,7 +258,7 @@ def speed(fields: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
         chosen = list(range(batch))
         times = [bench.decode(chosen, args.steps) for _ in range(args.repeats)]
         states = 2 * info.state_bytes
-        moved = (layers + table) * width + batch * (states + info.kv_bytes_per_token * context)
+        moved = (layers + table) * width + batch * (states + read)
         floor, seconds = moved / rate, statistics.median(times)
         report["decode"].append({
             "batch": batch, "ms": round(1e3 * seconds, 3), "floor_ms": round(1e3 * floor, 3),
@@ -285,7 +333,9 @@ def kernels(tiny: bool) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", default="right,speed", help="of right, speed, llama, kernels")
+    parser.add_argument(
+        "--parts", default="right,speed", help="of right, speed, llama, windows, whole, kernels"
+    )
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--profile", action="store_true", help="the kernels of decodes, by their time")
@@ -318,6 +368,9 @@ def main() -> None:
     if "speed" in parts:
         small = SMALL | DELTA | TINY | TINY_DELTA
         keep("speed", speed(NINE | (small if args.tiny else {}), args))
+    for name, tokens in (("windows", None), ("whole", 0)):
+        if name in parts:
+            keep(name, speed(GEMMA | (SMALL | TINY | TINY_GEMMA if args.tiny else {}), args, tokens))
     if "llama" in parts:
         from ramify.clients.bench.shapes import SHAPES
 
