@@ -240,7 +240,8 @@ def speed(
         "attention": info.attention, "state_mb": round(info.state_bytes / 1e6, 2),
         "kv_bytes_a_token": info.kv_bytes_per_token, "kv_tokens": info.pages, "window": info.window,
         "window_pages": info.window_pages, "window_bytes": info.window_bytes,
-        "copy_gb_s": round(rate / 1e9), "ready_s": round(time.perf_counter() - begin, 1), "prefill": [], "decode": [],
+        "copy_gb_s": round(rate / 1e9), "ready_s": round(time.perf_counter() - begin, 1),
+        "prefill": [], "decode": [],
     }  # fmt: skip
     bench = HybridBench(executor, {"temperature": 0.6})
     for count, tokens in prompts:
