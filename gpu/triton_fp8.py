@@ -34,12 +34,15 @@ fma.rn.bf16x2 $1, b, most, zero;
 
 
 @triton.jit
-def widened(codes, dtype: tl.constexpr):
-    """What is loaded, as `dtype`. Codes that are no number may become one."""
+def widened(codes, dtype: tl.constexpr, WHERE_THEY_ARE: tl.constexpr = False):
+    """What is loaded, as `dtype`. Codes that are no number may become one.
+
+    WHERE_THEY_ARE: by the threads that loaded them, else by those that multiply them.
+    """
     if _COMPILED and codes.dtype == tl.float8e4nv and dtype == tl.bfloat16:
         raw = codes.to(tl.uint8, bitcast=True)
         wide = tl.inline_asm_elementwise(
-            _WIDEN, "=r,=r,r", [raw], dtype=tl.bfloat16, is_pure=True, pack=4
+            _WIDEN, "=r,=r,r", [raw], dtype=tl.bfloat16, is_pure=not WHERE_THEY_ARE, pack=4
         )  # fmt: skip
     else:
         wide = codes.to(dtype)
@@ -48,9 +51,8 @@ def widened(codes, dtype: tl.constexpr):
 
 @triton.jit
 def scale_of(largest):
-    """What codes are multiplied by, where the largest number has this size: rounded up to a bfloat16."""
-    bits = (tl.maximum(largest, 1e-12) / 448.0).to(tl.int32, bitcast=True)
-    return ((bits + 0xFFFF) & -0x10000).to(tl.float32, bitcast=True)
+    """What codes are multiplied by, where the largest number has this size."""
+    return tl.maximum(largest, 1e-12) / 448.0
 
 
 @triton.jit

@@ -99,7 +99,7 @@ def take_keys(
         scores += tl.dot(tail, tl.trans(behind), input_precision=PRECISION)
     if k_scales is not None:
         at = place // (DIM + TAIL)
-        scores = scores * (scale * tl.load(k_scales + at, mask=there, other=0.0).to(tl.float32))[None, :]
+        scores = scores * (scale * tl.load(k_scales + at, mask=there, other=0.0))[None, :]
     else:
         scores = scores * scale
     if SOFTCAP != 0.0:  # a compiled kernel takes no float for a condition
@@ -114,9 +114,9 @@ def take_keys(
     if TAIL:
         v = k
     else:
-        v = widened(tl.load(v_pool + offsets, mask=there[:, None], other=0.0), query.dtype)
+        v = widened(tl.load(v_pool + offsets, mask=there[:, None], other=0.0), query.dtype, True)
     if k_scales is not None:
-        weights *= tl.load(v_scales + at, mask=there, other=0.0).to(tl.float32)[None, :]
+        weights *= tl.load(v_scales + at, mask=there, other=0.0)[None, :]
     mixed = mixed * fade[:, None]
     mixed += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
     return new_top, total, mixed

@@ -132,7 +132,7 @@ def _store(
         if scales is not None:
             largest = tl.maximum(tl.max(tl.abs(turned_low)), tl.max(tl.abs(turned_high)))
             scale = scale_of(tl.maximum(largest, tl.max(tl.abs(latent))))
-            tl.store(scales + slot, scale.to(scales.dtype.element_ty))
+            tl.store(scales + slot, scale)
             latent = narrowed(latent / scale)
             turned_low, turned_high = narrowed(turned_low / scale), narrowed(turned_high / scale)
         tl.store(target + dims, latent.to(pool.dtype.element_ty))

@@ -329,7 +329,7 @@ def _keep(pool, scales, own, low, high, half, DIM: tl.constexpr, HALF: tl.conste
     if scales is not None:
         low, high = low.to(tl.float32), high.to(tl.float32)
         scale = scale_of(tl.max(tl.maximum(tl.abs(low), tl.abs(high)), 1, keep_dims=True))
-        tl.store(scales + own, scale.to(scales.dtype.element_ty))
+        tl.store(scales + own, scale)
         low, high = narrowed(low / scale), narrowed(high / scale)
     tl.store(pool + own * DIM + half, low)
     tl.store(pool + own * DIM + half + HALF, high)

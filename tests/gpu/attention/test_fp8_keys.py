@@ -51,7 +51,7 @@ def test_torch_reads_what_it_stored_in_half_the_memory(kind: str, tmp_path: Path
     numbers = plain.kv_bytes_per_token // 4
     heads = 2 * 2 * 2 if kind == "pairs" else 2
     assert info.kv_dtype == "fp8"
-    assert info.kv_bytes_per_token == numbers + 2 * heads
+    assert info.kv_bytes_per_token == numbers + 4 * heads
     for one, other in zip(wanted, found, strict=True):
         assert 0 < (one - other).norm() < 0.05 * one.norm()
 

@@ -75,7 +75,7 @@ def test_codes_have_a_scale_for_each_token_and_head() -> None:
     k, v = torch.randn(3, 2, 16) * sizes, torch.randn(3, 2, 16)
     layout, slots = PairLayout(((2, 16),), FP8), torch.tensor([6, 1, 3])
     pool = layout.allocate(2, 4, torch.device("cpu"))
-    assert layout.bytes_per_token == 2 * 2 * (16 + 2)
+    assert layout.bytes_per_token == 2 * 2 * (16 + 4)
     assert sum(tensor.nbytes for tensor in pool.memory) == 9 * layout.bytes_per_token
     (layer,) = pool.layers
     layer.store(slots, k, v)
@@ -93,7 +93,7 @@ def test_codes_have_a_scale_for_each_token_and_head() -> None:
 def test_a_latent_in_codes_has_one_scale() -> None:
     layout = LatentLayout(1, 4, 2, FP8)
     pool = layout.allocate(1, 4, torch.device("cpu"))
-    assert layout.bytes_per_token == 6 + 2
+    assert layout.bytes_per_token == 6 + 4
     (layer,) = pool.layers
     latent = torch.tensor([[[448.0, 1.0, -2.0, 16.0, 3.0, 0.0]]])
     layer.store(torch.tensor([2]), latent, latent)
