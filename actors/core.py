@@ -121,8 +121,10 @@ class CoreActors:
             shares=shares,
             state_slots=info.state_slots,
             windows=windows_of(info, schedule.in_flight),
+            host_blocks=info.host_blocks,
         )
         metrics.kv(info.pages * info.page_size, 0, 0)
+        metrics.watch_tiers(partial(self.cache.tiers, info.kv_bytes_per_token))
         cache = CacheActor(
             self._to_cache,
             self.cache,

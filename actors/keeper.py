@@ -27,6 +27,7 @@ _FREE = {
     "pages",
     "state_slots",
     "window_pages",
+    "host_blocks",
     "load_seconds",
     "attention_reason",
     "quantization_reason",

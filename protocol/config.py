@@ -85,6 +85,16 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
             under=1,
         ),
     ] = 0.9
+    kv_host: Annotated[
+        int,
+        Setting(
+            "host memory for KV that has to leave the KV cache, in bytes: it is loaded again where that "
+            "is quicker than computing it; 0: none",
+            low=0,
+            high=1 << 50,
+            unit="BYTES",
+        ),
+    ] = 0
     state_slots: Annotated[
         int | None,
         Setting(

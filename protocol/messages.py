@@ -22,7 +22,14 @@ import msgspec
 from ramify.protocol.cluster import ListenKv, UnlistenKv
 from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import Code
-from ramify.protocol.plan import ExecutorDown, ExecutorInfo, StepPlan, StepResult, StopExecutor
+from ramify.protocol.plan import (
+    ExecutorDown,
+    ExecutorInfo,
+    MovedBlock,
+    StepPlan,
+    StepResult,
+    StopExecutor,
+)
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 from ramify.protocol.saved import Changes
 from ramify.protocol.wire import (
@@ -149,7 +156,8 @@ class Acquire(msgspec.Struct, frozen=True, array_like=True, gc=False):
     - `spare`: nothing is evicted for it.
     - `slots`: state slots that it needs to run, beside those for snapshots (0: the model has no states).
       On a model with windows: tokens that it may add behind `extra`.
-    - `most`: it is denied if it needs more slots, whatever is free (0: any number).
+    - `most`: it is denied if it has to compute more, whatever is free (0: any number).
+    - `load`: KV that left the device may be loaded again: that takes less time than to compute it.
     """
 
     request: int
@@ -162,6 +170,7 @@ class Acquire(msgspec.Struct, frozen=True, array_like=True, gc=False):
     spare: bool = False
     slots: int = 0
     most: int = 0
+    load: bool = False
 
 
 class Grow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -186,6 +195,7 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     - `states`: int32 pairs, a position up to `computed` and that of the request's slots that holds the
       state there. It becomes a snapshot of the tree. The request may read it until it commits more than
       that position, and never writes it again. `final` gives all other slots back.
+    - `lost`: keys of blocks that could not be loaded: they are forgotten.
     - `written`: with `final` on a model with windows, positions that the steps so far may have written.
     """
 
@@ -196,6 +206,7 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     finite: bool | None = None
     states: bytes = b""
     written: int = 0
+    lost: list[bytes] = []
 
 
 class Settle(Base, frozen=True):
@@ -209,13 +220,14 @@ class Settle(Base, frozen=True):
 class RenewPool(Base, frozen=True):
     """Start over with an empty pool of that many pages: another executor has taken the old one's place.
 
-    Comes when no request runs. Branches keep their tokens. `state_slots`, `window_pages`: of the new
-    executor.
+    Comes when no request runs. Branches keep their tokens. `state_slots`, `window_pages`,
+    `host_blocks`: of the new executor.
     """
 
     pages: int
     state_slots: int = 0
     window_pages: int = 0
+    host_blocks: int = 0
 
 
 CacheMessage = (
@@ -257,6 +269,9 @@ class Granted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
 
     With windows `cached` is where the KV of the window before it is, too, and `replayed` as above.
     `windows`: see `OpenRow`.
+
+    `loads`: blocks that fill the request's first pages, [cached - `loaded`, cached), from host memory,
+    before it runs. Until its commit says that they are there, the slots keep them.
     """
 
     request: int
@@ -270,6 +285,8 @@ class Granted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
     marks: bytes = b""
     replayed: int = 0
     windows: bytes = b""
+    loads: list[MovedBlock] = []
+    loaded: int = 0
 
 
 class Denied(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
@@ -305,7 +322,7 @@ class Settled(Base, frozen=True):
     """The answer to one `Settle`: verdicts in the order of its acquires, grown in its grows'.
 
     Page counts after it: `free`, `evictable`, `referenced` add up to the pool. `copies`: see `StepPlan`;
-    they belong into the next plan, before a page of this answer is used.
+    they belong into the next plan, before a page of this answer is used. So do `saves`.
     """
 
     verdicts: list[Granted | Denied]
@@ -314,6 +331,7 @@ class Settled(Base, frozen=True):
     evictable: int
     referenced: int
     copies: bytes = b""
+    saves: list[MovedBlock] = []
 
 
 class Submit(Base, frozen=True):

@@ -6,8 +6,8 @@ int32 in `bytes` (see `pack` and `unpack`), so that no Python list of ints is bu
 The executor keeps one *row* per running request (page table, length, last sampled token,
 sampling state). A plan is a diff against those rows, applied in this order:
 
-    copies -> closes -> forgets -> constraints -> opens -> grows -> [extends and decodes as one batch]
-    -> sample
+    saves -> copies -> loads -> closes -> forgets -> constraints -> opens -> grows
+    -> [extends and decodes as one batch] -> sample
 
 Overlap: the scheduler may send plan N+1 before it has seen result N. A decode therefore names
 only a row: its input is the row's last sampled token, which the executor holds. Plans run
@@ -45,6 +45,10 @@ Windows: layers that see `ExecutorInfo.window` tokens, the own one included, may
 of their own, of `window_pages` pages of one token. A row has a second table for them, in which pages
 recur: a position takes the page of an earlier one that no step reads any more. It has an entry for each
 position of the page table, from the first one that the row reads.
+
+Tiers: a block of KV (`MovedBlock`) may leave the pool for a slot of the executor's host memory, and come
+back. Saves run before all else of their plan, so their pages may be handed out in it. Loads go to pages
+that no row has yet; the executor checks what it loads, and names what is not what was saved.
 """
 
 import sys
@@ -154,6 +158,18 @@ class ExtendRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tops: int = 0
 
 
+class MovedBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The KV of `cluster.BLOCK` tokens, between pages and slot `slot` of host memory.
+
+    `key`: 16 bytes that name the tokens up to its end. `pages`: int32, those of its tokens, in order;
+    -1: not loaded, because that page is there.
+    """
+
+    slot: int
+    key: bytes
+    pages: bytes
+
+
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
     """One forward pass. A row stands in at most one of `extends` and `decodes`.
 
@@ -173,6 +189,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True)
       for each decode, in plan order. What is written stands for the row's tokens up to the last that it
       runs in this step. A slot may be read by several rows; none is both read and written in one plan.
       Empty where the model has no states.
+    - `saves`, `loads`: blocks that go to host memory and come from there, see the module's top.
 
     A plan may have no extends and no decodes (it only closes rows): it still gets a result.
     """
@@ -189,6 +206,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True)
     guesses: bytes = b""
     copies: bytes = b""
     states: bytes = b""
+    saves: list[MovedBlock] = []
+    loads: list[MovedBlock] = []
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
@@ -214,6 +233,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
     - `forced`: a byte for each of `tokens`, 1 where the row's constraint allowed no other; empty:
       nowhere.
     - `reasons`: for each STUCK among `tokens`, why, for the client.
+    - `lost`: int32, slots whose load failed: their bytes are not those of the key. `load_us`: the part
+      of `elapsed_us` that loads and saves took.
     """
 
     step: int
@@ -230,6 +251,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
     late_us: int = 0
     reasons: list[str] = []
     guessed: bytes = b""
+    lost: bytes = b""
+    load_us: int = 0
 
 
 class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -267,6 +290,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
     window_pages: int = 0  # in that pool
     window_bytes: int = 0  # of one of these pages; `kv_bytes_per_token` does not count them
     kv_dtype: str = "auto"  # "fp8": keys and values as 8-bit floats; else as `dtype`
+    host_blocks: int = 0  # slots for blocks of KV in host memory
 
 
 class ExecutorDown(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -29,25 +29,25 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (291, 596),
-    "actors/cache": (15, 32),
+    "actors": (293, 601),
+    "actors/cache": (16, 35),
     "actors/calls": (11, 27),
     "actors/cluster": (14, 28),
     "actors/executor": (8, 8),
     "actors/front": (8, 16),
     "actors/gateway": (64, 114),
     "actors/grammar": (52, 92),
-    "actors/kit": (14, 21),
+    "actors/kit": (14, 22),
     "actors/links": (6, 10),
     "actors/processes": (6, 7),
     "actors/routing": (5, 11),
-    "actors/scheduler": (18, 46),
+    "actors/scheduler": (19, 48),
     "actors/session": (45, 127),
     "actors/store": (9, 30),
     "actors/tokenizer": (7, 18),
-    "protocol": (27, 54),
+    "protocol": (27, 55),
     "clients": (79, 135),
-    "gpu": (181, 300),
+    "gpu": (182, 301),
     "benchmarks": (40, 124),
 }
 # measure: bound, goal

@@ -120,8 +120,8 @@ class CacheActor:
                         self._routers.tell(event)
             case UnlistenKv():
                 cache.unlisten_kv(message)
-            case m.RenewPool(pages, state_slots, window_pages):
-                cache.renew(pages, state_slots or window_pages)
+            case m.RenewPool(pages, state_slots, window_pages, host_blocks):
+                cache.renew(pages, state_slots or window_pages, host_blocks)
             case m.Reopen(session):
                 cache.drop_sessions(m.DropSessions([session]), keep=False)
             case m.Inspect():

@@ -24,8 +24,10 @@ from ramify.actors.cache.node import DEVICE, SUSPECT, Node
 from ramify.actors.cache.residency import REACH, Residency
 from ramify.actors.cache.resuming import Begun, Resuming, WindowResuming, resumable
 from ramify.actors.cache.run import PageLease
+from ramify.actors.cache.stored import StoredBlocks
 from ramify.actors.cache.tree import RadixTree
 from ramify.actors.cache.windows import Windows
+from ramify.actors.kit.report import KvTier
 from ramify.protocol import messages as m
 from ramify.protocol.cluster import BLOCK, MOST_LISTENERS, KvEvents, ListenKv, UnlistenKv
 from ramify.protocol.plan import pack
@@ -51,6 +53,7 @@ class _Found(NamedTuple):
     start: Node
     reach: int  # tokens up to the end of `node`, or the last one that need not be run
     on: int  # the request that computes what is missing; 0: none does
+    last: int  # position from which on all is run in any case
 
 
 class UnknownRequest(RuntimeError):
@@ -62,7 +65,7 @@ class RadixCache:
 
     `reach`: see `Residency`. `block`: tokens of a block, see `Announcer`; a multiple of the page size.
     `shares`: what may be leased. `state_slots`, `windows`: of a model with fixed states or windows; its
-    pages hold one token, so that a snapshot may stand anywhere.
+    pages hold one token, so that a snapshot may stand anywhere. `host_blocks`: see `StoredBlocks`.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class RadixCache:
         shares: CacheShares = ALL,
         state_slots: int = 0,
         windows: Windows | None = None,
+        host_blocks: int = 0,
     ) -> None:
         snapshots = state_slots > 0 or windows is not None
         if snapshots and page_size != 1:
@@ -81,6 +85,7 @@ class RadixCache:
         self.page_size = page_size
         self.tree = RadixTree(page_size, block, states=snapshots)
         self.residency = Residency(self.tree, PageAllocator(pages), reach)
+        self.residency.stored = StoredBlocks(self.tree, host_blocks)
         self._resuming: Resuming | None = None  # of a model with fixed states or windows
         if windows is not None:
             self._resuming = WindowResuming(self.tree, self.residency, windows)
@@ -91,6 +96,7 @@ class RadixCache:
         self.branches = Branches(self.tree, self.leases)
         self.runs: dict[int, PageLease] = {}
         self._listeners: set[int] = set()
+        self._hits = [0, 0]  # tokens that requests found on the device, and in host memory
         self._copies: list[int] = []  # see `take_copies`
 
     @property
@@ -112,6 +118,13 @@ class RadixCache:
     @property
     def referenced(self) -> int:
         return self.residency.referenced
+
+    def tiers(self, token_bytes: int) -> list[KvTier]:
+        """What is where, for metrics."""
+        size = self.tree.block
+        blocks = (self.total - self.free) * self.page_size // size, len(self.residency.stored)
+        named = zip(("device", "host"), blocks, self._hits, strict=True)
+        return [KvTier(tier, count, count * size * token_bytes, hits) for tier, count, hits in named]
 
     # --- branches ---------------------------------------------------------------------------
 
@@ -202,7 +215,8 @@ class RadixCache:
         grown = [self.grow(grow, now) for grow in message.grows]
         verdicts = [self.acquire(acquire, now) for acquire in message.acquires]
         counts = self.free, self.evictable, self.referenced
-        return m.Settled(verdicts, grown, *counts, copies=self.take_copies())
+        saves, self.residency.stored.saves = self.residency.stored.saves, []
+        return m.Settled(verdicts, grown, *counts, copies=self.take_copies(), saves=saves)
 
     def take_copies(self) -> bytes:
         """What was granted since the last call relies on these copies of pages: see `StepPlan.copies`.
@@ -246,18 +260,22 @@ class RadixCache:
             node = node.parent
         resuming, reach = self._resuming, min(node.end, last)
         if resuming is None:
-            return _Found(node, node, reach, on)
+            return _Found(node, node, reach, on, last)
         start = resumable(node, reach)
-        return _Found(node, start, reach, on or resuming.coming(node, start.end, reach))
+        return _Found(node, start, reach, on or resuming.coming(node, start.end, reach), last)
 
     def _grant(self, message: m.Acquire, tip: Node, place: _Found, now: float) -> m.Granted | m.Denied:
         """See `acquire`; nobody computes what is missing."""
         request, resuming = message.request, self._resuming
-        node, found, has_kv, _ = place
+        node, found, has_kv, _, last = place
         reach = has_kv if resuming is None else found.end
         resident, cached = self._whole(found.end), self._whole(reach)
-        source = self._cut_page(node, reach) if reach > cached else None
-        if message.most and tip.end + message.extra - cached > message.most:
+        stored, keys, loaded = self.residency.stored, list[bytes](), 0
+        if message.load:
+            keys = stored.find(tip, cached, last)
+            loaded = stored.end(cached, keys)
+        source = self._cut_page(node, reach) if reach > max(cached, loaded) else None
+        if message.most and tip.end + message.extra - max(cached, loaded) > message.most:
             return m.Denied(request, "memory", resident=resident)
         anchor = self._anchor(node, cached)
         self.residency.lock(anchor)
@@ -270,6 +288,8 @@ class RadixCache:
             return m.Denied(request, "memory", resident=resident, slots=lacking)
         tip.refs += 1  # evicting the tail that is run again must not delete it
         self.leases.expire(now)
+        if keys:
+            stored.pin(keys)
         short_of_free = message.spare and need > self.free
         pages = None if short_of_free else self.residency.take(need, message.leave)
         if pages is None:
@@ -278,6 +298,7 @@ class RadixCache:
             tip.refs -= 1
             if resuming is not None:
                 resuming.leave(found)
+            stored.unpin(keys)
             self.residency.unlock(anchor)
             return m.Denied(request, "memory", resident=resident, short=short)
         if source is not None:  # it stays as it is until the plan runs, even if it was evicted just now
@@ -287,11 +308,13 @@ class RadixCache:
         run = self.runs[request] = PageLease(
             request, message.branch, tip, anchor, first, pages, self.residency.rank
         )
-        begun = Begun() if resuming is None else resuming.begin(run, found, end, slots)
-        node = tip
-        while not node.resident and node.parent is not None:
-            node.claim(request)
-            node = node.parent
+        begun = Begun(not keys) if resuming is None else resuming.begin(run, found, end, slots)
+        blocks = stored.loads(keys, cached, first, pages) if keys else []
+        run.stored, run.loaded = keys, max(0, loaded - cached)
+        self._hits[0] += cached
+        self._hits[1] += run.loaded
+        cached += run.loaded
+        _claim(tip, request)
         return m.Granted(
             request,
             cached,
@@ -304,6 +327,8 @@ class RadixCache:
             begun.marks,
             has_kv - cached if resuming is not None else 0,
             begun.windows,
+            blocks,
+            run.loaded,
         )
 
     def grow(self, message: m.Grow, now: float = 0.0) -> m.Grown:
@@ -325,6 +350,10 @@ class RadixCache:
             raise ValueError(f"request {run.request:#x}: tokens come with the final commit only")
         if message.computed > run.end * self.page_size:
             raise ValueError(f"request {run.request:#x}: {message.computed} is past its last page")
+        if run.stored and (message.final or message.computed >= run.first * self.page_size + run.loaded):
+            self.residency.stored.drop(message.lost if message.finite is not False else run.stored)
+            self.residency.stored.unpin(run.stored)
+            run.stored = []
         if message.finite is False:
             if message.tokens or not message.final:
                 raise ValueError(f"request {run.request:#x}: what is not finite ends without tokens")
@@ -346,11 +375,14 @@ class RadixCache:
         if message.final:
             self._finish(run, end)
 
-    def renew(self, pages: int, count: int = 0) -> None:
-        """Have `pages` without KV from now on, and `count` state slots or window pages. O(tree)."""
+    def renew(self, pages: int, count: int = 0, host_blocks: int = 0) -> None:
+        """Have `pages` without KV from now on, `count` state slots or window pages, and `host_blocks` in
+        host memory. O(tree).
+        """
         if self.runs:
             raise RuntimeError(f"the pool is renewed while {len(self.runs)} requests run")
         self.residency.renew(PageAllocator(pages))
+        self.residency.stored = StoredBlocks(self.tree, host_blocks)
         if self._resuming is not None:
             self._resuming.renew(count)
         self.leases.bounds = self._bounds()
@@ -467,3 +499,10 @@ class RadixCache:
         if end is not run.tip:
             self.tree.prune(end)
         self.tree.tidy(node)
+
+
+def _claim(node: Node, request: int) -> None:
+    """What is cold on the path to `node` is computed by `request`."""
+    while not node.resident and node.parent is not None:
+        node.claim(request)
+        node = node.parent

@@ -41,6 +41,7 @@ def check(cache: RadixCache) -> None:
     _check_owners(cache, nodes)
     _check_pages(cache, nodes)
     _check_states(cache, nodes)
+    _check_stored(cache, nodes)
     for node in nodes:
         candidate = node.parent is not None and _is_resident(node)
         if candidate and not node.locks and not node.resident_children:
@@ -221,6 +222,20 @@ def _check_states(cache: RadixCache, nodes: list[Node]) -> None:
         free,
         free + idle,
     )
+
+
+def _check_stored(cache: RadixCache, nodes: list[Node]) -> None:
+    stored, size = cache.residency.stored, cache.tree.block
+    complete = {node for node in nodes if len(node.keys) == node.end // size - node.start // size}
+    for node in nodes:
+        _require(len(node.keys) <= node.end // size - node.start // size, "{!r}: keys", node)
+        known = node.parent is None or node.parent in complete or not node.keys
+        _require(known, "{!r}: keys below a node without", node)
+    pins = Counter(key for run in cache.runs.values() for key in run.stored)
+    for key, slot, count in (held := list(stored.held())):
+        _require(count == pins[key], "slot {}: {} pins, found {}", slot, count, pins[key])
+    slots = sorted([slot for _, slot, _ in held if slot >= 0] + stored.free)
+    _require(slots == list(range(stored.slots)), "slots in use and free: {}", slots)
 
 
 def _check_windows(cache: RadixCache, states: Tails) -> None:

@@ -9,8 +9,8 @@ is:
     SUSPECT     in the node's pages, but logits over them were not finite: only the requests that
                 already use them keep them
 
-A tier behind the device (host memory, disk, another replica) needs a line here, its row in `FOLLOWS`,
-the method of `Node` that enters it, and its line in the integrity check.
+What has left the device for another tier belongs to no node: whoever brings its tokens finds it by the
+keys of its blocks (`stored.py`), also when the node is long deleted.
 
 The node is *resident* if it is on the device, and *cold* otherwise. A page
 belongs to the node that holds its last position, so a node owns page indices [start // P, end // P) of
@@ -70,6 +70,7 @@ class Node:
         "ends",
         "hashes",
         "held",
+        "keys",
         "last_use",
         "locks",
         "owner",
@@ -110,6 +111,7 @@ class Node:
         self.until = 0.0  # about when the last of them ends: who goes first among the retained
         self.proven = False  # DEVICE only: somebody sampled from finite logits over this KV
         self.hashes: Hashes | None = None  # of its first blocks, as far as they are known (`Announcer`)
+        self.keys: list[bytes] = []  # of its first blocks, as far as they are known (`StoredBlocks`)
         self.told = 0  # resident only: of how many of them routers were told
         self.snapshot = 0  # DEVICE only: the slot with the fixed state at its end; 0: there is none
         self.resumable = 0  # its snapshot, plus the children that have one at or below them

@@ -23,6 +23,7 @@ from ramify.actors.cache.announcer import Announcer
 from ramify.actors.cache.eviction import Victims, evictable
 from ramify.actors.cache.node import DEVICE, SUSPECT, Node
 from ramify.actors.cache.snapshots import Snapshot, Snapshots
+from ramify.actors.cache.stored import StoredBlocks
 from ramify.actors.cache.tree import RadixTree
 
 REACH = 64  # nodes that an unlock walks before it may stop
@@ -50,6 +51,7 @@ class Residency:
         self._ranks = 0
         self.announcer: Announcer | None = None  # where somebody listens to what is resident
         self.snapshots: Snapshots | None = None  # of a model with fixed states or windows
+        self.stored = StoredBlocks(tree)  # where evicted KV goes to
 
     @property
     def free(self) -> int:
@@ -241,7 +243,8 @@ class Residency:
             self.announcer.stored(node)
 
     def renew(self, allocator: PageAllocator) -> None:
-        """Nothing is resident any more, and pages come from `allocator`. Nobody holds any."""
+        """Nothing is resident or stored any more, and pages come from `allocator`. Nobody holds any."""
+        self.stored = StoredBlocks(self.tree)
         self.release_kept()
         if self.evictable:
             self._evict(self.evictable)
@@ -351,6 +354,7 @@ class Residency:
                 self.tree.split(node, cut)
             assert node.parent is not None
             parent = node.parent
+            self.stored.save(node)
             freed.append(self._make_cold(node))
             count -= len(freed[-1])
             self._offer(parent)

@@ -25,6 +25,7 @@ class PageLease:
         "anchor",
         "branch",
         "first",
+        "loaded",
         "mixed",
         "rank",
         "reads",
@@ -32,6 +33,7 @@ class PageLease:
         "ring",
         "slots",
         "states",
+        "stored",
         "tip",
     )
 
@@ -55,6 +57,8 @@ class PageLease:
         self.reads: tuple[int, int] = 0, 0  # a position, and the slot that it may still read; 0: none
         self.states: list[Snapshot] = []  # what it began from and left: as good as its logits
         self.ring: Ring | None = None  # of a model with windows
+        self.stored: list[bytes] = []  # keys of blocks that it loads, pinned until they are there
+        self.loaded = 0  # tokens in them that are not on the device
         self.mixed = False  # the path to the anchor has pages that another request computed meanwhile
         self._table = pages  # int32[capacity], the first `_count` are valid
         self._count = len(pages)

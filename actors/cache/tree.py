@@ -19,8 +19,8 @@ _ENDS = 8  # positions that a merged node remembers
 class RadixTree:
     """Nodes by token runs.
 
-    `page_size` and `block` only say how a split divides a node's pages and hashes. `states`: node ends
-    may have snapshots, so merged nodes remember where they were cut.
+    `page_size` and `block` only say how a split divides a node's pages, hashes and keys. `states`: node
+    ends may have snapshots, so merged nodes remember where they were cut.
     """
 
     def __init__(self, page_size: int = 1, block: int = BLOCK, *, states: bool = False) -> None:
@@ -96,8 +96,9 @@ class RadixTree:
         if node.ends:
             upper.ends = tuple(end for end in node.ends if end < at)
             node.ends = tuple(end for end in node.ends if end > at)
+        count = at // self.block - node.start // self.block
+        upper.keys, node.keys = node.keys[:count], node.keys[count:]
         if node.hashes is not None:
-            count = at // self.block - node.start // self.block
             upper.hashes = node.hashes[:count]
             node.hashes = node.hashes[count:] if len(upper.hashes) == count else None
             upper.told = min(node.told, count)
@@ -116,7 +117,7 @@ class RadixTree:
         forks grow geometrically towards the root: O(log length) of them, and each token is copied
         O(log length) times. `node` keeps its identity, absorbed nodes are gone.
         """
-        parts, pages, hashes = [node.tokens], [node.pages], [node.hashes]
+        parts, pages, hashes, keys = [node.tokens], [node.pages], [node.hashes], [node.keys]
         ends = list(node.ends[::-1])
         start = node.start
         top = node.parent
@@ -133,6 +134,7 @@ class RadixTree:
             parts.append(top.tokens)
             pages.append(top.pages)
             hashes.append(top.hashes)
+            keys.append(top.keys)
             if self.states:
                 ends += (top.end, *top.ends[::-1])
             start = top.start
@@ -151,6 +153,7 @@ class RadixTree:
         known = [part for part in reversed(hashes) if part is not None]  # those of the upper ones
         if known:
             node.hashes = np.concatenate(known)
+        node.keys = [key for part in reversed(keys) for key in part]
         node.start = start
         node.ends = tuple(ends[:_ENDS][::-1])
         node.parent = top

@@ -20,7 +20,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric
 
-from ramify.actors.kit.report import CredentialUsage, Report, StoreHealth, joined
+from ramify.actors.kit.report import CredentialUsage, KvTier, Report, StoreHealth, joined
 from ramify.protocol.cluster import ReplicaLoad
 from ramify.protocol.messages import Finished
 from ramify.protocol.plan import StepResult, unpack
@@ -106,6 +106,8 @@ class Metrics:
         self._histories: dict[int, Mapping[str, int]] = {}  # by gateway process, as `_usage`
         self._histories_here: Callable[[], Mapping[str, int]] = dict
         self._kv = (0, 0, 0)
+        self._tiers: Callable[[], Sequence[KvTier]] = tuple
+        self._load_us = 0
         self._lag = self._worst_lag = 0.0
         self._steps = self._executor_tokens = self._sampled = 0
         self._drafter = ""
@@ -138,6 +140,10 @@ class Metrics:
         """Set the source of constraint counts."""
         self._constraints = counts
 
+    def watch_tiers(self, tiers: "Callable[[], Sequence[KvTier]]") -> None:
+        """Set the source of what KV is where."""
+        self._tiers = tiers
+
     def step(self, result: StepResult, plan_seconds: float) -> None:
         """A step has come back. `plan_seconds`: until the next plan had left."""
         self._steps += 1
@@ -148,6 +154,7 @@ class Metrics:
             forced = _forced_drafts(counts, result.forced) if result.forced else 0
             self._drafted += sum(unpack(result.drafted)) - forced
             self._accepted += sum(count - 1 for count in counts if count) - forced
+        self._load_us += result.load_us
         self._step.observe(result.elapsed_us * 1e-6)
         self._plan.observe(plan_seconds)
 
@@ -349,9 +356,26 @@ class Metrics:
         for state, slots in zip(("free", "evictable", "referenced"), self._kv, strict=True):
             kv.add_metric([state], slots)
         yield kv
+        yield from self._kv_tiers()
         yield from self._owners()
         if self._gateways:
             yield from self._gateway_gauges()
+
+    def _kv_tiers(self) -> Iterator[Metric]:
+        blocks = GaugeMetricFamily("ramify_kv_blocks", "Blocks of 64 tokens with KV.", labels=["tier"])
+        held = GaugeMetricFamily("ramify_kv_bytes", "Bytes of KV that is kept.", labels=["tier"])
+        hits = CounterMetricFamily(
+            "ramify_kv_hit_tokens", "Tokens whose KV requests found.", labels=["tier"]
+        )
+        loads = CounterMetricFamily(
+            "ramify_kv_load_seconds", "Time of steps that moved KV to and from it.", labels=["tier"]
+        )
+        for each in self._tiers():
+            blocks.add_metric([each.tier], each.blocks)
+            held.add_metric([each.tier], each.bytes)
+            hits.add_metric([each.tier], each.hit_tokens)
+        loads.add_metric(["host"], self._load_us * 1e-6)
+        yield from (blocks, held, hits, loads)
 
     def _owners(self) -> Iterator[Metric]:
         """Yield the metrics by credential: as many labels as names were ever configured."""
@@ -447,7 +471,7 @@ class Metrics:
         retractions = CounterMetricFamily(
             "ramify_retractions", "Requests that lost their row and pages.", labels=["cause"]
         )
-        for cause in ("priority", "fairness", "memory", "ahead", "not finite", "executor"):
+        for cause in ("priority", "fairness", "memory", "ahead", "not finite", "executor", "lost"):
             retractions.add_metric([cause], self._retractions.get(cause, 0))
         yield retractions
         ends = CounterMetricFamily("ramify_requests", "Requests that ended.", labels=["reason"])

@@ -11,6 +11,15 @@ import msgspec
 from ramify.protocol.cluster import ReplicaLoad
 
 
+class KvTier(msgspec.Struct, frozen=True):
+    """A place where KV is. `hit_tokens`: those that requests found there, since the start."""
+
+    tier: str
+    blocks: int
+    bytes: int
+    hit_tokens: int
+
+
 class CredentialUsage(msgspec.Struct, array_like=True):
     """Of one credential. `sockets` are those open now; all else counts from the start of the process."""
 

@@ -42,7 +42,7 @@ from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.messages import Denied
 from ramify.protocol.plan import ExecutorInfo
 
-Cause = Literal["priority", "fairness", "memory", "ahead", "not finite", "executor"]
+Cause = Literal["priority", "fairness", "memory", "ahead", "not finite", "executor", "lost"]
 _RECHECK = 8  # steps until who was refused a row may have become entitled to one
 PROBES = 16  # requests of a turn that are asked for before all others
 OVERTAKE = 8  # newcomers that may overtake between two grants of other requests
@@ -236,7 +236,7 @@ class Admission:
         held = run.held
         run.account.tenant.slots -= held
         run.account.given += len(run.out)
-        self.active.stopped(run.request, held, length - run.cached)
+        self.active.stopped(run.request, held, length - run.cached + run.loaded)
         self.active.foresee(run.request, run.request.remaining)
 
     def retracted(self, request: Request, cause: Cause) -> None:
@@ -272,8 +272,8 @@ class Admission:
             self._single = False
             self._overtook = 0
         request.overtakes = False
-        if held != request.charge:
-            account.charge(held - request.charge)
+        if held - run.loaded != request.charge:
+            account.charge(held - run.loaded - request.charge)
         account.tenant.slots += held
         request.charge = 0
         request.need = 0

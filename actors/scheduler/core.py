@@ -21,7 +21,7 @@ from msgspec import structs
 
 from ramify.actors.scheduler.admission import Admission, Cause
 from ramify.actors.scheduler.deliveries import Deliveries, Segment
-from ramify.actors.scheduler.planner import Planner, scored
+from ramify.actors.scheduler.planner import Planner
 from ramify.actors.scheduler.preemption import for_growth
 from ramify.actors.scheduler.request import (
     Account,
@@ -33,6 +33,7 @@ from ramify.actors.scheduler.request import (
     SentStep,
     Tenant,
     output_limit,
+    scored,
 )
 from ramify.actors.scheduler.settlements import Settlements
 from ramify.actors.scheduler.states import StateSlots
@@ -220,7 +221,8 @@ class Scheduler:
         grows = [run for run in wanted if run.live]
         for run in grows:
             run.account.charge(self._settlements.growth(run))
-        return self._settlements.take(acquires, grows)
+        loads = self._info.host_blocks and self.planner.loads.pays(self.planner.pace.rate(0))
+        return self._settlements.take(acquires, grows, bool(loads))
 
     def deliver(self) -> list[tuple[int, Tokens]]:
         """Messages for sessions: one for each, with its events in order."""
@@ -351,7 +353,9 @@ class Scheduler:
         self._admission.wake(run)
         account = run.account
         account.hold(-1)
-        self._admission.stopped(run, max(commit.computed, run.cached))
+        if run.lost:
+            commit = structs.replace(commit, lost=run.lost)
+        self._admission.stopped(run, max(commit.computed, run.cached - run.loaded))
         self._admission.queue.refund(account, run.slots - max(commit.computed, run.cached))
         run.request.keep(kept)
         run.request.forced_tokens += run.forced.count(1, 0, kept)
@@ -363,6 +367,8 @@ class Scheduler:
 
     def _result(self, result: StepResult, now: float) -> None:
         step, tokens = self.planner.landed(result)
+        if step.loads:
+            self._loaded(step, result)
         if result.forced:
             _note_forced(step, result)
         if step.counts is not None:
@@ -439,6 +445,23 @@ class Scheduler:
         if self._suspects.tried is not None:
             self._clear()
 
+    def _loaded(self, step: SentStep, result: StepResult) -> None:
+        """Runs whose blocks are all there go on with their prompts. Where one is lost, the request comes
+        again, and computes what was in it.
+        """
+        self.planner.loads.learn(result, step.moved)
+        lost = set(unpack(result.lost))
+        for run, blocks, last in step.loads:
+            if not run.live:
+                continue
+            run.lost = [block.key for block in blocks if block.slot in lost]
+            if run.lost:
+                self._retract(run, "lost")
+                self._admission.unblock()
+            elif last:
+                run.computed = run.filled = run.offered = run.cached
+                self.planner.admit(run)
+
     def _first_tokens(self, step: SentStep, now: float) -> None:
         if not step.firsts and not self._tokenless:
             return
@@ -513,6 +536,8 @@ class Scheduler:
         acquires, grows = self._settlements.settled(message)
         if message.copies and self.down is None:
             self.planner.copy(message.copies)
+        if message.saves and self.down is None:
+            self.planner.loads.save(message.saves)
         starved: Request | None = None
         waited_for = False
         for request, verdict in zip(acquires, message.verdicts, strict=True):
@@ -541,7 +566,7 @@ class Scheduler:
         ident = request.submit.request
         if self.down is not None and request.ending is None:
             request.account.hold(-1)
-            self._settlements.final(Commit(ident, granted.cached, b"", True))
+            self._settlements.final(Commit(ident, granted.cached - granted.loaded, b"", True))
             self._admission.queue.refund(request.account, request.charge)
             request.charge = 0
             self._admission.enqueue(request)
@@ -552,7 +577,7 @@ class Scheduler:
             request.computed = request.prompt - granted.cached
         if request.ending is not None:
             request.account.hold(-1)
-            self._settlements.final(Commit(ident, granted.cached, b"", True))
+            self._settlements.final(Commit(ident, granted.cached - granted.loaded, b"", True))
             self._end(request, request.ending, now)
             return
         if 4 * (request.prompt - granted.cached) != len(granted.tokens):
@@ -570,6 +595,7 @@ class Scheduler:
             granted.proven,
             self._info.page_size,
             self.planner.step,
+            loaded=granted.loaded,
         )
         if self.planner.working:
             cuts = (run.prompt - 1,) if run.jumps and run.prompt - 1 > run.cached else ()
@@ -586,7 +612,10 @@ class Scheduler:
         request.state = RequestState.RUNNING
         request.run = self._runs[ident] = run
         self._admission.granted(request, run)
-        self.planner.admit(run)
+        if granted.loads:
+            self.planner.loads.add(run, granted.loads)
+        else:
+            self.planner.admit(run)
 
     def _denied(self, request: Request, verdict: Denied, now: float) -> bool:
         """It has no pages. Whether memory is missing, and it waits for that."""
@@ -682,7 +711,8 @@ class Scheduler:
         self.planner.resume(self._info)
         settlements.renew(self._info.pages)
         self._admission.renew(self._info.pages, self._accounts.values())
-        return RenewPool(self._info.pages, self._info.state_slots, self._info.window_pages)
+        info = self._info
+        return RenewPool(info.pages, info.state_slots, info.window_pages, info.host_blocks)
 
     def _pick(self, now: float) -> list[Request]:
         """Requests to acquire for now. One that is to run alone goes before all others."""

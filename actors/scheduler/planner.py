@@ -16,11 +16,11 @@ This file knows rows and slots, not what the cache does, nor the clock, nor what
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ramify.actors.scheduler.constraint_table import ConstraintTable
 from ramify.actors.scheduler.drafts import DecodeDrafts, StepDrafts, counts_of, forced_drafts
+from ramify.actors.scheduler.loads import NO_MOVES, KvLoads, Moves
 from ramify.actors.scheduler.pace import FIRST_ON_CPU, Pace
 from ramify.actors.scheduler.prompt_queue import PromptQueue
 from ramify.actors.scheduler.request import Chunk, Level, Run, SchedulerError, SentStep
@@ -86,6 +86,7 @@ class Planner:
         self._closes: list[int] = []
         self._grows: list[GrowRow] = []
         self._copies: dict[int, int] = {}  # page by the page that it is copied to
+        self.loads = KvLoads()
         self.in_flight: deque[SentStep] = deque()
         self.wanted: list[Run] = []  # runs that need a Grow; the caller takes them away
         self.awaited: list[Run] = []  # of the last step, those that requests wait for; the same
@@ -151,6 +152,7 @@ class Planner:
         self._closes.clear()
         self._grows.clear()
         self._copies.clear()
+        self.loads.clear()
         self.wanted.clear()
         self.awaited.clear()
         self.constraints.reload()
@@ -198,12 +200,12 @@ class Planner:
             if drafts is not None:
                 lines += sum(drafts.asked)
                 decodes += drafts.free
-        prefill = self._prefill(decodes, lines) if self.prompts.order else NO_PREFILL
+        prefill = NO_PREFILL
+        if self.prompts.order:
+            prefill = self._prefill(decodes, lines)
+            bound, rows = prefill.firsts + bound, prefill.rows + rows
         firsts = prefill.firsts
-        if firsts:
-            bound = firsts + bound
-            rows = prefill.rows + rows
-        news = self._closes or self.constraints.due
+        news = self._closes or self.constraints.due or self.loads.due
         if not bound and not prefill.extends and (self.in_flight or not news):
             return None
         slots = prefill.states.tobytes() + self._decode_states() if self.working else b""
@@ -216,12 +218,13 @@ class Planner:
         grows, self._grows = self._grows, []
         closes = forgets = copies = b""
         loads: list[LoadConstraint] = []
+        moved = NO_MOVES
         if news or self._copies or self.constraints.dropped:
-            closes, loads, forgets, copies = self._news()
+            closes, loads, forgets, copies, moved = self._news()
         asked, guesses = (b"", b"") if drafts is None else self._ask(drafts)
         plan = StepPlan(
             self.step, closes, prefill.opens, grows, prefill.extends, self._decode_rows, asked, loads,
-            forgets, guesses, copies, slots,
+            forgets, guesses, copies, slots, *moved,
         )  # fmt: skip
         for run in firsts:
             run.planned = 1
@@ -259,8 +262,8 @@ class Planner:
         found.rows = pack(run.row for run in found.firsts)
         return found
 
-    def _news(self) -> tuple[bytes, list[LoadConstraint], bytes, bytes]:
-        """Rows that close, constraints to load and to forget, copies of pages: see `StepPlan`."""
+    def _news(self) -> tuple[bytes, list[LoadConstraint], bytes, bytes, Moves]:
+        """Rows that close, constraints to load and forget, copies of pages, blocks: see `StepPlan`."""
         closes, self._closes = pack(self._closes), []
         loads = self.constraints.loads() if self.constraints.due else []
         forgets = self.constraints.forgets() if self.constraints.dropped else b""
@@ -268,7 +271,8 @@ class Planner:
         if self._copies:
             copies = pack(page for pair in self._copies.items() for page in reversed(pair))
             self._copies.clear()
-        return closes, loads, forgets, copies
+        moved = self.loads.plan(self.in_flight[-1], self.pace.step_s) if self.loads.due else NO_MOVES
+        return closes, loads, forgets, copies, moved
 
     def _ask(self, drafts: StepDrafts) -> tuple[bytes, bytes]:
         """Note the drafts of the step that was just planned. Returns them for its plan."""
@@ -318,7 +322,8 @@ class Planner:
         absent = step.counts[step.firsts :].count(0) if step.counts else 0
         forced = forced_drafts(step, result) if drafted else 0
         work = step.work + self.pace.forced(forced)
-        self.pace.learn(work, decodes - absent + drafted - forced, result.elapsed_us * 1e-6)
+        seconds = (result.elapsed_us - result.load_us) * 1e-6
+        self.pace.learn(work, decodes - absent + drafted - forced, seconds)
         if step.asked is not None or step.counts is not None:
             for run in self.drafts.settle(step, result):
                 self._schedule(run)
@@ -438,11 +443,3 @@ class Planner:
         self._changed = False
         if self._max_forced or self.drafts.speculation is not None:
             self.drafts.changed(self._decoding, self._tick)
-
-
-def scored(chunks: Iterable[Chunk], scores: "array[float]") -> Iterator[tuple[Run, int, "array[float]"]]:
-    """Yield each chunk's run, its length after the chunk, and the chunk's part of the step's scores."""
-    at = 0
-    for run, end, count in chunks:
-        yield run, end, scores[at : at + count]
-        at += count

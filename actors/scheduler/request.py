@@ -11,6 +11,9 @@ Lengths of a run, in tokens of its branch (`prompt` counts the branch's head at 
     [0 ... cached)[cached ... computed)[computed ... filled)[filled ... prompt) output
      resident      result has arrived   planned, in flight   not planned yet
 
+While a run loads what it found in another tier, the last `loaded` tokens before `cached`, it has
+`computed` and `filled` before them.
+
 A decode with drafts gives one token or several, so while one is in flight the end of the output has two
 bounds. `planned` is the greater: what the run has if every draft is accepted.
 
@@ -21,6 +24,7 @@ that was planned but not accepted has no place in either.
 """
 
 from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import InitVar, dataclass, field
 from enum import Enum
 from functools import partial
@@ -31,7 +35,7 @@ from ramify.actors.scheduler.states import StateSlots
 from ramify.actors.scheduler.targets import Targets
 from ramify.protocol.errors import Code
 from ramify.protocol.messages import Commit, Finished, Progress, Submit
-from ramify.protocol.plan import ExecutorInfo
+from ramify.protocol.plan import ExecutorInfo, MovedBlock
 
 Reason = Literal["stop", "length", "cancelled", "deadline", "error"]
 Level = tuple[bool, int]  # whether somebody waits for its output, priority: the greater goes first
@@ -244,6 +248,8 @@ class Run:
     states: StateSlots | None = None  # of a model with fixed states
     windows: bytes = b""  # of the table of window pages, see `OpenRow`
     replayed: int = 0  # tokens whose KV it has twice
+    loaded: int = 0  # of `cached`, the last so many come from another tier
+    lost: list[bytes] = field(default_factory=list)  # keys of blocks that could not be loaded
     offered: int = field(init=False)  # of `filled`: the cache may hand it out before the result is here
     slots: int = field(init=False)
     out: "array[int]" = field(default_factory=partial(array, "i"))  # accepted
@@ -275,7 +281,7 @@ class Run:
         self.limit = request.remaining
         self.ahead = request.ahead
         self.cap = self.prompt + max(0, self.limit - 1)
-        self.computed = self.filled = self.offered = self.cached
+        self.computed = self.filled = self.offered = self.cached - self.loaded
         self.slots = len(self.pages) // 4 * page_size
         self.jumps = request.constrained
         self.target = request.targets.done if request.targets else 0
@@ -287,7 +293,7 @@ class Run:
     @property
     def held(self) -> int:
         """Slots of the pool that it has for itself, until it publishes them."""
-        return self.slots - self.cached
+        return self.slots - self.cached + self.loaded
 
     @property
     def kept(self) -> int:
@@ -317,6 +323,8 @@ class Run:
         return Commit(self.ident, computed, self.out[:kept].tobytes(), True, finite), kept
 
 
+# blocks that a plan loads, and whether they are the run's last
+Load = tuple[Run, list[MovedBlock], bool]
 Chunk = tuple[Run, int, int]  # of a prefill: the run, its length after it, how many scores it brings
 
 
@@ -332,8 +340,18 @@ class SentStep:
     work: int  # of all chunks, in prompt tokens: see `Pace.work`
     asked: list[int] | None = None  # drafts for each decode; None: no draft for any
     guesses: list[int] | None = None  # of those for a run with a constraint, how many may be guessed
+    loads: "list[Load]" = field(default_factory=list)
+    moved: int = 0  # blocks that it loads and saves
     missing: int = 0  # tokens that the drafter has to compute first, of rows that it begins
     counts: "array[int] | None" = None  # tokens of each, from its result; None: one each
+
+
+def scored(chunks: Iterable[Chunk], scores: "array[float]") -> Iterator[tuple[Run, int, "array[float]"]]:
+    """Yield each chunk's run, its length after the chunk, and the chunk's part of the step's scores."""
+    at = 0
+    for run, end, count in chunks:
+        yield run, end, scores[at : at + count]
+        at += count
 
 
 def output_limit(submit: Submit, info: ExecutorInfo) -> int:

@@ -69,8 +69,8 @@ class Settlements:
         self.commits[commit.request] = commit
         self.finals += 1
 
-    def take(self, acquires: list[Request], grows: list[Run]) -> Settle | None:
-        """The next Settle, or None if there is nothing to say."""
+    def take(self, acquires: list[Request], grows: list[Run], load: bool = False) -> Settle | None:
+        """The next Settle, or None if there is nothing to say. `load`: see `Acquire`."""
         if not self.commits and not acquires and not grows:
             return None
         settle = Settle(
@@ -88,6 +88,7 @@ class Settlements:
                     request.submit.spare,
                     self._slots(request),
                     request.most,
+                    load,
                 )
                 for request in acquires
             ],

@@ -12,7 +12,8 @@ With `drafts` rows may run as many guesses: the drafter knows the model, and is 
 `acceptance` says. The slot of a refused draft is scribbled over: whoever reads it finds a broken chain.
 
 With `state_slots` the model has fixed states too; with `window` and `window_pages` it has layers that
-see so many tokens, and keep them in a pool of their own. See `fake_states`.
+see so many tokens, and keep them in a pool of their own. `host_blocks` slots in host memory, to and from
+which a block takes `block_seconds`. See `fake_states`.
 
 With `verify` each step reads the whole chain of each row that it runs (O(length)); without, only
 the last slot, so that a step costs next to nothing. This file does not know torch.
@@ -24,16 +25,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from ramify.gpu.constraints.rows import ConstrainedRows
 from ramify.gpu.drafting.base import Guesses
 from ramify.gpu.drafting.host import HostDrafts
 from ramify.gpu.executors.base import BadLogits, Counters, bad_logits
-from ramify.gpu.executors.fake_states import FakeStates, FakeWindows
+from ramify.gpu.executors.fake_states import FakeBlocks, FakeStates, FakeWindows
 from ramify.gpu.sampling.acceptance import draft_ends, inputs_of, packed_rows
 from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
 from ramify.gpu.step.step_rows import Tokens, within
-from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, OpenRow, StepPlan, StepResult
+from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, OpenRow, StepPlan, StepResult, pack
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 
 Hashes = npt.NDArray[np.uint64]
@@ -264,6 +266,8 @@ class FakeExecutor:
         state_slots: int = 0,
         window: int = 0,
         window_pages: int = 0,
+        host_blocks: int = 0,
+        block_seconds: float = 0.0,
     ) -> None:
         self.model = model if model is not None else FakeModel()
         self.info = ExecutorInfo(
@@ -290,6 +294,7 @@ class FakeExecutor:
             window=window,
             window_pages=window_pages,
             window_bytes=8 if window else 0,
+            host_blocks=host_blocks,
         )
         self.states = FakeStates(state_slots, max_rows) if state_slots else None
         self.windows = FakeWindows(window, window_pages) if window_pages else None
@@ -307,6 +312,9 @@ class FakeExecutor:
         self._done_at = 0.0
         self._chain: Hashes = np.zeros(pages * page_size, dtype=np.uint64)
         self._tokens: Ints = np.zeros(pages * page_size, dtype=np.int64)
+        kept = self._chain, self._tokens, self._spoiled
+        self.blocks = FakeBlocks(host_blocks, page_size, kept)
+        self._block_seconds = block_seconds
         self._last: Ints = np.zeros(max_rows, dtype=np.int64)
         self._seeds: Ints = np.zeros(max_rows, dtype=np.int64)
         self._greedy = np.ones(max_rows, dtype=np.bool_)
@@ -320,8 +328,12 @@ class FakeExecutor:
         step = self.drafts.begin(plan)
         if self.states is not None:
             self.states.begin(plan)
+        if plan.saves:
+            self.blocks.save(plan.saves)
         if self.rows.copies is not None:
             self._copy(*self.rows.copies)
+        lost = self.blocks.load(plan.loads) if plan.loads else []
+        moved = self._block_seconds * (len(plan.saves) + len(plan.loads))
         for opened in plan.opens:
             self._seeds[opened.row] = opened.sampling.seed
             self._greedy[opened.row] = opened.sampling.greedy
@@ -329,8 +341,10 @@ class FakeExecutor:
         chain = self._run(step)
         if self.windows is not None:
             self.windows.run(plan.step, step, self.rows, self._chain)
-        seconds = self.seconds(step)
+        seconds = self.seconds(step) + moved
         result = self._sample(plan.step, step, chain, seconds)
+        if plan.saves or plan.loads:
+            result = structs.replace(result, lost=pack(lost), load_us=int(moved * 1e6))
         if self.states is not None:
             self._end_states(plan.step, step, self.states)
         self.counters.count(step.computed)

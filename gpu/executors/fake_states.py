@@ -1,4 +1,4 @@
-"""State slots and window pages of the fake executor.
+"""State slots, window pages and blocks in host memory of the fake executor.
 
 A state slot holds the hash of all tokens that its state stands for, a window page that of the tokens up
 to its position.
@@ -8,12 +8,16 @@ away, overwritten or taken at a wrong position ends the step with a name. A stat
 KV that is not finite is not finite either, and spoils what is computed behind it.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from ramify.gpu.step.rows import PlanError, RowTable
 from ramify.gpu.step.step_rows import Ints, StepRows
-from ramify.protocol.plan import StepPlan
+from ramify.protocol.cluster import BLOCK
+from ramify.protocol.plan import MovedBlock, StepPlan
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -89,3 +93,37 @@ class FakeWindows:
             if wrong.any():
                 at = first + int(np.argmax(wrong))
                 raise PlanError(f"step {number}: row {row} reads other KV than its own at {at}")
+
+
+class FakeBlocks:
+    """`count` slots for what up to `BLOCK` tokens have in `arrays`, whose first axis counts KV slots.
+
+    `flipped`: slots whose bytes are not what was saved any more, for tests.
+    """
+
+    def __init__(self, count: int, page_size: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        self._arrays = [array.reshape(-1, page_size) for array in arrays]
+        pages = BLOCK // page_size
+        self._kept = [np.zeros((count, pages, page_size), dtype=each.dtype) for each in arrays]
+        self._keys = [b""] * count
+        self.flipped: set[int] = set()
+
+    def save(self, blocks: Sequence[MovedBlock]) -> None:
+        for block in blocks:
+            pages = np.frombuffer(block.pages, dtype=np.int32)
+            for array, kept in zip(self._arrays, self._kept, strict=True):
+                kept[block.slot][: len(pages)] = array[pages]
+            self._keys[block.slot] = block.key
+            self.flipped.discard(block.slot)
+
+    def load(self, blocks: Sequence[MovedBlock]) -> list[int]:
+        """The slots of blocks that are not what was saved."""
+        lost: list[int] = []
+        for block in blocks:
+            if block.slot in self.flipped or self._keys[block.slot] != block.key:
+                lost.append(block.slot)
+                continue
+            pages = np.frombuffer(block.pages, dtype=np.int32)
+            for array, kept in zip(self._arrays, self._kept, strict=True):
+                array[pages[pages >= 0]] = kept[block.slot][: len(pages)][pages >= 0]
+        return lost

@@ -16,13 +16,14 @@ from ramify.gpu.constraints.rows import ConstrainedRows, Masks
 from ramify.gpu.drafting.base import Drafter
 from ramify.gpu.drafting.host import HostDrafts
 from ramify.gpu.executors.base import BadLogits, Counters, bad_logits
+from ramify.gpu.kv.blocks import HostBlocks
 from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.ops.fixed_states import accepted_states
 from ramify.gpu.sampling.acceptance import AcceptedTokens, draft_ends, inputs_of, packed_rows
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.torch_sampler import Sampler
 from ramify.gpu.step.rows import Ints, PlanError, RowTable, Scored, StepRows
-from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult
+from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult, pack
 from ramify.protocol.sampling import TokenLogprobs
 
 Output = TypeVar("Output")  # of the model, from which its head computes logits
@@ -64,6 +65,7 @@ class HostExecutor(ABC, Generic[Output]):
         self.drafts = HostDrafts(table, drafter, self.constraints, draft_ends(info))
         self._device = device
         self._pool = pool
+        self._blocks = HostBlocks(pool, info.host_blocks) if info.host_blocks else None
         self._closed = False
         self._sampler = Sampler(info.max_rows, info.vocab_size, device)
         self._slice = slice_lines(info.vocab_size)  # lines that are scored at a time
@@ -72,6 +74,7 @@ class HostExecutor(ABC, Generic[Output]):
         """Compute the step. Raises PlanError if the plan contradicts the rows."""
         begin = time.perf_counter()
         step = self._begin(plan)
+        lost, moved = self._lost, time.perf_counter() - begin if plan.saves or plan.loads else 0.0
         output = self._compute(step)
         accepted, tokens, logprobs, forced = self._sampled(step, output)
         self._keep_states(step, accepted)
@@ -88,6 +91,8 @@ class HostExecutor(ABC, Generic[Output]):
             **packed_rows(step, accepted),
             forced=forced,
             reasons=accepted.reasons,
+            lost=lost,
+            load_us=int(moved * 1e6),
         )
         return DoneStep(result, bad_logits(step, self.rows.requests, result))
 
@@ -106,7 +111,7 @@ class HostExecutor(ABC, Generic[Output]):
             self._closed = True
             self.constraints.close()
             self._release()
-            del self._pool
+            del self._pool, self._blocks
 
     # --- what an executor does in its own way ---
 
@@ -148,8 +153,13 @@ class HostExecutor(ABC, Generic[Output]):
     def _begin(self, plan: StepPlan) -> StepRows:
         """Apply the plan: what it runs."""
         step = self.drafts.begin(plan)
+        self._lost = b""
+        if self._blocks is not None and plan.saves:
+            self._blocks.save(plan.saves)
         if self.rows.copies is not None:
             self._pool.copy(*(torch.from_numpy(pages).to(self._device) for pages in self.rows.copies))
+        if self._blocks is not None and plan.loads:
+            self._lost = pack(self._blocks.load(plan.loads))
         for row in np.frombuffer(plan.closes, dtype=np.int32).tolist():
             self._sampler.close(row)
         for opened in plan.opens:

@@ -8,6 +8,7 @@ import torch
 from ramify.gpu.kv.layout import FP8
 from ramify.gpu.models.definition import Definition
 from ramify.gpu.step.step_rows import spare_states
+from ramify.protocol.cluster import BLOCK
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExecutorInfo
@@ -170,9 +171,37 @@ def _with_window_pages(
     return info, free - (taken if config.kv_tokens else int(taken / share))
 
 
+def host_blocks(info: ExecutorInfo, config: ModelConfig, free: int) -> int:
+    """Blocks of KV that `--kv-host` bytes hold. `free`: of the host's memory.
+
+    Raises ModelError if there can be none, or if so many bytes are not free.
+    """
+    wanted, each = config.kv_host, BLOCK * info.kv_bytes_per_token
+    if not wanted:
+        return 0
+    told = ""
+    if info.state_bytes or info.window:
+        told = "layers that are recurrent or have a window keep theirs on the device; leave it out"
+    elif info.device.startswith("cuda"):
+        told = "it is for a CPU, as yet; leave it out"
+    elif info.drafter not in ("", "ngram"):
+        told = "a draft model keeps KV of its own, which does not move; give --draft ngram or none"
+    elif BLOCK % info.page_size:
+        told = (
+            f"blocks of {BLOCK} tokens move, no parts of pages; give a --page-size that divides {BLOCK}"
+        )
+    elif wanted < each:
+        told = f"a block of {BLOCK} tokens takes {each} bytes; give at least that"
+    elif wanted > free:
+        told = f"{free} bytes are free; give at most that"
+    if told:
+        raise ModelError(f"--kv-host {wanted}: {told}")
+    return wanted // each
+
+
 def with_pages(info: ExecutorInfo, config: ModelConfig, free: int, device: torch.device) -> ExecutorInfo:
     """`info` with a pool of what was asked for, or of what `free` bytes allow, behind state slots and
-    window pages."""
+    window pages; and with what `--kv-host` asks for."""
     tokens = config.kv_tokens
     if info.state_bytes:
         slots = plan_slots(config.state_slots, info, free, device, config.kv_fraction)
@@ -188,4 +217,9 @@ def with_pages(info: ExecutorInfo, config: ModelConfig, free: int, device: torch
     )  # fmt: skip
     # a sequence that outgrows the pool could never be finished
     context = min(info.context, pages * info.page_size)
-    return msgspec.structs.replace(info, pages=pages, context=context)
+    if device.type == "cpu":
+        free -= pages * info.page_size * info.kv_bytes_per_token
+    else:
+        free = free_bytes(torch.device("cpu"))
+    blocks = host_blocks(info, config, free)
+    return msgspec.structs.replace(info, pages=pages, context=context, host_blocks=blocks)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ramify.gpu.step.step_rows import Ints as Ints
 from ramify.gpu.step.step_rows import Scored as Scored
 from ramify.gpu.step.step_rows import StepRows as StepRows
-from ramify.gpu.step.step_rows import Tokens, spare_states, within
+from ramify.gpu.step.step_rows import Tokens, check_blocks, spare_states, within
 from ramify.protocol.plan import ExecutorInfo, ExtendRow, GrowRow, OpenRow, StepPlan
 
 PageTable = npt.NDArray[np.int32]
@@ -51,7 +51,7 @@ class RowTable:
         self.max_length = info.context + OVERRUN
         columns = min(256, -(-self.max_length // info.page_size))
         self.pages: PageTable = np.zeros((info.max_rows, columns), dtype=np.int32)
-        self.window_pages = info.window_pages
+        self.window_pages, self._host_blocks = info.window_pages, info.host_blocks
         # of window pages, in the same columns; -1: no step reads it
         self.windows: PageTable = self.pages[: info.max_rows if info.window_pages else 0].copy()
         self.page_counts: Ints = np.zeros(info.max_rows, dtype=np.int64)
@@ -65,8 +65,7 @@ class RowTable:
         self._broken: str | None = None
         # what the last plan wrote: (row, first, last) of `pages`, for a copy on a device
         self.updates: list[tuple[int, int, int]] = []
-        # pages that it copies, and where to; None: none
-        self.copies: tuple[Ints, Ints] | None = None
+        self.copies: tuple[Ints, Ints] | None = None  # pages, and where they are copied to
 
     @property
     def open_rows(self) -> int:
@@ -84,8 +83,9 @@ class RowTable:
         Raises PlanError, after which every later call raises as well.
         """
         with self._checked(plan):
-            self.updates = []
-            self.copies = self._copies(plan.copies) if plan.copies else None
+            self.updates, self.copies = [], self._copies(plan.copies) if plan.copies else None
+            if plan.saves or plan.loads:
+                check_blocks(plan, self._host_blocks, self.pool_pages, self.page_size)
             if plan.closes:
                 self._close(np.frombuffer(plan.closes, dtype=np.int32))
             for opened in plan.opens:

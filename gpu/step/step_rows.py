@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from ramify.protocol.plan import NO_TOKEN, ExecutorInfo
+from ramify.protocol.cluster import BLOCK
+from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan
 
 Ints = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
@@ -277,3 +278,15 @@ def spare_states(info: ExecutorInfo) -> int:
 def within(lines: Ints) -> Ints:
     """0, 1, .. for each of `lines`: [sum(lines)]."""
     return np.arange(int(lines.sum())) - np.repeat(np.cumsum(lines) - lines, lines)
+
+
+def check_blocks(plan: StepPlan, slots: int, pages: int, size: int) -> None:
+    """Raises ValueError if a block that moves names another slot than one of `slots`, or a page not
+    below `pages`. `size`: tokens of a page.
+    """
+    for blocks, least in (plan.saves, 0), (plan.loads, -1):
+        for block in blocks:
+            own = np.frombuffer(block.pages, dtype=np.int32)
+            fits = 0 < len(own) * size <= BLOCK and 0 <= block.slot < slots
+            if not fits or own.min() < least or own.max() >= pages:
+                raise ValueError(f"moves a block in slot {block.slot} and pages {own.tolist()}")

@@ -128,6 +128,25 @@ async def test_after_eviction(serving: Any, llama_folder: Path, reference: Refer
         await served.quiet()
 
 
+async def test_kv_comes_back_from_host_memory(
+    serving: Any, llama_folder: Path, reference: Reference
+) -> None:
+    """Conversations take turns in a pool for one: what left is loaded, and the tokens are equal."""
+    settings = llama(llama_folder, kv_tokens=512, kv_host=8 << 20)
+    async with serving(**settings) as served:
+        for found in (0, 128):
+            for name in ("Ada", "Bob", "Cleo"):
+                asked = f"{name} says: " + "the quick brown fox " * 48
+                (usage,) = await turns(served, reference, [asked], 8)
+                assert usage["cached"] >= found
+        _, info = await served.request("GET", "/v1/info")
+        assert info["model"]["host_blocks"] > 8
+        _, text = await served.request("GET", "/metrics")
+        values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+        assert float(values['ramify_kv_hit_tokens_total{tier="host"}']) >= 3 * 128
+        assert float(values['ramify_kv_bytes{tier="host"}']) > 0
+
+
 async def test_warm_is_cold(serving: Any, llama_folder: Path) -> None:
     """The same question by many sessions, in whole, in parts and cached: one answer."""
     async with serving(**llama(llama_folder)) as served:

@@ -28,7 +28,7 @@ from ramify.actors.cache.integrity import check
 from ramify.actors.cache.node import DEVICE, SUSPECT
 from ramify.actors.cache.windows import Tails, Windows
 from ramify.protocol import messages as m
-from ramify.protocol.plan import pack, unpack
+from ramify.protocol.plan import MovedBlock, pack, unpack
 
 Path = tuple[str, tuple[int, ...]]  # namespace, tokens
 
@@ -52,6 +52,7 @@ class Row:
     windows: list[int] = field(default_factory=list)  # window page of each position; -1: never read
     reads: int = 0  # position from which its newest step reads
     written: int = 0
+    loads: list[MovedBlock] = field(default_factory=list)  # to come before anything runs
 
     def prefix(self, position: int) -> Path:
         return self.path[0], (self.path[1] + tuple(self.tokens))[: position + 1]
@@ -63,6 +64,7 @@ class CacheMachine(RuleBasedStateMachine):
     reach = 64
     slots = 0  # of states
     windows: Windows | None = None
+    host, block = 0, 4  # blocks, and tokens of each
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,10 +72,14 @@ class CacheMachine(RuleBasedStateMachine):
             self.pool,
             self.page_size,
             self.reach,
+            self.block,
             shares=CacheShares(50, 8),
             state_slots=self.slots,
             windows=self.windows,
+            host_blocks=self.host,
         )
+        self.host_content: dict[int, tuple[bytes, list[Path]]] = {}  # by slot: its key, prefixes
+        self.loaded = 0  # blocks
         self.seen: dict[int, Path] = {}  # by window page: the prefix up to its position
         self.states: dict[int, Path] = {}  # by slot: what it stands for
         self.hits = 0  # requests that began from a snapshot
@@ -107,7 +113,9 @@ class CacheMachine(RuleBasedStateMachine):
     def renew(self, more: int) -> None:
         """Another executor, and a pool of another size: tokens stay, all KV is gone."""
         self.pool = type(self).pool + more
-        self.cache.renew(self.pool, self.slots or (self.windows.pages if self.windows else 0))
+        count = self.slots or (self.windows.pages if self.windows else 0)
+        self.cache.renew(self.pool, count, self.host)
+        self.host_content.clear()
         self.states.clear()
         self.seen.clear()
         self.bad.clear()
@@ -216,7 +224,7 @@ class CacheMachine(RuleBasedStateMachine):
         request = self.new_id()
         again = len(tokens) - 1 if rerun is None else min(rerun, len(tokens) - 1)
         slots = 2 if self.slots else 100 * (self.windows is not None)
-        asked = m.Acquire(request, branch, extra, history, rerun=rerun, slots=slots)
+        asked = m.Acquire(request, branch, extra, history, rerun=rerun, slots=slots, load=True)
         verdict = self.cache.acquire(asked, self.now)
         size = self.page_size
         need = -(-(len(tokens) + extra) // size)
@@ -237,7 +245,9 @@ class CacheMachine(RuleBasedStateMachine):
         assert tuple(unpack(verdict.history)) == (tokens if history else ())
         pages = list(unpack(verdict.pages))
         assert len(pages) == need
-        row = Row(branch, (namespace, tokens), pages, verdict.cached, [])
+        row = Row(branch, (namespace, tokens), pages, verdict.cached - verdict.loaded, [])
+        row.loads = verdict.loads
+        assert bool(row.loads) == (verdict.loaded > 0)
         row.newest, row.free = (verdict.cached, verdict.state), unpack(verdict.slots).tolist()
         row.marks = unpack(verdict.marks).tolist()
         if self.slots:
@@ -291,6 +301,12 @@ class CacheMachine(RuleBasedStateMachine):
 
     def make_copies(self) -> None:
         """As the next plan does, before it runs anything."""
+        stored = self.cache.residency.stored
+        for block in stored.saves:
+            slots = self.slots_of(block)
+            assert not self.spoiled & set(slots)
+            self.host_content[block.slot] = block.key, [self.content[slot] for slot in slots]
+        stored.saves.clear()
         slots = {
             (target, slot): (source, slot)
             for target, source in self.copies.items()
@@ -301,6 +317,22 @@ class CacheMachine(RuleBasedStateMachine):
         spoiled = {to for to, slot in slots.items() if slot in self.spoiled}
         self.spoiled = (self.spoiled - slots.keys()) | spoiled
 
+    def slots_of(self, block: MovedBlock) -> list[tuple[int, int]]:
+        return [(page, at) for page in unpack(block.pages) for at in range(self.page_size)]
+
+    def load(self, row: Row) -> None:
+        """As plans do, before the row runs; what they load is no other's."""
+        for block in row.loads:
+            key, prefixes = self.host_content[block.slot]
+            assert key == block.key
+            for slot, prefix in zip(self.slots_of(block), prefixes, strict=True):
+                if slot[0] >= 0:
+                    self.content[slot] = prefix
+                    self.spoiled.discard(slot)
+            row.computed = max(row.computed, len(prefixes[-1][1]))
+            self.loaded += 1
+        row.loads = []
+
     def finite(self, row: Row) -> bool | None:
         """What the executor says of the row's logits; None: it has not sampled yet."""
         if row.computed < len(row.path[1]):
@@ -310,6 +342,7 @@ class CacheMachine(RuleBasedStateMachine):
     def compute(self, row: Row, count: int, sampled: int, spoil: bool = False) -> None:
         """Run up to `count` positions; past the prompt, tokens are sampled first, from finite logits."""
         self.make_copies()
+        self.load(row)
         begin = row.computed
         for _ in range(count):
             position = row.computed
@@ -549,21 +582,24 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    ("page_size", "pool", "reach", "slots", "windows"),
+    ("page_size", "pool", "reach", "slots", "windows", "host"),
     [
-        (1, 12, 64, 0, None),
-        (1, 40, 1, 0, None),
-        (1, 60, 2, 0, None),
-        (4, 4, 64, 0, None),
-        (4, 12, 1, 0, None),
-        (1, 12, 64, 4, None),
-        (1, 40, 1, 9, None),
-        (1, 60, 2, 40, None),
-        (1, 12, 64, 0, Windows(3, 9, 5, 2)),
-        (1, 40, 1, 0, Windows(4, 24, 4, 2)),
-        (1, 60, 2, 0, Windows(2, 60, 3, 4)),
-        (1, 60, 64, 0, Windows(2, 12, 3, 2)),
-        (1, 60, 64, 0, Windows(9, 40, 3, 2)),
+        (1, 12, 64, 0, None, 0),
+        (1, 40, 1, 0, None, 0),
+        (1, 60, 2, 0, None, 0),
+        (4, 4, 64, 0, None, 0),
+        (4, 12, 1, 0, None, 0),
+        (1, 12, 64, 4, None, 0),
+        (1, 40, 1, 9, None, 0),
+        (1, 60, 2, 40, None, 0),
+        (1, 12, 64, 0, Windows(3, 9, 5, 2), 0),
+        (1, 40, 1, 0, Windows(4, 24, 4, 2), 0),
+        (1, 60, 2, 0, Windows(2, 60, 3, 4), 0),
+        (1, 60, 64, 0, Windows(2, 12, 3, 2), 0),
+        (1, 60, 64, 0, Windows(9, 40, 3, 2), 0),
+        (1, 12, 64, 0, None, 5),
+        (1, 30, 1, 0, None, 40),
+        (4, 6, 2, 0, None, 7),
     ],
 )
 def test_random_programs(
@@ -572,6 +608,7 @@ def test_random_programs(
     reach: int,
     slots: int,
     windows: Windows | None,
+    host: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`reach` 1 and 2: locks are kept on short paths. `slots`: of a model with fixed states."""
@@ -583,6 +620,7 @@ def test_random_programs(
         "reach": reach,
         "slots": slots,
         "windows": windows,
+        "host": host,
     }
     machine = type("Machine", (CacheMachine,), sizes)
     run_state_machine_as_test(
@@ -608,17 +646,27 @@ def test_random_programs(
         (60, Windows(4, 40, 4, 2), 0, 2),
         (60, Windows(6, 90, 3, 3), 2, 4),
         (60, Windows(2, 60, 3, 2), 2, 4),
+        (14, "6 blocks", 1, 3),
+        (24, "90 blocks", 1, 3),
     ],
 )
 @pytest.mark.parametrize("seed", range(6))
 def test_random_turns_with_snapshots(
-    pool: int, form: int | Windows, near: int, stride: int, seed: int, monkeypatch: pytest.MonkeyPatch
+    pool: int,
+    form: int | Windows | str,
+    near: int,
+    stride: int,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """More runs than random programs have: forks, turns, rollbacks and runs side by side."""
-    slots, windows = (form, None) if isinstance(form, int) else (0, form)
+    slots = form if isinstance(form, int) else 0
+    windows = form if isinstance(form, Windows) else None
+    host = int(form.split()[0]) if isinstance(form, str) else 0
     monkeypatch.setattr(snapshots, "NEAR", near)
     monkeypatch.setattr(snapshots, "STRIDE", stride)
     sizes = {"pool": pool, "slots": slots, "windows": windows, "reach": 1 + seed % 2}
+    sizes |= {"host": host, "block": 2}
     machine = type("Machine", (CacheMachine,), sizes)()
     dice = random.Random(seed)
 
@@ -658,4 +706,4 @@ def test_random_turns_with_snapshots(
         machine.branches_are_what_they_should_be()
         machine.the_tree_holds_true_kv()
     machine.teardown()
-    assert machine.hits > 5
+    assert machine.hits > 5 or machine.loaded > 5

@@ -105,7 +105,7 @@ class FakeCache:
         assert not self.referenced()
         assert sorted([*self.pages, *self.resident.values()]) == list(range(self.total))
 
-    def renew(self, pages, state_slots=0):
+    def renew(self, pages, state_slots=0, host_blocks=0):
         assert not self.runs
         self.total, self.pages = pages, list(range(pages))
         self.resident.clear()
@@ -210,12 +210,18 @@ class FakeExecutor:
         self.kv = {}
         self.states = {}  # by slot: the hash of the tokens that it stands for
         self.seen = {}  # by window page: the same, up to its position
+        self.host = {}  # by slot: a block's key and KV
+        self.flips = 0.0  # chance that a block cannot be loaded
+        self.loaded = self.lost = 0  # blocks
         self.computed = 0
         self.ran = []  # (tokens extended, rows decoded) of every step
 
     def run(self):
         plan = self.plans.popleft()
+        for block in plan.saves:
+            self.host[block.slot] = block.key, [self.kv[at] for at in self._places(block)]
         self._copy(unpack(plan.copies))
+        lost = self._load(plan.loads)
         for row in unpack(plan.closes):
             del self.rows[row]
         for opened in plan.opens:
@@ -308,7 +314,7 @@ class FakeExecutor:
             counts, drafted = pack(map(len, runs)), pack(map(len, given))
         return StepResult(
             plan.step, pack(sampling), pack([token for run in runs for token in run]), computed, 1000,
-            logprobs, pack_floats(scores), counts, drafted,
+            logprobs, pack_floats(scores), counts, drafted, lost=pack(lost),
         )  # fmt: skip
 
     def _step_states(self, slots, rows, before, out):
@@ -325,6 +331,25 @@ class FakeExecutor:
             else:
                 assert self.states[source] == self._state(row, length), "another state than the row's"
             self.states[target] = self._state(row, length if index in out else row.length)
+
+    def _load(self, blocks):
+        lost = []
+        for block in blocks:
+            self.loaded += 1
+            if self.dice.random() < self.flips:
+                lost.append(block.slot)
+                continue
+            key, kept = self.host[block.slot]
+            assert key == block.key
+            for at, kv in zip(self._places(block), kept, strict=True):
+                if at >= 0:
+                    self.kv[at] = kv
+        self.lost += len(lost)
+        return lost
+
+    def _places(self, block):
+        size = self.info.page_size
+        return [page * size + i for page in unpack(block.pages) for i in range(size)]
 
     def _copy(self, pages):
         size = self.info.page_size
@@ -442,6 +467,8 @@ class World:
         states=0,
         window=0,
         window_pages=0,
+        host_blocks=0,
+        flips=0.0,
         **config,
     ):
         self.info = ExecutorInfo(
@@ -466,11 +493,13 @@ class World:
             state_slots=states,
             window=window,
             window_pages=window_pages,
+            host_blocks=host_blocks,
         )
         config.setdefault("lookahead", 4)
         self.core = Scheduler(self.info, ScheduleConfig(**config))
         self.cache = cache or FakeCache(pages)
         self.executor = FakeExecutor(self.info, acceptance, generous, absence)
+        self.executor.flips = flips
         if policy == "dice" and drafts:
             self.core.planner.drafts.speculation = DicePolicy(drafts)
         self.now = 1.0
@@ -510,7 +539,9 @@ class World:
             core.handle(event, self.now)
         core.expire(self.now)
         if core.down is not None and (renewed := core.renewed()) is not None:
-            self.cache.renew(renewed.pages, renewed.state_slots or renewed.window_pages)
+            self.cache.renew(
+                renewed.pages, renewed.state_slots or renewed.window_pages, renewed.host_blocks
+            )
         while (plan := core.plan()) is not None:
             assert isinstance(plan, StepPlan)
             self.executor.plans.append(plan)
@@ -538,7 +569,9 @@ class World:
     def die(self):
         """The executor dies, with all plans and KV."""
         executor = self.executor
-        for lost in (executor.plans, executor.rows, executor.kv, executor.states, executor.seen):
+        for lost in (
+            executor.plans, executor.rows, executor.kv, executor.states, executor.seen, executor.host
+        ):  # fmt: skip
             lost.clear()
         self.turn(ExecutorDown("it died"))
 

@@ -81,6 +81,7 @@ class Gate:
             level=(True, priority),
             complete=False,
             held=slots,
+            loaded=0,
             account=account,
             since=0,
             request=SimpleNamespace(seq=number),
@@ -128,7 +129,9 @@ def test_after_a_grant_all_are_tried(gate):
     gate.deny(first, 5)
     gate.gate.unblock()
     (tried,) = gate.gate.pick()
-    run = SimpleNamespace(held=14, cap=14, slots=14, prompt=10, cached=0, account=tried.account)
+    run = SimpleNamespace(
+        held=14, loaded=0, cap=14, slots=14, prompt=10, cached=0, account=tried.account
+    )
     gate.gate.granted(tried, run)
     assert (tried.need, tried.charge, tried.account.tenant.slots) == (0, 0, 14)
     assert tried.account.served == 14
@@ -159,7 +162,9 @@ def newcomer(gate, prompt=10):
 
 
 def granted(gate, request):
-    run = SimpleNamespace(held=14, cap=14, slots=14, prompt=10, cached=0, account=request.account)
+    run = SimpleNamespace(
+        held=14, loaded=0, cap=14, slots=14, prompt=10, cached=0, account=request.account
+    )
     gate.gate.granted(request, run)
     request.state = RequestState.RUNNING
 
@@ -222,7 +227,16 @@ def test_input_ahead_that_is_denied_holds_up_its_like_only(gate):
     assert another.state is RequestState.WAITING
     gate.settlements.available = 55
     gate.gate.granted(
-        request, SimpleNamespace(held=0, cap=0, slots=0, prompt=10, cached=0, account=request.account)
+        request,
+        SimpleNamespace(
+            held=0,
+            loaded=0,
+            cap=0,
+            slots=0,
+            prompt=10,
+            cached=0,
+            account=request.account,
+        ),
     )
     assert gate.gate.pick() == [another, ahead]
 
@@ -432,7 +446,15 @@ def test_what_a_run_holds_and_leaves(gate):
     account = request.account
     gate.gate.pick()
     run = SimpleNamespace(
-        held=10, prompt=10, cached=4, cap=39, slots=14, account=account, request=request, out=[7, 7]
+        held=10,
+        loaded=0,
+        prompt=10,
+        cached=4,
+        cap=39,
+        slots=14,
+        account=account,
+        request=request,
+        out=[7, 7],
     )
     gate.gate.granted(request, run)
     assert (account.tenant.slots, account.held, request.foreseen) == (10, 10, 25)

@@ -5,6 +5,7 @@ uninterrupted run, its branch holds what `Finished` says, and no page or row is 
 fakes check each plan on the way. The same programs run against the real radix cache.
 """
 
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -30,11 +31,16 @@ def tried(some, every):
     )
 
 
+BLOCK = 4  # tokens of what moves between tiers
+
+
 class RealCache:
     """The radix cache behind the fake's interface, checked after each Settle."""
 
-    def __init__(self, pages, page_size, states=0, windows=None):
-        self.cache = RadixCache(pages, page_size, state_slots=states, windows=windows)
+    def __init__(self, pages, page_size, states=0, windows=None, host=0):
+        self.cache = RadixCache(
+            pages, page_size, block=BLOCK, state_slots=states, windows=windows, host_blocks=host
+        )
         self.branches = {}
         self.started = {}
 
@@ -55,8 +61,8 @@ class RealCache:
         check(self.cache)
         return settled
 
-    def renew(self, pages, state_slots=0):
-        self.cache.renew(pages, state_slots)
+    def renew(self, pages, state_slots=0, host_blocks=0):
+        self.cache.renew(pages, state_slots, host_blocks)
         check(self.cache)
         assert self.cache.free == pages
 
@@ -288,6 +294,44 @@ def test_random_forks_of_long_prefixes(
     options = {**options, "pages": pages, "context": 1000, "budget": 16, "mixed_tokens": 16}
     w = world(**options, page_size=page_size, cache=RealCache(pages, page_size))
     execute(w, program, expected, expected_scores, deaths)
+
+
+def returns(dice, length):
+    """Conversations that do not fit into the pool together, and come back."""
+    for _ in range(length):
+        own, tail = dice.randrange(4), [dice.randrange(3) for _ in range(dice.randrange(9))]
+        submit = SimpleNamespace(
+            session=dice.randint(1, 3),
+            prompt=[own + 3 * i for i in BASE[: dice.choice([18, 40])]] + tail,
+            max_tokens=dice.randrange(4), seed=0, stops=[], priority=dice.choice([0, 0, 1]),
+            deadline=None, count=1, scored=None,
+        )  # fmt: skip
+        yield dice.choice(
+            [("submit", submit)] * 4
+            + [("both", dice.choice([2, 9, 30])), ("result", 2), ("cancel", dice.randrange(40), None)]
+        )
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("flips", [0.0, 0.2])
+def test_random_returns_to_kv_that_left_the_device(world, expected, expected_scores, page_size, flips):
+    """What is loaded again is what was saved, or is computed; with executors that die."""
+    loaded = lost = 0
+    for seed in range(examples(8, 200)):
+        dice = random.Random(seed)
+        pages, blocks = dice.choice([60, 80, 110]) // page_size, dice.choice([3, 20, 60])
+        options = {"rows": dice.randint(1, 4), "budget": dice.choice([16, 64]), "max_waiting": 1000}
+        cache = RealCache(pages, page_size, host=blocks)
+        w = world(
+            pages=pages, page_size=page_size, cache=cache, host_blocks=blocks, flips=flips,
+            in_flight=dice.randint(1, 2), **options,
+        )  # fmt: skip
+        died = [(dice.randrange(40), dice.randrange(3))] if seed % 3 == 0 else []
+        execute(w, list(returns(dice, 40)), expected, expected_scores, died)
+        loaded, lost = loaded + w.executor.loaded, lost + w.executor.lost
+        assert w.core.retractions["lost"] <= w.executor.lost
+    assert loaded > 60
+    assert (lost > 5) == (flips > 0)
 
 
 @tried(35, 100)

@@ -199,6 +199,7 @@ ZERO = (  # which may be 0
     "--replica-cpus",
     "--ageing",
     "--itl-target-ms",
+    "--kv-host",  # none
     "--window-tokens",  # layers with a window keep all
     "--retain-share",  # nothing is retained
     "--retain-leases",

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ramify.gpu.models.config import read_config
-from ramify.gpu.startup.memory import free_bytes, has_windows, plan_pages, with_pages
+from ramify.gpu.startup.memory import free_bytes, has_windows, host_blocks, plan_pages, with_pages
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExecutorInfo
@@ -123,3 +123,28 @@ def test_window_tokens_are_refused_where_no_layer_can_use_them(tmp_path: Path) -
     paged = ModelConfig(path=tmp_path, window_tokens=4096, page_size=16)
     with pytest.raises(ModelError, match="--page-size 16: a window may begin at any token"):
         has_windows(paged, shape, 256)
+
+
+def test_host_memory_for_kv_is_as_many_blocks_as_it_holds() -> None:
+    plain = msgspec.structs.replace(info(4096, 0, 0), device="cpu")
+    config = ModelConfig(path=Path(), kv_host=1_000_000, kv_tokens=1000)
+    assert with_pages(plain, config, 1 << 30, torch.device("cpu")).host_blocks == 3
+    assert not with_pages(plain, ModelConfig(path=Path()), 1 << 30, torch.device("cpu")).host_blocks
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted", "told"),
+    [
+        ({"window": 16}, 1 << 20, "have a window"),
+        ({"state_bytes": 16}, 1 << 20, "recurrent"),
+        ({"device": "cuda:0"}, 1 << 20, "for a CPU"),
+        ({"page_size": 128}, 1 << 20, "--page-size that divides 64"),
+        ({"drafter": "model"}, 1 << 20, "--draft ngram"),
+        ({}, 1000, "takes 262144 bytes"),
+        ({}, 1 << 30, f"{1 << 20} bytes are free"),
+    ],
+)
+def test_host_memory_for_kv_is_refused_by_name(changes: Any, wanted: int, told: str) -> None:
+    plain = msgspec.structs.replace(info(4096, 0, 0), **{"device": "cpu"} | changes)
+    with pytest.raises(ModelError, match=rf"--kv-host {wanted}: .*{told}"):
+        host_blocks(plain, ModelConfig(path=Path(), kv_host=wanted), 1 << 20)

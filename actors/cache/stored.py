@@ -1,0 +1,197 @@
+"""Blocks of KV that have left the device: which tokens they hold, and in which slot of host memory.
+
+A block is the KV of `tree.block` tokens, over all layers. It belongs to the node that holds its last
+position, as a page does. It is named by a key: a chained BLAKE2b of all tokens up to its end, salted by
+the namespace. So it is found for whoever brings these tokens, whatever became of the node, and nobody
+can make tokens that find another's KV. A node remembers the keys of its first blocks (`Node.keys`); on
+any path the nodes that know all of theirs come first.
+
+A node that is evicted has its blocks saved first, if they are proven, and if they are not stored yet.
+What is stored and not used for longest gives way; of a path the deepest first. A slot that a running
+request is to load from is *pinned* until it has: nothing else is written there.
+
+Does not know pages that are free, requests, or what a block holds.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from itertools import islice
+
+import numpy as np
+
+from ramify.actors.cache.allocator import Pages
+from ramify.actors.cache.node import Node
+from ramify.actors.cache.tree import RadixTree
+from ramify.protocol.plan import MovedBlock
+
+_KEY_BYTES = 16
+_LOOKED_AT = 8  # keys that are made at once grow by this factor, until one is not stored
+
+
+class StoredBlocks:
+    """`slots` blocks in host memory; 0: none is kept. `saves`: those to be copied before their pages are
+    written.
+    """
+
+    def __init__(self, tree: RadixTree, slots: int = 0) -> None:
+        if slots and tree.block % tree.page_size:
+            raise ValueError(f"blocks of {tree.block} tokens in pages of {tree.page_size}")
+        self.slots = slots
+        self.saves: list[MovedBlock] = []
+        self._tree = tree
+        self._size = tree.block
+        self._pages = tree.block // tree.page_size  # of a block
+        self.free = list(range(slots - 1, -1, -1))
+        self._idle: OrderedDict[bytes, int] = OrderedDict()  # slots by key, the oldest first
+        self._pinned: dict[bytes, list[int]] = {}  # slots and how many pin them, by key
+
+    def __len__(self) -> int:
+        return len(self._idle) + len(self._pinned)
+
+    def __contains__(self, key: bytes) -> bool:
+        pinned = self._pinned.get(key)
+        return key in self._idle if pinned is None else pinned[0] >= 0
+
+    def held(self) -> Iterator[tuple[bytes, int, int]]:
+        """Each key, its slot (-1: it was dropped) and how many pin it."""
+        yield from ((key, slot, 0) for key, slot in self._idle.items())
+        yield from ((key, slot, count) for key, (slot, count) in self._pinned.items())
+
+    # --- from the device ----------------------------------------------------------------------
+
+    def save(self, node: Node) -> None:
+        """Have the blocks that end in `node` copied: its pages, and those above it, are about to go.
+
+        Not if it is not proven, or nobody is expected to come back to it.
+        """
+        size = self._size
+        first, last = node.start // size, node.end // size
+        if first == last or not self.slots or not node.proven or node.last_use <= 0:
+            return
+        keys = self.keys(node, last - first)
+        table: Pages | None = None
+        for index in range(last - first - 1, -1, -1):  # the deepest is to go first
+            key = keys[index]
+            if key in self._idle:
+                self._idle.move_to_end(key)
+                continue
+            slot = None if key in self._pinned else self._slot()
+            if slot is None:
+                continue
+            if table is None:
+                table = self._table(node, first * self._pages)
+            pages = table[index * self._pages : (index + 1) * self._pages]
+            self.saves.append(MovedBlock(slot, key, pages.tobytes()))
+            self._idle[key] = slot
+
+    def _slot(self) -> int | None:
+        """A slot to write to; None: all are pinned."""
+        if self.free:
+            return self.free.pop()
+        if not self._idle:
+            return None
+        return self._idle.popitem(last=False)[1]
+
+    def _table(self, node: Node, first: int) -> Pages:
+        """The pages of the path to `node`, which is resident, from page index `first` on."""
+        size = self._tree.page_size
+        parts = [node.pages]
+        while node.start // size > first and node.parent is not None:
+            node = node.parent
+            parts.append(node.pages)
+        table: Pages = np.concatenate(parts[::-1])
+        return table[first - node.start // size :]
+
+    # --- to the device ------------------------------------------------------------------------
+
+    def find(self, tip: Node, start: int, end: int) -> list[bytes]:
+        """Keys of the stored blocks of the path to `tip`, without a gap: from the one with position
+        `start` on, and up to position `end`.
+        """
+        if not len(self):
+            return []
+        nodes: list[Node] = []
+        each: Node | None = tip
+        while each is not None and each.end > start:
+            nodes.append(each)
+            each = each.parent
+        size, found = self._size, list[bytes]()
+        at = start // size
+        for node in reversed(nodes):
+            first, last, more = node.start // size, min(node.end, end) // size, 1
+            while at < last:
+                stop = min(last, at + more)
+                for key in islice(self.keys(node, stop - first), at - first, stop - first):
+                    if key not in self:
+                        return found
+                    found.append(key)
+                at, more = stop, more * _LOOKED_AT
+        return found
+
+    def end(self, start: int, keys: Sequence[bytes]) -> int:
+        """Where the last of these blocks ends, of which the first has position `start`; 0: none."""
+        return (start // self._size + len(keys)) * self._size if keys else 0
+
+    def pin(self, keys: Sequence[bytes]) -> None:
+        """Keep these blocks where they are until `unpin`."""
+        for key in keys:
+            pinned = self._pinned.get(key)
+            if pinned is not None:
+                pinned[1] += 1
+            else:
+                self._pinned[key] = [self._idle.pop(key), 1]
+
+    def unpin(self, keys: Sequence[bytes]) -> None:
+        """Undo a `pin`: they were used now."""
+        for key in reversed(keys):
+            pinned = self._pinned[key]
+            pinned[1] -= 1
+            if not pinned[1]:
+                del self._pinned[key]
+                if pinned[0] >= 0:
+                    self._idle[key] = pinned[0]
+
+    def drop(self, keys: Sequence[bytes]) -> None:
+        """Forget pinned blocks, whose bytes are not what was saved. Their slots are used again."""
+        for key in keys:
+            pinned = self._pinned.get(key)
+            if pinned is not None and pinned[0] >= 0:
+                self.free.append(pinned[0])
+                pinned[0] = -1
+
+    def loads(self, keys: Sequence[bytes], start: int, first: int, pages: Pages) -> list[MovedBlock]:
+        """How pinned blocks fill the `pages` from page index `first` on; `start`: of the first block."""
+        blocks: list[MovedBlock] = []
+        for number, key in enumerate(keys, start // self._size):
+            at = number * self._pages - first
+            own = pages[max(0, at) : at + self._pages]
+            if at < 0:
+                own = np.concatenate((np.full(-at, -1, dtype=np.int32), own))
+            blocks.append(MovedBlock(self._pinned[key][0], key, own.tobytes()))
+        return blocks
+
+    # --- keys ---------------------------------------------------------------------------------
+
+    def keys(self, node: Node, count: int) -> list[bytes]:
+        """The keys of the first `count` blocks that end in `node`, or more."""
+        size, todo = self._size, list[tuple[Node, int]]()
+        each, need = node, count
+        while True:
+            if len(each.keys) < need:
+                todo.append((each, need))
+            if each.keys or each.parent is None:
+                break
+            each = each.parent
+            need = each.end // size - each.start // size
+        key = each.keys[-1] if each.keys else self._seed(each)
+        for each, need in reversed(todo):
+            known = len(each.keys)
+            tokens = self._tree.tokens(each, (each.start // size + known) * size)
+            for at in range(0, 4 * size * (need - known), 4 * size):
+                key = blake2b(key + tokens[at : at + 4 * size], digest_size=_KEY_BYTES).digest()
+                each.keys.append(key)
+        return node.keys
+
+    def _seed(self, root: Node) -> bytes:
+        return blake2b(self._tree.namespace(root).encode(), digest_size=_KEY_BYTES).digest()

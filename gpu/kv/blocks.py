@@ -1,0 +1,82 @@
+"""Blocks of KV in host memory: a slot holds what up to `BLOCK` tokens have in all layers, in one piece.
+
+Which tokens a slot holds is the cache actor's business; here a slot has the key that came with them,
+and a checksum. A block that is loaded must have both: what was torn, overwritten or flipped is never
+copied to a page. This file does not know steps or streams.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ramify.gpu.kv.layout import KVPool
+from ramify.protocol.cluster import BLOCK
+from ramify.protocol.plan import MovedBlock
+
+_FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # odd
+
+
+def block_bytes(pool: KVPool) -> int:
+    """Of one block, over all layers."""
+    return BLOCK * sum(tensor[:, 0].numel() * tensor.itemsize for tensor in pool.memory)
+
+
+class HostBlocks:
+    """`count` slots for blocks of `pool`. Copies are over when a call returns.
+
+    Memory of slots that are never used is never committed.
+    """
+
+    def __init__(self, pool: KVPool, count: int) -> None:
+        self._page_size, self._device = pool.page_size, pool.memory[0].device
+        self._memory = [tensor.view(torch.uint8) for tensor in pool.memory]  # [layers, slots, ...]
+        size = block_bytes(pool)
+        self.bytes = torch.empty((count, size), dtype=torch.uint8)
+        self._keys = [b""] * count
+        self._sums = torch.zeros(count, dtype=torch.int64)
+        weights = torch.arange(1, size // 8 + 1, dtype=torch.int64) * _FACTOR
+        self._weights = weights | 1  # odd, so that no change of one word keeps the sum
+
+    def save(self, blocks: Iterable[MovedBlock]) -> None:
+        """Copy the pages of each block to its slot."""
+        for block in blocks:
+            own, at = self.bytes[block.slot], 0
+            places = self._places(np.frombuffer(block.pages, dtype=np.int32))
+            for tensor in self._memory:
+                part = tensor.index_select(1, places).view(-1)
+                own[at : at + len(part)] = part
+                at += len(part)
+            self._keys[block.slot] = block.key
+            self._sums[block.slot] = self._sum(own)
+
+    def load(self, blocks: Iterable[MovedBlock]) -> list[int]:
+        """Copy each block to its pages. Returns the slots of those that are not what was saved."""
+        lost: list[int] = []
+        for block in blocks:
+            own, at = self.bytes[block.slot], 0
+            if self._keys[block.slot] != block.key or self._sum(own) != self._sums[block.slot]:
+                lost.append(block.slot)
+                continue
+            pages = np.frombuffer(block.pages, dtype=np.int32)
+            count = len(pages) * self._page_size
+            wanted = torch.from_numpy(np.repeat(pages >= 0, self._page_size)).to(self._device)
+            places = self._places(pages)[wanted]
+            for tensor in self._memory:
+                shape = len(tensor), count, *tensor.shape[2:]
+                size = count * tensor[:, 0].numel()
+                part = own[at : at + size].to(self._device).view(shape)
+                tensor.index_copy_(1, places, part[:, wanted])
+                at += size
+        return lost
+
+    def _places(self, pages: npt.NDArray[np.int32]) -> Tensor:
+        """The slots of the pool's tensors."""
+        size = self._page_size
+        places = pages.astype(np.int64)[:, None] * size + np.arange(size)
+        return torch.from_numpy(places.reshape(-1)).to(self._device)
+
+    def _sum(self, block: Tensor) -> Tensor:
+        return (block.view(torch.int64) * self._weights).sum()
