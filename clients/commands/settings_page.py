@@ -17,7 +17,8 @@ their declarations (`.venv/bin/python -m ramify.clients.commands.settings_page >
 
 # Variables of the server beside the settings' own: no flag says the same.
 VARIABLES = {
-    "RAMIFY_KERNEL_CACHE": "folder of the CPU kernels' compiled code (default: ramify/kernels in "
+    "RAMIFY_KERNEL_CACHE": "folder of the CPU kernels' compiled code, and of tiles that were measured "
+    "for a GPU (default: ramify/kernels in "
     "$XDG_CACHE_HOME or ~/.cache); empty: none is kept",
 }
 

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-MOST_FILES = 16  # one for each CPU, version and shape of heads that was served
+MOST_FILES = 32  # for each CPU, version and shape of heads or experts that was served
 MOST_BYTES = 1 << 24  # of one file; the kernels of a model take 0.3 MB
 _DIGEST = hashlib.sha256().digest_size
 
@@ -44,6 +44,11 @@ class CachedCode:
             digest.update(hashlib.sha256(each.encode()).digest())
         self._place = place
         self._name = digest.hexdigest()
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is such a file, whatever it holds."""
+        return self._place is not None and (self._place / self._name).exists()
 
     def read(self) -> bytes | None:
         """The code, if it is there and whole, and nobody else could have written it."""

@@ -58,11 +58,23 @@ class SharedExpert:
     activation: Activation | Literal["relu2"]  # the same as of its own
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertTile:
+    """What a program of a GPU's kernels for many tokens multiplies at a time."""
+
+    rows: int  # tokens
+    columns: int  # outputs
+    depth: int
+    warps: int
+    stages: int
+
+
 @dataclass(slots=True)
 class LayerExperts:
     """Weights of one layer, whose experts are stacked. correction, weights: float32[experts].
 
-    `router_norm`: the router reads the residual behind it; None: what experts read.
+    `router_norm`: the router reads the residual behind it; None: what experts read. `tiles`: of the
+    kernels, up to how many pairs an expert; None: not measured.
     """
 
     router: Linear  # [experts, hidden], and one more row with a shared expert that has a gate
@@ -76,6 +88,7 @@ class LayerExperts:
     activation: ExpertActivation
     weights: Tensor | None = None
     router_norm: RMSNorm | None = None
+    tiles: tuple[tuple[int, ExpertTile], ...] | None = None
 
     @property
     def experts(self) -> int:

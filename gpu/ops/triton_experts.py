@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.gpu.ops.experts import ExpertActivation, LayerExperts
+from ramify.gpu.ops.experts import ExpertActivation, ExpertTile, LayerExperts
 from ramify.gpu.ops.triton_layer import opened
 from ramify.gpu.ops.triton_linear import UnscaledRows
 from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
@@ -38,18 +38,9 @@ class ExpertRoutes:
     counts: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertTile:
-    """What a program of the path for many tokens multiplies at a time."""
+TileTable = tuple[tuple[int, ExpertTile], ...]
+"""Up to how many pairs of a token and an expert, on average of an expert, a tile is taken."""
 
-    rows: int  # tokens
-    columns: int  # outputs
-    depth: int
-    warps: int
-    stages: int
-
-
-# Guesses from the bytes in flight and the shared memory that they take: not measured yet
 _EXACT = ExpertTile(16, 16, 32, 4, 2)  # float32, which tensor cores do not do
 _INVARIANT = ExpertTile(64, 64, 64, 4, 4)  # the same for any number of tokens
 _TILES = (
@@ -58,6 +49,10 @@ _TILES = (
     (96, ExpertTile(64, 128, 64, 8, 4)),
 )
 _LARGEST = ExpertTile(128, 128, 64, 8, 3)
+SERVED_TILES: TileTable = (
+    *_TILES,
+    (1 << 62, _LARGEST),
+)  # where none were measured (`startup.expert_tiles`)
 
 
 def route_tokens(logits: Tensor, layer: LayerExperts) -> ExpertRoutes:
@@ -116,7 +111,7 @@ def run_many(
     size, pairs, device = layer.size, tokens * top, x.device
     overlap, options = overlaps(device), launch_options(device)
     order, starts = sort_pairs(routes.chosen, experts)
-    tile = tile_for(pairs, experts, x.dtype, invariant)
+    tile = tile_for(pairs, experts, x.dtype, invariant, layer.tiles)
     tiles = triton.cdiv(pairs, tile.rows) + min(experts, pairs)  # as many as there can be
     sizes = {
         "EXPERTS": experts, "BLOCK": triton.next_power_of_2(experts), "HIDDEN": hidden, "SIZE": size,
@@ -166,13 +161,15 @@ def sort_pairs(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     return order, starts
 
 
-def tile_for(pairs: int, experts: int, dtype: torch.dtype, invariant: bool) -> ExpertTile:
-    """By how many of the `pairs` an expert has on average."""
+def tile_for(
+    pairs: int, experts: int, dtype: torch.dtype, invariant: bool, tiles: TileTable | None = None
+) -> ExpertTile:
+    """By how many of the `pairs` an expert has on average. `tiles`: None: those that are guesses."""
     if dtype == torch.float32:
         return _EXACT
     if invariant:
         return _INVARIANT
-    return next((tile for most, tile in _TILES if pairs <= most * experts), _LARGEST)
+    return next(tile for most, tile in tiles or SERVED_TILES if pairs <= most * experts)
 
 
 def _depth(size: int) -> int:

@@ -311,7 +311,7 @@ def _cuda(
                 if early:
                     fill()
                 progress("compiling kernels that Triton's cache does not hold", 0.0)
-        rehearsal = rehearse(stage, free, progress)
+        rehearsal = rehearse(stage, free, progress, None if attention.deterministic else model)
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"the largest step does not fit beside the weights ({free >> 20} MiB were free): lower "

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from ramify.gpu.executors.cuda_executor import CudaExecutor
+from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.progress import Progress
+from ramify.gpu.startup.expert_tiles import tune_experts
 from ramify.gpu.step.buckets import Bucket, decode_buckets, largest, mixed_buckets
 
 # If the GPU finishes a step within 1.2x of its launch time, it was waiting for the CPU: capture a graph.
@@ -27,15 +29,20 @@ class Rehearsal:
     bytes: int
 
 
-def rehearse(executor: CudaExecutor, free: int, progress: Progress) -> Rehearsal:
+def rehearse(
+    executor: CudaExecutor, free: int, progress: Progress, tuned: Decoder | None = None
+) -> Rehearsal:
     """Run everything once on `executor`, which cannot serve afterwards.
 
+    `tuned`: a model whose experts may have other tiles than those that are guesses.
     `free`: bytes that were free before the executor was made. On a CPU nothing is measured, and no
     step is padded.
     """
     rows, tokens = executor.info.max_rows, executor.info.step_tokens
     if executor.device.type != "cuda":
         return Rehearsal([], 0)
+    if tuned is not None:
+        tune_experts(tuned, tokens, progress)
     decodes, mixed = decode_buckets(rows), mixed_buckets(rows, tokens)
     progress("measuring steps", 0.0)
     lines = _lines_worth_a_graph(executor, mixed)
