@@ -77,7 +77,7 @@ class LatentSettings:
     turned: int
     value: int
     spec: AttentionSpec
-    rope: RopeSettings
+    rope: RopeSettings | None  # None: no positions
     q_rank: int | None = None  # of the queries' own latents; None: they come from the stream
     interleaved: bool = True  # neighbours turn together in checkpoints, else halves
     bias: bool = False  # of what makes the latents, and of the output
@@ -113,7 +113,11 @@ class LatentSettings:
 
 @dataclass(frozen=True, slots=True)
 class DeltaSettings:
-    """A mixer: a gated delta net (Yang et al. 2024) behind a convolution of `kernel` positions."""
+    """A mixer: a gated delta net (Yang et al. 2024) behind a convolution of `kernel` positions.
+
+    `rank`: each channel of the keys decays by itself (Kimi Delta Attention, 2025). Decays and gates come
+    from so many numbers then.
+    """
 
     key_heads: int
     value_heads: int
@@ -121,6 +125,7 @@ class DeltaSettings:
     value_dim: int
     kernel: int
     fused: bool = False  # checkpoints have two products in front, a key head's rows together
+    rank: int | None = None
 
     @property
     def width(self) -> int:

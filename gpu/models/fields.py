@@ -41,6 +41,20 @@ class Fields:
         self._read: set[str] = set()
         self._where = where
 
+    def rename(self, names: dict[str, str]) -> None:
+        """Of a config that calls fields otherwise. `names`: what it calls each, by our name."""
+        self._values = dict(self._values)
+        for ours, theirs in names.items():
+            if theirs in self._values:
+                self._values[ours] = self._values.pop(theirs)
+
+    def inside(self, name: str) -> "Fields":
+        """Those of an object, which may be missing. Nobody asks whether all of them were read."""
+        values = self.get(name) or {}
+        if not isinstance(values, dict):
+            raise self.refused(f"{name} is {values!r}: must be an object")
+        return Fields(self.architecture, values, {}, f"{self._where}, {name}")
+
     def get(self, name: str) -> Any:
         self._read.add(name)
         return self._values.get(name)

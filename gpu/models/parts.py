@@ -226,8 +226,8 @@ def after_dense(fields: Fields, sparse: ExpertSettings) -> list[FeedForwardSetti
     return [sparse if kind == "sparse" else dense(fields) for kind in kinds]
 
 
-def latent_attention(fields: Fields, grows: bool = False) -> LatentSettings:
-    """`grows`: queries may grow with the position (`llama_4_scaling_beta`)."""
+def latent_attention(fields: Fields, grows: bool = False, turns: bool = True) -> LatentSettings:
+    """`grows`: queries may grow with the position (`llama_4_scaling_beta`). `turns`: there are some."""
     heads = fields.integer("num_attention_heads")
     if fields.integer("num_key_value_heads", heads) != heads:
         raise fields.refused(f"num_key_value_heads is not {heads}: each head has keys of its own")
@@ -243,16 +243,18 @@ def latent_attention(fields: Fields, grows: bool = False) -> LatentSettings:
     if share not in (None, 1, turned / (nope + turned)):  # of a head, whose other part never turns
         raise fields.refused(f"partial_rotary_factor is {share!r}: qk_rope_head_dim says what turns")
     unread = ("partial_rotary_factor", "llama_4_scaling_beta")[: 1 + grows]
-    positions = rope(fields, unread=unread)
-    scale, every = (nope + turned) ** -0.5, positions["original_max_position_embeddings"]
-    if positions["rope_type"] != "default" and positions.get("mscale_all_dim"):
+    positions, scale, every = rope(fields, unread=unread) if turns else None, (nope + turned) ** -0.5, 0
+    if positions is not None:
+        every = positions["original_max_position_embeddings"]
+    if positions and positions["rope_type"] != "default" and positions.get("mscale_all_dim"):
         scale *= yarn_scale(positions.get("factor") or 1, positions["mscale_all_dim"]) ** 2
     q_rank, bias = fields.optional_integer("q_lora_rank"), fields.flag("attention_bias")
     if bias and q_rank is None:
         raise fields.refused("attention_bias is true: it is served where q_lora_rank is given")
     return LatentSettings(
         heads, fields.integer("kv_lora_rank"), nope, turned, fields.integer("v_head_dim"),
-        AttentionSpec(scale), positions, q_rank, fields.get("rope_interleave") is not False, bias,
+        AttentionSpec(scale), positions, q_rank, turns and fields.get("rope_interleave") is not False,
+        bias,
         (float(beta), every) if beta else None,  # which `rope` refuses where they do not grow
     )  # fmt: skip
 

@@ -36,6 +36,7 @@ class Recurrent:
     name: str
     blocks: tuple[tuple[str, int], ...]  # the checkpoint's tensors that the first product is made of
     tensors: dict[str, Tensor]  # beside products and norms
+    last: str = "out_proj"
 
     def forward(self, x: AnyStream, ops: Ops[AnyStream], step: StepInputs[Tensor]) -> Projection:
         return ops.project(self.mixed(x, ops, step), self.output)
@@ -48,7 +49,10 @@ class Recurrent:
         """As those of attention, whose names say nothing of these."""
         own = [f"{prefix}.{self.name}.{name}" for name, _ in self.blocks]
         yield self.input, own, [rows for _, rows in self.blocks] if len(own) > 1 else []
-        yield self.output, [f"{prefix}.{self.name}.out_proj"], []
+        yield self.output, [f"{prefix}.{self.name}.{self.last}"], []
+        if isinstance(self.layer, LayerDelta) and self.layer.ups is not None:
+            for name, up in zip(("g_b_proj", "f_b_proj"), self.layer.ups, strict=True):
+                yield up, [f"{prefix}.{self.name}.{name}"], []
 
     def views(self, prefix: str, names: TensorNames) -> dict[str, Tensor]:
         """What the loader fills beside products and norms."""
@@ -69,7 +73,7 @@ class Maker:
     ) -> Recurrent:
         """`index`: of its state; `norm`, `post`: of its input and its output."""
         if isinstance(one, DeltaSettings):
-            return self.delta(index, one, norm, post)
+            return (self.delta if one.rank is None else self.channels)(index, one, norm, post)
         if isinstance(one, MambaSettings):
             return self.mamba(index, one, norm, post)
         return self.conv(index, one, norm, post)
@@ -91,6 +95,31 @@ class Maker:
         return Recurrent(
             norm, first, layer, self._linear(one.width, self.hidden), post, "linear_attn", tuple(blocks),
             {"conv1d.weight": conv, "A_log": decay, "dt_bias": bias, "norm.weight": inner.weight},
+        )  # fmt: skip
+
+    def channels(
+        self, index: int, one: DeltaSettings, norm: RMSNorm | None, post: RMSNorm | None
+    ) -> Recurrent:
+        """A delta net whose channels decay by themselves."""
+        assert one.rank is not None
+        heads, width, rank = one.key_heads, one.width, one.rank
+        conv = self._empty(one.convolved, 1, one.kernel)
+        decay, bias = (self._empty(size, dtype=torch.float32) for size in (heads, width))
+        inner = RMSNorm(self._empty(one.value_dim), self.rms_eps)
+        ups = self._linear(rank, width), self._linear(rank, width)
+        layer = LayerDelta(
+            index, heads, heads, one.key_dim, one.value_dim, conv, decay, bias, inner, ups
+        )
+        blocks = [(f"{name}_proj", width) for name in "qkv"]
+        blocks += [("g_a_proj", rank), ("b_proj", heads), ("f_a_proj", rank)]
+        tensors = {
+            f"{name}_conv1d.weight": part for name, part in zip("qkv", conv.chunk(3), strict=True)
+        }
+        tensors |= {"A_log": decay.view(1, 1, -1, 1), "dt_bias": bias, "o_norm.weight": inner.weight}
+        first = self._linear(self.hidden, sum(rows for _, rows in blocks))
+        return Recurrent(
+            norm, first, layer, self._linear(width, self.hidden), post, "self_attn", tuple(blocks),
+            tensors, "o_proj",
         )  # fmt: skip
 
     def mamba(

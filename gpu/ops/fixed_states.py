@@ -8,7 +8,7 @@ each leaves its state in a spare slot, and reads that of the line before it. Sum
 Knows neither the layers around them nor who owns the slots.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.step.buckets import Bucket
 from ramify.gpu.step.inputs import Plan, StepInputs
@@ -23,6 +24,7 @@ from ramify.gpu.step.rows import StepRows
 from ramify.gpu.step.step_rows import Flags, Ints, within
 
 CHUNK = 64  # tokens of a sequence that are computed together
+_FEW = 16  # ... where each channel decays by itself: every pair of tokens has as many numbers
 _ITEM_FIELDS = 5
 _L2_EPS = 1e-6
 
@@ -33,6 +35,9 @@ class LayerDelta:
 
     Rows of its input: q and k of the key heads, v of the value heads, the output's gates, one beta and
     one decay for each value head. Consecutive value heads share a key head.
+
+    `ups`: each channel of a key decays by itself (Kimi Delta Attention, 2025). In place of gates and
+    decays the rows have what these are products of, and sigmoids open the gates.
     """
 
     index: int  # of its state, among the pool's layers
@@ -42,8 +47,9 @@ class LayerDelta:
     value_dim: int
     conv: Tensor  # [2 * keys + values, 1, K], in front of q, k and v
     decay: Tensor  # float32[value heads]: the logarithm of each head's rate
-    decay_bias: Tensor  # float32[value heads]
+    decay_bias: Tensor  # float32[value heads], or of their channels
     norm: RMSNorm  # of each head's output, which its gate then opens
+    ups: tuple[Linear, Linear] | None = None  # of gates, of decays
 
     @property
     def width(self) -> int:
@@ -53,8 +59,19 @@ class LayerDelta:
     @property
     def parts(self) -> list[int]:
         """How many values of a row each part has: q, k, v together, gates, betas, decays."""
-        convolved = 2 * self.key_heads * self.key_dim + self.width
-        return [convolved, self.width, self.value_heads, self.value_heads]
+        convolved, heads = 2 * self.key_heads * self.key_dim + self.width, self.value_heads
+        return [convolved, self.width, heads, heads * (1 if self.ups is None else self.key_dim)]
+
+    def widened(self, rows: Tensor, product: Callable[[Tensor, Linear], Tensor]) -> Tensor:
+        """Rows with the parts that `parts` says."""
+        if self.ups is None:
+            return rows
+        gate_up, decay_up = self.ups
+        rank = (rows.shape[1] - self.parts[0] - self.value_heads) // 2
+        sizes = [self.parts[0], rank, self.value_heads, rank]
+        qkv, gates, betas, decays = torch.split(rows, sizes, -1)
+        gates, decays = product(gates.contiguous(), gate_up), product(decays.contiguous(), decay_up)
+        return torch.cat((qkv, gates, betas, decays), -1)
 
 
 @dataclass(slots=True)
@@ -275,9 +292,11 @@ def _delta(rows: Tensor, layer: LayerDelta, states: list[Tensor], sequences: Seq
     q, k = ((x.repeat_interleave(shared, 1) if shared > 1 else x) for x in (q, k))
     v = v.view(len(v), -1, layer.value_dim)
     beta = betas.float().sigmoid()
-    decay = -layer.decay.exp() * F.softplus(decays.float() + layer.decay_bias)
+    decay = F.softplus(decays.float() + layer.decay_bias).view(len(rows), layer.value_heads, -1)
+    decay = -layer.decay.exp()[:, None] * decay
     mixed = delta_rule(q * layer.key_dim**-0.5, k, v, beta, decay, states[1], sequences)
-    output = layer.norm(mixed.to(rows.dtype)) * F.silu(gates.view_as(mixed).float())
+    opening = F.silu if layer.ups is None else torch.sigmoid
+    output = layer.norm(mixed.to(rows.dtype)) * opening(gates.view_as(mixed).float())
     return output.to(rows.dtype).flatten(1)
 
 
@@ -290,7 +309,7 @@ def _mamba(rows: Tensor, layer: LayerMamba, states: list[Tensor], sequences: Seq
     b, c = (y.view(len(y), layer.groups, -1).repeat_interleave(shared, 1) for y in (b, c))
     x = x.view(len(x), layer.heads, -1)
     dt = F.softplus(steps.float() + layer.step_bias)
-    decay = -layer.decay.exp() * dt
+    decay = (-layer.decay.exp() * dt)[..., None]
     output = delta_rule(c, b, x * dt[..., None], None, decay, states[1], sequences)
     output = (output + x * layer.skip[:, None]).flatten(1)
     opened = F.silu(gates.float())
@@ -317,16 +336,19 @@ def delta_rule(
     state: Tensor,
     sequences: Sequences,
 ) -> Tensor:
-    """q, k [T, H, K], v [T, H, V], beta and decay (a logarithm) [T, H]; state [slots, H, K, V].
+    """q, k [T, H, K], v [T, H, V], beta [T, H]; state [slots, H, K, V].
+
+    decay (a logarithm) [T, H, 1] of the whole state, or [T, H, K] of each channel of the keys.
 
     A token's state is the one before it, decayed, with beta of what v differs from it at k added at k;
     its output is that state at q. [T, H, V]. Without beta all of v is added (Mamba-2).
     """
     first, parts = 0, []
+    size = CHUNK if decay.shape[-1] == 1 else _FEW
     for at, count in enumerate(sequences.counts):
         own = state.index_select(0, sequences.sources[at : at + 1])[0]
-        for begin in range(first, first + count, CHUNK):
-            piece = slice(begin, min(begin + CHUNK, first + count))
+        for begin in range(first, first + count, size):
+            piece = slice(begin, min(begin + size, first + count))
             weights = None if beta is None else beta[piece]
             output, own = _chunk(q[piece], k[piece], v[piece], weights, decay[piece], own)
             parts.append(output)
@@ -336,7 +358,7 @@ def delta_rule(
         output = torch.empty_like(v[first:])
         for lines, sources, targets in sequences.decodes():
             own_q, own_k, own_v, own_decay = (x[first:][lines] for x in (q, k, v, decay))
-            before = state.index_select(0, sources) * own_decay.exp()[..., None, None]
+            before = state.index_select(0, sources) * own_decay.exp()[..., None]
             if beta is not None:
                 seen = (before * own_k[..., None]).sum(2)
                 own_v = (own_v - seen) * beta[first:][lines][..., None]
@@ -356,17 +378,25 @@ def _chunk(
     """
     q, k, values, decay = (x.transpose(0, 1) for x in (q, k, v, decay))
     passed = decay.cumsum(1)
+    later = torch.ones(q.shape[1], q.shape[1], device=q.device).tril()[..., None]
     # decay between two positions of the chunk, 0 where the second one comes later
-    between = (passed[:, :, None] - passed[:, None]).tril().exp().tril()
+    between = ((passed[:, :, None] - passed[:, None]) * later).exp() * later
+
+    def scores(x: Tensor) -> Tensor:
+        """[H, n, n] of x and the keys, decayed."""
+        if decay.shape[-1] == 1:
+            return (x @ k.transpose(1, 2)) * between[..., 0]
+        return torch.einsum("hic,hjc,hijc->hij", x, k, between)
+
     if beta is not None:
         beta = beta.t()[..., None]
         scaled = k * beta
-        system = (scaled @ k.transpose(1, 2)) * between
-        wanted = torch.cat((values * beta, scaled * passed.exp()[..., None]), -1)
+        system = scores(scaled)
+        wanted = torch.cat((values * beta, scaled * passed.exp()), -1)
         solved = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
         values, keys = torch.split(solved, [v.shape[-1], k.shape[-1]], -1)
         values = values - keys @ state
-    output = (q * passed.exp()[..., None]) @ state + ((q @ k.transpose(1, 2)) * between) @ values
-    left = (passed[:, -1:] - passed).exp()[..., None]
-    state = state * passed[:, -1:, None].exp() + (k * left).transpose(1, 2) @ values
+    output = (q * passed.exp()) @ state + scores(q) @ values
+    left = (passed[:, -1:] - passed).exp()
+    state = state * passed[:, -1].exp()[..., None] + (k * left).transpose(1, 2) @ values
     return output.transpose(0, 1), state

@@ -23,7 +23,7 @@ from ramify.gpu.ops.base import (
 )
 from ramify.gpu.ops.experts import LayerExperts, opened
 from ramify.gpu.ops.experts import run as run_experts
-from ramify.gpu.ops.fixed_states import LayerState, Sequences, run, state_plan
+from ramify.gpu.ops.fixed_states import LayerDelta, LayerState, Sequences, run, state_plan
 from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
@@ -121,6 +121,8 @@ class TorchOps:
     def recur(self, rows: Tensor, layer: LayerState, step: StepInputs[Tensor]) -> Tensor:
         assert self._pool.states is not None
         assert self._sequences is not None
+        if isinstance(layer, LayerDelta):
+            rows = layer.widened(rows, lambda x, linear: linear(x))
         return run(rows, layer, self._pool.states.layers[layer.index], self._sequences)
 
     def project(self, x: Tensor, linear: Linear) -> Projection:

@@ -42,7 +42,7 @@ def recurrent(
         blocks = triton.cdiv(layer.value_dim, sizes["BLOCK_V"])
         _recur[(len(items), layer.value_heads, blocks)](
             rows, rows.shape[1], layer.conv, *states, layer.decay, layer.decay_bias, items, output,
-            **sizes, num_warps=4, **overlap_options(rows.device),
+            **sizes, CHANNELS=layer.ups is not None, num_warps=4, **overlap_options(rows.device),
         )  # fmt: skip
 
 
@@ -86,7 +86,8 @@ def gated_norm(rows: Tensor, layer: LayerDelta, items: Tensor, lines: int, outpu
     if len(items):
         _open[(len(items), layer.value_heads)](
             rows, rows.shape[1], layer.norm.weight, items, output, layer.norm.eps, **_sizes(layer),
-            LINES=lines, num_warps=4 if lines > 1 else 1, **overlap_options(rows.device),
+            SIGMOID=layer.ups is not None, LINES=lines, num_warps=4 if lines > 1 else 1,
+            **overlap_options(rows.device),
         )  # fmt: skip
 
 
@@ -111,7 +112,8 @@ def _decay(rate, bias, head, x):
 def _recur(
     rows, stride, conv, inputs, states, rate, rate_bias, items, output,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, TAPS: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, TAPS: tl.constexpr, CHANNELS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     WIDTH: tl.constexpr = 2 * KEY_HEADS * KEYS + VALUE_HEADS * VALUES
     SHARED: tl.constexpr = VALUE_HEADS // KEY_HEADS
@@ -141,7 +143,13 @@ def _recur(
         k *= tl.rsqrt(tl.sum(k * k) + _L2_EPS)
         line = rows + (first + at) * stride + WIDTH + VALUE_HEADS * VALUES + head
         beta = 1.0 / (1.0 + tl.exp(-tl.load(line).to(tl.float32)))
-        state *= tl.exp(_decay(rate, rate_bias, head, tl.load(line + VALUE_HEADS)))
+        if CHANNELS:  # each of the keys decays by itself
+            own = head * KEYS + key
+            x = tl.load(line - head + VALUE_HEADS + own, mask=some_keys, other=0.0).to(tl.float32)
+            x += tl.load(rate_bias + own, mask=some_keys, other=0.0)
+            state *= tl.exp(-tl.exp(tl.load(rate + head)) * softplus(x))[:, None]
+        else:
+            state *= tl.exp(_decay(rate, rate_bias, head, tl.load(line + VALUE_HEADS)))
         seen = tl.sum(state * k[:, None], 0)
         state += k[:, None] * ((v - seen) * beta)[None, :]
         y = tl.sum(state * q[:, None], 0)
@@ -333,7 +341,7 @@ def _chunks(
 def _open(
     rows, stride, gain, chunks, output, eps, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr,
     KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
-    TAPS: tl.constexpr, LINES: tl.constexpr, OVERLAP: tl.constexpr,
+    TAPS: tl.constexpr, SIGMOID: tl.constexpr, LINES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Normalise a head's outputs and open their gates, in place."""
     WIDTH: tl.constexpr = 2 * KEY_HEADS * KEYS + VALUE_HEADS * VALUES
@@ -351,5 +359,8 @@ def _open(
     mixed = tl.load(token, mask=there, other=0.0).to(tl.float32)
     gate = tl.load(rows + (first + at) * stride + WIDTH + place, mask=there, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(mixed * mixed, 1) / VALUES + eps)
-    y = mixed * scale[:, None] * gains * silu(gate)
+    opened = silu(gate)
+    if SIGMOID:
+        opened = 1.0 / (1.0 + tl.exp(-gate))
+    y = mixed * scale[:, None] * gains * opened
     tl.store(token, y.to(output.dtype.element_ty), mask=there)

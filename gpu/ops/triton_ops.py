@@ -152,8 +152,10 @@ class TritonOps:
     def recur(self, rows: Tensor, layer: LayerState, step: StepInputs[Tensor]) -> Tensor:
         assert self._pool.states is not None
         states, plan = self._pool.states.layers[layer.index], step.plan
+        one_by_one = invariant = not self._products.follows_tilings
+        if isinstance(layer, LayerDelta) and layer.ups is not None:
+            rows, one_by_one = layer.widened(rows, self._products.library), True
         output = rows.new_empty((len(rows), layer.width))
-        invariant = not self._products.follows_tilings
         decodes, lines = plan["state_decodes"], plan["state_lines"]
         chunks = plan.get("state_chunks")
         few = CHUNK if invariant else 1
@@ -167,7 +169,7 @@ class TritonOps:
         gated_norm(rows, layer, lines, few, output)
         if chunks is not None:
             extends = plan["state_extends"]
-            if invariant:
+            if one_by_one:
                 recurrent(rows, layer, states, extends, output)
             else:
                 chunked(rows, layer, states, extends, chunks, step.extended, output)

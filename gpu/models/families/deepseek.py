@@ -28,7 +28,7 @@ _V2 = _LATENT | {
     "routed_scaling_factor": 1.0,
     "topk_method": "greedy",
 }
-_V3 = _LATENT | {
+V3 = _LATENT | {
     "vocab_size": 129280,
     "hidden_size": 7168,
     "intermediate_size": 18432,
@@ -64,8 +64,8 @@ def define_2(fields: Fields) -> Definition:
     return latent_decoder(fields, latent_attention(fields), router, "softmax")
 
 
-def define_3(fields: Fields) -> Definition:
-    router = RouterSettings(
+def sigmoid_router(fields: Fields) -> RouterSettings:
+    return RouterSettings(
         score="sigmoid",
         renormalise=fields.flag("norm_topk_prob"),
         scale=fields.number("routed_scaling_factor"),
@@ -73,10 +73,13 @@ def define_3(fields: Fields) -> Definition:
         top_groups=fields.integer("topk_group", 1),
         corrected=True,
     )
-    return latent_decoder(fields, latent_attention(fields), router, "sigmoid")
+
+
+def define_3(fields: Fields) -> Definition:
+    return latent_decoder(fields, latent_attention(fields), sigmoid_router(fields), "sigmoid")
 
 
 FAMILIES = (
     Family("DeepseekV2ForCausalLM", "deepseek_v2", _V2, define_2),
-    Family("DeepseekV3ForCausalLM", "deepseek_v3", _V3, define_3),
+    Family("DeepseekV3ForCausalLM", "deepseek_v3", V3, define_3),
 )

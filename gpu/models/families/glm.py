@@ -6,6 +6,7 @@
 from typing import Literal
 
 from ramify.gpu.models.definition import Definition, LayerSettings
+from ramify.gpu.models.families.deepseek import sigmoid_router
 from ramify.gpu.models.fields import Fields
 from ramify.gpu.models.parts import (
     COMMON,
@@ -20,7 +21,6 @@ from ramify.gpu.models.parts import (
     routed_experts,
 )
 from ramify.gpu.models.rope import rope
-from ramify.gpu.ops.experts import RouterSettings
 
 _DEFAULTS = COMMON | {
     "rms_norm_eps": 1e-5,
@@ -65,23 +65,12 @@ _LITE = _DEFAULTS | {
 }
 
 
-def _router(fields: Fields) -> RouterSettings:
-    return RouterSettings(
-        score="sigmoid",
-        renormalise=fields.flag("norm_topk_prob"),
-        scale=fields.number("routed_scaling_factor"),
-        groups=fields.integer("n_group"),
-        top_groups=fields.integer("topk_group"),
-        corrected=True,
-    )
-
-
 def define(fields: Fields) -> Definition:
     positions = rope(fields, partial=True)
     qk_norm: Literal["head"] | None = "head" if fields.flag("use_qk_norm") else None
     bias, layers = fields.flag("attention_bias"), layer_count(fields)
     mixer = attention(fields, positions, qk_norm=qk_norm, qkv_bias=bias)
-    sparse = routed_experts(fields, _router(fields))
+    sparse = routed_experts(fields, sigmoid_router(fields))
     extra = f"model.layers.{layers}."  # of the layer that predicts further tokens
     return decoder(
         fields,
@@ -92,7 +81,7 @@ def define(fields: Fields) -> Definition:
 
 
 def define_lite(fields: Fields) -> Definition:
-    return latent_decoder(fields, latent_attention(fields), _router(fields), "sigmoid")
+    return latent_decoder(fields, latent_attention(fields), sigmoid_router(fields), "sigmoid")
 
 
 FAMILIES = (

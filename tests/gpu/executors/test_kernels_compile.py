@@ -294,6 +294,16 @@ DEEPSEEK = LLAMA | {
     "n_routed_experts": 16,
     "moe_intermediate_size": 128,
 }
+KIMI = LLAMA | {
+    "architectures": ["KimiLinearForCausalLM"],
+    "model_type": "kimi_linear",
+    "num_key_value_heads": 8,
+    "model_max_length": 512,
+    "layer_types": ["linear_attention", "full_attention"],
+    "mlp_layer_types": ["dense", "dense"],
+    "linear_num_heads": 2,
+    "num_experts": 8,
+}
 STEP = {"_embed_norm", "_add_norm", "_rope_store", "_extend"}
 DECODES = {"_attend", "_decode", "_merge", "_shared"}
 SAMPLING = {"_gather", "_search", "_masses", "_draw"}
@@ -324,6 +334,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
         (GEMMA, "bfloat16", "sinks", True, "ngram", {"_attend", "_merge", "_rope_store"}),
         (QWEN, "bfloat16", "", False, "none", RECURRENT | {"_prepare", "_solve", "_chunks"}),
         (QWEN, "bfloat16", "", True, "none", RECURRENT),
+        (KIMI, "bfloat16", "", False, "none", {"_recur", "_open", "_store", "_by_head"}),
         (GRANITE4, "bfloat16", "", False, "none", MAMBA | {"_convolve", "_scan_chunks"}),
         (GRANITE4, "bfloat16", "", True, "none", MAMBA),
         (LFM2, "bfloat16", "", False, "states", {"_short_conv", "_take_back", "_accept"}),
@@ -344,6 +355,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
         "deterministic",
         "qwen3.5",
         "qwen3.5-deterministic",
+        "kimi-linear",
         "granite4",
         "granite4-deterministic",
         "lfm2",

@@ -23,20 +23,22 @@ def slots(*shape: int) -> Tensor:
     return state
 
 
-@pytest.mark.parametrize("corrects", [True, False], ids=["delta net", "mamba"])
-def test_matrices_in_chunks_and_in_steps(corrects: bool) -> None:
+@pytest.mark.parametrize(
+    ("corrects", "channels"), [(True, 1), (False, 1), (True, 8)], ids=["delta net", "mamba", "KDA"]
+)
+def test_matrices_in_chunks_and_in_steps(corrects: bool, channels: int) -> None:
     torch.manual_seed(1)
     heads, keys, values = 3, 8, 12
     q, k = (torch.nn.functional.normalize(torch.randn(TOKENS, heads, keys), dim=-1) for _ in range(2))
     v, beta = torch.randn(TOKENS, heads, values), torch.rand(TOKENS, heads)
-    decay = -torch.rand(TOKENS, heads) * 3
+    decay = -torch.rand(TOKENS, heads, channels) * 3
     state = slots(heads, keys, values)
     before = state.clone()
     output = delta_rule(q, k, v, beta if corrects else None, decay, state, SEQUENCES)
     for start, count, source, target in zip(STARTS, [*COUNTS, 1, 1, 1], SOURCES, TARGETS, strict=True):
         own = before[source].double()
         for at in range(start, start + count):
-            own = own * decay[at].double().exp()[:, None, None]
+            own = own * decay[at].double().exp()[:, :, None]
             key = k[at].double()[:, :, None]
             added = v[at].double()
             if corrects:

@@ -27,6 +27,7 @@ from ramify.gpu.ops.fixed_states import (  # noqa: E402
     state_room,
     state_tables,
 )
+from ramify.gpu.ops.linear.base import plain as linear  # noqa: E402
 from ramify.gpu.ops.rmsnorm import RMSNorm  # noqa: E402
 from ramify.gpu.ops.triton_conv import short_conv, take_back  # noqa: E402
 from ramify.gpu.step.buckets import Bucket  # noqa: E402
@@ -68,6 +69,13 @@ def delta(
         0, *heads, *dims, made(channels, 1, 4, kind=dtype), made(heads[1]), made(heads[1]),
         RMSNorm(made(dims[1], kind=dtype), 1e-6),
     )  # fmt: skip
+
+
+def by_channel(dtype: torch.dtype) -> LayerDelta:
+    """Each channel of the keys decays by itself. Rows are as wide as behind the products of `ups`."""
+    unused = linear(torch.zeros(1, 1, device=DEVICE))
+    bias = torch.randn(2 * 16).to(DEVICE)
+    return replace(delta(dtype, (2, 2)), decay_bias=bias, ups=(unused, unused))
 
 
 def mamba(
@@ -217,12 +225,13 @@ def test_a_short_convolution(dtype: torch.dtype, biased: bool) -> None:
     assert torch.equal(states[0][others], before[others])
 
 
-@pytest.mark.parametrize("mixer", ["delta", "mamba", "conv"])
+@pytest.mark.parametrize("mixer", ["delta", "delta by channel", "mamba", "conv"])
 def test_a_state_for_each_draft(mixer: str) -> None:
     """Of three rows, which run 2, 0 and 1 drafts; the first one's second draft is refused."""
     torch.manual_seed(5)
-    layer: Any = {"delta": delta, "mamba": mamba}.get(mixer, lambda kind: None)(torch.float32)
-    layer = layer or LayerConv(0, torch.randn(40, 1, 3).to(DEVICE), None)
+    made: dict[str, Any] = {"delta": delta, "delta by channel": by_channel, "mamba": mamba}
+    layer: Any = LayerConv(0, torch.randn(40, 1, 3).to(DEVICE), None)
+    layer = made[mixer](torch.float32) if mixer in made else layer
     states = pools(layer)
     lines, pairs = np.array([3, 1, 2]), np.array([[1, 4], [0, 5], [2, 6]])
     rows, every = np.repeat(np.arange(3), lines), np.arange(6)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from ramify.gpu.models.config import read_config
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExtendRow, pack
 from tests.gpu.models.families.test_families import PAD, SMALL, prompts, reference
@@ -61,6 +62,21 @@ NEMOTRON = {
     "head_dim": 16,
     "time_step_min": 1e-30,  # which is clamped in prompts alone, where we never do
 }
+KIMI = {
+    "pad_token_id": 0,
+    "num_hidden_layers": 4,
+    "layer_types": [*["linear_attention"] * 2, "full_attention", "linear_attention"],
+    "num_key_value_heads": 4,
+    "linear_num_heads": 3,
+    "linear_head_dim": 16,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5", DELTA),
     "qwen3_5-biases": ("Qwen3_5", DELTA | {"attention_bias": True, "tie_word_embeddings": True}),
@@ -100,6 +116,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         FALCON | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mlp_bias": True},
     ),
     "falcon_h1-not normed": ("FalconH1", FALCON | {"mamba_d_ssm": None, "mamba_n_heads": 8}),
+    "kimi_linear": ("KimiLinear", KIMI),
     "nemotron_h": ("NemotronH", NEMOTRON),
     "nemotron_h-biases": (
         "NemotronH",
@@ -107,6 +124,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 TOLERANCE = {
+    "KimiLinear": 3e-3,
     "FalconH1": 3e-3,
     "NemotronH": 3e-3,
     "Qwen3_5": 3e-3,
@@ -273,6 +291,33 @@ def test_what_fixed_states_do_not_serve_is_refused(
     save(tmp_path, "qwen3_5")
     with pytest.raises(ModelError, match=told):
         drive(tmp_path, **settings)
+
+
+def test_kimi_linear_as_it_is_published(tmp_path: Path) -> None:
+    """Its linear layers are in an object and counted from 1; tensors' names do not depend on that."""
+    path = tmp_path / "config.json"
+    written = {"architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear"}
+    counts = {"num_hidden_layers": 4, "num_experts": 8, "num_experts_per_token": 2}
+    sizes = {"num_heads": 3, "head_dim": 16, "short_conv_kernel_size": 3}
+    linear = {"full_attn_layers": [3], "kda_layers": [1, 2, 4], **sizes}
+    published = {
+        "linear_attn_config": linear, "first_k_dense_replace": 2, "mla_use_nope": True,
+        "moe_router_activation_func": "sigmoid", "moe_layer_freq": 1, "model_max_length": 512,
+    }  # fmt: skip
+    path.write_text(json.dumps(written | counts | published))
+    found = read_config(tmp_path)
+    kinds = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
+    flat = {
+        "layer_types": kinds, "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
+        "linear_num_heads": 3, "linear_head_dim": 16, "linear_conv_kernel_dim": 3,
+        "model_max_length": 512,
+    }  # fmt: skip
+    path.write_text(json.dumps(written | counts | flat))
+    assert str(found) == str(read_config(tmp_path))
+    assert found.max_position == 512
+    path.write_text(json.dumps(written | counts | published | {"mla_use_nope": False}))
+    with pytest.raises(ModelError, match="mla_use_nope is False: served is True"):
+        read_config(tmp_path)
 
 
 @pytest.mark.parametrize(
