@@ -7,7 +7,7 @@ a CPU run it in Triton's interpreter. It does not know files (see `startup.load`
 finds out which steps gain from a graph.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from ramify.gpu.drafting.device import DeviceDrafter
 from ramify.gpu.drafting.device_drafts import DeviceDrafts
 from ramify.gpu.executors.base import Counters
 from ramify.gpu.executors.launched_step import DraftedLines, LaunchedStep, Obeyed
+from ramify.gpu.kv.cuda_blocks import device_blocks
 from ramify.gpu.kv.layout import KVPool, copy_pages
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.fixed_states import state_room, state_tables
@@ -112,6 +113,7 @@ class CudaExecutor:
         self._extras = Upload(self._device)
         self._page_uploads = Upload(self._device)
         self._copies = Upload(self._device)
+        self._blocks = device_blocks(pool, info.host_blocks) if info.host_blocks else None
         self._held = Upload(self._device)
         self._unsampled = Upload(self._device)
         self._targets = Upload(self._device)
@@ -166,7 +168,7 @@ class CudaExecutor:
         scored = step.rows[:0] if step.scored is None else step.scored.owners
         more = obeyed = None
         clock.start()
-        self._copy_pages(entry)
+        lost = self._move(entry, clock, plan)
         self._upload_pages(entry)
         if len(step.rows):
             late = self.drafts.late
@@ -191,7 +193,9 @@ class CudaExecutor:
             results, fetched = self._download.fetch(entry, clock, more)
         asked = self._sampler.logprobs_asked(rows)
         requests = self.rows.requests.copy()
-        launched = LaunchedStep(plan.step, step, requests, clock, asked, scored, results, fetched)
+        launched = LaunchedStep(
+            plan.step, step, requests, clock, asked, scored, results, fetched, lost=lost
+        )
         if step.lines is not None:
             kept = results[len(self._tokens) :]
             launched.drafted = DraftedLines(step.lines, kept, self.drafts.watch(step))
@@ -211,7 +215,7 @@ class CudaExecutor:
         entry = self._take_entry()
         self._ring[entry] = None
         step = self._begin(entry, plan)
-        self._copy_pages(entry)
+        self._move(entry, self._clocks[entry], plan)
         self._upload_pages(entry)
         if len(step.rows):
             late = self.drafts.late
@@ -281,6 +285,8 @@ class CudaExecutor:
             self.constraints.close()
         if self._device.type == "cuda":
             torch.cuda.synchronize()
+        if self._blocks is not None:
+            self._blocks.close()
         self._graphs.close()
         if self.drafts.drafter is not None:
             self.drafts.drafter.close()
@@ -318,6 +324,20 @@ class CudaExecutor:
         if len(rows):
             sent = self._unsampled.send(entry, rows=rows, tokens=tokens)
             self._last.index_copy_(0, sent["rows"], sent["tokens"])
+
+    def _move(self, entry: int, clock: StepClock, plan: StepPlan) -> Callable[[], list[int]] | None:
+        """Save blocks, copy pages and load blocks, ahead of all that writes a page. Returns what tells,
+        once the step is over, the slots of blocks that could not be loaded.
+        """
+        lost = None
+        if self._blocks is not None and plan.saves:
+            self._blocks.save(plan.saves)
+        self._copy_pages(entry)
+        if self._blocks is not None and plan.loads:
+            lost = self._blocks.load(plan.loads)
+        if plan.saves or plan.loads:
+            clock.moved()
+        return lost
 
     def _copy_pages(self, entry: int) -> None:
         """Copy the pages that the plan says, ahead of all that writes any."""

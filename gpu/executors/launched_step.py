@@ -15,7 +15,7 @@ from ramify.gpu.sampling.cuda_sampler import token_logprobs
 from ramify.gpu.sampling.triton_logprobs import WORDS
 from ramify.gpu.step.rows import Ints, StepRows
 from ramify.gpu.step.staging import Int32s, StepClock
-from ramify.protocol.plan import STUCK, StepResult
+from ramify.protocol.plan import STUCK, StepResult, pack
 
 
 @dataclass(slots=True)
@@ -68,8 +68,10 @@ class LaunchedStep:
     more: Int32s | None  # lines of `logprobs_into`, of the rows that asked; then float32[K] scores
     drafted: DraftedLines | None = None
     constrained: "Obeyed | None" = None
+    lost: Callable[[], list[int]] | None = None  # slots of blocks that could not be loaded
     _elapsed_us: int | None = None
     _late_us: int = 0
+    _moved_us: int = 0
 
     def ready(self) -> bool:
         return self._elapsed_us is not None or self.clock.ready()
@@ -81,6 +83,7 @@ class LaunchedStep:
             self.tokens = self.tokens[: len(self.asked)].copy()
             self.more = None if self.more is None else self.more.copy()
             self._elapsed_us, self._late_us = self.clock.elapsed_us(), self.clock.part_us()
+            self._moved_us = self.clock.moved_us()
             drafted = self.drafted
             if drafted is not None:
                 drafted.kept = drafted.kept[: len(self.asked)].copy()
@@ -122,6 +125,8 @@ class LaunchedStep:
             computed=self.step.computed,
             elapsed_us=elapsed_us,
             late_us=self._late_us,
+            lost=b"" if self.lost is None else pack(self.lost()),
+            load_us=self._moved_us,
             logprobs=token_logprobs(words, asked) if len(words) else [],
             scores=scores.tobytes(),
             forced=forced.tobytes() if forced.any() else b"",

@@ -24,6 +24,17 @@ def block_bytes(pool: KVPool) -> int:
     return BLOCK * sum(tensor[:, 0].numel() * tensor.itemsize for tensor in pool.memory)
 
 
+def words(tensor: Tensor) -> Tensor:
+    """The same memory in words as wide as its last axis allows: copies do not mind what they mean."""
+    wide = tensor.shape[-1] * tensor.itemsize % 8 == 0
+    return tensor.view(torch.int64 if wide else torch.uint8)
+
+
+def sum_weights(size: int) -> Tensor:
+    """Odd numbers, so that no change of one word of `size` bytes keeps the sum. int64[size // 8]"""
+    return (torch.arange(1, size // 8 + 1, dtype=torch.int64) * _FACTOR) | 1
+
+
 class HostBlocks:
     """`count` slots for blocks of `pool`. Copies are over when a call returns.
 
@@ -32,13 +43,12 @@ class HostBlocks:
 
     def __init__(self, pool: KVPool, count: int) -> None:
         self._page_size, self._device = pool.page_size, pool.memory[0].device
-        self._memory = [tensor.view(torch.uint8) for tensor in pool.memory]  # [layers, slots, ...]
+        self._memory = [words(tensor) for tensor in pool.memory]  # [layers, slots, ...]
         size = block_bytes(pool)
         self.bytes = torch.empty((count, size), dtype=torch.uint8)
         self._keys = [b""] * count
         self._sums = torch.zeros(count, dtype=torch.int64)
-        weights = torch.arange(1, size // 8 + 1, dtype=torch.int64) * _FACTOR
-        self._weights = weights | 1  # odd, so that no change of one word keeps the sum
+        self._weights = sum_weights(size)
 
     def save(self, blocks: Iterable[MovedBlock]) -> None:
         """Copy the pages of each block to its slot."""
@@ -46,7 +56,7 @@ class HostBlocks:
             own, at = self.bytes[block.slot], 0
             places = self._places(np.frombuffer(block.pages, dtype=np.int32))
             for tensor in self._memory:
-                part = tensor.index_select(1, places).view(-1)
+                part = tensor.index_select(1, places).view(-1).view(torch.uint8)
                 own[at : at + len(part)] = part
                 at += len(part)
             self._keys[block.slot] = block.key
@@ -66,8 +76,8 @@ class HostBlocks:
             places = self._places(pages)[wanted]
             for tensor in self._memory:
                 shape = len(tensor), count, *tensor.shape[2:]
-                size = count * tensor[:, 0].numel()
-                part = own[at : at + size].to(self._device).view(shape)
+                size = count * tensor[:, 0].numel() * tensor.itemsize
+                part = own[at : at + size].to(self._device).view(tensor.dtype).view(shape)
                 tensor.index_copy_(1, places, part[:, wanted])
                 at += size
         return lost

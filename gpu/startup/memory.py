@@ -182,10 +182,8 @@ def host_blocks(info: ExecutorInfo, config: ModelConfig, free: int) -> int:
     told = ""
     if info.state_bytes or info.window:
         told = "layers that are recurrent or have a window keep theirs on the device; leave it out"
-    elif info.device.startswith("cuda"):
-        told = "it is for a CPU, as yet; leave it out"
-    elif info.drafter not in ("", "ngram"):
-        told = "a draft model keeps KV of its own, which does not move; give --draft ngram or none"
+    elif info.drafter and (info.drafter != "ngram" or info.device.startswith("cuda")):
+        told = "what a drafter keeps beside the KV does not move; give --draft none (or ngram on a CPU)"
     elif BLOCK % info.page_size:
         told = (
             f"blocks of {BLOCK} tokens move, no parts of pages; give a --page-size that divides {BLOCK}"

@@ -108,18 +108,18 @@ class StepClock:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._has_part = False
+        self._has_part = self.moves = False  # `moves`: blocks of KV move in it
         if self._cuda:
             self._steps = torch.cuda.current_stream(device)  # named, because looking it up takes long
-            self._began, self.ended, self._part_began, self._part_ended = (
-                torch.cuda.Event(enable_timing=True) for _ in range(4)
+            self._began, self.ended, self._part_began, self._part_ended, self._moved = (
+                torch.cuda.Event(enable_timing=True) for _ in range(5)
             )
             self.arrived = torch.cuda.Event()
             self._over = self.ended
 
     def start(self) -> None:
         """Record that the next step's kernels begin."""
-        self._has_part = False
+        self._has_part = self.moves = False
         if self._cuda:
             self._began.record(self._steps)
 
@@ -133,6 +133,12 @@ class StepClock:
         """Record that it ends."""
         if self._cuda:
             self._part_ended.record(self._steps)
+
+    def moved(self) -> None:
+        """Record that the blocks of KV which move in the step, first of all, have moved."""
+        self.moves = True
+        if self._cuda:
+            self._moved.record(self._steps)
 
     def stop(self, fetched: bool) -> None:
         """Record that they end. `fetched`: the step is over only when its tokens have arrived."""
@@ -151,6 +157,10 @@ class StepClock:
     def elapsed_us(self) -> int:
         """Device time of the step, which must be over. 0 on a CPU, where it is not measured."""
         return int(1000 * self._began.elapsed_time(self.ended)) if self._cuda else 0
+
+    def moved_us(self) -> int:
+        """Of that, what moving blocks took."""
+        return int(1000 * self._began.elapsed_time(self._moved)) if self._cuda and self.moves else 0
 
     def part_us(self) -> int:
         """Of that, what was timed apart."""

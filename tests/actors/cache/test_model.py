@@ -663,6 +663,8 @@ def test_random_turns_with_snapshots(
     slots = form if isinstance(form, int) else 0
     windows = form if isinstance(form, Windows) else None
     host = int(form.split()[0]) if isinstance(form, str) else 0
+    if host and seed > 2:
+        pytest.skip("three are enough")
     monkeypatch.setattr(snapshots, "NEAR", near)
     monkeypatch.setattr(snapshots, "STRIDE", stride)
     sizes = {"pool": pool, "slots": slots, "windows": windows, "reach": 1 + seed % 2}

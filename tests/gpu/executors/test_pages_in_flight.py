@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from ramify.gpu.executors.fake import FakeExecutor, FakeModel
-from ramify.protocol.plan import ExtendRow, StepPlan, pack, unpack
+from ramify.protocol.cluster import BLOCK
+from ramify.protocol.plan import ExtendRow, MovedBlock, StepPlan, pack, unpack
 
 PREFIX = [5, 9, 2, 40, 7, 7, 7, 31, 100, 64, 3, 90]
 OWN = [[17, 55], [21, 6, 8], [44]]  # what each row has behind the prefix
@@ -37,7 +38,8 @@ EXECUTORS = [
 @pytest.fixture(params=EXECUTORS, ids=str)
 def d(request: Any, drive: Any, tmp_path: Path, tiny_config: dict[str, Any]) -> Any:
     if request.param == "fake":
-        return drive(FakeExecutor(FakeModel(vocab_size=128), context=200, pages=256, page_size=4))
+        model = FakeModel(vocab_size=128)
+        return drive(FakeExecutor(model, context=200, pages=256, page_size=4, host_blocks=4))
     if "quantization" in request.param:
         pytest.importorskip("llvmlite")
         from ramify.gpu.native.host import host_isa
@@ -48,6 +50,7 @@ def d(request: Any, drive: Any, tmp_path: Path, tiny_config: dict[str, Any]) -> 
     (tmp_path / "config.json").write_text(json.dumps(tiny_config | sizes))
     torch.manual_seed(1)
     settings = {"page_size": 4, "kv_tokens": 1024, "max_rows": 4, "load_format": "dummy"}
+    settings["kv_host"] = 1 << 20
     return drive(tmp_path, **settings, **request.param)
 
 
@@ -103,3 +106,39 @@ def test_a_page_is_copied_before_anybody_writes_to_it_again(d: Any) -> None:
     pending[0].result()
     assert list(unpack(pending[1].result().tokens)) == wanted[:1]
     assert d.decode([1], TOKENS - 1)[1] == wanted[1:]
+
+
+def test_a_block_leaves_before_its_pages_are_written_and_comes_back(d: Any) -> None:
+    """Its pages go to another row in the plan that saves it; the next plan loads it. Steps overlap."""
+    on_gpu = d.executor.info.device.startswith("cuda")
+    if "deterministic" in d.executor.info.attention and not on_gpu:
+        pytest.skip("its interpreted kernels take long, and know nothing of blocks")
+    tokens = BLOCK if on_gpu else 16
+    size, count = d.page_size, tokens // d.page_size
+    prompt = [(7 * i) % 90 + 3 for i in range(tokens + 5)]
+    wanted = d.generate(0, prompt, TOKENS, d.pages(512, 100))
+    tables = [d.pages(100 * row, 96) for row in range(3)]
+    key, other_pages = b"k" * 16, d.pages(700, tokens)
+    block = MovedBlock(1, key, pack(tables[0][:count]))
+    owner = StepPlan(
+        1, opens=[d.open(0, tables[0])], extends=[ExtendRow(0, 0, pack(prompt), sample=False)]
+    )
+    other = StepPlan(
+        2, closes=pack([0]), saves=[block], opens=[d.open(1, tables[0])],
+        extends=[ExtendRow(1, 0, pack([9] * len(prompt)), sample=False)],
+    )  # fmt: skip
+    first = [-1, *tables[2][1:count]]  # this page is there: the row has computed it
+    back = StepPlan(
+        3, opens=[d.open(2, tables[2])], extends=[ExtendRow(2, 0, pack(prompt[:size]), sample=False)],
+        loads=[MovedBlock(1, key, pack(first)), MovedBlock(1, b"o" * 16, pack(other_pages))],
+    )  # fmt: skip
+    pending = [d.executor.launch(plan) for plan in (owner, other)]
+    pending[0].result()
+    pending.append(d.executor.launch(back))
+    pending[1].result()
+    assert list(unpack(pending[2].result().lost)) == [1]  # what was asked for with another key
+    row = d.open(3, tables[2], cached=tokens)
+    last = ExtendRow(3, tokens, pack(prompt[tokens:]), True)
+    result = d.executor.launch(StepPlan(4, closes=pack([2]), opens=[row], extends=[last])).result()
+    assert list(unpack(result.tokens)) == wanted[:1]
+    assert not result.lost
