@@ -21,6 +21,7 @@ from ramify.gpu.startup.gguf_weights import tensor_names
 from ramify.gpu.startup.load import context_of, device_of, dtype_of
 from ramify.gpu.startup.memory import free_bytes, has_windows, plan_pages
 from ramify.gpu.startup.quantization import Quantization, choose_quantization
+from ramify.gpu.startup.weights import check_weights
 from ramify.protocol.checkpoint.gguf import read_gguf
 from ramify.protocol.config import ModelConfig
 
@@ -74,6 +75,8 @@ class Sizes:
             names = ((ours, there) for ours, there in tensor_names(shape).items() if there in tensors)
             self._types = {ours: tensors[there].type.name for ours, there in names}
         model = Decoder(shape, 1, dtype, torch.device("meta"))
+        if path.is_dir():
+            check_weights(path, model.weights(), shape.names, shape.stored)
         products = 0.0
         for linear, tensors_ in model.products():
             products += linear.tensor.numel() * self._bytes(linear.use, tensors_)

@@ -46,10 +46,21 @@ def load_weights(
     `packing` is told of each that is filled, and is given those that it keeps. `called`: how names in
     the checkpoint differ. `stored`: how it has weights that are no floats.
     """
+    packing = Packing(views, (), plain_weight) if packing is None else packing
+    _read(folder, _Target(views, packing, called, stored), progress, stored)
+
+
+def check_weights(
+    folder: Path, views: dict[str, Tensor], called: TensorNames, stored: WeightFormat | None
+) -> None:
+    """Raise what `load_weights` would of names, shapes and types. Reads no numbers but small ones."""
+    target = _Headers(views, Packing(views, (), plain_weight), called, stored)
+    _read(folder, target, lambda what, share: None, stored)
+
+
+def _read(folder: Path, target: "_Target", progress: Progress, stored: WeightFormat | None) -> None:
     files, skipped = checkpoint_files(folder), 0
     sizes = [path.stat().st_size for path in files]
-    packing = Packing(views, (), plain_weight) if packing is None else packing
-    target = _Target(views, packing, called, stored)
     missing = target.missing
     for number, path in enumerate(files):
         what = f"loading {path.name} ({number + 1} of {len(files)})"
@@ -94,6 +105,10 @@ class _Target:
         self._packing = packing
         self._stored = stored
         self._device = next((view.device for view in views.values()), None)
+
+    def tensor(self, tensor: Tensor) -> Tensor:
+        """What is read of a tensor, of which nothing is in memory yet."""
+        return tensor
 
     def part(self, name: str, tensor: Tensor) -> tuple[str, str] | None:
         """As of `WeightFormat`."""
@@ -173,7 +188,8 @@ class _Target:
         self._note(path, name, wanted)
         self._packing.begin(wanted)
         view = self.views[wanted]
-        _copy(path, name, part, view)
+        _check_fits(path, name, part, view)
+        view.copy_(part)
         _scale(wanted, view, self.called)
         self._packing.loaded(wanted)
 
@@ -185,6 +201,32 @@ class _Target:
         if wanted not in self.missing:
             raise ModelError(f"{path} holds {name}, which an earlier file has too: "
                              "download the checkpoint again")  # fmt: skip
+
+
+class _Headers(_Target):
+    """Takes what files say of their tensors, and no numbers."""
+
+    def tensor(self, tensor: Tensor) -> Tensor:
+        return tensor if tensor.dim() < 2 else tensor.to("meta")
+
+    def fill(self, path: Path, name: str, wanted: str, part: Tensor) -> None:
+        self._note(path, name, wanted)
+        _check_fits(path, name, part, self.views[wanted])
+
+    def _put(self, path: Path, name: str, wanted: str, weight: Weight) -> None:
+        self._note(path, name, wanted)
+
+    def _weight(self, parts: dict[str, Tensor], shape: Sequence[int]) -> Weight:
+        return _Unloaded()
+
+
+class _Unloaded(Weight):
+    """A stored weight that is not read."""
+
+    __slots__ = ()
+
+    def rows(self, first: int, last: int) -> Weight:
+        return self
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
@@ -255,7 +297,7 @@ def _load_file(path: Path, target: _Target) -> Iterator[tuple[float, int]]:
             names = [name for name in file.keys() if not name.startswith(called.skipped)]  # noqa: SIM118
             yield 0.0, len(file.keys()) - len(names)
             for number, name in enumerate(names, 1):
-                tensor = file.get_tensor(name)
+                tensor = target.tensor(file.get_tensor(name))
                 if (place := target.part(name, tensor)) is not None:
                     target.take_part(path, name, _in_decoder(place[0], known, called), place[1], tensor)
                     continue
@@ -347,20 +389,19 @@ def widened(blocks: Tensor, scales: Tensor) -> Tensor:
 
     A byte has two numbers, the lower bits' first; a scale is a power of two, 127 above its exponent.
     """
-    values = torch.tensor([*_FP4, *(-value for value in _FP4)])
+    values = torch.tensor([*_FP4, *(-value for value in _FP4)], device=blocks.device)
     pairs = torch.stack((values.repeat(16), values.repeat_interleave(16)), -1)
     floats = F.embedding(blocks.int(), pairs).flatten(-2)
     return torch.ldexp(floats, scales.int()[..., None] - 127).flatten(-2)
 
 
-def _copy(path: Path, name: str, tensor: Tensor, view: Tensor) -> None:
+def _check_fits(path: Path, name: str, tensor: Tensor, view: Tensor) -> None:
     if tensor.shape != view.shape:
         raise ModelError(f"{path}: {name} has shape {list(tensor.shape)}, config.json says "
                          f"{list(view.shape)}: the two are of different models")  # fmt: skip
     if tensor.dtype not in _FLOATS:
         raise ModelError(f"{path}: {name} is {str(tensor.dtype).removeprefix('torch.')}: only float32, "
                          "bfloat16 and float16 weights are supported")  # fmt: skip
-    view.copy_(tensor)
 
 
 def _scale(name: str, view: Tensor, called: TensorNames) -> None:

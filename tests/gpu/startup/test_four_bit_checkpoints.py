@@ -14,7 +14,7 @@ from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.linear.grouped import GroupedWeight, four_bits, mxfp4
 from ramify.gpu.startup.packing import Packing
-from ramify.gpu.startup.weights import load_weights
+from ramify.gpu.startup.weights import check_weights, load_weights
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExtendRow, pack
 from tests.gpu.ops.linear.test_four_bit_checkpoints import GPTQ, Numbers, gptq
@@ -55,6 +55,8 @@ def load(folder: Path, stored: type[GroupedWeight] | None = GroupedWeight) -> De
     model = Decoder(read_config(folder), 64, torch.float32, CPU)
     packing = Packing(model.weights(), model.products(), lambda linear: linear.weight, stored)
     load_weights(folder, model.weights(), lambda *_: None, packing, stored=model.config.stored)
+    empty = Decoder(model.config, 1, torch.float32, torch.device("meta"))  # what `ramify info` checks
+    check_weights(folder, empty.weights(), model.config.names, model.config.stored)
     return model
 
 

@@ -16,7 +16,7 @@ from ramify.gpu.ops.linear.base import PlainWeight
 from ramify.gpu.ops.linear.fp8 import CODES, Fp8Weight, fp8_form, rounded
 from ramify.gpu.startup.load import load_executor
 from ramify.gpu.startup.packing import Packing
-from ramify.gpu.startup.weights import load_weights
+from ramify.gpu.startup.weights import check_weights, load_weights
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExtendRow, pack
@@ -110,6 +110,8 @@ def load(folder: Path, kept: bool) -> Decoder:
     form = fp8_form(CPU, rounds=False)
     packing = Packing(views, model.products(), form, Fp8Weight) if kept else None
     load_weights(folder, views, lambda *_: None, packing, stored=model.config.stored)
+    empty = Decoder(model.config, 1, torch.float32, torch.device("meta"))  # what `ramify info` checks
+    check_weights(folder, empty.weights(), model.config.names, model.config.stored)
     return model
 
 

@@ -13,6 +13,7 @@ from ramify.gpu.models.config import parse_config, read_config
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.models.definition import Definition
 from ramify.gpu.ops.linear.onednn import float_weight
+from ramify.gpu.startup.forecast import forecast
 from ramify.gpu.startup.load import load_executor
 from ramify.gpu.startup.packing import Packing
 from ramify.gpu.startup.weights import fill_random, load_weights
@@ -123,31 +124,40 @@ def refused(folder: Path, *words: str, **settings: Any) -> None:
         assert word in caught.value.message
 
 
+def refused_by_both(folder: Path, *words: str) -> None:
+    """By `ramify info` as well, which reads no weights."""
+    refused(folder, *words)
+    with pytest.raises(ModelError) as caught:
+        forecast(folder)
+    assert all(word in caught.value.message for word in words)
+
+
 def test_missing_tensor(checkpoint: Path) -> None:
+    forecast(checkpoint)
     change(checkpoint, lambda t: t.pop("model.layers.1.mlp.up_proj.weight"))
-    refused(checkpoint, "1 tensor(s)", "model.layers.1.mlp.up_proj.weight")
+    refused_by_both(checkpoint, "1 tensor(s)", "model.layers.1.mlp.up_proj.weight")
 
 
 def test_wrong_shape(checkpoint: Path) -> None:
     change(checkpoint, lambda t: t.update({"lm_head.weight": torch.zeros(4, 32)}))
-    refused(checkpoint, "model.safetensors", "lm_head.weight", "[4, 32]", "[128, 32]")
+    refused_by_both(checkpoint, "model.safetensors", "lm_head.weight", "[4, 32]", "[128, 32]")
 
 
 def test_wrong_type(checkpoint: Path) -> None:
     change(checkpoint, lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int8)}))
-    refused(checkpoint, "model.norm.weight", "int8")
+    refused_by_both(checkpoint, "model.norm.weight", "int8")
 
 
 def test_a_tensor_without_a_place(checkpoint: Path) -> None:
     name = "model.layers.0.self_attn.q_proj.bias"
     change(checkpoint, lambda t: t.update({name: torch.zeros(32)}))
-    refused(checkpoint, name, "no place")
+    refused_by_both(checkpoint, name, "no place")
 
 
 def test_truncated_file(checkpoint: Path) -> None:
     path = checkpoint / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    refused(checkpoint, "model.safetensors", "cut short")
+    refused_by_both(checkpoint, "model.safetensors", "cut short")
     path.write_bytes(b"")
     refused(checkpoint, "model.safetensors")
 

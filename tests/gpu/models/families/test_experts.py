@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from ramify.gpu.ops.experts import LayerExperts, RouterSettings, route, run
 from ramify.gpu.ops.linear.base import plain
+from ramify.gpu.startup.forecast import forecast
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExtendRow, pack
 from tests.gpu.models.families.test_families import GEMMA4, SMALL, prompts, reference
@@ -265,7 +266,7 @@ def test_experts_of_one_dimension(tmp_path: Path, drive: Any) -> None:
         ("glm4_moe", "n_group", 3),
         ("mixtral", "num_experts_per_tok", 7),
         ("gpt_oss", "swiglu_limit", 5.0),
-        ("gpt_oss", "quantization_config", {"quant_method": "fp8"}),
+        ("gpt_oss", "quantization_config", {"quant_method": "eetq"}),
     ],
 )
 def test_fields_that_cannot_be(case: str, field: str, value: Any, tmp_path: Path, drive: Any) -> None:
@@ -309,6 +310,7 @@ def test_mxfp4_becomes_floats(tmp_path: Path, drive: Any) -> None:
     model.load_state_dict(pack_experts(tmp_path))
     wanted = reference(model, prompt, 16)
     assert drive(tmp_path).generate(0, prompt, 16, range(128)) == wanted
+    assert "weights" in forecast(tmp_path)  # which reads no numbers
 
 
 def test_forks_of_layers_with_sinks_and_windows(tmp_path: Path, drive: Any) -> None:
