@@ -96,6 +96,11 @@ class HybridBench(DecodeBench):
     def __init__(self, executor: Executor, sampling: dict[str, Any]) -> None:
         super().__init__(executor, sampling)
         self.newest: dict[int, int] = {}
+        self.tokens = 0  # sampled so far
+
+    def take(self) -> None:
+        self.tokens += len(self.pending[0].result().tokens) // 4
+        super().take()
         self.prompt = 0
 
     def prefill(self, rows: list[int], prompt: int, capacity: int) -> float:
@@ -275,6 +280,36 @@ def speed(
     return report
 
 
+def drafted(fields: dict[str, Any], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Milliseconds of a step of decodes in which each row runs n-gram drafts, and what it samples."""
+    rows, most = (32, 3) if not args.tiny else (2, 3)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_text(json.dumps(fields))
+        executor = loaded(
+            folder, load_format="dummy", max_rows=(1 + most) * rows, step_tokens=2048, context=4096,
+            kv_tokens=rows * 3072, draft="ngram", state_slots=3 * (1 + most) * rows,
+        )  # fmt: skip
+    bench, found = HybridBench(executor, {"temperature": 0.0}), []
+    bench.prefill(list(range(rows)), 64, 3072)
+    for batch in (1, 8, rows) if not args.tiny else (rows,):
+        for drafts in (0, 1, most):
+            asked = pack([drafts] * batch) if drafts else b""
+            for steps in (3, args.steps):  # the first ones fill the pipeline
+                bench.drain()
+                begin, tokens = time.perf_counter(), bench.tokens
+                for _ in range(steps):
+                    bench.launch(decodes=pack(range(batch)), drafts=asked)
+                bench.drain()
+                seconds = time.perf_counter() - begin
+            found.append({
+                "batch": batch, "drafts": drafts, "ms": round(1e3 * seconds / steps, 3),
+                "tokens_a_row": round((bench.tokens - tokens) / steps / batch, 2),
+            })  # fmt: skip
+    executor.close()
+    return found
+
+
 def kernels(tiny: bool) -> list[dict[str, Any]]:
     """Microseconds of one delta net of Qwen3.5-9B, and of its parts, in other cuts than are served."""
     from ramify.gpu.ops import triton_delta
@@ -335,7 +370,9 @@ def kernels(tiny: bool) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--parts", default="right,speed", help="of right, speed, llama, windows, whole, kernels"
+        "--parts",
+        default="right,speed",
+        help="of right, speed, llama, windows, whole, kernels, drafts",
     )
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=3)
@@ -369,6 +406,9 @@ def main() -> None:
     if "speed" in parts:
         small = SMALL | DELTA | TINY | TINY_DELTA
         keep("speed", speed(NINE | (small if args.tiny else {}), args))
+    if "drafts" in parts:
+        small = SMALL | DELTA | TINY | TINY_DELTA
+        keep("drafts", drafted(NINE | (small if args.tiny else {}), args))
     for name, tokens in (("windows", None), ("whole", 0)):
         if name in parts:
             keep(name, speed(GEMMA | (SMALL | TINY | TINY_GEMMA if args.tiny else {}), args, tokens))
