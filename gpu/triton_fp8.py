@@ -12,38 +12,48 @@ import triton.language as tl
 
 _COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 
-# Four bytes become four bfloat16: a code's exponent and mantissa lie in these where a power of 2 is
+# Two bytes become two bfloat16: a code's exponent and mantissa lie in these where a power of 2 is
 # missing, 120, with which they are multiplied. Triton's own way is conversions one by one: three slow
 # instructions for two codes, which take longer than memory delivers them.
-_WIDEN = tl.constexpr("""{
-.reg .b32 low, high, most, zero;
-prmt.b32 low, 0, $2, 0x5040;
-prmt.b32 high, 0, $2, 0x7060;
+_PAIR = """{
+.reg .b32 low, most, zero, a;
+prmt.b32 low, 0, CODES, 0xBYTES;
 mov.b32 most, 0x7b807b80;
 mov.b32 zero, 0x80008000;
-.reg .b32 a, b;
 and.b32 a, low, 0x7f007f00;
-and.b32 b, high, 0x7f007f00;
 shr.b32 a, a, 4;
-shr.b32 b, b, 4;
 lop3.b32 a, a, low, zero, 0xf8;
-lop3.b32 b, b, high, zero, 0xf8;
-fma.rn.bf16x2 $0, a, most, zero;
-fma.rn.bf16x2 $1, b, most, zero;
-}""")
+fma.rn.bf16x2 WIDE, a, most, zero;
+}"""
+
+
+def _pair(wide: str, codes: str, chosen: str) -> str:
+    return _PAIR.replace("WIDE", wide).replace("CODES", codes).replace("BYTES", chosen)
+
+
+_TWO = tl.constexpr(_pair("$0", "$1", "5040"))
+_FOUR = tl.constexpr("{" + _pair("$0", "$2", "5040") + _pair("$1", "$2", "7060") + "}")
 
 
 @triton.jit
-def widened(codes, dtype: tl.constexpr, WHERE_THEY_ARE: tl.constexpr = False):
+def widened(
+    codes, dtype: tl.constexpr, WHERE_THEY_ARE: tl.constexpr = False, PAIRS: tl.constexpr = False
+):  # fmt: skip
     """What is loaded, as `dtype`. Codes that are no number may become one.
 
-    WHERE_THEY_ARE: by the threads that loaded them, else by those that multiply them.
+    WHERE_THEY_ARE: by the threads that loaded them, else by those that multiply them. PAIRS: a thread
+    has two neighbours at a time, as the weights of products of four warps; else four or more.
     """
     if _COMPILED and codes.dtype == tl.float8e4nv and dtype == tl.bfloat16:
         raw = codes.to(tl.uint8, bitcast=True)
-        wide = tl.inline_asm_elementwise(
-            _WIDEN, "=r,=r,r", [raw], dtype=tl.bfloat16, is_pure=not WHERE_THEY_ARE, pack=4
-        )  # fmt: skip
+        if PAIRS:
+            wide = tl.inline_asm_elementwise(
+                _TWO, "=r,r", [raw], dtype=tl.bfloat16, is_pure=not WHERE_THEY_ARE, pack=2
+            )  # fmt: skip
+        else:
+            wide = tl.inline_asm_elementwise(
+                _FOUR, "=r,=r,r", [raw], dtype=tl.bfloat16, is_pure=not WHERE_THEY_ARE, pack=4
+            )  # fmt: skip
     else:
         wide = codes.to(dtype)
     return wide

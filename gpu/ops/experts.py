@@ -98,7 +98,7 @@ class LayerExperts:
     @property
     def size(self) -> int:
         """What an expert's activation gives, as many as `down` reads."""
-        return self.down.tensor.shape[1]
+        return self.down.weight.shape[1]
 
 
 def opened(gate: Tensor, activation: Activation) -> Tensor:
@@ -156,11 +156,10 @@ def run(x: Tensor, layer: LayerExperts, routed: Tensor | None = None) -> Tensor:
     logits, experts = layer.router(x if routed is None else routed), layer.experts
     counts, chosen = route(logits[:, :experts], layer.correction, layer.settings, layer.weights)
     output = torch.zeros_like(x)
-    gate_ups, downs = layer.gate_up.matrices(), layer.down.matrices()
     for expert in chosen.flatten().bincount().nonzero().flatten().tolist():
         tokens, places = torch.where(chosen == expert)
-        rows = gated(F.linear(x[tokens], *gate_ups[expert]), layer.activation)
-        rows = F.linear(rows, *downs[expert])
+        rows = gated(F.linear(x[tokens], *layer.gate_up.matrix(expert, x.dtype)), layer.activation)
+        rows = F.linear(rows, *layer.down.matrix(expert, x.dtype))
         rows = rows * counts[tokens, places, None].to(rows.dtype)
         output.index_add_(0, tokens, rows)
     shared = layer.shared

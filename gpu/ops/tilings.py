@@ -20,6 +20,7 @@ GROUP_TOKENS = 64  # that a warp group multiplies: the rows of wgmma
 _OUTPUTS = 64  # rows of a weight tile: what one tensor core product takes at least
 _LARGE = 1 << 25  # weights of a projection from which on reading them takes nearly all the time
 _MOST_HELD = 512  # inputs in the ring of stages of the Gluon kernel
+_FEW_PROGRAMS = 528  # four for each, where codes are widened
 _PROGRAMS = 128  # about the multiprocessors; with fewer tiles their inputs are split
 
 
@@ -140,20 +141,19 @@ def _tilings_for(tokens: int, sizes: LayerSizes) -> OpTilings:
     return OpTilings(whole, shared, gated)
 
 
-def few_tiling(tokens: int, shape: tuple[int, int], most_splits: int) -> Tiling | None:
-    """How a product with weights in 8 bits or less is cut up; None: of too many tokens, or not at all.
+def few_tiling(tokens: int, shape: tuple[int, int], gated: bool) -> Tiling | None:
+    """How a product with codes of 8 bits is cut up; None: of too many tokens, or not at all.
 
-    shape: outputs, inputs; `most_splits`: 0: a gated product.
+    shape: outputs, inputs. Programs of two warps: what widens codes is done by threads that wait for
+    nothing but their own, and four programs or more are on a multiprocessor.
     """
     outputs, inputs = shape
     if tokens > MOST_TOKENS or outputs % _OUTPUTS or inputs % 128:
         return None
-    rows = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
-    if not most_splits:
-        return Tiling(rows, _OUTPUTS, 128, stages=5 if rows == 64 else 6)
+    rows, warps = (16, 2) if tokens <= 16 else (32, 2) if tokens <= 32 else (64, 4)
     tiles = -(-outputs // _OUTPUTS) * -(-tokens // rows)
-    splits = max(1, min(most_splits, _PROGRAMS // tiles))
-    return Tiling(rows, _OUTPUTS, 128, 1 << (splits.bit_length() - 1), stages=6 if rows == 64 else 8)
+    splits = 1 if gated else max(1, min(8, _FEW_PROGRAMS // tiles))
+    return Tiling(rows, _OUTPUTS, 128, 1 << (splits.bit_length() - 1), stages=4, warps=warps)
 
 
 # Up to so many tokens; more are multiplied by the library, with weights that are widened first

@@ -20,9 +20,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.gpu.ops.experts import ExpertActivation, ExpertTile, LayerExperts
+from ramify.gpu.ops.linear.base import Operand
 from ramify.gpu.ops.triton_layer import opened
 from ramify.gpu.ops.triton_linear import UnscaledRows
 from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
+from ramify.gpu.triton_fp8 import widened
 
 MOST_FEW = 16  # tokens up to which experts are read for each token by itself
 _KINDS: dict[ExpertActivation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
@@ -81,21 +83,25 @@ def run_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: ExpertRout
     (tokens, top), shared = routes.chosen.shape, layer.shared
     beside = 0 if shared is None else shared.size
     gated = values.new_empty((tokens, top * size + beside))
+    gate_up, down = layer.gate_up.weight.operand, layer.down.weight.operand
+    shared_up = gate_up if shared is None else shared.gate_up.weight.operand  # not read without one
+    shared_down = down if shared is None else shared.down.weight.operand
     parts = 1 if x.squares is None else x.squares.shape[1]
     many, more = 16, 8 if tokens <= 4 else 16  # rows of the weights that a program takes
     options = {"OVERLAP": overlaps(values.device), "num_warps": 4, **launch_options(values.device)}
     _open_few[(tokens * (top * triton.cdiv(size, many) + triton.cdiv(beside, many)),)](
-        values, x.squares, routes.chosen, layer.gate_up.tensor, layer.gate_up.bias,
-        None if shared is None else shared.gate_up.tensor, gated, tokens, parts, eps, HIDDEN=hidden,
-        SIZE=size, SHARED=beside, TOP=top, KIND=_KINDS[layer.activation],
-        PARTS=triton.next_power_of_2(parts), ROWS=many, DEPTH=_depth(hidden), STAGES=3, **options,
+        values, x.squares, routes.chosen, gate_up.codes, gate_up.scales, layer.gate_up.bias,
+        shared_up.codes, shared_up.scales, gated, tokens, parts, eps, HIDDEN=hidden, SIZE=size,
+        SHARED=beside, TOP=top, KIND=_KINDS[layer.activation], PARTS=triton.next_power_of_2(parts),
+        GROUP=gate_up.group or hidden, SHARED_GROUP=shared_up.group or hidden, ROWS=many,
+        DEPTH=_depth(hidden, gate_up, shared_up), STAGES=3, **options,
     )  # fmt: skip
     output = torch.empty_like(values)
     _sum_few[(tokens * triton.cdiv(hidden, more),)](
-        gated, routes.chosen, routes.counts, layer.down.tensor, layer.down.bias,
-        None if shared is None else shared.down.tensor, output, tokens, HIDDEN=hidden, SIZE=size,
-        SHARED=beside, TOP=top, ROWS=more, DEPTH=_depth(size), SHARED_DEPTH=_depth(max(1, beside)),
-        STAGES=4, **options,
+        gated, routes.chosen, routes.counts, down.codes, down.scales, layer.down.bias,
+        shared_down.codes, shared_down.scales, output, tokens, HIDDEN=hidden, SIZE=size, SHARED=beside,
+        TOP=top, GROUP=down.group or size, SHARED_GROUP=shared_down.group or max(1, beside), ROWS=more,
+        DEPTH=_depth(size, down), SHARED_DEPTH=_depth(max(1, beside), shared_down), STAGES=4, **options,
     )  # fmt: skip
     return output
 
@@ -115,27 +121,21 @@ def run_many(
     tiles = triton.cdiv(pairs, tile.rows) + min(experts, pairs)  # as many as there can be
     sizes = {
         "EXPERTS": experts, "BLOCK": triton.next_power_of_2(experts), "HIDDEN": hidden, "SIZE": size,
-        "TOP": top, "ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": tile.depth,
+        "TOP": top, "ROWS": tile.rows, "COLUMNS": tile.columns,
         "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32", "OVERLAP": overlap,
         "num_warps": tile.warps, "num_stages": tile.stages, **options,
     }  # fmt: skip
+    gate_up, down = layer.gate_up.weight.operand, layer.down.weight.operand
     gated, added = x.new_empty((pairs, size)), x.new_empty((pairs, hidden))
     _open_many[(tiles * triton.cdiv(size, tile.columns),)](
-        x, order, starts, layer.gate_up.tensor, layer.gate_up.bias, gated, KIND=_KINDS[layer.activation],
-        **sizes,
+        x, order, starts, gate_up.codes, gate_up.scales, layer.gate_up.bias, gated,
+        KIND=_KINDS[layer.activation], **_steps(gate_up, hidden, tile), **sizes,
     )  # fmt: skip
     places = routes.counts.shape[1]
     _down_many[(tiles * triton.cdiv(hidden, tile.columns),)](
-        gated,
-        order,
-        starts,
-        routes.counts,
-        layer.down.tensor,
-        layer.down.bias,
-        added,
-        PLACES=places,
-        **sizes,
-    )
+        gated, order, starts, routes.counts, down.codes, down.scales, layer.down.bias, added,
+        PLACES=places, **_steps(down, size, tile), **sizes,
+    )  # fmt: skip
     output = torch.empty_like(x)
     block = min(_SUMMED, triton.next_power_of_2(hidden))
     _sum_many[(tokens, triton.cdiv(hidden, block))](
@@ -172,9 +172,16 @@ def tile_for(
     return next(tile for most, tile in tiles or SERVED_TILES if pairs <= most * experts)
 
 
-def _depth(size: int) -> int:
-    """Inputs of one step of a loop over `size`."""
-    return min(256, max(16, 1 << (size - 1).bit_length()))
+def _depth(size: int, *operands: Operand) -> int:
+    """Inputs of one step of a loop over `size`, of which a group has as many or more."""
+    most = min([256, *(one.group for one in operands if 0 < one.group < size)])
+    return min(most, max(16, 1 << (size - 1).bit_length()))
+
+
+def _steps(weight: Operand, inputs: int, tile: ExpertTile) -> dict[str, int]:
+    """Inputs of one step, and of a group; 0: a row is one."""
+    group = weight.group if 0 < weight.group < inputs else 0
+    return {"GROUP": group, "DEPTH": min(tile.depth, group or tile.depth)}
 
 
 @triton.jit
@@ -263,20 +270,36 @@ def _gated(gate, up, KIND: tl.constexpr):
 
 
 @triton.jit
+def _weights(place, there, scales, row, at, WIDTH: tl.constexpr, GROUP: tl.constexpr):
+    """Numbers at `place` [R, D], float32, of rows [R, 1] of WIDTH inputs, GROUP of which share a scale.
+
+    `at`: their first input. scales: of the first row's groups, or None.
+    """
+    codes = tl.load(place, mask=there, other=0.0)
+    if scales is None:
+        numbers = codes.to(tl.float32)
+    else:
+        own = tl.load(scales + row.to(tl.int64) * ((WIDTH + GROUP - 1) // GROUP) + at // GROUP)
+        numbers = widened(codes, tl.bfloat16).to(tl.float32) * own
+    return numbers
+
+
+@triton.jit
 def _open_rows(
-    x, scale, weight, bias, output, row, SIZE: tl.constexpr, HIDDEN: tl.constexpr, KIND: tl.constexpr,
-    ROWS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
+    x, scale, weight, scales, bias, output, row, SIZE: tl.constexpr, HIDDEN: tl.constexpr,
+    KIND: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """output[row] = activation(gate) * up of one token x [HIDDEN], for some rows of an expert."""
-    start = tl.minimum(row, SIZE - 1)[:, None] * HIDDEN
+    line = tl.minimum(row, SIZE - 1)[:, None]
     gate, up = tl.zeros([ROWS, DEPTH], tl.float32), tl.zeros([ROWS, DEPTH], tl.float32)
     for at in tl.range(0, HIDDEN, DEPTH, num_stages=STAGES):
         column = at + tl.arange(0, DEPTH)
         there = column < HIDDEN
         value = tl.load(x + column, mask=there, other=0.0).to(tl.float32)[None, :]
-        place = weight + start + column[None, :]
-        gate += tl.load(place, mask=there[None, :], other=0.0).to(tl.float32) * value
-        up += tl.load(place + SIZE * HIDDEN, mask=there[None, :], other=0.0).to(tl.float32) * value
+        place, known = weight + line * HIDDEN + column[None, :], there[None, :]
+        gate += _weights(place, known, scales, line, at, HIDDEN, GROUP) * value
+        up += _weights(place + SIZE * HIDDEN, known, scales, line + SIZE, at, HIDDEN, GROUP) * value
     gates, ups = tl.sum(gate, 1) * scale, tl.sum(up, 1) * scale
     inside = row < SIZE
     if bias is not None:
@@ -288,9 +311,10 @@ def _open_rows(
 
 @triton.jit(do_not_specialize=["tokens"])
 def _open_few(
-    x, squares, chosen, weight, bias, shared, output, tokens, parts, eps, HIDDEN: tl.constexpr,
-    SIZE: tl.constexpr, SHARED: tl.constexpr, TOP: tl.constexpr, KIND: tl.constexpr,
-    PARTS: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
+    x, squares, chosen, weight, scales, bias, shared, shared_scales, output, tokens, parts, eps,
+    HIDDEN: tl.constexpr, SIZE: tl.constexpr, SHARED: tl.constexpr, TOP: tl.constexpr,
+    KIND: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr, SHARED_GROUP: tl.constexpr,
+    ROWS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """output [T, TOP * SIZE + SHARED]. squares: see `UnscaledRows`."""
@@ -316,21 +340,27 @@ def _open_few(
         own_bias = bias
         if bias is not None:
             own_bias = bias + expert * 2 * SIZE
+        own_scales = scales
+        if scales is not None:
+            own_scales = scales + expert * 2 * SIZE * ((HIDDEN + GROUP - 1) // GROUP)
         _open_rows(
-            source, scale, weight + expert * 2 * SIZE * HIDDEN, own_bias, target + pair % TOP * SIZE,
-            index // pairs * ROWS + lane, SIZE, HIDDEN, KIND, ROWS, DEPTH, STAGES,
+            source, scale, weight + expert * 2 * SIZE * HIDDEN, own_scales, own_bias,
+            target + pair % TOP * SIZE, index // pairs * ROWS + lane, SIZE, HIDDEN, KIND, GROUP, ROWS,
+            DEPTH, STAGES,
         )  # fmt: skip
     elif SHARED > 0:
         _open_rows(
-            source, scale, shared, None, target + TOP * SIZE, (index - routed) // tokens * ROWS + lane,
-            SHARED, HIDDEN, KIND, ROWS, DEPTH, STAGES,
+            source, scale, shared, shared_scales, None, target + TOP * SIZE,
+            (index - routed) // tokens * ROWS + lane, SHARED, HIDDEN, KIND, SHARED_GROUP, ROWS, DEPTH,
+            STAGES,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _sum_few(
-    gated, chosen, counts, weight, bias, shared, output, tokens, HIDDEN: tl.constexpr,
-    SIZE: tl.constexpr, SHARED: tl.constexpr, TOP: tl.constexpr, ROWS: tl.constexpr,
+    gated, chosen, counts, weight, scales, bias, shared, shared_scales, output, tokens,
+    HIDDEN: tl.constexpr, SIZE: tl.constexpr, SHARED: tl.constexpr, TOP: tl.constexpr,
+    GROUP: tl.constexpr, SHARED_GROUP: tl.constexpr, ROWS: tl.constexpr,
     DEPTH: tl.constexpr, SHARED_DEPTH: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """output [T, HIDDEN]: some columns of one token."""
@@ -346,13 +376,14 @@ def _sum_few(
     sums = tl.zeros([ROWS, DEPTH], tl.float32)
     for step in tl.range(0, TOP * STEPS, num_stages=STAGES):
         place = step // STEPS
-        column = step % STEPS * DEPTH + tl.arange(0, DEPTH)
+        at = step % STEPS * DEPTH
+        column = at + tl.arange(0, DEPTH)
         there = column < SIZE
         value = tl.load(source + place * SIZE + column, mask=there, other=0.0).to(tl.float32)
         value *= tl.load(own_counts + place)
-        own = weight + tl.load(own_chosen + place).to(tl.int64) * HIDDEN * SIZE
-        w = tl.load(own + line * SIZE + column[None, :], mask=there[None, :], other=0.0)
-        sums += w.to(tl.float32) * value[None, :]
+        own = line + tl.load(own_chosen + place).to(tl.int64) * HIDDEN  # a row of all experts'
+        at_weights = weight + own * SIZE + column[None, :]
+        sums += _weights(at_weights, there[None, :], scales, own, at, SIZE, GROUP) * value[None, :]
     y = tl.sum(sums, 1)
     if bias is not None:
         for place in tl.static_range(TOP):
@@ -364,8 +395,10 @@ def _sum_few(
             column = at + tl.arange(0, SHARED_DEPTH)
             there = column < SHARED
             value = tl.load(source + TOP * SIZE + column, mask=there, other=0.0).to(tl.float32)
-            w = tl.load(shared + line * SHARED + column[None, :], mask=there[None, :], other=0.0)
-            beside += w.to(tl.float32) * value[None, :]
+            at_weights = shared + line * SHARED + column[None, :]
+            known = there[None, :]
+            w = _weights(at_weights, known, shared_scales, line, at, SHARED, SHARED_GROUP)
+            beside += w * value[None, :]
         y += tl.sum(beside, 1) * tl.load(own_counts + TOP)
     tl.store(output + token * HIDDEN + row, y.to(output.dtype.element_ty), mask=inside)
 
@@ -417,11 +450,25 @@ def _tile(starts, tile, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.con
 
 
 @triton.jit
+def _dot(
+    w, values, acc, scales, row, at, WIDTH: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """acc plus w times `values`; of codes in groups, each row's times the scale of input `at`."""
+    w = widened(w, values.dtype)
+    if GROUP:
+        own = tl.load(scales + row * ((WIDTH + GROUP - 1) // GROUP) + at // GROUP)
+        total = acc + tl.dot(w, values, input_precision=PRECISION) * own[:, None]
+    else:
+        total = tl.dot(w, values, acc, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
 def _open_many(
-    x, order, starts, weight, bias, output, EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
+    x, order, starts, weight, scales, bias, output, EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
     HIDDEN: tl.constexpr, SIZE: tl.constexpr, TOP: tl.constexpr, KIND: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """output [pairs, SIZE], in the experts' order."""
     wait(OVERLAP)
@@ -436,16 +483,20 @@ def _open_many(
     step = tl.arange(0, DEPTH)
     start = weight + expert.to(tl.int64) * 2 * SIZE * HIDDEN
     w_at = start + tl.minimum(column, SIZE - 1)[:, None] * HIDDEN + step[None, :]
+    first_row = expert.to(tl.int64) * 2 * SIZE + tl.minimum(column, SIZE - 1)
     x_at = x + token[None, :] * HIDDEN + step[:, None]
     gate, up = tl.zeros([COLUMNS, ROWS], tl.float32), tl.zeros([COLUMNS, ROWS], tl.float32)
     for at in range(0, HIDDEN, DEPTH):
         inside = at + step < HIDDEN
         values = tl.load(x_at + at, mask=inside[:, None] & there[None, :], other=0.0)
         w = tl.load(w_at + at, mask=inside[None, :], other=0.0)
-        gate = tl.dot(w, values, gate, input_precision=PRECISION)
+        gate = _dot(w, values, gate, scales, first_row, at, HIDDEN, GROUP, PRECISION)
         w = tl.load(w_at + SIZE * HIDDEN + at, mask=inside[None, :], other=0.0)
-        up = tl.dot(w, values, up, input_precision=PRECISION)
+        up = _dot(w, values, up, scales, first_row + SIZE, at, HIDDEN, GROUP, PRECISION)
     known = column < SIZE
+    if scales is not None and GROUP == 0:
+        gate *= tl.load(scales + first_row)[:, None]
+        up *= tl.load(scales + first_row + SIZE)[:, None]
     if bias is not None:
         own = bias + expert * 2 * SIZE + column
         gate += tl.load(own, mask=known, other=0.0).to(tl.float32)[:, None]
@@ -457,10 +508,10 @@ def _open_many(
 
 @triton.jit
 def _down_many(
-    gated, order, starts, counts, weight, bias, output, EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
-    HIDDEN: tl.constexpr, SIZE: tl.constexpr, TOP: tl.constexpr, PLACES: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    gated, order, starts, counts, weight, scales, bias, output, EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr, HIDDEN: tl.constexpr, SIZE: tl.constexpr, TOP: tl.constexpr,
+    PLACES: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """output [pairs, HIDDEN], in the tokens' order, times what each counts."""
     wait(OVERLAP)
@@ -475,14 +526,17 @@ def _down_many(
     step = tl.arange(0, DEPTH)
     start = weight + expert.to(tl.int64) * HIDDEN * SIZE
     w_at = start + tl.minimum(column, HIDDEN - 1)[:, None] * SIZE + step[None, :]
+    row = expert.to(tl.int64) * HIDDEN + tl.minimum(column, HIDDEN - 1)
     x_at = gated + place.to(tl.int64)[None, :] * SIZE + step[:, None]
     sums = tl.zeros([COLUMNS, ROWS], tl.float32)
     for at in range(0, SIZE, DEPTH):
         inside = at + step < SIZE
         values = tl.load(x_at + at, mask=inside[:, None] & there[None, :], other=0.0)
         w = tl.load(w_at + at, mask=inside[None, :], other=0.0)
-        sums = tl.dot(w, values, sums, input_precision=PRECISION)
+        sums = _dot(w, values, sums, scales, row, at, SIZE, GROUP, PRECISION)
     known = column < HIDDEN
+    if scales is not None and GROUP == 0:
+        sums *= tl.load(scales + row)[:, None]
     if bias is not None:
         own = bias + expert * HIDDEN + column
         sums += tl.load(own, mask=known, other=0.0).to(tl.float32)[:, None]

@@ -83,7 +83,7 @@ class Products:
 
     def plain(self, x: UnscaledRows, linear: Linear, eps: float, tiling: AnyTiling | None) -> Tensor:
         """[T, inputs] -> [T, outputs]."""
-        tiling = self._tiling(x.values, linear, tiling, 1)
+        tiling = self._tiling(x.values, linear, tiling)
         if isinstance(tiling, GluonTiling) and linear.bias is None:
             return gluon_product(x.values, x.squares, linear.tensor, False, eps, tiling)
         if not isinstance(tiling, Tiling | FourBitTiling):
@@ -96,7 +96,7 @@ class Products:
         """[T, inputs] -> [T, outputs], with nothing before or after it."""
         if not linear.weight.coded:
             return linear(x)
-        tiling = self._tiling(x, linear, None, 1)
+        tiling = self._tiling(x, linear, None)
         if not isinstance(tiling, Tiling | FourBitTiling):
             four = isinstance(linear.weight, FourBitWeight)
             return widened_product(x, linear) if four else many_rows(x, linear)
@@ -113,7 +113,7 @@ class Products:
         activation: Activation = "silu",
     ) -> Tensor:
         """activation(gate) * up, the gate's rows first in the weight [2 * size, inputs] -> [T, size]."""
-        tiling = self._tiling(x.values, linear, tiling, 0)
+        tiling = self._tiling(x.values, linear, tiling, gated=True)
         if isinstance(tiling, GluonTiling) and linear.bias is None and activation == "silu":
             return gluon_product(x.values, x.squares, linear.tensor, True, eps, tiling)
         if not isinstance(tiling, Tiling | FourBitTiling):
@@ -126,7 +126,7 @@ class Products:
         self, x: Tensor, linear: Linear, residual: Tensor, norm: RMSNorm, tiling: Tiling | None
     ) -> UnscaledRows:
         """residual [T, outputs] += the product, in place; returns its rows for `norm`."""
-        own = self._tiling(x, linear, tiling, 8)
+        own = self._tiling(x, linear, tiling)
         if own is None and linear.bias is None and isinstance(linear.weight, PlainWeight):
             torch.addmm(residual, x, linear.tensor.t(), out=residual)
             return UnscaledRows(add_norm(None, residual, norm))
@@ -149,15 +149,15 @@ class Products:
             linear.into(x, output)
 
     def _tiling(
-        self, x: Tensor, linear: Linear, tiling: AnyTiling | None, most_splits: int
+        self, x: Tensor, linear: Linear, tiling: AnyTiling | None, gated: bool = False
     ) -> AnyTiling | None:
-        """`tiling` is that of plain weights; `most_splits`: 0: a gated product."""
+        """`tiling` is that of plain weights."""
         if not linear.weight.coded:
             return tiling
         if isinstance(linear.weight, FourBitWeight):
             return four_bit_tiling(len(x), x.dtype)
         usable = self._overlap and x.dtype == torch.bfloat16
-        return few_tiling(len(x), linear.weight.shape, most_splits) if usable else None
+        return few_tiling(len(x), linear.weight.shape, gated) if usable else None
 
     def _launch(
         self,
@@ -211,10 +211,10 @@ class Products:
         _linear[(programs, splits)](
             *operands, weight.codes, weight.scales, linear.bias, x.squares, residual, gain, output,
             squares_out, partial, self._arrived, tokens, outputs, inputs, groups, parts, eps, stretch,
-            EPILOGUE=epilogue, GELU=gelu, GROUPED=grouped, SCALED=x.squares is not None,
-            BIAS=linear.bias is not None, SPLITS=splits, TOKENS=tiling.tokens,
-            OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, PARTS=triton.next_power_of_2(parts),
-            SWAP=tiling.swap, LINES=lines, OVERLAP=self._overlap,
+            EPILOGUE=epilogue, GELU=gelu, GROUPED=grouped, PAIRS=tiling.warps > 2,
+            SCALED=x.squares is not None, BIAS=linear.bias is not None, SPLITS=splits,
+            TOKENS=tiling.tokens, OUTPUTS=tiling.outputs, INPUTS=tiling.inputs,
+            PARTS=triton.next_power_of_2(parts), SWAP=tiling.swap, LINES=lines, OVERLAP=self._overlap,
             num_warps=tiling.warps, num_stages=tiling.stages, **self._options,
         )  # fmt: skip
 
@@ -227,7 +227,8 @@ def _divided(x: UnscaledRows, eps: float) -> Tensor:
 def _linear(
     x, weight, weights, scales, bias, squares, residual, gain, output, squares_out, partial, arrived,
     tokens, outputs, inputs, groups, parts, eps, stretch,
-    EPILOGUE: tl.constexpr, GELU: tl.constexpr, GROUPED: tl.constexpr, SCALED: tl.constexpr,
+    EPILOGUE: tl.constexpr, GELU: tl.constexpr, GROUPED: tl.constexpr, PAIRS: tl.constexpr,
+    SCALED: tl.constexpr,
     BIAS: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr, PARTS: tl.constexpr, SWAP: tl.constexpr, LINES: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -281,7 +282,7 @@ def _linear(
         w_at = weight + start + step
         for at in range(0, inputs, INPUTS):
             w, values = tl.load(w_at), tl.load(x_at, mask=there[:, None], other=0.0)
-            acc = _product(w, values, acc, scale, GROUPED, SWAP)
+            acc = _product(w, values, acc, scale, GROUPED, SWAP, PAIRS)
             if GROUPED:
                 scale = tl.load(own_scales + tl.minimum(at // INPUTS + 1, groups - 1))
             x_at += INPUTS
@@ -289,7 +290,7 @@ def _linear(
     else:
         for at in range(first, stop, INPUTS):
             w, values = weight.load([tile * OUTPUTS, at]), x.load([block * TOKENS, at])
-            acc = _product(w, values, acc, scale, GROUPED, SWAP)
+            acc = _product(w, values, acc, scale, GROUPED, SWAP, PAIRS)
             if GROUPED:
                 scale = tl.load(own_scales + tl.minimum(at // INPUTS + 1, groups - 1))
     if SWAP:
@@ -327,9 +328,11 @@ def _linear(
 
 
 @triton.jit
-def _product(w, values, acc, scale, GROUPED: tl.constexpr, SWAP: tl.constexpr):
+def _product(
+    w, values, acc, scale, GROUPED: tl.constexpr, SWAP: tl.constexpr, PAIRS: tl.constexpr
+):  # fmt: skip
     """acc plus the product, which is multiplied by `scale` [OUTPUTS] if it is GROUPED."""
-    w = widened(w, values.dtype)
+    w = widened(w, values.dtype, False, PAIRS)
     if GROUPED:
         before = acc
         acc = tl.zeros_like(acc)

@@ -1,28 +1,29 @@
 """Matrix products in tiles, of any number of rows, whose weights may have 8 bits.
 
-Codes are widened as they are read, or multiplied as they are: then rows are rounded to 8 bits, too,
-with a scale for each, or for each of their groups. Torch's library multiplies codes with scales of whole
-rows. Sums are in float32, in ascending steps of the inputs whatever the number of rows is.
+Codes are widened as they are read. Many rows are the library's: with weights that have a scale for each
+output it multiplies codes, and the rows are rounded to 8 bits, too; others are widened first. Sums are
+in float32, in ascending steps of the inputs whatever the number of rows is.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.gpu.ops.linear.base import Linear
-from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
-from ramify.gpu.triton_fp8 import narrowed, widened
+from ramify.gpu.ops.linear.base import Linear, Operand
+from ramify.gpu.programmatic_launch import overlap_options, overlaps, wait
+from ramify.gpu.triton_fp8 import narrowed, scale_of, widened
 
 Tile = tuple[int, int, int, int, int]
 """Rows, outputs, inputs, warps, stages."""
 
 EXACT: Tile = (16, 32, 32, 4, 2)  # float32, which tensor cores do not do
-_MANY: Tile = (128, 128, 128, 8, 3)
 _WIDENED: Tile = (128, 128, 64, 8, 4)
 _MULTIPLE = 16  # of sizes that the library takes
+_WIDENED_INPUTS = 4096  # that a program widens
 
 
 def many_rows(x: Tensor, linear: Linear) -> Tensor:
@@ -33,8 +34,8 @@ def many_rows(x: Tensor, linear: Linear) -> Tensor:
         return product_in_tiles(linear, x, EXACT if x.dtype == torch.float32 else _WIDENED)
     grouped = weight.group < x.shape[1]
     if grouped or any(size % _MULTIPLE for size in weight.codes.shape):
-        return product_in_tiles(linear, x, _MANY, rounds=grouped)
-    codes, scales = rounded_rows(x, x.shape[1])
+        return F.linear(x, widened_weight(weight, x.dtype), linear.bias)
+    codes, scales = rounded_rows(x)
     y: Tensor = torch._scaled_mm(
         codes, weight.codes.t(), scales, weight.scales.view(1, -1), bias=linear.bias, out_dtype=x.dtype,
         use_fast_accum=True,
@@ -42,23 +43,32 @@ def many_rows(x: Tensor, linear: Linear) -> Tensor:
     return y
 
 
-def rounded_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """x [T, inputs] as codes, and what each group is to be multiplied by, float32[T, groups]."""
+def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [T, inputs] as codes, and what each row is to be multiplied by, float32[T, 1]."""
     rows, inputs = x.shape
-    groups = triton.cdiv(inputs, group)
     codes = torch.empty((rows, inputs), dtype=torch.float8_e4m3fn, device=x.device)
-    scales = torch.empty((rows, groups), dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(group)
+    scales = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     _round_rows[(rows,)](
-        x, codes, scales, inputs, groups, GROUP=group, BLOCK=block,
-        GROUPS=triton.next_power_of_2(groups), OVERLAP=overlaps(x.device),
-        num_warps=4 if inputs <= 4096 else 8, **launch_options(x.device),
+        x, codes, scales, inputs, BLOCK=triton.next_power_of_2(inputs),
+        num_warps=4 if inputs <= 4096 else 8, **overlap_options(x.device),
     )  # fmt: skip
     return codes, scales
 
 
-def product_in_tiles(linear: Linear, x: Tensor, tile: Tile, rounds: bool = False) -> Tensor:
-    """y = x W^T + b: [T, inputs] -> [T, outputs]. `rounds`: rows become codes as the weights are."""
+def widened_weight(weight: Operand, dtype: torch.dtype) -> Tensor:
+    """[outputs, inputs] as floats, in one launch."""
+    assert weight.scales is not None
+    outputs, inputs = weight.codes.shape
+    floats = torch.empty((outputs, inputs), dtype=dtype, device=weight.codes.device)
+    _widen[(outputs, triton.cdiv(inputs, _WIDENED_INPUTS))](
+        weight.codes, weight.scales, floats, inputs, weight.scales.shape[1], GROUP=weight.group,
+        BLOCK=_WIDENED_INPUTS, num_warps=4,
+    )  # fmt: skip
+    return floats
+
+
+def product_in_tiles(linear: Linear, x: Tensor, tile: Tile) -> Tensor:
+    """y = x W^T + b: [T, inputs] -> [T, outputs]."""
     weight = linear.weight.operand
     (outputs, inputs), rows = linear.weight.shape, len(x)
     y = x.new_empty((rows, outputs))
@@ -66,10 +76,9 @@ def product_in_tiles(linear: Linear, x: Tensor, tile: Tile, rounds: bool = False
     grouped = weight.scales is not None and weight.group < inputs
     if grouped and weight.group % depth:
         raise ValueError(f"groups of {weight.group} inputs cannot be tiled as {tile}")
-    left, scales = rounded_rows(x, weight.group) if rounds else (x, None)
     grid = (triton.cdiv(rows, height) * triton.cdiv(outputs, width),)
     _product[grid](
-        left, scales, weight.codes, weight.scales, linear.bias, y, rows, outputs, inputs,
+        x, weight.codes, weight.scales, linear.bias, y, rows, outputs, inputs,
         weight.scales.shape[1] if weight.scales is not None else 1, HEIGHT=height, WIDTH=width,
         DEPTH=depth, GROUP=weight.group if grouped else 0, BAND=8,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
@@ -79,29 +88,37 @@ def product_in_tiles(linear: Linear, x: Tensor, tile: Tile, rounds: bool = False
 
 
 @triton.jit
-def _round_rows(
-    x, codes, scales, inputs, groups, GROUP: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):  # fmt: skip
+def _round_rows(x, codes, scales, inputs, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     wait(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
-    group, lane = tl.arange(0, GROUPS), tl.arange(0, BLOCK)
-    column = group[:, None] * GROUP + lane[None, :]
-    inside = (column < inputs) & (lane < GROUP)[None, :]
+    column = tl.arange(0, BLOCK)
+    inside = column < inputs
     values = tl.load(x + row * inputs + column, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(values), 1), 1e-12) / 448.0
-    rounded = narrowed(values / scale[:, None])
-    tl.store(codes + row * inputs + column, rounded, mask=inside)
-    tl.store(scales + row * groups + group, scale, mask=group < groups)
+    scale = scale_of(tl.max(tl.abs(values)))
+    tl.store(codes + row * inputs + column, narrowed(values / scale), mask=inside)
+    tl.store(scales + row, scale)
+
+
+@triton.jit
+def _widen(codes, scales, floats, inputs, groups, GROUP: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < inputs
+    own = tl.load(scales + row * groups + column // GROUP, mask=inside, other=0.0)
+    wide = tl.load(codes + row * inputs + column, mask=inside, other=0.0)
+    kind = floats.dtype.element_ty
+    tl.store(
+        floats + row * inputs + column, (widened(wide, kind).to(tl.float32) * own).to(kind), mask=inside
+    )
 
 
 @triton.jit(do_not_specialize=["rows"])  # any number of them comes without compiling again
 def _product(
-    x, x_scales, weight, scales, bias, y, rows, outputs, inputs, groups, HEIGHT: tl.constexpr,
+    x, weight, scales, bias, y, rows, outputs, inputs, groups, HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, BAND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """x_scales, scales: of GROUP inputs each, 0: of whole rows; None: there are none."""
+    """scales: of GROUP inputs each, 0: of whole rows; None: there are none."""
     # tiles in bands of rows, so that those running at once share their weights and inputs in L2
     tall, wide = tl.cdiv(rows, HEIGHT), tl.cdiv(outputs, WIDTH)
     index = tl.program_id(0)
@@ -124,10 +141,7 @@ def _product(
             own = tl.load(
                 scales + column.to(tl.int64) * groups + group, mask=column < outputs, other=0.0
             )
-            part = tl.dot(a, b, input_precision=PRECISION) * own[None, :]
-            if x_scales is not None:
-                part *= tl.load(x_scales + line * groups + group, mask=line < rows, other=0.0)[:, None]
-            total += part
+            total += tl.dot(a, b, input_precision=PRECISION) * own[None, :]
         else:
             total = tl.dot(a, b, total, input_precision=PRECISION)
     if scales is not None and GROUP == 0:

@@ -63,7 +63,7 @@ class Packing:
     def _put_together(self, linear: Linear, names: list[str]) -> None:
         """Join what was stored; beside floats, or beside each other, parts become floats."""
         stored = [name for name in names if name in self._parts]
-        apart = linear.stacked or (linear.beside and len(names) > 1)
+        apart = linear.beside and len(names) > 1
         if stored and len(stored) == len(names) and not apart:
             first, *others = (self._parts.pop(name) for name in names)
             linear.weight = first.joined(others)

@@ -131,6 +131,16 @@ class Linear:
         biases = [None] * len(weights) if self.bias is None else self.bias.chunk(self.stacked)
         return list(zip(weights, biases, strict=True))
 
+    def matrix(self, number: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """One of those that are stacked, as floats."""
+        size = self.weight.shape[0] // self.stacked
+        first, last = number * size, (number + 1) * size
+        if isinstance(self.weight, PlainWeight):
+            floats = self.weight.tensor[first:last]
+        else:
+            floats = self.weight.rows(first, last).floats().to(dtype)
+        return floats, None if self.bias is None else self.bias[first:last]
+
     def release(self) -> None:
         """Give the memory of the plain weight back until it is filled: see `allocate`."""
         self.tensor.untyped_storage().resize_(0)

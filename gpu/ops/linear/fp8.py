@@ -89,7 +89,7 @@ def fp8_form(device: torch.device, rounds: bool) -> Form:
         weight = linear.weight
         if isinstance(weight, Fp8Weight):
             return weight.on(device)
-        if not rounds or linear.stacked or linear.use in ("logits", "scores"):
+        if not rounds or linear.use in ("logits", "scores"):
             return weight
         return rounded(linear.tensor)
 

@@ -1,5 +1,6 @@
 """Weights in 8-bit floats: the numbers of codes and scales, and products with them."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,8 +86,8 @@ def test_kernels_widen_codes(grouped: bool, monkeypatch: pytest.MonkeyPatch) -> 
     x = torch.randn(3, inputs).to(device, dtype)
     wanted = x.double().cpu() @ numbers.t() + linear.bias.double().cpu()
 
-    def tiling(self: Any, x: Tensor, linear: Linear, own: Any, most_splits: int) -> Tiling:
-        return Tiling(16, 32, GROUP, splits=min(2, max(1, most_splits)), stages=2)
+    def tiling(self: Any, x: Tensor, linear: Linear, own: Any, gated: bool = False) -> Tiling:
+        return Tiling(16, 32, GROUP, splits=2 - gated, stages=2)
 
     check(products.library(x, linear).cpu(), wanted, room)
     monkeypatch.setattr(triton_linear.Products, "_tiling", tiling)
@@ -100,21 +101,47 @@ def test_kernels_widen_codes(grouped: bool, monkeypatch: pytest.MonkeyPatch) -> 
     check(residual.cpu(), before + wanted, room)
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-def test_many_rows_are_rounded_as_the_weights_are(grouped: bool) -> None:
-    """Each of their groups has a scale, and the product is that of what they stand for."""
+def test_rows_are_rounded_and_weights_widened_in_one_launch_each() -> None:
     pytest.importorskip("triton", minversion=None if torch.cuda.is_available() else "3.7")
-    from ramify.gpu.ops.triton_tiles import product_in_tiles, rounded_rows
+    from ramify.gpu.ops.triton_tiles import rounded_rows, widened_weight
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    inputs = 2 * GROUP
-    group = GROUP if grouped else inputs
-    x = torch.randn(5, inputs, device=device) * torch.rand(5, 1, device=device) * 100
-    codes, scales = rounded_rows(x, group)
-    found = codes.double() * scales.double().repeat_interleave(group, 1)
-    least = scales.repeat_interleave(group, 1) * 2**-10  # half a unit
-    assert bool(((found - x).abs() <= x.abs() / 16 + least).all())
-    if grouped:
-        weight = weights(48, inputs, grouped)
-        y = product_in_tiles(Linear(weight.on(device)), x, (16, 16, GROUP, 4, 2), rounds=True)
-        check(y.cpu(), found.cpu() @ exact(weight).t(), 2**-7 if torch.cuda.is_available() else 1e-5)
+    x = torch.randn(5, 200, device=device) * torch.rand(5, 1, device=device) * 100
+    codes, scales = rounded_rows(x)
+    found = codes.double() * scales.double()
+    assert bool(((found - x).abs() <= x.abs() / 16 + scales * 2**-10).all())
+    for grouped in (False, True):
+        weight = weights(3, 300, grouped)
+        floats = widened_weight(weight.on(device).operand, torch.float32)
+        assert torch.equal(floats.cpu(), exact(weight).float())
+
+
+def test_experts_kernels_widen_codes() -> None:
+    """Few tokens with a shared expert, and many: as torch with the floats that codes stand for.
+
+    Gate and up have groups, two of them; down has a scale for each output.
+    """
+    pytest.importorskip("triton", minversion=None if torch.cuda.is_available() else "3.7")
+    from ramify.gpu.ops.experts import LayerExperts, RouterSettings, SharedExpert, run
+    from ramify.gpu.ops.triton_experts import route_tokens, run_few, run_many
+    from ramify.gpu.ops.triton_linear import UnscaledRows
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    experts, hidden, size = 2, GROUP + 8, 16
+
+    def coded(outputs: int, inputs: int, stacked: int = 0) -> Linear:
+        weight = weights(outputs * max(1, stacked), inputs, inputs > GROUP)
+        return Linear(Fp8Weight(weight.codes, weight.scales / 10).on(device), stacked=stacked)
+
+    shared = SharedExpert(coded(2 * size, hidden), coded(hidden, size), size, False, "silu")
+    layer = LayerExperts(
+        router=plain(torch.randn(experts, hidden, device=device)), correction=None,
+        gate_up=coded(2 * size, hidden, experts), down=coded(hidden, size, experts), shared=shared,
+        settings=RouterSettings(top=1), activation="silu",
+    )  # fmt: skip
+    x = torch.randn(2, hidden, device=device) / 10
+    wanted = run(x, layer)
+    routes = route_tokens(layer.router(x), layer)
+    check(run_few(UnscaledRows(x), 0.0, layer, routes).cpu(), wanted.cpu(), 1e-4)
+    beside = wanted - run(x, replace(layer, shared=None))
+    check(run_many(x, layer, routes, beside, True).cpu(), wanted.cpu(), 1e-4)
