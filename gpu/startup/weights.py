@@ -157,6 +157,8 @@ class _Target:
         gate_up = whole.endswith(called.stacked[0])
         kinds = called.each[:-1] if gate_up else called.each[-1:]
         head = whole.removesuffix(called.stacked[0 if gate_up else 1])
+        if called.interleaved:
+            raise ValueError("inputs of experts come before their outputs, which this format has not")
         count = {len(part) if part.dim() == 3 else 0 for part in parts.values()}
         if len(count) > 1 or 0 in count:
             shapes = [list(part.shape) for part in parts.values()]
