@@ -210,6 +210,7 @@ def main() -> None:
     parser.add_argument("--step-tokens", type=int, default=8192)
     parser.add_argument("--attention", default="auto")
     parser.add_argument("--quantization", default="auto")
+    parser.add_argument("--kv-dtype", default="auto")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--output", type=Path)
@@ -221,7 +222,7 @@ def main() -> None:
             path=Path(folder), device=args.device, load_format="dummy", kv_tokens=args.kv_tokens,
             page_size=args.page_size, max_rows=args.max_rows, step_tokens=args.step_tokens,
             context=4096, attention=args.attention, deterministic=args.deterministic,
-            quantization=args.quantization,
+            quantization=args.quantization, kv_dtype=args.kv_dtype,
         )  # fmt: skip
         executor = load_executor(config, lambda what, share: None)
     report: dict[str, Any] = {
@@ -229,6 +230,7 @@ def main() -> None:
         "page_size": args.page_size, "torch": torch.__version__,
         "sampling": {"temperature": args.temperature} | args.sampling,
         "deterministic": args.deterministic, "quantization": executor.info.quantization,
+        "kv_dtype": executor.info.kv_dtype,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
         "ready_s": round(time.perf_counter() - begin, 2),
         "kv_tokens": executor.info.pages * args.page_size,
