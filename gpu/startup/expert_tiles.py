@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import astuple, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
-from triton.runtime.errors import OutOfResources
+from triton.errors import TritonError
 
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.models.experts import Experts, ExpertsBeside
@@ -33,6 +34,7 @@ from ramify.gpu.startup.compiling import compile_side_by_side
 _LOG = logging.getLogger("ramify.gpu.startup")
 BUDGET = 60.0  # seconds
 _REPEATS = 5
+_UNFIT = (TritonError, RuntimeError)  # a tile that a smaller GPU, or its compiler, does not take
 # For each entry of the table: pairs of an expert that stand for it, and tiles beside the served one
 TRIED: tuple[tuple[int, tuple[ExpertTile, ...]], ...] = (
     (12, (ExpertTile(16, 128, 64, 4, 4), ExpertTile(16, 128, 128, 4, 3), ExpertTile(16, 64, 256, 4, 3))),
@@ -56,8 +58,9 @@ class TunedTiles:
 
     def __init__(self, model: Decoder, step_tokens: int, place: Path | None = None) -> None:
         self._shapes: dict[tuple[Any, ...], list[LayerExperts]] = {}
-        for layer in _layers(model):
+        for layer in _layers(model) if model.dtype != torch.float32 else ():  # which has one tile
             self._shapes.setdefault(_shape(layer), []).append(layer)
+        self._dtype = model.dtype
         self._step_tokens = step_tokens
         self._device = model.device
         self._place = folder() if place is None else place
@@ -80,7 +83,7 @@ class TunedTiles:
                 continue
             table = list(SERVED_TILES)
             for number, one, tokens, tiles in self._trials(layers[0]):
-                times = {tile: measure(_with(one, tile), tokens) for tile in tiles if clock() < end}
+                times = {tile: measure(with_tile(one, tile), tokens) for tile in tiles if clock() < end}
                 if times:  # the first one of equal ones
                     table[number] = table[number][0], min(times, key=lambda tile: times[tile])
             for layer in layers:
@@ -93,7 +96,7 @@ class TunedTiles:
         for layers in self._shapes.values():
             for _, one, tokens, tiles in self._trials(layers[0]):
                 for tile in tiles if one.tiles is None else ():
-                    run_many(*_drawn(_with(one, tile), tokens))
+                    run_many(*drawn(with_tile(one, tile), tokens, self._dtype))
 
     def _trials(
         self, one: LayerExperts
@@ -118,32 +121,34 @@ def tune_experts(model: Decoder, step_tokens: int, progress: Progress) -> None:
     if tiles.recall():
         return
     progress("measuring the tiles of experts: up to a minute, once", 0.0)
-    with suppress(OutOfResources):  # of a smaller GPU: that tile is not measured, either
+    with suppress(*_UNFIT):  # that tile is not taken, either
         compile_side_by_side(tiles.launch, model.device)
-    tiles.tune(_timed, time.monotonic, begin + BUDGET)
+    tiles.tune(partial(timed, dtype=model.dtype), time.monotonic, begin + BUDGET)
     torch.cuda.empty_cache()
     _LOG.info("measured the tiles of experts in %.1f s", time.monotonic() - begin)
 
 
-def _with(one: LayerExperts, tile: ExpertTile) -> LayerExperts:
+def with_tile(one: LayerExperts, tile: ExpertTile) -> LayerExperts:
     return replace(one, shared=None, tiles=((1 << 62, tile),))
 
 
 @torch.inference_mode()
-def _drawn(one: LayerExperts, tokens: int) -> tuple[Tensor, LayerExperts, ExpertRoutes, None, bool]:
+def drawn(
+    one: LayerExperts, tokens: int, dtype: torch.dtype
+) -> tuple[Tensor, LayerExperts, ExpertRoutes, None, bool]:
     """What `run_many` takes: rows, and experts that they choose at random."""
-    weight = one.down.tensor
-    x = torch.randn((tokens, one.gate_up.tensor.shape[1]), device=weight.device).to(weight.dtype)
-    scores = torch.rand((tokens, one.experts), device=weight.device)
+    device = one.down.weight.operand.codes.device
+    x = torch.randn((tokens, one.gate_up.weight.shape[1]), device=device).to(dtype)
+    scores = torch.rand((tokens, one.experts), device=device)
     chosen = scores.topk(one.settings.top, dim=-1).indices.int()
-    counts = torch.full(chosen.shape, 1 / one.settings.top, device=weight.device)
+    counts = torch.full(chosen.shape, 1 / one.settings.top, device=device)
     return x, one, ExpertRoutes(chosen, counts), None, False
 
 
 @torch.inference_mode()
-def _timed(one: LayerExperts, tokens: int) -> float:
-    """Seconds, the median; without an end where the GPU has too little memory beside its cores."""
-    given = _drawn(one, tokens)
+def timed(one: LayerExperts, tokens: int, dtype: torch.dtype) -> float:
+    """Seconds, the median; without an end where the GPU does not take the tile."""
+    given = drawn(one, tokens, dtype)
     times: list[float] = []
     try:
         for _ in range(_REPEATS + 2):
@@ -153,7 +158,7 @@ def _timed(one: LayerExperts, tokens: int) -> float:
             end.record()
             end.synchronize()
             times.append(begin.elapsed_time(end) / 1e3)
-    except OutOfResources:
+    except _UNFIT:
         return float("inf")
     return sorted(times[2:])[_REPEATS // 2]
 
@@ -168,8 +173,9 @@ def _layers(model: Decoder) -> Iterable[LayerExperts]:
 
 
 def _shape(one: LayerExperts) -> tuple[Any, ...]:
-    weight = one.down.tensor
-    return one.experts, one.settings.top, *weight.shape, str(weight.dtype), one.activation
+    weight = one.down.weight.operand
+    form = *weight.codes.shape, str(weight.codes.dtype), weight.group
+    return one.experts, one.settings.top, *form, one.activation
 
 
 def _decoded(found: bytes) -> TileTable | None:

@@ -14,8 +14,9 @@ triton = pytest.importorskip("triton")
 from ramify.gpu.models.experts import Experts  # noqa: E402
 from ramify.gpu.ops.experts import ExpertTile, LayerExperts, RouterSettings  # noqa: E402
 from ramify.gpu.ops.linear.base import plain  # noqa: E402
+from ramify.gpu.ops.linear.fp8 import Fp8Weight  # noqa: E402
 from ramify.gpu.ops.triton_experts import SERVED_TILES, tile_for  # noqa: E402
-from ramify.gpu.startup.expert_tiles import TRIED, TunedTiles  # noqa: E402
+from ramify.gpu.startup.expert_tiles import TRIED, TunedTiles, drawn  # noqa: E402
 
 NUMBER = 8
 
@@ -29,7 +30,9 @@ def layer(size: int = 4) -> LayerExperts:
 def model(*layers: LayerExperts) -> Any:
     parts = [SimpleNamespace(feed_forward=Experts(None, one, 4, 16, None)) for one in layers]
     return SimpleNamespace(
-        device=torch.device("cpu"), layers=[SimpleNamespace(feed_forward=None), *parts]
+        device=torch.device("cpu"),
+        dtype=torch.bfloat16,
+        layers=[SimpleNamespace(feed_forward=None), *parts],
     )
 
 
@@ -99,6 +102,23 @@ def test_a_damaged_file_is_measured_again(tmp_path: Path, caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING, "ramify.gpu.startup"):
         assert not TunedTiles(model(layer()), 1 << 20, place).recall()
     assert "are damaged: they are measured again" in caplog.text
+
+
+def test_weights_of_codes_are_measured_too(tmp_path: Path) -> None:
+    """In float32 there is one tile, and nothing to measure."""
+    one = layer()
+    for linear in (one.gate_up, one.down):
+        outputs, inputs = linear.weight.shape
+        linear.weight = Fp8Weight(
+            torch.zeros(outputs, inputs).to(torch.float8_e4m3fn), torch.ones(outputs, 1)
+        )
+    TunedTiles(model(one), 1 << 20, tmp_path / "kept").tune(widest, zero, 60.0)
+    assert one.tiles is not None
+    x, *_ = drawn(one, 20, torch.bfloat16)
+    assert (x.shape, x.dtype) == ((20, 16), torch.bfloat16)
+    exact = model(layer())
+    exact.dtype = torch.float32
+    assert TunedTiles(exact, 1 << 20, tmp_path / "other").recall()
 
 
 def test_nothing_is_kept_without_a_folder(tmp_path: Path) -> None:
