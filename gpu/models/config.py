@@ -37,17 +37,19 @@ def parse_config(raw: dict[str, Any], generation: dict[str, Any], path: Path) ->
     inner = raw.get("text_config")
     if family.other is not None and isinstance(inner, dict):
         family = family.other if inner.get("model_type") == family.other.text else family
-    stored, quantized = None, raw.get("quantization_config")
-    method = quantized.get("quant_method") if isinstance(quantized, dict) else None
-    if quantized and (method is None or method != family.widened):
-        try:
-            stored = read_format(quantized)
-        except ValueError as error:
-            raise ModelError(f"{path}: quantization_config {error}") from None
     values, where = (raw, str(path)) if family.text is None else _text(raw, family, path)
     fields = Fields(family.architecture, family.defaults | values, generation, where)
-    definition = replace(family.define(fields), stored=stored)
+    definition = family.define(fields)
     fields.refuse_unread()
+    if quantized := raw.get("quantization_config"):
+        try:
+            definition = replace(definition, stored=read_format(quantized))
+        except ValueError as error:
+            raise ModelError(f"{path}: quantization_config {error}") from None
+        mxfp4 = quantized["quant_method"] == "mxfp4"
+        if mxfp4 and not definition.names.experts.interleaved:  # as gpt-oss's experts are
+            raise ModelError(f"{path}: quantization_config (mxfp4) is not supported for "
+                             f"{family.architecture}: give a checkpoint in floats")  # fmt: skip
     return definition if family.text is None else of_text(definition)
 
 

@@ -67,7 +67,6 @@ class Family:
     define: Callable[[Fields], Definition]
     text: str | None = None
     other: "Family | None" = None  # the same around another text part
-    widened: str | None = None  # the quant_method of weights that become floats as they are loaded
 
 
 def of_text(definition: Definition) -> Definition:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -27,9 +26,7 @@ _LOG = logging.getLogger("ramify.gpu.startup")
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 # Of tensors with all experts of a layer, by how their names end: their dimensions
-_DIMENSIONS = {"": 3, "_bias": 2, "_blocks": 4, "_scales": 3}
-_HALVES = ("_blocks", "_scales")  # of MXFP4
-_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_DIMENSIONS = {"": 3, "_bias": 2}
 _FLOATS = {torch.float32, torch.bfloat16, torch.float16, torch.float64}
 
 
@@ -98,7 +95,6 @@ class _Target:
         self.views = views
         self.known = frozenset(views)
         self.missing = set(views)
-        self.halves: dict[str, Tensor] = {}  # of MXFP4, by their names here
         self.parts: dict[str, dict[str, Tensor]] = {}  # of `stored` weights
         self.widened = 0
         self.called = called
@@ -157,9 +153,9 @@ class _Target:
         gate_up = whole.endswith(called.stacked[0])
         kinds = called.each[:-1] if gate_up else called.each[-1:]
         head = whole.removesuffix(called.stacked[0 if gate_up else 1])
-        if called.interleaved:
+        if called.interleaved and self._stored is not None and self._stored.name != "mxfp4":
             raise ValueError("inputs of experts come before their outputs, which this format has not")
-        count = {len(part) if part.dim() == 3 else 0 for part in parts.values()}
+        count = {len(part) if part.dim() > 2 else 0 for part in parts.values()}
         if len(count) > 1 or 0 in count:
             shapes = [list(part.shape) for part in parts.values()]
             raise ValueError(f"shapes {shapes} are not those of a layer's experts")
@@ -170,8 +166,10 @@ class _Target:
             rows, inputs = self.views[names[0]].shape
             weight = self._weight({key: each[number] for key, each in parts.items()},
                                   (rows * len(kinds), inputs))  # fmt: skip
-            for place, each in enumerate(names):
-                self._put(path, name, each, weight.rows(place * rows, (place + 1) * rows))
+            all_rows = torch.arange(rows * len(kinds), device=self._device)
+            turns = all_rows.view(rows, -1).t() if called.interleaved else all_rows.view(-1, rows)
+            for each, own in zip(names, turns, strict=True):
+                self._put(path, name, each, weight.in_order(own))
 
     def _put(self, path: Path, name: str, wanted: str, weight: Weight) -> None:
         """The weight `wanted` in the form in which it is stored."""
@@ -227,7 +225,7 @@ class _Unloaded(Weight):
 
     __slots__ = ()
 
-    def rows(self, first: int, last: int) -> Weight:
+    def in_order(self, order: Tensor) -> Weight:
         return self
 
 
@@ -313,7 +311,7 @@ def _load_file(path: Path, target: _Target) -> Iterator[tuple[float, int]]:
                 if ending is not None:
                     _check_stacked(path, name, tensor, ending)
                     base = whole.removesuffix(ending)
-                    parts = _each(path, base, ending, tensor, target.halves, called.experts)
+                    parts = _each(base, ending, tensor, called.experts)
                 for wanted, part in parts:
                     if wanted not in known:
                         shape = list(tensor.shape)
@@ -343,58 +341,25 @@ def _ending(name: str, called: ExpertNames) -> str | None:
 
 def _check_stacked(path: Path, name: str, tensor: Tensor, ending: str) -> None:
     if tensor.dim() != _DIMENSIONS[ending]:
-        dimensions = {2: "two", 3: "three", 4: "four"}[_DIMENSIONS[ending]]
+        dimensions = {2: "two", 3: "three"}[_DIMENSIONS[ending]]
         raise ModelError(f"{path}: {name} has shape {list(tensor.shape)}: a layer's experts "
                          f"have {dimensions} dimensions; download the checkpoint again")  # fmt: skip
-    if ending in _HALVES and (
-        tensor.dtype != torch.uint8 or (ending == "_blocks" and tensor.shape[-1] != 16)
-    ):
-        raise ModelError(f"{path}: {name} is {tensor.dtype} {list(tensor.shape)}: MXFP4 has bytes, "
-                         "blocks of 16 of them; download the checkpoint again")  # fmt: skip
 
 
-def _each(
-    path: Path, name: str, ending: str, stacked: Tensor, halves: dict[str, Tensor], called: ExpertNames
-) -> Iterator[tuple[str, Tensor]]:
-    """The experts of a tensor that holds all of a layer, by their names in the decoder.
-
-    Of blocks or scales, once the other half is there.
-    """
+def _each(name: str, ending: str, stacked: Tensor, called: ExpertNames) -> Iterator[tuple[str, Tensor]]:
+    """The experts of a tensor that holds all of a layer, by their names in the decoder."""
     gate_up = name.endswith(called.stacked[0])
     kinds = called.each[:-1] if gate_up else called.each[-1:]
     head = name.removesuffix(called.stacked[0 if gate_up else 1])
     count, what = len(kinds), "bias" if ending == "_bias" else "weight"
-    scales: Tensor | None = None
-    if ending in _HALVES:
-        halves[name + ending] = stacked
-        if not all(name + half in halves for half in _HALVES):
-            return
-        stacked, scales = (halves.pop(name + half) for half in _HALVES)
-        if stacked.shape[:-1] != scales.shape:
-            raise ModelError(f"{path}: {name} has blocks {list(stacked.shape)} and scales "
-                             f"{list(scales.shape)}: download the checkpoint again")  # fmt: skip
     for number, one in enumerate(stacked):
-        if scales is not None:
-            one = widened(one, scales[number])
-        elif called.interleaved and one.dim() == 2:
+        if called.interleaved and one.dim() == 2:
             one = one.t()
-        if called.interleaved:
-            parts = [one[at::count] for at in range(count)]
-        else:
-            parts = list(one.tensor_split(count))
+        parts = (
+            [one[at::count] for at in range(count)] if called.interleaved else one.tensor_split(count)
+        )
         for kind, part in zip(kinds, parts, strict=True):
             yield f"{head}experts.{number}.{kind}.{what}", part
-
-
-def widened(blocks: Tensor, scales: Tensor) -> Tensor:
-    """MXFP4 as float32 [.., 32 * groups]: uint8 blocks [.., groups, 16], scales [.., groups].
-
-    A byte has two numbers, the lower bits' first; a scale is a power of two, 127 above its exponent.
-    """
-    values = torch.tensor([*_FP4, *(-value for value in _FP4)], device=blocks.device)
-    pairs = torch.stack((values.repeat(16), values.repeat_interleave(16)), -1)
-    floats = F.embedding(blocks.int(), pairs).flatten(-2)
-    return torch.ldexp(floats, scales.int()[..., None] - 127).flatten(-2)
 
 
 def _check_fits(path: Path, name: str, tensor: Tensor, view: Tensor) -> None:

@@ -58,4 +58,4 @@ def define(fields: Fields) -> Definition:
     return decoder(fields, layers, names=_NAMES)
 
 
-FAMILIES = (Family("GptOssForCausalLM", "gpt_oss", _DEFAULTS, define, widened="mxfp4"),)
+FAMILIES = (Family("GptOssForCausalLM", "gpt_oss", _DEFAULTS, define),)

@@ -121,6 +121,7 @@ _METHODS: dict[str, Callable[[dict[str, Any]], WeightFormat]] = {
     "fbgemm_fp8": _fbgemm,
     "awq": partial(_four_bits, four_bit_checkpoints.awq),
     "gptq": partial(_four_bits, four_bit_checkpoints.gptq),
+    "mxfp4": four_bit_checkpoints.mxfp4,
     "torchao": partial(_four_bits, four_bit_checkpoints.torchao),
     "modelopt": _modelopt,
     "modelopt_fp8": _modelopt,

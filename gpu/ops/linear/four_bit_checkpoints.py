@@ -1,4 +1,4 @@
-"""Weights of 4 bits as published checkpoints store them: AWQ, GPTQ, compressed-tensors, torchao.
+"""Weights of 4 bits as checkpoints store them: AWQ, GPTQ, compressed-tensors, torchao, MXFP4.
 
 Each has several tensors in place of a `weight`, which together are a `GroupedWeight`; where its groups
 are not runs of inputs they become floats.
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.ops.linear.base import PlainWeight, Weight
-from ramify.gpu.ops.linear.grouped import GroupedWeight
+from ramify.gpu.ops.linear.grouped import FP4, GROUP, GroupedWeight
 
 _MOST_GROUP = 1 << 16
 _GROUPS = (32, 64, 128)  # that kernels read, and multiples of the last one
+_EXPONENT = 127  # of MXFP4's scale of 1
 _MIDDLE = 8  # the code of 0 where there are no zero points
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # where in a word each of eight outputs is
 _SORTED = ("group", "dynamic", True)  # actorder, where inputs of a group are no neighbours
@@ -241,6 +242,49 @@ def _unpack_torchao(parts: WeightParts) -> FoundCodes:
     scales = parts.get("_weight_scale", _FLOATS, groups, outputs).t().float()
     middle = parts.get("_weight_zero_point", _FLOATS, groups, outputs).t().float()
     return FoundCodes(codes, scales, None, middle - _MIDDLE * scales)
+
+
+# --- MXFP4, as gpt-oss has its experts ---
+
+
+class Mxfp4Format:
+    """Bytes of two numbers, the lower bits' first, in blocks of 16, and an exponent of 2 for each."""
+
+    name = "mxfp4"
+
+    def part(self, name: str, tensor: Tensor) -> tuple[str, str] | None:
+        """As of `WeightFormat`."""
+        for part in ("blocks", "scales"):
+            if name.endswith(f"_{part}"):
+                return name.removesuffix(f"_{part}"), part
+        return None
+
+    def missing(self, parts: Collection[str]) -> str | None:
+        absent = [part for part in ("blocks", "scales") if part not in parts]
+        return f"no {absent[0]}" if absent else None
+
+    def weight(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> Weight:
+        """In twos, which are integers."""
+        outputs, inputs = shape
+        groups = -(-inputs // GROUP)
+        blocks, scales = parts["blocks"], parts["scales"]
+        if {blocks.dtype, scales.dtype} != {torch.uint8} or blocks.shape[-1] != GROUP // 2:
+            raise ValueError(f"blocks are {_type(blocks.dtype)} {list(blocks.shape)}, scales "
+                             f"{_type(scales.dtype)}: MXFP4 has bytes, 16 in a block")  # fmt: skip
+        if list(blocks.shape[:-1]) != [outputs, groups] or list(scales.shape) != [outputs, groups]:
+            raise ValueError(f"it has blocks {list(blocks.shape)} and scales {list(scales.shape)}: "
+                             f"config.json asks for {[outputs, groups]} of both")  # fmt: skip
+        if inputs % GROUP:
+            raise ValueError(f"{inputs} inputs are not whole blocks of {GROUP}")
+        twice = [int(2 * value) for value in FP4]
+        table = torch.tensor([*twice, *(-value for value in twice)], dtype=torch.int8)
+        codes = torch.stack((blocks & 15, blocks >> 4), -1).view(outputs, inputs)
+        half = torch.ldexp(torch.ones_like(scales, dtype=torch.float32), scales.int() - _EXPONENT - 1)
+        return GroupedWeight(table.to(blocks.device)[codes.int()], half, None, 5)
+
+
+def mxfp4(config: dict[str, Any]) -> Mxfp4Format:
+    return Mxfp4Format()
 
 
 def _needs(config: dict[str, Any], name: str, *served: Any) -> Any:
