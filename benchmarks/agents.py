@@ -20,6 +20,8 @@ is computed and found hardly depends on the machine's load; waits do.
 Policies: `lru`, by request: whoever comes is admitted when pages can be had, whatever others have
 begun, and no run gives pages to others for fairness; `ours`: the scheduler as it is. A newcomer with
 1,024 tokens comes every 30 s. Each place for a session plays the same ones under both policies.
+`--host`: so many real tokens of KV in host memory; a block is 1,024 of them, and loads hold up steps.
+(With `--real`: bytes, `--kv-host`.)
 Columns: `all`, turns since the start; `hit`, of the tokens that the turn before could have left; waits
 in seconds until the first token; `share`: the waiting of the place that waited most, over the mean.
 """
@@ -34,7 +36,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -52,6 +54,7 @@ from ramify.actors.kit.log import configure
 from ramify.actors.scheduler.active import ActiveSessions
 from ramify.actors.scheduler.admission import Admission
 from ramify.protocol import messages as m
+from ramify.protocol.cluster import BLOCK
 from ramify.protocol.config import (
     EngineConfig,
     LogConfig,
@@ -59,6 +62,7 @@ from ramify.protocol.config import (
     ScheduleConfig,
     ServerConfig,
 )  # fmt: skip
+from ramify.protocol.plan import StepPlan
 
 SCALE = 16  # real tokens that one token here stands for
 PAUSE = 300.0  # seconds at most
@@ -66,19 +70,22 @@ CONTEXT = 262_144  # real tokens: a session is over before its first prompt that
 NEWCOMER = 1024, 64  # real tokens of its prompt and answer
 EVERY = 30.0  # seconds between two newcomers
 COLUMNS = (
-    "pool", "sessions", "policy", "turns/min", "all", "hit", "TTFT p50", "p95", "newcomer", "share",
-    "twice", "retracted",
+    "pool", "sessions", "host", "policy", "turns/min", "all", "hit", "TTFT p50", "p95", "newcomer",
+    "share", "twice", "retracted",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Real tokens, prompt tokens a second; milliseconds of a decode, and for a token of context."""
+    """Real tokens, prompt tokens a second; milliseconds of a decode, and for a token of context; tokens
+    a second of a copy from host memory.
+    """
 
     tokens: int
     prefill: float
     decode: float
     context: float
+    load: float
 
     def step(self, work: StepWork) -> tuple[float, float]:
         """Milliseconds of the device and of its host."""
@@ -88,8 +95,8 @@ class Pool:
 
 
 POOLS = {
-    "llama": Pool(850_000, 41_000.0, 8.0, 0.000031),
-    "hybrid": Pool(3_000_000, 70_000.0, 8.0, 0.000008),
+    "llama": Pool(850_000, 41_000.0, 8.0, 0.000031, 380_000.0),
+    "hybrid": Pool(3_000_000, 70_000.0, 8.0, 0.000008, 1_500_000.0),
 }
 
 
@@ -253,6 +260,10 @@ class AgentSimulation(Simulation):
             self._launches.add(time)
         super().at(time, act)
 
+    def moves(self, plan: StepPlan) -> float:
+        """Saves leave beside the steps; loads are taken to hold up the step that they belong to."""
+        return 1e3 * len(plan.loads) * BLOCK * SCALE / self.device.load
+
     def launch(self) -> None:
         self._launches.discard(self.now)
         super().launch()
@@ -282,15 +293,15 @@ def policed(policy: str) -> Iterator[None]:
 
 
 def play(
-    recorded: list[Recorded], name: str, count: int, policy: str, options: argparse.Namespace
+    recorded: list[Recorded], name: str, count: int, host: int, policy: str, options: argparse.Namespace
 ) -> list[str]:
-    """One row of the table."""
+    """One row of the table. `host`: real tokens in host memory."""
     pool = POOLS[name]
     sizes = {
         "count": count, "pages": pool.tokens // SCALE, "context": CONTEXT // SCALE + 4096,
         "rows": 256, "step_tokens": 2048, "mixed_tokens": 2048, "ahead_tokens": 512,
         "quantum_steps": 4, "itl_target_ms": 20.0 * SCALE, "graph_lines": 0, "cpu": False,
-        "noise": [0.0],
+        "noise": [0.0], "host": host // SCALE // BLOCK,
     }  # fmt: skip
     with policed(policy):
         sim = AgentSimulation(argparse.Namespace(**{**vars(options), **sizes}), pool)
@@ -300,7 +311,8 @@ def play(
     marks = statistics.quantiles(waits, n=20)
     places = [sum(place.waited) for place in load.places]
     return [
-        name, str(count), policy, f"{60 * load.turns / options.seconds:.1f}", str(load.all),
+        name, str(count), f"{host / 1e6:.1f}M", policy,
+        f"{60 * load.turns / options.seconds:.1f}", str(load.all),
         f"{load.found / max(1, load.could):.2f}", f"{marks[9]:.1f}", f"{marks[18]:.1f}",
         f"{max(load.newcomers, default=0.0):.1f}",
         f"{max(places) / max(1e-9, statistics.fmean(places)):.2f}",
@@ -312,17 +324,23 @@ def play(
 
 REAL_SCALE, REAL_CONTEXT, REAL_STEP = 64, 4096, 512
 REAL_COLUMNS = (
-    "sessions", "policy", "turns", "prompts", "computed", "hit", "CPU, s", "seconds", "TTFT p50", "p95",
+    "sessions", "host", "policy", "turns", "prompts", "computed", "hit", "CPU, s", "seconds",
+    "TTFT p50", "p95",
 )  # fmt: skip
 
 
-def serve(policy: str, pages: int, pipe: Connection) -> None:
+def serve(policy: str, pages: int, host: int, pipe: Connection) -> None:
     """A server in this process, until something comes; then its CPU time is told."""
 
     async def run() -> None:
         config = EngineConfig(
             model=ModelConfig(
-                path=BUNDLED, context=REAL_CONTEXT, kv_tokens=pages, max_rows=32, step_tokens=REAL_STEP
+                path=BUNDLED,
+                context=REAL_CONTEXT,
+                kv_tokens=pages,
+                max_rows=32,
+                step_tokens=REAL_STEP,
+                kv_host=host,
             ),
             server=ServerConfig(port=0),
             schedule=ScheduleConfig(itl_target_ms=1000.0, quantum_steps=1),
@@ -395,11 +413,11 @@ class RealPlace:
 
 
 async def play_real(
-    recorded: list[Recorded], count: int, policy: str, options: argparse.Namespace
+    recorded: list[Recorded], count: int, host: int, policy: str, options: argparse.Namespace
 ) -> list[str]:
     """One row of the table: all places play their turns against a server of their own."""
     pipe, other = get_context("spawn").Pipe()
-    server = get_context("spawn").Process(target=serve, args=(policy, options.pages, other))
+    server = get_context("spawn").Process(target=serve, args=(policy, options.pages, host, other))
     server.start()
     port = await asyncio.to_thread(pipe.recv)
     order = list(recorded)
@@ -418,7 +436,7 @@ async def play_real(
     prompts = sum(usage["prompt"] for usage, _ in usages)
     computed = sum(usage["prompt"] - usage["cached"] for usage, _ in usages)
     return [
-        str(count), policy, str(len(usages)), str(prompts), str(computed),
+        str(count), f"{host >> 20}M", policy, str(len(usages)), str(prompts), str(computed),
         f"{found / sum(could for _, could in usages):.2f}", f"{spent:.0f}", f"{seconds:.0f}",
         f"{marks[9]:.2f}", f"{marks[18]:.2f}",
     ]  # fmt: skip
@@ -429,6 +447,9 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="recorded sessions, a JSON line each")
     parser.add_argument("--pool", choices=sorted(POOLS), nargs="+", default=list(POOLS))
     parser.add_argument("--sessions", type=int, nargs="+", default=[16, 32, 48, 96, 128])
+    parser.add_argument(
+        "--host", type=int, nargs="+", default=[0], help="host memory in tokens, with --real in bytes"
+    )
     parser.add_argument("--only", choices=("lru", "ours"), nargs="+", default=["lru", "ours"])
     parser.add_argument("--tenant", action="store_true", help="all sessions have one credential")
     parser.add_argument("--seconds", type=float, default=1800.0, help="measured, in simulated time")
@@ -443,18 +464,16 @@ def main() -> None:
     recorded = read(options.file, REAL_SCALE if options.real else SCALE)
     rows: list[list[str]] = []
     if options.real:
-        for count in options.sessions:
-            for policy in options.only:
-                rows.append(asyncio.run(play_real(recorded, count, policy, options)))
-                print(*rows[-1], sep="\t", flush=True)
+        for count, host, policy in product(options.sessions, options.host, options.only):
+            rows.append(asyncio.run(play_real(recorded, count, host, policy, options)))
+            print(*rows[-1], sep="\t", flush=True)
         print(table(REAL_COLUMNS, rows))
         write_json(options.json, machine(), [dict(zip(REAL_COLUMNS, r, strict=True)) for r in rows])
         return
     for name in options.pool:
-        for count in options.sessions:
-            for policy in options.only:
-                rows.append(play(recorded, name, count, policy, options))
-                print(*rows[-1], sep="\t", flush=True)
+        for count, host, policy in product(options.sessions, options.host, options.only):
+            rows.append(play(recorded, name, count, host, policy, options))
+            print(*rows[-1], sep="\t", flush=True)
     print(table(COLUMNS, rows))
     write_json(options.json, machine(), [dict(zip(COLUMNS, row, strict=True)) for row in rows])
 

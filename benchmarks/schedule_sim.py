@@ -153,11 +153,12 @@ class Simulation:
             page_size=1, pages=options.pages, max_rows=options.rows, step_tokens=options.step_tokens,
             device="cpu" if options.cpu else "", dtype="", attention="", eos_token_ids=[],
             kv_bytes_per_token=1, load_seconds=0.0, extend_sizes=[] if options.cpu else EXTEND_SIZES,
+            host_blocks=getattr(options, "host", 0),
         )  # fmt: skip
         names = "itl_target_ms", "mixed_tokens", "ahead_tokens", "quantum_steps"
         config = ScheduleConfig(**{name: getattr(options, name) for name in names})
         self.core = Scheduler(info, config)
-        self.cache = RadixCache(info.pages)
+        self.cache = RadixCache(info.pages, host_blocks=info.host_blocks)
         self.device = CpuDevice() if options.cpu else Device(options.graph_lines)
         self.dice = random.Random(options.seed)
         self.noise = Noise(options.noise[0], random.Random(options.seed + 1))
@@ -263,10 +264,14 @@ class Simulation:
         elif self.plans:
             plan = self.plans.popleft()
             work, rows = self.apply(plan)
-            end = self.issue(work)
+            moves = self.moves(plan)
+            end = self.issue(work, moves)
             tokens = pack(self.dice.choices(range(1, 10_000), k=len(rows)))
             micros = round(1e3 * self.steps[-1][2])
-            result = StepResult(plan.step, pack(rows), tokens, work.prompt + work.decodes, micros)
+            result = StepResult(
+                plan.step, pack(rows), tokens, work.prompt + work.decodes, micros,
+                load_us=round(1e3 * moves),
+            )  # fmt: skip
             self.pending.append((end, result))
             self.at(self.host_free, self.launch)
 
@@ -292,10 +297,14 @@ class Simulation:
             work.context += self.lengths[row]
         return work, rows
 
-    def issue(self, work: StepWork) -> float:
+    def moves(self, plan: StepPlan) -> float:
+        """Milliseconds that the plan's copies between tiers hold up its step."""
+        return 0.0
+
+    def issue(self, work: StepWork, moves: float = 0.0) -> float:
         """Launch a step now; when it is over."""
         device, host = self.device.step(work)
-        device *= self.noise.factor(self.now)
+        device = device * self.noise.factor(self.now) + moves
         begin = max(self.device_free, self.now + min(host, 0.5))
         end = max(begin + device, self.now + host)
         self.idle += begin - self.device_free

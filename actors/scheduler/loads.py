@@ -17,7 +17,7 @@ from ramify.actors.scheduler.request import Load, Run, SentStep
 from ramify.protocol.cluster import BLOCK
 from ramify.protocol.plan import MovedBlock, StepResult
 
-MOST_ALONE, MOST_BESIDE = 256, 32  # blocks in a plan: without decodes, and beside them
+MOST_ALONE, MOST_BESIDE = 256, 128  # blocks in a plan: without decodes, and beside them
 SHARE = 0.25  # of a step
 PROBE = 16
 _FORGET = 8  # results until a rate is half forgotten, about

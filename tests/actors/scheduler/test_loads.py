@@ -36,7 +36,7 @@ def test_plans_load_in_order_and_in_bounded_parts() -> None:
 
 def test_beside_decodes_loads_take_a_part_of_a_step() -> None:
     loads = KvLoads()
-    loads.add(run(), blocks(200))
+    loads.add(run(), blocks(600))
     assert len(loads.take(1, 0.010)[0][1]) == MOST_BESIDE
     loads.learn(result(4000), 8)  # 0.5 ms a block
     assert len(loads.take(1, 0.010)[0][1]) == 5
