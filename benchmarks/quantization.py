@@ -1,4 +1,4 @@
-"""What 8-bit integers cost: bits per byte of held-out text and chats, exact and rounded, in one run.
+"""What number formats cost: bits per byte of held-out text and chats, exact and rounded, in one run.
 
     python benchmarks/quantization.py --text valid_text.txt --chat valid_chat.jsonl [--model DIR]
         [--documents 60] [--json FILE]
@@ -28,6 +28,13 @@ from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack
 from ramify.protocol.sampling import SamplingParams
 
 MOST_LOSS = 0.005
+FORMATS: dict[str, dict[str, Any]] = {
+    "none": {"quantization": "none"},
+    "int8": {"quantization": "int8"},
+    "fp8": {"quantization": "fp8"},
+    "fp8 KV": {"quantization": "none", "kv_dtype": "fp8"},
+    "both": {"quantization": "fp8", "kv_dtype": "fp8"},
+}
 
 
 def texts(path: Path) -> Iterator[str]:
@@ -80,25 +87,24 @@ def main() -> None:
     }
     found: dict[str, dict[str, float]] = {}
     taken: dict[str, list[tuple[list[int], int]]] = {}
-    for quantization in ("none", "int8"):
-        config = ModelConfig(
-            path=model, device="cpu", quantization=quantization, threads=options.threads
-        )
+    for name, fields in FORMATS.items():
+        config = ModelConfig(path=model, device="cpu", threads=options.threads, **fields)
         executor = load_executor(config, lambda what, done: None)
         for kind, source in sources.items():
             if kind not in taken:
                 most = min(executor.info.context, executor.info.step_tokens)
                 taken[kind] = list(_documents(source, tokenizer, most, options.documents))
             if taken[kind]:
-                found.setdefault(kind, {})[quantization] = measure(executor, taken[kind])
+                found.setdefault(kind, {})[name] = measure(executor, taken[kind])
         executor.close()
     losses = {kind: both["int8"] / both["none"] - 1 for kind, both in found.items()}
     rows = [
-        [kind, f"{sum(size for _, size in taken[kind])}", f"{both['none']:.5f}", f"{both['int8']:.5f}",
-         f"{100 * losses[kind]:+.3f} %"]
-        for kind, both in found.items()
+        [kind, f"{sum(size for _, size in taken[kind])}", f"{each['none']:.5f}",
+         *(f"{100 * (each[name] / each['none'] - 1):+.3f} %" for name in FORMATS if name != "none")]
+        for kind, each in found.items()
     ]  # fmt: skip
-    print(table(["held out", "bytes", "none, bits/byte", "int8", "more"], rows))
+    others = [f"{name}, more" for name in FORMATS if name != "none"]
+    print(table(["held out", "bytes", "none, bits/byte", *others], rows))
     write_json(options.json, about, found)
     sys.exit(any(loss > MOST_LOSS for loss in losses.values()))
 
