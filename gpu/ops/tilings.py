@@ -58,6 +58,7 @@ class FourBitTiling:
     warps: int
     stages: int
     splits: int = 0  # programs that share a tile's inputs; 0: as many as fill the GPU
+    sums: int = 16  # tokens up to which scales multiply sums, and else weights
 
 
 AnyTiling = Tiling | GluonTiling | FourBitTiling
@@ -158,10 +159,10 @@ def few_tiling(tokens: int, shape: tuple[int, int], gated: bool) -> Tiling | Non
 
 # Up to so many tokens; more are multiplied by the library, with weights that are widened first
 _FOUR_BITS = (
-    (16, FourBitTiling(16, 128, 4, 6)),
-    (32, FourBitTiling(32, 128, 4, 5)),
-    (64, FourBitTiling(64, 128, 4, 4)),
-    (256, FourBitTiling(128, 128, 8, 4)),
+    (16, FourBitTiling(16, 64, 2, 4)),
+    (32, FourBitTiling(32, 64, 2, 4)),
+    (64, FourBitTiling(64, 128, 8, 4)),
+    (128, FourBitTiling(64, 128, 8, 4)),
 )
 FOUR_BITS_INVARIANT = FourBitTiling(64, 64, 4, 4, 1)  # the same for any number of tokens
 _FOUR_BITS_EXACT = FourBitTiling(16, 32, 4, 2)  # float32, which tensor cores do not do

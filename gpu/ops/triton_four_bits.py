@@ -1,10 +1,10 @@
 """Matrix products with weights of 4 bits in Triton: they are read as they are, and widened in registers.
 
 A tile of words (`linear.four_bits`) is shifted and masked into four tiles of neighbouring inputs, which
-go from registers into the tensor cores. Groups of 128 inputs and more scale the sums, smaller ones the
-widened weights. What stands before and after a product is in the same launch, as in `triton_linear`.
-Imported only where Triton is used; runs on a CPU with TRITON_INTERPRET=1, where shifts and floats stand
-for the instructions of the GPU.
+go from registers into the tensor cores. Scales multiply the sums of few tokens, else the weights. What
+stands before and after a product is in the same launch, as in `triton_linear`. Imported only where Triton
+is used; runs on a CPU with TRITON_INTERPRET=1, where shifts and floats stand for the instructions of the
+GPU.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -25,7 +25,7 @@ from ramify.gpu.programmatic_launch import overlap_options, overlaps, wait
 
 STORE, ADD, GATED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _WORDS = tl.constexpr(UNIT // 4)
-_PROGRAMS = 264  # two for each multiprocessor
+_PROGRAMS = 528  # four for each multiprocessor
 _MOST_SPLITS = 8
 MOST_TILES = 8192  # of one launch that splits its inputs
 
@@ -69,6 +69,7 @@ def four_bit_product(
         UNITS=max(1, weight.group // UNIT), WHOLE=weight.inputs % UNIT == 0, FP4=weight.is_mxfp4,
         ZERO=("none", "integers", "floats").index(weight.zero_kind),
         ASM=_has_instructions(weight, x.dtype, x.device), EXACT=x.dtype == torch.float32,
+        FEWEST=tiling.sums,
         num_warps=tiling.warps, num_stages=tiling.stages, **overlap_options(x.device),
     )  # fmt: skip
 
@@ -189,17 +190,20 @@ def _group(scales, zeros, at, ZERO: tl.constexpr):
 
 
 @triton.jit
-def _factors(scale, zero, KIND: tl.constexpr, FP4: tl.constexpr, ZERO: tl.constexpr, ASM: tl.constexpr):
+def _factors(
+    scale, zero, KIND: tl.constexpr, FP4: tl.constexpr, ZERO: tl.constexpr, ASM: tl.constexpr,
+    SCALES: tl.constexpr,
+):  # fmt: skip
     """Of each row of a `_group`: what is taken off a code, the scale, and what is added then.
 
-    The scale of MXFP4 lacks a factor: see `_missing`.
+    MXFP4's for codes that are scaled lack a factor: see `_missing`.
     """
     if not FP4:
         factor = scale.to(tl.float32)
-    elif ASM:
+    elif ASM and SCALES:
         factor = ((scale.to(tl.int32) + 62) << 23).to(tl.float32, bitcast=True)
     else:
-        factor = tl.exp2(scale.to(tl.float32) - 127.0)
+        factor = (scale.to(tl.int32) << 23).to(tl.float32, bitcast=True)
     taken = tl.zeros_like(factor) + _offset(KIND, ASM)
     more = tl.zeros_like(factor)
     if ZERO == 1:
@@ -212,17 +216,17 @@ def _factors(scale, zero, KIND: tl.constexpr, FP4: tl.constexpr, ZERO: tl.conste
 
 
 @triton.jit
-def _missing(FP4: tl.constexpr, ASM: tl.constexpr):
+def _missing(FP4: tl.constexpr, ASM: tl.constexpr, SCALES: tl.constexpr):
     """What sums are multiplied by at the end: 2^(126 - 62), as codes are 2^-126 times too small."""
     factor = 1.0
-    if FP4 and ASM:
+    if FP4 and ASM and SCALES:
         factor = 18446744073709551616.0
     return factor
 
 
 @triton.jit
 def _weights(codes, taken, factor, more, KIND: tl.constexpr, FP4: tl.constexpr, ZERO: tl.constexpr,
-             SCALES: tl.constexpr):  # fmt: skip
+             ASM: tl.constexpr, SCALES: tl.constexpr):  # fmt: skip
     """What codes [outputs, inputs] stand for; without SCALES but for the factor."""
     if not FP4:
         codes = codes - taken.to(codes.dtype)[:, None]
@@ -230,6 +234,8 @@ def _weights(codes, taken, factor, more, KIND: tl.constexpr, FP4: tl.constexpr, 
         codes = codes * factor.to(codes.dtype)[:, None]
         if ZERO == 2:
             codes = codes + more.to(codes.dtype)[:, None]
+    elif FP4 and ASM:
+        codes = codes * 85070591730234615865843651857942052864.0  # 2^126
     return codes.to(KIND)
 
 
@@ -240,11 +246,12 @@ def _product(
     EPILOGUE: tl.constexpr, GELU: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr,
     SPLITS: tl.constexpr, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, PARTS: tl.constexpr,
     PER: tl.constexpr, UNITS: tl.constexpr, WHOLE: tl.constexpr, FP4: tl.constexpr,
-    ZERO: tl.constexpr, ASM: tl.constexpr, EXACT: tl.constexpr, OVERLAP: tl.constexpr,
+    ZERO: tl.constexpr, ASM: tl.constexpr, EXACT: tl.constexpr, FEWEST: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """PER: groups of a unit, or UNITS: units of a group. rows: of the weight."""
     KIND: tl.constexpr = x.dtype.element_ty
-    SCALES: tl.constexpr = PER > 1 or FP4 or ZERO == 2  # weights are scaled, not sums
+    SCALES: tl.constexpr = ZERO == 2 or TOKENS > FEWEST  # weights are scaled, not sums
     PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"
     WIDTH: tl.constexpr = OUTPUTS // 2 if EPILOGUE == GATED else OUTPUTS
     outputs = rows // 2 if EPILOGUE == GATED else rows
@@ -305,30 +312,42 @@ def _product(
         if PER == 4:
             next1, then1 = _group(scales, zeros, at + rows, ZERO)
             next3, then3 = _group(scales, zeros, at + 3 * rows, ZERO)
-        taken, factor, more = _factors(scale0, zero0, KIND, FP4, ZERO, ASM)
+        taken, factor, more = _factors(scale0, zero0, KIND, FP4, ZERO, ASM, SCALES)
         if SCALES:
-            a = _weights(a, taken, factor, more, KIND, FP4, ZERO, True)
+            a = _weights(a, taken, factor, more, KIND, FP4, ZERO, ASM, True)
             acc = tl.dot(a, x0, acc, input_precision=PRECISION)
             if PER == 4:
-                taken, factor, more = _factors(scale1, zero1, KIND, FP4, ZERO, ASM)
-            b = _weights(b, taken, factor, more, KIND, FP4, ZERO, True)
+                taken, factor, more = _factors(scale1, zero1, KIND, FP4, ZERO, ASM, True)
+            b = _weights(b, taken, factor, more, KIND, FP4, ZERO, ASM, True)
             acc = tl.dot(b, x1, acc, input_precision=PRECISION)
             if PER > 1:
-                taken, factor, more = _factors(scale2, zero2, KIND, FP4, ZERO, ASM)
-            c = _weights(c, taken, factor, more, KIND, FP4, ZERO, True)
+                taken, factor, more = _factors(scale2, zero2, KIND, FP4, ZERO, ASM, True)
+            c = _weights(c, taken, factor, more, KIND, FP4, ZERO, ASM, True)
             acc = tl.dot(c, x2, acc, input_precision=PRECISION)
             if PER == 4:
-                taken, factor, more = _factors(scale3, zero3, KIND, FP4, ZERO, ASM)
-            d = _weights(d, taken, factor, more, KIND, FP4, ZERO, True)
+                taken, factor, more = _factors(scale3, zero3, KIND, FP4, ZERO, ASM, True)
+            d = _weights(d, taken, factor, more, KIND, FP4, ZERO, ASM, True)
             acc = tl.dot(d, x3, acc, input_precision=PRECISION)
         else:
-            a = _weights(a, taken, factor, more, KIND, FP4, ZERO, False)
+            a = _weights(a, taken, factor, more, KIND, FP4, ZERO, ASM, False)
             sums = tl.dot(a, x0, input_precision=PRECISION)
-            b = _weights(b, taken, factor, more, KIND, FP4, ZERO, False)
+            if PER == 4:
+                acc += sums * factor[:, None]
+                sums = tl.zeros_like(acc)
+                taken, factor, more = _factors(scale1, zero1, KIND, FP4, ZERO, ASM, False)
+            b = _weights(b, taken, factor, more, KIND, FP4, ZERO, ASM, False)
             sums = tl.dot(b, x1, sums, input_precision=PRECISION)
-            c = _weights(c, taken, factor, more, KIND, FP4, ZERO, False)
+            if PER > 1:
+                acc += sums * factor[:, None]
+                sums = tl.zeros_like(acc)
+                taken, factor, more = _factors(scale2, zero2, KIND, FP4, ZERO, ASM, False)
+            c = _weights(c, taken, factor, more, KIND, FP4, ZERO, ASM, False)
             sums = tl.dot(c, x2, sums, input_precision=PRECISION)
-            d = _weights(d, taken, factor, more, KIND, FP4, ZERO, False)
+            if PER == 4:
+                acc += sums * factor[:, None]
+                sums = tl.zeros_like(acc)
+                taken, factor, more = _factors(scale3, zero3, KIND, FP4, ZERO, ASM, False)
+            d = _weights(d, taken, factor, more, KIND, FP4, ZERO, ASM, False)
             acc += tl.dot(d, x3, sums, input_precision=PRECISION) * factor[:, None]
         scale0, zero0 = next0, then0
         if PER > 1:
@@ -337,7 +356,7 @@ def _product(
             scale1, zero1, scale3, zero3 = next1, then1, next3, then3
         w_at += rows * _WORDS
         x_at += 4 * _WORDS
-    acc = tl.trans(acc * _missing(FP4, ASM))
+    acc = tl.trans(acc * _missing(FP4, ASM, SCALES))
 
     last = True
     if SPLITS > 1:
@@ -388,9 +407,9 @@ def _widen(
     for place in tl.static_range(4):
         at = (group + place * PER // 4) * rows + tl.minimum(line, rows - 1)
         scale, zero = _group(scales, zeros, at, ZERO)
-        taken, factor, more = _factors(scale, zero, KIND, FP4, ZERO, ASM)
-        wide = _weights(four[place], taken, factor, more, KIND, FP4, 0, False).to(tl.float32)
-        wide = wide * factor[:, None] * _missing(FP4, ASM) + more[:, None]
+        taken, factor, more = _factors(scale, zero, KIND, FP4, ZERO, ASM, False)
+        wide = _weights(four[place], taken, factor, more, KIND, FP4, 0, ASM, False).to(tl.float32)
+        wide = wide * factor[:, None] + more[:, None]
         column = (unit * 4 + place) * _WORDS + step
         tl.store(
             output + line.to(tl.int64)[:, None] * inputs + column[None, :], wide.to(KIND),
