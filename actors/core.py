@@ -19,8 +19,7 @@ from ramify.actors.executor.actor import start_executor
 from ramify.actors.executor.handle import ExecutorHandle
 from ramify.actors.executor.spec import ExecutorSpec, ModelSpec
 from ramify.actors.front.interface import PROTOCOL_VERSION, Core, Guard, Progress
-from ramify.actors.grammar.actor import GrammarActor
-from ramify.actors.grammar.counts import counts_of
+from ramify.actors.grammar.actor import GrammarActor, counts_of
 from ramify.actors.grammar.pool import CompilePool, PoolLimits
 from ramify.actors.grammar.vocabulary import ReadAhead, read_elsewhere, read_here
 from ramify.actors.keeper import ExecutorKeeper

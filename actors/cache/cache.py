@@ -11,7 +11,6 @@ Puts together the tree (tokens), residency (pages), branches (handles) and runs 
 Does not know time (`now` is an argument), sockets, policy, or what a page holds.
 """
 
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +31,6 @@ from ramify.protocol import messages as m
 from ramify.protocol.cluster import BLOCK, MOST_LISTENERS, KvEvents, ListenKv, UnlistenKv
 from ramify.protocol.plan import pack
 
-_LOOKED_AT = 16  # nodes that are searched for the rest of a page
 GONE = -1  # the handle of a run whose session has dropped all of its own
 
 
@@ -274,7 +272,7 @@ class RadixCache:
         if message.load:
             keys = stored.find(tip, cached, last)
             loaded = stored.end(cached, keys)
-        source = self._cut_page(node, reach) if reach > max(cached, loaded) else None
+        source = self.tree.cut_page(node, reach) if reach > max(cached, loaded) else None
         if message.most and tip.end + message.extra - max(cached, loaded) > message.most:
             return m.Denied(request, "memory", resident=resident)
         anchor = self._anchor(node, cached)
@@ -395,26 +393,6 @@ class RadixCache:
 
     def _whole(self, position: int) -> int:
         return position - position % self.page_size
-
-    def _cut_page(self, node: Node, position: int) -> int | None:
-        """The page that `position` is inside of, on the path to `node` or beyond; None: it is not there.
-
-        `node` is on the device and holds `position` or ends there. KV that is not proven is not
-        copied: what is wrong with it could not be traced to where it came from.
-        """
-        size = self.page_size
-        index = position // size
-        while node.start // size > index and node.parent is not None:
-            node = node.parent
-        nodes = [node]
-        for each in nodes:  # grows meanwhile
-            if each.state is not DEVICE or not each.proven:
-                continue
-            if each.end // size > index:
-                return int(each.pages[index - each.start // size])
-            if each.resident_children and len(nodes) < _LOOKED_AT:
-                nodes += islice(each.children.values(), _LOOKED_AT - len(nodes))
-        return None
 
     def _resident(self, node: Node, found: dict[Node, int]) -> int:
         """Resident tokens of the path to `node`. `found`: those already known, of cold nodes."""

@@ -6,13 +6,15 @@ the tree: it is resident, or a handle, request or other node stands at or below 
 """
 
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 
-from ramify.actors.cache.node import NO_PAGES, NO_TOKENS, Node, Tokens, common_prefix, compact
+from ramify.actors.cache.node import DEVICE, NO_PAGES, NO_TOKENS, Node, Tokens, common_prefix, compact
 from ramify.protocol.cluster import BLOCK
 
 _TIDIED = 4  # nodes of a path's end: a generation prompt, an answer, and what no KV was made for
+LOOKED_AT = 16  # nodes that are searched for the rest of a page
 _ENDS = 8  # positions that a merged node remembers
 
 
@@ -209,6 +211,26 @@ class RadixTree:
             return parts[0].tobytes()
         parts.reverse()
         return b"".join(part.data for part in parts)
+
+    def cut_page(self, node: Node, position: int) -> int | None:
+        """The page that `position` is inside of, on the path to `node` or beyond; None: it is not there.
+
+        `node` is on the device and holds `position` or ends there. KV that is not proven is not
+        copied: what is wrong with it could not be traced to where it came from.
+        """
+        size = self.page_size
+        index = position // size
+        while node.start // size > index and node.parent is not None:
+            node = node.parent
+        nodes = [node]
+        for each in nodes:  # grows meanwhile
+            if each.state is not DEVICE or not each.proven:
+                continue
+            if each.end // size > index:
+                return int(each.pages[index - each.start // size])
+            if each.resident_children and len(nodes) < LOOKED_AT:
+                nodes += islice(each.children.values(), LOOKED_AT - len(nodes))
+        return None
 
     def walk(self) -> Iterator[Node]:
         """Every node, roots first, parents before children. O(tree): for checks only."""

@@ -12,11 +12,12 @@ import anyio
 from anyio.abc import TaskStatus
 
 from ramify.actors.grammar.constraint_registry import ConstraintRegistry, RegisteredConstraint
-from ramify.actors.grammar.owners import Owner
+from ramify.actors.grammar.job_queue import Owner
 from ramify.actors.grammar.pool import CompilePool
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed
+from ramify.actors.kit.metrics import ConstraintCounts
 from ramify.protocol.constraints import CompiledConstraint, ConstraintSpec
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import (
@@ -151,3 +152,26 @@ class GrammarActor:
                 body = await self._vocabulary()
                 self._scheduler.tell(Constrain(0, body))
                 self._read = True
+
+
+def counts_of(pool: CompilePool, registry: ConstraintRegistry) -> ConstraintCounts:
+    """Since the start. "hit": it was known already, "joined": another request had just asked for it,
+    "killed": its worker took too long or too much, "retired": it had to give way later.
+    """
+    counters = pool.counters
+    return ConstraintCounts(
+        {
+            "compiled": counters.compiled,
+            "failed": counters.failed,
+            "killed": counters.killed,
+            "refused": counters.refused,
+            "abandoned": counters.abandoned,
+            "joined": counters.joined,
+            "hit": counters.hits + registry.hits,
+            "retired": registry.retired,
+        },
+        counters.seconds,
+        pool.waiting,
+        len(registry),
+        registry.bytes,
+    )

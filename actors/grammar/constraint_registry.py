@@ -9,7 +9,7 @@ have. A number is never used twice. 0 is the vocabulary.
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
-from ramify.actors.grammar.owners import Owner
+from ramify.actors.grammar.job_queue import Owner
 from ramify.protocol.constraints import CompiledConstraint, ConstraintSpec
 
 MOST = 512

@@ -14,8 +14,7 @@ from functools import cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ramify.actors.grammar.deadline import check_deadline
-from ramify.actors.grammar.limits import MAX_STATES, MAX_WORK
+from ramify.actors.grammar.limits import MAX_STATES, MAX_WORK, check_deadline
 from ramify.protocol.errors import ConstraintError
 
 Table = NDArray[np.int32]

@@ -6,14 +6,22 @@ no other name out. Sessions without a credential have one name, "".
 """
 
 from collections import Counter, OrderedDict, deque
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from ramify.actors.grammar.owners import Owner
 from ramify.protocol.errors import Overloaded
 
 T = TypeVar("T")
 
 RETRY_MS = 1000
+
+
+class Owner(NamedTuple):
+    """A session of the credential `name`. Sessions without a credential share the name "": beside named
+    ones they count as one, however many they are.
+    """
+
+    name: str = ""
+    session: int = 0
 
 
 class JobQueue(Generic[T]):

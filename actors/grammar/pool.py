@@ -21,8 +21,7 @@ from functools import partial
 import anyio
 from anyio.abc import TaskStatus
 
-from ramify.actors.grammar.job_queue import RETRY_MS, JobQueue
-from ramify.actors.grammar.owners import Owner
+from ramify.actors.grammar.job_queue import RETRY_MS, JobQueue, Owner
 from ramify.actors.grammar.results import (
     MAX_FRAME,
     TOO_MUCH,

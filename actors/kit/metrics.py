@@ -72,12 +72,7 @@ class ConstraintCounts:
     kept_bytes: int
 
     def families(self) -> Iterator[Metric]:
-        asked = CounterMetricFamily(
-            "ramify_constraints", "Constraints that were asked for.", labels=["result"]
-        )
-        for result, count in self.results.items():
-            asked.add_metric([result], count)
-        yield asked
+        yield _counter("constraints", "Constraints that were asked for.", "result", self.results)
         yield CounterMetricFamily(
             "ramify_constraint_compile_seconds", "Time of compile workers.", value=self.seconds
         )
@@ -406,14 +401,9 @@ class Metrics:
         yield CounterMetricFamily(
             "ramify_tokenized_tokens", "Tokens that were made of text.", value=total["tokenized"]
         )
-        histories = CounterMetricFamily(
-            "ramify_history",
-            "Stateless requests, by what was known of their history.",
-            labels=["outcome"],
-        )
-        for outcome in ("bound", "new", "edited", "evicted"):
-            histories.add_metric([outcome], total[outcome])
-        yield histories
+        known = {outcome: total[outcome] for outcome in ("bound", "new", "edited", "evicted")}
+        about = "Stateless requests, by what was known of their history."
+        yield _counter("history", about, "outcome", known)
 
     def _gateway_gauges(self) -> Iterator[Metric]:
         for i, (name, help) in enumerate(
@@ -443,14 +433,8 @@ class Metrics:
         ):
             yield CounterMetricFamily(f"ramify_{name}", help, value=value)
         yield from self._texts()
-        spare = CounterMetricFamily(
-            "ramify_spare_requests",
-            "Prompts computed before anybody asked: saved sessions after a start, next turns.",
-            labels=["result"],
-        )
-        for result, value in sorted(self._spare_requests.items()):
-            spare.add_metric([result], value)
-        yield spare
+        about = "Prompts computed before anybody asked: saved sessions after a start, next turns."
+        yield _counter("spare_requests", about, "result", self._spare_requests)
         counts = self._constraints()
         if counts is not None:
             yield from counts.families()
@@ -459,25 +443,22 @@ class Metrics:
                 ("draft_tokens", "Guessed tokens that went through the model.", self._drafted),
                 ("accepted_draft_tokens", "Those of them that were right.", self._accepted),
             ):
-                family = CounterMetricFamily(f"ramify_{name}", help, labels=["drafter"])
-                family.add_metric([self._drafter], value)
-                yield family
-        prompt = CounterMetricFamily(
-            "ramify_prompt_tokens", "Prompt tokens of finished requests.", labels=["source"]
-        )
-        prompt.add_metric(["cached"], self._cached)
-        prompt.add_metric(["computed"], self._computed)
-        yield prompt
-        retractions = CounterMetricFamily(
-            "ramify_retractions", "Requests that lost their row and pages.", labels=["cause"]
-        )
-        for cause in ("priority", "fairness", "memory", "ahead", "not finite", "executor", "lost"):
-            retractions.add_metric([cause], self._retractions.get(cause, 0))
-        yield retractions
-        ends = CounterMetricFamily("ramify_requests", "Requests that ended.", labels=["reason"])
-        for reason in ("stop", "length", "cancelled", "deadline", "error"):
-            ends.add_metric([reason], self._ends[reason])
-        yield ends
+                yield _counter(name, help, "drafter", {self._drafter: value})
+        prompts = {"cached": self._cached, "computed": self._computed}
+        yield _counter("prompt_tokens", "Prompt tokens of finished requests.", "source", prompts)
+        causes = ("priority", "fairness", "memory", "ahead", "not finite", "executor", "lost")
+        lost = {cause: self._retractions.get(cause, 0) for cause in causes}
+        yield _counter("retractions", "Requests that lost their row and pages.", "cause", lost)
+        ends = {r: self._ends[r] for r in ("stop", "length", "cancelled", "deadline", "error")}
+        yield _counter("requests", "Requests that ended.", "reason", ends)
+
+
+def _counter(name: str, about: str, label: str, values: Mapping[str, float]) -> CounterMetricFamily:
+    """A counter with one label."""
+    family = CounterMetricFamily(f"ramify_{name}", about, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
 
 
 def _forced_drafts(counts: Sequence[int], forced: bytes) -> int:

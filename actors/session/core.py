@@ -158,7 +158,8 @@ class SessionCore:
 
     def resume(self, tasks: list[Task], arrived: float) -> None:
         """Queue tasks that an earlier server had not done. Call `resumed` after the last."""
-        self.runner.resume(tasks, arrived)
+        for task in tasks:
+            self.runner.add(task, arrived)
 
     def resumed(self, tasks: list[Task]) -> None:
         """Run them. Their clients are away: `open.detach` said what becomes of their generations."""

@@ -14,8 +14,8 @@ from typing import Literal as OneOf
 from typing import NamedTuple
 
 from ramify.actors.grammar.automaton import Automaton
-from ramify.actors.grammar.deadline import deadline
 from ramify.actors.grammar.expression import union
+from ramify.actors.grammar.limits import deadline
 from ramify.actors.grammar.nested import ARRAY, OBJECT, Containers, Unsettled, nested
 from ramify.actors.grammar.schema.arrays import Arrays, listed_items
 from ramify.actors.grammar.schema.assembly import one_of, reduced, words

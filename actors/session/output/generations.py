@@ -265,11 +265,9 @@ class Generations:
     def compiled(self, message: Compiled) -> None:
         """The constraint of a request is ready."""
         entry = self._by_request.get(message.request)
-        if entry is None:
-            return
-        generation = entry[0]
-        generation.compiling, generation.notes = False, message.notes
-        self._tell_scheduler(generation, message.constraint)
+        if entry is not None:
+            entry[0].compiling, entry[0].notes = False, message.notes
+            self._tell_scheduler(entry[0], message.constraint)
 
     def not_compiled(self, message: NotCompiled, now: float) -> None:
         """A request has no constraint to run under. Call `submit_ready` afterwards."""
@@ -328,7 +326,8 @@ class Generations:
         if generation.request in self._by_request:
             self._state.out.scheduler.append(CancelRequest(generation.request))
         else:
-            self._end_waiting(generation, task, ended_here(generation, now))
+            self.waiting.remove(task)
+            self._close(generation, task, ended_here(generation, now))
         return True
 
     def expire(self, task: Task, now: float) -> None:
@@ -339,11 +338,8 @@ class Generations:
         generation.expired = True  # should the scheduler just be pausing it
         self._take_from_grammar(generation)
         if generation.request not in self._by_request:
-            self._end_waiting(generation, task, ended_here(generation, now, reason="deadline"))
-
-    def _end_waiting(self, generation: GenerationState, task: Task, finished: Finished) -> None:
-        self.waiting.remove(task)
-        self._close(generation, task, finished)
+            self.waiting.remove(task)
+            self._close(generation, task, ended_here(generation, now, reason="deadline"))
 
     def pause(self, client: str) -> None:
         """The client is gone and asked for a pause: its generations stop, and go on when it is back."""
@@ -423,13 +419,11 @@ class Generations:
                 self._wait(generation, task)
                 return
             finished = msgspec.structs.replace(finished, reason=reason, error=None, message="")
-        if finished.reason == "length" and generation.paced and not generation.ending:
-            self._wait(generation, task)
-            return
-        # A stop may meet a pause.
-        if finished.reason == "cancelled" and generation.expired and not generation.ending:
+        why = finished.reason if not generation.ending else "stop"  # a stop may meet a pause
+        goes_on = generation.paced if why == "length" else generation.remaining > 0
+        if why == "cancelled" and generation.expired:
             finished = msgspec.structs.replace(finished, reason="deadline")
-        elif finished.reason == "cancelled" and not generation.ending and generation.remaining > 0:
+        elif why in ("length", "cancelled") and goes_on:
             self._wait(generation, task)
             return
         self._close(generation, task, finished)

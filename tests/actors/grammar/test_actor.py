@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from ramify.actors.grammar.actor import GrammarActor
-from ramify.actors.grammar.owners import Owner
+from ramify.actors.grammar.job_queue import Owner
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.protocol.constraints import CompiledConstraint, ConstraintSpec
 from ramify.protocol.messages import Abandon, AbandonSession, Compile, Compiled, Constrain

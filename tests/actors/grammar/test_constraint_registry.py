@@ -1,7 +1,7 @@
 """Numbers of compiled constraints: each once, the least recently named are given up."""
 
 from ramify.actors.grammar.constraint_registry import NOBODY, ConstraintRegistry
-from ramify.actors.grammar.owners import Owner
+from ramify.actors.grammar.job_queue import Owner
 from ramify.protocol.constraints import CompiledConstraint, ConstraintSpec
 
 ANN, BOB = Owner("ann", 1), Owner("bob", 2)

@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from ramify.actors.grammar.deadline import check_deadline, deadline
+from ramify.actors.grammar.limits import check_deadline, deadline
 from ramify.protocol.errors import ConstraintError
 
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.actors.grammar.job_queue import JobQueue
-from ramify.actors.grammar.owners import Owner
+from ramify.actors.grammar.job_queue import JobQueue, Owner
 from ramify.protocol.errors import Overloaded
 
 A, B, C = Owner("a", 1), Owner("b", 2), Owner("c", 3)

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from ramify.actors.grammar.owners import Owner
+from ramify.actors.grammar.job_queue import Owner
 from ramify.actors.grammar.pool import CompilePool, PoolLimits
 from ramify.actors.processes.child_process import ChildProcess
 from ramify.actors.processes.main import GONE

@@ -59,7 +59,7 @@ class OpRunner:
             on_cut=publisher.cut,
             on_refused=self.end,
         )
-        self.selects = Selects(state, writer, self.generations, publisher, on_end=self._selected)
+        self.selects = Selects(state, writer, self.generations, publisher, on_end=self.end)
         self.inspections = Inspections(state)
         self._races = Races(self._queues, state.branches)
         self.context = OpContext(
@@ -116,17 +116,12 @@ class OpRunner:
 
     # --- in order --------------------------------------------------------------------------------
 
-    def add(self, task: Task) -> None:
-        """Queue a task; `start` runs it. The first one of an op (`place`) before the others."""
-        self._add(task, self._publisher.now)
+    def add(self, task: Task, arrived: float | None = None) -> None:
+        """Queue a task; `start` runs it. The first one of an op (`place`) before the others.
 
-    def resume(self, tasks: list[Task], arrived: float) -> None:
-        """Queue tasks of an op that came at `arrived`."""
-        for task in tasks:
-            self._add(task, arrived)
-
-    def _add(self, task: Task, arrived: float) -> None:
-        task.arrived = arrived
+        `arrived`: when its op came; None: now.
+        """
+        task.arrived = self._publisher.now if arrived is None else arrived
         self._queues.add(task)
         self._state.expects += task.expects
         self._races.add(task, task.arrived)
@@ -208,8 +203,7 @@ class OpRunner:
 
     def _needs_prompt(self, task: Task) -> bool:
         """Whether it is not begun yet, because a long prompt of it is being rendered."""
-        failed = task.frame.failed
-        skipped = bool(failed) and any(name in failed for name in task.touched)
+        skipped = not task.frame.failed.keys().isdisjoint(task.touched)
         return self._broken is None and not skipped and self.context.prompts.hold(task)
 
     def _run(self, task: Task) -> Ok | Steps[Ok | None] | None:
@@ -292,9 +286,6 @@ class OpRunner:
             self.end(task, done)
         else:  # a client that was away may find the branch dropped: the repeated reply has the text
             self.end(task, done, again=msgspec.structs.replace(done, text=text))
-
-    def _selected(self, task: Task, end: Ok | Done | RamifyError) -> None:
-        self.end(task, end)
 
     # --- ahead of their turn ---------------------------------------------------------------------
 
