@@ -29,7 +29,7 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (290, 600),
+    "actors": (292, 601),
     "actors/cache": (16, 35),
     "actors/calls": (11, 27),
     "actors/cluster": (14, 28),
@@ -43,7 +43,7 @@ SIZES = {
     "actors/routing": (5, 11),
     "actors/scheduler": (19, 48),
     "actors/session": (45, 126),
-    "actors/store": (9, 30),
+    "actors/store": (11, 31),
     "actors/tokenizer": (7, 18),
     "protocol": (27, 55),
     "clients": (79, 135),
@@ -53,7 +53,7 @@ SIZES = {
 # measure: bound, goal
 COUNTS = {
     "functions over complexity 20": (0, 0),
-    "files over 450 lines": (18, 0),
+    "files over 450 lines": (15, 0),
     "class names that exist twice": (4, 0),
     "floors of session/": (10, 10),
     "sequences unpacked where they are written": (0, 0),

@@ -32,7 +32,8 @@ from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
 from ramify.actors.kit.relay import Relay
 from ramify.actors.kit.report import StoreHealth
-from ramify.actors.store.base import Refusal, Store, StoreDamaged, StoreError
+from ramify.actors.store.base import Refusal, Store, StoreDamaged, StoreError, saved_history
+from ramify.actors.store.retention import Forgetting
 from ramify.protocol.messages import (
     DirectoryMessage,
     Fetch,
@@ -50,7 +51,7 @@ from ramify.protocol.messages import (
     Waiting,
     Wanted,
 )
-from ramify.protocol.saved import HEAD, HISTORY, SavedHistory
+from ramify.protocol.saved import HEAD, SavedHistory
 
 AGAIN_SECONDS = 1.0
 TEND_SECONDS = 0.2
@@ -60,15 +61,12 @@ LOOK_SECONDS = 2.0
 STALL_SECONDS = 2.0  # of a store that does not answer, after which servers that live may seem dead
 GRACE_SECONDS = 15.0  # until they have told
 SWEEP_SECONDS = 600.0
-BACK_SECONDS = 3600.0  # that the clock may go back between two sweeps
-AHEAD_SECONDS = 30 * 86_400.0
 GATHER_SECONDS = 0.01
 LAST_SECONDS = 5.0  # for sessions that end with the server, and for writing them
 BATCH_BYTES = 1 << 23  # of items that are written together, however many saves wait
 BATCH_ITEMS = 1 << 14
 DAMAGED_SECONDS = 30.0  # until a session that cannot be written is tried again
 RECALL_SECONDS = 0.25  # that a request waits for its history
-MOST_RECALLED = 1 << 12  # answers of one
 PORTION = 32  # sessions that save all they have at once
 PORTION_SECONDS = 0.05
 
@@ -101,8 +99,7 @@ class StoreActor:
         self._sessions = sessions
         self._directory: Relay[DirectoryMessage] = Relay()
         self._directory.connect(directory)
-        self._keep = keep_s
-        self._most = most
+        self._forgetting = Forgetting(keep_s, most)
         self._waiting = waiting
         self._takes = takes
         self._report = report
@@ -111,7 +108,6 @@ class StoreActor:
         self._written: dict[str, tuple[int, int, int]] = {}  # live sessions -> number, fence, last save
         self._mended: dict[str, float] = {}  # sessions that were set aside -> when
         self._damaged: set[str] = set()  # sessions that cannot be written
-        self._asked_clock = False  # the operator was told that it may be wrong
         self._asked: dict[str, tuple[float, float]] = {}  # of others -> until when, and when again
         self._tried: dict[str, tuple[float, float]] = {}  # left behind: when next, and after how long
         self._thread = ThreadPoolExecutor(1, "store")
@@ -194,10 +190,10 @@ class StoreActor:
                 self._sessions.tell(save.session, NotSaved(save.ticket))
                 asyncio.get_running_loop().call_later(DAMAGED_SECONDS, self._again, save)
             elif save.again is None:
-                self._lost([save.changes.session])
+                self._become(lost=self._health.lost + 1)
                 self._sessions.tell(save.session, Unsaved(save.ticket))
             else:
-                self._lost([save.changes.session])
+                self._become(lost=self._health.lost + 1)
                 whole = save.again()
                 again += [] if whole is None else [whole]
         self._pending[len(saves) : len(saves)] = again
@@ -274,7 +270,7 @@ class StoreActor:
         self._connections = connections
         if lost:
             log.warning("the store has lost what it was told; it is saved again", sessions=len(lost))
-            self._lost(lost)
+            self._become(lost=self._health.lost + len(lost))
         loop = asyncio.get_running_loop()
         for at in range(0, len(lost), PORTION):
             later = at // PORTION * PORTION_SECONDS
@@ -284,9 +280,6 @@ class StoreActor:
         for session in sessions:
             number, _, count = self._written.get(session, (0, 0, 0))
             self._sessions.tell(number, Unsaved(count))
-
-    def _lost(self, sessions: list[str]) -> None:
-        self._become(lost=self._health.lost + len(sessions))
 
     def _become(self, **changed: Any) -> None:
         health = msgspec.structs.replace(self._health, **changed)
@@ -306,7 +299,7 @@ class StoreActor:
         if self._health.error is not None:
             return []
         try:
-            reading = self._thread.submit(self._history, asked)
+            reading = self._thread.submit(saved_history, self._store, asked)
         except RuntimeError:  # it ends
             return []
         try:
@@ -314,21 +307,6 @@ class StoreActor:
         except (StoreError, TimeoutError, CancelledError):
             reading.cancel()
             return []
-
-    def _history(self, asked: Sequence[bytes]) -> list[SavedHistory]:
-        for first in asked:
-            found: list[SavedHistory] = []
-            before: bytes | None = first
-            while before is not None and len(found) < MOST_RECALLED:
-                items = self._store.read(f"{HISTORY}{before.hex()}")
-                history = SavedHistory.of(items.get(HISTORY, b""))
-                if history is None:
-                    break
-                found.append(history)
-                before = history.before
-            if before is None:
-                return found[::-1]
-        return []
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -371,9 +349,7 @@ class StoreActor:
             self._directory.tell(Fetched(fetch.session, {}, str(error)))
 
     async def _attend(self) -> None:
-        """Attend to a shared store: release sessions that other servers want, find those of dead
-        servers.
-        """
+        """Attend to a shared store: what other servers want, and sessions of those that are dead."""
         tended = time.monotonic()
         look = tended + LOOK_SECONDS
         while True:
@@ -403,37 +379,13 @@ class StoreActor:
             self._directory.tell(Waiting(due))
 
     async def _sweep(self) -> None:
-        now = time.time()
         try:
-            trusted = await self._call(partial(self._trusted, now))
-            old = (now - self._keep, now) if trusted else (0.0, 0.0)  # else by size alone
-            sweep = partial(self._store.sweep, older_than=old[0], most=self._most, now=old[1])
-            gone = await self._call(sweep)
-            if trusted:
-                await self._call(partial(self._store.set_clock, now))
+            gone = await self._call(partial(self._forgetting.sweep, self._store, time.time()))
         except StoreError as error:
             log.error("the store could not be swept", error=str(error))
             return
         if gone:
             log.info("the store has forgotten sessions", sessions=gone)
-
-    def _trusted(self, now: float) -> bool:
-        """Whether sessions may be forgotten by this clock: not if it went back since the last sweep, or
-        is far ahead of it. The server may have been off for so long: that its operator has to say.
-        """
-        seen = self._store.clock()
-        if seen is None:  # a new store, or one of a version before: when it was last used
-            seen = next((kept.used for kept in self._store.kept()), now)
-        if -BACK_SECONDS <= now - seen <= AHEAD_SECONDS:
-            return True
-        if not self._asked_clock:
-            self._asked_clock = True
-            log.warning(
-                "no session is forgotten by its age: the clock differs from that of the last sweep by "
-                "days, which may be wrong. If it is right, `ramify store trust-clock` says so",
-                days=round((now - seen) / 86_400, 1),
-            )
-        return False
 
     async def _retried(self, call: Callable[[], T]) -> T:
         failed = False
@@ -486,8 +438,7 @@ class StoreActor:
 
 def _batch(pending: list[StoreMessage]) -> list[Save]:
     """The saves that come first, as many as are written together."""
-    saves: list[Save] = []
-    size = items = 0
+    saves, size, items = list[Save](), 0, 0
     for each in pending:
         if not isinstance(each, Save):
             break

@@ -12,11 +12,12 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from ramify.protocol.saved import Changes, StoredSession
+from ramify.protocol.saved import HISTORY, Changes, SavedHistory, StoredSession
 
 How = Literal["free", "ask", "force"]
 Refusal = Literal["moved", "lost"]
 GONE_SECONDS = 86_400  # for which a shared store remembers that a session was deleted
+MOST_RECALLED = 1 << 12  # answers of one history
 SECRET_BYTES = 32  # with which servers sign what clients keep for them
 
 ASIDE = " (damaged "  # in the name of what was set aside, which no session's id has
@@ -159,3 +160,20 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Nothing is called afterwards."""
+
+
+def saved_history(store: Store, asked: Sequence[bytes]) -> list[SavedHistory]:
+    """See `Histories.keep`: of the first of these that is there, with all that it stands behind."""
+    for first in asked:
+        found: list[SavedHistory] = []
+        before: bytes | None = first
+        while before is not None and len(found) < MOST_RECALLED:
+            items = store.read(f"{HISTORY}{before.hex()}")
+            history = SavedHistory.of(items.get(HISTORY, b""))
+            if history is None:
+                break
+            found.append(history)
+            before = history.before
+        if before is None:
+            return found[::-1]
+    return []

@@ -10,9 +10,11 @@ from unittest.mock import MagicMock
 import psycopg
 import pytest
 
-from ramify.actors.store import postgres as module
+from ramify.actors.store import postgres
+from ramify.actors.store import postgres_tables as module
 from ramify.actors.store.base import StoreDamaged, StoreError
-from ramify.actors.store.postgres import LAYOUT, PostgresStore
+from ramify.actors.store.postgres import PostgresStore
+from ramify.actors.store.postgres_tables import LAYOUT
 from tests.actors.store.conftest import changes
 
 
@@ -63,7 +65,7 @@ def test_a_batch_is_written_as_a_whole(postgres_url: str) -> None:
 def test_a_call_has_a_time_limit(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the next one goes on as if nothing had been."""
     store = PostgresStore(postgres_url)
-    monkeypatch.setitem(module.PostgresStore._transaction.__wrapped__.__kwdefaults__, "seconds", 1)
+    monkeypatch.setitem(module.PostgresTables._transaction.__wrapped__.__kwdefaults__, "seconds", 1)
     with psycopg.connect(postgres_url) as other:
         other.execute("LOCK TABLE ramify_items")
         with pytest.raises(StoreError, match="statement timeout"):
@@ -76,7 +78,7 @@ def test_a_call_has_a_time_limit(postgres_url: str, monkeypatch: pytest.MonkeyPa
 def test_a_database_that_hangs_is_given_up(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process stands still, so that it keeps no limit itself."""
     monkeypatch.setattr(module, "LATE_SECONDS", 0.2)
-    monkeypatch.setitem(module.PostgresStore._transaction.__wrapped__.__kwdefaults__, "seconds", 1)
+    monkeypatch.setitem(module.PostgresTables._transaction.__wrapped__.__kwdefaults__, "seconds", 1)
     store = PostgresStore(postgres_url)
     with psycopg.connect(postgres_url, autocommit=True) as db:
         row = db.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'ramify'").fetchone()
@@ -168,7 +170,7 @@ def test_damage_of_the_database_is_told_from_what_passes(
         (psycopg.errors.DataCorrupted("invalid page in block 7"), StoreDamaged),
         (psycopg.errors.DiskFull("no space left"), StoreError),
     ):
-        monkeypatch.setattr(module, "_items", MagicMock(side_effect=error))
+        monkeypatch.setattr(postgres, "_items", MagicMock(side_effect=error))
         with pytest.raises(StoreError, match=str(error)) as raised:
             store.read("s_1")
         assert type(raised.value) is kind

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ramify.actors.store.base import StoreDamaged, StoreError
-from ramify.actors.store.sqlite import LAYOUT, SqliteStore, claim
+from ramify.actors.store.sqlite import SqliteStore, claim
+from ramify.actors.store.sqlite_tables import LAYOUT
 from tests.actors.store.conftest import changes
 
 
