@@ -23,6 +23,7 @@ _PARAMETER = "p"
 _PARAMETERS = ("{", forms.PARAMETER, forms.ARG_KEY, forms.NAMED_PARAMETER)  # how arguments begin
 _TAGGED = ("hermes", "qwen3-coder")  # whose calls stand between the same tags
 _QUESTION = ChatMessage(role="user", content="Q")
+_ANSWER = ChatMessage(role="assistant", content=_VALUE)
 
 
 # Renders messages with tools, and with the generation prompt if the last one says so.
@@ -74,8 +75,9 @@ class Openings:
 
     @cached_property
     def unthought(self) -> str | None:
-        """What keeps the model from thinking, behind a generation prompt: an empty thought, or the end
-        of the one that the prompt began. "": it does not think anyway; None: nothing does."""
+        """What keeps the model from thinking, behind a generation prompt: an empty thought, as the
+        template writes one, or the end of the one that the prompt began. "": it does not think anyway;
+        None: nothing does."""
         thought = self._dialect.thought
         if thought is None:
             return ""
@@ -83,11 +85,20 @@ class Openings:
             return None
         try:
             prompt = self._render([_QUESTION], generate=True)
+            shown = self._render([_QUESTION, _ANSWER], generate=False).partition(_VALUE)[0]
         except BadRequest:
             return None
         begun, ended = prompt.rfind(thought.begin), prompt.rfind(thought.end)
         if ended > begun:
             return ""
+        empty = shown.removeprefix(prompt)
+        if (
+            begun < 0
+            and empty != shown
+            and thought.begin in empty
+            and empty.rstrip().endswith(thought.end)
+        ):
+            return empty
         end = f"\n{thought.end}\n\n"
         return end if begun >= 0 else f"{thought.begin}\n{end}"
 

@@ -211,6 +211,20 @@ def test_an_empty_thought_keeps_a_model_from_thinking(prompt: str, unthought: st
     assert Openings(template(hermes, prompt=prompt), thinks).unthought == unthought
 
 
+def test_an_empty_thought_is_the_templates_own() -> None:
+    """As GLM 4.5 and Kimi K2 write it."""
+
+    def render(messages: Sequence[ChatMessage], tools: Any, generate: bool) -> str:
+        text = "".join(
+            f"<u>{each.content}" if each.role == "user" else f"<a>\n<think></think>\n{each.content}"
+            for each in messages
+        )
+        return text + ("<a>" if generate else "")
+
+    thinks = DIALECTS["glm45"]._replace(thought=THOUGHTS[0])
+    assert Openings(render, thinks).unthought == "\n<think></think>\n"
+
+
 def test_what_needs_no_empty_thought_and_what_has_none() -> None:
     assert Openings(template(hermes), DIALECTS["hermes"]).unthought == ""
     assert Openings(template(hermes), DIALECTS["harmony"]).unthought is None
