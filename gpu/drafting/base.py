@@ -15,9 +15,8 @@ and hands over tokens. A GPU has two steps in flight, whose tokens the host does
 for, and launches kernels that read and write tokens on the device. Both lay drafts out as `StepRows` and
 take the refused back by `RowTable.settle`, by one rule (`sampling.acceptance`).
 
-`ngram` and `model` implement it. A head on the model's own hidden states (EAGLE; Li et al. 2024) would
-be another one: it needs the stream behind the last norm of the accepted lines, which an executor would
-hand to `observe`, and a layout of its own for its KV, as `model` has.
+`ngram`, `model` and `mtp` implement it. The last one also sees the model's stream behind the last norm,
+which the executor hands to it.
 """
 
 from collections.abc import Sequence

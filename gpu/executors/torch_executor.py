@@ -13,6 +13,7 @@ from torch import Tensor
 from ramify.gpu.attention.base import AttentionBackend
 from ramify.gpu.constraints.rows import Masks
 from ramify.gpu.drafting.base import Drafter
+from ramify.gpu.drafting.mtp import MtpDrafter
 from ramify.gpu.executors.host_executor import DoneStep, HostExecutor, Logprobs
 from ramify.gpu.executors.threads import ThreadChoice
 from ramify.gpu.kv.layout import KVPool
@@ -70,7 +71,10 @@ class TorchExecutor(HostExecutor[_Output]):
             nothing = self._model.embedding[:0]
             return ResidualStream(nothing, nothing), None
         inputs = torch_inputs(step, self._attention, self._device, self._spare_states)
-        return self._model.forward(inputs, self._ops), inputs.sampled_lines
+        stream = self._model.forward(inputs, self._ops)
+        if isinstance(self.drafts.drafter, MtpDrafter):
+            self.drafts.drafter.saw(stream.normed)
+        return stream, inputs.sampled_lines
 
     def _sample(
         self, step: StepRows, output: _Output, drafts: Ints | None, masks: Masks | None

@@ -198,16 +198,18 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(
-        self, step: StepInputs[Tensor], ops: Ops[AnyStream], layers: Iterable[int] | None = None
-    ) -> AnyStream:
+        self, step: StepInputs[Tensor], ops: Ops[AnyStream], layers: Iterable[int] | None = None,
+        given: AnyStream | None = None,
+    ) -> AnyStream:  # fmt: skip
         """Run the step, store its keys and values. Returns the stream behind the last norm.
 
-        `layers`: only these, for loading their kernels; garbage comes out.
+        `layers`: only these, for loading their kernels; garbage comes out. `given`: not the embedding.
         """
         ops.begin(step)
-        x = ops.embed(step, self.embedding, self._embedding_scale, self.layers[0].mixer.norm)
+        norm, scale = self.layers[0].mixer.norm, self._embedding_scale
+        x = ops.embed(step, self.embedding, scale, norm) if given is None else given
         tables = self.token_inputs
-        given = None if tables is None else ops.token_inputs(x, step, tables)
+        inputs = None if tables is None else ops.token_inputs(x, step, tables)
         for index in range(len(self.layers)) if layers is None else layers:
             layer = self.layers[index]
             mixer, feed_forward, gate = layer.mixer, layer.feed_forward, layer.gate
@@ -219,9 +221,9 @@ class Decoder:
                 continue
             x = ops.add_norm(x, mixed, feed_forward.norm, mixer.post_norm)
             fed = ops.reduce(feed_forward.forward(x, ops))
-            if gate is not None and given is not None:
+            if gate is not None and inputs is not None:
                 x = ops.add_norm(x, fed, None, feed_forward.post_norm)
-                through = ops.reduce(gate.forward(x, given[:, index], ops))
+                through = ops.reduce(gate.forward(x, inputs[:, index], ops))
                 x = ops.add_norm(x, through, following, gate.norm)
             else:
                 x = ops.add_norm(x, fed, following, feed_forward.post_norm)

@@ -26,7 +26,7 @@ _TOKENIZER = "tokenizer.json"
 class DraftChoice:
     """`folder`: the draft model's, if `kind` is "model". `reason`: for the log."""
 
-    kind: Literal["none", "ngram", "model"]
+    kind: Literal["none", "ngram", "model", "mtp"]
     reason: str
     folder: Path | None = None
 
@@ -61,9 +61,18 @@ def choose_draft(config: ModelConfig, attention: KernelChoice | None = None) -> 
         raise ModelError(f"--draft {asked}: {obstacle}, or --draft none")
     if asked == "ngram":
         return DraftChoice("ngram", "as asked")
+    if asked == "mtp":
+        if attention is None or attention.extend != "torch":
+            raise ModelError(
+                "--draft mtp: the checkpoint's own layer guesses on torch alone; give --attention torch "
+                "and --quantization none, --draft ngram or --draft none"
+            )
+        return DraftChoice("mtp", "as asked")
     folder = bundled("default_draft") if asked == "model" else Path(asked)
     if not folder.exists():
-        raise ModelError(f"--draft {asked} is not a folder: give one, or auto, none, ngram or model")
+        raise ModelError(
+            f"--draft {asked} is not a folder: give one, or auto, none, ngram or model, or mtp"
+        )
     unlike = unlike_tokens(config.path, folder)
     if unlike is not None:
         raise ModelError(

@@ -17,6 +17,7 @@ from ramify.gpu.attention.registry import KernelChoice, choose
 from ramify.gpu.devices import loading_threads
 from ramify.gpu.drafting.base import Drafter
 from ramify.gpu.drafting.model import CATCH_UP, DraftRunner, ModelDrafter
+from ramify.gpu.drafting.mtp import MtpDrafter
 from ramify.gpu.drafting.ngram import NgramDrafter
 from ramify.gpu.drafting.torch_runner import TorchRunner
 from ramify.gpu.executors.base import Executor
@@ -31,7 +32,15 @@ from ramify.gpu.ops.linear.onednn import float_weight
 from ramify.gpu.progress import Progress
 from ramify.gpu.startup.drafts import DraftChoice, choose_draft, kernel_obstacle
 from ramify.gpu.startup.gguf_weights import load_gguf
-from ramify.gpu.startup.memory import free_bytes, has_windows, kv_type, with_pages
+from ramify.gpu.startup.memory import (
+    free_bytes,
+    has_windows,
+    kv_type,
+    most_rows,
+    most_step_tokens,
+    with_pages,
+)
+from ramify.gpu.startup.mtp import load_mtp
 from ramify.gpu.startup.packing import Packing
 from ramify.gpu.startup.quantization import Quantization, choose_quantization
 from ramify.gpu.startup.states import check_draft_model, check_states
@@ -173,8 +182,10 @@ def _torch(
     form, stored = quantization.form(model.device, float_weight)
     _fill(config, model, form, progress, stored=stored)
     small = _draft_model(config, draft, info.context, model, float_weight, progress)
-    if small is not None:
-        info = _with_bytes(info, small.config.kv_layout(small.dtype))
+    mtp = load_mtp(config, model, progress) if draft.kind == "mtp" else None
+    guesser = small if mtp is None else mtp.decoder
+    if guesser is not None:
+        info = _with_bytes(info, guesser.config.kv_layout(guesser.dtype))
     info = with_pages(info, config, free_bytes(model.device), model.device)
     pool, table = _pool(model, info, progress), RowTable(info)
 
@@ -183,11 +194,14 @@ def _torch(
         return attention.back_end(table, shapes, model.device)
 
     drafter: Drafter | None = NgramDrafter(info.max_rows) if draft.kind == "ngram" else None
-    if small is not None:
+    if guesser is not None:
         own = msgspec.structs.replace(info, window_pages=0, kv_dtype="auto")
-        small_pool = _pool(small, own, progress)
-        runner = TorchRunner(small, small_pool, back_end(small), info.max_rows)
-        drafter = _model_drafter(runner, table, small)
+        own_pool, attends = _pool(guesser, own, progress), back_end(guesser)
+        if mtp is not None:
+            drafter = MtpDrafter(mtp, own_pool, attends, info.max_rows, info.context)
+        else:
+            runner = TorchRunner(guesser, own_pool, attends, info.max_rows)
+            drafter = _model_drafter(runner, table, guesser)
     return TorchExecutor(
         model, pool, back_end(model, info.window_pages > 0), table, info, drafter=drafter
     )
@@ -367,20 +381,6 @@ def _pool(model: Decoder, info: ExecutorInfo, progress: Progress) -> KVPool:
     return pool
 
 
-def _rows(config: ModelConfig, device: torch.device) -> int:
-    """How many requests run at once. A GPU gains more from many of them than a CPU."""
-    if config.max_rows is not None:
-        return config.max_rows
-    return 512 if device.type == "cuda" else 256
-
-
-def _step_tokens(config: ModelConfig, device: torch.device) -> int:
-    """The most tokens in a step. Beyond 2,048 a GPU gains a little, a CPU nothing."""
-    if config.step_tokens is not None:
-        return config.step_tokens
-    return 8192 if device.type == "cuda" else 2048
-
-
 def context_of(config: ModelConfig, shape: Definition) -> int:
     """Longest sequence: what config.json says, stretched as its rotary scaling says."""
     if config.context is None:
@@ -432,8 +432,8 @@ def _info(
         context=context,
         page_size=config.page_size,
         pages=0,
-        max_rows=_rows(config, device),
-        step_tokens=_step_tokens(config, device),
+        max_rows=most_rows(config, device),
+        step_tokens=most_step_tokens(config, device),
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         attention=attention.name,

@@ -47,6 +47,20 @@ def most_cpu_tokens(context: int) -> int:
     return max(_CPU_TOKENS, context)
 
 
+def most_rows(config: ModelConfig, device: torch.device) -> int:
+    """How many requests run at once. A GPU gains more from many of them than a CPU."""
+    if config.max_rows is not None:
+        return config.max_rows
+    return 512 if device.type == "cuda" else 256
+
+
+def most_step_tokens(config: ModelConfig, device: torch.device) -> int:
+    """The most tokens in a step. Beyond 2,048 a GPU gains a little, a CPU nothing."""
+    if config.step_tokens is not None:
+        return config.step_tokens
+    return 8192 if device.type == "cuda" else 2048
+
+
 def plan_pages(
     wanted_tokens: int | None,
     context: int,

@@ -1,0 +1,138 @@
+"""Guesses by the checkpoint's own layer for further tokens (`models.mtp`), on torch.
+
+The layer runs behind every step, for each position whose next token is known: so its keys and values
+lie in the pages of the tokens that they are of, and forks, rollbacks and shared prefixes have them. A
+guess goes on from the last one: the layer's own stream stands in for the model's then. At the seam of a
+fork its keys know another next token, which may make a guess worse, and never an output.
+
+Knows rows and steps, and no weights.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.gpu.attention.base import AttentionBackend
+from ramify.gpu.drafting.base import Guesses
+from ramify.gpu.kv.layout import KVPool
+from ramify.gpu.models.mtp import MtpLayer
+from ramify.gpu.ops.torch_ops import TorchOps, torch_inputs
+from ramify.gpu.step.step_rows import Ints, StepRows, Tokens
+from ramify.protocol.plan import OpenRow
+
+_NONE = np.empty(0, dtype=np.int64)
+_Pairs = list[tuple[int, int, Tensor, list[int]]]  # row, first position, streams, next tokens
+
+
+class MtpDrafter:
+    """Runs `layer` over `pool`; `attention` is its own, and reads the pages of the model's rows."""
+
+    def __init__(
+        self, layer: MtpLayer, pool: KVPool, attention: AttentionBackend, rows: int, context: int
+    ) -> None:
+        self._layer, self._attention, self._context = layer, attention, context
+        last = torch.zeros(rows, dtype=torch.int64, device=layer.decoder.device)  # never read
+        self._ops = TorchOps(pool, last, attention)
+        self._step: StepRows | None = None
+        self._hidden: Tensor = torch.empty(0)  # of the step under way
+        self._held: dict[int, tuple[int, Tensor]] = {}  # last positions whose next tokens are not known
+        self._ready: dict[int, tuple[int, Tensor]] = {}  # where guesses begin, and from what
+
+    def open(self, opened: OpenRow) -> None:
+        pass
+
+    def close(self, row: int) -> None:
+        self._held.pop(row, None)
+        self._ready.pop(row, None)
+
+    def propose(self, rows: Ints, most: Ints) -> Guesses:
+        found: list[list[int]] = [[] for _ in rows]
+        going = []
+        for at, (row, count) in enumerate(zip(rows.tolist(), most.tolist(), strict=True)):
+            begin = self._ready.get(row)
+            if begin is not None and count > 0:
+                going.append((at, row, min(count, self._context - begin[0]), *begin))
+        depth = 0
+        while going := [one for one in going if one[2] > depth]:
+            streams = torch.stack([one[4] for one in going])
+            tokens = self._layer.likeliest(streams, self._ops).tolist()
+            for one, token in zip(going, tokens, strict=True):
+                found[one[0]].append(token)
+            depth += 1
+            if all(one[2] <= depth for one in going):
+                break
+            pairs = [
+                (row, start, stream[None], [token])
+                for (_, row, _, start, stream), token in zip(going, tokens, strict=True)
+            ]
+            streams = self._run(pairs)
+            going = [
+                (at, row, count, start + 1, stream)
+                for (at, row, count, start, _), stream in zip(going, streams, strict=True)
+            ]
+        flat = np.array([token for guess in found for token in guess], dtype=np.int32)
+        return Guesses(np.array([len(guess) for guess in found], dtype=np.int64), flat)
+
+    def continued(self, row: int, behind: Sequence[int], most: int) -> list[int]:
+        return []
+
+    def runs(self, step: StepRows) -> None:
+        self._step = step
+
+    def saw(self, hidden: Tensor) -> None:
+        """The model's streams behind its last norm, of all lines of the step."""
+        step, pairs, first = self._step, _Pairs(), 0
+        assert step is not None
+        self._hidden = hidden
+        for i in range(step.extends):
+            row, start, count = int(step.rows[i]), int(step.starts[i]), int(step.counts[i])
+            tokens = step.tokens[first : first + count].tolist()
+            streams = hidden[first : first + count]
+            held = self._held.get(row)
+            if held is not None and held[0] == start - 1:
+                pairs.append((row, start - 1, torch.cat((held[1][None], streams[:-1])), tokens))
+            elif count > 1:
+                pairs.append((row, start, streams[:-1], tokens[1:]))
+            self._held[row] = start + count - 1, streams[-1].clone()
+            self._ready.pop(row, None)
+            first += count
+        self._run(pairs)
+
+    def observe(self, rows: Ints, counts: Ints, tokens: Tokens) -> None:
+        step, pairs = self._step, _Pairs()
+        assert step is not None
+        decodes = step.rows[step.extends :]
+        begins = {row: at for at, row in reversed(list(enumerate(decodes.tolist())))}
+        ends = np.cumsum(counts)
+        for row, count, end in zip(rows.tolist(), counts.tolist(), ends.tolist(), strict=True):
+            sampled = np.maximum(tokens[end - count : end], 0).tolist()
+            at = begins.get(row)
+            if at is None:  # behind an extend
+                position, stream = self._held.pop(row)
+                pairs.append((row, position, stream[None], sampled))
+            else:
+                line = len(step.tokens) + at
+                start = int(step.starts[step.extends + at])
+                pairs.append((row, start, self._hidden[line : line + count], sampled))
+        last = 0
+        streams = self._run(pairs)
+        for row, start, _, sampled in pairs:
+            last += len(sampled)
+            self._ready[row] = start + len(sampled), streams[last - 1]
+
+    def _run(self, pairs: _Pairs) -> Tensor:
+        """The layer's streams of all positions of `pairs`."""
+        if not pairs:
+            return self._hidden[:0]
+        rows, starts, counts = (
+            np.array(part, dtype=np.int64)
+            for part in ([p[0] for p in pairs], [p[1] for p in pairs], [len(p[3]) for p in pairs])
+        )
+        tokens = np.concatenate([np.array(p[3], dtype=np.int32) for p in pairs])
+        step = StepRows(rows, starts, counts, len(pairs), tokens, _NONE, _NONE)
+        device = self._layer.decoder.device
+        inputs = torch_inputs(step, self._attention, device)
+        hidden, behind = torch.cat([p[2] for p in pairs]), torch.from_numpy(tokens).long().to(device)
+        return self._layer.forward(inputs, self._ops, hidden, behind)
