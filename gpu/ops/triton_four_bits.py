@@ -2,9 +2,9 @@
 
 A tile of words (`linear.four_bits`) is shifted and masked into four tiles of neighbouring inputs, which
 go from registers into the tensor cores. Scales multiply the sums of few tokens, else the weights. What
-stands before and after a product is in the same launch, as in `triton_linear`. Imported only where Triton
-is used; runs on a CPU with TRITON_INTERPRET=1, where shifts and floats stand for the instructions of the
-GPU.
+stands before and after a product is in the same launch, as in `triton_linear`. Imported only where
+Triton is used; runs on a CPU with TRITON_INTERPRET=1, where shifts and floats stand for the instructions
+of the GPU.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"

@@ -7,7 +7,7 @@ inputs. Words of the same inputs lie together for all outputs, and so do scales.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,7 @@ class FourBitWeight(Weight):
     zeros: Tensor | None
     group: int
     inputs: int
+    coded: ClassVar[bool] = True
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -81,6 +81,7 @@ from ramify.gpu.drafting.triton_ngram import DeviceNgramDrafter
 from ramify.gpu.executors import cuda_executor
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.ops.linear.four_bits import four_bit_form
 from ramify.gpu.startup import rehearsal
 from ramify.gpu.step.rows import RowTable
 from ramify.protocol.plan import ExecutorInfo, ExtendRow, OpenRow, StepPlan, pack
@@ -125,6 +126,11 @@ def executor_for(config, dtype, sinks, deterministic, draft):
         pairs = zip(shape.layers, mixers, strict=True)
         shape = replace(shape, layers=tuple(replace(layer, mixer=one) for layer, one in pairs))
     model = Decoder(shape, 512, dtype, CPU)
+    if draft == "int4":
+        for linear, _ in model.products():
+            linear.tensor.zero_()
+            linear.weight = four_bit_form(draft, True)(linear)
+        draft = "ngram"
     choice = KernelChoice("triton", "triton", "a test", deterministic=deterministic)
     info = ExecutorInfo(
         model="", architecture="", parameters=0, vocab_size=shape.vocab_size, context=512,
@@ -327,6 +333,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
     [
         (LLAMA, "bfloat16", "", False, "ngram", PLAIN | SAMPLING | DRAFTS | CONSTRAINTS | {"_propose"}),
         (LLAMA, "bfloat16", "", False, "model", PLAIN | DRAFTS | {"_begin", "_advance", "_fill"}),
+        (LLAMA, "bfloat16", "", False, "int4", DECODES | {"_product"}),
         (GEMMA, "bfloat16", "", False, "ngram", STEP | DECODES | {"_gate_mul"}),
         (OLMO, "bfloat16", "", False, "ngram", STEP | DECODES | {"_linear"}),
         (GEMMA4, "bfloat16", "", False, "ngram", STEP | DECODES | {"_gate_mul"}),
@@ -348,6 +355,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
     ids=[
         "llama",
         "draft model",
+        "int4",
         "gemma",
         "olmo",
         "gemma4",
