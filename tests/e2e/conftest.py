@@ -14,7 +14,7 @@ import shutil
 import socket
 import struct
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from websockets.asyncio.client import ClientConnection
 from ramify.actors.engine import Engine, EngineFailed, running_engine
 from ramify.actors.executor.spec import ExecutorSpec, FakeSpec
 from ramify.actors.tokenizer import Tokenizer
+from ramify.clients.bench.server import served
 from ramify.gpu.executors.fake import FakeModel
 from ramify.protocol.config import (
     EngineConfig,
@@ -556,6 +557,14 @@ def llama_folder(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactor
     )
     LlamaForCausalLM(shape).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def bundled() -> Iterator[str]:
+    """The address of a `ramify serve` that has the bundled model, for all who change nothing of it."""
+    flags = ["--device=cpu", "--threads=1", "--kv-tokens=60000", "--session-ttl=60"]
+    with served(flags, None) as server:
+        yield server.url
 
 
 class Resources:

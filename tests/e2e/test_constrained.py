@@ -4,7 +4,6 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import jsonschema
@@ -42,10 +41,9 @@ class Pet(msgspec.Struct):
     age: int
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with served(["--device=cpu", "--threads=1", "--kv-tokens=20000"], None) as server:
-        yield server.url
+@pytest.fixture
+def url(bundled: str) -> str:
+    return bundled
 
 
 async def test_outputs_obey_and_stream(url: str) -> None:

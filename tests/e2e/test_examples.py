@@ -11,8 +11,6 @@ from types import ModuleType
 
 import pytest
 
-from ramify.clients.bench.server import served
-
 FOLDER = Path(__file__).parents[2] / "examples"
 DATA = Path(os.environ.get("RAMIFY_WORKLOADS", Path(__file__).parents[3] / "shared/data/workloads"))
 SAYS = {  # what stands in its output, beside its head and its costs; its --size
@@ -33,10 +31,9 @@ SAYS = {  # what stands in its output, beside its head and its costs; its --size
 OLDER = ("best_of", "raw_client", "two_endings")  # they take a server that runs
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with served(["--device=cpu", "--threads=1", "--kv-tokens=30000"], None) as server:
-        yield server.url
+@pytest.fixture
+def url(bundled: str) -> str:
+    return bundled
 
 
 @pytest.fixture

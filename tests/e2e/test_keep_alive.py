@@ -59,7 +59,9 @@ async def test_the_client_of_openai(serving: Any, openai_of: Any, made: Any) -> 
             )
             text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
             assert text == whole.choices[0].message.content
-            response = await client.responses.create(**told, input="Hello.", background=True)
+            response = await client.responses.create(
+                **told, input="Hello.", background=True, max_output_tokens=8
+            )
             while response.status in ("queued", "in_progress"):
                 response = await client.responses.retrieve(response.id)
             events = await client.responses.create(

@@ -6,7 +6,7 @@ client's own types require.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any, get_args
 
 import httpx2
@@ -16,7 +16,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponsesServerEvent, ResponseStreamEvent
 
-from ramify.clients.bench.server import http_url, served
+from ramify.clients.bench.server import http_url
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello."}]
 SUM = "What is 31 + 47?"
@@ -40,11 +40,9 @@ class Person(pydantic.BaseModel):
     age: int = pydantic.Field(ge=1, le=99)
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    flags = ["--device", "cpu", "--threads", "1", "--session-ttl", "60"]
-    with served(flags, None) as server:
-        yield http_url(server.url) + "/v1"
+@pytest.fixture
+def address(bundled: str) -> str:
+    return http_url(bundled) + "/v1"
 
 
 @pytest.fixture

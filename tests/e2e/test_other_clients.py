@@ -13,12 +13,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ramify.clients.bench.server import http_url, served
+from ramify.clients.bench.server import http_url
 
 HERE = Path(__file__).parent
 NODE = shutil.which("node")
@@ -36,10 +35,9 @@ PROGRAMS = {
 }
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with served(["--device", "cpu", "--threads", "1"], None) as server:
-        yield http_url(server.url) + "/v1"
+@pytest.fixture
+def address(bundled: str) -> str:
+    return http_url(bundled) + "/v1"
 
 
 def run(*command: str) -> str:
