@@ -4,7 +4,7 @@ Each case is a CUDA graph of one product after another on distinct weights (more
 cache holds), as in a decode step. cuBLAS is timed with the kernels that ours make needless: the norm
 after `output` and `down`, the activation after `gate_up`.
 
-    python benchmarks/gpu_linear.py --shape llama-3.1-8b --tokens 1,8,32
+    python benchmarks/gpu_linear.py --shape llama-3.1-8b --tokens 1,8,32 --formats int4,mxfp4,fp8
 """
 
 # mypy: disable-error-code="import-untyped"
@@ -26,7 +26,9 @@ import triton
 from torch import Tensor
 
 from ramify.gpu.ops.gluon_check import gluon_works
-from ramify.gpu.ops.linear.base import plain
+from ramify.gpu.ops.linear.base import Form, Linear, plain
+from ramify.gpu.ops.linear.four_bits import four_bit_form
+from ramify.gpu.ops.linear.fp8 import fp8_form
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.tilings import AnyTiling, GluonTiling, LayerSizes, Tiling, tilings_for
 from ramify.gpu.ops.triton_layer import add_norm
@@ -68,7 +70,14 @@ class LinearCase:
         self.norm = RMSNorm(torch.ones(outputs, device="cuda", dtype=torch.bfloat16), EPS)
 
     def run(self, products: Products, weight: Tensor, tiling: AnyTiling | None) -> Tensor:
-        linear = plain(weight)
+        return self.run_linear(products, plain(weight), tiling)
+
+    def formed(self, products: Products, form: Form, tiling: AnyTiling | None) -> float:
+        """Microseconds with its weights in another form."""
+        linears = {weight.data_ptr(): Linear(form(plain(weight))) for weight in self.weights}
+        return self.time(lambda weight: self.run_linear(products, linears[weight.data_ptr()], tiling))
+
+    def run_linear(self, products: Products, linear: Linear, tiling: AnyTiling | None) -> Tensor:
         if self.name == "qkv":
             return products.plain(self.rows if tiling else self.normed, linear, EPS, tiling)
         if self.name == "gate_up":
@@ -80,7 +89,7 @@ class LinearCase:
         """As `run` without a tiling, with the residual sum in the norm's kernel."""
         if self.name in ("qkv", "gate_up"):
             return F.linear(self.x, weight)
-        return add_norm(F.linear(self.x, weight), self.residual, self.norm.weight, EPS)
+        return add_norm(F.linear(self.x, weight), self.residual, self.norm)
 
     def error(self, products: Products, tiling: AnyTiling) -> float:
         """Largest difference from float32 mathematics, in parts of the largest result."""
@@ -211,6 +220,11 @@ def measure(case: LinearCase, products: Products, tilings: Sequence[AnyTiling | 
     }
 
 
+FORMS: dict[str, Form] = {
+    "int4": four_bit_form("int4", rounds=True),  # groups of 128
+    "mxfp4": four_bit_form("mxfp4", rounds=True),
+    "fp8": fp8_form(torch.device("cuda"), True),
+}
 OPERATIONS = {"qkv": "linear", "output": "add", "gate_up": "gated", "down": "add"}  # of the products
 
 
@@ -220,6 +234,7 @@ def main() -> None:
     parser.add_argument("--tokens", default="1,8,16,32,64,128,192,256")
     parser.add_argument("--compilers", type=int, default=0, help="processes that compile ahead")
     parser.add_argument("--compile-part", type=int)
+    parser.add_argument("--formats", default="", help="of weights, beside bfloat16: " + ", ".join(FORMS))
     parser.add_argument("--search", action="store_true", help="time all tilings worth trying")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
@@ -257,6 +272,10 @@ def main() -> None:
                 print(f"  ours {own['us']:6.2f} ({case.bytes / own['us'] / 1e6:4.2f} TB/s)", end="")
                 if args.search:
                     print(" ", own["tiling"], end="")
+            for form in filter(None, args.formats.split(",")):
+                took = case.formed(products, FORMS[form], tilings[0])
+                line[form] = took
+                print(f"  {form} {took:6.2f}", end="")
             print(flush=True)
     if args.output is not None:
         args.output.write_text(json.dumps(report))
