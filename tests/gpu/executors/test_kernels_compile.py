@@ -79,9 +79,11 @@ from ramify.gpu.attention.triton_paged import TritonPaged
 from ramify.gpu.drafting.device_model import DeviceModelDrafter
 from ramify.gpu.drafting.triton_ngram import DeviceNgramDrafter
 from ramify.gpu.executors import cuda_executor
+from ramify.gpu.kv.layout import FP8
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.linear.four_bits import four_bit_form
+from ramify.gpu.ops.linear.fp8 import fp8_form
 from ramify.gpu.startup import rehearsal
 from ramify.gpu.step.rows import RowTable
 from ramify.protocol.plan import ExecutorInfo, ExtendRow, OpenRow, StepPlan, pack
@@ -117,6 +119,8 @@ def drafter_for(draft, model, info):
     return DeviceModelDrafter(model, pool, sizes, info.max_drafts)
 
 def executor_for(config, dtype, sinks, deterministic, draft):
+    codes = dtype == "fp8"  # of weights, and of keys and values
+    dtype = torch.bfloat16 if codes else getattr(torch, dtype)
     Path("config.json").write_text(json.dumps(config))
     shape = read_config(Path("."))
     if sinks:
@@ -131,6 +135,8 @@ def executor_for(config, dtype, sinks, deterministic, draft):
             linear.tensor.zero_()
             linear.weight = four_bit_form(draft, True)(linear)
         draft = "ngram"
+    for linear, _ in model.products() if codes else ():
+        linear.weight = fp8_form(CPU, rounds=True)(linear)
     choice = KernelChoice("triton", "triton", "a test", deterministic=deterministic)
     info = ExecutorInfo(
         model="", architecture="", parameters=0, vocab_size=shape.vocab_size, context=512,
@@ -141,7 +147,7 @@ def executor_for(config, dtype, sinks, deterministic, draft):
     drafts = {"max_drafts": 3, "max_forced": 0 if draft == "states" else 4} if draft != "none" else {}
     states = {"state_slots": 9, "page_size": 1} if draft in ("none", "states") else {}
     info = msgspec.structs.replace(info, **drafts, **states)
-    pool = shape.kv_layout(dtype).allocate(info.pages, info.page_size, CPU)
+    pool = shape.kv_layout(FP8 if codes else dtype).allocate(info.pages, info.page_size, CPU)
     if info.state_slots:
         pool.states = shape.state_layout().allocate(info.state_slots, CPU, 3)
     drafter = drafter_for(draft, model, info)
@@ -157,7 +163,7 @@ constraint = AutomatonConstraint(machine)
 CHECK = """
 config = json.loads(sys.argv[1])
 sinks, deterministic, draft = sys.argv[3] == "sinks", sys.argv[4] == "1", sys.argv[5]
-executor = executor_for(config, getattr(torch, sys.argv[2]), sinks, deterministic, draft)
+executor = executor_for(config, sys.argv[2], sinks, deterministic, draft)
 rehearsal.warm_all(executor)
 print(*sorted(set(made)))
 
@@ -349,6 +355,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
         (GLM_MOE, "bfloat16", "", False, "ngram", FEW | MANY),
         (GLM_MOE, "bfloat16", "", True, "ngram", MANY),
         (GPT_OSS, "bfloat16", "", False, "ngram", FEW | MANY | STEP | DECODES),
+        (GLM_MOE, "fp8", "", False, "ngram", FEW | MANY | PLAIN | {"_round_rows"}),
         (DEEPSEEK, "bfloat16", "", False, "ngram", DECODES | {"_store", "_by_head", "_extend"}),
         (DEEPSEEK, "bfloat16", "", True, "ngram", {"_attend", "_store", "_by_head"}),
     ],
@@ -371,6 +378,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
         "glm4-moe",
         "glm4-moe-deterministic",
         "gpt-oss",
+        "glm4-moe-fp8",
         "deepseek",
         "deepseek-deterministic",
     ],
