@@ -118,24 +118,6 @@ class Automaton:
         """Whether both have the same texts."""
         return self.includes(other) and other.includes(self)
 
-    def shortest(self) -> bytes | None:
-        """A shortest accepted text, or None."""
-        ways: dict[int, tuple[int, int]] = {0: (-1, -1)}  # state: the one before it, and the byte
-        queue = [0]
-        bytes_of = [int(np.flatnonzero(self.classes == c)[0]) for c in range(self.next.shape[1])]
-        for state in queue:
-            if self.final[state]:
-                found = bytearray()
-                while state:
-                    state, byte = ways[state]
-                    found.append(byte)
-                return bytes(reversed(found))
-            for c, target in enumerate(self.next[state].tolist()):
-                if target >= 0 and target not in ways:
-                    ways[target] = (state, bytes_of[c])
-                    queue.append(target)
-        return None
-
     def _combined(self, others: Sequence["Automaton"], mode: str) -> "Automaton":
         found = self
         for other in others:

@@ -41,11 +41,6 @@ class Cases(NamedTuple):
     shapes: tuple[Shape, ...]
     lost: tuple[Loss, ...] = ()
 
-    @property
-    def exact(self) -> bool:
-        """Whether the shapes have all values that are meant, not only some."""
-        return not self.lost
-
     def losses(self, other: "Cases") -> tuple[Loss, ...]:
         """The part of `lost` that also belongs to `other`."""
         if not self.lost:
