@@ -752,7 +752,7 @@ def test_a_required_part_that_becomes_empty_is_refused() -> None:
 def test_one_automaton_inside_has_no_longer_than_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time ends inside of what a single value needs, not only between values."""
     reads = itertools.count()  # of the clock: each is a second later than the one before
-    for module in ("schema.lower", "deadline"):
+    for module in ("schema.lower", "limits"):
         monkeypatch.setattr(f"ramify.actors.grammar.{module}.process_time", lambda: float(next(reads)))
     patterns = {f"{a}.*{b}.*{a}": {"type": "null"} for a in "abcd" for b in "efgh"}
     with pytest.raises(TooLarge):
