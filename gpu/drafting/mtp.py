@@ -3,7 +3,7 @@
 The layer runs behind every step, for each position whose next token is known: so its keys and values
 lie in the pages of the tokens that they are of, and forks, rollbacks and shared prefixes have them. A
 guess goes on from the last one: the layer's own stream stands in for the model's then. At the seam of a
-fork its keys know another next token, which may make a guess worse, and never an output.
+fork its keys know another next token or none, which may make a guess worse, and never an output.
 
 Knows rows and steps, and no weights.
 """
@@ -118,9 +118,12 @@ class MtpDrafter:
                 pairs.append((row, start, self._hidden[line : line + count], sampled))
         last = 0
         streams = self._run(pairs)
+        finite = streams.isfinite().all(-1).tolist()  # nobody wrote the key at the seam of some forks
         for row, start, _, sampled in pairs:
             last += len(sampled)
-            self._ready[row] = start + len(sampled), streams[last - 1]
+            self._ready.pop(row, None)
+            if finite[last - 1]:
+                self._ready[row] = start + len(sampled), streams[last - 1]
 
     def _run(self, pairs: _Pairs) -> Tensor:
         """The layer's streams of all positions of `pairs`."""
