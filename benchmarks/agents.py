@@ -64,6 +64,7 @@ from ramify.protocol.config import (
 )  # fmt: skip
 from ramify.protocol.plan import StepPlan
 
+BESIDE = 32  # blocks that leave in the time of a step
 SCALE = 16  # real tokens that one token here stands for
 PAUSE = 300.0  # seconds at most
 CONTEXT = 262_144  # real tokens: a session is over before its first prompt that is longer
@@ -250,6 +251,7 @@ class AgentSimulation(Simulation):
         self.device = pool  # type: ignore[assignment]
         self.dice = random.Random(options.seed)
         self.cached: dict[int, int] = {}
+        self.burst = 0  # most blocks that a step saved
         self._launches: set[float] = set()  # times at which the executor's loop runs again
 
     def at(self, time: float, act: Callable[[], None]) -> None:
@@ -261,8 +263,12 @@ class AgentSimulation(Simulation):
         super().at(time, act)
 
     def moves(self, plan: StepPlan) -> float:
-        """Saves leave beside the steps; loads are taken to hold up the step that they belong to."""
-        return 1e3 * len(plan.loads) * BLOCK * SCALE / self.device.load
+        """Loads are taken to hold up the step that they belong to, saves where they are too many to
+        leave beside it.
+        """
+        blocks = len(plan.loads) + max(0, len(plan.saves) - BESIDE)
+        self.burst = max(self.burst, len(plan.saves))
+        return 1e3 * blocks * BLOCK * SCALE / self.device.load
 
     def launch(self) -> None:
         self._launches.discard(self.now)

@@ -212,6 +212,8 @@ class RadixCache:
             self.commit(commit)
         grown = [self.grow(grow, now) for grow in message.grows]
         verdicts = [self.acquire(acquire, now) for acquire in message.acquires]
+        if self.residency.stored.slots:
+            self.residency.save_ahead()
         counts = self.free, self.evictable, self.referenced
         saves, self.residency.stored.saves = self.residency.stored.saves, []
         return m.Settled(verdicts, grown, *counts, copies=self.take_copies(), saves=saves)

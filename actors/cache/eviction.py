@@ -10,6 +10,8 @@ import heapq
 from ramify.actors.cache.node import Node
 from ramify.actors.cache.tree import RadixTree
 
+_SOON = 8  # entries of a heap that are looked at
+
 
 def evictable(node: Node) -> bool:
     """A resident leaf of the resident part of the tree that nothing holds."""
@@ -44,6 +46,11 @@ class Victims:
         """Put `node`, whose retention got shorter, back among the others."""
         if node.stamp:
             self.push(node)
+
+    def soon(self) -> list[Node]:
+        """Some of the nodes that are evicted next. O(1): the heap's first entries."""
+        first = self._plain[:_SOON]
+        return [node for _, stamp, node in first if node.stamp == stamp and evictable(node)]
 
     def pop(self) -> Node:
         """The node to evict next. There is one."""

@@ -23,13 +23,15 @@ from ramify.actors.cache.announcer import Announcer
 from ramify.actors.cache.eviction import Victims, evictable
 from ramify.actors.cache.node import DEVICE, SUSPECT, Node
 from ramify.actors.cache.snapshots import Snapshot, Snapshots
-from ramify.actors.cache.stored import StoredBlocks
+from ramify.actors.cache.stored import SaveBudget, StoredBlocks
 from ramify.actors.cache.tree import RadixTree
 
 REACH = 64  # nodes that an unlock walks before it may stop
 _SHORT_PATH = 8  # nodes; joining so few costs little beside the copy itself
 _MOST_KEPT = 256  # paths
 _KEPT_BYTES = 64 << 20  # of page tables of kept paths
+_AHEAD = 4  # with less than total / _AHEAD pages free, blocks are saved ahead
+MOST_AHEAD = 32  # of them at a time
 _RESERVE = 4  # with less than total / _RESERVE pages to be had, no path is kept
 
 
@@ -359,6 +361,17 @@ class Residency:
             count -= len(freed[-1])
             self._offer(parent)
         self.allocator.free(np.concatenate(freed))
+
+    def save_ahead(self) -> None:
+        """Save some of what is evicted next, if that will be soon: then its pages go without a copy."""
+        if _AHEAD * self.free > self.allocator.total:
+            return
+        left = SaveBudget(MOST_AHEAD)
+        for node in self.victims.soon():
+            current: Node | None = node
+            while current is not None and left and not current.locks and current.resident_children < 2:
+                self.stored.save(current, left)
+                current = current.parent
 
     def _make_cold(self, node: Node) -> Pages:
         """Take a leaf's pages away, for the caller to free.

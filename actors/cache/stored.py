@@ -29,6 +29,20 @@ _KEY_BYTES = 16
 _LOOKED_AT = 8  # keys that are made at once grow by this factor, until one is not stored
 
 
+class SaveBudget:
+    """Of one look for blocks to save: so many, and so many that are looked at."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks, self.looks = blocks, 32 * blocks
+
+    def __bool__(self) -> bool:
+        return self.blocks > 0 and self.looks > 0
+
+    def look(self) -> bool:
+        self.looks -= 1
+        return bool(self)
+
+
 class StoredBlocks:
     """`slots` blocks in host memory; 0: none is kept. `saves`: those to be copied before their pages are
     written.
@@ -60,10 +74,11 @@ class StoredBlocks:
 
     # --- from the device ----------------------------------------------------------------------
 
-    def save(self, node: Node) -> None:
+    def save(self, node: Node, left: "SaveBudget | None" = None) -> None:
         """Have the blocks that end in `node` copied: its pages, and those above it, are about to go.
 
-        Not if it is not proven, or nobody is expected to come back to it.
+        Not if it is not proven, or nobody is expected to come back to it. `left`: ahead of that, as many
+        as are left.
         """
         size = self._size
         first, last = node.start // size, node.end // size
@@ -73,8 +88,11 @@ class StoredBlocks:
         table: Pages | None = None
         for index in range(last - first - 1, -1, -1):  # the deepest is to go first
             key = keys[index]
+            if left is not None and not left.look():
+                return
             if key in self._idle:
-                self._idle.move_to_end(key)
+                if left is None:
+                    self._idle.move_to_end(key)
                 continue
             slot = None if key in self._pinned else self._slot()
             if slot is None:
@@ -84,6 +102,8 @@ class StoredBlocks:
             pages = table[index * self._pages : (index + 1) * self._pages]
             self.saves.append(MovedBlock(slot, key, pages.tobytes()))
             self._idle[key] = slot
+            if left is not None:
+                left.blocks -= 1
 
     def _slot(self) -> int | None:
         """A slot to write to; None: all are pinned."""

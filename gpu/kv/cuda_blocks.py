@@ -10,6 +10,7 @@ known with the step's result; until then nobody reads these pages.
 # mypy: disable-error-code="no-untyped-call"
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +43,8 @@ class CudaBlocks:
         self.bytes = torch.empty((count, size), dtype=torch.uint8)
         # registered, because pinned allocations of torch are rounded up to a power of two
         self._pointer, nbytes = self.bytes.data_ptr(), self.bytes.nbytes
-        failed = torch.cuda.cudart().cudaHostRegister(self._pointer, nbytes, 0)
+        self._runtime: Any = torch.cuda.cudart()
+        failed = self._runtime.cudaHostRegister(self._pointer, nbytes, 0)
         if int(failed):
             raise ModelError(
                 f"--kv-host: {nbytes} bytes cannot be pinned (CUDA says {failed}); give less"
@@ -81,7 +83,7 @@ class CudaBlocks:
 
     def close(self) -> None:
         """Let go of the host's memory. No copy is under way."""
-        torch.cuda.cudart().cudaHostUnregister(self._pointer)
+        self._runtime.cudaHostUnregister(self._pointer)
 
     def _save(self, blocks: Sequence[MovedBlock]) -> None:
         chunk, count = self._take(), len(blocks)

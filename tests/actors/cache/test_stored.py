@@ -120,3 +120,22 @@ def test_what_is_stored_already_is_not_copied_again() -> None:
         saves += stage.stored.saves
         stage.end(self, 10)
     assert len(stage.stored) == 4
+
+
+def test_what_goes_next_is_saved_ahead_and_then_goes_without_a_copy() -> None:
+    stage = Stage()
+    stage.turn(A)
+    settled = stage.cache.settle(m.Settle([], [], []))  # two of twelve pages are free
+    check(stage.cache)
+    assert [len(unpack(block.pages)) for block in settled.saves] == [4, 4]
+    assert not stage.cache.settle(m.Settle([], [], [])).saves
+    granted = stage.ask(B)
+    assert not stage.stored.saves
+    stage.end(granted, 10)
+    assert stage.ask(A).loaded > 0
+
+
+def test_nothing_is_saved_ahead_while_there_is_room() -> None:
+    stage = Stage()
+    stage.turn(A[:8])
+    assert not stage.cache.settle(m.Settle([], [], [])).saves
