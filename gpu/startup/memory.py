@@ -42,6 +42,19 @@ def kv_type(asked: str, dtype: torch.dtype) -> torch.dtype:
     return FP8 if asked == "fp8" else dtype
 
 
+def container_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """What this container may still take of the host's memory (cgroup v2), its cached files left out.
+
+    A great number where it has no limit.
+    """
+    try:
+        limit, used = (int((cgroup / f"memory.{name}").read_text()) for name in ("max", "current"))
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        return max(0, limit - used + int(stat["inactive_file"]))
+    except (OSError, ValueError, KeyError):  # "max": there is none
+        return 1 << 62
+
+
 def most_cpu_tokens(context: int) -> int:
     """Of the pool, unless more are asked for."""
     return max(_CPU_TOKENS, context)
@@ -233,5 +246,5 @@ def with_pages(info: ExecutorInfo, config: ModelConfig, free: int, device: torch
         free -= pages * info.page_size * info.kv_bytes_per_token
     else:
         free = free_bytes(torch.device("cpu"))
-    blocks = host_blocks(info, config, free)
+    blocks = host_blocks(info, config, min(free, container_bytes()))
     return msgspec.structs.replace(info, pages=pages, context=context, host_blocks=blocks)

@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from ramify.gpu.models.config import read_config
-from ramify.gpu.startup.memory import free_bytes, has_windows, host_blocks, plan_pages, with_pages
+from ramify.gpu.startup.memory import (
+    container_bytes,
+    free_bytes,
+    has_windows,
+    host_blocks,
+    plan_pages,
+    with_pages,
+)
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExecutorInfo
@@ -123,6 +130,15 @@ def test_window_tokens_are_refused_where_no_layer_can_use_them(tmp_path: Path) -
     paged = ModelConfig(path=tmp_path, window_tokens=4096, page_size=16)
     with pytest.raises(ModelError, match="--page-size 16: a window may begin at any token"):
         has_windows(paged, shape, 256)
+
+
+def test_a_container_has_less_than_its_machine(tmp_path: Path) -> None:
+    assert container_bytes(tmp_path) == 1 << 62
+    for name, text in ("max", "max\n"), ("current", "300\n"), ("stat", "anon 20\ninactive_file 100\n"):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert container_bytes(tmp_path) == 1 << 62
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert container_bytes(tmp_path) == 800
 
 
 def test_host_memory_for_kv_is_as_many_blocks_as_it_holds() -> None:
