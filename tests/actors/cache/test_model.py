@@ -29,6 +29,7 @@ from ramify.actors.cache.node import DEVICE, SUSPECT
 from ramify.actors.cache.windows import Tails, Windows
 from ramify.protocol import messages as m
 from ramify.protocol.plan import MovedBlock, pack, unpack
+from tests.amount import examples
 
 Path = tuple[str, tuple[int, ...]]  # namespace, tokens
 
@@ -626,7 +627,7 @@ def test_random_programs(
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=32,
+            max_examples=examples(16, 32),
             stateful_step_count=50,
             derandomize=True,
             deadline=None,
@@ -650,7 +651,7 @@ def test_random_programs(
         (24, "90 blocks", 1, 3),
     ],
 )
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(examples(3, 6)))
 def test_random_turns_with_snapshots(
     pool: int,
     form: int | Windows | str,

@@ -6,8 +6,8 @@ names), with `renderings.json`: what `transformers` renders of some conversation
 
 import json
 import os
-from collections.abc import Iterable
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,8 @@ FAMILIES = {
 }
 
 
-def tokenizer_of(name: str, control: Iterable[str] = ()) -> Tokenizer:
+@cache
+def tokenizer_of(name: str, control: tuple[str, ...] = ()) -> Tokenizer:
     """One token for each byte, and for each of the template's marks that are control tokens."""
     source = (FOLDER / name).read_text()
     known = PUBLISHED["templates"][name]
@@ -220,7 +221,7 @@ def test_a_generated_call_is_a_call_when_it_is_rendered_again(name: str) -> None
     marks = [
         mark for mark in dialect.marks if not mark.startswith(("<tool", "</tool", "<think", "</think"))
     ]
-    tokenizer = tokenizer_of(name, marks)
+    tokenizer = tokenizer_of(name, tuple(marks))
     shown = tokenizer.showing(dialect.marks)
     assert (shown is tokenizer) == (not marks)
     template = ChatTemplate(shown, dialect, control=shown is not tokenizer)
