@@ -31,6 +31,8 @@ MOST_LOSS = 0.005
 FORMATS: dict[str, dict[str, Any]] = {
     "none": {"quantization": "none"},
     "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},  # groups of 32, and rows in 8 bits
+    "mxfp4": {"quantization": "mxfp4"},
     "fp8": {"quantization": "fp8"},
     "fp8 KV": {"quantization": "none", "kv_dtype": "fp8"},
     "both": {"quantization": "fp8", "kv_dtype": "fp8"},

@@ -12,6 +12,8 @@ from ramify.gpu.ops.tilings import FOUR_BITS_INVARIANT, FourBitTiling, four_bit_
 
 pytest.importorskip("triton", minversion="3.6")
 from ramify.gpu.ops import triton_four_bits as kernels
+from ramify.gpu.ops.invariant_linear import InvariantProducts, invariant_product
+from ramify.gpu.ops.triton_linear import Products, UnscaledRows
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -163,6 +165,17 @@ def test_what_stands_before_and_after_a_product(splits: int) -> None:
     close(residual, wanted)
     close(rows, wanted * gain.double().cpu())
     close(parts.sum(1), (wanted * wanted).sum(1))
+
+
+def test_many_tokens_are_the_librarys_and_deterministic_ones_their_own() -> None:
+    """A step's products; in the deterministic mode a token's sums do not depend on the others."""
+    own = on_device(packed(weight("128"), 256))
+    linear, x = Linear(own), torch.randn(200, 256).to(DEVICE, HALF)
+    wanted = x.double().cpu() @ own.floats().double().cpu().T
+    for products in (Products(DEVICE), InvariantProducts(DEVICE)):
+        close(products.plain(UnscaledRows(x), linear, 0.0, None), wanted)
+        close(products.library(x[:3], linear), wanted[:3])
+    assert torch.equal(invariant_product(linear, x)[7], invariant_product(linear, x[7:8])[0])
 
 
 @pytest.mark.skipif(not CUDA, reason="the instructions are a GPU's")
