@@ -157,19 +157,23 @@ def few_tiling(tokens: int, shape: tuple[int, int], gated: bool) -> Tiling | Non
     return Tiling(rows, _OUTPUTS, 128, 1 << (splits.bit_length() - 1), stages=4, warps=warps)
 
 
-# Up to so many tokens; more are multiplied by the library, with weights that are widened first
+# Up to so many tokens, of matrices with few and with many outputs, as measured on an H200; of more
+# tokens the library multiplies, with weights that are widened first
 _FOUR_BITS = (
-    (16, FourBitTiling(16, 64, 2, 4)),
-    (32, FourBitTiling(32, 64, 2, 4)),
-    (64, FourBitTiling(64, 128, 8, 4)),
-    (128, FourBitTiling(64, 128, 8, 4)),
+    (16, FourBitTiling(16, 128, 8, 6), FourBitTiling(16, 64, 4, 6)),
+    (32, FourBitTiling(32, 64, 4, 4, sums=32), FourBitTiling(32, 128, 4, 5, sums=32)),
+    (64, FourBitTiling(64, 64, 4, 4, sums=64), FourBitTiling(64, 128, 8, 4, sums=64)),
+    (128, FourBitTiling(64, 128, 8, 4, sums=64), FourBitTiling(64, 128, 8, 4, sums=64)),
+    (256, FourBitTiling(128, 128, 8, 4, sums=128), FourBitTiling(128, 128, 8, 4, sums=128)),
 )
+_MANY_OUTPUTS = 16384
 FOUR_BITS_INVARIANT = FourBitTiling(64, 64, 4, 4, 1)  # the same for any number of tokens
 _FOUR_BITS_EXACT = FourBitTiling(16, 32, 4, 2)  # float32, which tensor cores do not do
 
 
-def four_bit_tiling(tokens: int, dtype: torch.dtype) -> FourBitTiling | None:
+def four_bit_tiling(tokens: int, outputs: int, dtype: torch.dtype) -> FourBitTiling | None:
     """How a product with weights in 4 bits is cut up; None: of too many tokens."""
     if dtype == torch.float32:
         return _FOUR_BITS_EXACT
-    return next((tiling for most, tiling in _FOUR_BITS if tokens <= most), None)
+    pair = next((tilings for most, *tilings in _FOUR_BITS if tokens <= most), None)
+    return None if pair is None else pair[outputs >= _MANY_OUTPUTS]

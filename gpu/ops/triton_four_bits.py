@@ -25,7 +25,7 @@ from ramify.gpu.programmatic_launch import overlap_options, overlaps, wait
 
 STORE, ADD, GATED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _WORDS = tl.constexpr(UNIT // 4)
-_PROGRAMS = 528  # four for each multiprocessor
+_PROGRAMS = 264  # two for each multiprocessor
 _MOST_SPLITS = 8
 MOST_TILES = 8192  # of one launch that splits its inputs
 

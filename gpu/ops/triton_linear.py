@@ -155,7 +155,7 @@ class Products:
         if not linear.weight.coded:
             return tiling
         if isinstance(linear.weight, FourBitWeight):
-            return four_bit_tiling(len(x), x.dtype)
+            return four_bit_tiling(len(x), linear.weight.shape[0], x.dtype)
         usable = self._overlap and x.dtype == torch.bfloat16
         return few_tiling(len(x), linear.weight.shape, gated) if usable else None
 

@@ -170,7 +170,7 @@ def test_what_stands_before_and_after_a_product(splits: int) -> None:
 def test_many_tokens_are_the_librarys_and_deterministic_ones_their_own() -> None:
     """A step's products; in the deterministic mode a token's sums do not depend on the others."""
     own = on_device(packed(weight("128"), 256))
-    linear, x = Linear(own), torch.randn(200, 256).to(DEVICE, HALF)
+    linear, x = Linear(own), torch.randn(260, 256).to(DEVICE, HALF)
     wanted = x.double().cpu() @ own.floats().double().cpu().T
     for products in (Products(DEVICE), InvariantProducts(DEVICE)):
         close(products.plain(UnscaledRows(x), linear, 0.0, None), wanted)
@@ -189,7 +189,7 @@ def test_products_on_a_gpu(kind: str, dtype: torch.dtype, tokens: int) -> None:
     x = torch.randn(tokens, 1024, device=DEVICE).to(dtype)
     wanted = x.double() @ own.floats().double().T
     arrived = torch.zeros(64, dtype=torch.int32, device=DEVICE)
-    for tiling in (four_bit_tiling(tokens, dtype), FOUR_BITS_INVARIANT):
+    for tiling in (four_bit_tiling(tokens, OUTPUTS, dtype), FOUR_BITS_INVARIANT):
         output = torch.empty(tokens, OUTPUTS, device=DEVICE, dtype=dtype)
         if tiling is not None:
             kernels.four_bit_product(kernels.STORE, x, Linear(own), output, tiling, arrived)

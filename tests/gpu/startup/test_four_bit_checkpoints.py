@@ -13,6 +13,7 @@ from torch import Tensor
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.linear.grouped import GroupedWeight, four_bits, mxfp4
+from ramify.gpu.startup.forecast import forecast
 from ramify.gpu.startup.packing import Packing
 from ramify.gpu.startup.weights import check_weights, load_weights
 from ramify.protocol.errors import ModelError
@@ -84,6 +85,7 @@ def test_kernels_of_a_cpu_serve_it(checkpoint: Path, drive: Any) -> None:
                 pytest.skip("the kernels do not run on this CPU")
             assert info.quantization == "int4"
             assert "the checkpoint's" in info.quantization_reason
+            assert forecast(folder)["weights"].startswith("int4 (the checkpoint's")
         found.append(first_logits(d))
     kept, floats, widened = found
     torch.testing.assert_close(widened, floats, rtol=1e-2, atol=1e-3)
