@@ -5,16 +5,14 @@ states: no earlier turn runs again.
 """
 
 import asyncio
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
 
-EOS = 2
+from tests.e2e.references import Reference, saved
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3_5": {
         "num_hidden_layers": 4,
@@ -26,37 +24,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "Lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "conv", "full_attention"]},
 }
-Reference = Callable[[Sequence[int], int], list[int]]
 
 
 @pytest.fixture(params=FAMILIES)
 def hybrid(request: Any, tokenizer_folder: Path, tmp_path: Path) -> tuple[dict[str, Any], Reference]:
     """Keywords of `serving`, and what `transformers` says after given tokens."""
     family = request.param
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(tokenizer_folder / name, tmp_path)
-    torch.manual_seed(0)
-    config = getattr(transformers, "Qwen3_5TextConfig" if family == "Qwen3_5" else f"{family}Config")
-    shape = config(
-        vocab_size=512, hidden_size=64, intermediate_size=128, num_attention_heads=4, pad_token_id=0,
-        num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.1, bos_token_id=None,
-        eos_token_id=EOS, tie_word_embeddings=True, **FAMILIES[family],
-    )  # fmt: skip
-    model = getattr(transformers, f"{family}ForCausalLM")(shape).eval()
-    model.save_pretrained(tmp_path)
-    settings = transformers.GenerationConfig(do_sample=False, eos_token_id=EOS, pad_token_id=0)
-
-    def generate(tokens: Sequence[int], n: int) -> list[int]:
-        ids = torch.tensor([list(tokens)])
-        settings.max_new_tokens = n
-        with torch.inference_mode():
-            out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
-        return [int(token) for token in out[0, len(tokens) :]]
-
+    config = "Qwen3_5TextConfig" if family == "Qwen3_5" else f"{family}Config"
+    fields = {"max_position_embeddings": 512} | FAMILIES[family]
+    reference = saved(config, f"{family}ForCausalLM", fields, tokenizer_folder, tmp_path)
     served = {"path": tmp_path, "device": "cpu", "threads": 1, "step_tokens": 64}
     if family == "Lfm2":  # guesses change nothing
         served["draft"] = "ngram"
-    return {"real": True, "model": served}, generate
+    return {"real": True, "model": served}, reference
 
 
 async def test_turns_of_sessions_at_once(serving: Any, hybrid: Any) -> None:

@@ -6,32 +6,22 @@ in chunks, after a fork, after a rollback, and after its KV was evicted and comp
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
-EOS = 2
-Reference = Callable[[Sequence[int], int], list[int]]
+from tests.e2e.references import Reference, greedy_of
 
 
 @pytest.fixture(scope="module")
 def reference(llama_folder: Path) -> Reference:
     """What `transformers` says after given tokens, greedily; EOS, if it comes, is the last one."""
     model = LlamaForCausalLM.from_pretrained(llama_folder, dtype=torch.float32).eval()
-    settings = GenerationConfig(do_sample=False, eos_token_id=EOS, pad_token_id=0)
-
-    def generate(tokens: Sequence[int], n: int) -> list[int]:
-        ids = torch.tensor([list(tokens)])
-        settings.max_new_tokens = n
-        with torch.inference_mode():
-            out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
-        return [int(token) for token in out[0, len(tokens) :]]
-
-    return generate
+    return greedy_of(model)
 
 
 def llama(folder: Path, **settings: Any) -> dict[str, Any]:

@@ -6,17 +6,16 @@ windows, in next turns, after a fork, a rollback, an edit, eviction and a restar
 
 import asyncio
 import os
-import shutil
 import signal
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
 
-EOS = 2
+from tests.e2e.references import EOS, Reference, saved
+
 WINDOW = 24
 LAYERS = {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -34,39 +33,32 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("Mistral", {"head_dim": 32}),  # a window in all layers
 }
-Reference = Callable[[Sequence[int], int], list[int]]
+
+
+@pytest.fixture(scope="module")
+def made(tokenizer_folder: Path, tmp_path_factory: Any) -> Callable[[str], tuple[Path, Reference]]:
+    """The folder of a family's model, and what `transformers` says after given tokens."""
+
+    @cache
+    def make(case: str) -> tuple[Path, Reference]:
+        family, changes = FAMILIES[case]
+        fields = {"num_hidden_layers": 3, "max_position_embeddings": 1024, "sliding_window": WINDOW}
+        folder = tmp_path_factory.mktemp(case)
+        model = f"{family.removesuffix('Text')}ForCausalLM"
+        return folder, saved(f"{family}Config", model, fields | changes, tokenizer_folder, folder)
+
+    return make
 
 
 @pytest.fixture(params=FAMILIES)
-def windowed(request: Any, tokenizer_folder: Path, tmp_path: Path) -> tuple[dict[str, Any], Reference]:
-    """Keywords of `serving`, and what `transformers` says after given tokens."""
-    family, changes = FAMILIES[request.param]
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(tokenizer_folder / name, tmp_path)
-    torch.manual_seed(0)
-    fields = {
-        "num_hidden_layers": 3, "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024,
-        "initializer_range": 0.1, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": EOS,
-        "tie_word_embeddings": True, "sliding_window": WINDOW,
-    } | changes  # fmt: skip
-    shape = getattr(transformers, f"{family}Config")(**fields)
-    model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(shape).eval()
-    model.save_pretrained(tmp_path)
-    settings = transformers.GenerationConfig(do_sample=False, eos_token_id=EOS, pad_token_id=0)
-
-    def generate(tokens: Sequence[int], n: int) -> list[int]:
-        ids = torch.tensor([list(tokens)])
-        settings.max_new_tokens = n
-        with torch.inference_mode():
-            out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
-        return [int(token) for token in out[0, len(tokens) :]]
-
+def windowed(request: Any, made: Any) -> tuple[dict[str, Any], Reference]:
+    """Keywords of `serving`, and the reference."""
+    folder, reference = made(request.param)
     served = {
-        "path": tmp_path, "device": "cpu", "threads": 1, "step_tokens": 64, "quantization": "none",
+        "path": folder, "device": "cpu", "threads": 1, "step_tokens": 64, "quantization": "none",
         "window_tokens": 1024, "kv_tokens": 4096,
     }  # fmt: skip
-    return {"real": True, "model": served}, generate
+    return {"real": True, "model": served}, reference
 
 
 async def chat(served: Any, reference: Reference, contents: Sequence[str], cached: bool = True) -> None:
