@@ -204,8 +204,6 @@ def _deterministic(asked: str, shapes: Sequence[AttentionShape], device: torch.d
     if asked not in ("auto", "triton"):
         raise ModelError(f"--deterministic runs on Triton kernels: leave --attention {asked} out")
     obstacle = triton_obstacle(shapes, device)
-    if obstacle is None and any(shape.head_dim > 256 and shape.value_dim is None for shape in shapes):
-        obstacle = "its kernels know head sizes up to 256"
     if obstacle is not None:
         raise ModelError(f"--deterministic runs on Triton kernels: {obstacle}; serve on a CUDA device, "
                          "or leave --deterministic out")  # fmt: skip

@@ -321,7 +321,7 @@ def test_soft_caps_windows_and_sinks(kernels: KernelChoice, kind: str) -> None:
     run_kinds(kernels, 16, heads, kv_heads, AttentionSpec(**fields))
 
 
-@pytest.mark.parametrize("kernels", ["triton", "triton, balanced"], indirect=True)
+@pytest.mark.parametrize("kernels", ["triton", "triton, balanced", "deterministic"], indirect=True)
 def test_heads_of_512(kernels: KernelChoice) -> None:
     """Of Gemma 4's layers without a window; in 16 bits, because floats do not fit into a tile."""
     torch.manual_seed(14)
