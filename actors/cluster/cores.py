@@ -116,7 +116,8 @@ class Cores:
         info, known = up.info, self.info
         other = "" if known is None else _difference(info, known)
         if other:
-            member.hung(f"{other}: start all with the same model and number formats")
+            flags = "--dtype, --kv-dtype and --quantization"
+            member.hung(f"{other}: start all with the same model, {flags}")
             return False
         self.info = known or info
         member.info, member.pid, member.host = info, up.pid, up.host

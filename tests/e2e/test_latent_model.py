@@ -3,14 +3,14 @@
 import asyncio
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 
-from tests.e2e.test_real_model import CHATS, EOS, llama, turns
+from tests.e2e.references import EOS, greedy_of
+from tests.e2e.test_real_model import CHATS, llama, turns
 
 
 def saved(folder: Path, tokenizer: Path) -> Any:
@@ -38,15 +38,7 @@ def saved(folder: Path, tokenizer: Path) -> Any:
 async def test_after_eviction_and_a_restart(serving: Any, llama_folder: Path, tmp_path: Path) -> None:
     """A pool for one or two of four conversations, and a server that goes on with one of them."""
     model = saved(tmp_path / "deepseek", llama_folder)
-
-    def reference(tokens: Sequence[int], n: int) -> list[int]:
-        ids = torch.tensor([list(tokens)])
-        with torch.inference_mode():
-            out = model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, do_sample=False
-            )
-        return [int(token) for token in out[0, len(tokens) :]]
-
+    reference = greedy_of(model)
     settings = llama(tmp_path / "deepseek", kv_tokens=320)
     kept = {"store": tmp_path / "s.db", "grace_s": 0.0}
     async with serving(**settings, server=kept) as served:
