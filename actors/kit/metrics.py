@@ -106,7 +106,7 @@ class Metrics:
         self._lag = self._worst_lag = 0.0
         self._steps = self._executor_tokens = self._sampled = 0
         self._drafter = ""
-        self._spare_requests = dict.fromkeys(("computed", "given up"), 0)
+        self._spare_requests: dict[str, int] = {"computed": 0, "given up": 0}
         self.spare_tokens = 0  # computed before anybody asked
         self._constraints: Callable[[], ConstraintCounts | None] = lambda: None
         self._drafted = self._accepted = 0

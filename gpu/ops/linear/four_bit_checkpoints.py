@@ -101,15 +101,16 @@ class FourBitFormat:
         absent = [ending for ending in self.endings if ending not in parts]
         return f"no {absent[0]}" if absent else None
 
-    def weight(self, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Weight:
+    def weight(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> Weight:
         """Floats where groups are no runs of 32, 64 or multiples of 128 inputs."""
         outputs, inputs = shape
-        parts = WeightParts(tensors, outputs, inputs, self.group)
-        found = self.unpack(parts)
+        stored = WeightParts(parts, outputs, inputs, self.group)
+        found = self.unpack(stored)
         scales = found.scales.float().contiguous()
-        runs = inputs % parts.group == 0 and (parts.group in _GROUPS or parts.group % _GROUPS[-1] == 0)
+        group = stored.group
+        runs = inputs % group == 0 and (group in _GROUPS or group % _GROUPS[-1] == 0)
         if found.index is not None or not runs:
-            runs_of = torch.arange(inputs, device=scales.device) // parts.group
+            runs_of = torch.arange(inputs, device=scales.device) // group
             index = runs_of if found.index is None else found.index
             values = found.codes.float()
             if found.offsets is None:
