@@ -88,11 +88,11 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
     kv_host: Annotated[
         int,
         Setting(
-            "host memory for KV that has to leave the KV cache, in bytes: it is loaded again where that "
-            "is quicker than computing it; 0: none",
+            "host memory for KV that has to leave the KV cache (8G: 8 GiB), which is loaded again where "
+            "that is quicker than computing it; 0: none",
             low=0,
             high=1 << 50,
-            unit="BYTES",
+            unit="bytes",
         ),
     ] = 0
     state_slots: Annotated[
@@ -129,8 +129,8 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
     quantization: Annotated[
         Literal["auto", "none", "int8", "int4", "mxfp4", "fp8"],
         Setting(
-            "weights as integers of 8 or 4 bits (int8: on a CPU, int4), as floats of 8 or 4 bits (fp8, "
-            "mxfp4: on a GPU), or unrounded (none, exact float32 on a CPU); auto: on a GPU as the "
+            "weights as integers of 8 bits (int8, on a CPU) or 4 (int4), as floats of 8 or 4 bits (fp8 "
+            "and mxfp4, for a GPU), or unrounded (none, exact float32 on a CPU); auto: on a GPU as the "
             "checkpoint has them, on a CPU int8, or a checkpoint's integers, if it has the instructions",
             first=True,
         ),

@@ -145,6 +145,7 @@ class ServerConfig(Settings, frozen=True, kw_only=True):
             "host memory that all sessions may hold",
             low=SESSIONS_BYTES_LEAST,
             high=1 << 50,
+            unit="bytes",
             group="sessions",
         ),
     ] = 1 << 32
@@ -199,6 +200,7 @@ class ServerConfig(Settings, frozen=True, kw_only=True):
             "most bytes of sessions there; beyond them, the name with most loses its longest unused",
             low=STORE_BYTES_LEAST,
             high=1 << 50,
+            unit="bytes",
             group="sessions",
         ),
     ] = 1 << 33

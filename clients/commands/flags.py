@@ -6,6 +6,7 @@
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ GROUPS = {
 }
 KINDS = {int: int, float: float}  # what is read as such; the rest is text
 METAVARS = {int: "N", float: "X", Path: "FILE"}
-UNITS = {"seconds": "S", "ms": "MS", "days": "DAYS"}
+UNITS = {"seconds": "S", "ms": "MS", "days": "DAYS", "bytes": "BYTES"}
 
 Fill = Callable[[argparse.ArgumentParser, bool], None]
 
@@ -124,7 +125,8 @@ def _add(group: Any, each: DeclaredSetting, *, brief: bool, hidden: bool) -> Non
     if each.choices:
         options["choices"] = list(each.choices)
     else:
-        options["type"] = _words(known.words, each.kind) if known.words else KINDS.get(each.kind)
+        kind = _bytes if known.unit == "bytes" else KINDS.get(each.kind)
+        options["type"] = _words(known.words, each.kind) if known.words else kind
         options["metavar"] = UNITS.get(known.unit) or known.unit or METAVARS.get(each.kind, "TEXT")
     if each.many:
         options |= {"action": "append", "default": []}
@@ -144,6 +146,15 @@ def _words(words: Mapping[str, object], kind: Any) -> Callable[[str], object]:
             raise argparse.ArgumentTypeError(f"{text!r}: must be {known} or a number") from None
 
     return read
+
+
+def _bytes(text: str) -> int:
+    """A number of bytes, as a user writes it: 64M is 64 MiB."""
+    found = re.fullmatch(r"(-?[0-9]{1,18})([KMGT]?)", text)
+    if found is None:
+        known = "a number of bytes, or one with K, M, G or T"
+        raise argparse.ArgumentTypeError(f"{text!r}: must be {known}")
+    return int(found[1]) << 10 * " KMGT".index(found[2] or " ")
 
 
 class _HelpAll(argparse.Action):

@@ -28,6 +28,7 @@ class Some(Settings, frozen=True, kw_only=True):
         None
     )
     token: Annotated[str | None, Setting("secret", flag=None, environment="T_TOKEN")] = None
+    room: Annotated[int, Setting("memory", high=1 << 40, unit="bytes")] = 0
     place: Annotated[
         str | None,
         Setting("where", words={"none": None}, default="auto", environment="T_PLACE"),
@@ -48,18 +49,30 @@ def test_without_flags_it_is_the_defaults(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("T_TOKEN", raising=False)
     assert read() == {
         "path": None, "count": None, "wait_s": 1.5, "fast": False, "sure": True, "kind": "a",
-        "names": (), "fill": None, "token": None, "place": "auto",
+        "names": (), "fill": None, "token": None, "room": 0, "place": "auto",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "room"), [("64", 64), ("-1", -1), ("64M", 64 << 20), ("2T", 2 << 40)])
+def test_bytes_have_units(text: str, room: int) -> None:
+    assert read("--room", text)["room"] == room  # bounds are the declaration's, behind
+
+
+@pytest.mark.parametrize("text", ["64X", "M", "1.5G", "64MB", "9" * 19])
+def test_what_is_no_number_of_bytes(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read("--room", text)
+    assert "must be a number of bytes, or one with K, M, G or T" in capsys.readouterr().err
 
 
 def test_flags_are_read_by_type() -> None:
     found = read(
         *("--path", "f", "--count", "3", "--wait", "2", "--fast", "--not-sure", "--kind", "b"),
-        *("--name", "x", "--name", "y", "--fill", "none", "--place", "none"),
+        *("--name", "x", "--name", "y", "--fill", "none", "--place", "none", "--room", "3K"),
     )
     assert found | {"token": None} == {
         "path": Path("f"), "count": 3, "wait_s": 2.0, "fast": True, "sure": False, "kind": "b",
-        "names": ("x", "y"), "fill": 0, "token": None, "place": None,
+        "names": ("x", "y"), "fill": 0, "token": None, "room": 3072, "place": None,
     }  # fmt: skip
     assert read("--fill", "7")["fill"] == 7
     assert read("--fill", "auto")["fill"] is None
