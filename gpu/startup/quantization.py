@@ -144,7 +144,7 @@ def block_bits(path: Path) -> int | None:
 def _setting(config: ModelConfig, device: torch.device) -> str | None:
     """Which other setting rules int8 out, None if none does."""
     if device.type != "cpu":
-        return "integers are served on CPUs only"
+        return "integers of 8 bits are served on CPUs only"
     for flag, unlike in _ARITHMETIC:
         value = getattr(config, flag)
         if value != unlike:
