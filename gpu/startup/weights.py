@@ -25,6 +25,7 @@ from ramify.protocol.errors import ModelError
 _LOG = logging.getLogger("ramify.gpu.startup")
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_NAME_MOST = 255  # bytes of a file's name, as file systems have it
 # Of tensors with all experts of a layer, by how their names end: their dimensions
 _DIMENSIONS = {"": 3, "_bias": 2}
 _FLOATS = {torch.float32, torch.bfloat16, torch.float16, torch.float64}
@@ -277,8 +278,13 @@ def _indexed_files(index: Path) -> list[Path]:
     try:
         weight_map: Any = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted(set(weight_map.values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{index} cannot be read: {error!r}; download it again") from None
+    for name in names:
+        plain = isinstance(name, str) and Path(name).name == name
+        if not plain or len(name.encode(errors="replace")) > _NAME_MOST:
+            raise ModelError(f"{index} names the shard {name!r:.40}: must be a file beside it; download "
+                             "it again")  # fmt: skip
     files = [index.parent / name for name in names]
     if not files:
         raise ModelError(f"{index} names no shards: download it again")

@@ -42,7 +42,7 @@ def _in_folder(folder: Path, name: str) -> dict[str, Any] | None:
         return None
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read, it is not JSON: {error}") from error
     if not isinstance(data, dict):
         raise ModelError(f"{path} cannot be read: it is a {type(data).__name__}, not a JSON object")

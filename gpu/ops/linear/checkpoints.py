@@ -45,7 +45,8 @@ def read_format(raw: Any) -> WeightFormat:
         raise ValueError("(of an unknown method) is no object")
     method = raw.get("quant_method")
     if not isinstance(method, str) or method not in _METHODS:
-        raise ValueError(f"({method or 'of an unknown method'}) is not supported: give a checkpoint in "
+        shown = str(method or "of an unknown method")
+        raise ValueError(f"({shown:.40}) is not supported: give a checkpoint in "
                          "float32, bfloat16, float16, fp8, AWQ or GPTQ")  # fmt: skip
     return _METHODS[method](raw)
 
@@ -53,20 +54,20 @@ def read_format(raw: Any) -> WeightFormat:
 def _object(raw: Any, name: str) -> dict[str, Any]:
     found = raw.get(name)
     if not isinstance(found, dict):
-        raise ValueError(f"has {name} {found!r}: must be an object")
+        raise ValueError(f"has {name} {found!r:.40}: must be an object")
     return found
 
 
 def _blocks(size: Any) -> bool:
     if size is not None and size != [GROUP, GROUP]:
-        raise ValueError(f"has blocks of {size!r}: only {[GROUP, GROUP]} are supported")
+        raise ValueError(f"has blocks of {size!r:.40}: only {[GROUP, GROUP]} are supported")
     return size is not None
 
 
 def _fp8(raw: dict[str, Any]) -> WeightFormat:
     """DeepSeek's, Qwen's and AutoFP8's."""
     if raw.get("fmt") not in (None, "e4m3"):
-        raise ValueError(f"has fmt {raw['fmt']!r}: only e4m3 is supported")
+        raise ValueError(f"has fmt {raw['fmt']!r:.40}: only e4m3 is supported")
     return Fp8Format(_blocks(raw.get("weight_block_size")))
 
 
@@ -78,9 +79,9 @@ def _modelopt(raw: dict[str, Any]) -> WeightFormat:
     """In config.json, or as hf_quant_config.json has it."""
     inner = raw.get("quantization")
     kind = (inner if isinstance(inner, dict) else raw).get("quant_algo")
-    if kind not in _MODELOPT:
+    if not isinstance(kind, str) or kind not in _MODELOPT:
         raise ValueError(
-            f"(modelopt) has quant_algo {kind!r}: only {', '.join(_MODELOPT)} are supported"
+            f"(modelopt) has quant_algo {kind!r:.40}: only {', '.join(_MODELOPT)} are supported"
         )
     return Fp8Format(_MODELOPT[kind])
 
@@ -96,14 +97,14 @@ def _compressed(raw: dict[str, Any]) -> WeightFormat:
     kinds = [
         _object(groups[name], "weights") if isinstance(groups[name], dict) else {} for name in groups
     ]
-    found = {(each.get("type"), each.get("num_bits"), each.get("strategy")) for each in kinds}
+    found = [(each.get("type"), each.get("num_bits"), each.get("strategy")) for each in kinds]
     if not found or len({strategy == "block" for _, _, strategy in found}) > 1:
         raise ValueError("has config_groups of several kinds, or none: only one is supported")
     for kind, bits, strategy in found:
         if (kind, bits) != ("float", 8) or strategy not in ("tensor", "channel", "block"):
-            raise ValueError(f"(compressed-tensors) has weights of {bits!r} bits, type {kind!r}, "
-                             f"strategy {strategy!r}: only floats of 8 bits by tensor, channel or block "
-                             "are supported")  # fmt: skip
+            raise ValueError(f"(compressed-tensors) has weights of {bits!r:.40} bits, type "
+                             f"{kind!r:.40}, strategy {strategy!r:.40}: only floats of 8 bits by "
+                             "tensor, channel or block are supported")  # fmt: skip
     sizes = [_blocks(each.get("block_structure")) for each in kinds]
     return Fp8Format(any(sizes))
 

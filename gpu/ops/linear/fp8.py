@@ -126,6 +126,8 @@ class Fp8Format:
             raise ValueError(f"scales are {scales.dtype}: they must be floats")
         outputs, inputs = shape
         scales, given = scales.float(), list(scales.shape)
+        if not bool(scales.isfinite().all()):
+            raise ValueError("scales have numbers that are not finite")
         if self.blocks:
             tall, wide = -(-outputs // GROUP), -(-inputs // GROUP)
             if given not in ([tall, wide], [tall, 1, wide, 1]):

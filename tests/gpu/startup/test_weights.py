@@ -169,6 +169,11 @@ def test_missing_shard_and_broken_index(checkpoint: Path) -> None:
     for text in ("{", "[]", '{"weight_map": {}}', '{"weight_map": [1]}'):
         index.write_text(text)
         refused(checkpoint, "model.safetensors.index.json", "again")
+    for name in (1, "../other/model.safetensors", "/model.safetensors", "x" * 10**5):
+        index.write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
+        refused(checkpoint, "model.safetensors.index.json", "names the shard", "again")
+    index.write_text("[" * 10**5)
+    refused(checkpoint, "model.safetensors.index.json", "again")
 
 
 def test_no_weights(checkpoint: Path) -> None:
