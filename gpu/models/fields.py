@@ -9,6 +9,7 @@ from typing import Any
 from ramify.protocol.errors import ModelError
 
 _MOST = 1 << 31
+_TOLD = 400  # characters of an error
 
 # Fields that change what a model computes, unless they are null, false, 0 or empty
 _SWITCHES = (
@@ -60,7 +61,9 @@ class Fields:
         return self._values.get(name)
 
     def refused(self, told: str) -> ModelError:
-        """To be raised."""
+        """To be raised. A value that is told may be of any length."""
+        if len(told) > _TOLD:
+            told = f"{told[: _TOLD // 2]} ... {told[-_TOLD // 2 :]}"
         return ModelError(f"{self._where}: {told}")
 
     def integer(self, name: str, default: int | None = None, most: int = _MOST) -> int:

@@ -13,6 +13,7 @@ from ramify.gpu.ops.rotary import RopeSettings
 # Fields of rotary settings that change the mathematics and that no layer knows
 _UNKNOWN = ("llama_4_scaling_beta", "long_mscale", "mrope_section", "short_mscale")
 TYPES = ("full_attention", "sliding_attention")
+_MOST_THETA = 1e12  # a thousand times that of any model
 
 
 def rope(
@@ -74,8 +75,13 @@ def _settings(fields: Fields, given: Any, theta: float, partial: bool = False) -
             )
     settings = dict(given)
     settings["rope_type"] = settings.get("rope_type") or settings.get("type") or "default"
+    if not isinstance(settings["rope_type"], str):
+        raise fields.refused(f"rope_type is {settings['rope_type']!r}: must be a name")
     if settings.get("rope_theta") is None:
         settings["rope_theta"] = theta
+    base = settings["rope_theta"]
+    if isinstance(base, bool) or not isinstance(base, (int, float)) or not 0 < base < _MOST_THETA:
+        raise fields.refused(f"rope_theta is {base!r}: must be a number in (0, {_MOST_THETA:g})")
     share = settings.get("partial_rotary_factor")
     if not partial and share not in (None, 1) and settings["rope_type"] != "proportional":
         raise fields.refused(

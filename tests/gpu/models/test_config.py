@@ -106,12 +106,17 @@ def test_what_gemma_3_may_not_say(change: dict[str, Any], told: str) -> None:
         ("Phi3", {"partial_rotary_factor": 0.1, "head_dim": 32}, "turns 3 of a head's 32"),
         ("Mistral", {"rope_parameters": {"llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta is 0.1"),
         ("Llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
+        ("Llama", {"rope_parameters": {"rope_type": ["yarn"]}}, "rope_type is ['yarn']"),
+        ("Llama", {"rope_theta": 1e30}, "rope_theta is 1e+30: must be a number in (0, 1e+12)"),
+        ("Llama", {"rope_theta": "x"}, "rope_theta is 'x'"),
+        ("Llama", {"rope_theta": [7] * 100_000}, "must be a number in (0, 1e+12)"),
     ],
 )
 def test_what_no_layer_knows_is_refused_by_name(name: str, change: dict[str, Any], told: str) -> None:
     raw = {"architectures": [f"{name}ForCausalLM"], "num_hidden_layers": 3} | change
-    with pytest.raises(ModelError, match=re.escape(told)):
+    with pytest.raises(ModelError, match=re.escape(told)) as refused:
         parse_config(raw, {}, PATH)
+    assert len(str(refused.value)) < 600
 
 
 def test_both_spellings_of_rope_fields_mean_the_same() -> None:
