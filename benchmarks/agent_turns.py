@@ -38,7 +38,7 @@ from ramify.actors.engine import Engine, running_engine
 from ramify.actors.executor.spec import FactorySpec
 from ramify.actors.kit.log import configure
 from ramify.clients.agent import Agent, Tool
-from ramify.clients.handles import Branch
+from ramify.clients.branch import Branch
 from ramify.protocol.config import EngineConfig, Limits, LogConfig, ModelConfig, ServerConfig
 from ramify.protocol.errors import RamifyError
 

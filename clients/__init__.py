@@ -7,15 +7,16 @@
             print(delta.text, end="", flush=True)
 
 `connect_sync` is the same without `await`. The layers, from the bottom: `session.py` is the pure
-state machine, `session_link.py` its asyncio shell, `handles.py` and `generation.py` what users hold,
+state machine, `session_link.py` its asyncio shell, `handles.py`, `branch.py` and `generation.py` what users hold,
 `connect.py` puts them together, `sync.py` is the facade, `cli.py` the console script. None of them
 imports torch.
 """
 
+from ramify.clients.branch import Branch
 from ramify.clients.connect import connect
 from ramify.clients.errors import BadConstraint, ConnectionLost, Internal, Replaced, SessionLost
 from ramify.clients.generation import Generation, Reply, Result, TypedGeneration
-from ramify.clients.handles import Branch, Session
+from ramify.clients.handles import Session
 from ramify.clients.session_link import Connection
 from ramify.clients.stream import TextDelta
 from ramify.clients.sync import connect_sync

@@ -18,16 +18,16 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
+from ramify.clients.branch import Branch
 from ramify.clients.connect import ConnectSettings, connect
 from ramify.clients.generation import Generation, Reply, Result, TypedGeneration
-from ramify.clients.handles import (
-    Branch,
+from ramify.clients.handles import Session
+from ramify.clients.options import (
     GenerateOptions,
     JoinOptions,
     PruneBy,
     Pruned,
     SelectOptions,
-    Session,
     TypedOptions,
 )
 from ramify.clients.stream import TextDelta

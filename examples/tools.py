@@ -18,7 +18,7 @@ from stage import Stage, stage
 
 from ramify import RamifyError
 from ramify.clients.agent import Agent, Answer, Called, Returned, Tool, tool
-from ramify.clients.handles import Branch
+from ramify.clients.branch import Branch
 from ramify.clients.stream import TextDelta
 from ramify.protocol.wire import ChatMessage
 

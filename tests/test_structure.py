@@ -29,31 +29,31 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (292, 601),
+    "actors": (296, 603),
     "actors/cache": (16, 35),
     "actors/calls": (11, 27),
     "actors/cluster": (14, 28),
     "actors/executor": (8, 8),
     "actors/front": (8, 16),
     "actors/gateway": (64, 114),
-    "actors/grammar": (49, 92),
-    "actors/kit": (14, 21),
+    "actors/grammar": (51, 93),
+    "actors/kit": (15, 21),
     "actors/links": (6, 10),
     "actors/processes": (6, 7),
-    "actors/routing": (5, 11),
+    "actors/routing": (6, 11),
     "actors/scheduler": (19, 48),
     "actors/session": (45, 126),
     "actors/store": (11, 31),
     "actors/tokenizer": (7, 18),
     "protocol": (27, 55),
-    "clients": (79, 135),
+    "clients": (81, 135),
     "gpu": (188, 313),
     "benchmarks": (39, 124),
 }
 # measure: bound, goal
 COUNTS = {
     "functions over complexity 20": (0, 0),
-    "files over 450 lines": (15, 0),
+    "files over 450 lines": (10, 0),
     "class names that exist twice": (4, 0),
     "floors of session/": (10, 10),
     "sequences unpacked where they are written": (0, 0),

@@ -17,7 +17,7 @@ from ramify.actors.grammar.pool import CompilePool
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed
-from ramify.actors.kit.metrics import ConstraintCounts
+from ramify.actors.kit.metric_families import ConstraintCounts
 from ramify.protocol.constraints import CompiledConstraint, ConstraintSpec
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import (

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ramify.actors.grammar.combining import product
 from ramify.actors.grammar.compiler import compile_expression
 from ramify.actors.grammar.expression import ANY_TEXT, Expression
-from ramify.actors.grammar.fragment import Fragment, nothing, product, reduce
+from ramify.actors.grammar.fragment import Fragment, nothing, reduce
 from ramify.actors.grammar.regex import parse
 
 

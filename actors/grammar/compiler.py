@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramify.actors.grammar.characters import WORD, byte_tree
+from ramify.actors.grammar.combining import Concatenation, choice, determinize, product, repetition
 from ramify.actors.grammar.expression import (
     ANY_TEXT,
     Anchor,
@@ -28,18 +29,7 @@ from ramify.actors.grammar.expression import (
     Repeat,
     Union,
 )
-from ramify.actors.grammar.fragment import (
-    Concatenation,
-    Flags,
-    Fragment,
-    Table,
-    choice,
-    determinize,
-    empty_text,
-    product,
-    reduce,
-    repetition,
-)
+from ramify.actors.grammar.fragment import Flags, Fragment, Table, empty_text, reduce
 from ramify.protocol.errors import ConstraintError
 
 _ANCHORS: tuple[AnchorKind, ...] = get_args(AnchorKind)

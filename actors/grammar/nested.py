@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramify.actors.grammar.automaton import Automaton
-from ramify.actors.grammar.fragment import Fragment, TooAmbiguous, before, determinize
+from ramify.actors.grammar.combining import determinize
+from ramify.actors.grammar.fragment import Fragment, TooAmbiguous, before
 from ramify.protocol.constraints import Layout
 from ramify.protocol.errors import ConstraintError
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramify.actors.grammar.automaton import Automaton
-from ramify.actors.grammar.fragment import Flags, Fragment, Table, determinize, reduce, too_large
+from ramify.actors.grammar.combining import determinize
+from ramify.actors.grammar.fragment import Flags, Fragment, Table, reduce, too_large
 from ramify.actors.grammar.limits import MAX_STATES
 
 

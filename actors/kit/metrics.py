@@ -7,81 +7,23 @@ in a registry of this instance: two engines in one process do not meet.
 This file does not know who calls it, or what serves the text.
 """
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
 )
 from prometheus_client.metrics_core import Metric
 
+from ramify.actors.kit.metric_families import LATENCY, PLAN, STEP, ConstraintCounts, Histogram, counter
 from ramify.actors.kit.report import CredentialUsage, KvTier, Report, StoreHealth, joined
 from ramify.protocol.cluster import ReplicaLoad
 from ramify.protocol.messages import Finished
 from ramify.protocol.plan import StepResult, unpack
 
 PAST = -1  # instead of a gateway process' number
-
-# Upper bounds in seconds. Latencies that a user feels; steps of a device; planning on the host.
-LATENCY = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60)
-STEP = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 5)
-PLAN = (2e-5, 5e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
-
-
-class Histogram:
-    """Counts by bucket and a sum. `bounds`: inclusive upper bounds, ascending, in seconds."""
-
-    def __init__(self, name: str, help: str, bounds: Sequence[float]) -> None:
-        self.name = name
-        self.help = help
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(self._bounds, seconds)] += 1
-        self._sum += seconds
-
-    def family(self) -> HistogramMetricFamily:
-        """Prometheus' form: cumulative buckets."""
-        buckets = []
-        total = 0
-        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
-            total += count
-            buckets.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(total)))
-        return HistogramMetricFamily(self.name, self.help, buckets=buckets, sum_value=self._sum)
-
-
-@dataclass(slots=True)
-class ConstraintCounts:
-    """Constraints that clients asked for, since the start, by how their compilation ended.
-
-    `seconds`: of compile workers. `kept`, `kept_bytes`: constraints that requests may name now, and
-    their memory in the executor. `waiting`: to be compiled.
-    """
-
-    results: dict[str, int]
-    seconds: float
-    waiting: int
-    kept: int
-    kept_bytes: int
-
-    def families(self) -> Iterator[Metric]:
-        yield _counter("constraints", "Constraints that were asked for.", "result", self.results)
-        yield CounterMetricFamily(
-            "ramify_constraint_compile_seconds", "Time of compile workers.", value=self.seconds
-        )
-        for name, help, value in (
-            ("constraints_waiting", "Constraints that wait to be compiled.", self.waiting),
-            ("constraints_kept", "Constraints that requests may name.", self.kept),
-            ("constraints_kept_bytes", "Their memory where they are followed.", self.kept_bytes),
-        ):
-            yield GaugeMetricFamily(f"ramify_{name}", help, value=value)
 
 
 class Metrics:
@@ -403,7 +345,7 @@ class Metrics:
         )
         known = {outcome: total[outcome] for outcome in ("bound", "new", "edited", "evicted")}
         about = "Stateless requests, by what was known of their history."
-        yield _counter("history", about, "outcome", known)
+        yield counter("history", about, "outcome", known)
 
     def _gateway_gauges(self) -> Iterator[Metric]:
         for i, (name, help) in enumerate(
@@ -434,7 +376,7 @@ class Metrics:
             yield CounterMetricFamily(f"ramify_{name}", help, value=value)
         yield from self._texts()
         about = "Prompts computed before anybody asked: saved sessions after a start, next turns."
-        yield _counter("spare_requests", about, "result", self._spare_requests)
+        yield counter("spare_requests", about, "result", self._spare_requests)
         counts = self._constraints()
         if counts is not None:
             yield from counts.families()
@@ -443,22 +385,14 @@ class Metrics:
                 ("draft_tokens", "Guessed tokens that went through the model.", self._drafted),
                 ("accepted_draft_tokens", "Those of them that were right.", self._accepted),
             ):
-                yield _counter(name, help, "drafter", {self._drafter: value})
+                yield counter(name, help, "drafter", {self._drafter: value})
         prompts = {"cached": self._cached, "computed": self._computed}
-        yield _counter("prompt_tokens", "Prompt tokens of finished requests.", "source", prompts)
+        yield counter("prompt_tokens", "Prompt tokens of finished requests.", "source", prompts)
         causes = ("priority", "fairness", "memory", "ahead", "not finite", "executor", "lost")
         lost = {cause: self._retractions.get(cause, 0) for cause in causes}
-        yield _counter("retractions", "Requests that lost their row and pages.", "cause", lost)
+        yield counter("retractions", "Requests that lost their row and pages.", "cause", lost)
         ends = {r: self._ends[r] for r in ("stop", "length", "cancelled", "deadline", "error")}
-        yield _counter("requests", "Requests that ended.", "reason", ends)
-
-
-def _counter(name: str, about: str, label: str, values: Mapping[str, float]) -> CounterMetricFamily:
-    """A counter with one label."""
-    family = CounterMetricFamily(f"ramify_{name}", about, labels=[label])
-    for key, value in values.items():
-        family.add_metric([key], value)
-    return family
+        yield counter("requests", "Requests that ended.", "reason", ends)
 
 
 def _forced_drafts(counts: Sequence[int], forced: bytes) -> int:

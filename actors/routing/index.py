@@ -15,6 +15,7 @@ Does not know load, time, or what the hashes are of.
 from collections.abc import Iterable
 
 import numpy as np
+import numpy.typing as npt
 
 from ramify.actors.kit.blocks import Hashes
 
@@ -223,3 +224,17 @@ def levels(index: PrefixIndex, promises: Promises, hashes: Hashes) -> list[tuple
             else:
                 right = middle
         low = left
+
+
+def members(slots: int) -> npt.NDArray[np.intp] | list[int]:
+    """The numbers of the bits that are set."""
+    if slots.bit_count() > 16:
+        size = (slots.bit_length() + 7) // 8
+        bits = np.frombuffer(slots.to_bytes(size, "little"), dtype=np.uint8)
+        return np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+    found = []
+    while slots:
+        low = slots & -slots
+        found.append(low.bit_length() - 1)
+        slots ^= low
+    return found

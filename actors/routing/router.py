@@ -33,16 +33,15 @@ Times are seconds that the caller passes in. Does not know sessions, sockets or 
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from ramify.actors.kit.blocks import BlockHasher, Hashes, seed
-from ramify.actors.routing.index import PrefixIndex, Promises, levels
+from ramify.actors.routing.index import PrefixIndex, Promises, levels, members
+from ramify.actors.routing.policy import RoutedReplica, RoutingDecision, RoutingPolicy
 from ramify.actors.routing.tenancy import Tenancy
-from ramify.protocol.cluster import BLOCK, LOT, KvEvents, ReplicaLoad
+from ramify.protocol.cluster import BLOCK, KvEvents, ReplicaLoad
 
 MOST_UNHEARD = 1 << 16  # requests to a replica that has told nothing of them; the oldest are forgotten
 PROMISE_S = 10.0  # what was placed is expected to be in an index by then
@@ -50,73 +49,6 @@ RESERVED_S = 5.0  # a place whose request does not come by then is not held
 _RATE = 20_000.0  # prompt tokens a second, until anything was measured
 _HOLD_S = 2.0  # likewise
 _MUCH = 4096.0  # tokens of context, of all: with less nothing is said by how long steps last
-
-
-class RoutingPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The weights of the score. Times in seconds, sizes in tokens."""
-
-    lot: float = LOT  # tokens of each prompt that a scheduler computes before it goes on to the next
-    imbalance: float = 2.0  # times the mean of the queues that a replica's may be
-    slack_s: float = 1.0  # work beyond that which does not count as imbalance
-    price_s: float = 0.5  # mean wait at which computing a token costs twice its time
-    most_price: float = 3.0
-    near_share: float = 0.05  # scores that differ by so much, and
-    near_s: float = 0.05  # by so much, are taken to be equal: they are guesses
-    away_s: float = 0.1  # what a tenant's session must save to be placed away from its home
-    steps: float = 3.0  # that are under way before one that a request comes into
-    fill_s: float = 0.1  # what a full pool costs beside waiting for slots: evicted KV, slower steps
-    move_s: float = 0.5  # what a session must save to be moved
-    move_share: float = 0.5  # and this share of what it would wait where it is
-    keep: float = 0.5  # if one has this share of a prompt, it is left for as much only
-    rest_s: float = 20.0  # it stays for so long after it has come, if no more than the bound waits there
-
-
-class RoutingDecision(msgspec.Struct, frozen=True):
-    """A session's replica. `cached`: tokens expected to have KV there; `computes`: the others.
-
-    `seconds`: the expected time to first token. `ticket`: for `ReplicaRouter.sent`.
-    """
-
-    replica: int
-    cached: int
-    computes: int
-    seconds: float
-    ticket: int
-
-
-@dataclass(slots=True, eq=False)
-class _Replica:
-    number: int
-    slot: int
-    seq: int = -1  # of the last event; -1: no snapshot yet
-    count: int = 0  # requests sent
-    sent: deque[tuple[int, int, int]] = field(
-        default_factory=deque
-    )  # not heard of: count, computes, holds
-    unheard: int = 0  # their tokens to be computed
-    unheld: int = 0  # and to be held
-    excess: float = 0.0  # and those beyond a lot of each prompt,
-    long: float = 0.0  # of so many prompts
-    reserved: dict[int, tuple[int, int]] = field(default_factory=dict)  # ticket: (computes, holds)
-
-    def send(self, computes: int, holds: int, lot: float) -> None:
-        """A request goes there."""
-        self.count += 1
-        self.sent.append((self.count, computes, holds))
-        self.unheard += computes
-        self.unheld += holds
-        if computes > lot:
-            self.excess += computes - lot
-            self.long += 1
-
-    def forget(self, lot: float) -> None:
-        """The oldest of what was sent is in the replica's reports now."""
-        _, computes, holds = self.sent.popleft()
-        self.unheard -= computes
-        self.unheld -= holds
-        if computes > lot:
-            self.excess -= computes - lot
-            self.long -= 1
 
 
 class ReplicaRouter:
@@ -140,8 +72,8 @@ class ReplicaRouter:
         self._dice = random.Random(seed)
         self._promises = Promises(PROMISE_S, 1 << 16)
         self._tenancy = Tenancy()
-        self._replicas: dict[int, _Replica] = {}
-        self._at: list[_Replica | None] = []  # by slot
+        self._replicas: dict[int, RoutedReplica] = {}
+        self._at: list[RoutedReplica | None] = []  # by slot
         self._tickets = 0
         self._reservations: deque[tuple[float, int, int]] = deque()  # (until, replica, ticket)
         self._version = 0
@@ -162,7 +94,7 @@ class ReplicaRouter:
         slot = self.index.join()
         while slot >= len(self._live):
             self._resize(2 * len(self._live))
-        self._replicas[replica] = self._at[slot] = _Replica(replica, slot)
+        self._replicas[replica] = self._at[slot] = RoutedReplica(replica, slot)
         self._ids[slot] = replica & (1 << 63) - 1
         self._queued[slot] = self._work[slot] = 0.0
         self._rate[slot] = self._rates()
@@ -386,7 +318,7 @@ class ReplicaRouter:
         """Tokens a second of a replica, the mean."""
         return self._mean(self._rate) if self._count else _RATE
 
-    def _weigh(self, known: _Replica) -> None:
+    def _weigh(self, known: RoutedReplica) -> None:
         work, held, excess, long = known.unheard, known.unheld, known.excess, known.long
         lot = self.policy.lot
         for computes, holds in known.reserved.values():
@@ -409,7 +341,7 @@ class ReplicaRouter:
             if known is not None and known.reserved.pop(ticket, None) is not None:
                 self._weigh(known)
 
-    def _forget(self, known: _Replica) -> None:
+    def _forget(self, known: RoutedReplica) -> None:
         """A snapshot comes: what was known of its cache does not count any more."""
         slot = self.index.join()
         while slot >= len(self._live):
@@ -436,7 +368,7 @@ class ReplicaRouter:
         cached = np.zeros(len(self._live))
         if len(hashes):
             for blocks, slots in reversed(levels(self.index, self._promises, hashes)):
-                cached[_members(slots)] = blocks * self._hasher.size
+                cached[members(slots)] = blocks * self._hasher.size
         return hashes, cached
 
     def _seconds(
@@ -505,17 +437,3 @@ class ReplicaRouter:
             new = new[new % np.uint64(self.index.stride) == 0]
         self._promises.add(slot, new.tolist(), now)
         return RoutingDecision(known.number, had, computes, seconds, ticket)
-
-
-def _members(slots: int) -> npt.NDArray[np.intp] | list[int]:
-    """The numbers of the bits that are set."""
-    if slots.bit_count() > 16:
-        size = (slots.bit_length() + 7) // 8
-        bits = np.frombuffer(slots.to_bytes(size, "little"), dtype=np.uint8)
-        return np.flatnonzero(np.unpackbits(bits, bitorder="little"))
-    found = []
-    while slots:
-        low = slots & -slots
-        found.append(low.bit_length() - 1)
-        slots ^= low
-    return found

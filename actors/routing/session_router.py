@@ -7,7 +7,8 @@ replica goes, or is far busier than the others: then its next request is placed 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ramify.actors.routing.router import ReplicaRouter, RoutingPolicy
+from ramify.actors.routing.policy import RoutingPolicy
+from ramify.actors.routing.router import ReplicaRouter
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.messages import Finished, Submit
 

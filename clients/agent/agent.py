@@ -14,9 +14,10 @@ import msgspec
 from ramify.clients.agent.calls import Approve, Called, Returned, Runner
 from ramify.clients.agent.tools import Context, Tool, ToolCall
 from ramify.clients.agent.transcript import Did, Said, Told, Transcript, result_message
+from ramify.clients.branch import Branch, Messages, chat_messages
 from ramify.clients.connect import Connecting, ConnectSettings, connect
 from ramify.clients.generation import Result
-from ramify.clients.handles import Branch, GenerateOptions, Messages, chat_messages
+from ramify.clients.options import GenerateOptions
 from ramify.clients.program.steps import Backend
 from ramify.clients.stream import TextDelta
 from ramify.protocol.errors import RamifyError

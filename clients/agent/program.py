@@ -6,7 +6,7 @@ from typing import cast, overload
 import msgspec
 
 from ramify.clients.agent.agent import Agent, Answer, Event, Ground, Tooled
-from ramify.clients.handles import Branch
+from ramify.clients.branch import Branch
 from ramify.clients.program.state import AsyncState
 from ramify.clients.program.steps import NotOneFrame
 from ramify.clients.program.sync import State

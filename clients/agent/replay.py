@@ -15,7 +15,7 @@ from ramify.clients.agent.agent import Agent, Answer
 from ramify.clients.agent.calls import Called, Returned
 from ramify.clients.agent.tools import Context, ToolCall
 from ramify.clients.agent.transcript import Did, Entry, Said, Told, Transcript
-from ramify.clients.handles import Branch
+from ramify.clients.branch import Branch
 
 UNKNOWN = "Error: the transcript has no such call"
 

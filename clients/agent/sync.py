@@ -13,8 +13,8 @@ from typing import Any, Unpack, cast
 
 from ramify.clients.agent.agent import Agent, Answer, Event, Listener
 from ramify.clients.agent.tools import Tool
+from ramify.clients.branch import Messages
 from ramify.clients.connect import ConnectSettings
-from ramify.clients.handles import Messages
 from ramify.clients.sync import SyncBranch, SyncSession, connect_sync
 
 

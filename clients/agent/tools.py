@@ -12,7 +12,7 @@ from typing import Any, get_type_hints, overload
 
 import msgspec
 
-from ramify.clients.handles import Branch
+from ramify.clients.branch import Branch
 
 _JSON = msgspec.json.Encoder(enc_hook=str)
 

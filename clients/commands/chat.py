@@ -24,7 +24,7 @@ from ramify.clients.commands.settings import DEFAULT_MODEL_NOTE, add_model_flags
 from ramify.clients.connect import ConnectSettings
 from ramify.clients.errors import ConnectionLost, SessionLost
 from ramify.clients.generation import Result
-from ramify.clients.handles import GenerateOptions
+from ramify.clients.options import GenerateOptions
 from ramify.clients.session_link import Connection
 from ramify.clients.sync import SyncSession, connect_sync
 from ramify.protocol.config import EngineConfig, LogConfig, ServerConfig

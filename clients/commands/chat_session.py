@@ -20,7 +20,7 @@ from ramify.clients.commands.options import USUAL, set_option
 from ramify.clients.commands.screen import Screen
 from ramify.clients.errors import SessionLost
 from ramify.clients.generation import Result
-from ramify.clients.handles import GenerateOptions
+from ramify.clients.options import GenerateOptions
 from ramify.clients.sync import SyncBranch, SyncGeneration, SyncReply, SyncSession
 from ramify.protocol.errors import BadRequest, Cancelled, RamifyError
 from ramify.protocol.wire import Append, ChatMessage, Fork, Generate, Op, Rollback, SegmentState

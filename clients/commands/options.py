@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from ramify.clients.handles import GenerateOptions
+from ramify.clients.options import GenerateOptions
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import CONSTRAINTS, Constraint, Generate
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, Unpack, cast
 import msgspec
 
 from ramify.clients.constraints import constrained
-from ramify.clients.handles import GapOptions, GenerateOptions, SelectOptions
+from ramify.clients.options import GapOptions, GenerateOptions, SelectOptions
 from ramify.protocol.errors import Unsupported
 
 TurnRole: TypeAlias = Literal["system", "user", "assistant", "tool"]

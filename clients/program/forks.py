@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ramify.clients.handles import JoinOptions, PruneBy
+from ramify.clients.options import JoinOptions, PruneBy
 from ramify.clients.program.steps import Step, all_of, wait
 from ramify.clients.program.telling import TurnPart
 from ramify.clients.program.value import Value

@@ -22,7 +22,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, cast, 
 import msgspec
 
 from ramify.clients.connect import connect
-from ramify.clients.handles import GenerateOptions
+from ramify.clients.options import GenerateOptions
 from ramify.clients.program.batch import Batch, Failed, Item, Run
 from ramify.clients.program.call_sites import SOMEWHERE
 from ramify.clients.program.graph import Graph, StepRecorder

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, Unpack, cast, overload
 import msgspec
 
 from ramify.clients.generation import Result
-from ramify.clients.handles import GenerateOptions
+from ramify.clients.options import GenerateOptions
 from ramify.clients.program.expressions import Expression, flatten
 from ramify.clients.program.forks import Forks, JoinedText, Past
 from ramify.clients.program.run_states import Mark, RunStates

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar, Unpack, overload
 
 from ramify.clients.generation import Result
-from ramify.clients.handles import GenerateOptions, JoinOptions, PruneBy
+from ramify.clients.options import GenerateOptions, JoinOptions, PruneBy
 from ramify.clients.program.call_sites import place
 from ramify.clients.program.expressions import Expression
 from ramify.clients.program.forks import Forks

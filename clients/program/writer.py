@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Protocol, TypeAlias
 
-from ramify.clients.handles import GenerateOptions
+from ramify.clients.options import GenerateOptions
 from ramify.clients.program.expressions import Begin, Choose, End, Gap, Gen, Step, Text, TurnRole
 from ramify.protocol.wire import Append, ChatMessage, Generate, Op, Select
 

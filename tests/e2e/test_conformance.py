@@ -17,8 +17,9 @@ import anyio.to_thread
 import pytest
 
 import ramify
+from ramify.clients.branch import Branch
 from ramify.clients.generation import Generation
-from ramify.clients.handles import Branch, Session
+from ramify.clients.handles import Session
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import Delta, Event, Ok, State
 

@@ -10,8 +10,9 @@ import pytest
 
 from ramify.actors.tokenizer import Tokenizer
 from ramify.clients import connect
+from ramify.clients.branch import Branch
 from ramify.clients.generation import Generation
-from ramify.clients.handles import Branch, Session
+from ramify.clients.handles import Session
 
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "quiet": True}
 QUESTION = "Several roads lead to the town. " * 20

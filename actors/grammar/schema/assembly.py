@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramify.actors.grammar.automaton import Automaton
-from ramify.actors.grammar.fragment import Fragment, choice, reduce
+from ramify.actors.grammar.combining import choice
+from ramify.actors.grammar.fragment import Fragment, reduce
 from ramify.actors.grammar.limits import MAX_STATES
 from ramify.actors.grammar.schema.errors import TooLarge
 

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.actors.kit.blocks import BlockHasher, seed
-from ramify.actors.routing.router import MOST_UNHEARD, RESERVED_S, ReplicaRouter, RoutingPolicy
+from ramify.actors.routing.policy import RoutingPolicy
+from ramify.actors.routing.router import MOST_UNHEARD, RESERVED_S, ReplicaRouter
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.plan import pack
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ramify.actors.kit.clock import ManualClock
-from ramify.actors.routing.router import RoutingPolicy
+from ramify.actors.routing.policy import RoutingPolicy
 from ramify.actors.routing.session_router import SessionRouter
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.messages import Submit

@@ -15,7 +15,7 @@ from ramify.clients.commands.options import set_option
 from ramify.clients.commands.screen import Screen
 from ramify.clients.errors import SessionLost
 from ramify.clients.generation import Result
-from ramify.clients.handles import GenerateOptions
+from ramify.clients.options import GenerateOptions
 from ramify.clients.stream import TextDelta
 from ramify.clients.sync import SyncGeneration, SyncReply
 from ramify.protocol.errors import BadRequest, TooLong

@@ -9,8 +9,8 @@ from typing import Literal, assert_type
 import msgspec
 
 from ramify.clients.agent import Agent, Answer, act, tool
+from ramify.clients.branch import Branch
 from ramify.clients.generation import Result
-from ramify.clients.handles import Branch
 from ramify.clients.program import (
     AsyncState,
     Failed,
