@@ -31,6 +31,7 @@ _PROGRAMS = 528  # wanted at once: four a multiprocessor of a Hopper GPU
 _MOST_SPLITS = 64
 _KEYS = 64  # in one tile
 _CROWDED = 1024  # programs
+_MERGED = 128  # numbers of a head that a program merges: more do not fit into its registers
 _FEW = 8  # sequences: with more, programs that start early lose more than they gain (docs/log/gpu.md)
 
 
@@ -101,9 +102,10 @@ def decode_attention(
         num_stages=stages, **options,
     )  # fmt: skip
     if splits > 1:
-        _merge[(sequences, heads)](
-            partial, sums, output, HEADS=heads, DIM=dim, SPLITS=splits, OVERLAP=overlap, num_warps=2,
-            **options,
+        block = dim if dim <= _MERGED else _MERGED // 2
+        _merge[(sequences, heads, dim // block)](
+            partial, sums, output, HEADS=heads, DIM=dim, BLOCK=block, SPLITS=splits, OVERLAP=overlap,
+            num_warps=2, **options,
         )  # fmt: skip
     return output
 
@@ -196,14 +198,14 @@ def _decode(
 
 @triton.jit
 def _merge(
-    partial, sums, output, HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    partial, sums, output, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Combine the stretches of one head; an empty one has the sum -inf and unwritten outputs."""
+    """Combine the stretches of some of a head; an empty one has the sum -inf and unwritten outputs."""
     wait(OVERLAP)
     at = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
     splits = tl.arange(0, SPLITS)
-    dims = tl.arange(0, DIM)
+    dims = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     lse = tl.load(sums + at * SPLITS + splits)
     weights = tl.exp2(lse - tl.max(lse, 0))
     parts = tl.load(

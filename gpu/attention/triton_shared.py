@@ -25,6 +25,7 @@ from ramify.gpu.step.rows import RowTable
 TILE = 64  # query heads of one program: a warp group's smallest tile on Hopper
 _KEYS = 32
 _PROGRAMS = 528  # wanted at once: four a multiprocessor of a Hopper GPU
+_LATENT_PROGRAMS = 132  # one a multiprocessor: the sums of 64 heads over latents fill its registers
 _LEAST_MEMBERS = 3
 _LEAST_SAVED = 80 << 20  # bytes a layer that must not be read twice, else the plain pass is faster
 
@@ -64,7 +65,7 @@ def grouper_for(table: RowTable, shape: AttentionShape, lines: int = 1) -> Group
         // (tensors * shape.kv_heads * shape.head_dim * (1 if shape.codes else shape.dtype.itemsize)),
         least_members=_LEAST_MEMBERS,
         tile_lines=tile_lines,
-        items=max(1, _PROGRAMS // shape.kv_heads),
+        items=max(1, (_PROGRAMS if tensors == 2 else _LATENT_PROGRAMS) // shape.kv_heads),
     )
     return Grouper(table, limits)
 

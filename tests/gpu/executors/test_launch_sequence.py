@@ -214,6 +214,46 @@ def test_layers_of_experts(run: Any) -> None:
     assert run(first, DECODE, captured=True, changes=EXPERTS) == ["upload", *wanted]
 
 
+LATENTS = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "num_key_value_heads": 4,
+    "q_lora_rank": None,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 0,
+}
+
+
+def test_layers_with_latents(run: Any) -> None:
+    """A decode: what is kept, turned and absorbed in one launch, and one that opens the output.
+
+    Beside the three of experts, with their shared one, and the sum with its norm. Branches that share
+    a prefix read it in one launch more.
+    """
+
+    def model(attention: list[str], experts: list[str]) -> list[str]:
+        layer = ["_store", *attention, "_by_head", "_add_norm", "_route", *experts, "_add_norm"]
+        return ["_embed_norm", *layer * 2, *SAMPLER, "download"]
+
+    rows, own = range(8), {row: range(512 * (row + 1), 512 * (row + 1) + 40) for row in range(8)}
+    opens = [OpenRow(row, row, pack([*range(256), *own[row]]), 256, SamplingParams()) for row in rows]
+    extends = [ExtendRow(row, 256, pack([row + 1] * 3), True) for row in rows]
+    first = StepPlan(0, opens=opens, extends=extends)
+    few, alone = ["_open_few", "_sum_few"], ["_decode", "_merge"]
+    wanted = ["upload", *model(alone, few)]
+    assert run(first, DECODE, captured=True, changes=LATENTS) == wanted
+    both = StepPlan(1, decodes=pack(rows))
+    wanted = ["upload", *model(["_shared", *alone], few)]
+    for captured in (False, True):
+        assert run(first, both, captured=captured, changes=LATENTS) == wanted
+
+
 @pytest.mark.parametrize("captured", [False, True])
 def test_drafts(run: Any, captured: bool) -> None:
     """A launch to know the row and one to keep its last token, one to guess, one to compare.
