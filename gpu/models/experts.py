@@ -28,7 +28,7 @@ class Experts:
     post_norm: RMSNorm | None
 
     def forward(self, x: AnyStream, ops: Ops[AnyStream]) -> Projection:
-        return Projection(ops.experts(x, self.layer), None)
+        return ops.experts(x, self.layer)
 
     def products(self, prefix: str, names: TensorNames) -> Iterator[tuple[Linear, list[str], list[int]]]:
         """All of them, in the layer that is called `prefix`."""

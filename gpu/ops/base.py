@@ -168,8 +168,8 @@ class Ops(Protocol[AnyStream]):
         """max(y, 0)^2 of the product y of the normalised stream: [T, outputs]."""
         ...
 
-    def experts(self, x: AnyStream, layer: LayerExperts) -> Tensor:
-        """Send each token of the normalised stream through its experts: [T, hidden]."""
+    def experts(self, x: AnyStream, layer: LayerExperts) -> Projection:
+        """Send each token of the normalised stream through its experts: what they add to the stream."""
         ...
 
     def behind(self, x: AnyStream, norm: RMSNorm) -> AnyStream:

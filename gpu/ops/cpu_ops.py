@@ -271,7 +271,7 @@ class CpuOps:
     ) -> Projection:
         raise RuntimeError("`obstacle` refuses Gemma 4, which alone has experts beside")
 
-    def experts(self, x: CpuStream, layer: LayerExperts) -> Tensor:
+    def experts(self, x: CpuStream, layer: LayerExperts) -> Projection:
         own, kernels, settings = self.step, self._kernels, layer.settings
         gate_up, down = cpu_weight(layer.gate_up), cpu_weight(layer.down)
         assert isinstance(gate_up.packed, PackedWeight)
@@ -306,7 +306,7 @@ class CpuOps:
             self._product(rows, weight.packed, beside, "store")
         out = self._buffer("fed", x.residual.shape[1])
         self.instructions.append(kernels.sum_experts(own.tokens, added, to, beside, out))
-        return out
+        return Projection(out, None)
 
     def project(self, x: Tensor, linear: Linear) -> Projection:
         return Projection(x, linear)

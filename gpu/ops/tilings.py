@@ -142,6 +142,16 @@ def _tilings_for(tokens: int, sizes: LayerSizes) -> OpTilings:
     return OpTilings(whole, shared, gated)
 
 
+def split(tiling: AnyTiling | None, tokens: int, shape: tuple[int, int]) -> AnyTiling | None:
+    """The same for a product of so few outputs that programs share their inputs. shape: as weights."""
+    if not isinstance(tiling, Tiling):
+        return tiling
+    outputs, inputs = shape
+    tiles = -(-outputs // tiling.outputs) * -(-tokens // tiling.tokens)
+    splits = max(1, min(8, _PROGRAMS // tiles, inputs // tiling.inputs))
+    return replace(tiling, splits=1 << (splits.bit_length() - 1))
+
+
 def few_tiling(tokens: int, shape: tuple[int, int], gated: bool) -> Tiling | None:
     """How a product with codes of 8 bits is cut up; None: of too many tokens, or not at all.
 

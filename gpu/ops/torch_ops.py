@@ -149,9 +149,10 @@ class TorchOps:
     def squared(self, x: ResidualStream, linear: Linear) -> Tensor:
         return linear(x.normed).relu_().square_()
 
-    def experts(self, x: ResidualStream, layer: LayerExperts) -> Tensor:
+    def experts(self, x: ResidualStream, layer: LayerExperts) -> Projection:
         norm = layer.router_norm
-        return run_experts(x.normed, layer, None if norm is None else norm(x.residual))
+        routed = None if norm is None else norm(x.residual)
+        return Projection(run_experts(x.normed, layer, routed), None)
 
     def behind(self, x: ResidualStream, norm: RMSNorm) -> ResidualStream:
         return ResidualStream(x.residual, norm(x.residual))

@@ -23,11 +23,12 @@ from ramify.gpu.ops.experts import ExpertActivation, ExpertTile, LayerExperts
 from ramify.gpu.ops.linear.base import Operand
 from ramify.gpu.ops.triton_layer import opened
 from ramify.gpu.ops.triton_linear import UnscaledRows
-from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
+from ramify.gpu.programmatic_launch import launch_options, overlap_options, overlaps, wait
 from ramify.gpu.triton_fp8 import widened
 
 MOST_FEW = 16  # tokens up to which experts are read for each token by itself
-_KINDS: dict[ExpertActivation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
+_KINDS: dict[ExpertActivation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2, "relu2": 3}
+_RELU2 = tl.constexpr(3)  # has no gate: an expert's rows are half as many
 _SORTED = 1024  # pairs that a program looks at together; four times as many where there are many
 _SUMMED = 1024  # columns of a program that sums over a token's experts
 
@@ -77,33 +78,61 @@ def route_tokens(logits: Tensor, layer: LayerExperts) -> ExpertRoutes:
     return ExpertRoutes(chosen, counts)
 
 
-def run_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: ExpertRoutes) -> Tensor:
-    """x [T, hidden], the shared expert included -> [T, hidden]. Reads each expert of each token."""
+def open_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: ExpertRoutes) -> Tensor:
+    """x [T, hidden] -> [T, top * size, and the shared expert's]: each token's experts, opened."""
     values, hidden, size = x.values, x.values.shape[1], layer.size
     (tokens, top), shared = routes.chosen.shape, layer.shared
     beside = 0 if shared is None else shared.size
     gated = values.new_empty((tokens, top * size + beside))
-    gate_up, down = layer.gate_up.weight.operand, layer.down.weight.operand
+    gate_up = layer.gate_up.weight.operand
     shared_up = gate_up if shared is None else shared.gate_up.weight.operand  # not read without one
-    shared_down = down if shared is None else shared.down.weight.operand
     parts = 1 if x.squares is None else x.squares.shape[1]
-    many, more = 16, 8 if tokens <= 4 else 16  # rows of the weights that a program takes
-    options = {"OVERLAP": overlaps(values.device), "num_warps": 4, **launch_options(values.device)}
+    many = 16  # rows of the weights that a program takes
     _open_few[(tokens * (top * triton.cdiv(size, many) + triton.cdiv(beside, many)),)](
         values, x.squares, routes.chosen, gate_up.codes, gate_up.scales, layer.gate_up.bias,
         shared_up.codes, shared_up.scales, gated, tokens, parts, eps, HIDDEN=hidden, SIZE=size,
         SHARED=beside, TOP=top, KIND=_KINDS[layer.activation], PARTS=triton.next_power_of_2(parts),
         GROUP=gate_up.group or hidden, SHARED_GROUP=shared_up.group or hidden, ROWS=many,
-        DEPTH=_depth(hidden, gate_up, shared_up), STAGES=3, **options,
+        DEPTH=_depth(hidden, gate_up, shared_up), STAGES=3, num_warps=4,
+        **overlap_options(values.device),
     )  # fmt: skip
-    output = torch.empty_like(values)
-    _sum_few[(tokens * triton.cdiv(hidden, more),)](
+    return gated
+
+
+def sum_few(
+    gated: Tensor,
+    layer: LayerExperts,
+    routes: ExpertRoutes,
+    residual: "Tensor | None" = None,
+    gain: "Tensor | None" = None,
+) -> UnscaledRows:
+    """What `open_few` returned -> [T, hidden], the sum over each token's experts.
+
+    `residual` [T, hidden]: it grows by the sum, and its rows times `gain` [hidden], those of the next
+    norm, are returned with their squares.
+    """
+    (tokens, top), shared, size = routes.chosen.shape, layer.shared, layer.size
+    hidden, down = len(layer.down.weight.operand.codes) // layer.experts, layer.down.weight.operand
+    beside = 0 if shared is None else shared.size
+    shared_down = down if shared is None else shared.down.weight.operand  # not read without one
+    rows = 8 if tokens <= 4 else 16  # of the weights that a program takes
+    output, blocks, squares = gated.new_empty((tokens, hidden)), triton.cdiv(hidden, rows), None
+    if residual is not None:
+        squares = torch.empty((tokens, blocks), dtype=torch.float32, device=gated.device)
+    _sum_few[(tokens * blocks,)](
         gated, routes.chosen, routes.counts, down.codes, down.scales, layer.down.bias,
-        shared_down.codes, shared_down.scales, output, tokens, HIDDEN=hidden, SIZE=size, SHARED=beside,
-        TOP=top, GROUP=down.group or size, SHARED_GROUP=shared_down.group or max(1, beside), ROWS=more,
-        DEPTH=_depth(size, down), SHARED_DEPTH=_depth(max(1, beside), shared_down), STAGES=4, **options,
+        shared_down.codes, shared_down.scales, residual, gain, output, squares, tokens, HIDDEN=hidden,
+        SIZE=size, SHARED=beside, TOP=top, GROUP=down.group or size,
+        SHARED_GROUP=shared_down.group or max(1, beside), ROWS=rows, DEPTH=_depth(size, down),
+        SHARED_DEPTH=_depth(max(1, beside), shared_down), STAGES=4, num_warps=4,
+        **overlap_options(gated.device),
     )  # fmt: skip
-    return output
+    return UnscaledRows(output, squares)
+
+
+def run_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: ExpertRoutes) -> Tensor:
+    """x [T, hidden], the shared expert included -> [T, hidden]. Reads each expert of each token."""
+    return sum_few(open_few(x, eps, layer, routes), layer, routes).values
 
 
 def run_many(
@@ -258,7 +287,10 @@ def _route(
 @triton.jit
 def _gated(gate, up, KIND: tl.constexpr):
     """An expert's activation: see `ops.experts.gated`."""
-    if KIND == 2:
+    if KIND == _RELU2:
+        y = tl.maximum(gate, 0.0)
+        y = y * y
+    elif KIND == 2:
         gate = tl.minimum(gate, 7.0)
         y = gate / (1.0 + tl.exp(-1.702 * gate)) * (tl.clamp(up, -7.0, 7.0) + 1.0)
     else:
@@ -299,12 +331,14 @@ def _open_rows(
         value = tl.load(x + column, mask=there, other=0.0).to(tl.float32)[None, :]
         place, known = weight + line * HIDDEN + column[None, :], there[None, :]
         gate += _weights(place, known, scales, line, at, HIDDEN, GROUP) * value
-        up += _weights(place + SIZE * HIDDEN, known, scales, line + SIZE, at, HIDDEN, GROUP) * value
+        if KIND != _RELU2:
+            up += _weights(place + SIZE * HIDDEN, known, scales, line + SIZE, at, HIDDEN, GROUP) * value
     gates, ups = tl.sum(gate, 1) * scale, tl.sum(up, 1) * scale
     inside = row < SIZE
     if bias is not None:
         gates += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)
-        ups += tl.load(bias + SIZE + row, mask=inside, other=0.0).to(tl.float32)
+        if KIND != _RELU2:
+            ups += tl.load(bias + SIZE + row, mask=inside, other=0.0).to(tl.float32)
     y = _gated(gates, ups, KIND)
     tl.store(output + row, y.to(output.dtype.element_ty), mask=inside)
 
@@ -336,15 +370,15 @@ def _open_few(
     target = output + token * (TOP * SIZE + SHARED)
     lane = tl.arange(0, ROWS)
     if index < routed:
-        expert = tl.load(chosen + pair).to(tl.int64)
+        first = tl.load(chosen + pair).to(tl.int64) * (SIZE if KIND == _RELU2 else 2 * SIZE)
         own_bias = bias
         if bias is not None:
-            own_bias = bias + expert * 2 * SIZE
+            own_bias = bias + first
         own_scales = scales
         if scales is not None:
-            own_scales = scales + expert * 2 * SIZE * ((HIDDEN + GROUP - 1) // GROUP)
+            own_scales = scales + first * ((HIDDEN + GROUP - 1) // GROUP)
         _open_rows(
-            source, scale, weight + expert * 2 * SIZE * HIDDEN, own_scales, own_bias,
+            source, scale, weight + first * HIDDEN, own_scales, own_bias,
             target + pair % TOP * SIZE, index // pairs * ROWS + lane, SIZE, HIDDEN, KIND, GROUP, ROWS,
             DEPTH, STAGES,
         )  # fmt: skip
@@ -358,12 +392,12 @@ def _open_few(
 
 @triton.jit(do_not_specialize=["tokens"])
 def _sum_few(
-    gated, chosen, counts, weight, scales, bias, shared, shared_scales, output, tokens,
-    HIDDEN: tl.constexpr, SIZE: tl.constexpr, SHARED: tl.constexpr, TOP: tl.constexpr,
+    gated, chosen, counts, weight, scales, bias, shared, shared_scales, residual, gain, output, squares,
+    tokens, HIDDEN: tl.constexpr, SIZE: tl.constexpr, SHARED: tl.constexpr, TOP: tl.constexpr,
     GROUP: tl.constexpr, SHARED_GROUP: tl.constexpr, ROWS: tl.constexpr,
     DEPTH: tl.constexpr, SHARED_DEPTH: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """output [T, HIDDEN]: some columns of one token."""
+    """output [T, HIDDEN]: some columns of one token. residual, gain, squares: see `sum_few`."""
     wait(OVERLAP)
     token = (tl.program_id(0) % tokens).to(tl.int64)
     row = tl.program_id(0) // tokens * ROWS + tl.arange(0, ROWS)
@@ -400,7 +434,16 @@ def _sum_few(
             w = _weights(at_weights, known, shared_scales, line, at, SHARED, SHARED_GROUP)
             beside += w * value[None, :]
         y += tl.sum(beside, 1) * tl.load(own_counts + TOP)
-    tl.store(output + token * HIDDEN + row, y.to(output.dtype.element_ty), mask=inside)
+    at_row = token * HIDDEN + row
+    if residual is not None:
+        y += tl.load(residual + at_row, mask=inside, other=0.0).to(tl.float32)
+        rounded = y.to(residual.dtype.element_ty)
+        tl.store(residual + at_row, rounded, mask=inside)
+        wide = tl.where(inside, rounded.to(tl.float32), 0.0)
+        part = token * ((HIDDEN + ROWS - 1) // ROWS) + tl.program_id(0) // tokens
+        tl.store(squares + part, tl.sum(wide * wide))
+        y = wide * tl.load(gain + row, mask=inside, other=0.0).to(tl.float32)
+    tl.store(output + at_row, y.to(output.dtype.element_ty), mask=inside)
 
 
 # --- many tokens ---
@@ -481,9 +524,11 @@ def _open_many(
     token = (tl.load(order + place, mask=there, other=0) // TOP).to(tl.int64)
     column = tl.program_id(0) % BLOCKS * COLUMNS + tl.arange(0, COLUMNS)
     step = tl.arange(0, DEPTH)
-    start = weight + expert.to(tl.int64) * 2 * SIZE * HIDDEN
+    first_row = expert.to(tl.int64) * (SIZE if KIND == _RELU2 else 2 * SIZE)
+    start = weight + first_row * HIDDEN
     w_at = start + tl.minimum(column, SIZE - 1)[:, None] * HIDDEN + step[None, :]
-    first_row = expert.to(tl.int64) * 2 * SIZE + tl.minimum(column, SIZE - 1)
+    own = first_row + column
+    first_row += tl.minimum(column, SIZE - 1)
     x_at = x + token[None, :] * HIDDEN + step[:, None]
     gate, up = tl.zeros([COLUMNS, ROWS], tl.float32), tl.zeros([COLUMNS, ROWS], tl.float32)
     for at in range(0, HIDDEN, DEPTH):
@@ -491,16 +536,18 @@ def _open_many(
         values = tl.load(x_at + at, mask=inside[:, None] & there[None, :], other=0.0)
         w = tl.load(w_at + at, mask=inside[None, :], other=0.0)
         gate = _dot(w, values, gate, scales, first_row, at, HIDDEN, GROUP, PRECISION)
-        w = tl.load(w_at + SIZE * HIDDEN + at, mask=inside[None, :], other=0.0)
-        up = _dot(w, values, up, scales, first_row + SIZE, at, HIDDEN, GROUP, PRECISION)
+        if KIND != _RELU2:
+            w = tl.load(w_at + SIZE * HIDDEN + at, mask=inside[None, :], other=0.0)
+            up = _dot(w, values, up, scales, first_row + SIZE, at, HIDDEN, GROUP, PRECISION)
     known = column < SIZE
     if scales is not None and GROUP == 0:
         gate *= tl.load(scales + first_row)[:, None]
-        up *= tl.load(scales + first_row + SIZE)[:, None]
+        if KIND != _RELU2:
+            up *= tl.load(scales + first_row + SIZE)[:, None]
     if bias is not None:
-        own = bias + expert * 2 * SIZE + column
-        gate += tl.load(own, mask=known, other=0.0).to(tl.float32)[:, None]
-        up += tl.load(own + SIZE, mask=known, other=0.0).to(tl.float32)[:, None]
+        gate += tl.load(bias + own, mask=known, other=0.0).to(tl.float32)[:, None]
+        if KIND != _RELU2:
+            up += tl.load(bias + own + SIZE, mask=known, other=0.0).to(tl.float32)[:, None]
     y = tl.trans(_gated(gate, up, KIND).to(output.dtype.element_ty))
     target = output + place.to(tl.int64)[:, None] * SIZE + column[None, :]
     tl.store(target, y, mask=there[:, None] & known[None, :])

@@ -14,11 +14,13 @@ from torch import Tensor
 from ramify.gpu.attention.latent import LatentHeads
 from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.ops.rmsnorm import RMSNorm
+from ramify.gpu.programmatic_launch import overlap_options, wait, wait_first
 from ramify.gpu.triton_fp8 import narrowed, scale_of
 
 _FEW = 32  # rows: up to so many, a tile of 16 rows multiplies no padding that counts
-_INPUTS = 64  # of one step of a sum
-_OUTPUTS = 64
+_INPUTS = 64  # of one step of a sum; of few rows twice as many
+_OUTPUTS = 64  # of one program
+_PROGRAMS = 128  # about the multiprocessors: with fewer, a program has fewer outputs of few rows
 
 
 def store_latents(
@@ -32,21 +34,28 @@ def store_latents(
     pages: Tensor,
     kv: LayerKV,
     growth: Tensor | None,
+    absorbed: bool | None = None,
 ) -> Tensor:
     """Write each token's latent, normalised, and its turned part into `kv`; turn the queries' ends.
 
     queries [T, heads * (nope + turned)] and kept [T, rank + turned]: views whose last dimension is
     contiguous. cos_sin: each float32[positions, turned / 2]; growth float32[T]: what queries are
-    multiplied by. Returns [T, heads, rank + turned], of which only the ends are filled.
+    multiplied by. Returns [T, heads, rank + turned]. `absorbed`: not None: the same launch fills the
+    beginnings, too, as `absorb` does; the value is its `invariant`. None: only the ends are filled.
     """
-    count, rank, turned = len(heads.up), heads.rank, kv.tail
-    q = queries.new_empty((len(queries), count, rank + turned))
+    tokens, count, rank, turned = len(queries), len(heads.up), heads.rank, kv.tail
+    q = queries.new_empty((tokens, count, rank + turned))
     together = min(16, triton.next_power_of_2(count))
-    _store[(len(queries), 1 + triton.cdiv(count, together))](
+    programs, sizes = 0, _Sizes(queries, heads.up, 0, True)  # not read without a product
+    if absorbed is not None:
+        sizes = _Sizes(queries, heads.up, rank, absorbed)
+        programs = sizes.programs
+    _store[(programs + tokens * (1 + triton.cdiv(count, together)),)](
         queries, kept, q, kv.k, kv.k_scales, norm.weight, cos_sin[0], cos_sin[1], rows, positions,
-        pages, growth,
-        queries.stride(0), kept.stride(0), pages.shape[1], norm.eps, HEADS=count, NOPE=heads.nope,
-        RANK=rank, HALF=turned // 2, TOGETHER=together, PAGE=kv.page_size, num_warps=4,
+        pages, growth, heads.up, programs, tokens, queries.stride(0), kept.stride(0), pages.shape[1],
+        norm.eps, heads.up.stride(0), HEADS=count, NOPE=heads.nope, RANK=rank, HALF=turned // 2,
+        TOGETHER=together, PAGE=kv.page_size, ABSORB=absorbed is not None,
+        **sizes.of_kernel(heads.nope), num_warps=4, **overlap_options(queries.device),
     )  # fmt: skip
     return q
 
@@ -74,6 +83,25 @@ def open_latents(
     return output
 
 
+class _Sizes:
+    """How the products of all heads are cut up. `invariant`: one tile for all numbers of rows."""
+
+    def __init__(self, x: Tensor, weights: Tensor, outputs: int, invariant: bool) -> None:
+        few, heads, block = len(x) <= _FEW and not invariant, len(weights), _OUTPUTS
+        while few and block > 16 and heads * triton.cdiv(outputs, block) < _PROGRAMS:
+            block //= 2
+        self._few, self._exact, self._block = few, x.dtype == torch.float32, block
+        self._tile = 16 if few else 64
+        self.programs = triton.cdiv(len(x), self._tile) * heads * triton.cdiv(outputs, block)
+
+    def of_kernel(self, inputs: int) -> dict[str, int | str]:
+        return {
+            "TILE": self._tile, "BLOCK_OUT": self._block,
+            "BLOCK_IN": min(_INPUTS * (1 + self._few), triton.next_power_of_2(inputs)),
+            "PRECISION": "ieee" if self._exact else "tf32",
+        }  # fmt: skip
+
+
 def _product(
     x: Tensor,
     row: int,
@@ -90,69 +118,88 @@ def _product(
 ) -> None:
     """Each head's product. `row`, `head`: from one to the next in x; `width`: of a head of the output.
 
-    `by_input`, `by_output`: from one to the next in a head's weights. `invariant`: one tile for all T.
+    `by_input`, `by_output`: from one to the next in a head's weights.
     """
-    tile = 16 if len(x) <= _FEW and not invariant else 64
-    exact = x.dtype == torch.float32
-    heads = len(weights)
-    _by_head[(triton.cdiv(len(x), tile), heads, triton.cdiv(outputs, _OUTPUTS))](
-        x, weights, output, growth, len(x), row, weights.stride(0), HEADS=heads, HEAD=head, WIDTH=width,
-        INPUTS=inputs, OUTPUTS=outputs, BY_INPUT=by_input, BY_OUTPUT=by_output, TILE=tile,
-        BLOCK_IN=min(_INPUTS, triton.next_power_of_2(inputs)), BLOCK_OUT=_OUTPUTS,
-        PRECISION="ieee" if exact else "tf32", num_warps=4,
+    sizes = _Sizes(x, weights, outputs, invariant)
+    _by_head[(sizes.programs,)](
+        x, weights, output, growth, len(x), row, weights.stride(0), HEADS=len(weights), HEAD=head,
+        WIDTH=width, INPUTS=inputs, OUTPUTS=outputs, BY_INPUT=by_input, BY_OUTPUT=by_output,
+        **sizes.of_kernel(inputs), num_warps=4, **overlap_options(x.device),
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["products", "tokens"])
 def _store(
-    queries, kept, q, pool, scales, weight, cos, sin, rows, positions, pages, growth, q_stride,
-    kept_stride,
-    columns, eps, HEADS: tl.constexpr, NOPE: tl.constexpr, RANK: tl.constexpr, HALF: tl.constexpr,
-    TOGETHER: tl.constexpr, PAGE: tl.constexpr,
+    queries, kept, q, pool, scales, weight, cos, sin, rows, positions, pages, growth, up, products,
+    tokens, q_stride, kept_stride, columns, eps, up_stride, HEADS: tl.constexpr, NOPE: tl.constexpr,
+    RANK: tl.constexpr, HALF: tl.constexpr, TOGETHER: tl.constexpr, PAGE: tl.constexpr,
+    ABSORB: tl.constexpr, TILE: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
+    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Program 0 of a token: what is kept. The others: the ends of so many heads' queries."""
-    token = tl.program_id(0).to(tl.int64)
-    position = tl.load(positions + token)
-    half = tl.arange(0, HALF)
-    c = tl.load(cos + position.to(tl.int64) * HALF + half)
-    s = tl.load(sin + position.to(tl.int64) * HALF + half)
-    if tl.program_id(1) == 0:
-        row = tl.load(rows + token).to(tl.int64)
-        page = tl.load(pages + row * columns + position // PAGE).to(tl.int64)
-        slot = page * PAGE + position % PAGE
-        target = pool + slot * (RANK + 2 * HALF)
-        dims = tl.arange(0, RANK)
-        latent = tl.load(kept + token * kept_stride + dims).to(tl.float32)
-        scale = tl.rsqrt(tl.sum(latent * latent) / RANK + eps)
-        latent = latent * scale * tl.load(weight + dims).to(tl.float32)
-        source = kept + token * kept_stride + RANK + half
-        low = tl.load(source).to(tl.float32)
-        high = tl.load(source + HALF).to(tl.float32)
-        turned_low, turned_high = low * c - high * s, high * c + low * s
-        if scales is not None:
-            largest = tl.maximum(tl.max(tl.abs(turned_low)), tl.max(tl.abs(turned_high)))
-            scale = scale_of(tl.maximum(largest, tl.max(tl.abs(latent))))
-            tl.store(scales + slot, scale)
-            latent = narrowed(latent / scale)
-            turned_low, turned_high = narrowed(turned_low / scale), narrowed(turned_high / scale)
-        tl.store(target + dims, latent.to(pool.dtype.element_ty))
-        tl.store(target + RANK + half, turned_low.to(pool.dtype.element_ty))
-        tl.store(target + RANK + HALF + half, turned_high.to(pool.dtype.element_ty))
-    else:
-        heads = (tl.program_id(1) - 1) * TOGETHER + tl.arange(0, TOGETHER)[:, None]
-        real = heads < HEADS
-        ends = queries + token * q_stride + heads * (NOPE + 2 * HALF) + NOPE + half[None, :]
-        lows = tl.load(ends, mask=real, other=0.0).to(tl.float32)
-        highs = tl.load(ends + HALF, mask=real, other=0.0).to(tl.float32)
-        if growth is not None:
-            factor = tl.load(growth + token)
-            lows = lows * factor
-            highs = highs * factor
-        turned_lows = lows * c[None, :] - highs * s[None, :]
-        turned_highs = highs * c[None, :] + lows * s[None, :]
-        turned = q + (token * HEADS + heads) * (RANK + 2 * HALF) + RANK + half[None, :]
-        tl.store(turned, turned_lows.to(q.dtype.element_ty), mask=real)
-        tl.store(turned + HALF, turned_highs.to(q.dtype.element_ty), mask=real)
+    """The first `products` programs absorb. Then come those of each token: the first takes what is kept,
+    the others the ends of so many heads' queries."""
+    wait_first(OVERLAP)  # attention comes next
+    index = tl.program_id(0)
+    if index >= products:
+        PARTS: tl.constexpr = 1 + (HEADS + TOGETHER - 1) // TOGETHER
+        token = ((index - products) // PARTS).to(tl.int64)
+        part = (index - products) % PARTS
+        position = tl.load(positions + token)
+        half = tl.arange(0, HALF)
+        c = tl.load(cos + position.to(tl.int64) * HALF + half)
+        s = tl.load(sin + position.to(tl.int64) * HALF + half)
+        if part == 0:
+            row = tl.load(rows + token).to(tl.int64)
+            page = tl.load(pages + row * columns + position // PAGE).to(tl.int64)
+            slot = page * PAGE + position % PAGE
+            _keep(
+                kept + token * kept_stride, pool, scales, slot, weight, eps, c, s, half, RANK, HALF
+            )  # fmt: skip
+        else:
+            heads = (part - 1) * TOGETHER + tl.arange(0, TOGETHER)[:, None]
+            real = heads < HEADS
+            ends = queries + token * q_stride + heads * (NOPE + 2 * HALF) + NOPE + half[None, :]
+            lows = tl.load(ends, mask=real, other=0.0).to(tl.float32)
+            highs = tl.load(ends + HALF, mask=real, other=0.0).to(tl.float32)
+            if growth is not None:
+                factor = tl.load(growth + token)
+                lows = lows * factor
+                highs = highs * factor
+            turned_lows = lows * c[None, :] - highs * s[None, :]
+            turned_highs = highs * c[None, :] + lows * s[None, :]
+            turned = q + (token * HEADS + heads) * (RANK + 2 * HALF) + RANK + half[None, :]
+            tl.store(turned, turned_lows.to(q.dtype.element_ty), mask=real)
+            tl.store(turned + HALF, turned_highs.to(q.dtype.element_ty), mask=real)
+    elif ABSORB:
+        _head_product(
+            index, queries, up, q, growth, tokens, q_stride, up_stride, HEADS, NOPE + 2 * HALF,
+            RANK + 2 * HALF, NOPE, RANK, RANK, 1, TILE, BLOCK_IN, BLOCK_OUT, PRECISION,
+        )  # fmt: skip
+
+
+@triton.jit
+def _keep(
+    kept, pool, scales, slot, weight, eps, c, s, half, RANK: tl.constexpr, HALF: tl.constexpr
+):  # fmt: skip
+    """Write a token's latent, normalised, and what turns; as codes, if there are scales."""
+    target = pool + slot * (RANK + 2 * HALF)
+    dims = tl.arange(0, RANK)
+    latent = tl.load(kept + dims).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(latent * latent) / RANK + eps)
+    latent = latent * scale * tl.load(weight + dims).to(tl.float32)
+    source = kept + RANK + half
+    low = tl.load(source).to(tl.float32)
+    high = tl.load(source + HALF).to(tl.float32)
+    turned_low, turned_high = low * c - high * s, high * c + low * s
+    if scales is not None:
+        largest = tl.maximum(tl.max(tl.abs(turned_low)), tl.max(tl.abs(turned_high)))
+        scale = scale_of(tl.maximum(largest, tl.max(tl.abs(latent))))
+        tl.store(scales + slot, scale)
+        latent = narrowed(latent / scale)
+        turned_low, turned_high = narrowed(turned_low / scale), narrowed(turned_high / scale)
+    tl.store(target + dims, latent.to(pool.dtype.element_ty))
+    tl.store(target + RANK + half, turned_low.to(pool.dtype.element_ty))
+    tl.store(target + RANK + HALF + half, turned_high.to(pool.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -160,11 +207,27 @@ def _by_head(
     x, weights, output, growth, count, x_row, w_head, HEADS: tl.constexpr, HEAD: tl.constexpr,
     WIDTH: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, BY_INPUT: tl.constexpr,
     BY_OUTPUT: tl.constexpr, TILE: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_OUT: tl.constexpr,
+    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    wait(OVERLAP)
+    _head_product(
+        tl.program_id(0), x, weights, output, growth, count, x_row, w_head, HEADS, HEAD, WIDTH, INPUTS,
+        OUTPUTS, BY_INPUT, BY_OUTPUT, TILE, BLOCK_IN, BLOCK_OUT, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit
+def _head_product(
+    index, x, weights, output, growth, count, x_row, w_head, HEADS: tl.constexpr, HEAD: tl.constexpr,
+    WIDTH: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, BY_INPUT: tl.constexpr,
+    BY_OUTPUT: tl.constexpr, TILE: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_OUT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(1).to(tl.int64)
-    lines = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)
-    columns = tl.program_id(2) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    """One program's tile of a head's product; neighbours take the same weights for other rows."""
+    tiles = tl.cdiv(count, TILE)
+    head = (index // tiles % HEADS).to(tl.int64)
+    lines = (index % tiles * TILE + tl.arange(0, TILE)).to(tl.int64)
+    columns = index // tiles // HEADS * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     real = lines < count
     inside = columns < OUTPUTS
     total = tl.zeros([TILE, BLOCK_OUT], tl.float32)

@@ -28,10 +28,17 @@ from ramify.gpu.ops.fixed_states import CHUNK, LayerConv, LayerDelta, LayerMamba
 from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
-from ramify.gpu.ops.tilings import LayerSizes, OpTilings, tilings_for
+from ramify.gpu.ops.tilings import LayerSizes, OpTilings, split, tilings_for
 from ramify.gpu.ops.torch_ops import token_inputs
 from ramify.gpu.ops.triton_conv import short_conv
-from ramify.gpu.ops.triton_experts import MOST_FEW, route_tokens, run_few, run_many
+from ramify.gpu.ops.triton_experts import (
+    MOST_FEW,
+    ExpertRoutes,
+    open_few,
+    route_tokens,
+    run_many,
+    sum_few,
+)
 from ramify.gpu.ops.triton_latent import absorb, open_latents, store_latents
 from ramify.gpu.ops.triton_layer import add_norm, divide_rows, embed_norm, open_heads, rope_store
 from ramify.gpu.ops.triton_linear import Products, UnscaledRows
@@ -60,6 +67,14 @@ class LazyStream(ResidualStream):
     def rows(self) -> UnscaledRows:
         """What a product reads."""
         return UnscaledRows(self.normed, self.squares)
+
+
+@dataclass(slots=True)
+class OpenedExperts(Projection):
+    """`rows`: what `open_few` made of a few tokens; the sum over their experts is still to be made."""
+
+    layer: LayerExperts
+    routes: ExpertRoutes
 
 
 class TritonOps:
@@ -132,16 +147,17 @@ class TritonOps:
         growth = self._grown.get(layer.query_growth or (0.0, 1))
         if growth is None and layer.query_growth is not None:
             growth = self._grown[layer.query_growth] = layer.growth(step.positions)
-        q = store_latents(
-            queries, kept, heads, layer.norm, self._cos_sin[layer.rotary], step.rows, step.positions,
-            self._pages, kv, growth,
-        )  # fmt: skip
         output = rows.new_empty((len(rows), len(heads.up) * heads.value))
         lines = [slice(0, len(rows))]
-        if isinstance(self._attention, TritonLatent):
+        expands = isinstance(self._attention, TritonLatent) and step.extended > 0
+        q = store_latents(
+            queries, kept, heads, layer.norm, self._cos_sin[layer.rotary], step.rows, step.positions,
+            self._pages, kv, growth, None if expands else invariant,
+        )  # fmt: skip
+        if isinstance(self._attention, TritonLatent) and expands:
             lines = self._attention.absorbed(step, len(rows))
             self._attention.attend_expanded(queries, q, kv, heads, growth, step, output)
-        for part in lines:
+        for part in lines if expands else []:
             absorb(queries[part], heads, q[part], None if growth is None else growth[part], invariant)
         if lines:
             mixed = self._attention.attend(q, kv, step, heads.spec)
@@ -176,7 +192,7 @@ class TritonOps:
             gated_norm(rows, layer, chunks, CHUNK, output)
         return output
 
-    def experts(self, x: LazyStream, layer: LayerExperts) -> Tensor:
+    def experts(self, x: LazyStream, layer: LayerExperts) -> Projection:
         products, rows, shared = self._products, x.rows, layer.shared
         invariant, few = not products.follows_tilings, len(x.normed) <= MOST_FEW
         if x.squares is not None and not few:
@@ -184,15 +200,26 @@ class TritonOps:
         routed, norm = rows, layer.router_norm
         if norm is not None:
             routed = UnscaledRows(add_norm(None, x.residual, norm))
-        routes = route_tokens(products.plain(routed, layer.router, x.eps, x.tilings.linear), layer)
+        tiling = split(x.tilings.linear, len(x.normed), layer.router.weight.shape)
+        routes = route_tokens(products.plain(routed, layer.router, x.eps, tiling), layer)
         if few and not invariant:
-            return run_few(rows, x.eps, layer, routes)
+            return OpenedExperts(open_few(rows, x.eps, layer, routes), None, layer, routes)
         beside = None
         if shared is not None:
-            assert shared.activation != "relu2"  # which is refused
-            own = products.gated(rows, shared.gate_up, x.eps, x.tilings.gated, shared.activation)
+            if shared.activation == "relu2":
+                own = products.plain(rows, shared.gate_up, x.eps, x.tilings.linear)
+                own = own.relu_().square_()
+            else:
+                own = products.gated(rows, shared.gate_up, x.eps, x.tilings.gated, shared.activation)
             beside = products.library(own, shared.down)
-        return run_many(rows.values, layer, routes, beside, invariant)
+        return Projection(run_many(rows.values, layer, routes, beside, invariant), None)
+
+    def _result(self, projection: Projection) -> Tensor:
+        """[T, hidden]."""
+        if isinstance(projection, OpenedExperts):
+            return sum_few(projection.rows, projection.layer, projection.routes).values
+        y, linear = projection.rows, projection.linear
+        return y if linear is None else self._products.library(y, linear)
 
     def behind(self, x: LazyStream, norm: RMSNorm) -> LazyStream:
         return LazyStream(x.residual, add_norm(None, x.residual, norm), None, norm.eps, x.tilings)
@@ -200,13 +227,8 @@ class TritonOps:
     def joined(
         self, first: Projection, first_norm: RMSNorm, second: Projection, second_norm: RMSNorm
     ) -> Projection:
-        one, other = (
-            add_norm(None, y if linear is None else self._products.library(y, linear), norm)
-            for (y, linear), norm in (
-                ((first.rows, first.linear), first_norm),
-                ((second.rows, second.linear), second_norm),
-            )
-        )
+        one = add_norm(None, self._result(first), first_norm)
+        other = add_norm(None, self._result(second), second_norm)
         return Projection(add_norm(one, other, None), None)
 
     def project(self, x: Tensor, linear: Linear) -> Projection:
@@ -219,10 +241,13 @@ class TritonOps:
         self, x: LazyStream, projection: Projection, norm: RMSNorm | None, post: RMSNorm | None = None
     ) -> LazyStream:
         y, linear = projection.rows, projection.linear
+        ours = x.tilings.linear is not None  # the next product can finish the norm
         if linear is not None and post is None and norm is not None:
             rows = self._products.add(y, linear, x.residual, norm, x.tilings.add)
+        elif isinstance(projection, OpenedExperts) and ours and post is None and norm is not None:
+            rows = sum_few(y, projection.layer, projection.routes, x.residual, norm.weight)
         else:
-            added = y if linear is None else self._products.library(y, linear)
+            added = self._result(projection)
             if post is not None:
                 added = add_norm(None, added, post)
             rows = UnscaledRows(add_norm(added, x.residual, norm))

@@ -6,7 +6,6 @@ from ramify.gpu.attention.registry import KernelChoice
 from ramify.gpu.models.definition import (
     Definition,
     DeltaSettings,
-    ExpertSettings,
     MambaSettings,
 )
 from ramify.protocol.config import ModelConfig
@@ -34,8 +33,6 @@ def check_states(config: ModelConfig, shape: Definition, attention: KernelChoice
             told = f"delta nets with heads of up to {_MOST_DIM}, not {dim}"
         if isinstance(mixer, MambaSettings) and mixer.state_dim > _MOST_STATE:
             told = f"Mamba layers with a state_dim of up to {_MOST_STATE}, not {mixer.state_dim}"
-        if layer.feed_forward is not None and isinstance(layer.feed_forward, ExpertSettings):
-            told = "experts with a gate alone" if layer.feed_forward.activation == "relu2" else told
         if told:
             raise ModelError(
                 f"the kernels for a GPU know {told}: give --device cpu, or --attention torch, which is "

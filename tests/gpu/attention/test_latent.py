@@ -151,8 +151,11 @@ def test_what_is_stored_and_products_by_head(grows: bool) -> None:
     positions = torch.tensor([1, 2, 0, 1, 3], dtype=torch.int32, device=DEVICE)
     growth = torch.rand(tokens, device=DEVICE) + 1 if grows else None
 
-    q = store_latents(queries, latents, made, norm, cos_sin, rows, positions, pages, kv, growth)
+    where = norm, cos_sin, rows, positions, pages, kv, growth
+    q = store_latents(queries, latents, made, *where)
     absorb(queries, made, q, growth, True)
+    kv.k.zero_()
+    assert torch.equal(store_latents(queries, latents, made, *where, True), q)  # in one launch
 
     def turn(x: torch.Tensor) -> torch.Tensor:
         c, s = (part[positions.long()][:, None] for part in cos_sin)

@@ -15,7 +15,7 @@ from tests.gpu.models.families.test_hybrids import assert_same
 
 
 @where
-@pytest.mark.parametrize("case", ["glm4_moe", "qwen3_5_moe"])
+@pytest.mark.parametrize("case", ["glm4_moe", "qwen3_5_moe", "nemotron_h"])
 def test_as_transformers(case: str, where: Any, tmp_path: Path, drive: Any) -> None:
     """Groups, a shared expert without a gate and one with it, a delta net; chunks beside decodes."""
     model = save(tmp_path, case)

@@ -316,6 +316,18 @@ KIMI = LLAMA | {
     "linear_num_heads": 2,
     "num_experts": 8,
 }
+NEMOTRON = LLAMA | {
+    "architectures": ["NemotronHForCausalLM"],
+    "model_type": "nemotron_h",
+    "layers_block_type": ["mamba", "moe", "attention", "moe"],
+    "num_hidden_layers": None,
+    "mamba_num_heads": 16,
+    "mamba_head_dim": 64,
+    "n_groups": 2,
+    "head_dim": 64,
+    "moe_intermediate_size": 128,
+    "moe_shared_expert_intermediate_size": 128,
+}
 STEP = {"_embed_norm", "_add_norm", "_rope_store", "_extend"}
 DECODES = {"_attend", "_decode", "_merge", "_shared"}
 SAMPLING = {"_gather", "_search", "_masses", "_draw"}
@@ -356,6 +368,8 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
         (GLM_MOE, "bfloat16", "", True, "ngram", MANY),
         (GPT_OSS, "bfloat16", "", False, "ngram", FEW | MANY | STEP | DECODES),
         (GLM_MOE, "fp8", "", False, "ngram", FEW | MANY | PLAIN | {"_round_rows"}),
+        (NEMOTRON, "bfloat16", "", False, "none", FEW | MANY | MAMBA),
+        (NEMOTRON, "bfloat16", "", True, "none", MANY | MAMBA),
         (DEEPSEEK, "bfloat16", "", False, "ngram", DECODES | {"_store", "_by_head", "_extend"}),
         (DEEPSEEK, "bfloat16", "", True, "ngram", {"_attend", "_store", "_by_head"}),
     ],
@@ -379,6 +393,8 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
         "glm4-moe-deterministic",
         "gpt-oss",
         "glm4-moe-fp8",
+        "nemotron",
+        "nemotron-deterministic",
         "deepseek",
         "deepseek-deterministic",
     ],

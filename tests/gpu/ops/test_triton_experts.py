@@ -13,6 +13,7 @@ pytest.importorskip("triton", minversion=None if CUDA else "3.7")
 
 from ramify.gpu.ops import triton_experts  # noqa: E402
 from ramify.gpu.ops.experts import (  # noqa: E402
+    ExpertActivation,
     LayerExperts,
     RouterSettings,
     SharedExpert,
@@ -21,13 +22,17 @@ from ramify.gpu.ops.experts import (  # noqa: E402
     run,
 )
 from ramify.gpu.ops.linear.base import Linear, plain  # noqa: E402
+from ramify.gpu.ops.rmsnorm import RMSNorm  # noqa: E402
 from ramify.gpu.ops.triton_experts import (  # noqa: E402
     ExpertRoutes,
+    open_few,
     route_tokens,
     run_few,
     run_many,
+    sum_few,
     tile_for,
 )
+from ramify.gpu.ops.triton_layer import divide_rows  # noqa: E402
 from ramify.gpu.ops.triton_linear import UnscaledRows  # noqa: E402
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -41,13 +46,14 @@ def made(*shape: int, kind: torch.dtype = torch.float32) -> Tensor:
 
 
 def layer(kind: torch.dtype, case: str = "plain", top: int = 2) -> LayerExperts:
-    shared = None
-    if case in ("shared", "gated"):
+    shared, parts = None, 1 if case == "relu2" else 2
+    if case in ("shared", "gated", "relu2"):
         shared = SharedExpert(
-            plain(0.3 * made(2 * 36, HIDDEN, kind=kind)), plain(made(HIDDEN, 36, kind=kind)), 36,
-            case == "gated", "gelu_tanh",
+            plain(0.3 * made(parts * 36, HIDDEN, kind=kind)), plain(made(HIDDEN, 36, kind=kind)), 36,
+            case == "gated", "relu2" if case == "relu2" else "gelu_tanh",
         )  # fmt: skip
     biased = case == "biased"
+    known: dict[str, ExpertActivation] = {"biased": "clamped_swiglu", "plain": "silu", "relu2": "relu2"}
 
     def stacked(scale: float, outputs: int, inputs: int) -> Linear:
         bias = made(EXPERTS * outputs, kind=kind) if biased else None
@@ -57,11 +63,11 @@ def layer(kind: torch.dtype, case: str = "plain", top: int = 2) -> LayerExperts:
     return LayerExperts(
         router=plain(made(EXPERTS + (case == "gated"), HIDDEN, kind=kind)),
         correction=None,
-        gate_up=stacked(0.3, 2 * SIZE, HIDDEN),
+        gate_up=stacked(0.3, parts * SIZE, HIDDEN),
         down=stacked(1.0, HIDDEN, SIZE),
         shared=shared,
         settings=RouterSettings(top=top),
-        activation="clamped_swiglu" if biased else "silu" if shared is None else "gelu_tanh",
+        activation=known.get(case, "gelu_tanh"),
     )
 
 
@@ -140,7 +146,7 @@ def test_routes_of_what_is_no_number_stay_inside() -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.float32, HALF], ids=["float32", "half"])
-@pytest.mark.parametrize("case", ["plain", "shared", "gated", "biased"])
+@pytest.mark.parametrize("case", ["plain", "shared", "gated", "biased", "relu2"])
 def test_both_paths(kind: torch.dtype, case: str) -> None:
     one = layer(kind, case)
     for tokens, path in ((1, "few"), (5, "few"), (21, "many")):
@@ -222,6 +228,20 @@ def test_rows_that_are_still_to_be_divided() -> None:
     routes = route_tokens(one.router(divided), one)
     ours = run_few(UnscaledRows(x, squares), 1e-3, one, routes)
     near(ours, run(divided, one), torch.float32)
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_the_sum_is_added_and_a_norm_begun(tokens: int) -> None:
+    """Tiles of both sizes, which do not divide the stream."""
+    one = layer(torch.float32, "gated")
+    x, residual = made(tokens, HIDDEN), made(tokens, HIDDEN)
+    norm = RMSNorm(made(HIDDEN), 1e-3)
+    routes = route_tokens(one.router(x), one)
+    wanted = residual + run(x, one)
+    rows = sum_few(open_few(UnscaledRows(x), 0.0, one, routes), one, routes, residual, norm.weight)
+    near(residual, wanted, torch.float32)
+    assert rows.squares is not None
+    near(divide_rows(rows.values, rows.squares, None, norm.eps), norm(wanted), torch.float32)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, HALF], ids=["float32", "half"])

@@ -400,13 +400,6 @@ def test_all_tokens_on_one_expert() -> None:
     torch.testing.assert_close(run(x[:1], layer), wanted[:1])
 
 
-def test_experts_without_a_gate_have_no_kernels_for_a_gpu(tmp_path: Path, drive: Any) -> None:
-    pytest.importorskip("triton")
-    save(tmp_path, "nemotron_h")
-    with pytest.raises(ModelError, match="the kernels for a GPU know experts with a gate alone"):
-        drive(tmp_path, attention="triton")
-
-
 def test_routers_with_groups_are_refused_in_8_bits(tmp_path: Path, drive: Any) -> None:
     save(tmp_path, "glm4_moe")
     with pytest.raises(ModelError, match="groups of experts have no kernel in 8 bits"):
