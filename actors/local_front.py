@@ -25,6 +25,7 @@ from ramify.actors.kit.memory import Holdings
 from ramify.actors.kit.report import CredentialUsage, StoreHealth
 from ramify.actors.kit.working import Working
 from ramify.actors.session.directory import RETRY_MS, Directory, SessionMetrics
+from ramify.actors.session.making import SessionMaker
 from ramify.actors.spare_work import SpareWork, WarmStart
 from ramify.actors.store.actor import StoreActor
 from ramify.actors.store.base import Store, StoreError
@@ -127,37 +128,40 @@ class LocalFront:
             numbers=numbers,
             clock=self._clock,
         )
-        self._directory = directory = Directory(
-            self._mailboxes.to_directory,
-            tokenizer=self._tokenizer,
+        maker = SessionMaker(
+            self._tokenizer,
             server=core.server,
             context=core.context,
             vocab=core.vocab,
             limits=config.limits,
             ttl_s=config.server.session_ttl_s,
             ttl_max_s=config.server.session_ttl_max_s,
+            clock=self._clock,
+            numbers=numbers,
+            tool_parser=config.model.tool_parser,
+            store=keeper.mailbox if keeper is not None else None,
+            kept_s=config.server.store_days * DAY_S,
+            persist=config.server.persist,
+            working=self._working,
+            ahead=spare.put,
+        )
+        self._directory = directory = Directory(
+            self._mailboxes.to_directory,
+            maker,
             holdings=holdings,
             cache=core.cache,
             scheduler=core.scheduler,
             grammar=core.grammar,
             gateway=self._mailboxes.gateway,
             sessions=self._mailboxes.sessions,
-            clock=self._clock,
             metrics=self._metrics,
-            numbers=numbers,
             prefix=self._naming.prefix,
-            tool_parser=config.model.tool_parser,
-            store=keeper.mailbox if keeper is not None else None,
-            kept_s=config.server.store_days * DAY_S,
-            persist=config.server.persist,
-            working=self._working,
             barred=self._barred,
-            ahead=spare.put,
         )
-        self._metrics.watch_histories(directory.histories.counts)
+        self._metrics.watch_histories(maker.histories.counts)
         if keeper is not None and config.server.persist_histories:
-            directory.histories.keep(directory.model, keeper.keep, keeper.recall)
-        template = directory.template
+            maker.histories.keep(maker.model, keeper.keep, keeper.recall)
+        template = maker.template
         self.gateway.loaded(
             self._tokenizer.token_bytes,
             Served(
@@ -176,7 +180,7 @@ class LocalFront:
             warm_start = WarmStart(
                 spare,
                 partial(open_store, config.server.store, config.server.store_key_file, read_only=True),
-                model=directory.model,
+                model=maker.model,
                 most=self._share_of_warm_start(),
                 takes=self._naming.takes,
                 here=directory.__contains__,

@@ -63,7 +63,7 @@ from ramify.protocol.config import EngineConfig, LogConfig, ModelConfig, ServerC
 from ramify.protocol.replicas_config import ReplicasConfig
 
 REQUESTS = 9  # whose median is told
-CHATS = 5  # and first deltas; the shortest counts
+CHATS = 9  # and first deltas; the shortest counts
 STEP_SECONDS = 0.003  # long enough for a token to reach its socket before the next one comes
 
 LAYOUTS = {"default": (0, 0), "--gateways 2": (2, 0), "--replicas 2": (0, 2), "both": (2, 2)}

@@ -7,9 +7,9 @@
             print(delta.text, end="", flush=True)
 
 `connect_sync` is the same without `await`. The layers, from the bottom: `session.py` is the pure
-state machine, `session_link.py` its asyncio shell, `handles.py`, `branch.py` and `generation.py` what users hold,
-`connect.py` puts them together, `sync.py` is the facade, `cli.py` the console script. None of them
-imports torch.
+state machine, `session_link.py` its asyncio shell. Users hold what is in `handles.py`, `branch.py` and
+`generation.py`; `connect.py` puts them together, `sync.py` is the facade, `cli.py` the console script.
+None of them imports torch.
 """
 
 from ramify.clients.branch import Branch

@@ -29,7 +29,7 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (296, 603),
+    "actors": (298, 603),
     "actors/cache": (16, 35),
     "actors/calls": (11, 27),
     "actors/cluster": (14, 28),
@@ -42,7 +42,7 @@ SIZES = {
     "actors/processes": (6, 7),
     "actors/routing": (6, 11),
     "actors/scheduler": (19, 48),
-    "actors/session": (45, 126),
+    "actors/session": (47, 127),
     "actors/store": (11, 31),
     "actors/tokenizer": (7, 18),
     "protocol": (27, 55),
@@ -53,7 +53,7 @@ SIZES = {
 # measure: bound, goal
 COUNTS = {
     "functions over complexity 20": (0, 0),
-    "files over 450 lines": (10, 0),
+    "files over 450 lines": (9, 0),
     "class names that exist twice": (4, 0),
     "floors of session/": (10, 10),
     "sequences unpacked where they are written": (0, 0),

@@ -7,45 +7,29 @@ mailbox of the directory means that sockets open faster than sessions can be mad
 `overloaded`.
 """
 
-import asyncio
-import itertools
-import math
-import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import anyio
 import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
-from ramify.actors.calls.dialects import dialect_of
-from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull, SessionMailbox
 from ramify.actors.kit.memory import Displacement, Holdings, Meter
 from ramify.actors.kit.relay import Relay
-from ramify.actors.kit.turns import Steps, Turns, Work
-from ramify.actors.kit.working import Working, cell_of
 from ramify.actors.session.actor import ENDS, SessionActor, SessionEvent
-from ramify.actors.session.branches.state import MakeTokens, SessionState
-from ramify.actors.session.core import FAILED, SessionCore
-from ramify.actors.session.durable.exports import Importing, imported
-from ramify.actors.session.input.template import ChatTemplate
-from ramify.actors.session.output.generation import Seeds
-from ramify.actors.session.restore import Damaged, read_head, restoring
-from ramify.actors.session.saver import Saver
+from ramify.actors.session.core import FAILED
+from ramify.actors.session.fetching import FETCH_RETRY_MS, WRONG_KEY, Fetching, no_session
+from ramify.actors.session.making import Made, SessionMaker, Terms
+from ramify.actors.session.restore import Damaged, read_head
 from ramify.actors.session.sockets.clients import Identity
 from ramify.actors.session.sockets.publisher import error_message
-from ramify.actors.tokenizer import Tokenizer
-from ramify.actors.tokenizer.detokenizer import Detokenizer
-from ramify.actors.tokenizer.encoder import Encoder, Job
-from ramify.actors.tokenizer.histories import Histories
-from ramify.protocol.config import Limits
-from ramify.protocol.errors import BadRequest, Forbidden, NoSession, Overloaded, RamifyError
+from ramify.protocol.errors import BadRequest, Forbidden, Overloaded, RamifyError
 from ramify.protocol.messages import (
     AbandonSession,
     Attach,
@@ -54,27 +38,21 @@ from ramify.protocol.messages import (
     CloseSocket,
     DirectoryMessage,
     DropSessions,
-    Fetch,
     Fetched,
     GatewayMessage,
     GrammarMessage,
     Opened,
     OpenRefused,
     OpenSession,
-    Release,
     RequestMessage,
     Saving,
     SessionMessage,
     Shutdown,
-    StoreMessage,
     Waiting,
     Wanted,
 )
-from ramify.protocol.saved import SavedHead
-from ramify.protocol.wire import Open, Persist, ServerInfo
+from ramify.protocol.wire import Open
 
-FETCH_RETRY_MS = 2000
-WRONG_KEY = "the session's `key` is missing or wrong"
 RETRY_MS = 1000  # when a client may look for this server's next life
 log = get_log(__name__)
 Message = TypeVar("Message")
@@ -103,111 +81,33 @@ class _LiveSession:
     displaceable: bool
 
 
-class _Terms(NamedTuple):
-    """What holds for a session from its `open` to its end."""
-
-    owner: str
-    namespace: str
-    priority: int
-    saves: bool
-    displaceable: bool
-    binds: bool = False
-
-    @classmethod
-    def of(cls, message: OpenSession) -> "_Terms":
-        """Of a new one."""
-        return cls(
-            message.owner,
-            message.namespace,
-            message.priority,
-            message.saves,
-            message.displaceable,
-            message.binds,
-        )
-
-
-class _Made(NamedTuple):
-    """A session that does not run yet."""
-
-    number: int
-    core: SessionCore
-    saver: Saver | None
-    displaceable: bool
-
-
 class Directory:
     """The sessions of this process.
 
-    `store`: keeps them, if there is one, for `kept_s` seconds after their last use; those that are not
-    in memory are read when somebody opens them. `wall`: seconds since 1970.
-
-    `working`: where to write which session is worked on. `barred`: saved sessions that are not taken up.
-    `ahead`: see `SpareWork.put`.
-
-    `holdings`: the memory that they may hold. `numbers`: what they are called inside, `prefix`: how
-    their public ids begin, where several processes have sessions.
+    `maker`: what they have in common, the store that keeps them among it. Those that are not in memory
+    are read when somebody opens them. `barred`: saved sessions that are not taken up. `holdings`: the
+    memory that they may hold. `prefix`: how public ids begin, where several processes have sessions.
     """
 
     def __init__(
         self,
         mailbox: Mailbox[DirectoryMessage],
+        maker: SessionMaker,
         *,
-        tokenizer: Tokenizer,
-        server: ServerInfo,
-        context: int,
-        vocab: int,
-        limits: Limits,
-        ttl_s: float,
-        ttl_max_s: float = math.inf,
-        holdings: Holdings | None = None,
         cache: Address[CacheMessage],
         scheduler: Address[RequestMessage],
         grammar: Address[GrammarMessage],
         gateway: Address[GatewayMessage],
         sessions: Router[SessionMessage],
-        clock: Clock,
         metrics: SessionMetrics,
-        numbers: Iterator[int] | None = None,
+        holdings: Holdings | None = None,
         prefix: str = "s_",
-        tool_parser: str = "auto",
-        store: Address[StoreMessage] | None = None,
-        kept_s: float = math.inf,
-        persist: Persist = "lazy",
-        wall: Callable[[], float] = time.time,
-        working: Working | None = None,
         barred: Set[str] = frozenset(),
-        ahead: Callable[[str, MakeTokens], None] | None = None,
     ) -> None:
-        self._ahead = ahead
-        self._working = working
-        self._barred = barred
-        self._store = store
-        self._kept_s = kept_s if store is not None else None
-        self._wall = wall
-        self._persist: Persist = persist
-        self._unsaved = False  # the store cannot be written now
-        self._coming: dict[str, list[OpenSession]] = {}  # who waits for a session that is being read
         self._mailbox = mailbox
-        dialect = dialect_of(tokenizer.template_source, tool_parser)
-        log.info("tool calls", form=dialect.name, thoughts=dialect.thought is not None)
-        shown = tokenizer.showing(dialect.marks)
-        self._tokenizer = shown
-        self._template = ChatTemplate(shown, dialect, control=shown is not tokenizer)
-        self.template = self._template
-        self._detokenizer = Detokenizer(shown.token_bytes)
-        self._server = server
-        self.model = f"{server.model} ({vocab} tokens)"  # as `SavedHead.model`
-        self._context = context
-        self._vocab = vocab
-        self._encoder = Encoder()
-        self._turns = Turns()
-        self._seeds = Seeds()
-        _compare(tokenizer, vocab)
-        self._limits = limits
-        self._ttl_s = ttl_s
-        self._ttl_max_s = ttl_max_s
-        self.holdings = holdings if holdings is not None else Holdings(limits)
-        self.histories = Histories(limits)
+        self.maker = maker
+        self._unsaved = False  # the store cannot be written now
+        self.holdings = holdings if holdings is not None else Holdings(maker.limits)
         self._cache = cache
         self._scheduler = scheduler
         self._grammar = grammar
@@ -217,11 +117,10 @@ class Directory:
         self._must_grammar: Relay[GrammarMessage] = _relay(grammar)
         self._must_gateway: Relay[GatewayMessage] = _relay(gateway)
         self._sessions = sessions
-        self._clock = clock
         self._metrics = metrics
         self.entries: dict[str, tuple[int, _LiveSession]] = {}
         self._displacement = Displacement()
-        self._numbers = numbers if numbers is not None else itertools.count(1)
+        self._fetching = Fetching(maker.store, maker.model, barred, self.entries)
         self._prefix = prefix
         self._draining: Shutdown | None = None
         self._deserted = anyio.Event()  # no session is left; a new one for the next
@@ -257,7 +156,7 @@ class Directory:
                     for _, entry in self.entries.values():
                         entry.mailbox.close()
         finally:
-            self._encoder.close()
+            self.maker.encoder.close()
 
     def _handle(self, message: DirectoryMessage, group: TaskGroup) -> None:
         match message:
@@ -274,7 +173,7 @@ class Directory:
                 group.start_soon(self._fetched, message, group)
             case Waiting(sessions):
                 for session in sessions:
-                    self._fetch(session, [], how="free")
+                    self._fetching.fetch(session, how="free")
             case Wanted(sessions):
                 for session in sessions:
                     self._give_up(session)
@@ -297,25 +196,16 @@ class Directory:
 
     # --- sessions that the store has ---------------------------------------------------------------
 
-    def _fetch(
-        self, session: str, who: list[OpenSession], *, how: Literal["look", "free"] = "look"
-    ) -> None:
-        """Have a session read for those who want to open it, or because its ops wait ("free")."""
-        coming = self._coming.get(session)
-        if coming is not None:
-            coming += who
-        elif session not in self.entries and self._store is not None:
-            self._store.tell(Fetch(session, how))
-            self._coming[session] = who
-
     async def _fetched(self, found: Fetched, group: TaskGroup) -> None:
         """The store has answered: take the session for those who may open it, then let them in."""
         session = found.session
-        waiting = self._coming.get(session, [])
         error: RamifyError | None = None
         try:
-            if await self._asks_again(found, waiting, group):
-                return
+            match self._fetching.judge(found):
+                case "ask":
+                    return
+                case "take up":
+                    await self._take_up(session, found, group)
         except RamifyError as refused:
             error = refused
         except Damaged as damaged:
@@ -326,65 +216,29 @@ class Directory:
                 raise
             log.exception("a saved session could not be taken up", session=session)
             error = RamifyError("the session was saved, and could not be taken up: open a new one")
-        self._coming.pop(session, None)
-        if found.fence and session not in self.entries and self._store is not None:
-            self._store.tell(Release(session))
-        for message in waiting:
+        for message in self._fetching.end(found):
             if error is not None:
                 log.info("open refused", client=message.open.who, code=error.code)
                 self._must_gateway.tell(OpenRefused(message.socket, error_message(error)))
             else:
                 self._handle(msgspec.structs.replace(message, fetched=True), group)
 
-    async def _asks_again(self, found: Fetched, waiting: list[OpenSession], group: TaskGroup) -> bool:
-        """Take a session up that was fetched. True if the store is asked once more instead.
-
-        Raises RamifyError, Damaged.
-        """
-        session, items = found.session, found.items
-        if session in self._barred:
-            raise RamifyError("the session kept its server from working: open a new one")
-        if found.damaged:
-            raise Damaged(found.error or "")
-        if found.error is not None:
-            raise Overloaded("the session cannot be read now: try later", retry_ms=FETCH_RETRY_MS)
-        if found.held and waiting and self._store is not None:  # its ops are another server's
-            self._store.tell(Fetch(session))
-            return True
-        if items and session not in self.entries:
-            head = read_head(items)
-            _check_wanted(session, head, waiting)
-            self._check_model(session, head)
-            if not found.fence and self._store is not None:  # who may not open it moves nothing
-                self._store.tell(Fetch(session, "ask"))
-                return True
-            await self._take_up(session, found, group)
-        return False
-
     def _give_up(self, session: str) -> None:
         """Another server waits for a session that the store says is here."""
         _, entry = self.entries.get(session, (0, None))
         if entry is not None:
             entry.actor.give_up()
-        elif session not in self._coming and self._store is not None:
-            self._store.tell(Release(session))
-
-    def _check_model(self, session: str, head: SavedHead) -> None:
-        """Raises NoSession for one whose tokens are another model's."""
-        if head.model != self.model:
-            raise NoSession(
-                f"session {session!r} was made with the model {head.model!r}, this server has "
-                f"{self.model!r}, whose tokens differ: open a new one"
-            )
+        else:
+            self._fetching.give_up(session)
 
     async def _take_up(self, session: str, found: Fetched, group: TaskGroup) -> None:
         """Make a session of what was saved. Raises Damaged, LimitExceeded."""
         head = read_head(found.items)
         identity = Identity(session, "", hashes=(head.key, head.view_key))
-        terms = _Terms(head.owner, head.namespace, head.priority, True, head.displaceable)
+        terms = Terms(head.owner, head.namespace, head.priority, True, head.displaceable)
         with self._room(head.owner, self.holdings.open(head.owner)) as meter:
-            made = self._make(identity, meter, terms, found)
-            await self._fill(made, found)
+            made = self.maker.make(identity, meter, terms, found)
+            await self.maker.fill(made, found)
             self._begin(made, group, who=None, taken_up=True)
 
     @contextmanager
@@ -399,9 +253,9 @@ class Directory:
     def _check_open(self, message: OpenSession) -> None:
         """Raises RamifyError for what no session is opened for, whichever is asked for."""
         opened = message.open
-        if opened.model is not None and opened.model != self._server.model:
+        if opened.model is not None and opened.model != self.maker.server.model:
             raise BadRequest(
-                f"this server has the model {self._server.model!r}, not {opened.model!r}: "
+                f"this server has the model {self.maker.server.model!r}, not {opened.model!r}: "
                 "leave `model` out"
             )
         if self._draining is not None:
@@ -420,12 +274,16 @@ class Directory:
             number, entry, write = *self._create(message, group), True
         else:
             wanted = opened.session
-            if self._store is not None and wanted not in self.entries and not message.fetched:
-                self._fetch(wanted, [message])
+            if self.maker.store is not None and wanted not in self.entries and not message.fetched:
+                self._fetching.fetch(wanted, message)
                 return
             number, entry, write = self._find(wanted, opened, message.owner)
             if write and message.saves and not entry.actor.saves:
-                self._save_from_now(entry)
+                self._refuse_unsaved()
+                core, displaceable = entry.actor.core, entry.displaceable
+                saver = self.maker.save_from_now(core, displaceable=displaceable)
+                if saver is not None:
+                    entry.actor.save_with(saver)
         self._attach(message, opened, number, entry, write)
 
     def _attach(
@@ -442,11 +300,11 @@ class Directory:
         """Open a new session with what a file says: checked in a thread, then made in turns."""
         try:
             identity = Identity.new(self._prefix)
-            found = Fetched(identity.session, await self._imported(identity, message))
+            found = Fetched(identity.session, await self.maker.imported(identity, message))
             self._check_open(message)  # time has passed
             with self._room(message.owner, self._admit(message)) as meter:
-                made = self._make(identity, meter, _Terms.of(message), found)
-                await self._fill(made, found)
+                made = self.maker.make(identity, meter, Terms.of(message), found)
+                await self.maker.fill(made, found)
                 number, entry = self._begin(made, group, who=message.open.who)
             opened = msgspec.structs.replace(message.open, import_=None)  # it may be large
             self._attach(message, opened, number, entry, True)
@@ -455,37 +313,6 @@ class Directory:
             self._refuse(message, BadRequest(why))
         except BaseException as error:
             self._refuse(message, error)
-
-    def _work_on(self, cell: bytes | None) -> None:
-        if self._working is None:
-            return
-        if cell is None:
-            self._working.off()
-        else:
-            self._working.on(cell)
-
-    async def _fill(self, made: _Made, found: Fetched) -> None:
-        """Restore a session, some of it in each turn of the loop. Raises Damaged, LimitExceeded."""
-        work = Work()
-        now, wall = self._clock.now(), self._wall()
-        sound = True
-
-        def steps() -> Steps[None]:
-            nonlocal sound
-            sound = yield from restoring(made.core, found.items, now, wall, stored=found.fence > 0)
-
-        name = cell_of(found.session)
-        self._work_on(name)
-        for cost in steps():
-            if not work.take(cost):
-                self._work_on(None)
-                await self._turns.next()
-                self._work_on(name)
-                work.renew()
-                work.take(cost)
-        self._work_on(None)
-        if not sound and made.saver is not None:
-            made.saver.unsaved(1)  # what the store has is not what the session is
 
     def _find(self, session: str, opened: Open, owner: str) -> tuple[int, _LiveSession, bool]:
         """The session that the keys open. For another owner than its own, only a view key does:
@@ -502,13 +329,13 @@ class Directory:
             if entry.identity.shows(key):
                 return number, entry, False
         if entry is None or not mine:
-            raise _no_session(session)
+            raise no_session(session)
         raise Forbidden(WRONG_KEY)
 
     def _create(self, message: OpenSession, group: TaskGroup) -> tuple[int, _LiveSession]:
         """A new session. Raises LimitExceeded, and Overloaded while what it needs cannot be written."""
         with self._room(message.owner, self._admit(message)) as meter:
-            made = self._make(Identity.new(self._prefix), meter, _Terms.of(message))
+            made = self.maker.make(Identity.new(self._prefix), meter, Terms.of(message))
             return self._begin(made, group, who=message.open.who)
 
     def _admit(self, message: OpenSession) -> Meter:
@@ -521,50 +348,6 @@ class Directory:
                 self.entries[session][1].actor.displace()
         return self.holdings.open(message.owner)
 
-    async def _imported(self, identity: Identity, message: OpenSession) -> dict[str, bytes]:
-        """The items that a new session begins with. Raises BadRequest, Overloaded."""
-        file = message.open.import_
-        assert file is not None
-        into = Importing(
-            identity,
-            owner=message.owner,
-            namespace=message.namespace,
-            priority=message.priority,
-            displaceable=message.displaceable,
-            persist=self._persist,
-            created=self._wall(),
-        )
-        run = partial(
-            imported,
-            file,
-            into,
-            model=self.model,
-            vocab=self._vocab,
-            context=self._context,
-            limits=self._limits,
-        )
-        read: asyncio.Future[dict[str, bytes]] = asyncio.get_running_loop().create_future()
-        self._encoder.submit(message.owner, -message.socket, Job(len(file), run, partial(_settle, read)))
-        try:
-            return await read
-        finally:
-            del read  # it has the exception, whose traceback has this frame
-
-    def _save_from_now(self, entry: _LiveSession) -> None:
-        """Something is to be kept of a session that nobody was to come back to."""
-        if self._store is None:
-            return
-        self._refuse_unsaved()
-        core = entry.actor.core
-        core.save_from_now(self._persist, self._kept_s)
-        core.record(
-            model=self.model,
-            priority=core.state.limits.priority,
-            created=self._wall(),
-            displaceable=entry.displaceable,
-        )
-        entry.actor.save_with(Saver(core, self._store, self._clock, late=True, wall=self._wall))
-
     def _refuse_unsaved(self) -> None:
         """Raises Overloaded while nothing can be written."""
         if self._unsaved:
@@ -576,62 +359,9 @@ class Directory:
     def _in_use(self, session: str) -> bool:
         return bool(self.entries[session][1].actor.core.sockets)
 
-    def _limits_of(self, priority: int) -> Limits:
-        if priority >= self._limits.priority:
-            return self._limits
-        return msgspec.structs.replace(self._limits, priority=priority)
-
-    def _make(
-        self,
-        identity: Identity,
-        meter: Meter,
-        terms: _Terms,
-        found: Fetched | None = None,
-    ) -> _Made:
-        """A session that is nowhere yet: a new one, or one to be filled with what was `found`."""
-        number, saves, priority = next(self._numbers), terms.saves, terms.priority
-        core = SessionCore(
-            identity,
-            SessionState(
-                number,
-                context=self._context,
-                vocab=self._vocab,
-                limits=self._limits_of(priority),
-                decode=self._tokenizer.decode,
-                owner=terms.owner,
-                model=self.model,
-                namespace=terms.namespace,
-                meter=meter,
-            ),
-            self._tokenizer,
-            self._template,
-            self._detokenizer,
-            server=self._server,
-            ttl_s=self._ttl_s,
-            ttl_max_s=self._ttl_max_s,
-            random_seed=self._seeds,
-            saved=found is not None,
-            kept_s=self._kept_s if saves else None,
-        )
-        core.state.histories, core.state.binds = self.histories, terms.binds
-        core.state.ahead = self._ahead
-        saver = None
-        if self._store is not None and saves:
-            created = self._wall() if found is None else read_head(found.items).created
-            core.state.persist = self._persist
-            core.record(
-                model=self.model,
-                priority=priority,
-                created=created,
-                displaceable=terms.displaceable,
-            )
-            fence = 0 if found is None else found.fence
-            saver = Saver(core, self._store, self._clock, fence=fence, wall=self._wall)
-        return _Made(number, core, saver, terms.displaceable)
-
     def _begin(
         self,
-        made: _Made,
+        made: Made,
         group: TaskGroup,
         *,
         who: str | None,
@@ -650,11 +380,11 @@ class Directory:
             scheduler=self._scheduler,
             grammar=self._grammar,
             gateway=self._gateway,
-            clock=self._clock,
-            encoder=self._encoder,
-            turns=self._turns,
+            clock=self.maker.clock,
+            encoder=self.maker.encoder,
+            turns=self.maker.turns,
             saver=made.saver,
-            working=self._working,
+            working=self.maker.working,
         )
         entry = _LiveSession(identity, mailbox, actor, displaceable=displaceable)
         with ExitStack() as undo:
@@ -707,54 +437,7 @@ class Directory:
             log.exception("what a session held could not be taken apart", session=identity.session)
 
 
-def _no_session(session: str) -> NoSession:
-    return NoSession(
-        f"there is no session {session!r}: it was closed, has expired, or the server restarted; "
-        "open one without `session`"
-    )
-
-
-def _check_wanted(session: str, head: SavedHead, waiting: Sequence[OpenSession]) -> None:
-    """A saved session is to be taken up if somebody has a key of it, or if its ops wait.
-
-    Raises NoSession or Forbidden if those who want it may not: it costs its owner, not them.
-    """
-    saved = Identity(session, "", hashes=(head.key, head.view_key))
-    mine = [message for message in waiting if message.owner == head.owner]
-    if not waiting or any(saved.opens(message.open.key or "") for message in mine):
-        return
-    if not any(saved.shows(message.open.key or "") for message in waiting):
-        raise Forbidden(WRONG_KEY) if mine else _no_session(session)
-
-
-def _settle(
-    read: asyncio.Future[dict[str, bytes]], items: dict[str, bytes] | None, error: BaseException | None
-) -> None:
-    if read.done():  # the directory has gone
-        return
-    if items is not None:
-        read.set_result(items)
-    else:
-        read.set_exception(error or RamifyError("the file could not be read"))
-
-
 def _relay(address: Address[Message]) -> Relay[Message]:
     relay: Relay[Message] = Relay()
     relay.connect(address)
     return relay
-
-
-def _compare(tokenizer: Tokenizer, vocab: int) -> None:
-    """Warn of tokens that the tokenizer has and the model lacks: appends that need one are refused."""
-    unknown = tokenizer.beyond(vocab)
-    if unknown:
-        log.warning(
-            "the tokenizer has tokens that the model does not have; text with one of them is refused. "
-            "Serve a model whose embedding was resized for this tokenizer, or the model's own tokenizer",
-            vocabulary=vocab,
-            tokens=len(unknown),
-            examples=dict(sorted(unknown.items())[:4]),
-        )
-    missing = sorted(tokenizer.eos_ids & unknown.keys())
-    if missing:
-        log.warning("the model can never sample these ends of a sequence", tokens=missing)

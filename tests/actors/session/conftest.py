@@ -37,6 +37,7 @@ from ramify.actors.session.branches.state import SessionState, ToCache, ToGramma
 from ramify.actors.session.core import SessionCore
 from ramify.actors.session.directory import Directory
 from ramify.actors.session.input.template import ChatTemplate
+from ramify.actors.session.making import SessionMaker
 from ramify.actors.session.sockets.clients import Identity
 from ramify.actors.tokenizer import Tokenizer
 from ramify.actors.tokenizer.detokenizer import Detokenizer
@@ -642,21 +643,27 @@ class World:
             self.metrics,
         )
         self._executor.scheduler = self.scheduler
-        self.directory = Directory(
-            self.to_directory,
-            tokenizer=self.tokenizer,
+        settings = {"ttl_s": 600.0} | self.settings
+        of_all = {key: settings.pop(key) for key in ("holdings", "barred") if key in settings}
+        maker = SessionMaker(
+            self.tokenizer,
             server=w.ServerInfo(version=1, epoch="e", model="fake"),
             context=self._info.context,
             limits=self.limits,
             vocab=self._info.vocab_size,
+            clock=self.clock,
+            **settings,
+        )
+        self.directory = Directory(
+            self.to_directory,
+            maker,
             cache=LimitedAddress(self.to_cache, self.room),
             scheduler=LimitedAddress(self.to_scheduler, self.room),
             grammar=LimitedAddress(Mailbox("grammar", 1 << 20), self.room),
             gateway=self,
             sessions=self.router,
-            clock=self.clock,
             metrics=self.metrics,
-            **({"ttl_s": 600.0} | self.settings),
+            **of_all,
         )
         self._group: TaskGroup = anyio.create_task_group()
         await self._group.__aenter__()

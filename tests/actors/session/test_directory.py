@@ -11,7 +11,9 @@ import pytest
 from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.mailbox import Mailbox, MailboxClosed, MailboxFull
 from ramify.actors.session import directory as directory_module
+from ramify.actors.session import making as making_module
 from ramify.actors.session.directory import Directory
+from ramify.actors.session.making import SessionMaker
 from ramify.actors.session.restore import read_head
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import messages as m
@@ -31,22 +33,25 @@ class Doors:
         self.sessions: Router[Any] = Router("sessions")
         self.metrics = MagicMock()
         self.store: Mailbox[Any] | None = Mailbox("store", 64) if stored else None
-        self.directory = Directory(
-            self.inbox,
-            tokenizer=tokenizer,
+        maker = SessionMaker(
+            tokenizer,
             server=w.ServerInfo(version=1, epoch="e", model="fake"),
             context=128,
             vocab=384,
             limits=Limits(),
             ttl_s=600.0,
+            clock=MagicMock(now=lambda: 100.0),
+            store=self.store,
+        )
+        self.directory = Directory(
+            self.inbox,
+            maker,
             cache=self.cache,
             scheduler=self.scheduler,
             grammar=Mailbox("grammar", 64),
             gateway=self.gateway,
             sessions=self.sessions,
-            clock=MagicMock(now=lambda: 100.0),
             metrics=self.metrics,
-            store=self.store,
         )
 
     async def open(self, socket: int, *ops: Any, **fields: Any) -> list[Any]:
@@ -277,15 +282,15 @@ async def test_all_its_sockets_are_closed_with_a_session(doors: Callable[..., An
 
 def test_tokens_that_the_model_lacks_are_told_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     warned = MagicMock()
-    monkeypatch.setattr(directory_module.log, "warning", warned)
+    monkeypatch.setattr(making_module.log, "warning", warned)
     fits: Any = MagicMock(beyond=lambda vocab: {}, eos_ids=frozenset({2}))
-    directory_module._compare(fits, 100)
+    making_module._compare(fits, 100)
     assert not warned.called
     lacks: Any = MagicMock(
         beyond=lambda vocab: {vocab + i: f"t{i}" for i in (5, 0, 1, 2, 3)},
         eos_ids=frozenset({2, 103, 101}),
     )
-    directory_module._compare(lacks, 100)
+    making_module._compare(lacks, 100)
     first, second = warned.call_args_list
     assert (first.kwargs["vocabulary"], first.kwargs["tokens"]) == (100, 5)
     assert first.kwargs["examples"] == {100: "t0", 101: "t1", 102: "t2", 103: "t3"}
@@ -367,7 +372,7 @@ async def test_a_saved_session_that_breaks_the_server_ends_alone(
         ((_, entry),) = each.directory.entries.values()
         key = entry.identity.key
         (saved,) = each.store.drain_nowait()
-        monkeypatch.setattr(directory_module, "restoring", broken)
+        monkeypatch.setattr(making_module, "restoring", broken)
         each.inbox.tell(m.OpenSession(2, w.Open(client="c", session="s_old", key=key), []))
         await each.settle()
         assert m.Fetch("s_old") in each.store.drain_nowait()
