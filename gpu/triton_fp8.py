@@ -59,6 +59,29 @@ def widened(
     return wide
 
 
+_HALVES = tl.constexpr("""{
+.reg .b32 t;
+.reg .b16 low, high;
+prmt.b32 t, $2, 0, 0x3120;
+mov.b32 {low, high}, t;
+cvt.rn.f16x2.e4m3x2 $0, low;
+cvt.rn.f16x2.e4m3x2 $1, high;
+}""")
+
+
+@triton.jit
+def halves(words):
+    """int16 words of two codes: the numbers of the lower bytes and those of the higher ones."""
+    if _COMPILED:
+        low, high = tl.inline_asm_elementwise(
+            _HALVES, "=r,=r,r", [words], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
+        )  # fmt: skip
+    else:
+        low = (words & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        high = ((words >> 8) & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    return low, high
+
+
 @triton.jit
 def scale_of(largest):
     """What codes are multiplied by, where the largest number has this size."""

@@ -19,13 +19,17 @@ from torch import Tensor
 
 from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
 from ramify.gpu.attention.triton_tile import (
+    PAIRS,
+    apart,
     ask,
     begin_with_sinks,
     paged,
+    reading,
     score_scale,
     take_keys,
     take_part,
     tile_sizes,
+    together,
 )
 from ramify.gpu.devices import multiprocessors
 from ramify.gpu.kv.layout import LayerKV
@@ -96,7 +100,8 @@ def balanced_attention(
     sums = torch.empty((2 * shares, lines * heads), dtype=torch.float32, device=q.device)
     exact = q.dtype == torch.float32
     scale, softcap = score_scale(spec)
-    queries, keys = _padded(group * lines), min(64, max(16, _TILE // dim))
+    read = reading(q, kv, True)
+    queries, keys = _padded(group * lines), min(64, max(16, (_TILE << (read == PAIRS.value)) // dim))
     warps, registers = 4 if exact else 2, _REGISTERS
     if tail:
         keys, (warps, registers) = 32, _latent_options(queries)
@@ -106,8 +111,8 @@ def balanced_attention(
         GROUP_PADDED=queries, DIM=dim, TAIL=tail, PAGE=kv.page_size,
         WINDOW=spec.window or 0, KEYS=keys, SHARES=shares,
         BLOCK=block_for(sequences), LINES=lines, PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap,
-        OVERLAP=overlaps(q.device), num_warps=warps, num_stages=2 if tail else 3,
-        maxnreg=registers, **launch_options(q.device),
+        READING=read, OVERLAP=overlaps(q.device), num_warps=warps,
+        num_stages=2 if tail else 3, maxnreg=registers, **launch_options(q.device),
     )  # fmt: skip
 
 
@@ -128,7 +133,7 @@ def _attend(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr,
     DIM: tl.constexpr, TAIL: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr,
     SHARES: tl.constexpr, BLOCK: tl.constexpr, LINES: tl.constexpr, PRECISION: tl.constexpr,
-    SOFTCAP: tl.constexpr, OVERLAP: tl.constexpr,
+    SOFTCAP: tl.constexpr, READING: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """scale, SOFTCAP: as of `score_scale`. sinks: float32[heads] or None. runs: int32[B] or None."""
     program = tl.program_id(0)
@@ -192,12 +197,13 @@ def _attend(
         start = low + (tl.maximum(begin, first) - first) * _UNIT
         stop = tl.minimum(low + (tl.minimum(until, last) - first) * _UNIT, length)
         target = (line * HEADS + head)[:, None] * DIM + dims[None, :]
-        query, tail = ask(q, line * HEADS + head, dims, real, DIM, TAIL)
+        query, tail = ask(q, line * HEADS + head, dims, real, DIM, TAIL, READING)
         top = tl.full([GROUP_PADDED], -float("inf"), tl.float32)
         weight = tl.zeros([GROUP_PADDED], tl.float32)
         mixed = tl.zeros([GROUP_PADDED, DIM], tl.float32)
         if sinks is not None:
             top, weight = begin_with_sinks(sinks, head % HEADS, real, tl.maximum(begin - first, 0))
+        mixed = apart(mixed, GROUP_PADDED, DIM, READING)
         for tile in range(start, stop, KEYS):
             keys = tile + tl.arange(0, KEYS)
             there = keys < stop
@@ -209,8 +215,9 @@ def _attend(
                     seen = seen & (keys[None, :] > reach[:, None] - WINDOW)
             top, weight, mixed = take_keys(
                 query, tail, k_pool, v_pool, k_scales, v_scales, place, dims, there, seen, scale, top,
-                weight, mixed, DIM, TAIL, PRECISION, SOFTCAP,
+                weight, mixed, DIM, TAIL, PRECISION, SOFTCAP, READING,
             )  # fmt: skip
+        mixed = together(mixed, GROUP_PADDED, DIM, READING)
         done = (begin <= first) & (last <= until)
         if not done:
             part = (program * 2 + (begin <= first).to(tl.int32)) * (LINES * HEADS) + head

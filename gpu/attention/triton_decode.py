@@ -16,13 +16,16 @@ from torch import Tensor
 from ramify.gpu.attention.spec import AttentionSpec
 from ramify.gpu.attention.triton_shared import TILE, Parts
 from ramify.gpu.attention.triton_tile import (
+    apart,
     ask,
     begin_with_sinks,
     paged,
+    reading,
     score_scale,
     take_keys,
     take_part,
     tile_sizes,
+    together,
 )
 from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
@@ -97,7 +100,7 @@ def decode_attention(
         spec.sinks, runs, pages.shape[1], scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
         GROUP_PADDED=queries, DIM=dim, TAIL=tail,
         PAGE=kv.page_size, WINDOW=spec.window or 0, SPLITS=splits, KEYS=keys,
-        PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap,
+        PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap, READING=reading(q, kv, True),
         SHARED=parts is not None, TILE=TILE, OVERLAP=overlap, num_warps=warps,
         num_stages=stages, **options,
     )  # fmt: skip
@@ -117,8 +120,8 @@ def _decode(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr,
     DIM: tl.constexpr, TAIL: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
     SPLITS: tl.constexpr,
-    KEYS: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, SHARED: tl.constexpr,
-    TILE: tl.constexpr, OVERLAP: tl.constexpr,
+    KEYS: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, READING: tl.constexpr,
+    SHARED: tl.constexpr, TILE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """scale, SOFTCAP: as of `score_scale`. sinks: float32[heads] or None. runs: int32[B] or None."""
     sequence = tl.program_id(0).to(tl.int64)
@@ -153,7 +156,7 @@ def _decode(
         reach = tl.load(positions + sequence + members // GROUP, mask=real, other=0)
         # of the lines behind, too: those of a line follow each other in memory
         head = members // GROUP * HEADS + kv_head * GROUP + members % GROUP
-    query, tail = ask(q, sequence * HEADS + head, dims, real, DIM, TAIL)
+    query, tail = ask(q, sequence * HEADS + head, dims, real, DIM, TAIL, READING)
     top = tl.full([GROUP_PADDED], -float("inf"), tl.float32)
     total = tl.zeros([GROUP_PADDED], tl.float32)
     mixed = tl.zeros([GROUP_PADDED, DIM], tl.float32)
@@ -165,6 +168,7 @@ def _decode(
         for stretch in range(split, stretches, SPLITS):
             place = ((item + stretch) * KV_HEADS + kv_head) * TILE + at
             top, total, mixed = take_part(shared, shared_sums, place, real, dims, top, total, mixed, DIM)
+    mixed = apart(mixed, GROUP_PADDED, DIM, READING)
     for begin in range(start, stop, KEYS):
         keys = begin + tl.arange(0, KEYS)
         there = keys < stop
@@ -176,8 +180,9 @@ def _decode(
                 seen = seen & (keys[None, :] > reach[:, None] - WINDOW)
         top, total, mixed = take_keys(
             query, tail, k_pool, v_pool, k_scales, v_scales, place, dims, there, seen, scale, top,
-            total, mixed, DIM, TAIL, PRECISION, SOFTCAP,
+            total, mixed, DIM, TAIL, PRECISION, SOFTCAP, READING,
         )  # fmt: skip
+    mixed = together(mixed, GROUP_PADDED, DIM, READING)
     if SPLITS == 1:
         target = partial + sequence * HEADS * DIM + head[:, None] * DIM + dims[None, :]
         if runs is not None:

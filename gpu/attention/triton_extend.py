@@ -20,6 +20,7 @@ from ramify.gpu.attention.triton_tile import (
     ask,
     begin_with_sinks,
     paged,
+    reading,
     score_scale,
     take_keys,
     take_part,
@@ -127,9 +128,9 @@ def extend_attention(
         q, kv.k, kv.v, kv.k_scales, kv.v_scales, items, pages, output, parts, sums, spec.sinks,
         pages.shape[1], scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         DIM=dim, TAIL=tail, PAGE=kv.page_size, WINDOW=spec.window or 0, TILE=_TILE, KEYS=keys,
-        PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap, OVERLAP=overlaps(q.device),
-        num_warps=8 if narrow else _WARPS, num_stages=2 if narrow else _STAGES,
-        **launch_options(q.device),
+        PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap, READING=reading(q, kv),
+        OVERLAP=overlaps(q.device), num_warps=8 if narrow else _WARPS,
+        num_stages=2 if narrow else _STAGES, **launch_options(q.device),
     )  # fmt: skip
     if len(merges):
         lines = 16
@@ -146,7 +147,7 @@ def _extend(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, TAIL: tl.constexpr,
     PAGE: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
-    PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, OVERLAP: tl.constexpr,
+    PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, READING: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """scale, SOFTCAP: as of `score_scale`. sinks: float32[heads] or None."""
     item = items + tl.program_id(0) * 7
@@ -167,7 +168,7 @@ def _extend(
     real = lines < count * GROUP
     asked = (first + lines // GROUP) * HEADS + kv_head * GROUP + lines % GROUP
     places = asked[:, None] * DIM + dims[None, :]
-    query, tail = ask(q, asked, dims, real, DIM, TAIL)
+    query, tail = ask(q, asked, dims, real, DIM, TAIL, READING)
     reach = position + lines // GROUP
     if WINDOW:
         start = tl.maximum(start, position - WINDOW + 1)
@@ -187,7 +188,7 @@ def _extend(
             seen = seen & (keys[None, :] > reach[:, None] - WINDOW)
         top, total, mixed = take_keys(
             query, tail, k_pool, v_pool, k_scales, v_scales, place, dims, there, seen, scale, top,
-            total, mixed, DIM, TAIL, PRECISION, SOFTCAP,
+            total, mixed, DIM, TAIL, PRECISION, SOFTCAP, READING,
         )  # fmt: skip
     total = tl.where(total > 0, total, 1.0)  # a query may have seen nothing
     mixed = mixed / total[:, None]

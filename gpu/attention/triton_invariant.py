@@ -19,6 +19,7 @@ from torch import Tensor
 from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
 from ramify.gpu.attention.triton_decode import splits_for
 from ramify.gpu.attention.triton_tile import (
+    FLOATS,
     ask,
     begin_with_sinks,
     paged,
@@ -162,7 +163,7 @@ def _attend(
     real = (query < count) & (lines % PADDED < GROUP)
     dims = tl.arange(0, DIM)
     place = (first + query) * HEADS + head
-    asked, tail = ask(q, place, dims, real, DIM, TAIL)
+    asked, tail = ask(q, place, dims, real, DIM, TAIL, FLOATS)
     reach = position + query
     end = position + count
     low = 0
@@ -187,7 +188,7 @@ def _attend(
                 seen = seen & (keys[None, :] > reach[:, None] - WINDOW)
             own_top, own_total, own_mixed = take_keys(
                 asked, tail, k_pool, v_pool, k_scales, v_scales, source, dims, there, seen, scale,
-                own_top, own_total, own_mixed, DIM, TAIL, PRECISION, SOFTCAP,
+                own_top, own_total, own_mixed, DIM, TAIL, PRECISION, SOFTCAP, FLOATS,
             )  # fmt: skip
         if SPLITS == 1:
             top, total, mixed = _add(top, total, mixed, own_top, own_total, own_mixed)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ramify.gpu.attention.groups import Grouper, GroupLimits
 from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
-from ramify.gpu.attention.triton_tile import ask, paged, score_scale, take_keys, tile_sizes
+from ramify.gpu.attention.triton_tile import ask, paged, reading, score_scale, take_keys, tile_sizes
 from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.step.rows import RowTable
 
@@ -87,8 +87,8 @@ def shared_attention(
         q, kv.k, kv.v, kv.k_scales, kv.v_scales, shared.items, shared.members, pages, outputs, sums,
         pages.shape[1], scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         TILE=TILE, DIM=dim, TAIL=tail, PAGE=kv.page_size, KEYS=_KEYS,
-        PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap, num_warps=8 if tail else 4,
-        num_stages=2 if exact or tail else 4,
+        PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap, READING=reading(q, kv),
+        num_warps=8 if tail else 4, num_stages=2 if exact or tail else 4,
     )  # fmt: skip
     return Parts(shared.own, outputs, sums)
 
@@ -99,7 +99,7 @@ def _shared(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
     TAIL: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-    SOFTCAP: tl.constexpr,
+    SOFTCAP: tl.constexpr, READING: tl.constexpr,
 ):  # fmt: skip
     """scale, SOFTCAP: as of `score_scale`."""
     item = tl.program_id(0).to(tl.int64)
@@ -117,7 +117,7 @@ def _shared(
     real = tile < count * GROUP
     line = tl.load(members + first + tile // GROUP, mask=real, other=0).to(tl.int64)
     head = kv_head * GROUP + tile % GROUP
-    query, tail = ask(q, line * HEADS + head, dims, real, DIM, TAIL)
+    query, tail = ask(q, line * HEADS + head, dims, real, DIM, TAIL, READING)
     top = tl.full([TILE], -float("inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
     mixed = tl.zeros([TILE, DIM], tl.float32)
@@ -127,7 +127,7 @@ def _shared(
         place = paged(pages, row, columns, keys, there, kv_head, KV_HEADS, DIM, TAIL, PAGE)
         top, total, mixed = take_keys(
             query, tail, k_pool, v_pool, k_scales, v_scales, place, dims, there, there[None, :], scale,
-            top, total, mixed, DIM, TAIL, PRECISION, SOFTCAP,
+            top, total, mixed, DIM, TAIL, PRECISION, SOFTCAP, READING,
         )  # fmt: skip
     at = (item * KV_HEADS + kv_head) * TILE + tile
     tl.store(outputs + at[:, None] * DIM + dims[None, :], mixed / total[:, None], mask=real[:, None])

@@ -8,16 +8,19 @@ Called from kernels only; knows neither who the queries are nor which keys are t
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ramify.gpu.attention.spec import AttentionSpec, latent_group
 from ramify.gpu.kv.layout import LayerKV
-from ramify.gpu.triton_fp8 import widened
+from ramify.gpu.triton_fp8 import halves, widened
 
 LOG2E = 1.4426950408889634
 _LOG2E = tl.constexpr(LOG2E)
+_SIXTEENTH = tl.constexpr(0.0625)  # of queries as float16, which end at 65,504
+_LARGE = tl.constexpr(32768.0)  # times a weight: float16 rounds off what is below 2^-14
 
 
 def tile_sizes(q: Tensor, kv: LayerKV) -> tuple[int, int, int]:
@@ -42,6 +45,18 @@ def score_scale(spec: AttentionSpec) -> tuple[float, float]:
     return spec.scale / spec.softcap * 2 * LOG2E, spec.softcap * LOG2E
 
 
+FLOATS, HALF, PAIRS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""How keys and values are read: as they are, or as the queries' type; codes as float16; two codes at a
+time as float16. The first is the only one whose bits depend on no other key of a tile."""
+
+
+def reading(q: Tensor, kv: LayerKV, pairs: bool = False) -> int:
+    """`pairs`: the kernel's tiles of queries are multiplied from registers."""
+    if kv.k_scales is None or q.dtype == torch.float32:
+        return FLOATS.value
+    return (PAIRS if pairs and not kv.tail else HALF).value
+
+
 @triton.jit
 def begin_with_sinks(sinks, head, real, order):
     """top and total of `real` queries that have met no key but the sink of their `head` [Q].
@@ -54,13 +69,21 @@ def begin_with_sinks(sinks, head, real, order):
 
 
 @triton.jit
-def ask(q, at, dims, real, DIM: tl.constexpr, TAIL: tl.constexpr):
-    """Queries at `at` [Q], those `real`: [Q, D] and, of a latent, what is behind, [Q, TAIL]."""
+def ask(q, at, dims, real, DIM: tl.constexpr, TAIL: tl.constexpr, READING: tl.constexpr):
+    """Queries at `at` [Q], those `real`: [Q, D] and, of a latent, what is behind, [Q, TAIL].
+
+    READING in pairs: the numbers at even places and at odd ones, [Q, D / 2] each.
+    """
     first = q + at[:, None] * (DIM + TAIL)
     query = tl.load(first + dims[None, :], mask=real[:, None], other=0.0)
     tail = query  # not read without one
     if TAIL:
         tail = tl.load(first + DIM + tl.arange(0, TAIL)[None, :], mask=real[:, None], other=0.0)
+    if READING != FLOATS:
+        query = (query.to(tl.float32) * _SIXTEENTH).to(tl.float16)
+        tail = (tail.to(tl.float32) * _SIXTEENTH).to(tl.float16)
+    if READING == PAIRS:
+        query, tail = tl.split(tl.reshape(query, (query.shape[0], DIM // 2, 2)))
     return query, tail
 
 
@@ -83,23 +106,38 @@ def paged(
 def take_keys(
     query, tail, k_pool, v_pool, k_scales, v_scales, place, dims, there, seen, scale, top, total, mixed,
     DIM: tl.constexpr, TAIL: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
+    READING: tl.constexpr,
 ):  # fmt: skip
     """Take in the keys at `place` [K]: of each those `there` [K], of which a query has `seen` [Q, K].
 
     query, tail: as of `ask`. scale, SOFTCAP: as of `score_scale`. k_scales, v_scales: what codes are
     multiplied by, of each token and head; None: keys and values are no codes. A latent is read once, as
-    key and as value. Returns top [Q], total [Q] and mixed [Q, D].
+    key and as value. READING: as of `reading`. Returns top [Q], total [Q] and mixed, as of `apart`.
     """
-    offsets = place[:, None] + dims[None, :]
-    k = widened(tl.load(k_pool + offsets, mask=there[:, None], other=0.0), query.dtype)
-    scores = tl.dot(query, tl.trans(k), input_precision=PRECISION)
+    known = there[:, None]
+    if READING == PAIRS:
+        offsets = (place >> 1)[:, None] + tl.arange(0, DIM // 2)[None, :]
+        low, high = halves(tl.load(k_pool.to(tl.pointer_type(tl.int16)) + offsets, mask=known, other=0))
+        scores = tl.dot(tail, tl.trans(high), tl.dot(query, tl.trans(low)))
+    else:
+        offsets = place[:, None] + dims[None, :]
+        k = widened(tl.load(k_pool + offsets, mask=known, other=0.0), query.dtype)
+        scores = tl.dot(query, tl.trans(k), input_precision=PRECISION)
     if TAIL:
         ends = place[:, None] + DIM + tl.arange(0, TAIL)[None, :]
-        behind = widened(tl.load(k_pool + ends, mask=there[:, None], other=0.0), query.dtype)
+        behind = widened(tl.load(k_pool + ends, mask=known, other=0.0), query.dtype)
         scores += tl.dot(tail, tl.trans(behind), input_precision=PRECISION)
     if k_scales is not None:
         at = place // (DIM + TAIL)
-        scores = scores * (scale * tl.load(k_scales + at, mask=there, other=0.0))[None, :]
+        if READING != FLOATS:
+            scale = scale / _SIXTEENTH
+        if READING == PAIRS:
+            factors = tl.load(k_scales + at, mask=there, other=0.0)
+            scales = tl.load(v_scales + at, mask=there, other=0.0)
+        else:  # at once: of fewer numbers than threads each thread would load those that it needs
+            both = tl.load(tl.join(k_scales + at, v_scales + at), mask=known, other=0.0)
+            factors, scales = tl.split(both)
+        scores = scores * (scale * factors)[None, :]
     else:
         scores = scores * scale
     if SOFTCAP != 0.0:  # a compiled kernel takes no float for a condition
@@ -111,15 +149,45 @@ def take_keys(
     weights = tl.exp2(scores - base[:, None])
     fade = tl.exp2(top - base)
     total = total * fade + tl.sum(weights, 1)  # here, so that the weights need not outlive the product
-    if TAIL:
-        v = k
-    else:
-        v = widened(tl.load(v_pool + offsets, mask=there[:, None], other=0.0), query.dtype, True)
+    share = 1.0
     if k_scales is not None:
-        weights *= tl.load(v_scales + at, mask=there, other=0.0)[None, :]
-    mixed = mixed * fade[:, None]
-    mixed += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        if READING != FLOATS:  # of the tile's largest value, so that float16 holds them
+            largest = tl.maximum(tl.max(scales, 0), 1e-30)
+            share = largest / _LARGE
+            scales = scales * (_LARGE / largest)
+        weights *= scales[None, :]
+    if READING == PAIRS:
+        low, high = halves(tl.load(v_pool.to(tl.pointer_type(tl.int16)) + offsets, mask=known, other=0))
+        weights = weights.to(tl.float16)
+        mixed = mixed * fade[:, None, None]
+        mixed += tl.join(tl.dot(weights, low), tl.dot(weights, high)) * share
+    else:
+        mixed = mixed * fade[:, None]
+        if TAIL:
+            v = k
+        else:
+            v = widened(tl.load(v_pool + offsets, mask=known, other=0.0), query.dtype, True)
+        if READING == HALF:
+            mixed += tl.dot(weights.to(v.dtype), v) * share
+        else:
+            mixed += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
     return new_top, total, mixed
+
+
+@triton.jit
+def apart(mixed, QUERIES: tl.constexpr, DIM: tl.constexpr, READING: tl.constexpr):
+    """Sums [Q, D] as `take_keys` adds to them: those of even and of odd places side by side."""
+    if READING == PAIRS:
+        mixed = tl.reshape(mixed, (QUERIES, DIM // 2, 2))
+    return mixed
+
+
+@triton.jit
+def together(mixed, QUERIES: tl.constexpr, DIM: tl.constexpr, READING: tl.constexpr):
+    """The same in one row a query, [Q, D]."""
+    if READING == PAIRS:
+        mixed = tl.reshape(mixed, (QUERIES, DIM))
+    return mixed
 
 
 @triton.jit

@@ -76,3 +76,39 @@ def test_kernels_read_and_write_as_torch_does(
     _, found = logits(drive, tmp_path, **settings)
     for one, other in zip(wanted, found, strict=True):
         assert (one - other.cpu()).norm() < 0.005 * one.norm()
+
+
+def test_codes_are_read_in_pairs_as_float16() -> None:
+    """By both kernels for decodes and by that for extends, beside float64; heads of unlike sizes."""
+    pytest.importorskip("triton", minversion=None if CUDA else "3.7")
+    from ramify.gpu.attention.spec import AttentionSpec
+    from ramify.gpu.attention.triton_balanced import balanced_attention
+    from ramify.gpu.attention.triton_decode import decode_attention
+    from ramify.gpu.attention.triton_extend import extend_attention
+    from ramify.gpu.kv.layout import FP8, PairLayout
+
+    device = torch.device("cuda" if CUDA else "cpu")
+    torch.manual_seed(1)
+    length, heads, dim = 21, 2, 16
+    layer = PairLayout(((1, dim),), FP8).allocate(32, 1, device).layers[0]
+    slots = torch.randperm(32, device=device)[:length]
+    sizes = torch.tensor([1e-4, 1.0, 300.0], device=device).repeat(7)[:, None, None]
+    k, v = torch.randn((2, length, 1, dim), device=device)
+    layer.store(slots, k, v * sizes)
+    q = (torch.randn((length, heads, dim), device=device) * 3).to(torch.float16)
+    keys, values = (part.double() for part in layer.read(slots, torch.float32))
+    scores = torch.einsum("qhd,kd->qhk", q.double(), keys[:, 0]) * 0.25
+    hidden = torch.ones((length, length), device=device).triu(1).bool()
+    weights = scores.masked_fill(hidden[:, None], -torch.inf).softmax(-1)
+    wanted = torch.einsum("qhk,kd->qhd", weights, values[:, 0]).flatten(1)
+
+    spec, pages = AttentionSpec(0.25), slots.int()[None]
+    row, last = (torch.tensor([one], dtype=torch.int32, device=device) for one in (0, length - 1))
+    found = decode_attention(q[-1:], layer, row, last, pages, spec, 2)
+    other, arrived = torch.empty_like(found), torch.zeros(8, dtype=torch.int32, device=device)
+    balanced_attention(q[-1:], other, layer, row, last, pages, spec, 2, arrived)
+    items = torch.tensor([[0, 0, length, 0, 0, length, -1]], dtype=torch.int32, device=device)
+    extended = torch.empty((length, heads * dim), dtype=q.dtype, device=device)
+    extend_attention(q, extended, layer, items, items[:0, :4], pages, spec)
+    for got, right in ((found, wanted[-1:]), (other, wanted[-1:]), (extended, wanted)):
+        assert (got.double() - right).norm() < 2e-3 * right.norm()
