@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.gpu.ops.fixed_states import CHUNK, LayerDelta
+from ramify.gpu.ops.triton_channels import chunk_products
 from ramify.gpu.ops.triton_conv import begin, convolved, keep, silu, softplus
 from ramify.gpu.programmatic_launch import overlap_options, wait
 
@@ -64,20 +65,24 @@ def chunked(
     sizes, device, heads = _sizes(layer), rows.device, layer.value_heads
     options = overlap_options(rows.device)
     qkv = rows.new_empty((lines, layer.parts[0]))
-    passed = torch.empty((lines, heads), dtype=torch.float32, device=device)
     keys, values = (rows.new_empty((lines, heads, size)) for size in (layer.key_dim, layer.value_dim))
     _prepare[(len(chunks) * CHUNK // _PREPARED, 2 * layer.key_heads + heads)](
         rows, rows.shape[1], layer.conv, states[0], chunks, qkv, **sizes, LINES=_PREPARED, WHOLE=CHUNK,
         num_warps=4, **options,
     )  # fmt: skip
+    if layer.ups is None:
+        system = scores = None
+        passed = torch.empty((lines, heads), dtype=torch.float32, device=device)
+    else:
+        passed, system, scores = chunk_products(rows, qkv, layer, chunks, options)
     _solve[(len(chunks), heads)](
-        rows, rows.shape[1], qkv, layer.decay, layer.decay_bias, chunks, passed, keys, values, **sizes,
-        LINES=CHUNK, num_warps=8, **options,
+        rows, rows.shape[1], qkv, layer.decay, layer.decay_bias, chunks, passed, system, keys, values,
+        **sizes, LINES=CHUNK, num_warps=8, **options,
     )  # fmt: skip
     sizes = _sizes(layer, _VALUES)
     _chunks[(len(items), heads, triton.cdiv(layer.value_dim, sizes["BLOCK_V"]))](
-        qkv, passed, keys, values, states[1], items, output, **sizes, LINES=CHUNK,
-        num_warps=4, num_stages=2, **options,
+        qkv, passed, scores, keys, values, states[1], items, output, **sizes, LINES=CHUNK,
+        num_warps=4, num_stages=2 if sizes["BLOCK_K"] <= 128 else 1, **options,
     )  # fmt: skip
 
 
@@ -231,13 +236,17 @@ def _inverse(system, LINES: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def _solve(
-    rows, stride, qkv, rate, rate_bias, chunks, passed, keys, values, KEY_HEADS: tl.constexpr,
+    rows, stride, qkv, rate, rate_bias, chunks, passed, system, keys, values, KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr, TAPS: tl.constexpr, LINES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """What a chunk writes to the state and what it takes from it, whatever the state is: `values` and
-    `keys` of the WY form. passed float32[lines, heads]: the decay since the chunk began, a logarithm."""
+    `keys` of the WY form. passed float32[lines, heads]: the decay since the chunk began, a logarithm.
+
+    Where channels decay by themselves `passed` and `system` are `chunk_products`'; q and k are replaced
+    by what meets the state: q decayed since the chunk began, k up to its end.
+    """
     WIDTH: tl.constexpr = 2 * KEY_HEADS * KEYS + VALUE_HEADS * VALUES
     item = chunks + tl.program_id(0) * 5
     head = tl.program_id(1)
@@ -258,40 +267,60 @@ def _solve(
     own_values = there[:, None] & (value < VALUES)[None, :]
     part = rows + line * stride + WIDTH + VALUE_HEADS * VALUES + head
     beta = 1.0 / (1.0 + tl.exp(-tl.load(part, mask=there, other=0.0).to(tl.float32)))
-    decay = _decay(rate, rate_bias, head, tl.load(part + VALUE_HEADS, mask=there, other=0.0))
-    sums = tl.cumsum(tl.where(there, decay, 0.0), 0)
     source = qkv + line[:, None] * WIDTH
     group: tl.constexpr = VALUE_HEADS // KEY_HEADS
     at_keys = (KEY_HEADS + head // group) * KEYS + key[None, :]
     at_values = 2 * KEY_HEADS * KEYS + head * VALUES + value[None, :]
-    k = tl.load(source + at_keys, mask=own_keys, other=0.0)
-    kind = k.dtype
-    system = tl.dot((k.to(tl.float32) * beta[:, None]).to(kind), tl.trans(k), input_precision=_PRECISION)
-    later = lines[:, None] > lines[None, :]
-    between = tl.exp(tl.where(later, sums[:, None] - sums[None, :], 0.0))
+    place = line[:, None] * VALUE_HEADS + head
+    kind: tl.constexpr = qkv.dtype.element_ty
     # in 16-bit models the system alone is float32, and tf32x3 was seen to be right
     precision: tl.constexpr = "ieee" if kind == tl.float32 else "tf32x3"
-    solved = _inverse(tl.where(later, system * between, 0.0), LINES, precision).to(kind)
-    tl.store(passed + line * VALUE_HEADS + head, sums, mask=there)
+    if system is None:
+        decay = _decay(rate, rate_bias, head, tl.load(part + VALUE_HEADS, mask=there, other=0.0))
+        sums = tl.cumsum(tl.where(there, decay, 0.0), 0)
+        k = tl.load(source + at_keys, mask=own_keys, other=0.0)
+        near = (k.to(tl.float32) * beta[:, None]).to(kind)
+        lower = tl.dot(near, tl.trans(k), input_precision=_PRECISION)
+        later = lines[:, None] > lines[None, :]
+        between = tl.exp(tl.where(later, sums[:, None] - sums[None, :], 0.0))
+        lower = tl.where(later, lower * between, 0.0)
+        tl.store(passed + line * VALUE_HEADS + head, sums, mask=there)
+        weight = (beta * tl.exp(sums))[:, None]
+    else:
+        weight = beta[:, None]
+        lower = tl.load(system + place * LINES + lines[None, :], mask=there[:, None], other=0.0)
+    solved = _inverse(lower, LINES, precision).to(kind)
     # loaded here, and the keys again, because there are no registers for them above
     v = tl.load(source + at_values, mask=own_values, other=0.0).to(tl.float32)
     written = tl.dot(solved, (v * beta[:, None]).to(kind), input_precision=_PRECISION)
-    place = line[:, None] * VALUE_HEADS + head
     tl.store(values + place * VALUES + value[None, :], written.to(kind), mask=own_values)
     k = tl.load(source + at_keys, mask=own_keys, other=0.0)
-    weight = beta * tl.exp(sums)
-    read = tl.dot(solved, (k.to(tl.float32) * weight[:, None]).to(kind), input_precision=_PRECISION)
+    if system is not None:
+        inside = (key < KEYS)[None, :]
+        sums = tl.load(passed + place * KEYS + key[None, :], mask=own_keys, other=0.0)
+        end = (first + tl.minimum(offset + LINES, count) - 1) * VALUE_HEADS + head
+        last = tl.load(passed + end * KEYS + key[None, :], mask=inside, other=0.0)
+        q = tl.load(qkv + line[:, None] * WIDTH + head * KEYS + key[None, :], mask=own_keys, other=0.0)
+        q = (q.to(tl.float32) * tl.exp(sums)).to(kind)
+        tl.store(qkv + line[:, None] * WIDTH + head * KEYS + key[None, :], q, mask=own_keys)
+        left = (k.to(tl.float32) * tl.exp(tl.where(own_keys, last - sums, 0.0))).to(kind)
+        tl.store(qkv + line[:, None] * WIDTH + at_keys, left, mask=own_keys)
+        weight *= tl.exp(sums)
+    read = tl.dot(solved, (k.to(tl.float32) * weight).to(kind), input_precision=_PRECISION)
     tl.store(keys + place * KEYS + key[None, :], read.to(kind), mask=own_keys)
 
 
 @triton.jit
 def _chunks(
-    qkv, passed, keys, values, states, items, output, KEY_HEADS: tl.constexpr,
+    qkv, passed, decayed, keys, values, states, items, output, KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr, TAPS: tl.constexpr, LINES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Of some of a head's values: chunk after chunk what it adds to the state, and its outputs."""
+    """Of some of a head's values: chunk after chunk what it adds to the state, and its outputs.
+
+    `decayed`: the products of q and k where channels decay by themselves.
+    """
     WIDTH: tl.constexpr = 2 * KEY_HEADS * KEYS + VALUE_HEADS * VALUES
     SIZE: tl.constexpr = KEYS * VALUES
     head = tl.program_id(1)
@@ -319,21 +348,29 @@ def _chunks(
         k = tl.load(source + KEY_HEADS * KEYS, mask=own_keys, other=0.0)
         read = tl.load(keys + at * KEYS + key[None, :], mask=own_keys, other=0.0)
         written = tl.load(values + at * VALUES + value[None, :], mask=own_values, other=0.0)
-        last = tl.load(passed + (first + tl.minimum(offset + LINES, count) - 1) * VALUE_HEADS + head)
-        sums = tl.load(passed + line * VALUE_HEADS + head, mask=there, other=0.0)
-        sums = tl.where(there, sums, last)
+        end = (first + tl.minimum(offset + LINES, count) - 1) * VALUE_HEADS + head
         kind = q.dtype
         held = state.to(kind)
         added = written.to(tl.float32) - tl.dot(read, held, input_precision=_PRECISION)
-        seen = lines[:, None] >= lines[None, :]
-        between = tl.exp(tl.where(seen, sums[:, None] - sums[None, :], 0.0))
-        scores = tl.dot(q, tl.trans(k), input_precision=_PRECISION)
-        scores = tl.where(seen, scores * between, 0.0)
-        y = tl.dot(q, held, input_precision=_PRECISION) * tl.exp(sums)[:, None]
-        y += tl.dot(scores.to(kind), added.to(kind), input_precision=_PRECISION)
+        y = tl.dot(q, held, input_precision=_PRECISION)
+        if decayed is None:
+            last = tl.load(passed + end)
+            sums = tl.load(passed + line * VALUE_HEADS + head, mask=there, other=0.0)
+            sums = tl.where(there, sums, last)
+            seen = lines[:, None] >= lines[None, :]
+            between = tl.exp(tl.where(seen, sums[:, None] - sums[None, :], 0.0))
+            scores = tl.dot(q, tl.trans(k), input_precision=_PRECISION)
+            scores = tl.where(seen, scores * between, 0.0).to(kind)
+            y *= tl.exp(sums)[:, None]
+            left = added * tl.exp(last - sums)[:, None]
+            kept = tl.exp(last)
+        else:
+            scores = tl.load(decayed + at * LINES + lines[None, :], mask=there[:, None], other=0.0)
+            left = added
+            kept = tl.exp(tl.load(passed + end * KEYS + key, mask=key < KEYS, other=0.0))[:, None]
+        y += tl.dot(scores, added.to(kind), input_precision=_PRECISION)
         tl.store(output + at * VALUES + value[None, :], y.to(output.dtype.element_ty), mask=own_values)
-        left = (added * tl.exp(last - sums)[:, None]).to(kind)
-        state = state * tl.exp(last) + tl.dot(tl.trans(k), left, input_precision=_PRECISION)
+        state = state * kept + tl.dot(tl.trans(k), left.to(kind), input_precision=_PRECISION)
     tl.store(states + target * (VALUE_HEADS * SIZE) + place, state, mask=whole)
 
 

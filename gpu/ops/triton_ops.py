@@ -168,9 +168,9 @@ class TritonOps:
     def recur(self, rows: Tensor, layer: LayerState, step: StepInputs[Tensor]) -> Tensor:
         assert self._pool.states is not None
         states, plan = self._pool.states.layers[layer.index], step.plan
-        one_by_one = invariant = not self._products.follows_tilings
+        invariant = not self._products.follows_tilings
         if isinstance(layer, LayerDelta) and layer.ups is not None:
-            rows, one_by_one = layer.widened(rows, self._products.library), True
+            rows = layer.widened(rows, self._products.library)
         output = rows.new_empty((len(rows), layer.width))
         decodes, lines = plan["state_decodes"], plan["state_lines"]
         chunks = plan.get("state_chunks")
@@ -185,7 +185,7 @@ class TritonOps:
         gated_norm(rows, layer, lines, few, output)
         if chunks is not None:
             extends = plan["state_extends"]
-            if one_by_one:
+            if invariant:
                 recurrent(rows, layer, states, extends, output)
             else:
                 chunked(rows, layer, states, extends, chunks, step.extended, output)

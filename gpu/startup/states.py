@@ -11,7 +11,7 @@ from ramify.gpu.models.definition import (
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 
-_MOST_DIM = 128  # of a delta net's heads: a program of the kernels holds a head's state
+_MOST_DIM = 256  # of a delta net's heads: a program of the kernels holds a head's state
 _MOST_STATE = 256  # of Mamba-2's heads, likewise
 
 

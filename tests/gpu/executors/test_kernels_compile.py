@@ -334,6 +334,7 @@ SAMPLING = {"_gather", "_search", "_masses", "_draw"}
 DRAFTS = {"_correct", "_correct_draws", "_track", "_accept", "_record"}
 PLAIN = STEP | DECODES | {"_linear", "_divide_rows"}
 RECURRENT = {"_recur", "_open", "_open_heads"}
+KDA = {"_recur", "_open", "_prepare", "_decays", "_products", "_solve", "_chunks"}
 MAMBA = {"_scan", "_open_groups"}
 CONSTRAINTS = {"_masks", "_follow"}
 MANY = {"_route", "_sort", "_open_many", "_down_many", "_sum_many"}
@@ -359,7 +360,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
         (GEMMA, "bfloat16", "sinks", True, "ngram", {"_attend", "_merge", "_rope_store"}),
         (QWEN, "bfloat16", "", False, "none", RECURRENT | {"_prepare", "_solve", "_chunks"}),
         (QWEN, "bfloat16", "", True, "none", RECURRENT),
-        (KIMI, "bfloat16", "", False, "none", {"_recur", "_open", "_store", "_by_head"}),
+        (KIMI, "bfloat16", "", False, "none", KDA | {"_store", "_by_head"}),
         (GRANITE4, "bfloat16", "", False, "none", MAMBA | {"_convolve", "_scan_chunks"}),
         (GRANITE4, "bfloat16", "", True, "none", MAMBA),
         (LFM2, "bfloat16", "", False, "states", {"_short_conv", "_take_back", "_accept"}),

@@ -71,11 +71,13 @@ def delta(
     )  # fmt: skip
 
 
-def by_channel(dtype: torch.dtype) -> LayerDelta:
+def by_channel(
+    dtype: torch.dtype, heads: tuple[int, int] = (2, 2), dims: tuple[int, int] = (16, 24)
+) -> LayerDelta:
     """Each channel of the keys decays by itself. Rows are as wide as behind the products of `ups`."""
     unused = linear(torch.zeros(1, 1, device=DEVICE))
-    bias = torch.randn(2 * 16).to(DEVICE)
-    return replace(delta(dtype, (2, 2)), decay_bias=bias, ups=(unused, unused))
+    bias = torch.randn(heads[0] * dims[0]).to(DEVICE)
+    return replace(delta(dtype, heads, dims), decay_bias=bias, ups=(unused, unused))
 
 
 def mamba(
@@ -141,10 +143,7 @@ def wider(layer: LayerState) -> LayerState:
         biases = None if layer.conv_bias is None else layer.conv_bias.float()
         return replace(layer, conv=layer.conv.float(), conv_bias=biases, norm=inner)
     norm = RMSNorm(layer.norm.weight.float(), layer.norm.eps)
-    return LayerDelta(
-        0, layer.key_heads, layer.value_heads, layer.key_dim, layer.value_dim, layer.conv.float(),
-        layer.decay, layer.decay_bias, norm,
-    )  # fmt: skip
+    return replace(layer, conv=layer.conv.float(), norm=norm)
 
 
 def padded(rows: Tensor) -> Tensor:
@@ -171,11 +170,14 @@ def near(ours: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "half"])
 @pytest.mark.parametrize("invariant", [False, True], ids=["chunked", "recurrent"])
-@pytest.mark.parametrize("mixer", ["delta", "mamba", "mamba-normed first", "mamba-not normed"])
+@pytest.mark.parametrize(
+    "mixer", ["delta", "delta by channel", "mamba", "mamba-normed first", "mamba-not normed"]
+)
 def test_a_mixer_of_matrices(mixer: str, dtype: torch.dtype, invariant: bool) -> None:
     torch.manual_seed(3)
     norms = {"mamba": "opened", "mamba-normed first": "first", "mamba-not normed": "none"}
-    layer = delta(dtype) if mixer == "delta" else mamba(dtype, norms[mixer])
+    deltas: dict[str, Callable[[torch.dtype], Layer]] = {"delta": delta, "delta by channel": by_channel}
+    layer = deltas[mixer](dtype) if mixer in deltas else mamba(dtype, norms[mixer])
     states = pools(layer)
     rows = torch.randn(sum(COUNTS) + DECODES, sum(layer.parts)).to(DEVICE, dtype)
     before = [state.clone() for state in states]
@@ -291,7 +293,7 @@ def after(layer: Layer, rows: Tensor, cuts: list[int], invariant: bool) -> tuple
 @pytest.mark.parametrize(
     ("cuts", "invariant"), [([64, 128], False), ([1, 9], True)], ids=["chunked", "recurrent"]
 )
-@pytest.mark.parametrize("mixer", [delta, mamba])
+@pytest.mark.parametrize("mixer", [delta, by_channel, mamba])
 def test_a_hit_is_a_miss_bit_by_bit(
     mixer: Callable[[torch.dtype], Layer], cuts: list[int], invariant: bool, ordered_dots: None
 ) -> None:
@@ -324,12 +326,28 @@ def test_keys_that_are_all_alike() -> None:
     torch.testing.assert_close(output, wanted, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("scale", [0.3, 40.0])
+def test_channels_that_remember_much_and_nothing(scale: float) -> None:
+    """Decays of a chunk from e^-0.01 to e^-10000, side by side: no quotient of two is too large."""
+    torch.manual_seed(8)
+    layer = by_channel(torch.float32, (1, 1), (16, 16))
+    rows = torch.randn(100, sum(layer.parts)).to(DEVICE)
+    rows[:, -16:] *= scale
+    one = [torch.tensor([slot], device=DEVICE) for slot in (0, 1)]
+    wanted = run(rows, layer, pools(layer), Sequences([100], *one))
+    near(after(layer, rows, [64], False)[0], wanted, torch.float32)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
-def test_a_delta_net_of_real_size() -> None:
-    """Qwen3.5-9B's heads in bfloat16: chunks and tokens one by one give about the same states."""
+@pytest.mark.parametrize(("mixer", "heads"), [(delta, (16, 32)), (by_channel, (32, 32))])
+@pytest.mark.parametrize("size", [128, 256])
+def test_a_delta_net_of_real_size(
+    mixer: Callable[..., LayerDelta], heads: tuple[int, int], size: int
+) -> None:
+    """Heads of Qwen3.5-9B and Kimi-Linear in bfloat16: chunks and single tokens nearly agree."""
     torch.manual_seed(7)
-    layer = delta(HALF, (16, 32), (128, 128))
+    layer = mixer(HALF, heads, (size, size))
     layer.decay.uniform_(-6.0, -1.0)  # much is remembered
     rows = torch.randn(2048, sum(layer.parts)).to(DEVICE, HALF)
     exact, (_, wanted) = after(layer, rows, [], True)
