@@ -59,6 +59,7 @@ from typing import Any, cast
 
 import msgspec
 
+from ramify.protocol.pictures import PictureSettings, PlacedPicture
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 
 if sys.byteorder != "little":  # pragma: no cover
@@ -113,6 +114,7 @@ class OpenRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `obeyed`: how many of the last tokens of `history` it has taken already: at least `sampled`, more
     where the request continues another one's output.
     `windows`: int32, the last entries of the table of window pages; see the module's top.
+    `pictures`: all of its prompt, in order.
     """
 
     row: int
@@ -125,6 +127,7 @@ class OpenRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     constraint: int = 0
     obeyed: int = 0
     windows: bytes = b""
+    pictures: list[PlacedPicture] = []
 
 
 class GrowRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -235,6 +238,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
     - `reasons`: for each STUCK among `tokens`, why, for the client.
     - `lost`: int32, slots whose load failed: their bytes are not those of the key. `load_us`: the part
       of `elapsed_us` that loads and saves took.
+    - `towers`: pictures that the tower ran for this step.
     """
 
     step: int
@@ -253,6 +257,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
     guessed: bytes = b""
     lost: bytes = b""
     load_us: int = 0
+    towers: int = 0
 
 
 class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -291,6 +296,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
     window_bytes: int = 0  # of one of these pages; `kv_bytes_per_token` does not count them
     kv_dtype: str = "auto"  # "fp8": keys and values as 8-bit floats; else as `dtype`
     host_blocks: int = 0  # slots for blocks of KV in host memory
+    pictures: PictureSettings | None = None  # None: it takes none
 
 
 class ExecutorDown(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -45,9 +45,9 @@ SIZES = {
     "actors/session": (47, 127),
     "actors/store": (11, 31),
     "actors/tokenizer": (7, 18),
-    "protocol": (27, 55),
+    "protocol": (28, 56),
     "clients": (81, 135),
-    "gpu": (189, 317),
+    "gpu": (197, 324),
     "benchmarks": (39, 124),
 }
 # measure: bound, goal

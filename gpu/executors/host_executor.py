@@ -93,6 +93,7 @@ class HostExecutor(ABC, Generic[Output]):
             reasons=accepted.reasons,
             lost=lost,
             load_us=int(moved * 1e6),
+            towers=self._towers,
         )
         return DoneStep(result, bad_logits(step, self.rows.requests, result))
 
@@ -153,7 +154,7 @@ class HostExecutor(ABC, Generic[Output]):
     def _begin(self, plan: StepPlan) -> StepRows:
         """Apply the plan: what it runs."""
         step = self.drafts.begin(plan)
-        self._lost = b""
+        self._lost, self._towers = b"", 0
         if self._blocks is not None and plan.saves:
             self._blocks.save(plan.saves)
         if self.rows.copies is not None:

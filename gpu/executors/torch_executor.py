@@ -21,6 +21,7 @@ from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.base import Ops, ResidualStream
 from ramify.gpu.ops.torch_ops import TorchOps, torch_inputs
 from ramify.gpu.step.rows import Ints, RowTable, StepRows
+from ramify.gpu.vision.pictures import Pictures
 from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan
 
 MakeOps = Callable[[KVPool, Tensor, AttentionBackend], Ops[ResidualStream]]
@@ -42,10 +43,12 @@ class TorchExecutor(HostExecutor[_Output]):
         info: ExecutorInfo,
         make_ops: MakeOps = TorchOps,
         drafter: Drafter | None = None,
+        pictures: Pictures | None = None,
     ) -> None:
         super().__init__(table, info, drafter, pool, model.device)
         self._model = model
         self._attention = attention
+        self._pictures = pictures
         self._last = torch.zeros(info.max_rows, dtype=torch.int64, device=model.device)
         self._ops = make_ops(pool, self._last, attention)
         # what torch may use at most: set by the thread that loads the model and runs it
@@ -64,14 +67,20 @@ class TorchExecutor(HostExecutor[_Output]):
         return done
 
     def _release(self) -> None:
-        del self._model, self._attention, self._ops
+        del self._model, self._attention, self._ops, self._pictures
 
     def _compute(self, step: StepRows) -> _Output:
         if not len(step.rows):
             nothing = self._model.embedding[:0]
             return ResidualStream(nothing, nothing), None
-        inputs = torch_inputs(step, self._attention, self._device, self._spare_states)
-        stream = self._model.forward(inputs, self._ops)
+        pictures, shown = self.rows.pictures, None
+        inputs = torch_inputs(step, self._attention, self._device, self._spare_states, pictures)
+        if pictures and self._pictures is not None:
+            rows, positions = (part.cpu().numpy() for part in (inputs.rows, inputs.positions))
+            before = self._pictures.runs
+            shown = self._pictures.shown(rows, positions, pictures)
+            self._towers = self._pictures.runs - before
+        stream = self._model.forward(inputs, self._ops, shown=shown)
         if isinstance(self.drafts.drafter, MtpDrafter):
             self.drafts.drafter.saw(stream.normed)
         return stream, inputs.sampled_lines

@@ -50,7 +50,12 @@ def parse_config(raw: dict[str, Any], generation: dict[str, Any], path: Path) ->
         if mxfp4 and not definition.names.experts.interleaved:  # as gpt-oss's experts are
             raise ModelError(f"{path}: quantization_config (mxfp4) is not supported for "
                              f"{family.architecture}: give a checkpoint in floats")  # fmt: skip
-    return definition if family.text is None else of_text(definition)
+    if family.text is None:
+        return definition
+    if family.vision is not None and raw.get("vision_config"):
+        whole = Fields(family.architecture, raw, {}, str(path))
+        definition = replace(definition, vision=family.vision(whole, definition.hidden_size))
+    return of_text(definition)
 
 
 def _text(raw: dict[str, Any], family: Family, path: Path) -> tuple[dict[str, Any], str]:

@@ -32,11 +32,12 @@ from ramify.gpu.ops.base import (
     LayerAttention,
     Ops,
     Projection,
+    ShownPictures,
     TokenInputTables,
 )
 from ramify.gpu.ops.linear.base import Linear, Use, blocks, empty_linear, plain
 from ramify.gpu.ops.rmsnorm import RMSNorm
-from ramify.gpu.ops.rotary import RopeSettings, Rotary
+from ramify.gpu.ops.rotary import RopeSettings, Rotary, heads_in_order
 from ramify.gpu.step.inputs import StepInputs
 from ramify.protocol.errors import ModelError
 
@@ -139,12 +140,6 @@ class DecoderLayer:
                 norm.weight /= by
 
 
-def _in_order(order: Tensor, heads: int) -> Tensor:
-    """The order of the values of so many heads."""
-    starts = torch.arange(heads) * len(order)
-    return (starts[:, None] + order).flatten()
-
-
 def _rows_in_order(mixer: AttentionSettings, heads: LayerAttention) -> Tensor | None:
     """Which row of a checkpoint's q, k and v each of ours is; None: they stay as they are.
 
@@ -159,7 +154,7 @@ def _rows_in_order(mixer: AttentionSettings, heads: LayerAttention) -> Tensor | 
         raise ModelError("keys that are values cannot be brought into another order")
     queries = torch.arange(mixer.heads)[:, None] * dim * (1 + mixer.gated)
     first = mixer.width * (1 + mixer.gated)
-    keys = first + _in_order(order, mixer.kv_heads if heads.kv_parts else 0)
+    keys = first + heads_in_order(order, mixer.kv_heads if heads.kv_parts else 0)
     values = first + len(keys) + torch.arange(mixer.kv_width if heads.kv_parts == 2 else 0)
     gates = (queries + dim + torch.arange(dim)).flatten() if mixer.gated else queries[:0].flatten()
     return torch.cat(((queries + order).flatten(), keys, values, gates))
@@ -199,15 +194,18 @@ class Decoder:
     @torch.inference_mode()
     def forward(
         self, step: StepInputs[Tensor], ops: Ops[AnyStream], layers: Iterable[int] | None = None,
-        given: AnyStream | None = None,
+        given: AnyStream | None = None, shown: ShownPictures | None = None,
     ) -> AnyStream:  # fmt: skip
         """Run the step, store its keys and values. Returns the stream behind the last norm.
 
         `layers`: only these, for loading their kernels; garbage comes out. `given`: not the embedding.
+        `shown`: takes the embedding's place for some tokens.
         """
         ops.begin(step)
         norm, scale = self.layers[0].mixer.norm, self._embedding_scale
         x = ops.embed(step, self.embedding, scale, norm) if given is None else given
+        if shown is not None:
+            x = shown.embedded(x, norm, ops)
         tables = self.token_inputs
         inputs = None if tables is None else ops.token_inputs(x, step, tables)
         for index in range(len(self.layers)) if layers is None else layers:
@@ -221,6 +219,8 @@ class Decoder:
                 continue
             x = ops.add_norm(x, mixed, feed_forward.norm, mixer.post_norm)
             fed = ops.reduce(feed_forward.forward(x, ops))
+            if shown is not None:
+                shown.deepen(x, index)
             if gate is not None and inputs is not None:
                 x = ops.add_norm(x, fed, None, feed_forward.post_norm)
                 through = ops.reduce(gate.forward(x, inputs[:, index], ops))
@@ -266,7 +266,7 @@ class Decoder:
             heads = layer.mixer.heads
             for norm in (heads.q_norm, heads.k_norm):
                 if norm is not None and heads.rotary.order is not None:
-                    order = _in_order(heads.rotary.order, len(norm.weight) // heads.head_dim)
+                    order = heads_in_order(heads.rotary.order, len(norm.weight) // heads.head_dim)
                     norm.weight.copy_(norm.weight[order.to(self.device)])
         if self.config.norm_offset:
             inside = [norm for layer in self.layers for _, norm in layer.norms("", names)]

@@ -18,6 +18,7 @@ from ramify.gpu.ops.base import Activation
 from ramify.gpu.ops.experts import ExpertActivation, RouterSettings
 from ramify.gpu.ops.linear.checkpoints import WeightFormat
 from ramify.gpu.ops.rotary import RopeSettings
+from ramify.gpu.vision.qwen import QwenTowerSettings
 
 NormPlaces = Literal["before", "after", "both"]
 """Of a mixer and a feed-forward: their input is normalised, or what they add to the stream, or both."""
@@ -289,6 +290,16 @@ class TokenInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class Vision:
+    """How a model sees pictures. Each is so many tokens called `token`, between `before` and `after`."""
+
+    tower: QwenTowerSettings
+    token: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Definition:
     """A decoder. Its layers may differ in everything that `LayerSettings` says."""
 
@@ -311,6 +322,7 @@ class Definition:
     logit_softcap: float | None = None
     token_inputs: TokenInputs | None = None
     layer_scalars: bool = False  # each layer has a number that the stream is multiplied by behind it
+    vision: Vision | None = None
     stored: WeightFormat | None = None  # how the checkpoint has the weights of products; None: floats
 
     @property

@@ -49,12 +49,12 @@ class Fields:
             if theirs in self._values:
                 self._values[ours] = self._values.pop(theirs)
 
-    def inside(self, name: str) -> "Fields":
+    def inside(self, name: str, defaults: dict[str, Any] = {}) -> "Fields":  # noqa: B006
         """Those of an object, which may be missing. Nobody asks whether all of them were read."""
         values = self.get(name) or {}
         if not isinstance(values, dict):
             raise self.refused(f"{name} is {values!r}: must be an object")
-        return Fields(self.architecture, values, {}, f"{self._where}, {name}")
+        return Fields(self.architecture, defaults | values, {}, f"{self._where}, {name}")
 
     def get(self, name: str) -> Any:
         self._read.add(name)

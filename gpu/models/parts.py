@@ -21,6 +21,7 @@ from ramify.gpu.models.definition import (
     MambaSettings,
     TensorNames,
     TokenInputs,
+    Vision,
 )
 from ramify.gpu.models.fields import Fields
 from ramify.gpu.models.rope import TYPES, contexts, rope
@@ -58,7 +59,8 @@ COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": Fal
 class Family:
     """`defaults`: of its config class, because a saved config.json leaves out what equals them.
 
-    `text`: of a model with a vision tower: the `model_type` of its text part, which is served alone.
+    `text`: of a model with a vision tower: the `model_type` of its text part. `vision`: reads its
+    tower's settings, given those of the whole; None: the text part is served alone.
     """
 
     architecture: str
@@ -67,6 +69,7 @@ class Family:
     define: Callable[[Fields], Definition]
     text: str | None = None
     other: "Family | None" = None  # the same around another text part
+    vision: Callable[[Fields, int], Vision] | None = None
 
 
 def of_text(definition: Definition) -> Definition:
@@ -75,6 +78,12 @@ def of_text(definition: Definition) -> Definition:
     skipped = (*definition.names.skipped, *towers)
     names = replace(definition.names, renamed=_RENAMED, skipped=skipped)
     return replace(definition, names=names)
+
+
+def with_tower(names: TensorNames) -> TensorNames:
+    """Those of `of_text`, where Qwen's tower is read as well."""
+    skipped = tuple(name for name in names.skipped if "visual." not in name)
+    return replace(names, skipped=skipped, renamed=(*names.renamed, ("visual.", "model.visual.")))
 
 
 def layer_count(fields: Fields) -> int:

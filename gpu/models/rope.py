@@ -37,6 +37,21 @@ def rope(
     return _settings(fields, given, fields.get("rope_theta") or theta, partial)
 
 
+def sectioned_rope(
+    fields: Fields, sections: tuple[int, ...], theta: float = 10_000.0, partial: bool = False
+) -> RopeSettings:
+    """Of layers whose tokens have three positions (M-RoPE, interleaved): pairs that each turns.
+
+    `sections`: where the config has none. They are one position in text.
+    """
+    settings = rope(fields, theta, partial, unread=("mrope_section", "mrope_interleaved"))
+    given = _given(fields).get("mrope_section")
+    found = list(sections) if given is None else given
+    if not isinstance(found, list) or len(found) != 3 or not all(each in range(1024) for each in found):
+        raise fields.refused(f"mrope_section is {found!r}: must be three numbers of pairs")
+    return settings | {"sections": found}
+
+
 def ropes(fields: Fields, theta: float, local_theta: float) -> tuple[RopeSettings, RopeSettings]:
     """Of the layers that see all positions, and of those with a window, which no scaling concerns."""
     given = _given(fields)

@@ -206,3 +206,24 @@ class Ops(Protocol[AnyStream]):
         is given.
         """
         ...
+
+
+@dataclass(slots=True)
+class ShownPictures:
+    """What a tower made of some of a step's tokens: `lines` int64[P].
+
+    `values` [P, 1 + n, hidden]: their embeddings, and what is added behind each of the first n layers.
+    """
+
+    lines: Tensor
+    values: Tensor
+
+    def embedded(self, x: AnyStream, norm: RMSNorm | None, ops: Ops[AnyStream]) -> AnyStream:
+        """Put them in the place of embeddings; `norm`: the first layer's."""
+        x.residual[self.lines] = self.values[:, 0]
+        return x if norm is None else ops.behind(x, norm)
+
+    def deepen(self, x: ResidualStream, layer: int) -> None:
+        """Add what belongs behind this layer."""
+        if layer + 1 < self.values.shape[1]:
+            x.residual[self.lines] += self.values[:, layer + 1]

@@ -55,17 +55,24 @@ class Rotary:
         if 0 < turned < dim:
             part, rest = torch.arange(turned).view(2, -1), torch.arange(turned, dim).view(2, -1)
             self.order = torch.cat((part, rest), 1).flatten()
+        # which of a token's three positions turns each pair (M-RoPE, interleaved)
+        self._axes = torch.zeros(dim // 2, dtype=torch.int64, device=device)
+        for axis, size in enumerate(() if rope is None else rope.get("sections", ())):
+            if axis:
+                self._axes[axis : 3 * size : 3] = axis
         self._factors = None if bool((factors == 1).all()) else factors.to(device)
         self._frequencies = frequencies.to(device)
         self._half = dim // 2
         self.dim = dim
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """positions int64[T] -> (cos, signed sin), each [T, 1, D].
+        """positions int64[T], or three of each token int64[3, T] -> (cos, signed sin), each [T, 1, D].
 
         The first half of the sine is negated, so that rotating needs no negation of its own.
         """
-        angles = positions[:, None, None].float() * self._frequencies
+        turns = positions.float()
+        turns = turns[:, None, None] if turns.dim() == 1 else turns[self._axes].t()[:, None]
+        angles = turns * self._frequencies
         cos, sin = angles.cos(), angles.sin()
         if self._factors is not None:
             cos, sin = cos * self._factors, sin * self._factors
@@ -79,6 +86,12 @@ class Rotary:
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [T, heads, D], halves convention (as in GPT-NeoX): three kernels."""
         return torch.addcmul(x * cos, x.roll(self._half, -1), sin)
+
+
+def heads_in_order(order: Tensor, heads: int) -> Tensor:
+    """The order of the values of so many heads."""
+    starts = torch.arange(heads) * len(order)
+    return (starts[:, None] + order).flatten()
 
 
 def _default(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float]:

@@ -30,16 +30,25 @@ from ramify.gpu.ops.rotary import Rotary
 from ramify.gpu.step.buckets import tailored
 from ramify.gpu.step.inputs import NO_DRAWS, StepInputs, host_inputs, lay
 from ramify.gpu.step.rows import StepRows
+from ramify.gpu.vision.placing import RowPictures, turns_of
+
+TURNS = "turns"  # in a plan: int64[3, T], what rotates each token where rows have pictures
 
 
 def torch_inputs(
-    step: StepRows, attention: AttentionBackend, device: torch.device, spare: int = 0
-) -> StepInputs[Tensor]:
-    """The step as large as it is, on the device. `spare`: the first spare state slot."""
+    step: StepRows, attention: AttentionBackend, device: torch.device, spare: int = 0,
+    pictures: RowPictures = {},  # noqa: B006
+) -> StepInputs[Tensor]:  # fmt: skip
+    """The step as large as it is, on the device. `spare`: the first spare state slot.
+
+    `pictures`: of all rows that have some.
+    """
     bucket = tailored(step, padded=False)
     plan = attention.plan(step, bucket, captured=False) | state_plan(step, spare)
     host = host_inputs(bucket, plan)
     lay(host, step, NO_DRAWS, plan, spare=0)
+    if pictures:
+        host.plan[TURNS] = turns_of(host.rows, host.positions, pictures)
     return host.on(device)
 
 
@@ -73,7 +82,7 @@ class TorchOps:
     ) -> tuple[Tensor, Tensor]:
         angles = self._angles.get(rotary)
         if angles is None:
-            angles = self._angles[rotary] = rotary.angles(step.positions, dtype)
+            angles = self._angles[rotary] = rotary.angles(step.plan.get(TURNS, step.positions), dtype)
         return angles
 
     def attend(self, qkv: Tensor, layer: LayerAttention, step: StepInputs[Tensor]) -> Tensor:

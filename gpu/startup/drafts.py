@@ -9,15 +9,20 @@ from dataclasses import dataclass
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from ramify.gpu.attention.registry import KernelChoice, triton_obstacle
+from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.models.definition import Definition, LatentSettings
 from ramify.protocol.checkpoint.files import json_files
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
+from ramify.protocol.plan import ExecutorInfo
+
+if TYPE_CHECKING:
+    from ramify.gpu.drafting.device import DeviceDrafter
 
 _TOKENIZER = "tokenizer.json"
 
@@ -130,3 +135,22 @@ def _tokens(raw: dict[str, Any], folder: Path) -> Iterator[tuple[int, str]]:
             yield int(added["id"]), f"{added['content']}{special}"
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise ModelError(f"{folder / _TOKENIZER} cannot be read: {error!r}") from None
+
+
+def device_drafter(
+    draft: DraftChoice, model: Decoder | None, info: ExecutorInfo
+) -> "DeviceDrafter | None":
+    """What guesses tokens in a CUDA executor, by `model` if the choice is one."""
+    if draft.kind == "none":
+        return None
+    if model is None:
+        from ramify.gpu.drafting import triton_ngram
+
+        return triton_ngram.DeviceNgramDrafter()
+    from ramify.gpu.drafting.device_model import DeviceModelDrafter
+    from ramify.gpu.executors.cuda_executor import layer_sizes
+    from ramify.gpu.ops.triton_linear import Products
+
+    pool = model.config.kv_layout(model.dtype).allocate(info.pages, info.page_size, model.device)
+    sizes = layer_sizes(model, Products(model.device))
+    return DeviceModelDrafter(model, pool, sizes, info.max_drafts)

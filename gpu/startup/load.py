@@ -26,11 +26,12 @@ from ramify.gpu.kv.layout import KVLayout, KVPool
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.models.definition import Definition
+from ramify.gpu.models.parts import with_tower
 from ramify.gpu.ops.linear.base import Form, Weight, plain_weight
 from ramify.gpu.ops.linear.grouped import GroupedWeight
 from ramify.gpu.ops.linear.onednn import float_weight
 from ramify.gpu.progress import Progress
-from ramify.gpu.startup.drafts import DraftChoice, choose_draft, kernel_obstacle
+from ramify.gpu.startup.drafts import DraftChoice, choose_draft, device_drafter, kernel_obstacle
 from ramify.gpu.startup.gguf_weights import load_gguf
 from ramify.gpu.startup.memory import (
     free_bytes,
@@ -42,17 +43,18 @@ from ramify.gpu.startup.memory import (
 )
 from ramify.gpu.startup.mtp import load_mtp
 from ramify.gpu.startup.packing import Packing
+from ramify.gpu.startup.pictures import empty_pictures
 from ramify.gpu.startup.quantization import Quantization, choose_quantization
 from ramify.gpu.startup.states import check_draft_model, check_states
 from ramify.gpu.startup.weights import fill_random, load_weights
 from ramify.gpu.step.rows import RowTable
 from ramify.gpu.step.step_rows import spare_states
+from ramify.gpu.vision.qwen import QwenTower
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExecutorInfo
 
 if TYPE_CHECKING:
-    from ramify.gpu.drafting.device import DeviceDrafter
     from ramify.gpu.native.host import Isa
 
 _TOKEN_BYTES = 4  # of a KV slot's token, where a drafter reads it
@@ -118,14 +120,16 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
 
 def _fill(
     config: ModelConfig, model: Decoder, form: Form, progress: Progress, folder: Path | None = None,
-    stored: type[Weight] | None = None,
+    stored: type[Weight] | None = None, tower: QwenTower | None = None,
 ) -> None:  # fmt: skip
     """Load the weights, those in `folder` if it is given, each into its form as soon as it is there.
 
-    `stored`: of `Packing`.
+    `stored`: of `Packing`. `tower`: is loaded, too.
     """
     with loading_threads(model.parameters()):
-        views = model.weights()
+        views, names = model.weights(), model.config.names
+        if tower is not None:
+            views, names = views | tower.weights(), with_tower(names)
         packing = Packing(views, model.products(), form, stored)
         if config.load_format == "dummy":
             progress("making random weights", 0.0)
@@ -133,7 +137,7 @@ def _fill(
         elif (place := folder or config.path).is_file():
             load_gguf(place, views, progress, model.config, packing)
         else:
-            load_weights(place, views, progress, packing, model.config.names, model.config.stored)
+            load_weights(place, views, progress, packing, names, model.config.stored)
         with torch.inference_mode():
             model.complete()
 
@@ -180,7 +184,11 @@ def _torch(
 ) -> Executor:  # fmt: skip
     """The executor on torch operators."""
     form, stored = quantization.form(model.device, float_weight)
-    _fill(config, model, form, progress, stored=stored)
+    pictures = empty_pictures(config, model)
+    tower = None if pictures is None else pictures.tower
+    _fill(config, model, form, progress, stored=stored, tower=tower)
+    if pictures is not None:
+        info = msgspec.structs.replace(info, pictures=pictures.settings)
     small = _draft_model(config, draft, info.context, model, float_weight, progress)
     mtp = load_mtp(config, model, progress) if draft.kind == "mtp" else None
     guesser = small if mtp is None else mtp.decoder
@@ -202,9 +210,8 @@ def _torch(
         else:
             runner = TorchRunner(guesser, own_pool, attends, info.max_rows)
             drafter = _model_drafter(runner, table, guesser)
-    return TorchExecutor(
-        model, pool, back_end(model, info.window_pages > 0), table, info, drafter=drafter
-    )
+    attends = back_end(model, info.window_pages > 0)
+    return TorchExecutor(model, pool, attends, table, info, drafter=drafter, pictures=pictures)
 
 
 def _model_drafter(runner: DraftRunner, table: RowTable, model: Decoder) -> ModelDrafter:
@@ -350,25 +357,6 @@ def _cuda(
             "graphs: lower --kv-tokens or --kv-fraction, or free memory"
         ) from error
     return executor
-
-
-def device_drafter(
-    draft: DraftChoice, model: Decoder | None, info: ExecutorInfo
-) -> "DeviceDrafter | None":
-    """What guesses tokens in a CUDA executor, by `model` if the choice is one."""
-    if draft.kind == "none":
-        return None
-    if model is None:
-        from ramify.gpu.drafting import triton_ngram
-
-        return triton_ngram.DeviceNgramDrafter()
-    from ramify.gpu.drafting.device_model import DeviceModelDrafter
-    from ramify.gpu.executors.cuda_executor import layer_sizes
-    from ramify.gpu.ops.triton_linear import Products
-
-    pool = model.config.kv_layout(model.dtype).allocate(info.pages, info.page_size, model.device)
-    sizes = layer_sizes(model, Products(model.device))
-    return DeviceModelDrafter(model, pool, sizes, info.max_drafts)
 
 
 def _pool(model: Decoder, info: ExecutorInfo, progress: Progress) -> KVPool:

@@ -67,7 +67,7 @@ def choose_quantization(config: ModelConfig, shape: Definition, device: torch.de
         return chosen
     assert asked in ("auto", "int8", "int4")
     isa: Isa | None = None
-    obstacle = _setting(config, device)
+    obstacle = _setting(config, shape, device)
     if obstacle is None:
         isa, obstacle = _instructions()
     if obstacle is None:
@@ -141,10 +141,12 @@ def block_bits(path: Path) -> int | None:
     return max(counts, key=lambda bits: counts[bits], default=None)
 
 
-def _setting(config: ModelConfig, device: torch.device) -> str | None:
+def _setting(config: ModelConfig, shape: Definition, device: torch.device) -> str | None:
     """Which other setting rules int8 out, None if none does."""
     if device.type != "cpu":
         return "integers of 8 bits are served on CPUs only"
+    if config.quantization == "auto" and shape.vision is not None:
+        return "pictures are seen in floats; --quantization int8: text alone"
     for flag, unlike in _ARITHMETIC:
         value = getattr(config, flag)
         if value != unlike:

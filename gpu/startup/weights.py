@@ -262,7 +262,17 @@ def fill_random(
     for name in list(views):
         begin(name)
         view = views[name]
-        if name.endswith(("norm.weight", "norm_1.weight", "norm_2.weight", "layer_scalar", "scale")):
+        if name.endswith(
+            (
+                "norm.weight",
+                "norm_1.weight",
+                "norm_2.weight",
+                "norm1.weight",
+                "norm2.weight",
+                "layer_scalar",
+                "scale",
+            )
+        ):
             view.fill_(1.0)
         elif name.endswith(".bias"):
             view.zero_()

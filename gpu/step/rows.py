@@ -15,6 +15,7 @@ from ramify.gpu.step.step_rows import Ints as Ints
 from ramify.gpu.step.step_rows import Scored as Scored
 from ramify.gpu.step.step_rows import StepRows as StepRows
 from ramify.gpu.step.step_rows import Tokens, check_blocks, spare_states, within
+from ramify.protocol.pictures import PlacedPicture
 from ramify.protocol.plan import ExecutorInfo, ExtendRow, GrowRow, OpenRow, StepPlan
 
 PageTable = npt.NDArray[np.int32]
@@ -62,6 +63,7 @@ class RowTable:
         self._limits: Ints = np.zeros(info.max_rows, dtype=np.int64)  # how long its pages let a row get
         self.openings: Ints = np.zeros(info.max_rows, dtype=np.int64)  # how often a row was opened
         self._decodable = np.zeros(info.max_rows, dtype=np.bool_)  # its last token was sampled here
+        self.pictures: dict[int, list[PlacedPicture]] = {}  # of rows that have some
         self._broken: str | None = None
         # what the last plan wrote: (row, first, last) of `pages`, for a copy on a device
         self.updates: list[tuple[int, int, int]] = []
@@ -200,6 +202,7 @@ class RowTable:
             self._require_open(row, "closes")
             self.requests[row] = -1
             self._decodable[row] = False
+            self.pictures.pop(row, None)
 
     def _open(self, opened: OpenRow) -> None:
         row = opened.row
@@ -215,6 +218,8 @@ class RowTable:
         self.page_counts[row] = self._limits[row] = self.unsettled[row] = 0
         self.drawn[row] = opened.sampled
         self.lengths[row] = opened.cached
+        if opened.pictures:
+            self.pictures[row] = opened.pictures
         self._append_pages(row, opened.pages, opened.windows)
         if opened.cached > self.page_counts[row] * self.page_size:
             raise PlanError(f"opens row {row} with {opened.cached} cached tokens in "

@@ -1,4 +1,4 @@
-"""Qwen3.5 and later, text alone: gated delta nets, every fourth layer attention; or with experts."""
+"""Qwen3.5 and later: gated delta nets, every fourth layer attention; or with experts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,6 +9,7 @@ from ramify.gpu.models.definition import (
     FeedForwardSettings,
     LayerSettings,
     MixerSettings,
+    Vision,
 )
 from ramify.gpu.models.fields import Fields
 from ramify.gpu.models.parts import (
@@ -21,7 +22,8 @@ from ramify.gpu.models.parts import (
     layer_count,
     layer_kinds,
 )
-from ramify.gpu.models.rope import rope
+from ramify.gpu.models.rope import sectioned_rope
+from ramify.gpu.models.towers import qwen_vision
 from ramify.gpu.ops.experts import RouterSettings
 
 _DEFAULTS = COMMON | {
@@ -50,6 +52,12 @@ MOE = _DEFAULTS | {
     "num_experts_per_tok": 8,
 }
 
+_IDS = {
+    "image_token_id": 248056,
+    "vision_start_token_id": 248053,
+    "vision_end_token_id": 248054,
+}
+
 
 def define(fields: Fields) -> Definition:
     return hybrid(fields, [dense(fields)] * layer_count(fields))
@@ -69,8 +77,7 @@ def hybrid(
     kind = fields.get("output_gate_type")
     if kind not in (None, "sigmoid"):
         raise fields.refused(f"output_gate_type is {kind!r}: only sigmoid is served")
-    # three positions of a token, which are one in text
-    positions = rope(fields, partial=True, unread=("mrope_section", "mrope_interleaved"))
+    positions = sectioned_rope(fields, (11, 11, 10), partial=True)
     bias = fields.flag("attention_bias")
     full = attention(fields, positions, qk_norm="head", qkv_bias=bias, output_bias=bias)
     mixers: dict[str, MixerSettings] = {
@@ -95,11 +102,27 @@ def _delta(fields: Fields) -> DeltaSettings:
     )  # fmt: skip
 
 
+def _vision(whole: Fields, hidden: int) -> Vision:
+    return qwen_vision(whole, hidden, _IDS)
+
+
 FAMILIES = (
     Family("Qwen3_5ForCausalLM", "qwen3_5_text", _DEFAULTS, define),
     Family("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", MOE, define_moe),
     Family(
-        "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", MOE, define_moe, text="qwen3_5_moe_text"
+        "Qwen3_5MoeForConditionalGeneration",
+        "qwen3_5_moe",
+        MOE,
+        define_moe,
+        text="qwen3_5_moe_text",
+        vision=_vision,
     ),
-    Family("Qwen3_5ForConditionalGeneration", "qwen3_5", _DEFAULTS, define, text="qwen3_5_text"),
+    Family(
+        "Qwen3_5ForConditionalGeneration",
+        "qwen3_5",
+        _DEFAULTS,
+        define,
+        text="qwen3_5_text",
+        vision=_vision,
+    ),
 )

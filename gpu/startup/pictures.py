@@ -1,0 +1,25 @@
+"""Makes what an executor sees pictures with: an empty tower, and its processor's settings."""
+
+import logging
+
+from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.vision.pictures import Pictures
+from ramify.gpu.vision.processor import read_processor
+from ramify.gpu.vision.qwen import QwenTower
+from ramify.protocol.config import ModelConfig
+from ramify.protocol.errors import ModelError
+
+_LOG = logging.getLogger("ramify.gpu.startup")
+
+
+def empty_pictures(config: ModelConfig, model: Decoder) -> Pictures | None:
+    """With an empty tower; None: the model has none, or its processor's settings are missing."""
+    vision = model.config.vision
+    if vision is None:
+        return None
+    try:
+        settings = read_processor(config.path, model.config)
+    except ModelError as error:
+        _LOG.warning("pictures are not served: %s", error)
+        return None
+    return Pictures(QwenTower(vision.tower, model.dtype, model.device), settings)

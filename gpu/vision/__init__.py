@@ -1,0 +1,1 @@
+"""Towers: pictures become vectors of the decoder's stream."""

@@ -1,0 +1,52 @@
+"""Where pictures stand in a step: what rotates each token, and which lines show pictures.
+
+With M-RoPE a token has three positions: time, row, column. A picture's tokens differ in the last two,
+and text behind it goes on where the larger side ends. Knows rows and positions; it does not know towers.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ramify.gpu.step.staging import Array
+from ramify.protocol.pictures import PlacedPicture
+
+Ints = npt.NDArray[np.int64]
+RowPictures = Mapping[int, Sequence[PlacedPicture]]
+
+
+class PictureLines(NamedTuple):
+    """Lines of a step that show a part of a picture. `offsets`: which of its tokens each is."""
+
+    placed: PlacedPicture
+    lines: Ints
+    offsets: Ints
+
+
+def lines_of(rows: Array, positions: Array, pictures: RowPictures) -> Iterator[PictureLines]:
+    """Of a step whose lines run `positions` [T] of `rows` [T]."""
+    for row, placed in pictures.items():
+        own = np.flatnonzero(rows == row)
+        if len(own):
+            at = positions[own].astype(np.int64)
+            for each in placed:
+                inside = (at >= each.start) & (at < each.stop)
+                if inside.any():
+                    yield PictureLines(each, own[inside], at[inside] - each.start)
+
+
+def turns_of(rows: Array, positions: Array, pictures: RowPictures) -> Ints:
+    """int64[3, T]: what rotates each line."""
+    turns = np.repeat(positions.astype(np.int64)[None], 3, 0)
+    for row, placed in pictures.items():
+        own = np.flatnonzero(rows == row)
+        at = positions[own].astype(np.int64)
+        for each in placed:
+            turns[:, own[at >= each.stop]] -= each.shift
+    for each, lines, offsets in lines_of(rows, positions, pictures):
+        turns[:, lines] -= offsets
+        turns[1, lines] += offsets // each.columns
+        turns[2, lines] += offsets % each.columns
+    return turns

@@ -1,0 +1,99 @@
+"""Pictures: how a model sees them, and how their tokens are told apart.
+
+A picture stands in a branch as placeholder tokens, one for each vector that the model's tower makes of
+it. Their ids are no words: from `FIRST` on, each with 30 bits of a hash of the pixels as processed, of
+the sizes and of the settings. So whatever compares tokens (the tree, blocks of KV, routers, journals)
+tells pictures apart, and no client's tokens can name one.
+"""
+
+import hashlib
+import math
+from array import array
+from typing import Annotated
+
+import msgspec
+
+FIRST = 1 << 30  # ids of placeholder tokens: from here to the end of int32
+LEAST_TOKENS = 8  # of a picture: 240 bits of its hash
+MOST_SIDE = 16_384  # pixels, before a picture is fitted
+MOST_PIXELS = 1 << 26  # the same
+MOST_BYTES = 1 << 24  # of a picture's file
+_MOST_RATIO = 200  # of its sides
+
+Side = Annotated[int, msgspec.Meta(ge=1, le=MOST_SIDE)]
+
+
+class PictureSettings(msgspec.Struct, frozen=True, array_like=True):
+    """What a model's processor does to a picture. `unit`: pixels of a token's side."""
+
+    patch: int
+    unit: int
+    least: int  # pixels of a fitted picture
+    most: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    before: tuple[int, ...]  # the tokens in front of a picture, and behind it
+    after: tuple[int, ...]
+    token: int  # what the model's own vocabulary calls a placeholder
+    model: str  # whose tower
+
+
+class Picture(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A picture as processed. `pixels`: RGB, a byte each, row by row, of `width` times `height`."""
+
+    width: Side
+    height: Side
+    pixels: bytes
+
+
+class PlacedPicture(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A picture in a row: its placeholders begin at position `start`. `rows`, `columns`: in tokens.
+
+    `key`: names it. `picture`: None: its keys and values are there, only its positions count.
+    """
+
+    start: int
+    rows: int
+    columns: int
+    key: bytes
+    picture: Picture | None = None
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.rows * self.columns
+
+    @property
+    def shift(self) -> int:
+        """By how much its tokens are more than the positions that it takes (M-RoPE)."""
+        return self.rows * self.columns - max(self.rows, self.columns)
+
+
+def fitted(width: int, height: int, settings: PictureSettings) -> tuple[int, int]:
+    """The size that a picture is brought to, as Qwen's processor does. Raises ValueError."""
+    if not 1 <= width <= MOST_SIDE or not 1 <= height <= MOST_SIDE or width * height > MOST_PIXELS:
+        raise ValueError(
+            f"has {width} x {height} pixels: at most {MOST_SIDE} a side and {MOST_PIXELS} in all"
+        )
+    if max(width, height) > _MOST_RATIO * min(width, height):
+        raise ValueError(f"has {width} x {height} pixels: no side may be {_MOST_RATIO} times the other")
+    unit, least, most = settings.unit, settings.least, settings.most
+    high, wide = round(height / unit) * unit, round(width / unit) * unit
+    if high * wide > most:
+        beta = math.sqrt(height * width / most)
+        high = max(unit, math.floor(height / beta / unit) * unit)
+        wide = max(unit, math.floor(width / beta / unit) * unit)
+    elif high * wide < least:
+        beta = math.sqrt(least / (height * width))
+        high, wide = math.ceil(height * beta / unit) * unit, math.ceil(width * beta / unit) * unit
+    return wide, high
+
+
+def placeholders(picture: Picture, settings: PictureSettings) -> "array[int]":
+    """The ids of its tokens. Raises ValueError where there are too few to tell it from all others."""
+    count = picture.width // settings.unit * (picture.height // settings.unit)
+    if count < LEAST_TOKENS:
+        raise ValueError(f"is {count} tokens: at least {LEAST_TOKENS} are due, give a larger one")
+    said = msgspec.msgpack.encode((picture.width, picture.height, settings))
+    digest = hashlib.blake2b(said + hashlib.blake2b(picture.pixels).digest())
+    ids = array("i", hashlib.shake_128(digest.digest()).digest(4 * count))
+    return array("i", (id & (FIRST - 1) | FIRST for id in ids))

@@ -1,0 +1,166 @@
+"""Models with pictures against transformers, through the executor, with random weights in float32."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ramify.gpu.vision.patches import Patches
+from ramify.protocol.pictures import (
+    Picture,
+    PictureSettings,
+    PlacedPicture,
+    fitted,
+    placeholders,
+)
+from ramify.protocol.plan import ExtendRow, pack, unpack
+
+TEXT: dict[str, Any] = {
+    "vocab_size": 160,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+}
+TOWER = {
+    "depth": 3,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": 48,
+    "num_position_embeddings": 16,
+    "patch_size": 4,
+}
+IDS = {"image_token_id": 150, "vision_start_token_id": 151, "vision_end_token_id": 152}
+IDS |= {"video_token_id": 153}
+PROCESSOR = {
+    "patch_size": 4,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "image_mean": [0.5, 0.4, 0.3],
+    "image_std": [0.5, 0.6, 0.7],
+    "size": {"shortest_edge": 64 * 8, "longest_edge": 64 * 40},
+}
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "qwen3_vl": (
+        "Qwen3VL", {"rope_parameters": ROPE | {"mrope_section": [4, 2, 2]}},
+        {"deepstack_visual_indexes": [0, 1]},
+    ),
+    "qwen3_5": (
+        "Qwen3_5",
+        {
+            "rope_parameters": ROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
+            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+            "linear_value_head_dim": 24,
+        },
+        {},
+    ),
+}  # fmt: skip
+
+
+def save(folder: Path, case: str) -> Any:
+    """A random model, saved and returned."""
+    import transformers
+
+    torch.manual_seed(7)
+    name, text, tower = CASES[case]
+    config = getattr(transformers, f"{name}Config")(
+        text_config=TEXT | text, vision_config=TOWER | tower, **IDS
+    )
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+    for name, weight in model.named_parameters():
+        if "visual" in name or name.endswith(("norm.weight", ".bias")):
+            torch.nn.init.normal_(weight, 1.0 if "norm" in name and "weight" in name else 0.0, 0.2)
+    model.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    return model
+
+
+def pictures(settings: PictureSettings, *sizes: tuple[int, int]) -> list[Picture]:
+    draw, found = np.random.default_rng(5), []
+    for size in sizes:
+        width, height = fitted(*size, settings)
+        found.append(Picture(width, height, draw.bytes(3 * width * height)))
+    return found
+
+
+def prompt(settings: PictureSettings, given: Sequence[Picture]) -> tuple[list[int], list[PlacedPicture]]:
+    """Text, each picture, and text behind it, as a plan names them."""
+    tokens, placed = [5, 6, 7], []
+    for number, picture in enumerate(given):
+        ids = placeholders(picture, settings)
+        tokens += settings.before
+        sizes = picture.height // settings.unit, picture.width // settings.unit
+        placed.append(PlacedPicture(len(tokens), *sizes, pack(ids[:8]), picture))
+        tokens += [settings.token] * len(ids) + [*settings.after, 20 + number, 30, 41]
+    return tokens, placed
+
+
+def reference(
+    model: Any, settings: PictureSettings, tokens: list[int], given: Sequence[Picture], n: int
+) -> list[int]:
+    patches, ids = Patches(settings), torch.tensor([tokens])
+    with torch.inference_mode():
+        output = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, do_sample=False,
+            pad_token_id=0, eos_token_id=None, mm_token_type_ids=(ids == settings.token).int(),
+            pixel_values=torch.cat([patches.cut(each) for each in given]),
+            image_grid_thw=torch.tensor([[1, *patches.grid(each)] for each in given]),
+        )  # fmt: skip
+    return output[0, len(tokens) :].tolist()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pictures_agree_with_transformers(case: str, tmp_path: Path, drive: Any) -> None:
+    """Several pictures of odd sizes; a prompt in chunks that end inside of one; a prefix with pictures
+    that is there already, whose pixels nobody brings again."""
+    model, d = save(tmp_path, case), drive(tmp_path)
+    settings = d.executor.info.pictures
+    given = pictures(settings, (37, 61), (90, 17), (23, 23))
+    tokens, placed = prompt(settings, given)
+    expected = reference(model, settings, tokens, given, 12)
+
+    def run(row: int, chunks: Sequence[int], cached: int, shown: list[PlacedPicture]) -> list[int]:
+        pages = [*d.pages(0, cached), *d.pages(100 + 200 * row, len(tokens) + 12)]
+        d.step(opens=[d.open(row, pages, cached=cached, pictures=shown)])
+        output: list[int] = []
+        ends = [*chunks, len(tokens)]
+        for start, end in zip([cached, *chunks], ends, strict=True):
+            extend = ExtendRow(row, start, pack(tokens[start:end]), end == len(tokens))
+            result = d.executor.launch(d.plan(extends=[extend])).result()
+            output += unpack(result.tokens)
+        return output + d.decode([row], 11)[row]
+
+    assert run(0, [], 0, placed) == expected
+    assert run(1, [placed[0].start + 3, placed[1].stop - 1], 0, placed) == expected
+
+
+def test_a_tower_runs_once_for_a_picture(tmp_path: Path, drive: Any) -> None:
+    save(tmp_path, "qwen3_vl")
+    d = drive(tmp_path)
+    settings = d.executor.info.pictures
+    given = pictures(settings, (40, 40), (40, 40), (16, 80))
+    tokens, placed = prompt(settings, given)
+    opens = [d.open(row, d.pages(200 * row, len(tokens)), pictures=placed) for row in range(2)]
+    extends = [ExtendRow(row, 0, pack(tokens), True) for row in range(2)]
+    result = d.executor.launch(d.plan(opens=opens, extends=extends)).result()
+    assert result.towers == 3
+    first, second = unpack(result.tokens)
+    assert first == second
+    plain = [PlacedPicture(each.start, each.rows, each.columns, each.key) for each in placed]
+    half = placed[1].start + 2
+    again = d.plan(
+        opens=[d.open(2, [*d.pages(0, half), *d.pages(600, 200)], cached=half, pictures=plain)],
+        extends=[ExtendRow(2, half, pack(tokens[half:]), True)],
+    )
+    result = d.executor.launch(again).result()
+    assert result.towers == 0
+    assert unpack(result.tokens)[0] == first
