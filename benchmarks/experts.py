@@ -46,7 +46,25 @@ THIRTY_FIVE = {
     "max_position_embeddings": 262144,
     "rope_parameters": {"rope_theta": 10000000.0, "partial_rotary_factor": 0.25},
 }  # fmt: skip
-SHAPES = {"30b-a3b": THIRTY, "35b-a3b": THIRTY_FIVE}  # Qwen3's and Qwen3.6's
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "dtype": "bfloat16",
+    "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 32,
+    "num_experts_per_tok": 4, "sliding_window": 128, "max_position_embeddings": 131072,
+    "eos_token_id": 2,
+}  # fmt: skip
+NEMOTRON = {
+    "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "dtype": "bfloat16",
+    "vocab_size": 131072, "hidden_size": 2688, "num_attention_heads": 32, "num_key_value_heads": 2,
+    "head_dim": 128, "mamba_num_heads": 64, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128,
+    "n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712, "routed_scaling_factor": 2.5, "eos_token_id": 2,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "max_position_embeddings": 262144,
+}  # fmt: skip
+SHAPES = {  # Qwen3's and Qwen3.6's; the last two for speed alone
+    "30b-a3b": THIRTY, "35b-a3b": THIRTY_FIVE, "gpt-oss-20b": GPT_OSS, "nemotron-3-nano": NEMOTRON,
+}  # fmt: skip
 TINY = {
     "vocab_size": 160, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2,

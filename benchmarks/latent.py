@@ -2,7 +2,8 @@
 
 First a small random DeepSeek V3 against `transformers`. Then V2-Lite's shape on random weights: tokens a
 second of prompts, ms a decode step beside the time of its bytes (weights of experts hit, latents; at the
-rate of a copy on the same GPU), and 32 branches over 32k tokens that they share or each have alone.
+rate of a copy on the same GPU), and 32 branches over 32k tokens that they share or each have alone, read
+together or by each.
 Part "forms": one layer's prompts, absorbed and expanded.
 
     python benchmarks/latent.py --output latent.json
@@ -14,6 +15,7 @@ import json
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +109,8 @@ def weights_read(shape: Definition, parameters: int, tokens: int) -> float:
         one = layer.feed_forward
         if isinstance(one, ExpertSettings):
             idle = one.experts * (1 - one.router.top / one.experts) ** tokens
-            left_out += idle * 3 * one.size * shape.hidden_size
+            products = 2 if one.activation == "relu2" else 3
+            left_out += idle * products * one.size * shape.hidden_size
     return parameters - shape.vocab_size * shape.hidden_size - left_out  # the embedding is looked up
 
 
@@ -135,20 +138,29 @@ def speed(executor: Executor, shape: Definition, args: argparse.Namespace, rate:
         bench.close(rows)
         bench.prefill(rows, context, context + 64 + 2 * args.steps * args.repeats)
     if CUDA and args.profile:
-        found += [{"profile": profile(bench, list(range(batch)), None)} for batch in (1, 32)]
+        found += [{"profile": profile(bench, list(range(batch)), None)} for batch in (1, 8)]
     bench.close(list(range(max(batches))))
     return found
 
 
-def branches(executor: Executor, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """A tree of thought: ms a step of its branches, over a prefix that is one or each one's copy."""
+def branches(executor: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """A tree of thought: ms a step of its branches, over a prefix that is each one's copy, or one.
+
+    The latter is read by each branch, and for all together. Beside it the latents that a layer's
+    attention reads, counted from how the step was planned.
+    """
     count, prefix = (32, 32768) if not args.tiny else (3, 24)
     room, rows, found = 16 + 2 * args.steps * args.repeats, list(range(count)), []
     bench = DecodeBench(executor, {"temperature": 0.6})
     bench.prefill([0], prefix, prefix)
     bench.close([0])
     whole, left = bench.pages[:prefix], bench.pages[prefix:]  # a page is a token
-    for shares in (False, True):
+    attention = executor._attention
+    grouper = attention._grouper
+    if args.tiny:
+        grouper.limits = replace(grouper.limits, least_depth=16, least_saved=1)
+    for shares, together in ((False, False), (True, False), (True, True)):
+        attention._grouper = grouper if together else None
         opens, taken = [], 0
         for row in rows:
             settings = SamplingParams(temperature=0.6, seed=row)
@@ -164,8 +176,12 @@ def branches(executor: Executor, args: argparse.Namespace) -> list[dict[str, Any
         bench.drain()
         seconds = statistics.median([bench.decode(rows, args.steps) for _ in range(args.repeats)])
         bench.close(rows)
-        found.append({"branches": count, "tokens": prefix, "one_prefix": shares,
-                      "ms": round(1e3 * seconds, 3)})  # fmt: skip
+        read = count * (prefix + 2)
+        if together:
+            planned = grouper._arrays
+            read += int((planned.items[:, 2] - planned.items[:, 1]).sum() - planned.own[:, 0].sum())
+        found.append({"branches": count, "tokens": prefix, "one_prefix": shares, "together": together,
+                      "latents_read": read, "ms": round(1e3 * seconds, 3)})  # fmt: skip
     return found
 
 

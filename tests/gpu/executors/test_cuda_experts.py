@@ -43,6 +43,47 @@ def test_as_transformers(case: str, where: Any, tmp_path: Path, drive: Any) -> N
         assert_same(model, prompt, output, reference(model, prompt, len(output)))
 
 
+REAL: dict[str, dict[str, Any]] = {
+    "gpt_oss": {
+        "hidden_size": 256,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "sliding_window": 128,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+    },
+    "nemotron_h": {
+        "hidden_size": 256,
+        "num_attention_heads": 16,
+        "head_dim": 128,
+        "max_position_embeddings": 1024,
+        "ssm_state_size": 128,
+        "mamba_head_dim": 64,
+        "mamba_num_heads": 16,
+        "n_routed_experts": 32,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 232,  # which no tile divides, as 1,856
+    },
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.parametrize("case", REAL)
+def test_heads_and_windows_of_real_sizes(case: str, tmp_path: Path, drive: Any) -> None:
+    """A prompt beyond the window, in chunks on both paths of the experts, and tokens one by one."""
+    model = save(tmp_path, case, **REAL[case])
+    text = torch.randint(3, model.config.vocab_size, (404,)).tolist()
+    with torch.inference_mode():
+        likely = model(torch.tensor([text])).logits[0].log_softmax(-1)
+    d = drive(tmp_path, device="cuda", dtype="float32", step_tokens=256, max_rows=4, window_tokens=0)
+    d.step(opens=[d.open(0, d.pages(0, 512))])
+    for start, stop in ((0, 250), (250, 390), (390, 400), *((at, at + 1) for at in range(400, 404))):
+        ours = d.forward(extends=[ExtendRow(0, start, pack(text[start:stop]), True)])[0]
+        torch.testing.assert_close(ours.log_softmax(-1).cpu(), likely[stop - 1], atol=5e-3, rtol=0)
+
+
 @where
 def test_deterministic_mode_alone_and_batched(
     where: Any, tmp_path: Path, drive: Any, ordered_dots: None
