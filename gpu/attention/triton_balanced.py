@@ -60,6 +60,11 @@ def _padded(queries: int) -> int:
     return max(16, 1 << (queries - 1).bit_length())
 
 
+def _options(dim: int, exact: bool) -> tuple[int, int]:
+    """Warps, and registers of a thread."""
+    return 4 if exact else 2, _REGISTERS
+
+
 def _latent_options(queries: int) -> tuple[int, int]:
     """Warps and registers of a thread, where each query keeps a sum as wide as a latent.
 
@@ -102,7 +107,7 @@ def balanced_attention(
     scale, softcap = score_scale(spec)
     read = reading(q, kv, True)
     queries, keys = _padded(group * lines), min(64, max(16, (_TILE << (read == PAIRS.value)) // dim))
-    warps, registers = 4 if exact else 2, _REGISTERS
+    warps, registers = _options(dim, exact)
     if tail:
         keys, (warps, registers) = 32, _latent_options(queries)
     _attend[(shares, kv_heads)](

@@ -83,12 +83,9 @@ def decode_attention(
         sums = torch.empty((sequences, heads, splits), dtype=torch.float32, device=q.device)
     exact = q.dtype == torch.float32
     scale, softcap = score_scale(spec)
-    # Measured on an H200 (docs/log/gpu.md): few programs want larger tiles, many want more of them.
     crowded, few = variant_for(sequences, kv_heads)
-    keys, stages = (32, 4) if crowded and not exact else (_KEYS, 3)
-    warps, queries = 4 if exact else 2, max(16, triton.next_power_of_2(group * lines))
-    if tail:  # a query's sum is as wide as a latent
-        keys, stages, warps = 32, 3, 4 if queries <= 16 else 8
+    queries = max(16, triton.next_power_of_2(group * lines))
+    keys, stages, warps = _tiles(dim, tail, queries, crowded, exact)
     overlap = few and overlaps(q.device)
     options = launch_options(q.device) if overlap else {}
     own, shared, shared_sums = rows, sums, sums  # not read
@@ -111,6 +108,17 @@ def decode_attention(
             num_warps=2, **options,
         )  # fmt: skip
     return output
+
+
+def _tiles(dim: int, tail: int, queries: int, crowded: bool, exact: bool) -> tuple[int, int, int]:
+    """Keys of a tile, how many are under way, warps.
+
+    Measured on an H200 (docs/log/gpu.md): few programs want larger tiles, many want more of them.
+    """
+    if tail:  # a query's sum is as wide as a latent
+        return 32, 3, 4 if queries <= 16 else 8
+    keys, stages = (32, 4) if crowded and not exact else (_KEYS, 3)
+    return keys, stages, 4 if exact else 2
 
 
 @triton.jit
