@@ -109,8 +109,7 @@ def weights_read(shape: Definition, parameters: int, tokens: int) -> float:
         one = layer.feed_forward
         if isinstance(one, ExpertSettings):
             idle = one.experts * (1 - one.router.top / one.experts) ** tokens
-            products = 2 if one.activation == "relu2" else 3
-            left_out += idle * products * one.size * shape.hidden_size
+            left_out += idle * (3 - (one.activation == "relu2")) * one.size * shape.hidden_size
     return parameters - shape.vocab_size * shape.hidden_size - left_out  # the embedding is looked up
 
 
@@ -144,10 +143,8 @@ def speed(executor: Executor, shape: Definition, args: argparse.Namespace, rate:
 
 
 def branches(executor: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """A tree of thought: ms a step of its branches, over a prefix that is each one's copy, or one.
-
-    The latter is read by each branch, and for all together. Beside it the latents that a layer's
-    attention reads, counted from how the step was planned.
+    """A tree of thought: ms a step of its branches, over each one's copy of a prefix or over one, which
+    each reads, or all together; and the latents that a layer reads, as the step was planned.
     """
     count, prefix = (32, 32768) if not args.tiny else (3, 24)
     room, rows, found = 16 + 2 * args.steps * args.repeats, list(range(count)), []
@@ -155,8 +152,7 @@ def branches(executor: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
     bench.prefill([0], prefix, prefix)
     bench.close([0])
     whole, left = bench.pages[:prefix], bench.pages[prefix:]  # a page is a token
-    attention = executor._attention
-    grouper = attention._grouper
+    attention, grouper = executor._attention, executor._attention._grouper
     if args.tiny:
         grouper.limits = replace(grouper.limits, least_depth=16, least_saved=1)
     for shares, together in ((False, False), (True, False), (True, True)):
