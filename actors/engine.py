@@ -20,7 +20,6 @@ from importlib.metadata import version
 from typing import IO, Any
 
 import anyio
-import msgspec
 from anyio.abc import TaskGroup
 
 from ramify.actors.cache.cache import RadixCache
@@ -106,7 +105,7 @@ class EngineStatus:
             "started": self._started,
             "ready": self.ready,
             "phase": self.phase,
-            "model": msgspec.structs.asdict(executor) if executor is not None else None,
+            "model": executor.told() if executor is not None else None,
             "limits": self._config.limits.wire(),
             "sessions": {
                 "persist": server.persist if server.store else "none",

@@ -28,6 +28,7 @@ _FREE = {
     "state_slots",
     "window_pages",
     "host_blocks",
+    "host_memory",
     "load_seconds",
     "attention_reason",
     "quantization_reason",

@@ -58,6 +58,7 @@ from functools import partial
 from typing import Any, cast
 
 import msgspec
+from msgspec import structs
 
 from ramify.protocol.pictures import PictureSettings, PlacedPicture
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
@@ -171,6 +172,19 @@ class MovedBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
     slot: int
     key: bytes
     pages: bytes
+
+
+class KvBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A block outside of an executor, on its way to or from a disk or another replica.
+
+    `key`: as of `MovedBlock`. `stamp`: `ExecutorInfo.kv_stamp` of whoever computed it: only equal stamps
+    fit each other. `seal`: a checksum of key and data (`gpu.kv.host_memory`).
+    """
+
+    key: bytes
+    stamp: str
+    seal: int
+    data: bytes
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
@@ -297,6 +311,13 @@ class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
     kv_dtype: str = "auto"  # "fp8": keys and values as 8-bit floats; else as `dtype`
     host_blocks: int = 0  # slots for blocks of KV in host memory
     pictures: PictureSettings | None = None  # None: it takes none
+    host_memory: str = ""  # where another process of the machine finds them (`gpu.kv.host_memory`)
+    block_bytes: int = 0  # of a block
+    kv_stamp: str = ""  # what its KV comes from: model, weights, format; equal stamps fit each other
+
+    def told(self) -> dict[str, Any]:
+        """What clients may know."""
+        return {name: value for name, value in structs.asdict(self).items() if name != "host_memory"}
 
 
 class ExecutorDown(msgspec.Struct, frozen=True, array_like=True, tag=True):

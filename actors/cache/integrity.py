@@ -234,7 +234,8 @@ def _check_stored(cache: RadixCache, nodes: list[Node]) -> None:
     pins = Counter(key for run in cache.runs.values() for key in run.stored)
     for key, slot, count in (held := list(stored.held())):
         _require(count == pins[key], "slot {}: {} pins, found {}", slot, count, pins[key])
-    slots = sorted([slot for _, slot, _ in held if slot >= 0] + stored.free)
+    coming = list(stored.coming.values())
+    slots = sorted([slot for _, slot, _ in held if slot >= 0] + coming + stored.free)
     _require(slots == list(range(stored.slots)), "slots in use and free: {}", slots)
 
 

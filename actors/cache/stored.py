@@ -59,6 +59,7 @@ class StoredBlocks:
         self.free = list(range(slots - 1, -1, -1))
         self._idle: OrderedDict[bytes, int] = OrderedDict()  # slots by key, the oldest first
         self._pinned: dict[bytes, list[int]] = {}  # slots and how many pin them, by key
+        self.coming: dict[bytes, int] = {}  # slots that are filled from elsewhere, by key
 
     def __len__(self) -> int:
         return len(self._idle) + len(self._pinned)
@@ -94,7 +95,7 @@ class StoredBlocks:
                 if left is None:
                     self._idle.move_to_end(key)
                 continue
-            slot = None if key in self._pinned else self._slot()
+            slot = None if key in self._pinned or key in self.coming else self._slot()
             if slot is None:
                 continue
             if table is None:
@@ -190,6 +191,35 @@ class StoredBlocks:
                 own = np.concatenate((np.full(-at, -1, dtype=np.int32), own))
             blocks.append(MovedBlock(self._pinned[key][0], key, own.tobytes()))
         return blocks
+
+    # --- from elsewhere: a disk, another replica ----------------------------------------------
+
+    def place(self, key: bytes) -> int | None:
+        """The slot of a stored block; None: it is not stored."""
+        pinned = self._pinned.get(key)
+        slot = self._idle.get(key, -1) if pinned is None else pinned[0]
+        return None if slot < 0 else slot
+
+    def reserve(self, key: bytes) -> int | None:
+        """A slot to fill with block `key`, in which nothing else is written until `arrived`; None: it is
+        stored or coming already, or there is no room.
+        """
+        if key in self._pinned or key in self._idle or key in self.coming:
+            return None
+        slot = self._slot()
+        if slot is not None:
+            self.coming[key] = slot
+        return slot
+
+    def arrived(self, key: bytes, *, whole: bool) -> None:
+        """A reserved slot was filled; not `whole`: it was not, and is free."""
+        slot = self.coming.pop(key, None)
+        if slot is None:
+            return  # of an executor that is gone
+        if whole:
+            self._idle[key] = slot
+        else:
+            self.free.append(slot)
 
     # --- keys ---------------------------------------------------------------------------------
 

@@ -114,6 +114,8 @@ class CudaExecutor:
         self._page_uploads = Upload(self._device)
         self._copies = Upload(self._device)
         self._blocks = device_blocks(pool, info.host_blocks) if info.host_blocks else None
+        if self._blocks is not None:
+            self.info = self._blocks.host.described(info)
         self._held = Upload(self._device)
         self._unsampled = Upload(self._device)
         self._targets = Upload(self._device)

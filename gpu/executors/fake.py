@@ -22,6 +22,7 @@ the last slot, so that a step costs next to nothing. This file does not know tor
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
@@ -295,6 +296,7 @@ class FakeExecutor:
             window_pages=window_pages,
             window_bytes=8 if window else 0,
             host_blocks=host_blocks,
+            kv_stamp=blake2b(repr(self.model).encode(), digest_size=16).hexdigest(),
         )
         self.states = FakeStates(state_slots, max_rows) if state_slots else None
         self.windows = FakeWindows(window, window_pages) if window_pages else None
@@ -314,6 +316,8 @@ class FakeExecutor:
         self._tokens: Ints = np.zeros(pages * page_size, dtype=np.int64)
         kept = self._chain, self._tokens, self._spoiled
         self.blocks = FakeBlocks(host_blocks, page_size, kept)
+        if host_blocks:
+            self.info = self.blocks.host.described(self.info)
         self._block_seconds = block_seconds
         self._last: Ints = np.zeros(max_rows, dtype=np.int64)
         self._seeds: Ints = np.zeros(max_rows, dtype=np.int64)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ramify.gpu.kv.host_memory import HostMemory
 from ramify.gpu.step.rows import PlanError, RowTable
 from ramify.gpu.step.step_rows import Ints, StepRows
 from ramify.protocol.cluster import BLOCK
@@ -103,27 +104,33 @@ class FakeBlocks:
 
     def __init__(self, count: int, page_size: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
         self._arrays = [array.reshape(-1, page_size) for array in arrays]
-        pages = BLOCK // page_size
-        self._kept = [np.zeros((count, pages, page_size), dtype=each.dtype) for each in arrays]
-        self._keys = [b""] * count
+        size = BLOCK * sum(array.itemsize for array in arrays)
+        self.host = HostMemory(count, size)
         self.flipped: set[int] = set()
 
     def save(self, blocks: Sequence[MovedBlock]) -> None:
+        host = self.host
         for block in blocks:
             pages = np.frombuffer(block.pages, dtype=np.int32)
-            for array, kept in zip(self._arrays, self._kept, strict=True):
-                kept[block.slot][: len(pages)] = array[pages]
-            self._keys[block.slot] = block.key
+            parts = [array[pages].view(np.uint8).ravel() for array in self._arrays]
+            whole = np.concatenate(parts)
+            host.blocks[block.slot, : len(whole)] = whole
+            host.seals[block.slot] = host.seal(block.key, host.blocks[block.slot])
             self.flipped.discard(block.slot)
 
     def load(self, blocks: Sequence[MovedBlock]) -> list[int]:
         """The slots of blocks that are not what was saved."""
         lost: list[int] = []
         for block in blocks:
-            if block.slot in self.flipped or self._keys[block.slot] != block.key:
+            own, at = self.host.blocks[block.slot], 0
+            right = self.host.seals[block.slot] == self.host.seal(block.key, own)
+            if block.slot in self.flipped or not right:
                 lost.append(block.slot)
                 continue
             pages = np.frombuffer(block.pages, dtype=np.int32)
-            for array, kept in zip(self._arrays, self._kept, strict=True):
-                array[pages[pages >= 0]] = kept[block.slot][: len(pages)][pages >= 0]
+            for array in self._arrays:
+                size = array[0].nbytes * len(pages)
+                part = own[at : at + size].view(array.dtype).reshape(len(pages), -1)
+                array[pages[pages >= 0]] = part[pages >= 0]
+                at += size
         return lost

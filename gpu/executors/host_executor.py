@@ -66,6 +66,8 @@ class HostExecutor(ABC, Generic[Output]):
         self._device = device
         self._pool = pool
         self._blocks = HostBlocks(pool, info.host_blocks) if info.host_blocks else None
+        if self._blocks is not None:
+            self.info = self._blocks.host.described(info)
         self._closed = False
         self._sampler = Sampler(info.max_rows, info.vocab_size, device)
         self._slice = slice_lines(info.vocab_size)  # lines that are scored at a time

@@ -1,8 +1,8 @@
 """Blocks of KV in host memory: a slot holds what up to `BLOCK` tokens have in all layers, in one piece.
 
-Which tokens a slot holds is the cache actor's business; here a slot has the key that came with them,
-and a checksum. A block that is loaded must have both: what was torn, overwritten or flipped is never
-copied to a page. This file does not know steps or streams.
+Which tokens a slot holds is the cache actor's business; here a slot has a seal, a checksum of the bytes
+and of the key that came with them (`host_memory.py`). What was torn, overwritten or flipped, or is
+another block, is never copied to a page. This file does not know steps or streams.
 """
 
 from collections.abc import Iterable
@@ -12,11 +12,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ramify.gpu.kv.host_memory import HostMemory
 from ramify.gpu.kv.layout import KVPool
 from ramify.protocol.cluster import BLOCK
 from ramify.protocol.plan import MovedBlock
-
-_FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # odd
 
 
 def block_bytes(pool: KVPool) -> int:
@@ -30,11 +29,6 @@ def words(tensor: Tensor) -> Tensor:
     return tensor.view(torch.int64 if wide else torch.uint8)
 
 
-def sum_weights(size: int) -> Tensor:
-    """Odd numbers, so that no change of one word of `size` bytes keeps the sum. int64[size // 8]"""
-    return (torch.arange(1, size // 8 + 1, dtype=torch.int64) * _FACTOR) | 1
-
-
 class HostBlocks:
     """`count` slots for blocks of `pool`. Copies are over when a call returns.
 
@@ -45,10 +39,8 @@ class HostBlocks:
         self._page_size, self._device = pool.page_size, pool.memory[0].device
         self._memory = [words(tensor) for tensor in pool.memory]  # [layers, slots, ...]
         size = block_bytes(pool)
-        self.bytes = torch.empty((count, size), dtype=torch.uint8)
-        self._keys = [b""] * count
-        self._sums = torch.zeros(count, dtype=torch.int64)
-        self._weights = sum_weights(size)
+        self.host = HostMemory(count, size)
+        self.bytes = torch.from_numpy(self.host.blocks)
 
     def save(self, blocks: Iterable[MovedBlock]) -> None:
         """Copy the pages of each block to its slot."""
@@ -59,15 +51,14 @@ class HostBlocks:
                 part = tensor.index_select(1, places).view(-1).view(torch.uint8)
                 own[at : at + len(part)] = part
                 at += len(part)
-            self._keys[block.slot] = block.key
-            self._sums[block.slot] = self._sum(own)
+            self.host.seals[block.slot] = self._seal(block)
 
     def load(self, blocks: Iterable[MovedBlock]) -> list[int]:
         """Copy each block to its pages. Returns the slots of those that are not what was saved."""
         lost: list[int] = []
         for block in blocks:
             own, at = self.bytes[block.slot], 0
-            if self._keys[block.slot] != block.key or self._sum(own) != self._sums[block.slot]:
+            if self.host.seals[block.slot] != self._seal(block):
                 lost.append(block.slot)
                 continue
             pages = np.frombuffer(block.pages, dtype=np.int32)
@@ -88,5 +79,6 @@ class HostBlocks:
         places = pages.astype(np.int64)[:, None] * size + np.arange(size)
         return torch.from_numpy(places.reshape(-1)).to(self._device)
 
-    def _sum(self, block: Tensor) -> Tensor:
-        return (block.view(torch.int64) * self._weights).sum()
+    def _seal(self, block: MovedBlock) -> int:
+        """What its slot's seal has to be."""
+        return self.host.seal(block.key, self.host.blocks[block.slot])

@@ -1,9 +1,9 @@
 """Blocks of KV of a GPU, in pinned host memory: what `blocks.py` does, beside the steps.
 
-A step gathers what it saves into a chunk of device memory, and takes its checksums there. So its pages
+A step gathers what it saves into a chunk of device memory, and takes its seals there. So its pages
 are free at once, while the copy engine brings the chunk to the host on a stream of its own. What is
 loaded comes the other way: the copy begins as soon as its plan is launched, while the step before it
-still runs. Then the step takes the checksums and writes the pages. Whether they are what was saved is
+still runs. Then the step compares the seals and writes the pages. Whether they are what was saved is
 known with the step's result; until then nobody reads these pages.
 """
 
@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.gpu.kv.blocks import HostBlocks, block_bytes, sum_weights, words
+from ramify.gpu.kv.blocks import HostBlocks, block_bytes, words
+from ramify.gpu.kv.host_memory import HostMemory, key_part, seal_weights
 from ramify.gpu.kv.layout import KVPool
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import MovedBlock
@@ -29,6 +30,7 @@ class _Chunk:
 
     def __init__(self, blocks: int, size: int, device: torch.device) -> None:
         self.bytes = torch.empty((blocks, size), dtype=torch.uint8, device=device)
+        self.seals = torch.empty(blocks, dtype=torch.int64, device=device)
         self.used = torch.cuda.Event()
 
 
@@ -40,18 +42,17 @@ class CudaBlocks:
         self._page_size, self._padding, self._device = pool.page_size, pool.padding_slot, device
         self._memory = [words(tensor) for tensor in pool.memory]  # [layers, slots, ...]
         size = block_bytes(pool)
-        self.bytes = torch.empty((count, size), dtype=torch.uint8)
-        # registered, because pinned allocations of torch are rounded up to a power of two
-        self._pointer, nbytes = self.bytes.data_ptr(), self.bytes.nbytes
+        self.host = HostMemory(count, size)
+        self.bytes = torch.from_numpy(self.host.blocks)
+        self._seals = torch.from_numpy(self.host.seals)
+        self._pointer, nbytes = self.host.memory.ctypes.data, self.host.memory.nbytes
         self._runtime: Any = torch.cuda.cudart()
         failed = self._runtime.cudaHostRegister(self._pointer, nbytes, 0)
         if int(failed):
             raise ModelError(
                 f"--kv-host: {nbytes} bytes cannot be pinned (CUDA says {failed}); give less"
             )
-        self._keys = [b""] * count
-        self._sums = torch.zeros(count, dtype=torch.int64, device=device)
-        self._weights = sum_weights(size).to(device)
+        self._weights = torch.from_numpy(seal_weights(size)).to(device)
         self._room = max(1, min(32, _CHUNK_BYTES // size))
         self._chunks = [_Chunk(self._room, size, device) for _ in range(4)]
         self._next = 0
@@ -72,12 +73,10 @@ class CudaBlocks:
         right = torch.cat(found)
         told = torch.empty(len(right), dtype=torch.bool, pin_memory=True)
         told.copy_(right, non_blocking=True)
-        known = [self._keys[block.slot] == block.key for block in blocks]
         slots = [block.slot for block in blocks]
 
         def lost() -> list[int]:
-            rows = zip(slots, known, told.tolist(), strict=True)
-            return [slot for slot, named, whole in rows if not (named and whole)]
+            return [slot for slot, whole in zip(slots, told.tolist(), strict=True) if not whole]
 
         return lost
 
@@ -94,13 +93,13 @@ class CudaBlocks:
             size = part[0].numel() * part.itemsize
             own[:, at : at + size].view(part.dtype).view(part.shape).copy_(part)
             at += size
-        self._sums.index_copy_(0, self._slots(blocks), self._sum(own))
+        chunk.seals[:count] = self._sealed(blocks, own)
         self._ready.record(self._steps)
         self._copies.wait_event(self._ready)
         with torch.cuda.stream(self._copies):
-            for block, part in zip(blocks, own, strict=True):
+            for block, part, seal in zip(blocks, own, chunk.seals[:count], strict=True):
                 self.bytes[block.slot].copy_(part, non_blocking=True)
-                self._keys[block.slot] = block.key
+                self._seals[block.slot].copy_(seal, non_blocking=True)
         chunk.used.record(self._copies)
 
     def _load(self, blocks: Sequence[MovedBlock]) -> Tensor:
@@ -109,12 +108,13 @@ class CudaBlocks:
         self._copies.wait_event(chunk.used)
         own, at = chunk.bytes[:count], 0
         with torch.cuda.stream(self._copies):
-            for block, part in zip(blocks, own, strict=True):
+            for block, part, seal in zip(blocks, own, chunk.seals[:count], strict=True):
                 part.copy_(self.bytes[block.slot], non_blocking=True)
+                seal.copy_(self._seals[block.slot], non_blocking=True)
         self._ready.record(self._copies)
-        places, slots = self._places(blocks), self._slots(blocks)
+        places = self._places(blocks)
         self._steps.wait_event(self._ready)
-        right = self._sum(own) == self._sums.index_select(0, slots)
+        right = self._sealed(blocks, own) == chunk.seals[:count]
         for tensor in self._memory:
             shape = count, len(tensor), len(places) // count, *tensor.shape[2:]
             size = tensor[:, 0].numel() * tensor.itemsize * shape[2]
@@ -136,12 +136,11 @@ class CudaBlocks:
         places[pages < 0] = self._padding
         return torch.from_numpy(places.reshape(-1)).to(self._device, non_blocking=True)
 
-    def _slots(self, blocks: Sequence[MovedBlock]) -> Tensor:
-        slots = torch.tensor([block.slot for block in blocks])
-        return slots.to(self._device, non_blocking=True)
-
-    def _sum(self, blocks: Tensor) -> Tensor:
-        return torch.stack([(block.view(torch.int64) * self._weights).sum() for block in blocks])
+    def _sealed(self, blocks: Sequence[MovedBlock], own: Tensor) -> Tensor:
+        """int64[n]: the seals of these bytes under the blocks' keys."""
+        keys = torch.tensor([key_part(block.key) for block in blocks])
+        sums = torch.stack([(each.view(torch.int64) * self._weights).sum() for each in own])
+        return sums + keys.to(self._device, non_blocking=True)
 
 
 class HostMoves:
@@ -149,6 +148,7 @@ class HostMoves:
 
     def __init__(self, pool: KVPool, count: int) -> None:
         self._blocks = HostBlocks(pool, count)
+        self.host = self._blocks.host
 
     def save(self, blocks: Sequence[MovedBlock]) -> None:
         self._blocks.save(blocks)

@@ -45,6 +45,7 @@ from ramify.gpu.startup.mtp import load_mtp
 from ramify.gpu.startup.packing import Packing
 from ramify.gpu.startup.pictures import empty_pictures
 from ramify.gpu.startup.quantization import Quantization, choose_quantization
+from ramify.gpu.startup.stamp import kv_stamp
 from ramify.gpu.startup.states import check_draft_model, check_states
 from ramify.gpu.startup.weights import fill_random, load_weights
 from ramify.gpu.step.rows import RowTable
@@ -112,8 +113,9 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     else:
         executor = _cuda(config, model, info, attention, draft, progress, quantization)
     progress("ready", 1.0)
+    stamp = kv_stamp(config, executor.info) if executor.info.host_blocks else ""
     executor.info = msgspec.structs.replace(
-        executor.info, load_seconds=round(time.perf_counter() - begin, 3)
+        executor.info, load_seconds=round(time.perf_counter() - begin, 3), kv_stamp=stamp
     )
     return executor
 

@@ -139,3 +139,20 @@ def test_nothing_is_saved_ahead_while_there_is_room() -> None:
     stage = Stage()
     stage.turn(A[:8])
     assert not stage.cache.settle(m.Settle([], [], [])).saves
+
+
+def test_a_block_from_elsewhere_is_found_when_it_has_arrived() -> None:
+    stage = Stage(host=2)
+    stage.turn(A)
+    stage.turn(B)
+    (first, _), (second, _) = [(key, slot) for key, slot, _ in stage.stored.held()]
+    other = Stage(host=2)
+    slots = [other.stored.reserve(key) for key in (first, second)]
+    assert sorted(slots) == [0, 1]
+    assert other.stored.reserve(first) is None
+    assert other.stored.reserve(b"x" * 16) is None  # both slots are being filled
+    assert other.turn(A).loads == []
+    other.stored.arrived(first, whole=True)
+    other.stored.arrived(second, whole=False)
+    check(other.cache)
+    assert (other.stored.place(first), other.stored.place(second)) == (slots[0], None)
