@@ -1,50 +1,91 @@
 """A checkpoint's own layer that predicts the token after the next one (DeepSeek-V3, 2024, section 2.2).
 
-What it reads of a position is the model's stream behind its last norm, and the embedding of the next
-token: both are normalised, and a product of the two goes through one more layer of the model's kind.
-Embedding and head are the model's. Knows neither rows nor who guesses with it.
+What it reads of a position is the embedding of the next token, and the model's stream behind its last
+norm: both are normalised, and a product of the two, in this order, goes through one more layer of the
+model's kind and a norm. What that leaves is given to the head, and is the stream of the next position's
+guess. Embedding and head are the model's. Order and streams as in SGLang 0.4's `deepseek_nextn.py` and
+vLLM's `qwen3_next_mtp.py`, `deepseek_mtp.py`, `glm4_moe_mtp.py` (the latter two go on from the stream
+ahead of the last norm). Knows neither rows nor who guesses with it.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.gpu.models.decoder import Decoder
-from ramify.gpu.models.definition import AttentionSettings, Definition
+from ramify.gpu.models.definition import Definition, KeptSettings
 from ramify.gpu.ops.base import Ops, ResidualStream
 from ramify.gpu.ops.linear.base import Linear, empty_linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.step.inputs import StepInputs
 
-PREFIX = "mtp."
+
+@dataclass(frozen=True, slots=True)
+class MtpNames:
+    """What a checkpoint calls the tensors of such a layer. All names begin with `prefix`."""
+
+    prefix: str
+    layer: str  # of the decoder layer within
+    norm: str  # behind it
+    embedding_norm: str
+    hidden_norm: str
+    product: str
+    others: tuple[str, ...]  # of tensors that are the model's, once more
 
 
-def mtp_definition(shape: Definition) -> Definition | None:
-    """Of its one layer, without embedding and head; None: no such layer is known of this family."""
-    attends = [layer for layer in shape.layers if isinstance(layer.mixer, AttentionSettings)]
-    if PREFIX not in shape.names.skipped or not attends:
+def mtp_names(shape: Definition) -> MtpNames | None:
+    """None: no such layer is known of this family."""
+    if "mtp." in shape.names.skipped:  # Qwen3-Next, Qwen3.5
+        return MtpNames(
+            "mtp.", "mtp.layers.0.", "mtp.norm.", "mtp.pre_fc_norm_embedding.",
+            "mtp.pre_fc_norm_hidden.", "mtp.fc.", (),
+        )  # fmt: skip
+    prefix = f"model.layers.{len(shape.layers)}."
+    if prefix not in shape.names.skipped:
         return None
-    others = [name for name in shape.names.skipped if name != PREFIX]
+    return MtpNames(  # DeepSeek V3, GLM 4.5
+        prefix, prefix, f"{prefix}shared_head.norm.", f"{prefix}enorm.", f"{prefix}hnorm.",
+        f"{prefix}eh_proj.", (f"{prefix}embed_tokens.", f"{prefix}shared_head.head."),
+    )  # fmt: skip
+
+
+def mtp_definition(shape: Definition) -> tuple[Definition, MtpNames] | None:
+    """Of its one layer, without embedding and head; None: no such layer is known of this family."""
+    called = mtp_names(shape)
+    attends = [layer for layer in shape.layers if isinstance(layer.mixer, KeptSettings)]
+    if called is None or not attends:
+        return None
+    others = [name for name in shape.names.skipped if name != called.prefix]
+    own = (called.norm, called.embedding_norm, called.hidden_norm, called.product)
+    layers = [f"model.layers.{index}." for index in range(len(shape.layers))]
     names = replace(
         shape.names,
-        renamed=((f"{PREFIX}layers.", "model.layers."), (f"{PREFIX}norm.", "model.norm.")),
-        skipped=(*others, "model.", "language_model.", "lm_head."),
-    )
-    return replace(shape, layers=(attends[-1],), names=names, vocab_size=1, tied=True, stored=None)
+        renamed=(
+            (called.norm, "model.norm."), *((name, name) for name in own[1:]),
+            (called.layer, "model.layers.0."),
+        ),
+        skipped=(
+            *others, *called.others, *layers, "model.embed_tokens.", "model.norm.", "language_model.",
+            "model.language_model.", "lm_head.",
+        ),
+    )  # fmt: skip
+    return replace(
+        shape, layers=(attends[-1],), names=names, vocab_size=1, tied=True, stored=None
+    ), called
 
 
 class MtpLayer:
     """Empty, until the loader fills what `weights` names; then `complete`."""
 
-    def __init__(self, model: Decoder, shape: Definition) -> None:
+    def __init__(self, model: Decoder, shape: Definition, called: MtpNames) -> None:
         self.decoder = Decoder(shape, model.context, model.dtype, model.device)
-        self._model = model
+        self._model, self._called = model, called
         hidden = shape.hidden_size
         self._product = empty_linear(2 * hidden, hidden, False, model.dtype, model.device)
-        self._norms = {name: self._norm(hidden, shape.rms_eps) for name in ("embedding", "hidden")}
+        self._norms = [self._norm(hidden, shape.rms_eps) for _ in range(2)]  # embedding's, stream's
 
     def _norm(self, size: int, eps: float) -> RMSNorm:
         model = self._model
@@ -54,20 +95,21 @@ class MtpLayer:
         """As those of a decoder."""
         views = self.decoder.weights()
         del views["model.embed_tokens.weight"]
-        norms = {f"{PREFIX}pre_fc_norm_{name}.weight": one.weight for name, one in self._norms.items()}
-        return views | norms | {f"{PREFIX}fc.weight": self._product.tensor}
+        called = self._called.embedding_norm, self._called.hidden_norm
+        norms = {f"{name}weight": one.weight for name, one in zip(called, self._norms, strict=True)}
+        return views | norms | {f"{self._called.product}weight": self._product.tensor}
 
     def products(self) -> Iterator[tuple[Linear, list[str]]]:
         """As those of a decoder: all but the head, which is the model's."""
         for linear, names in self.decoder.products():
             if linear is not self.decoder.head:
                 yield linear, names
-        yield self._product, [f"{PREFIX}fc.weight"]
+        yield self._product, [f"{self._called.product}weight"]
 
     def complete(self) -> None:
         """Bring loaded weights into the form in which they are used. Call it once."""
         self.decoder.complete()
-        for norm in self._norms.values():
+        for norm in self._norms:
             norm.weight += self.decoder.config.norm_offset
 
     @torch.inference_mode()
@@ -80,8 +122,8 @@ class MtpLayer:
         behind the positions.
         """
         embedded = F.embedding(tokens, self._model.embedding)
-        both = self._norms["embedding"](embedded), self._norms["hidden"](hidden)
-        residual = self._product(torch.cat(both, -1))
+        of_embedding, of_hidden = self._norms
+        residual = self._product(torch.cat((of_embedding(embedded), of_hidden(hidden)), -1))
         norm = self.decoder.layers[0].mixer.norm
         stream = ResidualStream(residual, residual if norm is None else norm(residual))
         return self.decoder.forward(step, ops, given=stream).normed

@@ -6,7 +6,7 @@ import torch
 from safetensors import safe_open
 
 from ramify.gpu.models.decoder import Decoder
-from ramify.gpu.models.mtp import PREFIX, MtpLayer, mtp_definition
+from ramify.gpu.models.mtp import MtpLayer, mtp_definition
 from ramify.gpu.ops.linear.base import plain_weight
 from ramify.gpu.progress import Progress
 from ramify.gpu.startup.packing import Packing
@@ -17,32 +17,33 @@ from ramify.protocol.errors import ModelError
 
 def load_mtp(config: ModelConfig, model: Decoder, progress: Progress) -> MtpLayer:
     """The layer of the checkpoint that `model` is of. Raises ModelError if there is none."""
-    shape = mtp_definition(model.config)
-    if shape is None:
+    found = mtp_definition(model.config)
+    if found is None:
         raise ModelError(
             f"--draft mtp: no layer for further tokens is known of {model.config.architecture}; give "
             "--draft ngram, or --draft none"
         )
-    layer = MtpLayer(model, shape)
+    shape, called = found
+    layer = MtpLayer(model, shape, called)
     views = layer.weights()
     packing = Packing(views, layer.products(), plain_weight)
     if config.load_format == "dummy":
         fill_random(views, loaded=packing.loaded, begin=packing.begin)
     else:
-        _check(config.path)
-        load_weights(config.path, views, progress, packing, shape.names)
+        _check(config.path, called.prefix)
+        load_weights(config.path, views, progress, packing, shape.names, model.config.stored)
     with torch.inference_mode():
         layer.complete()
     return layer
 
 
-def _check(folder: Path) -> None:
+def _check(folder: Path, prefix: str) -> None:
     """Raises ModelError if the checkpoint has no tensor of such a layer."""
     for path in checkpoint_files(folder):
         with safe_open(path, framework="pt") as file:
-            if any(name.startswith(PREFIX) for name in file.keys()):  # noqa: SIM118
+            if any(name.startswith(prefix) for name in file.keys()):  # noqa: SIM118
                 return
     raise ModelError(
-        f"--draft mtp: {folder} has no tensors called {PREFIX}*, of a layer that guesses; give --draft "
+        f"--draft mtp: {folder} has no tensors called {prefix}*, of a layer that guesses; give --draft "
         "ngram, or --draft none"
     )

@@ -1,10 +1,13 @@
 """The checkpoint's own layer as a drafter, against its published description in plain torch.
 
 DeepSeek-V3 (arXiv:2412.19437, section 2.2): h' = M [norm(Emb(t[i+1])); norm(h[i])], through one block,
-then the model's head. Qwen3-Next and Qwen3.5 have it as `mtp.*`, with a norm of its own before the head,
-and h behind the model's last norm; `transformers` leaves these tensors out.
+a norm of its own, and the model's head; h behind the model's last norm. Qwen3-Next and Qwen3.5 call it
+`mtp.*`, DeepSeek V3 and GLM 4.5 `model.layers.N.*` behind the last layer; `transformers` leaves these
+tensors out.
 """
 
+import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +17,51 @@ from safetensors.torch import load_file, save_file
 
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExtendRow, pack, unpack
+from tests.gpu.models.families import test_experts, test_hybrids, test_latents
 from tests.gpu.models.families.test_families import prompts
 from tests.gpu.models.families.test_hybrids import save
 
 LENGTH = 5
 
 
-def with_layer(folder: Path, model: Any) -> dict[str, Any]:
-    """Add random tensors of such a layer to a Qwen3.5. Returns the block, and what is around it."""
-    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer
+PARTS = ("embedding", "hidden", "norm", "fc")
+QWEN = ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm", "mtp.fc", "mtp.layers.0")
+DEEPSEEK = ("enorm", "hnorm", "shared_head.norm", "eh_proj")
+FAMILIES: dict[str, tuple[Callable[..., Any], str]] = {
+    "qwen3_5": (lambda *about: test_hybrids.save(*about)[0], "Qwen3_5DecoderLayer"),
+    "deepseek_v3": (test_latents.save, "DeepseekV3DecoderLayer"),
+    "glm4_moe": (test_experts.save, "Glm4MoeDecoderLayer"),
+}
 
+
+def with_layer(folder: Path, family: str) -> tuple[Any, dict[str, Any]]:
+    """A random model whose checkpoint has such a layer. Returns its block, and what is around it."""
+    save_model, name = FAMILIES[family]
+    model = save_model(folder, family)
     torch.manual_seed(11)
-    config = model.config
-    block = Qwen3_5DecoderLayer(config, config.layer_types.index("full_attention")).eval()
-    width = config.hidden_size
-    around = {"fc": torch.randn(width, 2 * width) * width**-0.5}
-    around |= {name: torch.randn(width) * 0.2
-               for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}  # fmt: skip
+    config, module = model.config, importlib.import_module(type(model).__module__)
+    kinds = getattr(config, "layer_types", None)
+    last = config.num_hidden_layers - 1
+    block = getattr(module, name)(
+        config, last if kinds is None else kinds.index("full_attention")
+    ).eval()
+    width, before = config.hidden_size, f"model.layers.{last + 1}"
+    names = QWEN if family == "qwen3_5" else (*(f"{before}.{each}" for each in DEEPSEEK), before)
+    around = {part: torch.randn(width) * 0.2 for part in PARTS[:3]}
+    around["fc"] = torch.randn(width, 2 * width) * width**-0.5
     tensors = load_file(folder / "model.safetensors")
-    for name, weight in block.state_dict().items():
-        if name.endswith("norm.weight"):
+    for tensor, weight in block.state_dict().items():
+        if tensor.endswith("norm.weight"):
+            weight.normal_(0.0 if family == "qwen3_5" else 1.0, 0.2)
+        elif not tensor.endswith("correction_bias"):
             weight.normal_(0.0, 0.2)
-        tensors[f"mtp.layers.0.{name}"] = weight.clone()
-    tensors |= {f"mtp.{name}.weight": weight for name, weight in around.items()}
+        tensors[f"{names[4]}.{tensor}"] = weight.clone()
+    tensors |= {f"{one}.weight": around[part] for one, part in zip(names, PARTS, strict=False)}
+    if family != "qwen3_5":  # the model's once more
+        tensors[f"{before}.shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+        tensors[f"{before}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return {"block": block, **around}
+    return model, {"block": block, "offset": float(family == "qwen3_5"), **around}
 
 
 @torch.inference_mode()
@@ -48,14 +71,16 @@ def expected(model: Any, layer: dict[str, Any], tokens: list[int], count: int) -
 
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:
         return (
-            x * torch.rsqrt(x.square().mean(-1, keepdim=True) + config.rms_norm_eps) * (1 + layer[name])
+            x
+            * torch.rsqrt(x.square().mean(-1, keepdim=True) + config.rms_norm_eps)
+            * (layer["offset"] + layer[name])
         )
 
     hidden = model.model(torch.tensor([tokens])).last_hidden_state[0, :-1]
     following, guesses = tokens[1:], list[int]()
     while len(guesses) < count:
-        both = (norm(embed(torch.tensor(following)), "pre_fc_norm_embedding"),
-                norm(hidden, "pre_fc_norm_hidden"))  # fmt: skip
+        both = (norm(embed(torch.tensor(following)), "embedding"),
+                norm(hidden, "hidden"))  # fmt: skip
         x = (torch.cat(both, -1) @ layer["fc"].t())[None]
         positions = torch.arange(len(following))[None]
         turns = model.model.rotary_emb(x, positions)
@@ -67,12 +92,12 @@ def expected(model: Any, layer: dict[str, Any], tokens: list[int], count: int) -
     return guesses
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 def test_guesses_as_published_and_outputs_as_without(
-    tmp_path: Path, drive: Any, monkeypatch: pytest.MonkeyPatch
+    family: str, tmp_path: Path, drive: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prompt in chunks, rows beside each other, guesses that are refused."""
-    model, _ = save(tmp_path, "qwen3_5")
-    layer = with_layer(tmp_path, model)
+    model, layer = with_layer(tmp_path, family)
     texts = [prompts()[0][:19], prompts()[1][:7]]
     plain = drive(tmp_path)
     wanted = [plain.generate(0, text, LENGTH, plain.pages(0, 64)) for text in texts]
