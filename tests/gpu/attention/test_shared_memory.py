@@ -73,6 +73,51 @@ for dim, dtype in ((64, torch.bfloat16), (256, torch.float32), (512, torch.bfloa
 """
 
 
+LATENTS = """
+from ramify.gpu.attention.latent import LatentHeads
+from ramify.gpu.kv.layout import LatentLayout
+from ramify.gpu.ops.rmsnorm import RMSNorm
+from ramify.gpu.ops.triton_latent import open_latents, store_latents
+kv = LatentLayout(1, 512, 64, torch.bfloat16).allocate(4, 1, torch.device("cpu")).layers[0]
+spec, zeros = AttentionSpec(0.1), torch.zeros((8, 64), dtype=torch.int32)
+rows = torch.zeros((8, 16 * 576), dtype=torch.bfloat16)
+heads = LatentHeads(torch.zeros((16, 256, 512), dtype=torch.bfloat16), 128, spec)
+decode_attention(rows.view(8, 16, 576), kv, zeros[0], zeros[0], zeros, spec, 64)
+norm, angles = RMSNorm(rows[0, :512], 1e-6), torch.zeros((8, 32))
+where = norm, (angles, angles), zeros[0], zeros[0], zeros, kv, None
+store_latents(rows[:, :3072], rows[:, 3072:], heads, *where, False)
+open_latents(rows, heads, False)
+"""
+EXPERTS = """
+from dataclasses import replace
+from ramify.gpu.ops.experts import LayerExperts, RouterSettings, SharedExpert
+from ramify.gpu.ops.linear.base import plain
+from ramify.gpu.ops.triton_experts import ExpertRoutes, open_few, run_many, sum_few
+from ramify.gpu.ops.triton_linear import UnscaledRows
+
+def stacked(outputs, inputs, count=2):
+    weight = torch.zeros((count * outputs, inputs), dtype=torch.bfloat16)
+    return replace(plain(weight), stacked=count)
+
+def layer(size, beside, activation):
+    parts = 1 if activation == "relu2" else 2
+    whole = stacked(parts * beside, hidden, 1), stacked(hidden, beside, 1)
+    own = stacked(parts * size, hidden), stacked(hidden, size)
+    shared = SharedExpert(*whole, beside, False, activation)
+    return LayerExperts(None, None, *own, shared, RouterSettings(top=6), activation)
+
+for hidden, one in ((2688, (1856, 3712, "relu2")), (2048, (1408, 2816, "silu"))):
+    one = layer(*one)
+    for tokens in (8, 8192):
+        x = torch.zeros((tokens, hidden), dtype=torch.bfloat16)
+        routes = ExpertRoutes(torch.zeros((tokens, 6), dtype=torch.int32), torch.zeros((tokens, 7)))
+        if tokens > 16:
+            run_many(x, one, routes, x, False)
+        else:
+            sum_few(open_few(UnscaledRows(x), 0.0, one, routes), one, routes, x, x[0])
+"""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
 def test_the_largest_heads_of_each_type_fit(tmp_path: Path) -> None:
     """Heads of 512 are refused in float32, which does not fit."""
@@ -82,4 +127,15 @@ def test_the_largest_heads_of_each_type_fit(tmp_path: Path) -> None:
     found = [line.split() for line in done.said.splitlines() if line.startswith("_")]
     assert {name for name, _ in found} == {"_decode", "_attend", "_extend", "_shared"}
     assert len(found) == 12
+    assert max(int(size) for _, size in found) <= MOST, found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
+def test_latents_of_deepseek_and_experts_of_nemotron_fit(tmp_path: Path) -> None:
+    with forked(IMPORTS, tmp_path) as process:
+        done = process.run(LATENTS + EXPERTS, tmp_path, [])
+    assert done.code == 0, done.said
+    found = [line.split() for line in done.said.splitlines() if line.startswith("_")]
+    few, many = {"_open_few", "_sum_few"}, {"_sort", "_open_many", "_down_many", "_sum_many"}
+    assert {name for name, _ in found} == {"_decode", "_merge", "_store", "_by_head"} | few | many
     assert max(int(size) for _, size in found) <= MOST, found
