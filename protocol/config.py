@@ -136,8 +136,15 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
         ),
     ] = "auto"
     threads: Annotated[
-        int | None, Setting("CPU threads", low=1, high=4096, default="as many as cores")
+        int | None,
+        Setting("CPU threads (of each rank)", low=1, high=4096, default="as many as cores"),
     ] = None
+    tensor_parallel: Annotated[
+        int,
+        Setting(
+            "processes that hold the model together, each a part of every layer: ranks", low=1, high=64
+        ),
+    ] = 1
     draft: Annotated[
         str,
         Setting(

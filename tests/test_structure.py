@@ -29,15 +29,15 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (298, 604),
+    "actors": (298, 605),
     "actors/cache": (16, 35),
     "actors/calls": (11, 27),
     "actors/cluster": (14, 28),
-    "actors/executor": (8, 8),
+    "actors/executor": (8, 9),
     "actors/front": (8, 16),
     "actors/gateway": (64, 114),
     "actors/grammar": (51, 93),
-    "actors/kit": (15, 21),
+    "actors/kit": (15, 22),
     "actors/links": (6, 10),
     "actors/processes": (6, 7),
     "actors/routing": (6, 11),
@@ -47,7 +47,7 @@ SIZES = {
     "actors/tokenizer": (7, 18),
     "protocol": (28, 56),
     "clients": (81, 135),
-    "gpu": (199, 326),
+    "gpu": (206, 334),
     "benchmarks": (39, 124),
 }
 # measure: bound, goal

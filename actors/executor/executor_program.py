@@ -13,13 +13,14 @@ from contextlib import closing
 
 from ramify.actors.executor.messages import FromExecutor, SignOfLife, StartExecutor, ToExecutor
 from ramify.actors.executor.runner import run
-from ramify.actors.executor.spec import build
-from ramify.actors.kit.log import get_log
+from ramify.actors.executor.spec import build, build_rank
+from ramify.actors.kit.log import get_log, mark
 from ramify.actors.links.blocking import BlockingLink
 from ramify.actors.links.frames import LinkClosed, LinkError
 from ramify.actors.processes.main import FAILED, NOT_STARTED
 from ramify.actors.processes.main import run as run_process
 from ramify.actors.processes.messages import Loading, StartFailed, decoder, encoder
+from ramify.gpu.executors.base import Executor, Follower
 from ramify.protocol.messages import ExecutorMessage
 from ramify.protocol.plan import ExecutorDown
 
@@ -61,8 +62,10 @@ def _serve(engine: Engine) -> int:
     start = engine.receive(None)
     if not isinstance(start, StartExecutor):
         raise LinkError(f"{type(start).__name__} came before Start")
+    if start.place is not None:
+        mark(rank=start.place.rank)
     try:
-        executor = build(start.spec, lambda what, done: engine.send(Loading(what, done)))
+        executor = _built(engine, start)
     except LinkClosed:
         raise
     except Exception as error:
@@ -74,7 +77,10 @@ def _serve(engine: Engine) -> int:
         gc.collect()  # while the engine gets ready
         gc.freeze()  # no later collection needs to walk through what has come so far
         gc.enable()
-        run(executor, _LinkInbox(engine), engine.send)
+        if isinstance(executor, Follower):
+            executor.follow(lambda: engine.send(SignOfLife()))
+        else:
+            run(executor, _LinkInbox(engine), engine.send)
     except LinkClosed:
         raise
     except Exception as error:
@@ -85,6 +91,20 @@ def _serve(engine: Engine) -> int:
         executor.close()
     engine.finish(PARTING_SECONDS)
     return 0
+
+
+def _built(engine: Engine, start: StartExecutor) -> Executor | Follower:
+    def tell(what: str, done: float) -> None:
+        engine.send(Loading(what, done))
+
+    if start.place is None:
+        return build(start.spec, tell)
+    # rank 0 says how far all are
+    return build_rank(start.spec, tell if not start.place.rank else _quiet, start.place)
+
+
+def _quiet(what: str, done: float) -> None:
+    pass
 
 
 def _part(engine: Engine, message: FromExecutor) -> None:

@@ -8,17 +8,21 @@ StartExecutor(spec) ------>
 StepPlan            ------>
                     <------  StepResult, or ExecutorDown and the end
 StopExecutor        ------>  finishes what it has, ends with exit code 0
+
+Of several ranks only rank 0 gets plans and StopExecutor, and sends results: it tells the others.
 """
 
 from ramify.actors.executor.spec import ExecutorSpec
 from ramify.actors.processes.messages import Loading, ProcessMessage, StartFailed
+from ramify.gpu.ranks.ring import RankPlace
 from ramify.protocol.plan import ExecutorDown, ExecutorInfo, StepPlan, StepResult, StopExecutor
 
 
 class StartExecutor(ProcessMessage, frozen=True):
-    """Make this executor."""
+    """Make this executor. `place`: of one of several ranks."""
 
     spec: ExecutorSpec
+    place: RankPlace | None = None
 
 
 class SignOfLife(ProcessMessage, frozen=True):

@@ -1,57 +1,89 @@
 """The executor in a process of its own, seen from the engine: the default.
 
 It can be ended whatever it does, and launching kernels never competes with sockets for the
-interpreter lock.
+interpreter lock. Several ranks, which hold a model together, are a process each: rank 0 is told plans
+and tells results, and the end of one is the end of all.
 """
 
 import asyncio
+from functools import partial
 
 import anyio
 
 from ramify.actors.executor.handle import ExecutorHandle, log
 from ramify.actors.executor.messages import FromExecutor, SignOfLife, StartExecutor, ToExecutor
-from ramify.actors.executor.spec import ExecutorSpec, ProgressCallback
+from ramify.actors.executor.spec import ExecutorSpec, ProgressCallback, ranks_of
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
 from ramify.actors.processes.child_process import ChildProcess
 from ramify.actors.processes.messages import Loading, StartFailed, decoder, encoder
+from ramify.gpu.ranks.ring import GroupMemory, RankPlace
 from ramify.protocol.messages import ExecutorMessage
 from ramify.protocol.plan import ExecutorDown, ExecutorInfo, StepResult, StopExecutor
 
 PROGRAM = "ramify.actors.executor.executor_program"
+PARTING_SECONDS = 0.5  # in which the process shows that made another one fail
+
+Child = ChildProcess[ToExecutor, FromExecutor]
 
 
 class ProcessExecutor(ExecutorHandle):
-    """An executor in a child process. Made by `start`."""
+    """An executor in child processes. Made by `start`."""
 
-    _child: ChildProcess[ToExecutor, FromExecutor]  # from `start` on
-
-    def __init__(self, progress: ProgressCallback) -> None:
+    def __init__(self, progress: ProgressCallback, ranks: int) -> None:
         super().__init__(self._taken)
         self._progress = progress
-        self._watch: asyncio.Task[None] | None = None
+        self._ranks = range(ranks)
+        self._children: list[Child] = []  # by rank
+        self._silent = set(self._ranks)  # since the last sign of life of all
+        self._loading = set(self._ranks)
+        self._info: ExecutorInfo | None = None
+        self._watch: asyncio.Future[list[None]] | None = None
 
     @classmethod
     async def start(cls, spec: ExecutorSpec, progress: ProgressCallback) -> "ProcessExecutor":
-        """Start the process and wait until its executor is ready. Cancelled, it kills it."""
-        self = cls(progress)
-        self._child = await ChildProcess.start(
-            "executor", PROGRAM, decoder(FromExecutor), encoder(), self._receive
-        )
-        self._watch = watch = asyncio.create_task(self._watch_process(), name="executor-watch")
+        """Start the processes and wait until the executor is ready. Cancelled, it kills them."""
+        self = cls(progress, ranks_of(spec))
         try:
-            self._child.link.tell(StartExecutor(spec))
+            await self._start(spec)
             await asyncio.wait([self._ready])
             self._ready.result()
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self._abandon(watch)
+                await self._abandon()
             raise
         return self
 
+    async def _start(self, spec: ExecutorSpec) -> None:
+        if len(self._ranks) == 1:
+            await self._start_rank(spec, 0, None)
+        else:
+            with GroupMemory(len(self._ranks)) as shared:
+                for place in shared.places:
+                    await self._start_rank(spec, place.rank, place)
+        watches = (self._watch_process(rank) for rank in self._ranks)
+        self._watch = asyncio.gather(*watches)
+
+    async def _start_rank(self, spec: ExecutorSpec, rank: int, place: RankPlace | None) -> None:
+        child: Child = await ChildProcess.start(
+            "executor" if place is None else f"executor rank {rank}",
+            PROGRAM,
+            decoder(FromExecutor),
+            encoder(),
+            partial(self._receive, rank),
+            inherit=() if place is None else place.descriptors,
+        )
+        self._children.append(child)
+        child.link.tell(StartExecutor(spec, place))
+
     @property
     def pid(self) -> int:
-        """The process' id."""
-        return self._child.pid
+        """The process' id, that of rank 0."""
+        return self._children[0].pid
+
+    @property
+    def pids(self) -> list[int]:
+        """By rank."""
+        return [child.pid for child in self._children]
 
     @property
     def expected(self) -> str | None:
@@ -60,61 +92,94 @@ class ProcessExecutor(ExecutorHandle):
 
     def give_up(self, reason: str) -> None:
         super().give_up(reason)
-        self._child.kill()
+        self._kill()
 
     async def stop(self, grace: float) -> bool:
-        child = self._child
         assert self._watch is not None
         if self.alive:
             try:
                 self.tell(StopExecutor())
             except (MailboxClosed, MailboxFull):
-                child.kill()
+                self._kill()
         await asyncio.wait([self._watch], timeout=grace)
         if not self._watch.done():
             log.warning("the executor does not end: killing its process", grace_s=grace)
-            child.kill()
+            self._kill()
         await asyncio.wait([self._watch])
         self._relay.close()
-        return not child.killed and child.exit_code == 0
+        return not any(child.killed or child.exit_code for child in self._children)
+
+    def _kill(self) -> None:
+        for child in self._children:
+            child.kill()
 
     def _send(self, message: ExecutorMessage) -> None:
-        self._child.link.tell(message)
+        self._children[0].link.tell(message)
 
     def _taken(self) -> None:
         """The scheduler has a result: the process may send one more."""
-        self._child.link.consumed()
+        self._children[0].link.consumed()
 
-    def _receive(self, message: FromExecutor) -> None:
-        link = self._child.link
+    def _receive(self, rank: int, message: FromExecutor) -> None:
+        link = self._children[rank].link
         match message:
             case StepResult():
+                self._silent = set(self._ranks)  # all took part in it
                 self._result(message)  # its credit goes back when the scheduler has taken it
                 return
             case SignOfLife():
-                self.signs += 1
+                self._silent.discard(rank)
+                if not self._silent:
+                    self._silent = set(self._ranks)
+                    self.signs += 1
             case Loading(what, done):
                 self._progress(what, done)
             case ExecutorInfo():
-                if not self._ready.done():
-                    self._ready.set_result(message)
+                self._loaded(rank, message)
             case StartFailed():
                 self._fail(message.message, message.exception("the executor"))
                 link.close()
             case ExecutorDown(reason):
-                self._fail(reason)
+                self._down(rank, reason)
                 link.close()
         link.consumed()
 
-    async def _watch_process(self) -> None:
-        """Wait for the end of the process and for what it had sent, then judge."""
-        code = await self._child.ended()
-        if code != 0 or not self._stopping:
-            self._fail(self._child.explain(code))
+    def _loaded(self, rank: int, info: ExecutorInfo) -> None:
+        self._loading.discard(rank)
+        if not rank:
+            self._info = info
+        if not self._loading and self._info is not None and not self._ready.done():
+            self._ready.set_result(self._info)
 
-    async def _abandon(self, watch: "asyncio.Task[None]") -> None:
+    def _down(self, rank: int, reason: str) -> None:
+        """A rank failed. Where there are others, it may have done so because one of them has died."""
+        if len(self._ranks) == 1:
+            self._fail(reason)
+        else:
+            self._loop.call_later(PARTING_SECONDS, self._lose, f"rank {rank}: {reason}")
+
+    def _lose(self, reason: str) -> None:
+        self._fail(reason)
+        self._kill()
+
+    async def _watch_process(self, rank: int) -> None:
+        """Wait for the end of the process and for what it had sent, then judge."""
+        child = self._children[rank]
+        code = await child.ended()
+        if code == 0 and self._stopping:
+            return
+        if len(self._ranks) == 1:
+            self._fail(child.explain(code))
+        elif code < 0:
+            self._lose(f"rank {rank}: {child.explain(code)}")
+        else:
+            self._down(rank, child.explain(code))
+
+    async def _abandon(self) -> None:
         """Give up a start: no process, task or socket stays."""
         self.failure = "its start was given up"
-        self._child.kill()
-        await asyncio.wait([watch])
+        self._kill()
+        await asyncio.gather(*(child.ended() for child in self._children), return_exceptions=True)
+        if self._watch is not None:
+            await asyncio.wait([self._watch])
         self._relay.close()

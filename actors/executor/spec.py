@@ -10,8 +10,10 @@ from typing import Any
 
 import msgspec
 
-from ramify.gpu.executors.base import Executor
+from ramify.gpu.executors.base import Executor, Follower
+from ramify.gpu.ranks.ring import RankPlace
 from ramify.protocol.config import ModelConfig
+from ramify.protocol.errors import ConfigError
 
 ProgressCallback = Callable[[str, float], None]
 """Called with what is being done and how far it is, 0.0 to 1.0."""
@@ -32,6 +34,7 @@ class FactorySpec(msgspec.Struct, frozen=True, tag=True):
 
     factory: str
     settings: dict[str, Any] = {}
+    ranks: int = 1  # of several, each gets its `place` as well
 
 
 class FakeSpec(msgspec.Struct, frozen=True, tag=True):
@@ -45,6 +48,17 @@ class FakeSpec(msgspec.Struct, frozen=True, tag=True):
 
 
 ExecutorSpec = ModelSpec | FakeSpec | FactorySpec
+
+
+def ranks_of(spec: ExecutorSpec) -> int:
+    """How many processes run one model."""
+    match spec:
+        case ModelSpec(config):
+            return config.tensor_parallel
+        case FakeSpec():
+            return 1
+        case FactorySpec():
+            return spec.ranks
 
 
 def build(spec: ExecutorSpec, progress: ProgressCallback) -> Executor:
@@ -64,6 +78,24 @@ def build(spec: ExecutorSpec, progress: ProgressCallback) -> Executor:
             made: Executor = fake(FakeModel(**model), **settings)
             return made
         case FactorySpec(factory, settings):
-            module, _, name = factory.partition(":")
-            executor: Executor = getattr(importlib.import_module(module), name)(**settings)
+            executor: Executor = _factory(factory)(**settings)
             return executor
+
+
+def build_rank(spec: ExecutorSpec, progress: ProgressCallback, place: RankPlace) -> Executor | Follower:
+    """One of several ranks: rank 0's executor, or what follows it. Raises as `build` does."""
+    match spec:
+        case ModelSpec(config):
+            from ramify.gpu.startup.load import load_rank
+
+            return load_rank(config, progress, place)
+        case FactorySpec(factory, settings):
+            made: Executor | Follower = _factory(factory)(place=place, **settings)
+            return made
+        case FakeSpec():
+            raise ConfigError("the fake executor has one rank")
+
+
+def _factory(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)

@@ -140,6 +140,17 @@ def configured() -> LogConfig | None:
     return None
 
 
+def mark(**fields: object) -> None:
+    """Add `fields` to every record that this process writes."""
+
+    def add(record: logging.LogRecord) -> bool:
+        setattr(record, _FIELDS, {**getattr(record, _FIELDS, {}), **fields})
+        return True
+
+    for handler in logging.getLogger(ROOT).handlers:
+        handler.addFilter(add)
+
+
 class _Handler(logging.StreamHandler[TextIO]):
     """Marks the handler as ours."""
 

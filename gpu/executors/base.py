@@ -7,6 +7,8 @@ sampled tokens stay with the executor as the next step's input. This file does n
 interface, `startup.load` makes one from a checkpoint.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -88,3 +90,18 @@ class Executor(Protocol):
     def close(self) -> None:
         """Release memory and device, CUDA graphs at once. Again: no change. Nothing else may follow."""
         ...
+
+
+class Follower(ABC):
+    """What holds a part of a model beside the executor of rank 0, and runs its steps without results."""
+
+    info: ExecutorInfo
+    counters: Counters
+
+    @abstractmethod
+    def follow(self, idle: Callable[[], None]) -> None:
+        """Until rank 0 ends. `idle` is called once a second while there is nothing to do."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release memory and device. Again: no change."""

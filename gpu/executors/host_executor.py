@@ -16,6 +16,7 @@ from ramify.gpu.constraints.rows import ConstrainedRows, Masks
 from ramify.gpu.drafting.base import Drafter
 from ramify.gpu.drafting.host import HostDrafts
 from ramify.gpu.executors.base import BadLogits, Counters, bad_logits
+from ramify.gpu.executors.follower import RankTold
 from ramify.gpu.kv.blocks import HostBlocks
 from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.ops.fixed_states import accepted_states
@@ -56,8 +57,11 @@ class HostExecutor(ABC, Generic[Output]):
         drafter: Drafter | None,
         pool: KVPool,
         device: torch.device,
+        others: RankTold | None = None,
     ) -> None:
+        """`others`: the ranks beside this one, which hold parts of the model and the pool too."""
         self.info = info
+        self._others = others
         self.counters = Counters()
         self.rows = table
         self.constraints = ConstrainedRows(info.max_rows, info.vocab_size)
@@ -66,7 +70,7 @@ class HostExecutor(ABC, Generic[Output]):
         self._device = device
         self._pool = pool
         self._blocks = HostBlocks(pool, info.host_blocks) if info.host_blocks else None
-        if self._blocks is not None:
+        if self._blocks is not None and others is None:  # else a block is a part of what it would be
             self.info = self._blocks.host.described(info)
         self._closed = False
         self._sampler = Sampler(info.max_rows, info.vocab_size, device)
@@ -112,6 +116,8 @@ class HostExecutor(ABC, Generic[Output]):
         """Release what the executor holds. Again: no change. Nothing else may be called afterwards."""
         if not self._closed:
             self._closed = True
+            if self._others is not None:
+                self._others.close()
             self.constraints.close()
             self._release()
             del self._pool, self._blocks
@@ -156,13 +162,18 @@ class HostExecutor(ABC, Generic[Output]):
     def _begin(self, plan: StepPlan) -> StepRows:
         """Apply the plan: what it runs."""
         step = self.drafts.begin(plan)
+        if self._others is not None:
+            self._others.tell(plan, step)
         self._lost, self._towers = b"", 0
         if self._blocks is not None and plan.saves:
             self._blocks.save(plan.saves)
         if self.rows.copies is not None:
             self._pool.copy(*(torch.from_numpy(pages).to(self._device) for pages in self.rows.copies))
         if self._blocks is not None and plan.loads:
-            self._lost = pack(self._blocks.load(plan.loads))
+            lost = self._blocks.load(plan.loads)
+            if self._others is not None:
+                lost = self._others.lost(lost, plan.loads)
+            self._lost = pack(lost)
         for row in np.frombuffer(plan.closes, dtype=np.int32).tolist():
             self._sampler.close(row)
         for opened in plan.opens:
@@ -213,8 +224,11 @@ class HostExecutor(ABC, Generic[Output]):
                 raise PlanError(f"rows {step.rows[late].tolist()} sit out behind several tokens")
             pairs.append(np.unique(step.states[late], axis=0))
         if sum(map(len, pairs)):
-            copied = torch.from_numpy(np.concatenate(pairs)).to(self._device)
-            self._pool.states.copy(copied[:, 0], copied[:, 1])
+            copied = torch.from_numpy(np.concatenate(pairs))
+            if self._others is not None:
+                self._others.states = [*copied.t()]
+            sources, targets = copied.to(self._device).t()
+            self._pool.states.copy(sources, targets)
 
     def _score(self, scored: Scored, output: Output) -> bytes:
         views = {

@@ -6,6 +6,7 @@ device, where the next step reads its inputs. It does not know files; see `load`
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,12 +15,15 @@ from ramify.gpu.attention.base import AttentionBackend
 from ramify.gpu.constraints.rows import Masks
 from ramify.gpu.drafting.base import Drafter
 from ramify.gpu.drafting.mtp import MtpDrafter
+from ramify.gpu.executors.follower import RankTold
 from ramify.gpu.executors.host_executor import DoneStep, HostExecutor, Logprobs
 from ramify.gpu.executors.threads import ThreadChoice
 from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.base import Ops, ResidualStream
+from ramify.gpu.ops.ranked_ops import RankedTorchOps
 from ramify.gpu.ops.torch_ops import TorchOps, torch_inputs
+from ramify.gpu.ranks.group import Ranks
 from ramify.gpu.step.rows import Ints, RowTable, StepRows
 from ramify.gpu.vision.pictures import Pictures
 from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan
@@ -44,8 +48,14 @@ class TorchExecutor(HostExecutor[_Output]):
         make_ops: MakeOps = TorchOps,
         drafter: Drafter | None = None,
         pictures: Pictures | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        super().__init__(table, info, drafter, pool, model.device)
+        """`ranks`: this is rank 0 of those that run the model."""
+        others = None
+        if ranks is not None:
+            others = RankTold(ranks, table)
+            make_ops = partial(RankedTorchOps, ranks, info.vocab_size)
+        super().__init__(table, info, drafter, pool, model.device, others)
         self._model = model
         self._attention = attention
         self._pictures = pictures

@@ -41,6 +41,7 @@ from ramify.gpu.ops.rotary import RopeSettings, Rotary, heads_in_order
 from ramify.gpu.step.inputs import StepInputs
 from ramify.protocol.errors import ModelError
 
+_EMBEDDING = "model.embed_tokens.weight"
 _LEAST_DIVISOR = 1e-16  # of the stream: eps over its square stays a float32
 
 
@@ -168,23 +169,23 @@ class Decoder:
         late: bool = False,
     ) -> None:  # fmt: skip
         """`late`: layers' products have no memory before it is asked for (`Linear.allocate`)."""
-        self.config = config
-        self._late = late
+        self.config, self._late = config, late
         self.context = context  # positions that it knows the angles of
-        self.dtype = dtype
-        self.device = device
+        self.dtype, self.device = dtype, device
         self._rotaries: list[tuple[RopeSettings | None, int, Rotary]] = []
-        self.embedding = self._empty(config.vocab_size, config.hidden_size)
-        self._embedding_scale = config.embedding_scale
-        if config.embedding_scale_rounded:
-            self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
+        first, last = config.head_lines or (0, config.vocab_size)
+        self.embedding = self._empty(0 if first else config.vocab_size, config.hidden_size)
+        scale, rounds = config.embedding_scale, config.embedding_scale_rounded
+        self._embedding_scale = float(torch.tensor(scale, dtype=dtype)) if rounds else scale
         self._kv_places, self._state_places = config.kv_places(), config.state_places()
         self._maker = Maker(config.hidden_size, config.rms_eps, dtype, device)
         self.layers = [self._empty_layer(*numbered) for numbered in enumerate(config.layers)]
         self.norm = self._empty_norm(config.hidden_size, config.logit_scale != 1.0)
         self.token_inputs = None if config.token_inputs is None else self._empty_tables()
-        head = self.embedding if config.tied else self._empty(config.vocab_size, config.hidden_size)
+        apart = not config.tied or first
+        head = self._empty(last - first, config.hidden_size) if apart else self.embedding[:last]
         self.head = plain(head, use="logits")
+        self._head_name = _EMBEDDING if config.tied else "lm_head.weight"
 
     @property
     def rotaries(self) -> list[Rotary]:
@@ -296,11 +297,10 @@ class Decoder:
 
         Raises TypeError once products have another form than the plain one.
         """
-        last = f"model.{self.config.names.last_norm}.weight"
-        views = {"model.embed_tokens.weight": self.embedding, last: self.norm.weight}
-        if not self.config.tied:
-            views["lm_head.weight"] = self.head.tensor
-        called = self.config.names
+        views, called = {_EMBEDDING: self.embedding}, self.config.names
+        views[f"model.{called.last_norm}.weight"] = self.norm.weight
+        if not self.config.tied or not len(self.embedding):
+            views[self._head_name] = self.head.tensor
         for index, layer in enumerate(self.layers):
             prefix = f"model.layers.{index}"
             views |= {f"{name}.weight": norm.weight for name, norm in layer.norms(prefix, called)}
@@ -325,7 +325,7 @@ class Decoder:
         if self.token_inputs is not None:
             linear, (name,) = table_product(self.token_inputs)
             yield linear, [f"{name}.weight"]
-        yield self.head, ["model.embed_tokens.weight" if self.config.tied else "lm_head.weight"]
+        yield self.head, [self._head_name]
 
     def parameters(self) -> int:
         """Number of weights, a tied one counted once."""

@@ -150,9 +150,10 @@ class ConvSettings:
 
     kernel: int
     bias: bool = False  # of its products as well
+    ranks: int = 1  # that hold its channels
 
     def states(self, hidden: int) -> tuple[Shape, ...]:
-        return ((self.kernel - 1, hidden),)
+        return ((self.kernel - 1, hidden // self.ranks),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +325,7 @@ class Definition:
     layer_scalars: bool = False  # each layer has a number that the stream is multiplied by behind it
     vision: Vision | None = None
     stored: WeightFormat | None = None  # how the checkpoint has the weights of products; None: floats
+    head_lines: tuple[int, int] | None = None  # of the vocabulary, [first, last); None: all
 
     @property
     def attention(self) -> KeptSettings:

@@ -145,13 +145,14 @@ class Maker:
     def conv(
         self, index: int, one: ConvSettings, norm: RMSNorm | None, post: RMSNorm | None
     ) -> Recurrent:
-        conv = self._empty(self.hidden, 1, one.kernel)
-        bias = self._empty(self.hidden) if one.bias else None
+        channels = self.hidden // one.ranks
+        conv = self._empty(channels, 1, one.kernel)
+        bias = self._empty(channels) if one.bias else None
         tensors = {"conv.weight": conv} | ({} if bias is None else {"conv.bias": bias})
         return Recurrent(
-            norm, self._linear(self.hidden, 3 * self.hidden, one.bias), LayerConv(index, conv, bias),
-            self._linear(self.hidden, self.hidden, one.bias), post, "conv",
-            (("in_proj", 3 * self.hidden),), tensors,
+            norm, self._linear(self.hidden, 3 * channels, one.bias), LayerConv(index, conv, bias),
+            self._linear(channels, self.hidden, one.bias), post, "conv",
+            (("in_proj", 3 * channels),), tensors,
         )  # fmt: skip
 
     def _linear(self, inputs: int, outputs: int, bias: bool = False) -> Linear:

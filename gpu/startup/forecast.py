@@ -18,7 +18,7 @@ from ramify.gpu.ops.linear.base import Use
 from ramify.gpu.ops.linear.fp8 import GROUP
 from ramify.gpu.ops.linear.grouped import BITS, WITH_OFFSETS
 from ramify.gpu.startup.gguf_weights import tensor_names
-from ramify.gpu.startup.load import context_of, device_of, dtype_of
+from ramify.gpu.startup.machine import context_of, device_of, dtype_of
 from ramify.gpu.startup.memory import free_bytes, has_windows, plan_pages
 from ramify.gpu.startup.quantization import Quantization, choose_quantization
 from ramify.gpu.startup.weights import check_weights

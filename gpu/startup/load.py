@@ -20,19 +20,23 @@ from ramify.gpu.drafting.model import CATCH_UP, DraftRunner, ModelDrafter
 from ramify.gpu.drafting.mtp import MtpDrafter
 from ramify.gpu.drafting.ngram import NgramDrafter
 from ramify.gpu.drafting.torch_runner import TorchRunner
-from ramify.gpu.executors.base import Executor
+from ramify.gpu.executors.base import Executor, Follower
+from ramify.gpu.executors.follower import MirroredRows, TorchFollower
 from ramify.gpu.executors.torch_executor import TorchExecutor
 from ramify.gpu.kv.layout import KVLayout, KVPool
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.models.definition import Definition
 from ramify.gpu.models.parts import with_tower
+from ramify.gpu.models.split import leave_biases_to_first
 from ramify.gpu.ops.linear.base import Form, Weight, plain_weight
 from ramify.gpu.ops.linear.grouped import GroupedWeight
 from ramify.gpu.ops.linear.onednn import float_weight
 from ramify.gpu.progress import Progress
+from ramify.gpu.ranks.ring import RankPlace
 from ramify.gpu.startup.drafts import DraftChoice, choose_draft, device_drafter, kernel_obstacle
 from ramify.gpu.startup.gguf_weights import load_gguf
+from ramify.gpu.startup.machine import context_of, device_of, dtype_of
 from ramify.gpu.startup.memory import (
     free_bytes,
     has_windows,
@@ -45,6 +49,7 @@ from ramify.gpu.startup.mtp import load_mtp
 from ramify.gpu.startup.packing import Packing
 from ramify.gpu.startup.pictures import empty_pictures
 from ramify.gpu.startup.quantization import Quantization, choose_quantization
+from ramify.gpu.startup.ranks import Split, join
 from ramify.gpu.startup.stamp import kv_stamp
 from ramify.gpu.startup.states import check_draft_model, check_states
 from ramify.gpu.startup.weights import fill_random, load_weights
@@ -59,7 +64,6 @@ if TYPE_CHECKING:
     from ramify.gpu.native.host import Isa
 
 _TOKEN_BYTES = 4  # of a KV slot's token, where a drafter reads it
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MOST_FORCED_DRAFTS = 32  # tokens that a constraint may draft for a row in a step
 
 
@@ -69,15 +73,24 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     `progress(what, fraction)` is called as the work goes on, fraction in 0..1. Raises ModelError
     if the folder cannot be served on this machine.
     """
+    executor = load_rank(config, progress, None)
+    assert not isinstance(executor, Follower)
+    return executor
+
+
+def load_rank(config: ModelConfig, progress: Progress, place: RankPlace | None) -> Executor | Follower:
+    """The same of one of several ranks, at `place`: rank 0 has the executor, the others follow it."""
     begin = time.perf_counter()
     progress("reading config.json", 0.0)
     shape = read_config(config.path)
     device = device_of(config)
+    split = join(config, shape, device, place)
+    shape = shape if split is None else split.shape
     dtype = dtype_of(config, shape, device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     context = context_of(config, shape)
-    quantization = choose_quantization(config, shape, device)
+    quantization = choose_quantization(config, shape, device) if split is None else split.floats
     windows = has_windows(config, shape, context)
     shapes = shape.attention_shapes(dtype, windows, config.kv_dtype == "fp8")
     attention = choose(config.attention, shapes, device, config.deterministic)
@@ -91,7 +104,8 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
             "free): free memory, or give a smaller model or dtype"
         ) from error
     on_host = quantization.isa is not None or attention.extend == "torch"
-    info = _info(config, shape, model, context, dtype, device, attention, windows)
+    parameters = model.parameters() if split is None else split.parameters
+    info = _info(config, shape, parameters, context, dtype, device, attention, windows)
     info = msgspec.structs.replace(
         info, quantization=quantization.name, quantization_reason=quantization.reason, constrains=True
     )
@@ -105,11 +119,11 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
             drafts_from_history=True,
             guesses_constrained=on_host,
         )
-    executor: Executor
+    executor: Executor | Follower
     if quantization.isa is not None:
         executor = _integers(config, model, info, quantization, quantization.isa, draft, progress)
     elif attention.extend == "torch":
-        executor = _torch(config, model, info, attention, draft, progress, quantization)
+        executor = _torch(config, model, info, attention, draft, progress, quantization, split)
     else:
         executor = _cuda(config, model, info, attention, draft, progress, quantization)
     progress("ready", 1.0)
@@ -122,11 +136,11 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
 
 def _fill(
     config: ModelConfig, model: Decoder, form: Form, progress: Progress, folder: Path | None = None,
-    stored: type[Weight] | None = None, tower: QwenTower | None = None,
+    stored: type[Weight] | None = None, tower: QwenTower | None = None, split: Split | None = None,
 ) -> None:  # fmt: skip
     """Load the weights, those in `folder` if it is given, each into its form as soon as it is there.
 
-    `stored`: of `Packing`. `tower`: is loaded, too.
+    `stored`: of `Packing`. `tower`: is loaded, too. `split`: if this rank has a part of the model.
     """
     with loading_threads(model.parameters()):
         views, names = model.weights(), model.config.names
@@ -139,7 +153,10 @@ def _fill(
         elif (place := folder or config.path).is_file():
             load_gguf(place, views, progress, model.config, packing)
         else:
-            load_weights(place, views, progress, packing, names, model.config.stored)
+            cut, written = None if split is None else split.cuts(model), model.config.stored
+            load_weights(place, views, progress, packing, names, written, cut)
+        if split is not None and split.ranks.rank:
+            leave_biases_to_first(model)
         with torch.inference_mode():
             model.complete()
 
@@ -182,38 +199,49 @@ def _empty_draft_model(draft: DraftChoice, context: int, like: Decoder) -> Decod
 
 def _torch(
     config: ModelConfig, model: Decoder, info: ExecutorInfo, attention: KernelChoice, draft: DraftChoice,
-    progress: Progress, quantization: Quantization,
-) -> Executor:  # fmt: skip
+    progress: Progress, quantization: Quantization, split: Split | None,
+) -> Executor | Follower:  # fmt: skip
     """The executor on torch operators."""
     form, stored = quantization.form(model.device, float_weight)
-    pictures = empty_pictures(config, model)
+    pictures = empty_pictures(config, model) if split is None else None
     tower = None if pictures is None else pictures.tower
-    _fill(config, model, form, progress, stored=stored, tower=tower)
+    _fill(config, model, form, progress, stored=stored, tower=tower, split=split)
     if pictures is not None:
         info = msgspec.structs.replace(info, pictures=pictures.settings)
-    small = _draft_model(config, draft, info.context, model, float_weight, progress)
+    follows = split is not None and split.ranks.rank > 0
+    small = None
+    if not follows:
+        small = _draft_model(config, draft, info.context, model, float_weight, progress)
     mtp = load_mtp(config, model, progress) if draft.kind == "mtp" else None
     guesser = small if mtp is None else mtp.decoder
     if guesser is not None:
         info = _with_bytes(info, guesser.config.kv_layout(guesser.dtype))
-    info = with_pages(info, config, free_bytes(model.device), model.device)
-    pool, table = _pool(model, info, progress), RowTable(info)
+    free = free_bytes(model.device)
+    info = with_pages(info, config, free if split is None else split.share(free), model.device)
+    info = info if split is None else split.agreed(info)
+    pool = _pool(model, info, progress)
+    table = MirroredRows(info) if follows else RowTable(info)
 
     def back_end(model: Decoder, windows: bool = False) -> AttentionBackend:
         shapes = model.config.attention_shapes(model.dtype, windows)
         return attention.back_end(table, shapes, model.device)
 
+    attends = back_end(model, info.window_pages > 0)
+    ranks = None if split is None else split.ranks
+    if ranks is not None and isinstance(table, MirroredRows):
+        return TorchFollower(model, pool, attends, table, info, ranks)
     drafter: Drafter | None = NgramDrafter(info.max_rows) if draft.kind == "ngram" else None
     if guesser is not None:
         own = msgspec.structs.replace(info, window_pages=0, kv_dtype="auto")
-        own_pool, attends = _pool(guesser, own, progress), back_end(guesser)
+        own_pool, own_attends = _pool(guesser, own, progress), back_end(guesser)
         if mtp is not None:
-            drafter = MtpDrafter(mtp, own_pool, attends, info.max_rows, info.context)
+            drafter = MtpDrafter(mtp, own_pool, own_attends, info.max_rows, info.context)
         else:
-            runner = TorchRunner(guesser, own_pool, attends, info.max_rows)
+            runner = TorchRunner(guesser, own_pool, own_attends, info.max_rows)
             drafter = _model_drafter(runner, table, guesser)
-    attends = back_end(model, info.window_pages > 0)
-    return TorchExecutor(model, pool, attends, table, info, drafter=drafter, pictures=pictures)
+    return TorchExecutor(
+        model, pool, attends, table, info, drafter=drafter, pictures=pictures, ranks=ranks
+    )
 
 
 def _model_drafter(runner: DraftRunner, table: RowTable, model: Decoder) -> ModelDrafter:
@@ -371,41 +399,10 @@ def _pool(model: Decoder, info: ExecutorInfo, progress: Progress) -> KVPool:
     return pool
 
 
-def context_of(config: ModelConfig, shape: Definition) -> int:
-    """Longest sequence: what config.json says, stretched as its rotary scaling says."""
-    if config.context is None:
-        return shape.context
-    if shape.longest is not None and config.context > shape.longest:
-        scaling = "" if shape.longest == shape.max_position else ", stretched by its rotary scaling"
-        raise ModelError(
-            f"--context {config.context} is more than the model's max_position_embeddings{scaling}, "
-            f"{shape.longest}: give at most that"
-        )
-    return config.context
-
-
-def device_of(config: ModelConfig) -> torch.device:
-    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ModelError("--device cuda: torch sees no CUDA device; install a CUDA build of torch, or "
-                         "give --device cpu")  # fmt: skip
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def dtype_of(config: ModelConfig, shape: Definition, device: torch.device) -> torch.dtype:
-    """auto: float32 on a CPU (exact; half precision is a choice there), else the checkpoint's own."""
-    if config.dtype != "auto":
-        return _DTYPES[config.dtype]
-    if device.type == "cpu":
-        return torch.float32
-    return _DTYPES.get(shape.dtype, torch.bfloat16)
-
-
 def _info(
     config: ModelConfig,
     shape: Definition,
-    model: Decoder,
+    parameters: int,
     context: int,
     dtype: torch.dtype,
     device: torch.device,
@@ -417,7 +414,7 @@ def _info(
     return ExecutorInfo(
         model=config.name if config.name is not None else config.path.resolve().name,
         architecture=shape.architecture,
-        parameters=model.parameters(),
+        parameters=parameters,
         vocab_size=shape.vocab_size,
         context=context,
         page_size=config.page_size,
@@ -432,7 +429,7 @@ def _info(
         kv_bytes_per_token=layout.bytes_per_token,
         load_seconds=0.0,
         state_bytes=shape.state_layout().bytes_per_slot,
-        logits_cost=shape.logits_cost(model.parameters()),
+        logits_cost=shape.logits_cost(parameters),
         window=(shape.window or 0) if windows else 0,
         window_bytes=layout.bytes_per_window_page,
         kv_dtype=config.kv_dtype,

@@ -7,7 +7,7 @@ which tensors it wants.
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ramify.gpu.models.definition import ExpertNames, TensorNames
+from ramify.gpu.models.split import Cut
 from ramify.gpu.ops.linear.base import Weight, plain_weight
 from ramify.gpu.ops.linear.checkpoints import WeightFormat
 from ramify.gpu.progress import Progress
@@ -38,21 +39,23 @@ def load_weights(
     packing: Packing | None = None,
     called: TensorNames = TensorNames(),  # noqa: B008
     stored: WeightFormat | None = None,
+    cuts: Mapping[str, Cut] | None = None,
 ) -> None:
     """Fill `views` (name in the decoder -> tensor) from the checkpoint in `folder`.
 
     `packing` is told of each that is filled, and is given those that it keeps. `called`: how names in
-    the checkpoint differ. `stored`: how it has weights that are no floats.
+    the checkpoint differ. `stored`: how it has weights that are no floats. `cuts`: of those that a rank
+    has not whole, of which it reads its part.
     """
     packing = Packing(views, (), plain_weight) if packing is None else packing
-    _read(folder, _Target(views, packing, called, stored), progress, stored)
+    _read(folder, _Target(views, packing, called, stored, cuts or {}), progress, stored)
 
 
 def check_weights(
     folder: Path, views: dict[str, Tensor], called: TensorNames, stored: WeightFormat | None
 ) -> None:
     """Raise what `load_weights` would of names, shapes and types. Reads no numbers but small ones."""
-    target = _Headers(views, Packing(views, (), plain_weight), called, stored)
+    target = _Headers(views, Packing(views, (), plain_weight), called, stored, {})
     _read(folder, target, lambda what, share: None, stored)
 
 
@@ -92,10 +95,12 @@ class _Target:
         packing: Packing,
         called: TensorNames,
         stored: WeightFormat | None,
+        cuts: Mapping[str, Cut],
     ) -> None:
         self.views = views
         self.known = frozenset(views)
-        self.missing = set(views)
+        self.cuts = cuts
+        self.missing = {name for name in views if name not in cuts or cuts[name].pieces}
         self.parts: dict[str, dict[str, Tensor]] = {}  # of `stored` weights
         self.widened = 0
         self.called = called
@@ -106,6 +111,21 @@ class _Target:
     def tensor(self, tensor: Tensor) -> Tensor:
         """What is read of a tensor, of which nothing is in memory yet."""
         return tensor
+
+    def is_elsewhere(self, name: str) -> bool:
+        """Whether another rank alone has this tensor of a file."""
+        cut = self.cuts.get(_in_decoder(name, self.known, self.called))
+        return cut is not None and not cut.pieces
+
+    def read(self, file: Any, name: str) -> Tensor:
+        """A tensor of a file; of those that are cut, a rank's part and nothing else."""
+        cut = self.cuts.get(_in_decoder(name, self.known, self.called))
+        whole = None if cut is None else file.get_slice(name)
+        if cut is None or whole is None or tuple(whole.get_shape()) != cut.shape:
+            tensor: Tensor = file.get_tensor(name)
+            return tensor
+        ahead = (slice(None),) * cut.dim
+        return torch.cat([whole[(*ahead, slice(*piece))] for piece in cut.pieces], cut.dim)
 
     def part(self, name: str, tensor: Tensor) -> tuple[str, str] | None:
         """As of `WeightFormat`."""
@@ -188,10 +208,12 @@ class _Target:
         """Copy the floats of tensor `name`, or of a part of it, to the view that is called `wanted`."""
         self._note(path, name, wanted)
         self._packing.begin(wanted)
-        view = self.views[wanted]
-        _check_fits(path, name, part, view)
+        view, cut = self.views[wanted], self.cuts.get(wanted)
+        if cut is not None and tuple(part.shape) == cut.shape:
+            part = cut.of(part)
+        _check_fits(path, name, part, view if cut is None or part.shape == view.shape else cut)
         view.copy_(part)
-        _scale(wanted, view, self.called)
+        _scale(wanted, view, self.called, cut)
         self._packing.loaded(wanted)
 
     def _note(self, path: Path, name: str, wanted: str) -> None:
@@ -313,7 +335,9 @@ def _load_file(path: Path, target: _Target) -> Iterator[tuple[float, int]]:
             names = [name for name in file.keys() if not name.startswith(called.skipped)]  # noqa: SIM118
             yield 0.0, len(file.keys()) - len(names)
             for number, name in enumerate(names, 1):
-                tensor = target.tensor(file.get_tensor(name))
+                if target.is_elsewhere(name):
+                    continue
+                tensor = target.tensor(target.read(file, name))
                 if (place := target.part(name, tensor)) is not None:
                     target.take_part(path, name, _in_decoder(place[0], known, called), place[1], tensor)
                     continue
@@ -378,7 +402,7 @@ def _each(name: str, ending: str, stacked: Tensor, called: ExpertNames) -> Itera
             yield f"{head}experts.{number}.{kind}.{what}", part
 
 
-def _check_fits(path: Path, name: str, tensor: Tensor, view: Tensor) -> None:
+def _check_fits(path: Path, name: str, tensor: Tensor, view: Tensor | Cut) -> None:
     if tensor.shape != view.shape:
         raise ModelError(f"{path}: {name} has shape {list(tensor.shape)}, config.json says "
                          f"{list(view.shape)}: the two are of different models")  # fmt: skip
@@ -387,12 +411,13 @@ def _check_fits(path: Path, name: str, tensor: Tensor, view: Tensor) -> None:
                          "bfloat16 and float16 weights are supported")  # fmt: skip
 
 
-def _scale(name: str, view: Tensor, called: TensorNames) -> None:
+def _scale(name: str, view: Tensor, called: TensorNames, cut: Cut | None) -> None:
     for ending, parts in called.scaled:
         if name.endswith(ending):
-            pieces = torch.split(view, [size for size, _ in parts])
-            for piece, (_, factor) in zip(pieces, parts, strict=True):
-                piece.mul_(factor)
+            factors = torch.cat([torch.full((size,), factor) for size, factor in parts]).to(view.device)
+            if cut is not None and not cut.dim:
+                factors = cut.of(factors)
+            view.mul_(factors.view(-1, *[1] * (view.dim() - 1)))
 
 
 def _check_ignorable(path: Path, name: str, known: frozenset[str]) -> None:

@@ -1,0 +1,196 @@
+"""The ranks beside rank 0: they run the model on their part of it, and decide nothing.
+
+Rank 0 alone knows plans, constraints, drafts and samplers. It tells the others once a step what runs:
+the rows, what changed in their page tables, what is copied. So ranks are equal by construction.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.gpu.attention.base import AttentionBackend
+from ramify.gpu.executors.base import Counters, Follower
+from ramify.gpu.kv.blocks import HostBlocks
+from ramify.gpu.kv.layout import KVPool
+from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.ops.ranked_ops import RankedTorchOps
+from ramify.gpu.ops.torch_ops import torch_inputs
+from ramify.gpu.ranks.group import Ranks
+from ramify.gpu.sampling.scoring import arrays, score, slice_lines
+from ramify.gpu.step.rows import RowTable, Scored, StepRows
+from ramify.protocol.plan import ExecutorInfo, MovedBlock, StepPlan
+
+IDLE_SECONDS = 1.0  # between signs of life
+
+_Arrays = dict[str, tuple[str, tuple[int, ...], bytes]]
+
+
+class ToldStep(msgspec.Struct, array_like=True, frozen=True):
+    """What runs. `copies`: pages, and where they are copied to.
+
+    `pages`: what page tables got: row, first column, pages, window pages. `states`: slots that are
+    copied ahead of it, what the step before left.
+    """
+
+    step: _Arrays
+    extends: int
+    scored: _Arrays | None
+    pages: list[tuple[int, int, bytes, bytes]]
+    copies: list[bytes]
+    saves: list[MovedBlock]
+    loads: list[MovedBlock]
+    states: list[bytes]
+
+    @classmethod
+    def of(cls, plan: StepPlan, step: StepRows, table: RowTable, states: list[Tensor]) -> "ToldStep":
+        """`table`: as the plan left it."""
+        windows = table.windows if table.window_pages else table.pages[:, :0]
+        return cls(
+            _packed(step),
+            step.extends,
+            None if step.scored is None else _packed(step.scored),
+            [
+                (row, first, table.pages[row, first:last].tobytes(), windows[row, first:last].tobytes())
+                for row, first, last in table.updates
+            ],
+            [] if table.copies is None else [pages.tobytes() for pages in table.copies],
+            plan.saves,
+            plan.loads,
+            [slots.numpy().tobytes() for slots in states],
+        )
+
+    def rows(self) -> StepRows:
+        scored = None if self.scored is None else Scored(**_unpacked(self.scored))
+        return StepRows(extends=self.extends, scored=scored, **_unpacked(self.step))
+
+
+def _packed(of: StepRows | Scored) -> _Arrays:
+    values = ((field.name, getattr(of, field.name)) for field in fields(of))
+    return {
+        name: (value.dtype.str, value.shape, value.tobytes())
+        for name, value in values
+        if isinstance(value, np.ndarray)
+    }
+
+
+def _unpacked(arrays: _Arrays) -> dict[str, Any]:
+    return {
+        name: np.frombuffer(data, dtype=kind).reshape(shape).copy()  # one that torch may write to
+        for name, (kind, shape, data) in arrays.items()
+    }
+
+
+class RankTold:
+    """Rank 0's part of it."""
+
+    def __init__(self, ranks: Ranks, table: RowTable) -> None:
+        self._ranks, self._table = ranks, table
+        self._encoder = msgspec.msgpack.Encoder()
+        self.states: list[Tensor] = []  # slots that the step under way copies, and where to
+
+    def tell(self, plan: StepPlan, step: StepRows) -> None:
+        """Before rank 0 runs it."""
+        told = ToldStep.of(plan, step, self._table, self.states)
+        self.states = []
+        self._ranks.ring.put(self._encoder.encode(told))
+
+    def lost(self, found: list[int], asked: list[MovedBlock]) -> list[int]:
+        """Slots of blocks that some rank could not load; `found`: by this one."""
+        return lost_slots(self._ranks, found, asked)
+
+    def close(self) -> None:
+        self._ranks.close()
+
+
+def lost_slots(ranks: Ranks, found: list[int], asked: list[MovedBlock]) -> list[int]:
+    """Of `asked`, what some rank could not load. All ranks call it."""
+    slots = [block.slot for block in asked]
+    whole = ranks.least([slot not in found for slot in slots])
+    return [slot for slot, kept in zip(slots, whole, strict=True) if not kept]
+
+
+class MirroredRows(RowTable):
+    """Rank 0's page tables."""
+
+    def put(self, told: ToldStep) -> None:
+        self.updates = []
+        for row, first, pages, windows in told.pages:
+            added = np.frombuffer(pages, dtype=np.int32)
+            last, columns = first + len(added), self.pages.shape[1]
+            if last > columns:
+                more = ((0, 0), (0, max(last - columns, columns)))
+                self.pages, self.windows = np.pad(self.pages, more), np.pad(self.windows, more)
+            self.pages[row, first:last] = added
+            if windows:
+                self.windows[row, first:last] = np.frombuffer(windows, dtype=np.int32)
+            self.updates.append((row, first, last))
+
+
+class TorchFollower(Follower):
+    """Runs rank 0's steps on this rank's part of `model`. Has no rows, and gives no results."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        pool: KVPool,
+        attention: AttentionBackend,
+        table: MirroredRows,
+        info: ExecutorInfo,
+        ranks: Ranks,
+    ) -> None:
+        """`table` is the one that `attention` reads page tables from."""
+        self.info, self.counters = info, Counters()
+        self._model, self._pool, self._ranks = model, pool, ranks
+        self._table, self._attention = table, attention
+        last = torch.zeros(info.max_rows, dtype=torch.int64, device=model.device)
+        self._ops = RankedTorchOps(ranks, info.vocab_size, pool, last, attention)
+        self._blocks = HostBlocks(pool, info.host_blocks) if info.host_blocks else None
+        self._spare = info.state_slots + 1
+        self._decoder = msgspec.msgpack.Decoder(ToldStep)
+
+    def follow(self, idle: Callable[[], None]) -> None:
+        """Until rank 0 ends. `idle` is called once a second while there is nothing to do."""
+        while (message := self._ranks.ring.take(IDLE_SECONDS)) != b"":
+            if message is None:
+                idle()
+            else:
+                self._run(self._decoder.decode(message))
+
+    def close(self) -> None:
+        """Again: no change."""
+        self._ranks.close()
+
+    def _run(self, told: ToldStep) -> None:
+        device = self._model.device
+        self._table.put(told)
+        if self._blocks is not None and told.saves:
+            self._blocks.save(told.saves)
+        if told.copies:
+            self._pool.copy(*(_slots(packed, device) for packed in told.copies))
+        if self._blocks is not None and told.loads:
+            lost_slots(self._ranks, self._blocks.load(told.loads), told.loads)
+        if told.states and self._pool.states is not None:
+            self._pool.states.copy(*(_slots(packed, device) for packed in told.states))
+        step = told.rows()
+        self.counters.count(step.computed)
+        if not len(step.rows):
+            return
+        inputs = torch_inputs(step, self._attention, device, self._spare)
+        stream = self._model.forward(inputs, self._ops)
+        if len(step.sampling):
+            self._model.logits(stream, inputs.sampled_lines, self._ops)
+        if step.scored is not None:
+            views = {
+                name: torch.from_numpy(array).to(device) for name, array in arrays(step.scored).items()
+            }
+            lines = slice_lines(self.info.vocab_size)
+            score(step.scored, views, lambda of: self._model.logits(stream, of, self._ops), lines)
+
+
+def _slots(packed: bytes, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.frombuffer(packed, dtype=np.int64).copy()).to(device)

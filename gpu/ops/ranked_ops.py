@@ -1,0 +1,63 @@
+"""The operations of one of several ranks on torch: where parts of sums meet, and the vocabulary's parts.
+
+Rank 0 looks tokens up and passes the stream on, so the others need no tokens. It knows neither which
+part of a weight a rank has, nor how ranks talk.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ramify.gpu.attention.base import AttentionBackend
+from ramify.gpu.kv.layout import KVPool
+from ramify.gpu.ops.base import Projection, ResidualStream
+from ramify.gpu.ops.linear.base import Linear
+from ramify.gpu.ops.rmsnorm import RMSNorm
+from ramify.gpu.ops.torch_ops import TorchOps
+from ramify.gpu.ranks.group import Ranks
+from ramify.gpu.step.inputs import StepInputs
+
+
+class RankedTorchOps(TorchOps):
+    """As `TorchOps`. `lines`: those of the vocabulary."""
+
+    def __init__(
+        self, ranks: Ranks, lines: int, pool: KVPool, last: Tensor, attention: AttentionBackend
+    ) -> None:
+        super().__init__(pool, last, attention)
+        self._ranks, self._lines = ranks, lines
+        self._whole: Projection | None = None  # the last one that was summed ahead of `reduce`
+
+    def embed(
+        self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm | None
+    ) -> ResidualStream:
+        if self._ranks.rank:
+            residual = table.new_empty((len(step.positions), table.shape[1]))
+        else:
+            residual = super().embed(step, table, scale, None).residual
+        self._ranks.from_first(residual)
+        return ResidualStream(residual, residual if norm is None else norm(residual))
+
+    def reduce(self, projection: Projection) -> Projection:
+        if projection is not self._whole:
+            self._ranks.sum(projection.rows)
+        return projection
+
+    def joined(
+        self, first: Projection, first_norm: RMSNorm, second: Projection, second_norm: RMSNorm
+    ) -> Projection:
+        one, other = self.reduce(first), self.reduce(second)
+        self._whole = super().joined(one, first_norm, other, second_norm)
+        return self._whole
+
+    def head(
+        self,
+        x: ResidualStream,
+        lines: Tensor | None,
+        linear: Linear,
+        softcap: float | None,
+        output: Tensor | None = None,
+    ) -> Tensor:
+        own = super().head(x, lines, linear, softcap)
+        each = -(-self._lines // self._ranks.count)
+        logits = self._ranks.columns(F.pad(own, (0, each - own.shape[1])), self._lines)
+        return logits if output is None else output.copy_(logits)

@@ -1,0 +1,141 @@
+"""Several ranks against one, in float32: all kinds of layers, and what is decided beside the model."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.gpu.drafting.ngram import NgramDrafter
+from ramify.gpu.startup.load import load_executor
+from ramify.protocol.cluster import BLOCK
+from ramify.protocol.config import ModelConfig
+from ramify.protocol.plan import ExtendRow, MovedBlock, StepPlan, pack, unpack
+from tests.gpu.conftest import Driver
+from tests.gpu.drafting.test_jump_forward import SAMPLINGS, generate
+from tests.gpu.models.families import test_experts, test_families, test_hybrids, test_latents
+from tests.gpu.models.families.test_families import prompts
+from tests.gpu.ranked import ranked
+
+# What is divided: biases behind parts of sums; tensors of several blocks; soft caps and windows; KV
+# heads that ranks share; delta nets; Mamba beside attention; convolutions; states without KV; experts
+# beside a dense part, with biases and sinks, with latents; a vocabulary that is not divisible
+CASES: list[tuple[str, str, int]] = [
+    ("families", "llama-biases", 4),
+    ("families", "phi3", 2),
+    ("families", "gemma3-linear", 4),
+    ("hybrids", "qwen3_5", 2),
+    ("hybrids", "falcon_h1-gate first", 2),
+    ("hybrids", "lfm2-biases", 4),
+    ("hybrids", "nemotron_h-biases", 2),
+    ("experts", "gemma4_moe", 2),
+    ("experts", "gpt_oss", 2),
+    ("experts", "qwen3_next", 2),
+    ("latents", "deepseek_v3", 4),
+]
+
+
+def save(kind: str, case: str, folder: Path) -> dict[str, Any]:
+    """A random model; the settings that it wants."""
+    if kind == "families":
+        family, changes, settings = test_families.CASES[case]
+        test_families.save(folder, family, changes | {"vocab_size": 163})
+        return settings
+    saves: dict[str, Callable[[Path, str], Any]] = {
+        "hybrids": test_hybrids.save, "experts": test_experts.save, "latents": test_latents.save
+    }  # fmt: skip
+    saves[kind](folder, case)
+    return {}
+
+
+def compute(executor: Any) -> tuple[list[torch.Tensor], list[dict[int, int]]]:
+    """Logits of chunks and of a step of all kinds, then tokens of decodes."""
+    d = Driver(executor)
+    first, second, _ = prompts()
+    d.step(opens=[d.open(row, d.pages(512 * row, 128)) for row in range(2)])
+    logits = [d.forward(extends=[ExtendRow(0, 0, pack(first[:30]), True)]).clone()]
+    d.prefill(1, 0, second)
+    mixed = d.forward(extends=[ExtendRow(0, 30, pack(first[30:]), True)], decodes=[1])
+    return [*logits, mixed.clone()], [d.step(decodes=[0, 1]) for _ in range(8)]
+
+
+@pytest.mark.parametrize(("kind", "case", "count"), CASES)
+def test_equal_to_one_rank(kind: str, case: str, count: int, tmp_path: Path) -> None:
+    settings = save(kind, case, tmp_path)
+    config = {"path": tmp_path, "device": "cpu", "kv_tokens": 1024, "quantization": "none", **settings}
+    one = load_executor(ModelConfig(**config), lambda what, share: None)
+    wanted, tokens = compute(one)
+    one.close()
+    with ranked(ModelConfig(**config, tensor_parallel=count)) as executor:
+        found, tokens_too = compute(executor)
+        assert executor.info.parameters == one.info.parameters
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours.log_softmax(-1), theirs.log_softmax(-1), atol=3e-4, rtol=0)
+    assert tokens_too == tokens
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> dict[str, Any]:
+    test_families.save(tmp_path, "Llama", {})
+    return {
+        "path": tmp_path, "device": "cpu", "kv_tokens": 4096, "max_rows": 32, "page_size": 4,
+        "quantization": "none", "kv_host": 1 << 20,
+    }  # fmt: skip
+
+
+def decide(executor: Any) -> Any:
+    """Drafts, constraints that are late, scores, and blocks that leave and come back."""
+    drafter = NgramDrafter(executor.info.max_rows)
+    outputs, _, _, forced = generate(Driver(executor), True, slow="all", drafter=drafter)
+    late = executor.constraints.counters.sat_out
+    d = Driver(executor)
+    prompt = prompts()[0] + prompts()[1][:10]
+    table, other, key = d.pages(0, 100), d.pages(400, 100), b"k" * 16
+    block = MovedBlock(1, key, pack(table[: BLOCK // d.page_size]))
+    scored = ExtendRow(0, 0, pack(prompt), True, places=pack([3, 9]), targets=pack([1, 2]))
+    result = executor.launch(StepPlan(1, opens=[d.open(0, table)], extends=[scored])).result()
+    scores = torch.frombuffer(bytearray(result.scores), dtype=torch.float32)
+    d.step(closes=[0], saves=[block])
+    pages = pack(other[: BLOCK // d.page_size])
+    plan = StepPlan(
+        2, opens=[d.open(0, other, cached=BLOCK)],
+        extends=[ExtendRow(0, BLOCK, pack(prompt[BLOCK:]), True)],
+        loads=[MovedBlock(1, key, pages), MovedBlock(0, b"o" * 16, pack(d.pages(900, BLOCK)))],
+    )  # fmt: skip
+    again = executor.launch(plan).result()
+    assert again.tokens == result.tokens  # the keys are those that were saved
+    outputs.pop(len(SAMPLINGS))  # how many steps it is in depends on how late others are
+    return (outputs, forced, result.tokens, list(unpack(again.lost))), scores, late
+
+
+def test_all_else_is_decided_by_rank_0(llama: dict[str, Any]) -> None:
+    one = load_executor(ModelConfig(**llama), lambda what, share: None)
+    wanted, scores, _ = decide(one)
+    one.close()
+    with ranked(ModelConfig(**llama, tensor_parallel=2)) as executor:
+        found, scores_too, late = decide(executor)
+    assert found == wanted
+    assert found[-1] == [0]
+    assert late > 0
+    torch.testing.assert_close(scores_too, scores, atol=1e-4, rtol=0)
+
+
+def test_a_rank_reads_its_part_alone(llama: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers that are copied out of the files: what each rank has, and nothing twice but norms."""
+    from ramify.gpu.startup import weights
+
+    read: list[int] = []
+    plain = weights._Target.read
+
+    def counted(self: Any, file: Any, name: str) -> Any:
+        tensor = plain(self, file, name)
+        read.append(tensor.numel())
+        return tensor
+
+    monkeypatch.setattr(weights._Target, "read", counted)
+    with ranked(ModelConfig(**llama, tensor_parallel=2)) as executor:
+        norms = 64 * 7
+        assert sum(read) == executor.info.parameters + norms
+    assert not [name for name in os.listdir("/dev/shm") if "ramify" in name]

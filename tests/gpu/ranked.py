@@ -1,0 +1,57 @@
+"""Ranks as threads of one process: they talk as processes do, and torch is imported once."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import msgspec
+
+from ramify.gpu.executors.base import Follower
+from ramify.gpu.ranks.ring import GroupMemory, RankPlace
+from ramify.gpu.startup.load import load_rank
+from ramify.protocol.config import ModelConfig
+
+
+@contextmanager
+def ranked(config: ModelConfig) -> Iterator[Any]:
+    """Rank 0's executor. `followers`, in the order of their ranks, tell how the others ended."""
+    count = config.tensor_parallel
+    config = msgspec.structs.replace(config, threads=1)
+    errors: list[BaseException] = []
+
+    def follow(place: RankPlace) -> None:
+        try:
+            follower = load_rank(config, lambda what, share: None, place)
+            assert isinstance(follower, Follower)
+            follower.follow(lambda: None)
+            follower.close()
+        except BaseException as error:
+            errors.append(error)
+
+    with GroupMemory(count) as shared:
+        places = [own_place(place) for place in shared.places]
+        threads = [threading.Thread(target=follow, args=(place,), daemon=True) for place in places[1:]]
+        for thread in threads:
+            thread.start()
+        executor = None
+        try:
+            executor = load_rank(config, lambda what, share: None, places[0])
+            yield executor
+        finally:
+            if executor is not None:
+                executor.close()
+                for thread in threads:
+                    thread.join(60)
+            for place in places:
+                with suppress(OSError):
+                    os.close(place.store)
+    if errors:
+        raise errors[0]
+
+
+def own_place(place: RankPlace) -> RankPlace:
+    """With descriptors that the rank may close."""
+    store, ring, *bells = (os.dup(descriptor) for descriptor in place.descriptors)
+    return RankPlace(place.rank, place.ranks, store, ring, bells)
