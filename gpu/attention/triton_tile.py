@@ -53,8 +53,8 @@ time as float16. The first is the only one whose bits depend on no other key of 
 def reading(q: Tensor, kv: LayerKV, pairs: bool = False) -> int:
     """`pairs`: the kernel's tiles of queries are multiplied from registers."""
     if kv.k_scales is None or q.dtype == torch.float32:
-        return FLOATS.value
-    return (PAIRS if pairs and not kv.tail else HALF).value
+        return int(FLOATS.value)
+    return int((PAIRS if pairs and not kv.tail else HALF).value)
 
 
 @triton.jit

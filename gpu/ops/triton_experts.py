@@ -20,7 +20,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.gpu.ops.experts import ExpertActivation, ExpertTile, LayerExperts
-from ramify.gpu.ops.linear.base import Operand
+from ramify.gpu.ops.linear.base import Linear, Operand
+from ramify.gpu.ops.triton_four_codes import WORDS, added, missing_of, multiplied, packing
 from ramify.gpu.ops.triton_layer import opened
 from ramify.gpu.ops.triton_linear import UnscaledRows
 from ramify.gpu.programmatic_launch import launch_options, overlap_options, overlaps, wait
@@ -84,16 +85,19 @@ def open_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: ExpertRou
     (tokens, top), shared = routes.chosen.shape, layer.shared
     beside = 0 if shared is None else shared.size
     gated = values.new_empty((tokens, top * size + beside))
-    gate_up = layer.gate_up.weight.operand
-    shared_up = gate_up if shared is None else shared.gate_up.weight.operand  # not read without one
+    beside_up = layer.gate_up if shared is None else shared.gate_up  # not read without one
+    gate_up, shared_up = layer.gate_up.weight.operand, beside_up.weight.operand
+    packed, shared_packed = (packing(one.weight, values.dtype) for one in (layer.gate_up, beside_up))
     parts = 1 if x.squares is None else x.squares.shape[1]
-    many = 16  # rows of the weights that a program takes
+    many = 32 if packed else 16  # rows of the weights that a program takes
     _open_few[(tokens * (top * triton.cdiv(size, many) + triton.cdiv(beside, many)),)](
-        values, x.squares, routes.chosen, gate_up.codes, gate_up.scales, layer.gate_up.bias,
-        shared_up.codes, shared_up.scales, gated, tokens, parts, eps, HIDDEN=hidden, SIZE=size,
+        values, x.squares, routes.chosen, gate_up.codes, gate_up.scales, gate_up.zeros,
+        layer.gate_up.bias, shared_up.codes, shared_up.scales, shared_up.zeros, gated, tokens, parts,
+        eps, layer.gate_up.weight.shape[0], beside_up.weight.shape[0], HIDDEN=hidden, SIZE=size,
         SHARED=beside, TOP=top, KIND=_KINDS[layer.activation], PARTS=triton.next_power_of_2(parts),
         GROUP=gate_up.group or hidden, SHARED_GROUP=shared_up.group or hidden, ROWS=many,
-        DEPTH=_depth(hidden, gate_up, shared_up), STAGES=3, num_warps=4,
+        DEPTH=_depth(hidden, gate_up, shared_up), STAGES=3, PACKED=packed, SHARED_PACKED=shared_packed,
+        num_warps=4,
         **overlap_options(values.device),
     )  # fmt: skip
     return gated
@@ -112,19 +116,23 @@ def sum_few(
     norm, are returned with their squares.
     """
     (tokens, top), shared, size = routes.chosen.shape, layer.shared, layer.size
-    hidden, down = len(layer.down.weight.operand.codes) // layer.experts, layer.down.weight.operand
+    hidden, down = layer.down.weight.shape[0] // layer.experts, layer.down.weight.operand
     beside = 0 if shared is None else shared.size
-    shared_down = down if shared is None else shared.down.weight.operand  # not read without one
-    rows = 8 if tokens <= 4 else 16  # of the weights that a program takes
+    beside_down = layer.down if shared is None else shared.down  # not read without one
+    shared_down = beside_down.weight.operand
+    packed, shared_packed = (packing(one.weight, gated.dtype) for one in (layer.down, beside_down))
+    rows = (8 if tokens <= 4 else 16) << (packed > 0)  # of the weights that a program takes
     output, blocks, squares = gated.new_empty((tokens, hidden)), triton.cdiv(hidden, rows), None
     if residual is not None:
         squares = torch.empty((tokens, blocks), dtype=torch.float32, device=gated.device)
     _sum_few[(tokens * blocks,)](
-        gated, routes.chosen, routes.counts, down.codes, down.scales, layer.down.bias,
-        shared_down.codes, shared_down.scales, residual, gain, output, squares, tokens, HIDDEN=hidden,
+        gated, routes.chosen, routes.counts, down.codes, down.scales, down.zeros, layer.down.bias,
+        shared_down.codes, shared_down.scales, shared_down.zeros, residual, gain, output, squares,
+        tokens, layer.down.weight.shape[0], beside_down.weight.shape[0], HIDDEN=hidden,
         SIZE=size, SHARED=beside, TOP=top, GROUP=down.group or size,
         SHARED_GROUP=shared_down.group or max(1, beside), ROWS=rows, DEPTH=_depth(size, down),
-        SHARED_DEPTH=_depth(max(1, beside), shared_down), STAGES=4, num_warps=4,
+        SHARED_DEPTH=_depth(max(1, beside), shared_down), STAGES=4, PACKED=packed,
+        SHARED_PACKED=shared_packed, num_warps=4,
         **overlap_options(gated.device),
     )  # fmt: skip
     return UnscaledRows(output, squares)
@@ -155,20 +163,20 @@ def run_many(
         "num_warps": tile.warps, "num_stages": tile.stages, **options,
     }  # fmt: skip
     gate_up, down = layer.gate_up.weight.operand, layer.down.weight.operand
-    gated, added = x.new_empty((pairs, size)), x.new_empty((pairs, hidden))
+    gated, sums = x.new_empty((pairs, size)), x.new_empty((pairs, hidden))
     _open_many[(tiles * triton.cdiv(size, tile.columns),)](
-        x, order, starts, gate_up.codes, gate_up.scales, layer.gate_up.bias, gated,
-        KIND=_KINDS[layer.activation], **_steps(gate_up, hidden, tile), **sizes,
+        x, order, starts, gate_up.codes, gate_up.scales, gate_up.zeros, layer.gate_up.bias, gated,
+        KIND=_KINDS[layer.activation], **_steps(layer.gate_up, x, tile), **sizes,
     )  # fmt: skip
     places = routes.counts.shape[1]
     _down_many[(tiles * triton.cdiv(hidden, tile.columns),)](
-        gated, order, starts, routes.counts, down.codes, down.scales, layer.down.bias, added,
-        PLACES=places, **_steps(down, size, tile), **sizes,
+        gated, order, starts, routes.counts, down.codes, down.scales, down.zeros, layer.down.bias, sums,
+        PLACES=places, **_steps(layer.down, gated, tile), **sizes,
     )  # fmt: skip
     output = torch.empty_like(x)
     block = min(_SUMMED, triton.next_power_of_2(hidden))
     _sum_many[(tokens, triton.cdiv(hidden, block))](
-        added, shared, routes.counts, output, HIDDEN=hidden, TOP=top, PLACES=places, BLOCK=block,
+        sums, shared, routes.counts, output, HIDDEN=hidden, TOP=top, PLACES=places, BLOCK=block,
         OVERLAP=overlap, num_warps=4, **options,
     )  # fmt: skip
     return output
@@ -203,14 +211,16 @@ def tile_for(
 
 def _depth(size: int, *operands: Operand) -> int:
     """Inputs of one step of a loop over `size`, of which a group has as many or more."""
-    most = min([256, *(one.group for one in operands if 0 < one.group < size)])
+    most = min([256, *(one.group for one in operands if 16 <= one.group < size)])
     return min(most, max(16, 1 << (size - 1).bit_length()))
 
 
-def _steps(weight: Operand, inputs: int, tile: ExpertTile) -> dict[str, int]:
-    """Inputs of one step, and of a group; 0: a row is one."""
-    group = weight.group if 0 < weight.group < inputs else 0
-    return {"GROUP": group, "DEPTH": min(tile.depth, group or tile.depth)}
+def _steps(linear: Linear, x: Tensor, tile: ExpertTile) -> dict[str, int]:
+    """Inputs of one step, and of a group; 0: a row is one. Packed codes have steps of their own."""
+    group, packed = linear.weight.operand.group, packing(linear.weight, x.dtype)
+    if packed or not 0 < group < x.shape[1]:
+        group = 0
+    return {"GROUP": group, "DEPTH": min(tile.depth, group or tile.depth), "PACKED": packed}
 
 
 @triton.jit
@@ -318,21 +328,35 @@ def _weights(place, there, scales, row, at, WIDTH: tl.constexpr, GROUP: tl.const
 
 @triton.jit
 def _open_rows(
-    x, scale, weight, scales, bias, output, row, SIZE: tl.constexpr, HIDDEN: tl.constexpr,
-    KIND: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
-    STAGES: tl.constexpr,
+    x, scale, weight, scales, zeros, bias, output, row, first, total, SIZE: tl.constexpr,
+    HIDDEN: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
+    DEPTH: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """output[row] = activation(gate) * up of one token x [HIDDEN], for some rows of an expert."""
+    """output[row] = activation(gate) * up of one token x [HIDDEN], for some rows of an expert.
+
+    `first` of `total` rows is the expert's; weight, scales and bias begin there, if they are not packed.
+    """
     line = tl.minimum(row, SIZE - 1)[:, None]
-    gate, up = tl.zeros([ROWS, DEPTH], tl.float32), tl.zeros([ROWS, DEPTH], tl.float32)
-    for at in tl.range(0, HIDDEN, DEPTH, num_stages=STAGES):
-        column = at + tl.arange(0, DEPTH)
-        there = column < HIDDEN
-        value = tl.load(x + column, mask=there, other=0.0).to(tl.float32)[None, :]
-        place, known = weight + line * HIDDEN + column[None, :], there[None, :]
-        gate += _weights(place, known, scales, line, at, HIDDEN, GROUP) * value
-        if KIND != _RELU2:
-            up += _weights(place + SIZE * HIDDEN, known, scales, line + SIZE, at, HIDDEN, GROUP) * value
+    WIDE: tl.constexpr = WORDS if PACKED else DEPTH
+    gate, up = tl.zeros([ROWS, WIDE], tl.float32), tl.zeros([ROWS, WIDE], tl.float32)
+    if PACKED:
+        own = first + tl.minimum(row, SIZE - 1)
+        for unit in tl.range(0, (HIDDEN + 4 * WORDS - 1) // (4 * WORDS), num_stages=STAGES):
+            gate = added(gate, x, unit, HIDDEN, weight, scales, zeros, own, total, PACKED)
+            if KIND != _RELU2:
+                up = added(up, x, unit, HIDDEN, weight, scales, zeros, own + SIZE, total, PACKED)
+    else:
+        for at in tl.range(0, HIDDEN, DEPTH, num_stages=STAGES):
+            column = at + tl.arange(0, DEPTH)
+            there = column < HIDDEN
+            value = tl.load(x + column, mask=there, other=0.0).to(tl.float32)[None, :]
+            place, known = weight + line * HIDDEN + column[None, :], there[None, :]
+            gate += _weights(place, known, scales, line, at, HIDDEN, GROUP) * value
+            if KIND != _RELU2:
+                up += (
+                    _weights(place + SIZE * HIDDEN, known, scales, line + SIZE, at, HIDDEN, GROUP)
+                    * value
+                )
     gates, ups = tl.sum(gate, 1) * scale, tl.sum(up, 1) * scale
     inside = row < SIZE
     if bias is not None:
@@ -345,11 +369,12 @@ def _open_rows(
 
 @triton.jit(do_not_specialize=["tokens"])
 def _open_few(
-    x, squares, chosen, weight, scales, bias, shared, shared_scales, output, tokens, parts, eps,
+    x, squares, chosen, weight, scales, zeros, bias, shared, shared_scales, shared_zeros, output, tokens,
+    parts, eps, total, shared_total,
     HIDDEN: tl.constexpr, SIZE: tl.constexpr, SHARED: tl.constexpr, TOP: tl.constexpr,
     KIND: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr, SHARED_GROUP: tl.constexpr,
-    ROWS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    ROWS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr,
+    SHARED_PACKED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """output [T, TOP * SIZE + SHARED]. squares: see `UnscaledRows`."""
     wait(OVERLAP)
@@ -374,28 +399,32 @@ def _open_few(
         own_bias = bias
         if bias is not None:
             own_bias = bias + first
-        own_scales = scales
-        if scales is not None:
-            own_scales = scales + first * ((HIDDEN + GROUP - 1) // GROUP)
+        own_weight, own_scales = weight, scales
+        if PACKED == 0:
+            own_weight = weight + first * HIDDEN
+            if scales is not None:
+                own_scales = scales + first * ((HIDDEN + GROUP - 1) // GROUP)
         _open_rows(
-            source, scale, weight + first * HIDDEN, own_scales, own_bias,
-            target + pair % TOP * SIZE, index // pairs * ROWS + lane, SIZE, HIDDEN, KIND, GROUP, ROWS,
-            DEPTH, STAGES,
+            source, scale, own_weight, own_scales, zeros, own_bias, target + pair % TOP * SIZE,
+            index // pairs * ROWS + lane, first, total, SIZE, HIDDEN, KIND, GROUP, ROWS, DEPTH, STAGES,
+            PACKED,
         )  # fmt: skip
     elif SHARED > 0:
         _open_rows(
-            source, scale, shared, shared_scales, None, target + TOP * SIZE,
-            (index - routed) // tokens * ROWS + lane, SHARED, HIDDEN, KIND, SHARED_GROUP, ROWS, DEPTH,
-            STAGES,
+            source, scale, shared, shared_scales, shared_zeros, None, target + TOP * SIZE,
+            (index - routed) // tokens * ROWS + lane, token * 0, shared_total, SHARED, HIDDEN, KIND,
+            SHARED_GROUP, ROWS, DEPTH, STAGES, SHARED_PACKED,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _sum_few(
-    gated, chosen, counts, weight, scales, bias, shared, shared_scales, residual, gain, output, squares,
-    tokens, HIDDEN: tl.constexpr, SIZE: tl.constexpr, SHARED: tl.constexpr, TOP: tl.constexpr,
+    gated, chosen, counts, weight, scales, zeros, bias, shared, shared_scales, shared_zeros, residual,
+    gain, output, squares, tokens, total, shared_total,
+    HIDDEN: tl.constexpr, SIZE: tl.constexpr, SHARED: tl.constexpr, TOP: tl.constexpr,
     GROUP: tl.constexpr, SHARED_GROUP: tl.constexpr, ROWS: tl.constexpr,
-    DEPTH: tl.constexpr, SHARED_DEPTH: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
+    DEPTH: tl.constexpr, SHARED_DEPTH: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr,
+    SHARED_PACKED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """output [T, HIDDEN]: some columns of one token. residual, gain, squares: see `sum_few`."""
     wait(OVERLAP)
@@ -406,33 +435,53 @@ def _sum_few(
     source = gated + token * (TOP * SIZE + SHARED)
     own_counts = counts + token * (TOP + (SHARED > 0))
     own_chosen = chosen + token * TOP
-    STEPS: tl.constexpr = (SIZE + DEPTH - 1) // DEPTH
-    sums = tl.zeros([ROWS, DEPTH], tl.float32)
-    for step in tl.range(0, TOP * STEPS, num_stages=STAGES):
-        place = step // STEPS
-        at = step % STEPS * DEPTH
-        column = at + tl.arange(0, DEPTH)
-        there = column < SIZE
-        value = tl.load(source + place * SIZE + column, mask=there, other=0.0).to(tl.float32)
-        value *= tl.load(own_counts + place)
-        own = line + tl.load(own_chosen + place).to(tl.int64) * HIDDEN  # a row of all experts'
-        at_weights = weight + own * SIZE + column[None, :]
-        sums += _weights(at_weights, there[None, :], scales, own, at, SIZE, GROUP) * value[None, :]
+    STEP: tl.constexpr = 4 * WORDS if PACKED else DEPTH
+    STEPS: tl.constexpr = (SIZE + STEP - 1) // STEP
+    WIDE: tl.constexpr = WORDS if PACKED else DEPTH
+    sums = tl.zeros([ROWS, WIDE], tl.float32)
+    if PACKED:
+        for place in tl.static_range(TOP):
+            own = tl.load(own_chosen + place).to(tl.int64) * HIDDEN + tl.minimum(row, HIDDEN - 1)
+            part = tl.zeros([ROWS, WIDE], tl.float32)
+            for unit in tl.range(0, STEPS, num_stages=STAGES):
+                part = added(
+                    part, source + place * SIZE, unit, SIZE, weight, scales, zeros, own, total, PACKED
+                )
+            sums += part * tl.load(own_counts + place)
+    else:
+        for step in tl.range(0, TOP * STEPS, num_stages=STAGES):
+            place = step // STEPS
+            at = step % STEPS * DEPTH
+            column = at + tl.arange(0, DEPTH)
+            there = column < SIZE
+            value = tl.load(source + place * SIZE + column, mask=there, other=0.0).to(tl.float32)
+            value *= tl.load(own_counts + place)
+            own = line + tl.load(own_chosen + place).to(tl.int64) * HIDDEN  # a row of all experts'
+            at_weights = weight + own * SIZE + column[None, :]
+            sums += _weights(at_weights, there[None, :], scales, own, at, SIZE, GROUP) * value[None, :]
     y = tl.sum(sums, 1)
     if bias is not None:
         for place in tl.static_range(TOP):
             own_bias = bias + tl.load(own_chosen + place).to(tl.int64) * HIDDEN + row
             y += tl.load(own_bias, mask=inside, other=0.0).to(tl.float32) * tl.load(own_counts + place)
     if SHARED > 0:
-        beside = tl.zeros([ROWS, SHARED_DEPTH], tl.float32)
-        for at in tl.range(0, SHARED, SHARED_DEPTH, num_stages=STAGES):
-            column = at + tl.arange(0, SHARED_DEPTH)
-            there = column < SHARED
-            value = tl.load(source + TOP * SIZE + column, mask=there, other=0.0).to(tl.float32)
-            at_weights = shared + line * SHARED + column[None, :]
-            known = there[None, :]
-            w = _weights(at_weights, known, shared_scales, line, at, SHARED, SHARED_GROUP)
-            beside += w * value[None, :]
+        beside = tl.zeros([ROWS, WORDS if SHARED_PACKED else SHARED_DEPTH], tl.float32)
+        if SHARED_PACKED:
+            own, behind = tl.minimum(row, HIDDEN - 1), source + TOP * SIZE
+            for unit in tl.range(0, (SHARED + 4 * WORDS - 1) // (4 * WORDS), num_stages=STAGES):
+                beside = added(
+                    beside, behind, unit, SHARED, shared, shared_scales, shared_zeros, own, shared_total,
+                    SHARED_PACKED,
+                )  # fmt: skip
+        else:
+            for at in tl.range(0, SHARED, SHARED_DEPTH, num_stages=STAGES):
+                column = at + tl.arange(0, SHARED_DEPTH)
+                there = column < SHARED
+                value = tl.load(source + TOP * SIZE + column, mask=there, other=0.0).to(tl.float32)
+                at_weights = shared + line * SHARED + column[None, :]
+                known = there[None, :]
+                w = _weights(at_weights, known, shared_scales, line, at, SHARED, SHARED_GROUP)
+                beside += w * value[None, :]
         y += tl.sum(beside, 1) * tl.load(own_counts + TOP)
     at_row = token * HIDDEN + row
     if residual is not None:
@@ -508,10 +557,10 @@ def _dot(
 
 @triton.jit
 def _open_many(
-    x, order, starts, weight, scales, bias, output, EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
+    x, order, starts, weight, scales, zeros, bias, output, EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
     HIDDEN: tl.constexpr, SIZE: tl.constexpr, TOP: tl.constexpr, KIND: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+    PRECISION: tl.constexpr, PACKED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """output [pairs, SIZE], in the experts' order."""
     wait(OVERLAP)
@@ -531,16 +580,31 @@ def _open_many(
     first_row += tl.minimum(column, SIZE - 1)
     x_at = x + token[None, :] * HIDDEN + step[:, None]
     gate, up = tl.zeros([COLUMNS, ROWS], tl.float32), tl.zeros([COLUMNS, ROWS], tl.float32)
-    for at in range(0, HIDDEN, DEPTH):
-        inside = at + step < HIDDEN
-        values = tl.load(x_at + at, mask=inside[:, None] & there[None, :], other=0.0)
-        w = tl.load(w_at + at, mask=inside[None, :], other=0.0)
-        gate = _dot(w, values, gate, scales, first_row, at, HIDDEN, GROUP, PRECISION)
-        if KIND != _RELU2:
-            w = tl.load(w_at + SIZE * HIDDEN + at, mask=inside[None, :], other=0.0)
-            up = _dot(w, values, up, scales, first_row + SIZE, at, HIDDEN, GROUP, PRECISION)
+    if PACKED:
+        total = EXPERTS * (SIZE if KIND == _RELU2 else 2 * SIZE)
+        source = x + token[None, :] * HIDDEN
+        for unit in range((HIDDEN + 4 * WORDS - 1) // (4 * WORDS)):
+            gate = multiplied(
+                gate, source, there, unit, HIDDEN, weight, scales, zeros, first_row, total, PRECISION,
+                PACKED,
+            )  # fmt: skip
+            if KIND != _RELU2:
+                up = multiplied(
+                    up, source, there, unit, HIDDEN, weight, scales, zeros, first_row + SIZE, total,
+                    PRECISION, PACKED,
+                )  # fmt: skip
+        gate, up = gate * missing_of(PACKED), up * missing_of(PACKED)
+    else:
+        for at in range(0, HIDDEN, DEPTH):
+            inside = at + step < HIDDEN
+            values = tl.load(x_at + at, mask=inside[:, None] & there[None, :], other=0.0)
+            w = tl.load(w_at + at, mask=inside[None, :], other=0.0)
+            gate = _dot(w, values, gate, scales, first_row, at, HIDDEN, GROUP, PRECISION)
+            if KIND != _RELU2:
+                w = tl.load(w_at + SIZE * HIDDEN + at, mask=inside[None, :], other=0.0)
+                up = _dot(w, values, up, scales, first_row + SIZE, at, HIDDEN, GROUP, PRECISION)
     known = column < SIZE
-    if scales is not None and GROUP == 0:
+    if scales is not None and GROUP == 0 and PACKED == 0:
         gate *= tl.load(scales + first_row)[:, None]
         if KIND != _RELU2:
             up *= tl.load(scales + first_row + SIZE)[:, None]
@@ -555,10 +619,10 @@ def _open_many(
 
 @triton.jit
 def _down_many(
-    gated, order, starts, counts, weight, scales, bias, output, EXPERTS: tl.constexpr,
+    gated, order, starts, counts, weight, scales, zeros, bias, output, EXPERTS: tl.constexpr,
     BLOCK: tl.constexpr, HIDDEN: tl.constexpr, SIZE: tl.constexpr, TOP: tl.constexpr,
     PLACES: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+    DEPTH: tl.constexpr, PRECISION: tl.constexpr, PACKED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """output [pairs, HIDDEN], in the tokens' order, times what each counts."""
     wait(OVERLAP)
@@ -576,13 +640,22 @@ def _down_many(
     row = expert.to(tl.int64) * HIDDEN + tl.minimum(column, HIDDEN - 1)
     x_at = gated + place.to(tl.int64)[None, :] * SIZE + step[:, None]
     sums = tl.zeros([COLUMNS, ROWS], tl.float32)
-    for at in range(0, SIZE, DEPTH):
-        inside = at + step < SIZE
-        values = tl.load(x_at + at, mask=inside[:, None] & there[None, :], other=0.0)
-        w = tl.load(w_at + at, mask=inside[None, :], other=0.0)
-        sums = _dot(w, values, sums, scales, row, at, SIZE, GROUP, PRECISION)
+    if PACKED:
+        source = gated + place.to(tl.int64)[None, :] * SIZE
+        for unit in range((SIZE + 4 * WORDS - 1) // (4 * WORDS)):
+            sums = multiplied(
+                sums, source, there, unit, SIZE, weight, scales, zeros, row, EXPERTS * HIDDEN, PRECISION,
+                PACKED,
+            )  # fmt: skip
+        sums *= missing_of(PACKED)
+    else:
+        for at in range(0, SIZE, DEPTH):
+            inside = at + step < SIZE
+            values = tl.load(x_at + at, mask=inside[:, None] & there[None, :], other=0.0)
+            w = tl.load(w_at + at, mask=inside[None, :], other=0.0)
+            sums = _dot(w, values, sums, scales, row, at, SIZE, GROUP, PRECISION)
     known = column < HIDDEN
-    if scales is not None and GROUP == 0:
+    if scales is not None and GROUP == 0 and PACKED == 0:
         sums *= tl.load(scales + row)[:, None]
     if bias is not None:
         own = bias + expert * HIDDEN + column

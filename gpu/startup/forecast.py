@@ -93,6 +93,8 @@ class Sizes:
             return 1 + 4 / GROUP  # if a scale is of so many
         if self._quantization.isa is None and self._quantization.name in ("int4", "mxfp4"):
             wide = use in ("logits", "scores")
+            if self._quantization.kept and self._quantization.name == "mxfp4":  # it has experts alone
+                wide = wide or not any(".experts." in name for name in names)
             return self._plain if wide else 0.5 + _SCALES[self._quantization.name]
         if self._quantization.isa is None:
             return self._plain

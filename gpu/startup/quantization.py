@@ -28,6 +28,7 @@ _ADA = (8, 9)
 _ARITHMETIC = (
     ("attention", "auto"), ("dtype", "auto"), ("kv_dtype", "auto"), ("deterministic", False)
 )  # fmt: skip
+_FOUR: tuple[Literal["int4"], Literal["mxfp4"]] = ("int4", "mxfp4")
 _TESTING = "; a CPU widens them in each product, which is slow: for testing"
 
 
@@ -116,19 +117,15 @@ def _fp8(config: ModelConfig, shape: Definition, device: torch.device) -> Quanti
 
 def _four_bits(config: ModelConfig, shape: Definition, device: torch.device) -> Quantization | None:
     """Whether Triton's kernels read 4 bits, None if neither the settings nor the checkpoint say so."""
-    asked, stored = config.quantization, shape.stored is not None and shape.stored.name == "int4"
-    name = asked if asked in ("int4", "mxfp4") else "int4" if asked == "auto" and stored else None
+    asked, stored = config.quantization, shape.stored.name if shape.stored is not None else None
+    wanted = stored if asked == "auto" else asked
+    name = next((each for each in _FOUR if each == wanted), None)
     on_kernels = device.type == "cuda" or config.attention == "triton"
-    if name is None or not (on_kernels or name == "mxfp4"):
+    if name is None or not (on_kernels or asked == "mxfp4"):
         return None
-    if shape.has_experts:
-        if asked != "auto":
-            raise ModelError(f"--quantization {asked}: experts are served in floats on a GPU, in 8 bits "
-                             "on a CPU; give --quantization none")  # fmt: skip
-        return Quantization("none", "experts are served in floats on a GPU")
     reason = "as asked" if asked != "auto" else "the checkpoint's"
-    kept = stored and name == "int4"
-    return Quantization(name, reason + (_TESTING if device.type == "cpu" else ""), kept=kept)
+    told = reason + (_TESTING if device.type == "cpu" else "")
+    return Quantization(name, told, kept=stored == name)
 
 
 def block_bits(path: Path) -> int | None:

@@ -23,12 +23,14 @@ scores of experts, whose order rounding would change."""
 class Operand:
     """What Triton's kernels read of a weight. codes [outputs, inputs]: numbers, or what stands for them.
 
-    scales float32 [outputs, groups]: what each is multiplied by, where `group` inputs share one.
+    scales float32 [outputs, groups]: what each is multiplied by, where `group` inputs share one. Of 4
+    bits all are as `four_bits` lays them out, `zeros`, too.
     """
 
     codes: Tensor
     scales: Tensor | None = None
     group: int = 0
+    zeros: Tensor | None = None
 
 
 class Weight:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.gpu.ops.linear.base import Form, Linear, Weight
+from ramify.gpu.ops.linear.base import Form, Linear, Operand, Weight
 from ramify.gpu.ops.linear.grouped import GROUP, GroupedWeight, four_bits, mxfp4
 
 UNIT = 128  # inputs that are written together
@@ -21,6 +21,7 @@ MIDDLE = 8  # the code of 0 where there are no zero points
 LARGEST = 192  # exponent of MXFP4: the kernel's factor for a larger one is no bfloat16
 _FLOATS = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the numbers of MXFP4's codes; of the next eight: negative
 _BIAS = 127  # of MXFP4's exponents
+_PACKED = 1 << 25  # numbers that are packed at a time
 
 Zeros = Literal["none", "integers", "floats"]
 
@@ -43,6 +44,10 @@ class FourBitWeight(Weight):
     @property
     def shape(self) -> tuple[int, int]:
         return self.codes.shape[1], self.inputs
+
+    @property
+    def operand(self) -> Operand:
+        return Operand(self.codes, self.scales, self.group, self.zeros)
 
     @property
     def is_mxfp4(self) -> bool:
@@ -69,6 +74,11 @@ class FourBitWeight(Weight):
             values = (codes - MIDDLE) * scales
             return (values if self.zeros is None else values + self.zeros.t()[:, each])[:, : self.inputs]
         return ((codes - self.zeros.t().int()[:, each]) * scales)[:, : self.inputs]
+
+    def rows(self, first: int, last: int) -> "FourBitWeight":
+        zeros = None if self.zeros is None else self.zeros[:, first:last]
+        codes, scales = self.codes[:, first:last], self.scales[:, first:last]
+        return FourBitWeight(codes, scales, zeros, self.group, self.inputs)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, self.floats().to(x.dtype), bias)
@@ -98,30 +108,37 @@ def packed(weight: GroupedWeight, inputs: int) -> FourBitWeight:
         raise ValueError(f"groups of {group} inputs are not served: give groups of 32, 64 or 128")
     exponents = _exponents(weight)
     zeros: Tensor | None = None
-    if exponents is not None:
-        table = torch.zeros(32, dtype=torch.uint8)
-        table[[16 + value for value in _FLOATS]] = torch.arange(8, dtype=torch.uint8)
-        table[[16 - value for value in _FLOATS[1:]]] = torch.arange(9, 16, dtype=torch.uint8)
-        codes, scales = table.to(weight.codes.device)[weight.codes.int() + 16], exponents
-    else:
-        codes, scales = weight.codes.view(torch.uint8), _narrowest(weight.scales)
-        if weight.offsets is None:
-            codes = codes + MIDDLE
-        else:
-            zeros = _zeros(weight.scales, weight.offsets)
-    padded = F.pad(codes, (0, -codes.shape[1] % UNIT), value=0 if exponents is not None else MIDDLE)
-    parts = padded.view(outputs, -1, 4, GROUP).to(torch.int32)
-    words = parts[:, :, 0] | parts[:, :, 1] << 4 | parts[:, :, 2] << 8 | parts[:, :, 3] << 12
-    units = padded.shape[1] // UNIT
+    scales = exponents if exponents is not None else _narrowest(weight.scales)
+    if exponents is None and weight.offsets is not None:
+        zeros = _zeros(weight.scales, weight.offsets)
+    units = -(-weight.codes.shape[1] // UNIT)
     more = -(-units * UNIT // group) - scales.shape[1]  # groups of padding
+    added = 0 if exponents is not None or weight.offsets is not None else MIDDLE
+    step = max(1, _PACKED // inputs)
+    words = torch.empty((units, outputs, GROUP), dtype=torch.int16, device=weight.codes.device)
+    for first in range(0, outputs, step):  # of all experts there are more than memory has room for twice
+        codes = weight.codes[first : first + step]
+        words[:, first : first + step] = _words(codes, added, exponents is not None).transpose(0, 1)
 
     def turned(values: Tensor) -> Tensor:
         return F.pad(values, (0, more)).t().contiguous()
 
-    return FourBitWeight(
-        words.to(torch.int16).transpose(0, 1).contiguous(), turned(scales),
-        None if zeros is None else turned(zeros), group, inputs,
-    )  # fmt: skip
+    return FourBitWeight(words, turned(scales), None if zeros is None else turned(zeros), group, inputs)
+
+
+def _words(codes: Tensor, more: int, is_mxfp4: bool) -> Tensor:
+    """int8 [R, inputs] -> int16 [R, units, 32]. MXFP4's come in twos; to others `more` is added."""
+    if is_mxfp4:
+        table = torch.zeros(32, dtype=torch.uint8)
+        table[[16 + value for value in _FLOATS]] = torch.arange(8, dtype=torch.uint8)
+        table[[16 - value for value in _FLOATS[1:]]] = torch.arange(9, 16, dtype=torch.uint8)
+        codes = table.to(codes.device)[codes.int() + 16]
+    else:
+        codes = codes.view(torch.uint8) + more
+    padded = F.pad(codes, (0, -codes.shape[1] % UNIT), value=0 if is_mxfp4 else MIDDLE)
+    parts = padded.view(len(codes), -1, 4, GROUP).to(torch.int32)
+    words = parts[:, :, 0] | parts[:, :, 1] << 4 | parts[:, :, 2] << 8 | parts[:, :, 3] << 12
+    return words.to(torch.int16)
 
 
 def _exponents(weight: GroupedWeight) -> Tensor | None:

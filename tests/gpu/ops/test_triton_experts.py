@@ -21,7 +21,9 @@ from ramify.gpu.ops.experts import (  # noqa: E402
     route,
     run,
 )
-from ramify.gpu.ops.linear.base import Linear, plain  # noqa: E402
+from ramify.gpu.ops.linear.base import Linear, PlainWeight, plain  # noqa: E402
+from ramify.gpu.ops.linear.four_bits import packed  # noqa: E402
+from ramify.gpu.ops.linear.grouped import GroupedWeight, four_bits, mxfp4  # noqa: E402
 from ramify.gpu.ops.rmsnorm import RMSNorm  # noqa: E402
 from ramify.gpu.ops.triton_experts import (  # noqa: E402
     ExpertRoutes,
@@ -169,6 +171,57 @@ class Given:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._logits
+
+
+@pytest.mark.parametrize("form", ["int4", "with zeros", "with offsets", "mxfp4"])
+def test_experts_in_4_bits(form: str) -> None:
+    """Against the numbers that the codes stand for, in float64; a shared expert, biases, a last unit."""
+    kind = HALF if form == "mxfp4" else torch.float32
+    one = layer(kind, "biased" if form == "mxfp4" else "gated")
+
+    def packing(linear: Linear) -> Linear:
+        weight = linear.tensor.float().cpu()
+        if form == "mxfp4":
+            found = mxfp4(weight)
+        else:
+            found = four_bits(weight, 64 if form == "int4" else 32)
+            if form != "int4":
+                codes, scales = found.codes + 8, found.scales
+                zeros = torch.full_like(scales, 8).index_fill_(0, torch.arange(3), 5)
+                offsets = -zeros * scales if form == "with zeros" else (scales * -7.7).half().float()
+                found = GroupedWeight(codes, scales, offsets, 4)
+        offsets = None if found.offsets is None else found.offsets.to(DEVICE)
+        found = GroupedWeight(found.codes.to(DEVICE), found.scales.to(DEVICE), offsets, found.bits)
+        return replace(linear, weight=packed(found, weight.shape[1]))
+
+    own = replace(one, gate_up=packing(one.gate_up), down=packing(one.down))
+    if one.shared is not None:
+        shared = replace(one.shared, gate_up=packing(one.shared.gate_up), down=packing(one.shared.down))
+        own = replace(own, shared=shared)
+
+    def doubled(linear: Linear) -> Linear:
+        bias = None if linear.bias is None else linear.bias.double()
+        return replace(linear, weight=PlainWeight(linear.weight.floats().double()), bias=bias)
+
+    wide = replace(one, gate_up=doubled(own.gate_up), down=doubled(own.down))
+    if own.shared is not None:
+        shared = replace(own.shared, gate_up=doubled(own.shared.gate_up), down=doubled(own.shared.down))
+        wide = replace(wide, shared=shared)
+    for tokens in (3, 20):
+        x = made(tokens, HIDDEN, kind=kind)
+        logits = one.router(x)
+        routes = route_tokens(logits, one)
+        wide.router = Given(logits.double())  # type: ignore[assignment]
+        wanted = run(x.double(), wide)
+        if tokens == 3:
+            ours = run_few(UnscaledRows(x), 0.0, own, routes)
+        else:
+            beside = None
+            if wide.shared is not None:
+                up = gated(wide.shared.gate_up(x.double()), wide.shared.activation)
+                beside = wide.shared.down(up).to(kind)
+            ours = run_many(x, own, routes, beside, False)
+        near(ours, wanted.float(), kind)
 
 
 @pytest.mark.parametrize("tokens", [1, 20])

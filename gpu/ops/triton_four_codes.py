@@ -1,0 +1,253 @@
+"""Words of 4-bit codes (`linear.four_bits`) in Triton's kernels, as the numbers that they stand for.
+
+A word has four inputs of a unit, 32 apart: a tile of words becomes four tiles of neighbouring inputs.
+Called from kernels only; runs on a CPU with TRITON_INTERPRET=1, where shifts and floats stand for the
+instructions of the GPU.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ramify.gpu.ops.linear.base import Weight
+from ramify.gpu.ops.linear.four_bits import UNIT, FourBitWeight
+from ramify.gpu.programmatic_launch import overlaps
+
+WORDS = tl.constexpr(UNIT // 4)  # of a unit
+_INPUTS = tl.constexpr(UNIT)
+
+
+def has_instructions(weight: FourBitWeight, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether codes are widened by the GPU's instructions, of which MXFP4's give bfloat16 only."""
+    types = (torch.bfloat16,) if weight.is_mxfp4 else (torch.bfloat16, torch.float16)
+    return dtype in types and overlaps(device)
+
+
+def zero_kind(weight: FourBitWeight) -> int:
+    """ZERO of the kernels."""
+    return ("none", "integers", "floats").index(weight.zero_kind)
+
+
+def packing(weight: Weight, dtype: torch.dtype) -> int:
+    """PACKED of `added` and `multiplied`, all that they know of the form; 0: it is another one."""
+    if not isinstance(weight, FourBitWeight):
+        return 0
+    per, units = max(1, UNIT // weight.group), max(1, weight.group // UNIT)
+    asm = has_instructions(weight, dtype, weight.codes.device)
+    return 1 | asm << 1 | weight.is_mxfp4 << 2 | zero_kind(weight) << 3 | per << 5 | units << 8
+
+
+def zeros_of(weight: Weight) -> Tensor | None:
+    return weight.zeros if isinstance(weight, FourBitWeight) else None
+
+
+# Four pairs of bfloat16 or float16 of a pair of words. Integers come out as 128 or 1024 more, MXFP4's
+# numbers 2^-126 times as large: their bits are an exponent's last two and a fraction's first.
+_INTEGERS = tl.constexpr(
+    """{
+.reg .b32 t;
+lop3.b32 $0, $4, 0x000F000F, MAGIC, 0xEA;
+shr.u32 t, $4, 4;
+lop3.b32 $1, t, 0x000F000F, MAGIC, 0xEA;
+shr.u32 t, $4, 8;
+lop3.b32 $2, t, 0x000F000F, MAGIC, 0xEA;
+shr.u32 t, $4, 12;
+lop3.b32 $3, t, 0x000F000F, MAGIC, 0xEA;
+}""".replace("MAGIC", "0x43004300")
+)
+_INTEGERS_16 = tl.constexpr(_INTEGERS.value.replace("0x43004300", "0x64006400"))
+_FLOATS = tl.constexpr("""{
+.reg .b32 s, t;
+shl.b32 s, $4, 12;
+and.b32 s, s, 0x80008000;
+shl.b32 t, $4, 6;
+lop3.b32 $0, t, 0x01C001C0, s, 0xEA;
+shl.b32 s, $4, 8;
+and.b32 s, s, 0x80008000;
+shl.b32 t, $4, 2;
+lop3.b32 $1, t, 0x01C001C0, s, 0xEA;
+shl.b32 s, $4, 4;
+and.b32 s, s, 0x80008000;
+shr.u32 t, $4, 2;
+lop3.b32 $2, t, 0x01C001C0, s, 0xEA;
+and.b32 s, $4, 0x80008000;
+shr.u32 t, $4, 6;
+lop3.b32 $3, t, 0x01C001C0, s, 0xEA;
+}""")
+
+
+@triton.jit
+def codes_of(words, KIND: tl.constexpr, FP4: tl.constexpr, ASM: tl.constexpr):
+    """Four tiles of numbers: integers and what `_offset` says, or MXFP4's; of the type KIND if ASM."""
+    if ASM and tl.float16 == KIND:
+        a, b, c, d = tl.inline_asm_elementwise(
+            _INTEGERS_16, "=r,=r,=r,=r,r", [words],
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=2,
+        )  # fmt: skip
+    elif ASM:
+        a, b, c, d = tl.inline_asm_elementwise(
+            _FLOATS if FP4 else _INTEGERS, "=r,=r,=r,=r,r", [words],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        a, b = _number(words, 0, FP4), _number(words, 4, FP4)
+        c, d = _number(words, 8, FP4), _number(words, 12, FP4)
+    return a, b, c, d
+
+
+@triton.jit
+def _number(words, SHIFT: tl.constexpr, FP4: tl.constexpr):
+    code = (words.to(tl.int32) >> SHIFT) & 15
+    if FP4:
+        size = code & 7
+        ones = 2 + (size & 1)
+        twice = tl.where(size < 2, size, ones << tl.maximum((size >> 1) - 1, 0))
+        number = tl.where(code > 7, -twice, twice).to(tl.float32) * 0.5
+    else:
+        number = code.to(tl.float32)
+    return number
+
+
+@triton.jit
+def _offset(KIND: tl.constexpr, ASM: tl.constexpr):
+    """What an integer of `_codes` is too large by."""
+    if not ASM:
+        offset = 0.0
+    elif tl.float16 == KIND:
+        offset = 1024.0
+    else:
+        offset = 128.0
+    return offset
+
+
+@triton.jit
+def group_of(scales, zeros, at, ZERO: tl.constexpr):
+    """What memory has of a group of each row: its scale, and its zero if there is one."""
+    scale = tl.load(scales + at)
+    zero = scale
+    if ZERO != 0:
+        zero = tl.load(zeros + at)
+    return scale, zero
+
+
+@triton.jit
+def factors(
+    scale, zero, KIND: tl.constexpr, FP4: tl.constexpr, ZERO: tl.constexpr, ASM: tl.constexpr,
+    SCALES: tl.constexpr,
+):  # fmt: skip
+    """Of each row of a `_group`: what is taken off a code, the scale, and what is added then.
+
+    MXFP4's for codes that are scaled lack a factor: see `_missing`.
+    """
+    if not FP4:
+        factor = scale.to(tl.float32)
+    elif ASM and SCALES:
+        factor = ((scale.to(tl.int32) + 62) << 23).to(tl.float32, bitcast=True)
+    else:
+        factor = (scale.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+    taken = tl.zeros_like(factor) + _offset(KIND, ASM)
+    more = tl.zeros_like(factor)
+    if ZERO == 1:
+        taken += zero.to(tl.float32)
+    else:
+        taken += 8.0
+    if ZERO == 2:
+        more = zero.to(tl.float32)
+    return taken, factor, more
+
+
+@triton.jit
+def missing(FP4: tl.constexpr, ASM: tl.constexpr, SCALES: tl.constexpr):
+    """What sums are multiplied by at the end: 2^(126 - 62), as codes are 2^-126 times too small."""
+    factor = 1.0
+    if FP4 and ASM and SCALES:
+        factor = 18446744073709551616.0
+    return factor
+
+
+@triton.jit
+def weights_of(codes, taken, factor, more, KIND: tl.constexpr, FP4: tl.constexpr, ZERO: tl.constexpr,
+             ASM: tl.constexpr, SCALES: tl.constexpr):  # fmt: skip
+    """What codes [outputs, inputs] stand for; without SCALES but for the factor."""
+    if not FP4:
+        codes = codes - taken.to(codes.dtype)[:, None]
+    if SCALES:
+        codes = codes * factor.to(codes.dtype)[:, None]
+        if ZERO == 2:
+            codes = codes + more.to(codes.dtype)[:, None]
+    elif FP4 and ASM:
+        codes = codes * 85070591730234615865843651857942052864.0  # 2^126
+    return codes.to(KIND)
+
+
+@triton.jit
+def _unit(
+    scales, zeros, row, unit, total, place: tl.constexpr, PER: tl.constexpr, UNITS: tl.constexpr,
+    ZERO: tl.constexpr,
+):  # fmt: skip
+    """Scales and zeros of the group that a unit's inputs from 32 * place on are in."""
+    at = unit * PER + place * PER // 4 if PER > 1 else unit // UNITS
+    return group_of(scales, zeros, row + (row * 0 + at) * total, ZERO)
+
+
+@triton.jit
+def added(sums, x, unit, inputs, codes, scales, zeros, row, total, PACKED: tl.constexpr):
+    """sums [R, 32] plus the products of rows `row` int64[R], of `total`, and x [inputs] in a unit."""
+    KIND: tl.constexpr = tl.bfloat16 if x.dtype.element_ty == tl.float32 else x.dtype.element_ty
+    ASM: tl.constexpr = PACKED >> 1 & 1
+    FP4: tl.constexpr = PACKED >> 2 & 1
+    ZERO: tl.constexpr = PACKED >> 3 & 3
+    PER: tl.constexpr = PACKED >> 5 & 7
+    step = tl.arange(0, WORDS)
+    words = tl.load(codes + (row + (row * 0 + unit) * total)[:, None] * WORDS + step[None, :])
+    four = codes_of(words, KIND, FP4, ASM)
+    for place in tl.static_range(4):
+        column = unit * _INPUTS + place * WORDS + step
+        value = tl.load(x + column, mask=column < inputs, other=0.0).to(tl.float32)[None, :]
+        scale, zero = _unit(scales, zeros, row, unit, total, place, PER, PACKED >> 8, ZERO)
+        taken, factor, more = factors(scale, zero, KIND, FP4, ZERO, ASM, False)
+        numbers = weights_of(four[place], taken, factor, more, KIND, FP4, 0, ASM, False).to(tl.float32)
+        if ZERO == 2:
+            numbers = numbers * factor[:, None] + more[:, None]
+            sums += numbers * value
+        else:
+            sums += numbers * value * factor[:, None]
+    return sums
+
+
+@triton.jit
+def multiplied(
+    sums, x_at, there, unit, inputs, codes, scales, zeros, row, total, PRECISION: tl.constexpr,
+    PACKED: tl.constexpr,
+):  # fmt: skip
+    """sums [R, T] plus the products of rows `row` int64[R] and tokens at x_at [1, T], those `there`.
+
+    At the end `missing` is to be multiplied with.
+    """
+    KIND: tl.constexpr = x_at.dtype.element_ty
+    ASM: tl.constexpr = PACKED >> 1 & 1
+    FP4: tl.constexpr = PACKED >> 2 & 1
+    ZERO: tl.constexpr = PACKED >> 3 & 3
+    PER: tl.constexpr = PACKED >> 5 & 7
+    step = tl.arange(0, WORDS)
+    words = tl.load(codes + (row + (row * 0 + unit) * total)[:, None] * WORDS + step[None, :])
+    four = codes_of(words, KIND, FP4, ASM)
+    for place in tl.static_range(4):
+        column = unit * _INPUTS + place * WORDS + step
+        values = tl.load(
+            x_at + column[:, None], mask=(column < inputs)[:, None] & there[None, :], other=0.0
+        )
+        scale, zero = _unit(scales, zeros, row, unit, total, place, PER, PACKED >> 8, ZERO)
+        taken, factor, more = factors(scale, zero, KIND, FP4, ZERO, ASM, True)
+        w = weights_of(four[place], taken, factor, more, KIND, FP4, ZERO, ASM, True)
+        sums = tl.dot(w, values, sums, input_precision=PRECISION)
+    return sums
+
+
+@triton.jit
+def missing_of(PACKED: tl.constexpr):
+    """What sums of `multiplied` are multiplied by at the end."""
+    return missing(PACKED >> 2 & 1, PACKED >> 1 & 1, True)
