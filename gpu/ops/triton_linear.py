@@ -153,7 +153,7 @@ class Products:
     ) -> AnyTiling | None:
         """`tiling` is that of plain weights."""
         if not linear.weight.coded:
-            return tiling
+            return tiling if isinstance(linear.weight, PlainWeight) else None
         if isinstance(linear.weight, FourBitWeight):
             return four_bit_tiling(len(x), linear.weight.shape[0], x.dtype)
         usable = self._overlap and x.dtype == torch.bfloat16

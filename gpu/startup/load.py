@@ -170,7 +170,8 @@ def _fill_both(
         if each is not None:
             plain = config.deterministic or each.config.has_experts
             floats = plain_weight if plain else float_weight
-            form = quantization.form(model.device, floats) if each is model else (floats, None)
+            rows = None if config.deterministic else model.dtype
+            form = quantization.form(model.device, floats, rows) if each is model else (floats, None)
             _fill(config, each, form[0], progress, folder, form[1])
 
 

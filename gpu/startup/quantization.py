@@ -16,6 +16,7 @@ from ramify.gpu.ops.linear.base import Form, Weight
 from ramify.gpu.ops.linear.four_bits import four_bit_form
 from ramify.gpu.ops.linear.fp8 import Fp8Weight, fp8_form
 from ramify.gpu.ops.linear.grouped import BITS, GroupedWeight
+from ramify.gpu.ops.linear.humming import humming_form
 from ramify.protocol.checkpoint.gguf import read_gguf
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
@@ -50,12 +51,18 @@ class Quantization:
         """Whether weights have memory only while they are floats."""
         return self.isa is None and self.name != "none"
 
-    def form(self, device: torch.device, floats: Form) -> tuple[Form, type[Weight] | None]:
-        """Of weights without an `isa`, and which stored ones it reads. `floats`: that of floats."""
+    def form(
+        self, device: torch.device, floats: Form, dtype: torch.dtype | None = None
+    ) -> tuple[Form, type[Weight] | None]:
+        """Of weights without an `isa`, and which stored ones it reads. `floats`: that of floats.
+
+        `dtype`: of rows that other packages' kernels may multiply; None: ours alone.
+        """
         if self.name == "fp8":
             return fp8_form(device, not self.kept), Fp8Weight
         if self.name == "int4" or self.name == "mxfp4":
-            return four_bit_form(self.name, not self.kept), GroupedWeight
+            form = four_bit_form(self.name, not self.kept)
+            return form if dtype is None else humming_form(form, dtype, device), GroupedWeight
         return floats, None
 
 

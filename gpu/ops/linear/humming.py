@@ -1,0 +1,187 @@
+"""Weights of 4 bits as the package `humming-kernels` (Apache-2.0) multiplies them, on a GPU that has it.
+
+It compiles its kernels for a product's sizes and numbers of rows, and keeps them on disk. Where it is
+not installed, finds no compiler, or does not take a weight, our own kernels serve (`four_bits`). Its
+scales have the rows' type: those of float16 are rounded to bfloat16 beside rows of bfloat16.
+"""
+
+# mypy: disable-error-code="import-not-found, import-untyped"
+
+import importlib.util
+import json
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ramify.gpu.ops.linear.base import Form, Linear, Weight
+from ramify.gpu.ops.linear.four_bits import UNIT, FourBitWeight
+
+_LOG = logging.getLogger("ramify.gpu.startup")
+_HOPPER = (9, 0)  # the oldest where it was compared with our own kernels (docs/log/gpu.md)
+_ROWS = (8, 16, 32, 64, 128, 256, 512, 2048)  # a kernel is compiled for up to so many; the last for more
+_MOST_ROWS = 1 << 30
+_TYPES = (torch.bfloat16, torch.float16)
+_GROUPS = (32, 64, 128)
+_OUTPUTS = 256  # a multiple of what a program takes, of any kernel
+_LOCKS = 2048  # by which programs that share a tile take turns
+_REPACKED = 1 << 25  # codes at a time
+
+
+@dataclass(slots=True)
+class Kernels:
+    """Those of one product's sizes, compiled in a thread of their own. `names`: what launches take."""
+
+    names: "Future[Tensor]"
+    warm: bool = False
+
+
+@dataclass(slots=True)
+class HummingWeight(Weight):
+    """The tensors are as the package lays them out; `shape` is that of the matrix."""
+
+    tensors: dict[str, Tensor]
+    sizes: tuple[int, int]
+    kernels: Kernels
+    locks: Tensor  # int32, zeros between launches
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.sizes
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        # so that none is loaded while a CUDA graph is captured
+        if not self.kernels.warm and not torch.cuda.is_current_stream_capturing():
+            self.kernels.warm = True
+            for rows in _ROWS:
+                self._launch(x.new_zeros((rows, x.shape[1])))
+        y = self._launch(x)
+        return y if bias is None else y.add_(bias)
+
+    def _launch(self, x: Tensor) -> Tensor:
+        from humming.ops import launch_kernel
+
+        y: Tensor = launch_kernel(
+            configs=self.kernels.names.result(), inputs=x, locks=self.locks, **self.tensors
+        )
+        return y
+
+
+def humming_form(inner: Form, dtype: torch.dtype, device: torch.device) -> Form:
+    """What `inner` brings into 4 bits in the package's form, where that can be had."""
+    if device.type != "cuda" or dtype not in _TYPES or importlib.util.find_spec("humming") is None:
+        return inner
+    if torch.cuda.get_device_capability(device) < _HOPPER:
+        return inner
+    return _Forms(inner, dtype, device)
+
+
+class _Forms:
+    """The kernels that were asked for, by sizes."""
+
+    def __init__(self, inner: Form, dtype: torch.dtype, device: torch.device) -> None:
+        self._inner, self._dtype, self._device = inner, dtype, device
+        self._kernels: dict[str, Kernels] = {}
+        self._threads = ThreadPoolExecutor(4, "humming")
+        self._usable = True
+
+    def __call__(self, linear: Linear) -> Weight:
+        weight = self._inner(linear)
+        if not self._usable or linear.stacked or not fits(weight):
+            return weight
+        assert isinstance(weight, FourBitWeight)
+        try:
+            return self._made(weight)
+        except Exception as error:  # no compiler, another driver: the package raises any
+            self._usable = False
+            _LOG.warning("humming-kernels cannot be used, our own kernels multiply 4 bits: %s: %.300s",
+                         type(error).__name__, error)  # fmt: skip
+            return weight
+
+    def _made(self, weight: FourBitWeight) -> HummingWeight:
+        from humming import dtypes
+        from humming.schema import HummingWeightSchema
+        from humming.transform import prepare_and_transform_humming_tensors
+
+        kind = dtypes.DataType.from_torch_dtype(self._dtype)
+        parts = {"weight": eights(weight)}
+        if weight.is_mxfp4:
+            scales = weight.scales.t()[:, : weight.inputs // weight.group].contiguous()
+            parts["weight_scale"] = scales.view(torch.float8_e8m0fnu)
+            schema = HummingWeightSchema(
+                b_dtype=dtypes.float4e2m1, bs_dtype=dtypes.float8e8m0,
+                weight_scale_group_size=weight.group,
+            )  # fmt: skip
+        else:
+            scales = weight.scales.t()[:, : weight.inputs // weight.group]
+            parts["weight_scale"] = scales.to(self._dtype).contiguous()
+            schema = HummingWeightSchema(
+                b_dtype=dtypes.uint4, bs_dtype=kind, weight_scale_group_size=weight.group,
+                has_zero_point=weight.zeros is not None,
+            )  # fmt: skip
+            if weight.zeros is not None:  # packed along the outputs
+                zeros = weight.zeros[: weight.inputs // weight.group]
+                parts["zero_point"] = _packed(zeros.t())
+        outputs, inputs = weight.shape
+        config, tensors = prepare_and_transform_humming_tensors(
+            parts, outputs, inputs, schema, torch_dtype=self._dtype, device=self._device
+        )
+        locks = torch.zeros(_LOCKS, dtype=torch.int32, device=self._device)
+        return HummingWeight(tensors, (outputs, inputs), self._compiled(config), locks)
+
+    def _compiled(self, config: Any) -> Kernels:
+        from humming.tune import get_heuristics_config
+
+        name = config.to_str()
+        if name not in self._kernels:
+            ranges, below = [], 0
+            for rows in _ROWS:
+                chosen = get_heuristics_config(config, shape_m=rows, device=self._device)
+                most = rows if rows < _ROWS[-1] else _MOST_ROWS
+                ranges.append([below, most, chosen | {"use_pdl": True}])
+                below = rows
+            names = self._threads.submit(_compile, name, json.dumps(ranges), self._device)
+            if not self._kernels:
+                names.result()  # whether there is a compiler
+            self._kernels[name] = Kernels(names)
+        return self._kernels[name]
+
+
+def _compile(config: str, ranges: str, device: torch.device) -> Tensor:
+    from humming.kernel.humming import HummingKernel
+
+    with torch.cuda.device(device):
+        names: Tensor = HummingKernel.prepare_kernels(config, None, ranges, device)
+    return names
+
+
+def fits(weight: Weight) -> bool:
+    """Whether the package takes such a weight: in 4 bits, of whole tiles, zero points of 4 bits."""
+    if not isinstance(weight, FourBitWeight) or weight.zero_kind == "floats":
+        return False
+    if weight.zeros is not None and int(weight.zeros.max()) > 15:
+        return False
+    outputs, inputs = weight.shape
+    return outputs % _OUTPUTS == 0 and inputs % UNIT == 0 and weight.group in _GROUPS
+
+
+def eights(weight: FourBitWeight) -> Tensor:
+    """int32 [outputs, inputs / 8]: eight codes of neighbouring inputs each, the lowest bits first."""
+    units, outputs, _ = weight.codes.shape
+    words = torch.empty((outputs, units * UNIT // 8), dtype=torch.int32, device=weight.codes.device)
+    step = max(1, _REPACKED // weight.inputs)
+    for first in range(0, outputs, step):
+        some = weight.codes[:, first : first + step].transpose(0, 1).int()
+        codes = torch.stack([(some >> 4 * place) & 15 for place in range(4)], 2)
+        words[first : first + step] = _packed(codes.view(len(some), -1).t()).t()
+    return words
+
+
+def _packed(codes: Tensor) -> Tensor:
+    """Codes [8 n, m] -> int32 [n, m]: eight of the first dimension in one."""
+    bits = codes.reshape(-1, 8, codes.shape[1]).to(torch.int64)
+    shifts = torch.arange(0, 32, 4, device=codes.device).view(1, 8, 1)
+    return (bits << shifts).sum(1).to(torch.int32)
