@@ -32,7 +32,7 @@ _REPACKED = 1 << 25  # codes at a time
 
 
 @dataclass(slots=True)
-class Kernels:
+class CompiledRows:
     """Those of one product's sizes, compiled in a thread of their own. `names`: what launches take."""
 
     names: "Future[Tensor]"
@@ -45,7 +45,7 @@ class HummingWeight(Weight):
 
     tensors: dict[str, Tensor]
     sizes: tuple[int, int]
-    kernels: Kernels
+    kernels: CompiledRows
     locks: Tensor  # int32, zeros between launches
 
     @property
@@ -84,7 +84,7 @@ class _Forms:
 
     def __init__(self, inner: Form, dtype: torch.dtype, device: torch.device) -> None:
         self._inner, self._dtype, self._device = inner, dtype, device
-        self._kernels: dict[str, Kernels] = {}
+        self._kernels: dict[str, CompiledRows] = {}
         self._threads = ThreadPoolExecutor(4, "humming")
         self._usable = True
 
@@ -132,7 +132,7 @@ class _Forms:
         locks = torch.zeros(_LOCKS, dtype=torch.int32, device=self._device)
         return HummingWeight(tensors, (outputs, inputs), self._compiled(config), locks)
 
-    def _compiled(self, config: Any) -> Kernels:
+    def _compiled(self, config: Any) -> CompiledRows:
         from humming.tune import get_heuristics_config
 
         name = config.to_str()
@@ -146,7 +146,7 @@ class _Forms:
             names = self._threads.submit(_compile, name, json.dumps(ranges), self._device)
             if not self._kernels:
                 names.result()  # whether there is a compiler
-            self._kernels[name] = Kernels(names)
+            self._kernels[name] = CompiledRows(names)
         return self._kernels[name]
 
 
