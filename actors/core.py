@@ -16,6 +16,7 @@ from ramify.actors.cache.actor import CacheActor
 from ramify.actors.cache.cache import CacheShares, RadixCache
 from ramify.actors.cache.windows import windows_of
 from ramify.actors.executor.actor import start_executor
+from ramify.actors.executor.copier import KvCopier
 from ramify.actors.executor.handle import ExecutorHandle
 from ramify.actors.executor.spec import ExecutorSpec, ModelSpec
 from ramify.actors.front.interface import PROTOCOL_VERSION, Core, Guard, Progress
@@ -133,6 +134,7 @@ class CoreActors:
             clock=self._clock,
             check_idle=self._check_idle,
         )
+        copier = KvCopier(lambda: self.info, spread, self._to_scheduler, metrics)
         self._scheduler = scheduler = SchedulerActor(
             self._to_scheduler,
             info,
@@ -142,6 +144,7 @@ class CoreActors:
             spread,
             self._clock,
             metrics,
+            copier.copy,
         )
         limits = PoolLimits(seconds=config.limits.compile_ms / 1e3, backend=config.model.grammar_backend)
         pool = CompilePool(limits, self._clock)
@@ -161,6 +164,7 @@ class CoreActors:
         metrics.watch_constraints(partial(counts_of, pool, grammar.registry))
         await group.start(guard("cache", cache.run))
         await group.start(guard("scheduler", scheduler.run))
+        await group.start(guard("copier", copier.run))
         await group.start(guard("compile pool", pool.run))
         await group.start(guard("grammar", grammar.run))
         executor.connect(scheduler)

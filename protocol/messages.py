@@ -19,7 +19,15 @@ from typing import Literal
 
 import msgspec
 
-from ramify.protocol.cluster import ListenKv, UnlistenKv
+from ramify.protocol.cluster import (
+    CopiedIn,
+    ListenKv,
+    MoveAnswer,
+    ReadBlocks,
+    ReadOrPut,
+    SeekBlocks,
+    UnlistenKv,
+)
 from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import Code
 from ramify.protocol.plan import (
@@ -210,11 +218,19 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Settle(Base, frozen=True):
-    """Commits, then grows, then acquires, in list order. Answered by one `Settled`."""
+    """Commits, then grows, puts, acquires and reads, in list order. Answered by one `Settled`.
+
+    `puts`: keys, one behind the other, of blocks that another replica sends. `kept`, `refused`: of
+    these, earlier, those that are here now, and those that are not. `reads`: what another one wants.
+    """
 
     commits: list[Commit]
     grows: list[Grow]
     acquires: list[Acquire]
+    puts: list[bytes] = []
+    reads: list[ReadBlocks] = []
+    kept: list[bytes] = []
+    refused: list[bytes] = []
 
 
 class RenewPool(Base, frozen=True):
@@ -244,6 +260,7 @@ CacheMessage = (
     | RenewPool
     | ListenKv
     | UnlistenKv
+    | SeekBlocks
 )
 
 # --- scheduler mailbox ------------------------------------------------------------------------
@@ -323,6 +340,9 @@ class Settled(Base, frozen=True):
 
     Page counts after it: `free`, `evictable`, `referenced` add up to the pool. `copies`: see `StepPlan`;
     they belong into the next plan, before a page of this answer is used. So do `saves`.
+
+    `slots`: int32, for each of `puts` those of its keys, in order; -1: not to be put. `reads`: for each
+    of the reads, the blocks that are here, or will be when the saves are done.
     """
 
     verdicts: list[Granted | Denied]
@@ -332,6 +352,8 @@ class Settled(Base, frozen=True):
     referenced: int
     copies: bytes = b""
     saves: list[MovedBlock] = []
+    slots: list[bytes] = []
+    reads: list[list[MovedBlock]] = []
 
 
 class Submit(Base, frozen=True):
@@ -410,8 +432,8 @@ class Unconstrain(Base, frozen=True):
     ident: int
 
 
-RequestMessage = Submit | CancelRequest | CancelSession  # what sessions tell it
-SchedulerMessage = RequestMessage | Settled | Constrain | Unconstrain
+RequestMessage = Submit | CancelRequest | CancelSession | ReadOrPut  # what sessions and fronts tell it
+SchedulerMessage = RequestMessage | Settled | Constrain | Unconstrain | CopiedIn
 
 # What the scheduler's mailbox holds: messages of sessions and the cache, results of the executor.
 SchedulerEvent = SchedulerMessage | StepResult | ExecutorDown | ExecutorInfo
@@ -646,6 +668,7 @@ SessionMessage = (
     | NotCompiled
     | Lost
     | ChangeCore
+    | MoveAnswer  # for its front, where a session has several replicas
     | Saved
     | NotSaved
     | Unsaved

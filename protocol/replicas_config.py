@@ -1,5 +1,6 @@
 """Several cores behind one front. See `settings` for how a setting is declared."""
 
+import re
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -47,6 +48,15 @@ class ReplicasConfig(Settings, frozen=True, kw_only=True):
             flag="--replicas-on",
         ),
     ] = "processes"
+    roles: Annotated[
+        str | None,
+        Setting(
+            "prefill=K: the first K replicas compute long prompts, which the others go on from; needs "
+            "--kv-host",
+            flag="--roles",
+            default="each does all",
+        ),
+    ] = None
     listen: Annotated[
         str,
         Setting(
@@ -100,9 +110,23 @@ class ReplicasConfig(Settings, frozen=True, kw_only=True):
         Setting("that a replica which leaves lets generations run", low=0, high=DAY_S, unit="seconds"),
     ] = 30.0
 
+    @property
+    def prefill(self) -> int:
+        """So many replicas, the first by number, are for long prompts."""
+        name, _, count = (self.roles or "prefill=0").partition("=")
+        return int(count) if name == "prefill" and re.fullmatch("[0-9]{1,4}", count, re.ASCII) else -1
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for good, fault in (
+            (
+                self.roles is None or 0 < self.prefill < (self.count or MOST_REPLICAS),
+                f"--roles is {self.roles!r}: must be prefill=K, and K less than --replicas",
+            ),
+            (
+                self.roles is None or self.most is None,
+                "--roles does not go with --replicas-max: say how many there are of each",
+            ),
             (
                 self.count or self.on == "join",
                 f"--replicas is {self.count}: must be 1 to {MOST_REPLICAS}",

@@ -29,26 +29,26 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (298, 605),
-    "actors/cache": (16, 35),
+    "actors": (301, 614),
+    "actors/cache": (16, 36),
     "actors/calls": (11, 27),
-    "actors/cluster": (14, 28),
-    "actors/executor": (8, 9),
+    "actors/cluster": (15, 32),
+    "actors/executor": (9, 11),
     "actors/front": (8, 16),
     "actors/gateway": (64, 114),
     "actors/grammar": (51, 93),
     "actors/kit": (15, 22),
     "actors/links": (6, 10),
     "actors/processes": (6, 7),
-    "actors/routing": (6, 11),
-    "actors/scheduler": (19, 48),
+    "actors/routing": (6, 12),
+    "actors/scheduler": (20, 49),
     "actors/session": (47, 127),
     "actors/store": (11, 31),
     "actors/tokenizer": (7, 18),
-    "protocol": (28, 56),
+    "protocol": (28, 58),
     "clients": (81, 135),
     "gpu": (208, 339),
-    "benchmarks": (39, 124),
+    "benchmarks": (40, 127),
 }
 # measure: bound, goal
 COUNTS = {

@@ -16,7 +16,7 @@ from ramify.actors.kit.clock import Clock, MonotonicClock
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed
 from ramify.protocol import messages as m
-from ramify.protocol.cluster import KvEvents, ListenKv, UnlistenKv
+from ramify.protocol.cluster import KvEvents, ListenKv, SeekBlocks, UnlistenKv
 
 NEWS_S = 0.05  # seconds for which changes are collected before routers are told
 
@@ -126,3 +126,5 @@ class CacheActor:
                 cache.drop_sessions(m.DropSessions([session]), keep=False)
             case m.Inspect():
                 self._sessions.put(message.session, cache.inspect(message))
+            case SeekBlocks():
+                self._sessions.put(message.session, cache.lacking(message))

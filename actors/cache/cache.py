@@ -28,8 +28,18 @@ from ramify.actors.cache.tree import RadixTree
 from ramify.actors.cache.windows import Windows
 from ramify.actors.kit.report import KvTier
 from ramify.protocol import messages as m
-from ramify.protocol.cluster import BLOCK, MOST_LISTENERS, KvEvents, ListenKv, UnlistenKv
-from ramify.protocol.plan import pack
+from ramify.protocol.cluster import (
+    BLOCK,
+    MOST_LISTENERS,
+    KvEvents,
+    Lacking,
+    ListenKv,
+    ReadBlocks,
+    SeekBlocks,
+    UnlistenKv,
+    split_keys,
+)
+from ramify.protocol.plan import MovedBlock, pack
 
 GONE = -1  # the handle of a run whose session has dropped all of its own
 
@@ -94,7 +104,7 @@ class RadixCache:
         self.branches = Branches(self.tree, self.leases)
         self.runs: dict[int, PageLease] = {}
         self._listeners: set[int] = set()
-        self._hits = [0, 0]  # tokens that requests found on the device, and in host memory
+        self._hits = [0, 0, 0]  # tokens that requests found on the device, in host memory, at a peer
         self._copies: list[int] = []  # see `take_copies`
 
     @property
@@ -120,8 +130,10 @@ class RadixCache:
     def tiers(self, token_bytes: int) -> list[KvTier]:
         """What is where, for metrics."""
         size = self.tree.block
-        blocks = (self.total - self.free) * self.page_size // size, len(self.residency.stored)
-        named = zip(("device", "host"), blocks, self._hits, strict=True)
+        stored, here = self.residency.stored, (self.total - self.free) * self.page_size // size
+        foreign = len(stored.foreign)
+        blocks = here, len(stored) - foreign, foreign
+        named = zip(("device", "host", "peer"), blocks, self._hits, strict=True)
         return [KvTier(tier, count, count * size * token_bytes, hits) for tier, count, hits in named]
 
     # --- branches ---------------------------------------------------------------------------
@@ -207,16 +219,44 @@ class RadixCache:
     # --- requests ---------------------------------------------------------------------------
 
     def settle(self, message: m.Settle, now: float = 0.0) -> m.Settled:
-        """Commits, grows, acquires, in this order. `now`: clock seconds, for retention."""
+        """Commits, grows, puts, acquires, reads, in this order. `now`: clock seconds, for retention."""
+        stored = self.residency.stored
         for commit in message.commits:
             self.commit(commit)
         grown = [self.grow(grow, now) for grow in message.grows]
+        for key in split_keys(b"".join(message.kept)):
+            stored.arrived(key, whole=True, foreign=True)
+        for key in split_keys(b"".join(message.refused)):
+            stored.arrived(key, whole=False)
+        slots = [self._accept(keys) for keys in message.puts]
         verdicts = [self.acquire(acquire, now) for acquire in message.acquires]
-        if self.residency.stored.slots:
+        reads = [self._give(read) for read in message.reads]
+        if stored.slots:
             self.residency.save_ahead()
         counts = self.free, self.evictable, self.referenced
-        saves, self.residency.stored.saves = self.residency.stored.saves, []
-        return m.Settled(verdicts, grown, *counts, copies=self.take_copies(), saves=saves)
+        saves, stored.saves = stored.saves, []
+        copies = self.take_copies()
+        return m.Settled(verdicts, grown, *counts, copies, saves, slots, reads)
+
+    def lacking(self, message: SeekBlocks) -> Lacking:
+        """What another replica may send of a branch. O(its blocks that are not on the device)."""
+        tip = self.branches.find(message.branch)
+        if tip is None or not tip.end or self._resuming is not None:
+            return Lacking(message.session, message.branch)
+        first, keys = self.residency.stored.lacking(tip)
+        return Lacking(message.session, message.branch, first, b"".join(keys))
+
+    def _accept(self, keys: bytes) -> bytes:
+        """Slots for blocks that another replica sends; -1: it is here, or comes, or there is no room."""
+        slots = map(self.residency.stored.reserve, split_keys(keys))
+        return pack(-1 if slot is None else slot for slot in slots)
+
+    def _give(self, message: ReadBlocks) -> list[MovedBlock]:
+        tip = self.branches.find(message.branch)
+        stored = self.residency.stored
+        if tip is None or not stored.slots:
+            return []
+        return stored.give(tip, message.first, split_keys(message.keys))
 
     def take_copies(self) -> bytes:
         """What was granted since the last call relies on these copies of pages: see `StepPlan.copies`.
@@ -312,7 +352,9 @@ class RadixCache:
         blocks = stored.loads(keys, cached, first, pages) if keys else []
         run.stored, run.loaded = keys, max(0, loaded - cached)
         self._hits[0] += cached
-        self._hits[1] += run.loaded
+        from_peers = min(run.loaded, self.tree.block * len(stored.foreign.intersection(keys)))
+        self._hits[1] += run.loaded - from_peers
+        self._hits[2] += from_peers
         cached += run.loaded
         _claim(tip, request)
         return m.Granted(

@@ -16,16 +16,16 @@ Does not know pages that are free, requests, or what a block holds.
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from itertools import islice
+from itertools import islice, takewhile
 
 import numpy as np
 
 from ramify.actors.cache.allocator import Pages
-from ramify.actors.cache.node import Node
+from ramify.actors.cache.node import DEVICE, Node
 from ramify.actors.cache.tree import RadixTree
+from ramify.protocol.cluster import KEY, MOST_SOUGHT
 from ramify.protocol.plan import MovedBlock
 
-_KEY_BYTES = 16
 _LOOKED_AT = 8  # keys that are made at once grow by this factor, until one is not stored
 
 
@@ -60,6 +60,7 @@ class StoredBlocks:
         self._idle: OrderedDict[bytes, int] = OrderedDict()  # slots by key, the oldest first
         self._pinned: dict[bytes, list[int]] = {}  # slots and how many pin them, by key
         self.coming: dict[bytes, int] = {}  # slots that are filled from elsewhere, by key
+        self.foreign: set[bytes] = set()  # keys of those that other replicas sent
 
     def __len__(self) -> int:
         return len(self._idle) + len(self._pinned)
@@ -95,16 +96,22 @@ class StoredBlocks:
                 if left is None:
                     self._idle.move_to_end(key)
                 continue
-            slot = None if key in self._pinned or key in self.coming else self._slot()
+            slot = self._claim(key)
             if slot is None:
                 continue
             if table is None:
                 table = self._table(node, first * self._pages)
             pages = table[index * self._pages : (index + 1) * self._pages]
             self.saves.append(MovedBlock(slot, key, pages.tobytes()))
-            self._idle[key] = slot
             if left is not None:
                 left.blocks -= 1
+
+    def _claim(self, key: bytes) -> int | None:
+        """A slot for a block that is not stored, and is from now on; None: all are pinned."""
+        slot = None if key in self._pinned or key in self.coming else self._slot()
+        if slot is not None:
+            self._idle[key] = slot
+        return slot
 
     def _slot(self) -> int | None:
         """A slot to write to; None: all are pinned."""
@@ -112,7 +119,9 @@ class StoredBlocks:
             return self.free.pop()
         if not self._idle:
             return None
-        return self._idle.popitem(last=False)[1]
+        oldest, slot = self._idle.popitem(last=False)
+        self.foreign.discard(oldest)
+        return slot
 
     def _table(self, node: Node, first: int) -> Pages:
         """The pages of the path to `node`, which is resident, from page index `first` on."""
@@ -130,25 +139,25 @@ class StoredBlocks:
         """Keys of the stored blocks of the path to `tip`, without a gap: from the one with position
         `start` on, and up to position `end`.
         """
-        if not len(self):
-            return []
+        return list(takewhile(self.__contains__, self.path(tip, start, end))) if len(self) else []
+
+    def path(self, tip: Node, start: int, end: int) -> Iterator[bytes]:
+        """Keys of the blocks of the path to `tip`, from the one with position `start` on, up to position
+        `end`. They are made as they are asked for.
+        """
         nodes: list[Node] = []
         each: Node | None = tip
         while each is not None and each.end > start:
             nodes.append(each)
             each = each.parent
-        size, found = self._size, list[bytes]()
+        size = self._size
         at = start // size
         for node in reversed(nodes):
             first, last, more = node.start // size, min(node.end, end) // size, 1
             while at < last:
                 stop = min(last, at + more)
-                for key in islice(self.keys(node, stop - first), at - first, stop - first):
-                    if key not in self:
-                        return found
-                    found.append(key)
+                yield from islice(self.keys(node, stop - first), at - first, stop - first)
                 at, more = stop, more * _LOOKED_AT
-        return found
 
     def end(self, start: int, keys: Sequence[bytes]) -> int:
         """Where the last of these blocks ends, of which the first has position `start`; 0: none."""
@@ -179,6 +188,7 @@ class StoredBlocks:
             pinned = self._pinned.get(key)
             if pinned is not None and pinned[0] >= 0:
                 self.free.append(pinned[0])
+                self.foreign.discard(key)
                 pinned[0] = -1
 
     def loads(self, keys: Sequence[bytes], start: int, first: int, pages: Pages) -> list[MovedBlock]:
@@ -211,15 +221,64 @@ class StoredBlocks:
             self.coming[key] = slot
         return slot
 
-    def arrived(self, key: bytes, *, whole: bool) -> None:
-        """A reserved slot was filled; not `whole`: it was not, and is free."""
+    def arrived(self, key: bytes, *, whole: bool, foreign: bool = False) -> None:
+        """A reserved slot was filled; not `whole`: it was not, and is free. `foreign`: by another
+        replica.
+        """
         slot = self.coming.pop(key, None)
         if slot is None:
             return  # of an executor that is gone
         if whole:
             self._idle[key] = slot
+            if foreign:
+                self.foreign.add(key)
         else:
             self.free.append(slot)
+
+    # --- to and from other replicas -----------------------------------------------------------
+
+    def lacking(self, tip: Node) -> tuple[int, list[bytes]]:
+        """The first blocks of the path to `tip` that are neither on the device nor stored: the index of
+        the first, and the keys of so many as one answer may have.
+        """
+        node = tip
+        while node.state is not DEVICE:
+            assert node.parent is not None
+            node = node.parent
+        size, last = self._size, tip.end - 1
+        first = node.end // size + len(self.find(tip, node.end, last))
+        most = min(MOST_SOUGHT, self.slots)
+        return first, list(islice(self.path(tip, first * size, last), most)) if most else []
+
+    def give(self, tip: Node, first: int, keys: Sequence[bytes]) -> list[MovedBlock]:
+        """Slots of these blocks of the path to `tip`, as many as there are without a gap. Those that are
+        on the device alone are saved.
+        """
+        node, size = tip, self._size
+        while node.state is not DEVICE or not node.proven:
+            assert node.parent is not None
+            node = node.parent
+        table: Pages | None = None
+        given: list[MovedBlock] = []
+        for index, (own, key) in enumerate(
+            zip(self.path(tip, first * size, tip.end), keys, strict=False)
+        ):
+            if own != key:
+                break
+            slot = self.place(key)
+            if key in self._idle:
+                self._idle.move_to_end(key)  # used now
+            if slot is None and (first + index + 1) * size <= node.end:
+                slot = self._claim(key)
+                if slot is not None:
+                    if table is None:
+                        table = self._table(node, first * self._pages)
+                    pages = table[index * self._pages : (index + 1) * self._pages]
+                    self.saves.append(MovedBlock(slot, key, pages.tobytes()))
+            if slot is None:
+                break
+            given.append(MovedBlock(slot, key, b""))
+        return given
 
     # --- keys ---------------------------------------------------------------------------------
 
@@ -239,9 +298,9 @@ class StoredBlocks:
             known = len(each.keys)
             tokens = self._tree.tokens(each, (each.start // size + known) * size)
             for at in range(0, 4 * size * (need - known), 4 * size):
-                key = blake2b(key + tokens[at : at + 4 * size], digest_size=_KEY_BYTES).digest()
+                key = blake2b(key + tokens[at : at + 4 * size], digest_size=KEY).digest()
                 each.keys.append(key)
         return node.keys
 
     def _seed(self, root: Node) -> bytes:
-        return blake2b(self._tree.namespace(root).encode(), digest_size=_KEY_BYTES).digest()
+        return blake2b(self._tree.namespace(root).encode(), digest_size=KEY).digest()

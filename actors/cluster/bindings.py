@@ -4,10 +4,15 @@ A session is placed with its first request, when it is known what there is to co
 it says can wait here, unless it is very much: nothing but a request needs a replica. When its replica
 goes, the session is *lost*: what it says is meant for a cache that is not there any more, until it says
 `Reopen` and tells of its branches anew.
+
+A session that leaves a replica which lives keeps its handles there until its KV has moved (`moves.py`).
+Meanwhile what it says is held, but for what made its branches.
 """
 
 from collections.abc import Callable
+from functools import partial
 
+from ramify.actors.cluster.moves import KvMoves
 from ramify.actors.front.core_messages import ForCore, FromCore
 from ramify.actors.kit.mailbox import MailboxFull
 from ramify.actors.routing.session_router import SessionRouter
@@ -33,6 +38,7 @@ from ramify.protocol.messages import (
     RetainBranches,
     Settle,
     Submit,
+    Tokens,
     session_of,
 )
 
@@ -42,23 +48,30 @@ MANY, MUCH = HELD // 2, 4 << 20  # so many messages, or bytes of tokens, are pla
 
 
 class _Session:
-    """`running`: requests at its replica. `held`: what it said while it was at none."""
+    """`running`: requests at its replica. `held`: what it said while it was at none, or its KV moves.
+    `source`: the replica that it has left and that has its handles still. `begun`: requests with a
+    token, at a replica for prompts; `going`: it was told to leave that.
+    """
 
-    __slots__ = ("bytes", "held", "lost", "namespace", "replica", "running")
+    __slots__ = ("begun", "bytes", "going", "held", "lost", "namespace", "replica", "running", "source")
 
     def __init__(self) -> None:
         self.replica: int | None = None
         self.lost = False
         self.running = 0
+        self.begun: set[int] = set()
+        self.going = False
         self.namespace = ""
         self.held: list[ForCore] = []
         self.bytes = 0  # of tokens that are held
+        self.source: int | None = None
 
 
 class Bindings:
     """`send(replica, message)` raises MailboxFull, and then nothing has happened; `must` never does.
 
-    `answer(session, message)` tells a session.
+    `answer(session, message)` tells a session. `now`: the time in seconds. `shared`: see
+    `KvMoves`.
     """
 
     def __init__(
@@ -67,6 +80,9 @@ class Bindings:
         send: Callable[[int, ForCore], None],
         must: Callable[[int, ForCore], None],
         answer: Callable[[int, FromCore], None],
+        now: Callable[[], float] = lambda: 0.0,
+        *,
+        shared: bool = False,
     ) -> None:
         self._routing = routing
         self._send = send
@@ -75,6 +91,8 @@ class Bindings:
         self._sessions: dict[int, _Session] = {}
         self._at: dict[int, dict[int, None]] = {}  # replica -> its sessions
         self._unplaced: dict[int, None] = {}  # have tokens, but there was no replica
+        self._leaving: dict[int, dict[int, None]] = {}  # replica -> sessions whose `source` it is
+        self.moves = KvMoves(now, must, routing.rate, shared=shared)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -92,6 +110,10 @@ class Bindings:
     def count(self, replica: int) -> int:
         """How many sessions a replica has."""
         return len(self._at.get(replica, ()))
+
+    def leaving(self, replica: int) -> int:
+        """How many sessions have left a replica whose KV may move yet."""
+        return len(self._leaving.get(replica, ()))
 
     def of(self, session: int) -> int | None:
         """The replica of a session."""
@@ -119,7 +141,7 @@ class Bindings:
             entry.lost = False
         elif entry.lost:
             return
-        elif entry.replica is not None:
+        elif entry.replica is not None and session not in self.moves:
             if isinstance(message, Submit):
                 if not entry.running and self._routing.hot(session, entry.replica):
                     self._leave(session, entry)
@@ -143,6 +165,8 @@ class Bindings:
         if len(entry.held) >= HELD:
             raise MailboxFull(f"{HELD} messages of the session wait for a replica")
         entry.held.append(message)
+        if session in self.moves:
+            return
         if isinstance(message, ExtendBranch):
             entry.bytes += len(message.tokens)
         much = len(entry.held) >= MANY or entry.bytes >= MUCH
@@ -154,12 +178,26 @@ class Bindings:
         for session in list(self._unplaced):
             self._place(session, self._sessions[session])
 
+    def bring(self) -> None:
+        """Place sessions that have left a replica and told of their branches: their KV moves before it
+        is wanted.
+        """
+        for session in [each for leaving in self._leaving.values() for each in leaving]:
+            entry = self._sessions[session]
+            if entry.replica is None and session not in self._unplaced:
+                if entry.held:
+                    self._place(session, entry)
+                elif not entry.lost:  # it has no branches
+                    self._part(session, entry)
+
     def _place(self, session: int, entry: _Session) -> None:
         """Find a replica and tell it all. If there is none, or it is full, that is tried again."""
         replica = self._routing.place(session, *prompt(entry.held))
         if replica is None:
             self._unplaced[session] = None
             return
+        if entry.source == replica:
+            self._part(session, entry)
         try:
             self._send(replica, entry.held[0])
         except MailboxFull:
@@ -170,10 +208,42 @@ class Bindings:
         entry.replica = replica
         self._at.setdefault(replica, {})[session] = None
         held, entry.held, entry.bytes = entry.held, [], 0
-        for message in held[1:]:
-            self._must(replica, message)
+        if entry.source is not None:
+            at = next((i for i, each in enumerate(held) if isinstance(each, Submit)), len(held))
+            if at:
+                for message in held[1:at]:
+                    self._must(replica, message)
+                entry.held = held[at:]
+                branches = [each for message in held[:at] for each in handles_in(message)]
+                done = partial(self._moved, session)
+                if self.moves.begin(session, entry.source, replica, branches, done):
+                    return
+                self._moved(session)
+                return
+            self._part(session, entry)
+        self._tell_all(session, entry, held[1:])
+
+    def _tell_all(self, session: int, entry: _Session, held: list[ForCore]) -> None:
+        assert entry.replica is not None
+        for message in held:
+            self._must(entry.replica, message)
             if isinstance(message, Submit):
                 self._submitted(session, entry, message)
+
+    def _moved(self, session: int) -> None:
+        """Its KV has moved, as far as it does: what it wanted meanwhile is told."""
+        entry = self._sessions[session]
+        self._part(session, entry)
+        held, entry.held, entry.bytes = entry.held, [], 0
+        if entry.replica is not None:
+            self._tell_all(session, entry, held)
+
+    def _part(self, session: int, entry: _Session) -> None:
+        """The replica that it has left forgets it."""
+        source, entry.source = entry.source, None
+        if source is not None:
+            self._leaving.get(source, {}).pop(session, None)
+            self._must(source, DropSessions([session]))
 
     def _submitted(self, session: int, entry: _Session, message: Submit) -> None:
         assert entry.replica is not None
@@ -182,15 +252,24 @@ class Bindings:
 
     def _drop(self, session: int) -> None:
         """The session is over."""
-        entry = self._sessions.pop(session, None)
+        entry = self._sessions.get(session)
         if entry is not None:
-            self._leave(session, entry)
+            self._leave(session, entry, over=True)
+            self._part(session, entry)
+            self._routing.over(session)
+            del self._sessions[session]
 
-    def _leave(self, session: int, entry: _Session) -> None:
-        """It is at no replica from now on; the one where it was forgets it."""
-        self._unplaced.pop(session, None)
+    def _leave(self, session: int, entry: _Session, *, over: bool = False) -> None:
+        """It is at no replica from now on; the one where it was forgets it, or its KV moves first.
+
+        `over`: it goes to no other.
+        """
         entry.held, entry.bytes = [], 0
-        entry.running = 0
+        moving = session in self.moves
+        self.moves.end(session)
+        self._unplaced.pop(session, None)
+        entry.running, entry.going = 0, False
+        entry.begun.clear()
         replica, entry.replica = entry.replica, None
         if replica is None:
             return
@@ -198,7 +277,11 @@ class Bindings:
         self._routing.left(session)
         self._must(replica, CancelSession(session))
         self._must(replica, AbandonSession(session))
-        self._must(replica, DropSessions([session]))
+        if over or moving or not self.moves.gives(replica):
+            self._must(replica, DropSessions([session]))
+        else:
+            entry.source = replica
+            self._leaving.setdefault(replica, {})[session] = None
 
     # --- what replicas say -----------------------------------------------------------------------
 
@@ -213,12 +296,24 @@ class Bindings:
         entry.running = max(0, entry.running - len(finished))
         self._routing.finished(finished)
 
+    def goes_on(self, session: int, replica: int, message: Tokens) -> bool:
+        """Whether a session that hears `message` is to leave a replica for prompts: all are computed."""
+        entry = self._sessions[session]
+        entry.begun.update(each.request for each in message.progress)
+        entry.begun.difference_update(each.request for each in message.finished)
+        if entry.going or len(entry.begun) < entry.running or not self._routing.goes_on(replica):
+            return False
+        entry.going = True
+        return True
+
     def busy(self, replica: int) -> set[int]:
         """The sessions of a replica in which something runs."""
         return {session for session in self._at.get(replica, ()) if self._sessions[session].running}
 
     def gone(self, replica: int) -> list[int]:
         """A replica is gone: its sessions, which have to move."""
+        self.moves.gone(replica)
+        self.stay(replica)
         sessions = self.at(replica)
         for session in sessions:
             entry = self._sessions[session]
@@ -226,6 +321,26 @@ class Bindings:
             self._routing.left(session)
         self._at.pop(replica, None)
         return sessions
+
+    def stay(self, replica: int) -> None:
+        """No more KV moves from a replica."""
+        for session in self._leaving.pop(replica, {}):
+            self.moves.end(session)
+            entry = self._sessions[session]
+            if entry.source is not None:
+                entry.source = None
+                self._must(replica, DropSessions([session]))
+
+
+def handles_in(message: ForCore) -> list[int]:
+    """The branches that a message makes."""
+    match message:
+        case OpenBranch(branch):
+            return [branch]
+        case ForkBranch(_, children):
+            return list(children)
+        case _:
+            return []
 
 
 def prompt(held: list[ForCore]) -> tuple[str, bytes]:

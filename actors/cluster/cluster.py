@@ -87,7 +87,7 @@ class Cluster:
         self._scaling = None
         if settings.most is not None and settings.most > settings.count:
             self._scaling = Scaling(settings.count, settings.most, settings.ttft_s)
-        routing = routing or SessionRouter(clock.now, late=self._first_token)
+        routing = routing or SessionRouter(clock.now, late=self._first_token, prefill=settings.prefill)
         self._cores = Cores(
             config, routing, clock, lambda *who: self._starter.successor(*who), listens=not gateways
         )
@@ -131,14 +131,21 @@ class Cluster:
             {
                 "replica": member.number,
                 "state": member.state,
+                "role": self._role(member.number),
                 "host": member.host,
                 "pid": member.pid,
                 "sessions": self._count(member),
+                "leaving": self._cores.bindings.leaving(member.number),
                 "running": member.report.running,
                 "waiting": member.report.waiting,
             }
             for member in self._members
         ]
+
+    def _role(self, number: int) -> str:
+        if not self._settings.prefill:
+            return "both"
+        return "prefill" if number < self._settings.prefill else "decode"
 
     def _count(self, member: ReplicaMember) -> int:
         """How many sessions are there: as it says, if they are in gateway processes."""

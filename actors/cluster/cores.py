@@ -38,7 +38,7 @@ from ramify.actors.processes.silence import Silence
 from ramify.actors.processes.supervisor import Deaths
 from ramify.actors.routing.session_router import SessionRouter
 from ramify.actors.watchdog import step_timeout
-from ramify.protocol.cluster import KvEvents, ListenKv
+from ramify.protocol.cluster import KvEvents, ListenKv, MoveAnswer
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.messages import ChangeCore, Lost, SessionMessage, Tokens
 from ramify.protocol.plan import ExecutorInfo
@@ -75,7 +75,10 @@ class Cores:
         self.moves = 0  # of sessions, from a replica to another
         self.spread: Spread[SessionMessage] | None = None
         self.info: ExecutorInfo | None = None  # of the first that was ready
-        self.bindings = Bindings(routing, self._send, self._must, self._answer)
+        shared = config.replicas.on == "processes"
+        tell = self._send, self._must, self._answer
+        self.bindings = Bindings(routing, *tell, clock.now, shared=shared)
+        routing.token_s = self.bindings.moves.token_s
         self.members = Membership(self.bindings, routing, self.move, succeed, config.replicas.drain_s)
 
     # --- what replicas say -----------------------------------------------------------------------
@@ -96,11 +99,20 @@ class Cores:
         spread, hears, number = self.spread, self.bindings.hears, member.number
         if spread is None:
             return
+        prefills = self.routing.prefills(number)
         for session, message in messages:
-            if hears(session, number):
+            if isinstance(message, MoveAnswer):
+                self.bindings.moves.hears(session, number, message)
+            elif hears(session, number):
                 if isinstance(message, Tokens) and message.finished:
                     self.bindings.finished(session, message.finished)
                 spread.put(session, message)
+                if (
+                    prefills
+                    and isinstance(message, Tokens)
+                    and self.bindings.goes_on(session, number, message)
+                ):
+                    self.move([session])
         spread.start()
 
     def _heard(self, member: ReplicaMember, events: list[KvEvents]) -> None:
@@ -122,6 +134,9 @@ class Cores:
         self.info = known or info
         member.info, member.pid, member.host = info, up.pid, up.host
         member.silence = Silence(self._clock.now())
+        whole = self._config.model.tensor_parallel == 1  # else each rank has its part of a block
+        blocks = info.host_blocks if whole else 0
+        self.bindings.moves.joined(member.number, blocks, info.block_bytes)
         self.members.up(member, self._clock.now())
         if self._listens:
             member.must(ListenKv(LISTENER))
@@ -182,6 +197,8 @@ class Cores:
             patience = STALLED * step_timeout(self._config.step_timeout_s, self.info.device)
             self.members.relieve(now, patience)
         self.bindings.place()
+        self.bindings.bring()
+        self.bindings.moves.look()
         return done
 
     # --- addresses -------------------------------------------------------------------------------
@@ -212,7 +229,7 @@ class GatewayCores:
         self._clock = clock
         self._late: list[float] = []
         self._told_moves = 0
-        routing = SessionRouter(clock.now, late=self._first_token)
+        routing = SessionRouter(clock.now, late=self._first_token, prefill=config.replicas.prefill)
         self.cores = Cores(config, routing, clock, lambda member, now: now + PATIENCE_SECONDS)
         self._port = JoinPort(secret, self._joins)
 

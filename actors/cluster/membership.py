@@ -221,11 +221,12 @@ class Membership:
                     self._drain(member, now)
             if member.state == "draining" and member.until is not None:
                 sessions = self._bindings.at(member.number)
-                if not sessions:
+                if not sessions and not self._bindings.leaving(member.number):
                     member.until = None
                     done.append(member)
                 elif now >= member.until:
                     member.until = now + HURRY_SECONDS
+                    self._bindings.stay(member.number)
                     self._move(sessions, False)
         return done
 
@@ -241,6 +242,7 @@ class Membership:
         for member in ready:
             if member.fault_since is not None and now - member.fault_since >= patience:
                 self.become(member, "stalls")
+                self._bindings.moves.gone(member.number)
                 self._routing.shut(member.number)
                 sessions = self._bindings.at(member.number)
                 log.warning("a replica has stalled", replica=member.number, sessions=len(sessions))

@@ -10,7 +10,7 @@ Both say how they are with `Report`. This file does not know sockets or processe
 
 from ramify.actors.kit.report import Report
 from ramify.actors.processes.messages import AskMetrics, ProcessMessage
-from ramify.protocol.cluster import KvEvents
+from ramify.protocol.cluster import KvEvents, MoveAnswer
 from ramify.protocol.messages import (
     CacheMessage,
     ChangeCore,
@@ -26,7 +26,7 @@ from ramify.protocol.messages import (
 MAX_FRAME = 1 << 30  # bytes: what all sockets of a front may have sent in one turn of its loop
 
 ForCore = CacheMessage | RequestMessage | GrammarMessage
-FromCore = Tokens | Inspected | Compiled | NotCompiled | ChangeCore | Lost
+FromCore = Tokens | Inspected | Compiled | NotCompiled | ChangeCore | Lost | MoveAnswer
 
 
 class Forward(ProcessMessage, frozen=True):

@@ -12,6 +12,7 @@ from anyio.abc import TaskGroup
 
 from ramify.actors.kit.fanout import Router, Spread
 from ramify.actors.kit.mailbox import Address, LimitedAddress, Mailbox
+from ramify.protocol.cluster import PutBlocks, ReadBlocks
 from ramify.protocol.credentials import Credential
 from ramify.protocol.messages import (
     Abandon,
@@ -59,7 +60,7 @@ class Core(msgspec.Struct, frozen=True):
     def tell(self, message: CacheMessage | RequestMessage | GrammarMessage, /) -> None:
         """Tell the actor that a message is for. Raises MailboxFull, and then nothing has happened."""
         match message:
-            case Submit() | CancelRequest() | CancelSession():
+            case Submit() | CancelRequest() | CancelSession() | ReadBlocks() | PutBlocks():
                 self.scheduler.tell(message)
             case Compile() | Abandon() | AbandonSession():
                 self.grammar.tell(message)

@@ -45,6 +45,7 @@ class Metrics:
         self._kv = (0, 0, 0)
         self._tiers: Callable[[], Sequence[KvTier]] = tuple
         self._load_us = 0
+        self.copied_s = 0.0  # in which blocks of other replicas were copied
         self._lag = self._worst_lag = 0.0
         self._steps = self._executor_tokens = self._sampled = 0
         self._drafter = ""
@@ -305,13 +306,14 @@ class Metrics:
             "ramify_kv_hit_tokens", "Tokens whose KV requests found.", labels=["tier"]
         )
         loads = CounterMetricFamily(
-            "ramify_kv_load_seconds", "Time of steps that moved KV to and from it.", labels=["tier"]
+            "ramify_kv_load_seconds", "Time in which KV was moved to and from it.", labels=["tier"]
         )
         for each in self._tiers():
             blocks.add_metric([each.tier], each.blocks)
             held.add_metric([each.tier], each.bytes)
             hits.add_metric([each.tier], each.hit_tokens)
         loads.add_metric(["host"], self._load_us * 1e-6)
+        loads.add_metric(["peer"], self.copied_s)
         yield from (blocks, held, hits, loads)
 
     def _owners(self) -> Iterator[Metric]:

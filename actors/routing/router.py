@@ -85,6 +85,11 @@ class ReplicaRouter:
     def __len__(self) -> int:
         return len(self._replicas)
 
+    @property
+    def there(self) -> bool:
+        """Whether any may be chosen."""
+        return self._count > 0
+
     # --- who is there -----------------------------------------------------------------------
 
     def joined(self, replica: int) -> None:
@@ -209,6 +214,11 @@ class ReplicaRouter:
                 if wait[there] - wait[slot] <= enough:
                     slot = there
         return self._placed(name, slot, size, cached, hashes, now)
+
+    def lacking(self, namespace: str, tokens: bytes) -> int:
+        """How many of these tokens (int32) the replica computes that has most of them."""
+        _, cached = self._look(namespace, tokens)
+        return len(tokens) // 4 - int((cached * self._live).max())
 
     def hot(self, replica: int, tokens: int, now: float, *, since: float) -> bool:
         """Whether a session should be placed anew before its next request.

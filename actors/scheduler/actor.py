@@ -10,7 +10,7 @@ sender. The scheduler itself has at most `in_flight` plans in the executor's mai
 Settles in the cache's, so a full one there is a bug and ends the engine.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import anyio
@@ -20,7 +20,7 @@ from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed
 from ramify.actors.scheduler.core import Scheduler
-from ramify.protocol.cluster import ReplicaLoad
+from ramify.protocol.cluster import CopyIn, CopyOut, ReplicaLoad
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.messages import (
     CacheMessage,
@@ -65,7 +65,9 @@ class SchedulerActor:
         sessions: Spread[SessionMessage],
         clock: Clock,
         metrics: MetricsSink,
+        copy: Callable[[CopyOut | CopyIn], None] = lambda what: None,
     ) -> None:
+        """`copy`: copies blocks of host memory, and tells the scheduler of those that came."""
         self._mailbox = mailbox
         self._core = Scheduler(info, config)
         self._page_size = info.page_size  # of every executor
@@ -74,6 +76,7 @@ class SchedulerActor:
         self._sessions = sessions
         self._clock = clock
         self._metrics = metrics
+        self._copy = copy
         self._failure: Exception | None = None
         self._alarm_at: float | None = None  # what the alarm sleeps for
         self._alarm_scope = anyio.CancelScope()
@@ -159,6 +162,11 @@ class SchedulerActor:
             self._sessions.put(session, tokens)
             for finished in tokens.finished:
                 self._metrics.finished(finished)
+        exchange = self._core.exchange
+        while exchange.answers:
+            self._sessions.put(exchange.answers[0].session, exchange.answers.pop(0))
+        while exchange.copies:
+            self._copy(exchange.copies.pop(0))
         self._sessions.start()
 
     async def _alarm(self, *, task_status: TaskStatus[None]) -> None:

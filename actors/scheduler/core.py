@@ -21,6 +21,7 @@ from msgspec import structs
 
 from ramify.actors.scheduler.admission import Admission, Cause
 from ramify.actors.scheduler.deliveries import Deliveries, Segment
+from ramify.actors.scheduler.exchange import KvExchange
 from ramify.actors.scheduler.planner import Planner
 from ramify.actors.scheduler.preemption import for_growth
 from ramify.actors.scheduler.request import (
@@ -39,7 +40,7 @@ from ramify.actors.scheduler.settlements import Settlements
 from ramify.actors.scheduler.states import StateSlots
 from ramify.actors.scheduler.suspects import TWICE, Suspects
 from ramify.actors.scheduler.targets import Targets, targets_of
-from ramify.protocol.cluster import LOT, ReplicaLoad
+from ramify.protocol.cluster import LOT, CopiedIn, PutBlocks, ReadBlocks, ReplicaLoad
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.errors import Code
 from ramify.protocol.messages import (
@@ -186,6 +187,8 @@ class Scheduler:
                 self.planner.constraints.retire(event)
             case CancelSession():
                 self._cancel_session(event.session, now)
+            case ReadBlocks() | PutBlocks() | CopiedIn():
+                self.exchange.ask(event)
             case ExecutorDown():
                 self._lost(event.reason, now)
             case ExecutorInfo():  # of the next one, which may differ in the sizes of its pools alone
@@ -212,7 +215,8 @@ class Scheduler:
         if self._hungry:
             self._relieve(now)
         waiting = len(self._requests) > len(self._runs) and self.down is None
-        if not (waiting or self.planner.wanted or self._settlements.commits):
+        exchange = self.exchange
+        if not (waiting or self.planner.wanted or self._settlements.commits or exchange.asks):
             return None  # as after most steps
         if not self._settlements.ready:
             return None
@@ -222,11 +226,16 @@ class Scheduler:
         for run in grows:
             run.account.charge(self._settlements.growth(run))
         loads = self._info.host_blocks and self.planner.loads.pays(self.planner.pace.rate(0))
-        return self._settlements.take(acquires, grows, bool(loads))
+        return self._settlements.take(acquires, grows, bool(loads), exchange)
 
     def deliver(self) -> list[tuple[int, Tokens]]:
         """Messages for sessions: one for each, with its events in order."""
         return self._deliveries.take(ends=not self._settlements.finals)
+
+    @property
+    def exchange(self) -> KvExchange:
+        """KV that goes to other replicas or comes from them."""
+        return self.planner.loads.exchange
 
     # --- the life of a request ----------------------------------------------------------------
 
@@ -367,8 +376,8 @@ class Scheduler:
 
     def _result(self, result: StepResult, now: float) -> None:
         step, tokens = self.planner.landed(result)
-        if step.loads:
-            self._loaded(step, result)
+        if step.moved:
+            self._moved(step, result)
         if result.forced:
             _note_forced(step, result)
         if step.counts is not None:
@@ -445,10 +454,14 @@ class Scheduler:
         if self._suspects.tried is not None:
             self._clear()
 
-    def _loaded(self, step: SentStep, result: StepResult) -> None:
+    def _moved(self, step: SentStep, result: StepResult) -> None:
         """Runs whose blocks are all there go on with their prompts. Where one is lost, the request comes
-        again, and computes what was in it.
+        again, and computes what was in it. What was saved may be for other replicas.
         """
+        if step.exchanges:
+            self.exchange.landed()
+        if not step.loads:
+            return
         self.planner.loads.learn(result, step.moved)
         lost = set(unpack(result.lost))
         for run, blocks, last in step.loads:
@@ -538,6 +551,7 @@ class Scheduler:
             self.planner.copy(message.copies)
         if message.saves and self.down is None:
             self.planner.loads.save(message.saves)
+        self.exchange.settled(message, self.down is not None)
         starved: Request | None = None
         waited_for = False
         for request, verdict in zip(acquires, message.verdicts, strict=True):

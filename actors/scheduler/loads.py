@@ -13,6 +13,7 @@ Does not know pages, rows or the cache.
 
 from collections import deque
 
+from ramify.actors.scheduler.exchange import KvExchange
 from ramify.actors.scheduler.request import Load, Run, SentStep
 from ramify.protocol.cluster import BLOCK
 from ramify.protocol.plan import MovedBlock, StepResult
@@ -32,6 +33,7 @@ class KvLoads:
     def __init__(self) -> None:
         self.queue: deque[tuple[Run, list[MovedBlock]]] = deque()
         self.saves: list[MovedBlock] = []  # for the next plan
+        self.exchange = KvExchange()
         self.due = False  # there is something for the next plan
         self.block_s = 0.0  # of one block; 0: unknown
         self._asked = 0
@@ -48,11 +50,13 @@ class KvLoads:
         """The executor is gone, and all that was stored with it."""
         self.queue.clear()
         self.saves, self.due = [], False
+        self.exchange.lost()
         self.block_s = 0.0
 
     def plan(self, step: SentStep, step_s: float) -> Moves:
         """What a plan saves, and what it loads. `step_s`: that steps last."""
         saves, self.saves = self.saves, []
+        step.exchanges = self.exchange.plan()
         step.loads = self.take(len(step.bound), step_s)
         self.due = bool(self.queue)
         loads = [block for _, blocks, _ in step.loads for block in blocks]

@@ -342,6 +342,7 @@ class SentStep:
     guesses: list[int] | None = None  # of those for a run with a constraint, how many may be guessed
     loads: "list[Load]" = field(default_factory=list)
     moved: int = 0  # blocks that it loads and saves
+    exchanges: bool = False  # some of what it saves goes to other replicas
     missing: int = 0  # tokens that the drafter has to compute first, of rows that it begins
     counts: "array[int] | None" = None  # tokens of each, from its result; None: one each
 

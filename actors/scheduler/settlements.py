@@ -12,6 +12,7 @@ from collections import deque
 
 from msgspec import structs
 
+from ramify.actors.scheduler.exchange import KvExchange
 from ramify.actors.scheduler.request import Request, Run, SchedulerError
 from ramify.protocol.messages import Acquire, Commit, Grow, Settle, Settled
 from ramify.protocol.plan import ExecutorInfo, pack
@@ -69,9 +70,18 @@ class Settlements:
         self.commits[commit.request] = commit
         self.finals += 1
 
-    def take(self, acquires: list[Request], grows: list[Run], load: bool = False) -> Settle | None:
-        """The next Settle, or None if there is nothing to say. `load`: see `Acquire`."""
-        if not self.commits and not acquires and not grows:
+    def take(
+        self,
+        acquires: list[Request],
+        grows: list[Run],
+        load: bool = False,
+        exchange: KvExchange | None = None,
+    ) -> Settle | None:
+        """The next Settle, or None if there is nothing to say. `load`: see `Acquire`. `exchange`: what
+        goes between replicas.
+        """
+        asks = exchange is not None and exchange.asks
+        if not self.commits and not acquires and not grows and not asks:
             return None
         settle = Settle(
             list(self.commits.values()),
@@ -93,6 +103,8 @@ class Settlements:
                 for request in acquires
             ],
         )
+        if exchange is not None:
+            exchange.settle(settle)
         self._sent.append((acquires, grows, self.commits))
         self.commits = {}
         self.finals = 0

@@ -58,6 +58,12 @@ class Turns:
     def finished(self, finished: list[m.Finished]) -> None:
         assert finished
 
+    def rate(self, replica: int) -> float:
+        return 0.0
+
+    def over(self, session: int) -> None:
+        assert session not in self.at
+
     def left(self, session: int) -> None:
         self.at.pop(session, None)
 

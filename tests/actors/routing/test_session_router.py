@@ -84,3 +84,54 @@ def test_missed_events_are_noticed() -> None:
     assert router.events(0, [KvEvents(3, listener=1, reset=True), KvEvents(4)])
     assert not router.events(0, [KvEvents(6), KvEvents(7)])
     assert router.events(0, [KvEvents(7, listener=1, reset=True)])
+
+
+def test_long_prompts_go_to_replicas_for_them_and_come_back_once() -> None:
+    router = SessionRouter(ManualClock().now, prefill=1)
+    long, short = prompt(5000, 1), prompt(3000, 2)
+    router.joined(0)
+    assert router.place(1, "", short) == 0  # there is no other
+    assert not router.goes_on(0)
+    router.joined(1)
+    assert router.goes_on(0)
+    assert not router.goes_on(1)
+    assert router.place(2, "", short) == 1
+    assert router.place(3, "", long) == 0
+    assert router.router.work(1) == 3000  # none is kept for it there
+    assert not router.hot(3, 0)
+    router.left(3)
+    assert router.place(3, "", long) == 1  # its KV comes along
+    router.submitted(3, 1, SUBMIT)
+    assert router.router.work(1) == 3000
+    assert not router.hot(3, 1)
+    router.extended(3, 6000)
+    assert router.hot(3, 1)
+    router.left(3)
+    router.over(3)
+    router.gone(0)
+    assert router.place(4, "", long) == 1
+
+
+def test_prompts_stay_where_kv_moves_too_slowly_or_they_take_no_time() -> None:
+    router = SessionRouter(ManualClock().now, prefill=1)
+    for replica in (0, 1):
+        router.joined(replica)
+    router.token_s = lambda: 1 / 30_000  # of 20,000 tokens a second, as long as none were told
+    assert router.place(1, "", prompt(5000, 1)) == 1
+    router.token_s = lambda: 1 / 50_000
+    assert router.place(2, "", prompt(5000, 2)) == 0
+    router.load(0, ReplicaLoad(prefill_rate=100_000.0))
+    router.token_s = lambda: 0.0
+    assert router.place(3, "", prompt(9000, 3)) == 1
+    assert router.place(4, "", prompt(11_000, 4)) == 0
+
+
+def test_a_prompt_is_computed_anew_if_who_computed_it_is_gone() -> None:
+    router = SessionRouter(ManualClock().now, prefill=2)
+    for replica in (0, 1, 2):
+        router.joined(replica)
+    first = router.place(1, "", prompt(5000, 1))
+    assert first in (0, 1)
+    router.gone(first)
+    router.left(1)
+    assert router.place(1, "", prompt(5000, 1)) == 1 - first

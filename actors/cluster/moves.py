@@ -1,0 +1,232 @@
+"""KV that goes with sessions from one replica to another. Pure.
+
+A session that leaves a replica which lives (*source*) and was placed at another one (*target*) is told
+there with its branches. Then, branch by branch, the target says which blocks it lacks, they are read
+from the source and put to the target, a piece at a time (`protocol/cluster.py`). What the session wants
+to run waits until that is over; so its requests find the blocks as they find all in host memory.
+
+It is over early where it does not pay (the pace of pieces and that of prompts are measured), where the
+source has no more of them, says nothing for a while, or goes. Then the rest is computed.
+
+Does not know sessions' messages, nor who is placed where.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from ramify.protocol.cluster import (
+    BLOCK,
+    KEY,
+    MOST_SOUGHT,
+    BlocksPut,
+    BlocksRead,
+    Lacking,
+    MoveAnswer,
+    PutBlocks,
+    ReadBlocks,
+    SeekBlocks,
+)
+
+PIECE_BYTES = 4 << 20  # of one message, but for a block that is larger
+MOST_UNDER_WAY = 4  # pieces of all sessions
+MOST_BRANCHES = 64  # of a session that are asked for
+PATIENCE_SECONDS = 2.0  # without an answer
+PROBE = 16  # one move in so many is made although it does not seem to pay
+_FORGET = 8  # pieces until a pace is half forgotten, about
+
+ToMove = SeekBlocks | ReadBlocks | PutBlocks
+
+
+class Move:
+    """Of one session. `done()` is called when it is over."""
+
+    __slots__ = (
+        "asked", "branches", "done", "first", "keys", "left", "more", "pays", "since", "source", "target"
+    )  # fmt: skip
+
+    def __init__(
+        self, source: int, target: int, branches: Iterable[int], left: int, done: Callable[[], None]
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.branches = deque(branches)
+        self.left = left  # blocks that the target has room for
+        self.done = done
+        self.first = 0  # of those that are to be asked for, the index in its branch
+        self.keys = b""
+        self.asked = 0  # blocks of the piece that is under way
+        self.more = False  # the branch may lack blocks behind these
+        self.since = 0.0  # of the last word
+        self.pays: bool | None = None
+
+
+class KvMoves:
+    """The moves of a front. `tell(replica, message)` never fails; `rate(replica)`: prompt tokens a
+    second, 0.0: unknown. `shared`: all replicas are processes of this machine.
+    """
+
+    def __init__(
+        self,
+        now: Callable[[], float],
+        tell: Callable[[int, ToMove], None],
+        rate: Callable[[int], float],
+        *,
+        shared: bool = False,
+    ) -> None:
+        self._now = now
+        self._tell = tell
+        self._rate = rate
+        self._shared = shared
+        self._sizes: dict[int, tuple[int, int]] = {}  # replica -> blocks in host memory, bytes of one
+        self._moves: dict[int, Move] = {}  # by session
+        self._under_way: dict[int, float] = {}  # sessions with a piece, and since when
+        self._waiting: deque[int] = deque()  # sessions that are to ask for their next piece
+        self._last = 0.0  # when the last piece was there
+        self.byte_s = 0.0  # of one byte; 0.0: unknown
+        self.blocks = 0  # that were moved
+        self.seconds = 0.0  # in which some were under way
+        self._probes = 0
+
+    def __contains__(self, session: int) -> bool:
+        return session in self._moves
+
+    def token_s(self) -> float:
+        """Seconds until the KV of a token has moved; 0.0: unknown."""
+        return self.byte_s * max((size for _, size in self._sizes.values()), default=0) / BLOCK
+
+    def __len__(self) -> int:
+        return len(self._moves)
+
+    def joined(self, replica: int, blocks: int, block_bytes: int) -> None:
+        """A replica with room for `blocks` in host memory; without any it neither gives nor takes."""
+        if blocks:
+            self._sizes[replica] = blocks, block_bytes
+
+    def gives(self, replica: int) -> bool:
+        """Whether sessions that leave `replica` may take KV along."""
+        return replica in self._sizes
+
+    def begin(
+        self, session: int, source: int, target: int, branches: list[int], done: Callable[[], None]
+    ) -> bool:
+        """Move KV of these branches. False: there is none to move, or no room."""
+        if not branches or source not in self._sizes or target not in self._sizes:
+            return False
+        move = Move(source, target, branches[:MOST_BRANCHES], self._sizes[target][0], done)
+        self._moves[session] = move
+        self._seek(session, move)
+        return True
+
+    def hears(self, session: int, replica: int, message: MoveAnswer) -> None:
+        """A replica answers. What is of no move, or of an earlier one, is nobody's."""
+        move = self._moves.get(session)
+        if move is None or not move.branches or message.branch != move.branches[0]:
+            return
+        move.since = self._now()
+        match message:
+            case Lacking(first=first, keys=keys) if replica == move.target and not move.asked:
+                self._lacks(session, move, first, keys)
+            case BlocksRead(blocks=blocks) if replica == move.source and move.asked:
+                if len(blocks) < move.asked:  # what follows is not there, either
+                    move.keys, move.more, move.asked = b"", False, len(blocks)
+                if blocks:
+                    self._tell(move.target, PutBlocks(session, message.branch, message))
+                else:
+                    self._landed(session)
+                    self._next_branch(session, move)
+            case BlocksPut() if replica == move.target and move.asked:
+                self._put(session, move)
+
+    def end(self, session: int) -> None:
+        """The move is over, whatever is under way."""
+        move = self._moves.pop(session, None)
+        if move is not None:
+            self._landed(session)
+            move.done()
+
+    def gone(self, replica: int) -> None:
+        """A replica is gone, or stands still: what goes on there ends."""
+        self._sizes.pop(replica, None)
+        for session, move in list(self._moves.items()):
+            if replica in (move.source, move.target):
+                self.end(session)
+
+    def look(self) -> None:
+        """End what waits for too long."""
+        late = self._now() - PATIENCE_SECONDS
+        for session, move in list(self._moves.items()):
+            if move.since < late and session not in self._waiting:
+                self.end(session)
+
+    # --- steps of a move -------------------------------------------------------------------------
+
+    def _seek(self, session: int, move: Move) -> None:
+        move.since, move.asked = self._now(), 0
+        self._tell(move.target, SeekBlocks(session, move.branches[0]))
+
+    def _next_branch(self, session: int, move: Move) -> None:
+        move.branches.popleft()
+        if move.branches:
+            self._seek(session, move)
+        else:
+            self.end(session)
+
+    def _lacks(self, session: int, move: Move, first: int, keys: bytes) -> None:
+        count = min(len(keys) // KEY, move.left)
+        if not count:
+            self._next_branch(session, move)
+            return
+        if move.pays is None:
+            move.pays = self._pays(move)
+        if not move.pays:
+            self.end(session)
+            return
+        move.first, move.keys, move.more = first, keys[: count * KEY], count == MOST_SOUGHT
+        self._waiting.append(session)
+        self._go_on()
+
+    def _pays(self, move: Move) -> bool:
+        """Whether blocks come sooner than they are computed."""
+        if self.byte_s * self._sizes[move.source][1] * self._rate(move.target) < BLOCK:
+            return True
+        self._probes += 1
+        return self._probes % PROBE == 0
+
+    def _go_on(self) -> None:
+        """Ask for pieces, by turns, as long as there may be more under way."""
+        while self._waiting and len(self._under_way) < MOST_UNDER_WAY:
+            session = self._waiting.popleft()
+            move = self._moves.get(session)
+            if move is None or session in self._under_way or not self.gives(move.source):
+                continue
+            size = max(1, PIECE_BYTES // self._sizes[move.source][1]) * KEY
+            keys, move.keys = move.keys[:size], move.keys[size:]
+            move.asked = len(keys) // KEY
+            move.since = self._under_way[session] = self._now()
+            read = ReadBlocks(session, move.branches[0], move.first, keys, self._shared)
+            self._tell(move.source, read)
+            move.first += move.asked
+
+    def _put(self, session: int, move: Move) -> None:
+        """A piece is there."""
+        now = self._now()
+        seconds = now - max(self._last, self._under_way[session])
+        each = seconds / (move.asked * self._sizes[move.source][1])
+        self.byte_s += (each - self.byte_s) / _FORGET if self.byte_s else each
+        self._last = now
+        self.seconds += seconds
+        self.blocks += move.asked
+        move.left -= move.asked
+        move.asked = 0
+        self._landed(session)
+        if move.keys and move.left:
+            self._waiting.append(session)
+            self._go_on()
+        elif move.left and move.more:
+            self._seek(session, move)
+        else:
+            self._next_branch(session, move)
+
+    def _landed(self, session: int) -> None:
+        if self._under_way.pop(session, None) is not None:
+            self._go_on()

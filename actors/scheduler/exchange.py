@@ -1,0 +1,89 @@
+"""Blocks of KV that go to other replicas, and come from them, as their fronts ask for it.
+
+The cache says in which slots of host memory they are, or are to be (`Settle`). Something else copies
+them (`CopyOut`, `CopyIn`), beside the steps: what leaves the device first, once that step is over.
+
+Does not know sessions, nor which block is worth a move.
+"""
+
+from collections import deque
+
+from ramify.protocol.cluster import (
+    BlocksPut,
+    BlocksRead,
+    CopiedIn,
+    CopyIn,
+    CopyOut,
+    PutBlocks,
+    ReadBlocks,
+    ReadOrPut,
+)
+from ramify.protocol.messages import Settle, Settled
+from ramify.protocol.plan import unpack
+
+
+class KvExchange:
+    """What was asked, in order. `copies`: what is to be copied now; `answers`: what fronts are told."""
+
+    def __init__(self) -> None:
+        self.copies: list[CopyOut | CopyIn] = []
+        self.answers: list[BlocksPut | BlocksRead] = []
+        self._asked: list[ReadOrPut] = []
+        self._copied: list[CopiedIn] = []
+        self._settling: deque[tuple[list[PutBlocks], list[ReadBlocks]]] = deque()
+        self._saving: list[CopyOut] = []  # whose blocks the next plan saves
+        self._under_way: deque[list[CopyOut]] = deque()  # of each step that does
+
+    @property
+    def asks(self) -> bool:
+        """Something is to be settled."""
+        return bool(self._asked or self._copied)
+
+    def ask(self, message: ReadOrPut | CopiedIn) -> None:
+        if isinstance(message, CopiedIn):
+            self._copied.append(message)
+            self.answers.append(BlocksPut(message.session, message.branch))
+        else:
+            self._asked.append(message)
+
+    def settle(self, settle: Settle) -> None:
+        """Add what was asked meanwhile."""
+        asked, self._asked = self._asked, []
+        puts = [each for each in asked if isinstance(each, PutBlocks)]
+        reads = [each for each in asked if isinstance(each, ReadBlocks)]
+        self._settling.append((puts, reads))
+        settle.puts.extend(b"".join(block.key for block in put.read.blocks) for put in puts)
+        settle.reads.extend(reads)
+        copied, self._copied = self._copied, []
+        settle.kept.extend(each.kept for each in copied)
+        settle.refused.extend(each.refused for each in copied)
+
+    def settled(self, message: Settled, down: bool) -> None:
+        """`down`: there is no executor, so nothing is copied."""
+        puts, reads = self._settling.popleft()
+        for put, slots in zip(puts, map(unpack, message.slots), strict=True):
+            self.copies.append(CopyIn(put, [-1] * len(slots) if down else slots.tolist()))
+        outs = [
+            CopyOut(read, [] if down else blocks)
+            for read, blocks in zip(reads, message.reads, strict=True)
+        ]
+        (self._saving if message.saves and not down else self.copies).extend(outs)
+
+    def plan(self) -> bool:
+        """A plan saves all that is to be saved. Whether somebody waits for that."""
+        if not self._saving:
+            return False
+        self._under_way.append(self._saving)
+        self._saving = []
+        return True
+
+    def landed(self) -> None:
+        """A step for which `plan` was true is over."""
+        self.copies += self._under_way.popleft()
+
+    def lost(self) -> None:
+        """The executor is gone, with all that it had."""
+        for out in [*(out for outs in self._under_way for out in outs), *self._saving]:
+            self.copies.append(CopyOut(out.read, []))
+        self._under_way.clear()
+        self._saving.clear()
