@@ -9,6 +9,13 @@ from typing import Any
 from ramify.protocol.errors import ModelError
 
 _MOST = 1 << 31
+# What sizes are at most, by how their names end: many times those of any model, and small enough that
+# no product of them overflows. Others: _MOST.
+_BOUNDS = (
+    ("vocab_size", 1 << 24), ("vocab_size_per_layer_input", 1 << 24), ("state_size", 1 << 12),
+    ("d_state", 1 << 12), ("_size", 1 << 18), ("hidden_size_per_layer_input", 1 << 18),
+    ("heads", 1 << 12), ("groups", 1 << 12), ("group", 1 << 12), ("_dim", 1 << 14), ("rank", 1 << 14),
+)  # fmt: skip
 _TOLD = 400  # characters of an error
 
 # Fields that change what a model computes, unless they are null, false, 0 or empty
@@ -66,13 +73,18 @@ class Fields:
             told = f"{told[: _TOLD // 2]} ... {told[-_TOLD // 2 :]}"
         return ModelError(f"{self._where}: {told}")
 
-    def integer(self, name: str, default: int | None = None, most: int = _MOST) -> int:
+    def integer(self, name: str, default: int | None = None, most: int | None = None) -> int:
+        """At most `most`; None: what a field of this name is at most."""
         value = self.get(name)
         if value is None:
             value = default
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            least = "a positive integer" if most == _MOST else f"an integer from 1 to {most}"
-            raise self.refused(f"{name} is {value!r}: must be {least}")
+        if (
+            not isinstance(value, int)
+            or isinstance(value, bool)
+            or not 1 <= value <= (most or _most(name))
+        ):
+            told = _positive(name) if most is None else f"an integer from 1 to {most}"
+            raise self.refused(f"{name} is {value!r}: must be {told}")
         return value
 
     def optional_integer(self, name: str) -> int | None:
@@ -80,8 +92,8 @@ class Fields:
         if self.get(name) is None:
             return None
         value = self.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
-            raise self.refused(f"{name} is {value!r}: must be a positive integer or null")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _most(name):
+            raise self.refused(f"{name} is {value!r}: must be {_positive(name)} or null")
         return value
 
     def optional(self, name: str) -> float | None:
@@ -121,3 +133,12 @@ class Fields:
         types = self._values.get("layer_types") or []
         if "layer_types" not in self._read and any(kind != "full_attention" for kind in types):
             raise self.refused(f"layer_types: {self.architecture} is served with full_attention only")
+
+
+def _most(name: str) -> int:
+    return next((most for ending, most in _BOUNDS if name.endswith(ending)), _MOST)
+
+
+def _positive(name: str) -> str:
+    most = _most(name)
+    return "a positive integer" + ("" if most == _MOST else f" of at most {most}")

@@ -162,11 +162,14 @@ class _Target:
             raise ModelError(f"{path}: {whole}: {error}; download the checkpoint again") from None
 
     def _weight(self, parts: dict[str, Tensor], shape: Sequence[int]) -> Weight:
-        assert self._stored is not None
-        if len(shape) != 2:
-            raise ValueError("it is no matrix")
         there = {key: part.to(self._device) for key, part in parts.items()}
-        return self._stored.weight(there, (shape[0], shape[1]))
+        return self.stored.weight(there, _matrix(shape))
+
+    @property
+    def stored(self) -> WeightFormat:
+        """The format of what is stored in several tensors, where something is."""
+        assert self._stored is not None
+        return self._stored
 
     def _take_experts(self, path: Path, name: str, whole: str, parts: dict[str, Tensor]) -> None:
         """Weights of all of a layer's experts: gate and up, or down."""
@@ -240,7 +243,14 @@ class _Headers(_Target):
         self._note(path, name, wanted)
 
     def _weight(self, parts: dict[str, Tensor], shape: Sequence[int]) -> Weight:
+        self.stored.check(parts, _matrix(shape))
         return _Unloaded()
+
+
+def _matrix(shape: Sequence[int]) -> tuple[int, int]:
+    if len(shape) != 2:
+        raise ValueError("it is no matrix")
+    return shape[0], shape[1]
 
 
 class _Unloaded(Weight):

@@ -34,6 +34,10 @@ class WeightFormat(Protocol):
         """What is still to come of a weight that has these parts, None: nothing."""
         ...
 
+    def check(self, parts: dict[str, Tensor], shape: tuple[int, int]) -> None:
+        """Raise what `weight` would of shapes and types. Matrices may be on the meta device."""
+        ...
+
     def weight(self, parts: dict[str, Tensor], shape: tuple[int, int]) -> Weight:
         """Of a product with so many outputs and inputs. Raises ValueError, which says what is wrong."""
         ...

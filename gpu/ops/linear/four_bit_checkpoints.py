@@ -58,7 +58,7 @@ class WeightParts:
                 f"{ending} is {_type(tensor.dtype)} {list(tensor.shape)}: config.json asks for "
                 f"{' or '.join(map(_type, types))} {list(shape)}"
             )
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        if tensor.is_floating_point() and not tensor.is_meta and not bool(tensor.isfinite().all()):
             raise ValueError(f"{ending} has numbers that are not finite")
         return tensor
 
@@ -100,6 +100,10 @@ class FourBitFormat:
     def missing(self, parts: Collection[str]) -> str | None:
         absent = [ending for ending in self.endings if ending not in parts]
         return f"no {absent[0]}" if absent else None
+
+    def check(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> None:
+        """As of `WeightFormat`."""
+        self.unpack(WeightParts(parts, *shape, self.group))
 
     def weight(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> Weight:
         """Floats where groups are no runs of 32, 64 or multiples of 128 inputs."""
@@ -264,8 +268,8 @@ class Mxfp4Format:
         absent = [part for part in ("blocks", "scales") if part not in parts]
         return f"no {absent[0]}" if absent else None
 
-    def weight(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> Weight:
-        """In twos, which are integers."""
+    def check(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> None:
+        """As of `WeightFormat`."""
         outputs, inputs = shape
         groups = -(-inputs // GROUP)
         blocks, scales = parts["blocks"], parts["scales"]
@@ -277,6 +281,12 @@ class Mxfp4Format:
                              f"config.json asks for {[outputs, groups]} of both")  # fmt: skip
         if inputs % GROUP:
             raise ValueError(f"{inputs} inputs are not whole blocks of {GROUP}")
+
+    def weight(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> Weight:
+        """In twos, which are integers."""
+        self.check(parts, shape)
+        outputs, inputs = shape
+        blocks, scales = parts["blocks"], parts["scales"]
         twice = [int(2 * value) for value in FP4]
         table = torch.tensor([*twice, *(-value for value in twice)], dtype=torch.int8)
         codes = torch.stack((blocks & 15, blocks >> 4), -1).view(outputs, inputs)

@@ -20,6 +20,7 @@ CODES = torch.float8_e4m3fn
 _LARGEST = 448.0  # of a code
 _LEAST = 1e-12  # of a row's largest number: one of zeros has a scale, too
 _ROUNDED = 1 << 24  # numbers that are rounded at a time
+_NO_NUMBER = 0x7F  # the code of none, with either sign
 
 
 @dataclass(slots=True)
@@ -118,29 +119,33 @@ class Fp8Format:
         absent = [part for part in ("codes", "scales") if part not in parts]
         return f"no {absent[0]}" if absent else None
 
-    def weight(self, parts: dict[str, Tensor], shape: tuple[int, int]) -> Fp8Weight:
+    def check(self, parts: dict[str, Tensor], shape: tuple[int, int]) -> None:
         codes, scales = parts["codes"], parts["scales"]
         if tuple(codes.shape) != shape:
             raise ValueError(f"codes have shape {list(codes.shape)}, config.json says {list(shape)}")
         if not scales.is_floating_point():
             raise ValueError(f"scales are {scales.dtype}: they must be floats")
-        outputs, inputs = shape
-        scales, given = scales.float(), list(scales.shape)
-        if not bool(scales.isfinite().all()):
-            raise ValueError("scales have numbers that are not finite")
-        if self.blocks:
-            tall, wide = -(-outputs // GROUP), -(-inputs // GROUP)
-            if given not in ([tall, wide], [tall, 1, wide, 1]):
-                raise ValueError(f"scales have shape {given}: blocks of {GROUP} x {GROUP} have "
-                                 f"{[tall, wide]}")  # fmt: skip
-            scales = scales.view(tall, wide).repeat_interleave(GROUP, 0)[:outputs]
-        elif scales.numel() == 1:
-            scales = scales.view(1, 1).expand(outputs, 1)
-        elif given in ([outputs], [outputs, 1]):
-            scales = scales.view(outputs, 1)
-        else:
+        outputs, given = shape[0], list(scales.shape)
+        tall, wide = (-(-size // GROUP) for size in shape)
+        if self.blocks and given not in ([tall, wide], [tall, 1, wide, 1]):
+            raise ValueError(f"scales have shape {given}: blocks of {GROUP} x {GROUP} have "
+                             f"{[tall, wide]}")  # fmt: skip
+        if not self.blocks and scales.numel() != 1 and given not in ([outputs], [outputs, 1]):
             raise ValueError(f"scales have shape {given}: a tensor has one, or {outputs}, one for "
                              "each output")  # fmt: skip
+
+    def weight(self, parts: dict[str, Tensor], shape: tuple[int, int]) -> Fp8Weight:
+        self.check(parts, shape)
+        codes, scales, outputs = parts["codes"], parts["scales"].float(), shape[0]
+        if not bool(scales.isfinite().all()):
+            raise ValueError("scales have numbers that are not finite")
+        if bool((_bytes(codes).bitwise_and(_NO_NUMBER) == _NO_NUMBER).any()):
+            raise ValueError("codes have numbers that are not finite")
+        if self.blocks:
+            tall = -(-outputs // GROUP)
+            scales = scales.view(tall, -1).repeat_interleave(GROUP, 0)[:outputs]
+        else:
+            scales = scales.view(-1, 1).expand(outputs, 1)
         return Fp8Weight(codes, scales)
 
 

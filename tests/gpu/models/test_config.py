@@ -166,6 +166,30 @@ def test_a_part_of_a_head_is_rotated_in_the_order_of_the_kernels() -> None:
     torch.testing.assert_close(turned[:2], wanted)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "field", "most"),
+    [
+        ("LlamaForCausalLM", "hidden_size", 1 << 18),
+        ("LlamaForCausalLM", "intermediate_size", 1 << 18),
+        ("LlamaForCausalLM", "head_dim", 1 << 14),
+        ("LlamaForCausalLM", "num_attention_heads", 1 << 12),
+        ("LlamaForCausalLM", "vocab_size", 1 << 24),
+        ("DeepseekV3ForCausalLM", "kv_lora_rank", 1 << 14),
+        ("DeepseekV3ForCausalLM", "q_lora_rank", 1 << 14),
+        ("DeepseekV3ForCausalLM", "v_head_dim", 1 << 14),
+        ("DeepseekV3ForCausalLM", "moe_intermediate_size", 1 << 18),
+        ("NemotronHForCausalLM", "ssm_state_size", 1 << 12),
+    ],
+)
+def test_sizes_are_bounded_by_name(architecture: str, field: str, most: int) -> None:
+    """Before anything of such a size is made."""
+    for value in (most + 1, 1 << 31, 1 << 200):
+        with pytest.raises(
+            ModelError, match=rf"{field} is \d+: must be a positive integer of at most {most}"
+        ):
+            parse_config({"architectures": [architecture], field: value}, {}, PATH)
+
+
 def test_the_text_part_of_a_model_with_a_tower() -> None:
     raw = {"architectures": ["Mistral3ForConditionalGeneration"], "eos_token_id": 7, "dtype": "bfloat16"}
     text = {"model_type": "mistral", "num_hidden_layers": 2, "sliding_window": None}

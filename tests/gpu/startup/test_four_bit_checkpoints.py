@@ -56,9 +56,15 @@ def load(folder: Path, stored: type[GroupedWeight] | None = GroupedWeight) -> De
     model = Decoder(read_config(folder), 64, torch.float32, CPU)
     packing = Packing(model.weights(), model.products(), lambda linear: linear.weight, stored)
     load_weights(folder, model.weights(), lambda *_: None, packing, stored=model.config.stored)
-    empty = Decoder(model.config, 1, torch.float32, torch.device("meta"))  # what `ramify info` checks
-    check_weights(folder, empty.weights(), model.config.names, model.config.stored)
+    checked(folder)
     return model
+
+
+def checked(folder: Path) -> None:
+    """What `ramify info` checks."""
+    shape = read_config(folder)
+    empty = Decoder(shape, 1, torch.float32, torch.device("meta"))
+    check_weights(folder, empty.weights(), shape.names, shape.stored)
 
 
 def test_weights(checkpoint: Path) -> None:
@@ -122,6 +128,7 @@ def first_logits(d: Any) -> Tensor:
         (lambda t: t.pop(f"{Q}.scales"), [Q, "no scales"]),
         (lambda t: t.pop(f"{Q}.g_idx"), [Q, "no g_idx"]),
         (lambda t: t.update({f"{Q}.qweight": torch.ones(8, 128).int()}), ["qweight is int32 [8, 128]"]),
+        (lambda t: t.update({f"{Q}.qzeros": torch.ones(3, 16).int()}), ["qzeros is int32 [3, 16]"]),
         (lambda t: t.update({f"{Q}s.qweight": torch.ones(1)}), [f"{Q}s.qweight", "no place"]),
         (lambda t: t.update({f"{Q}.qother": torch.ones(1)}), [f"{Q}.qother", "no place"]),
         (lambda t: t.update({f"{Q}.bias": torch.ones(128)}), [f"{Q}.bias", "no place"]),
@@ -135,6 +142,9 @@ def test_a_wrong_tensor_is_named(edit: Edit, words: list[str], checkpoint: Path)
     with pytest.raises(ModelError) as caught:
         load(checkpoint)
     assert all(word in caught.value.message for word in (*words, str(checkpoint)))
+    with pytest.raises(ModelError) as before:
+        checked(checkpoint)
+    assert before.value.message == caught.value.message
 
 
 def test_a_tensor_that_two_files_hold(checkpoint: Path) -> None:

@@ -110,9 +110,15 @@ def load(folder: Path, kept: bool) -> Decoder:
     form = fp8_form(CPU, rounds=False)
     packing = Packing(views, model.products(), form, Fp8Weight) if kept else None
     load_weights(folder, views, lambda *_: None, packing, stored=model.config.stored)
-    empty = Decoder(model.config, 1, torch.float32, torch.device("meta"))  # what `ramify info` checks
-    check_weights(folder, empty.weights(), model.config.names, model.config.stored)
+    checked(folder)
     return model
+
+
+def checked(folder: Path) -> None:
+    """What `ramify info` checks."""
+    shape = read_config(folder)
+    empty = Decoder(shape, 1, torch.float32, torch.device("meta"))
+    check_weights(folder, empty.weights(), shape.names, shape.stored)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -180,7 +186,9 @@ Q = "model.layers.0.self_attn.q_proj"
         (lambda t: t.pop(f"{Q}.weight"), [Q, "no codes"]),
         (lambda t: t.update({f"{Q}.weight_scale_inv": torch.ones(1, 3)}), [Q, "[1, 3]", "[1, 2]"]),
         (lambda t: t.update({f"{Q}.weight_scale_inv": torch.ones(1, 2).int()}), [Q, "int32"]),
-        (lambda t: t[f"{Q}.weight_scale_inv"].fill_(float("nan")), [Q, "not finite"]),
+        (lambda t: t[f"{Q}.weight_scale_inv"].fill_(float("nan")), [Q, "scales", "not finite"]),
+        (lambda t: t[f"{Q}.weight"].view(torch.uint8)[5, 7].fill_(0x7F), [Q, "codes", "not finite"]),
+        (lambda t: t[f"{Q}.weight"].view(torch.uint8)[127, 0].fill_(0xFF), [Q, "codes", "not finite"]),
         (lambda t: t.update({f"{Q}.weight": torch.ones(3, 5).to(CODES)}), [Q, "[3, 5]", "[128, 192]"]),
         (lambda t: t.update({f"{Q}s.weight": torch.ones(3, 5).to(CODES)}), [f"{Q}s", "no place"]),
         (lambda t: t.update({f"{Q}.weight_zero": torch.ones(1)}), [f"{Q}.weight_zero", "no place"]),
@@ -195,6 +203,10 @@ def test_a_wrong_tensor_is_named(edit: Any, words: list[str], tmp_path: Path) ->
     with pytest.raises(ModelError) as caught:
         load(tmp_path, kept=True)
     assert all(word in caught.value.message for word in (*words, str(tmp_path)))
+    if "not finite" not in words:  # which the numbers alone say
+        with pytest.raises(ModelError) as before:
+            checked(tmp_path)
+        assert before.value.message == caught.value.message
 
 
 @pytest.mark.parametrize(
