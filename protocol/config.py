@@ -150,7 +150,7 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
         Setting(
             "guess tokens and let the model check them, output stays the same: ngram (what the text "
             "repeats), model (the bundled draft model), the folder of a smaller model with the same "
-            "tokenizer, mtp (the checkpoint's own layer, on torch), or none; auto: none",
+            "tokenizer, mtp (the checkpoint's own layer, beside floats), or none; auto: none",
             unit="HOW",
         ),
     ] = "auto"

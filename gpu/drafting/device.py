@@ -8,15 +8,21 @@ from how many were right.
 # ruff: noqa: B027  # a drafter implements what it needs
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from ramify.gpu.attention.base import AttentionBackend
 from ramify.gpu.progress import Progress
 from ramify.gpu.sampling.verifier import Verifier
 from ramify.gpu.step.inputs import StepInputs
 from ramify.gpu.step.rows import RowTable
 from ramify.gpu.step.step_rows import StepRows
 from ramify.protocol.plan import StepPlan
+
+if TYPE_CHECKING:  # which need Triton
+    from ramify.gpu.ops.triton_linear import Products
+    from ramify.gpu.ops.triton_ops import LazyStream
 
 
 class DeviceDrafter(ABC):
@@ -30,6 +36,8 @@ class DeviceDrafter(ABC):
     name: str  # in `ExecutorInfo.drafter`
     reads_tokens: bool
     """Whether it reads `Verifier.tokens`."""
+    follows = False
+    """Whether `propose` is called, and `ran`, for every step, and not only for those with drafts."""
 
     @property
     def bytes_per_token(self) -> int:
@@ -38,6 +46,12 @@ class DeviceDrafter(ABC):
 
     def serve(self, table: RowTable, verifier: Verifier) -> None:
         """Guess for these rows from now on. Called once."""
+
+    def join(self, attention: AttentionBackend, products: "Products") -> None:
+        """What the model runs on. Called once, behind `serve`."""
+
+    def ran(self, final: "LazyStream", inputs: StepInputs[Tensor]) -> None:
+        """The model ran a step; a CUDA graph may hold this, too. `final`: the model's stream."""
 
     def begin(self, plan: StepPlan, step: StepRows) -> StepRows:
         """`step` is what the table made of the plan. Returns it with the drafts that can be guessed.

@@ -79,7 +79,9 @@ class DeviceDrafts:
 
         `clock`: times what the drafter catches up with as a part of its own.
         """
+        follows = self.drafter is not None and self.drafter.follows
         guesses = self.drafter is not None and step.lines is not None and inputs.bucket.decodes > 0
+        guesses |= follows
         if late:
             self._verifier.correct(inputs)
         elif guesses:

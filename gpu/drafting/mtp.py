@@ -18,6 +18,7 @@ from ramify.gpu.attention.base import AttentionBackend
 from ramify.gpu.drafting.base import Guesses
 from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.mtp import MtpLayer
+from ramify.gpu.ops.base import ResidualStream
 from ramify.gpu.ops.torch_ops import TorchOps, torch_inputs
 from ramify.gpu.step.step_rows import Ints, StepRows, Tokens
 from ramify.protocol.plan import OpenRow
@@ -57,7 +58,8 @@ class MtpDrafter:
         depth = 0
         while going := [one for one in going if one[2] > depth]:
             streams = torch.stack([one[4] for one in going])
-            tokens = self._layer.likeliest(streams, self._ops).tolist()
+            logits = self._layer.logits(ResidualStream(streams, streams), self._ops)
+            tokens = logits.argmax(-1).tolist()
             for one, token in zip(going, tokens, strict=True):
                 found[one[0]].append(token)
             depth += 1
@@ -138,4 +140,4 @@ class MtpDrafter:
         device = self._layer.decoder.device
         inputs = torch_inputs(step, self._attention, device)
         hidden, behind = torch.cat([p[2] for p in pairs]), torch.from_numpy(tokens).long().to(device)
-        return self._layer.forward(inputs, self._ops, hidden, behind)
+        return self._layer.forward(inputs, self._ops, hidden, behind).normed

@@ -80,6 +80,14 @@ class Chain:
             self._vocabularies[1], self._spare, PAGE=verifier.page_size, MOST=len(draws), BLOCK=_BLOCK,
         )  # fmt: skip
 
+    def step_back(self, rows: int, known: Tensor) -> None:
+        """Let the first pass run the positions ahead of its own, of rows that are `known`."""
+        lines = self.first
+        real = known[lines.rows[:rows].long()]
+        lines.positions[:rows] = torch.where(real, lines.positions[:rows] - 1, 0)
+        lines.rows[:rows] = torch.where(real, lines.rows[:rows], self._spare)
+        self._starts[:rows] -= 1
+
     def advance(self, rows: int) -> None:
         """What the first `rows` rows sampled becomes their next draft, and the next pass's input."""
         inputs, following, draws = self._verifier.inputs, self.next, self._draws

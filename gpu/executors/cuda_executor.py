@@ -104,6 +104,8 @@ class CudaExecutor:
             pool, self._pages, self._last, self._attention, products, layer_sizes(model, products),
             model.rotaries, windows=windows,
         )  # fmt: skip
+        if drafter is not None:
+            drafter.join(self._attention, products)
         self._sampler = CudaSampler(info.max_rows + 1, info.vocab_size, self._device)
         decodes = decode_buckets(info.max_rows)[-1]
         most = [largest(info.max_rows, info.step_tokens), *self.forms(decodes)]
@@ -506,7 +508,10 @@ class CudaExecutor:
     def _compute(self, inputs: StepInputs[Tensor], abridged: bool = False) -> LazyStream:
         """Run the model. `abridged`: only layers that together launch all of its kernels."""
         self._verifier.remember(inputs)
-        return self._model.forward(inputs, self._ops, self._unlike_layers if abridged else None)
+        final = self._model.forward(inputs, self._ops, self._unlike_layers if abridged else None)
+        if self.drafts.drafter is not None:
+            self.drafts.drafter.ran(final, inputs)
+        return final
 
     def _logits_of(self, final: LazyStream, lines: Tensor | None, count: int) -> Tensor:
         """[count, vocabulary] of `lines` of the model's output (None: of all), where all logits go."""

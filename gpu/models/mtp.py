@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.models.definition import Definition, KeptSettings
-from ramify.gpu.ops.base import Ops, ResidualStream
+from ramify.gpu.ops.base import AnyStream, StreamOps
 from ramify.gpu.ops.linear.base import Linear, empty_linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.step.inputs import StepInputs
@@ -83,6 +83,7 @@ class MtpLayer:
     def __init__(self, model: Decoder, shape: Definition, called: MtpNames) -> None:
         self.decoder = Decoder(shape, model.context, model.dtype, model.device)
         self._model, self._called = model, called
+        self.stored = model.config.stored  # how the checkpoint has weights that are no floats
         hidden = shape.hidden_size
         self._product = empty_linear(2 * hidden, hidden, False, model.dtype, model.device)
         self._norms = [self._norm(hidden, shape.rms_eps) for _ in range(2)]  # embedding's, stream's
@@ -114,21 +115,20 @@ class MtpLayer:
 
     @torch.inference_mode()
     def forward(
-        self, step: StepInputs[Tensor], ops: Ops[ResidualStream], hidden: Tensor, tokens: Tensor
-    ) -> Tensor:
-        """Store the keys and values of the step's positions, and return their streams [T, hidden].
+        self, step: StepInputs[Tensor], ops: StreamOps[AnyStream], hidden: Tensor, tokens: Tensor
+    ) -> AnyStream:
+        """Store the keys and values of the step's positions, and return their streams.
 
-        `hidden` [T, hidden]: of the model, or of this layer one position before. `tokens` int[T]: those
-        behind the positions.
+        `hidden` [T, hidden]: of the model, or of this layer one position before, behind the last norm.
+        `tokens` int[T]: those behind the positions.
         """
         embedded = F.embedding(tokens, self._model.embedding)
         of_embedding, of_hidden = self._norms
         residual = self._product(torch.cat((of_embedding(embedded), of_hidden(hidden)), -1))
-        norm = self.decoder.layers[0].mixer.norm
-        stream = ResidualStream(residual, residual if norm is None else norm(residual))
-        return self.decoder.forward(step, ops, given=stream).normed
+        stream = ops.stream(residual, self.decoder.layers[0].mixer.norm)
+        return self.decoder.forward(step, ops, given=stream)
 
     @torch.inference_mode()
-    def likeliest(self, hidden: Tensor, ops: Ops[ResidualStream]) -> Tensor:
-        """int64[R] the token behind each of `hidden` [R, hidden], which `forward` returned."""
-        return self._model.logits(ResidualStream(hidden, hidden), None, ops).argmax(-1)
+    def logits(self, x: AnyStream, ops: StreamOps[AnyStream], output: Tensor | None = None) -> Tensor:
+        """[R, vocabulary] of what `forward` returned."""
+        return self._model.logits(x, None, ops, output)

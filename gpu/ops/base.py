@@ -208,6 +208,18 @@ class Ops(Protocol[AnyStream]):
         ...
 
 
+class StreamOps(Ops[AnyStream], Protocol[AnyStream]):
+    """Operations whose stream may begin and end elsewhere."""
+
+    def stream(self, residual: Tensor, norm: RMSNorm | None) -> AnyStream:
+        """A stream [T, hidden] for what reads it behind `norm`. It is written to."""
+        ...
+
+    def whole(self, x: AnyStream) -> Tensor:
+        """[T, hidden]: the stream behind its norm."""
+        ...
+
+
 @dataclass(slots=True)
 class ShownPictures:
     """What a tower made of some of a step's tokens: `lines` int64[P].

@@ -72,7 +72,13 @@ class TorchOps:
         residual = F.embedding(tokens_of(step.input_ids, self._last), table)
         if scale != 1.0:
             residual = residual * scale
+        return self.stream(residual, norm)
+
+    def stream(self, residual: Tensor, norm: RMSNorm | None) -> ResidualStream:
         return ResidualStream(residual, residual if norm is None else norm(residual))
+
+    def whole(self, x: ResidualStream) -> Tensor:
+        return x.normed
 
     def linear(self, x: ResidualStream, linear: Linear) -> Tensor:
         return linear(x.normed)

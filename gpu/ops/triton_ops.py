@@ -126,6 +126,14 @@ class TritonOps:
         residual, normed = embed_norm(ids, self._last, table, scale, norm)
         return LazyStream(residual, normed, None, 0.0 if norm is None else norm.eps, tilings)
 
+    def stream(self, residual: Tensor, norm: RMSNorm | None) -> LazyStream:
+        normed = residual if norm is None else add_norm(None, residual, norm)
+        tilings = self._tilings(len(residual), self._sizes)
+        return LazyStream(residual, normed, None, 0.0 if norm is None else norm.eps, tilings)
+
+    def whole(self, x: LazyStream) -> Tensor:
+        return x.normed if x.squares is None else divide_rows(x.normed, x.squares, None, x.eps)
+
     def linear(self, x: LazyStream, linear: Linear) -> Tensor:
         return self._products.plain(x.rows, linear, x.eps, x.tilings.linear)
 

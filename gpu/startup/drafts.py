@@ -16,6 +16,7 @@ import torch
 from ramify.gpu.attention.registry import KernelChoice, triton_obstacle
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.models.definition import Definition, LatentSettings
+from ramify.gpu.models.mtp import MtpLayer
 from ramify.protocol.checkpoint.files import json_files
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
@@ -67,10 +68,10 @@ def choose_draft(config: ModelConfig, attention: KernelChoice | None = None) -> 
     if asked == "ngram":
         return DraftChoice("ngram", "as asked")
     if asked == "mtp":
-        if attention is None or attention.extend != "torch":
+        if attention is None:
             raise ModelError(
-                "--draft mtp: the checkpoint's own layer guesses on torch alone; give --attention torch "
-                "and --quantization none, --draft ngram or --draft none"
+                "--draft mtp: the checkpoint's own layer guesses beside weights as floats; give "
+                "--quantization none, --draft ngram or --draft none"
             )
         return DraftChoice("mtp", "as asked")
     folder = bundled("default_draft") if asked == "model" else Path(asked)
@@ -138,7 +139,7 @@ def _tokens(raw: dict[str, Any], folder: Path) -> Iterator[tuple[int, str]]:
 
 
 def device_drafter(
-    draft: DraftChoice, model: Decoder | None, info: ExecutorInfo
+    draft: DraftChoice, model: Decoder | MtpLayer | None, info: ExecutorInfo
 ) -> "DeviceDrafter | None":
     """What guesses tokens in a CUDA executor, by `model` if the choice is one."""
     if draft.kind == "none":
@@ -148,9 +149,16 @@ def device_drafter(
 
         return triton_ngram.DeviceNgramDrafter()
     from ramify.gpu.drafting.device_model import DeviceModelDrafter
+    from ramify.gpu.drafting.device_mtp import DeviceMtpDrafter
     from ramify.gpu.executors.cuda_executor import layer_sizes
     from ramify.gpu.ops.triton_linear import Products
 
-    pool = model.config.kv_layout(model.dtype).allocate(info.pages, info.page_size, model.device)
-    sizes = layer_sizes(model, Products(model.device))
+    decoder = model.decoder if isinstance(model, MtpLayer) else model
+    layout, device = decoder.config.kv_layout(decoder.dtype), decoder.device
+    pool, sizes = (
+        layout.allocate(info.pages, info.page_size, device),
+        layer_sizes(decoder, Products(device)),
+    )
+    if isinstance(model, MtpLayer):
+        return DeviceMtpDrafter(model, pool, sizes, info.max_drafts)
     return DeviceModelDrafter(model, pool, sizes, info.max_drafts)

@@ -27,6 +27,7 @@ from ramify.gpu.kv.layout import KVLayout, KVPool
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.models.definition import Definition
+from ramify.gpu.models.mtp import MtpLayer
 from ramify.gpu.models.parts import with_tower
 from ramify.gpu.models.split import leave_biases_to_first
 from ramify.gpu.ops.linear.base import Form, Weight, plain_weight
@@ -45,7 +46,7 @@ from ramify.gpu.startup.memory import (
     most_step_tokens,
     with_pages,
 )
-from ramify.gpu.startup.mtp import load_mtp
+from ramify.gpu.startup.mtp import empty_mtp, fill_mtp, load_mtp
 from ramify.gpu.startup.packing import Packing
 from ramify.gpu.startup.pictures import empty_pictures
 from ramify.gpu.startup.quantization import Quantization, choose_quantization
@@ -162,12 +163,14 @@ def _fill(
 
 
 def _fill_both(
-    config: ModelConfig, model: Decoder, guesser: Decoder | None, draft: DraftChoice,
+    config: ModelConfig, model: Decoder, guesser: Decoder | MtpLayer | None, draft: DraftChoice,
     quantization: Quantization, progress: Progress,
 ) -> None:  # fmt: skip
     """The deterministic mode and experts read plain weights, if these are floats."""
     for each, folder in ((model, None), (guesser, draft.folder)):
-        if each is not None:
+        if isinstance(each, MtpLayer):
+            fill_mtp(config, each, progress)
+        elif each is not None:
             plain = config.deterministic or each.config.has_experts
             floats = plain_weight if plain else float_weight
             rows = None if config.deterministic else model.dtype
@@ -196,6 +199,22 @@ def _empty_draft_model(draft: DraftChoice, context: int, like: Decoder) -> Decod
     shape = read_config(draft.folder)
     check_draft_model(draft.folder, shape)
     return Decoder(shape, min(context, shape.context), like.dtype, like.device)
+
+
+def _empty_guesser(
+    config: ModelConfig, draft: DraftChoice, context: int, like: Decoder
+) -> Decoder | MtpLayer | None:
+    """What guesses on Triton kernels, without its weights; None: no model does."""
+    if draft.kind == "mtp":
+        return empty_mtp(config, like)
+    guesser = _empty_draft_model(draft, context, like)
+    obstacle = guesser and kernel_obstacle(guesser.config, guesser.dtype, guesser.device)
+    if obstacle:
+        raise ModelError(
+            f"--draft {config.draft}: {obstacle}; give another draft model, --draft ngram or --draft "
+            "none"
+        )
+    return guesser
 
 
 def _torch(
@@ -327,14 +346,7 @@ def _cuda(
     from ramify.gpu.startup.compiling import compiling
     from ramify.gpu.startup.rehearsal import rehearse, warm_all
 
-    guesser = _empty_draft_model(draft, info.context, model)
-    if guesser is not None:
-        obstacle = kernel_obstacle(guesser.config, guesser.dtype, guesser.device)
-        if obstacle is not None:
-            raise ModelError(
-                f"--draft {config.draft}: {obstacle}; give another draft model, --draft ngram or "
-                "--draft none"
-            )
+    guesser = _empty_guesser(config, draft, info.context, model)
 
     fill = partial(_fill_both, config, model, guesser, draft, quantization, progress)
     drafter = device_drafter(draft, guesser, msgspec.structs.replace(info, pages=1))

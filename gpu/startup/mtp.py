@@ -15,7 +15,7 @@ from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 
 
-def load_mtp(config: ModelConfig, model: Decoder, progress: Progress) -> MtpLayer:
+def empty_mtp(config: ModelConfig, model: Decoder) -> MtpLayer:
     """The layer of the checkpoint that `model` is of. Raises ModelError if there is none."""
     found = mtp_definition(model.config)
     if found is None:
@@ -24,16 +24,27 @@ def load_mtp(config: ModelConfig, model: Decoder, progress: Progress) -> MtpLaye
             "--draft ngram, or --draft none"
         )
     shape, called = found
-    layer = MtpLayer(model, shape, called)
-    views = layer.weights()
+    if config.load_format != "dummy":
+        _check(config.path, called.prefix)
+    return MtpLayer(model, shape, called)
+
+
+def fill_mtp(config: ModelConfig, layer: MtpLayer, progress: Progress) -> None:
+    """Load its weights. Those of the model have the form in which they are used."""
+    views, called = layer.weights(), layer.decoder.config.names
     packing = Packing(views, layer.products(), plain_weight)
     if config.load_format == "dummy":
         fill_random(views, loaded=packing.loaded, begin=packing.begin)
     else:
-        _check(config.path, called.prefix)
-        load_weights(config.path, views, progress, packing, shape.names, model.config.stored)
+        load_weights(config.path, views, progress, packing, called, layer.stored)
     with torch.inference_mode():
         layer.complete()
+
+
+def load_mtp(config: ModelConfig, model: Decoder, progress: Progress) -> MtpLayer:
+    """Both."""
+    layer = empty_mtp(config, model)
+    fill_mtp(config, layer, progress)
     return layer
 
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExtendRow, pack, unpack
+from tests.gpu.drafting.conftest import write_folder
 from tests.gpu.models.families import test_experts, test_hybrids, test_latents
 from tests.gpu.models.families.test_families import prompts
 from tests.gpu.models.families.test_hybrids import save
@@ -134,5 +135,6 @@ def test_a_checkpoint_without_one_is_named(tmp_path: Path, drive: Any) -> None:
     save(tmp_path, "lfm2")
     with pytest.raises(ModelError, match="no layer for further tokens is known of Lfm2ForCausalLM"):
         drive(tmp_path, draft="mtp")
-    with pytest.raises(ModelError, match="guesses on torch alone"):
-        drive(tmp_path, draft="mtp", attention="triton")
+    write_folder(tmp_path / "small")
+    with pytest.raises(ModelError, match="guesses beside weights as floats"):
+        drive(tmp_path / "small", draft="mtp", quantization="int8")

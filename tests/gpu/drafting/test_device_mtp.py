@@ -1,0 +1,69 @@
+"""The checkpoint's own layer as a drafter on Triton kernels: in their interpreter, or on a GPU."""
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.protocol.plan import ExtendRow, pack, unpack
+from tests.gpu.drafting.test_mtp import expected, with_layer
+from tests.gpu.models.families.test_families import prompts
+
+CUDA = torch.cuda.is_available()
+pytest.importorskip("triton", minversion=None if CUDA else "3.7")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's: garbage in padding
+    pytest.mark.usefixtures("ordered_dots"),
+]
+STEPS, MOST = 3, 2
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "deepseek_v3"])
+def test_guesses_as_published_and_outputs_as_without(
+    family: str, tmp_path: Path, drive: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows beside each other; a step without drafts in between, and guesses that are refused."""
+    model, layer = with_layer(tmp_path, family)
+    texts = [prompts()[0][:9], prompts()[1][:5]]
+    d = drive(tmp_path, draft="mtp", attention="triton", max_rows=8, step_tokens=32, kv_tokens=128)
+    opens = [d.open(0, d.pages(0, 64)), d.open(1, d.pages(64, 64))]
+    extends = [ExtendRow(row, 0, pack(text), True) for row, text in enumerate(texts)]
+    outputs = {row: [token] for row, token in d.step(opens=opens, extends=extends).items()}
+    drafter, steps, guesses = d.executor.drafts.drafter, deque[Any](), list[Any]()
+    propose, said = drafter.propose, list[torch.Tensor]()
+
+    def watched(*about: Any) -> None:
+        propose(*about)
+        said.append(about[-1].inputs[1 : 1 + MOST].clone())
+
+    monkeypatch.setattr(drafter, "propose", watched)
+
+    def take() -> None:
+        """The oldest step's tokens; what it guessed behind those that came before it."""
+        asked, guessed, step = steps.popleft()
+        before = [texts[row] + outputs[row] for row in (0, 1)]
+        result = step.result()
+        tokens = list(unpack(result.tokens))
+        counts = list(unpack(result.counts)) or [1, 1]
+        for row, count in zip(unpack(result.rows), counts, strict=True):
+            outputs[row] += tokens[:count]
+            del tokens[:count]
+        if asked:
+            guesses.append((guessed[:, 0].tolist(), expected(model, layer, before[0], MOST)))
+            guesses.append((guessed[:1, 1].tolist(), expected(model, layer, before[1], 1)))
+
+    for at in range(STEPS):  # two in flight
+        asked = pack([MOST, 1]) if at != 1 else b""
+        step = d.executor.launch(d.plan(decodes=[0, 1], drafts=asked))
+        steps.append((asked, said[-1], step))
+        if len(steps) == 2:
+            take()
+    take()
+    assert [found for found, _ in guesses] == [wanted for _, wanted in guesses]
+    for text, output in zip(texts, outputs.values(), strict=True):
+        whole = torch.tensor([text + output])
+        with torch.inference_mode():
+            likely = model(whole).logits[0, len(text) - 1 : -1].argmax(-1).tolist()
+        assert output == likely
