@@ -83,13 +83,12 @@ def shared_attention(
     sums = torch.empty((capacity, kv_heads, TILE), dtype=torch.float32, device=q.device)
     exact = q.dtype == torch.float32
     scale, softcap = score_scale(spec)
-    apart = tail > 0 and kv.k_scales is None and spec.softcap is None
     _shared[(capacity, kv_heads)](
         q, kv.k, kv.v, kv.k_scales, kv.v_scales, shared.items, shared.members, pages, outputs, sums,
         pages.shape[1], scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         TILE=TILE, DIM=dim, TAIL=tail, PAGE=kv.page_size, KEYS=_KEYS,
-        PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap, READING=reading(q, kv), APART=apart,
-        num_warps=8 if tail else 4, num_stages=3 if apart else 2 if exact or tail else 4,
+        PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap, READING=reading(q, kv),
+        num_warps=8 if tail else 4, num_stages=2 if exact or tail else 4,
     )  # fmt: skip
     return Parts(shared.own, outputs, sums)
 
@@ -100,9 +99,9 @@ def _shared(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
     TAIL: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-    SOFTCAP: tl.constexpr, READING: tl.constexpr, APART: tl.constexpr,
+    SOFTCAP: tl.constexpr, READING: tl.constexpr,
 ):  # fmt: skip
-    """scale, SOFTCAP: as of `score_scale`. APART: keys are latents without codes (`_take_latents`)."""
+    """scale, SOFTCAP: as of `score_scale`."""
     item = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     row = tl.load(items + item * 5).to(tl.int64)
@@ -126,45 +125,10 @@ def _shared(
         keys = begin + tl.arange(0, KEYS)
         there = keys < stop
         place = paged(pages, row, columns, keys, there, kv_head, KV_HEADS, DIM, TAIL, PAGE)
-        if APART:
-            top, total, mixed = _take_latents(
-                query, tail, k_pool, place, dims, there, scale, top, total, mixed, begin < stop, DIM,
-                TAIL, PRECISION,
-            )  # fmt: skip
-        else:
-            top, total, mixed = take_keys(
-                query, tail, k_pool, v_pool, k_scales, v_scales, place, dims, there, there[None, :],
-                scale, top, total, mixed, DIM, TAIL, PRECISION, SOFTCAP, READING,
-            )  # fmt: skip
+        top, total, mixed = take_keys(
+            query, tail, k_pool, v_pool, k_scales, v_scales, place, dims, there, there[None, :], scale,
+            top, total, mixed, DIM, TAIL, PRECISION, SOFTCAP, READING,
+        )  # fmt: skip
     at = (item * KV_HEADS + kv_head) * TILE + tile
     tl.store(outputs + at[:, None] * DIM + dims[None, :], mixed / total[:, None], mask=real[:, None])
     tl.store(sums + at, top + tl.log2(total), mask=real)
-
-
-@triton.jit
-def _take_latents(
-    query, tail, pool, place, dims, there, scale, top, total, mixed, always, DIM: tl.constexpr,
-    TAIL: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """As `take_keys`. `always`: true, which the compiler must not know.
-
-    It gives the rows of a product that leads to another one to warps, and both of two warp groups would
-    then make the same scores of 64 rows. It does not look through a branch, so the scores become weights
-    in one: each group makes half of them (wgmma for a tile of keys: 74 -> 38).
-    """
-    k = tl.load(pool + place[:, None] + dims[None, :], mask=there[:, None], other=0.0)
-    ends = pool + place[:, None] + DIM + tl.arange(0, TAIL)[None, :]
-    behind = tl.load(ends, mask=there[:, None], other=0.0)
-    of_latents = tl.dot(query, tl.trans(k), input_precision=PRECISION)
-    of_ends = tl.dot(tail, tl.trans(behind), input_precision=PRECISION)
-    weights, fade = tl.zeros_like(of_latents).to(k.dtype), tl.zeros_like(top)
-    if always:
-        scores = tl.where(there[None, :], of_latents * scale + of_ends * scale, -float("inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        likely = tl.exp2(scores - new_top[:, None])
-        fade = tl.exp2(top - new_top)
-        total = total * fade + tl.sum(likely, 1)
-        weights, top = likely.to(k.dtype), new_top
-    mixed = mixed * fade[:, None]
-    mixed += tl.dot(weights, k, input_precision=PRECISION)
-    return top, total, mixed
