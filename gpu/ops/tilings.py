@@ -20,7 +20,9 @@ GROUP_TOKENS = 64  # that a warp group multiplies: the rows of wgmma
 _OUTPUTS = 64  # rows of a weight tile: what one tensor core product takes at least
 _LARGE = 1 << 25  # weights of a projection from which on reading them takes nearly all the time
 _MOST_HELD = 512  # inputs in the ring of stages of the Gluon kernel
-_FEW_PROGRAMS = 528  # four for each, where codes are widened
+# Where codes of 8 bits are widened, by the tokens of a tile; more outputs are cut into wide tiles at 64
+_PROGRAMS_OF_16, _PROGRAMS_OF_32, _PROGRAMS_OF_64 = 768, 528, 256
+_WIDE_OUTPUTS = 4096
 _PROGRAMS = 128  # about the multiprocessors; with fewer tiles their inputs are split
 
 
@@ -152,19 +154,27 @@ def split(tiling: AnyTiling | None, tokens: int, shape: tuple[int, int]) -> AnyT
     return replace(tiling, splits=1 << (splits.bit_length() - 1))
 
 
-def few_tiling(tokens: int, shape: tuple[int, int], gated: bool) -> Tiling | None:
+def few_tiling(tokens: int, shape: tuple[int, int], gated: bool, grouped: bool) -> Tiling | None:
     """How a product with codes of 8 bits is cut up; None: of too many tokens, or not at all.
 
-    shape: outputs, inputs. Programs of two warps: what widens codes is done by threads that wait for
-    nothing but their own, and four programs or more are on a multiprocessor.
+    shape: outputs, inputs. `grouped`: 128 inputs share a scale. Up to 32 tokens programs of two warps:
+    what widens codes is done by threads that wait for nothing but their own, and four programs or more
+    are on a multiprocessor. Measured on an H200 (docs/log/gpu.md).
     """
     outputs, inputs = shape
     if tokens > MOST_TOKENS or outputs % _OUTPUTS or inputs % 128:
         return None
-    rows, warps = (16, 2) if tokens <= 16 else (32, 2) if tokens <= 32 else (64, 4)
-    tiles = -(-outputs // _OUTPUTS) * -(-tokens // rows)
-    splits = 1 if gated else max(1, min(8, _FEW_PROGRAMS // tiles))
-    return Tiling(rows, _OUTPUTS, 128, 1 << (splits.bit_length() - 1), stages=4, warps=warps)
+    if tokens > 32:
+        wide = outputs > _WIDE_OUTPUTS and outputs % 128 == 0
+        tiling = Tiling(64, 128 if wide else 64, 128, 1, 3 if wide else 4, 8 if gated and wide else 4)
+        most = _PROGRAMS_OF_64
+    elif gated and tokens <= 16 and not grouped and inputs % 256 == 0:
+        return Tiling(16, _OUTPUTS, 256, stages=3, warps=2)
+    else:
+        tiling = Tiling(16 if tokens <= 16 else 32, _OUTPUTS, 128, warps=2)
+        most = _PROGRAMS_OF_16 if tokens <= 16 else _PROGRAMS_OF_32
+    splits = 1 if gated else max(1, min(8, most * tiling.outputs // outputs))
+    return replace(tiling, splits=1 << (splits.bit_length() - 1))
 
 
 # Up to so many tokens, of matrices with few and with many outputs, as measured on an H200; of more

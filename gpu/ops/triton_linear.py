@@ -157,7 +157,8 @@ class Products:
         if isinstance(linear.weight, FourBitWeight):
             return four_bit_tiling(len(x), linear.weight.shape[0], x.dtype)
         usable = self._overlap and x.dtype == torch.bfloat16
-        return few_tiling(len(x), linear.weight.shape, gated) if usable else None
+        grouped = linear.weight.operand.group < linear.weight.shape[1]
+        return few_tiling(len(x), linear.weight.shape, gated, grouped) if usable else None
 
     def _launch(
         self,
