@@ -63,6 +63,7 @@ class CudaExecutor:
         info: ExecutorInfo,
         attention: KernelChoice,
         drafter: DeviceDrafter | None = None,
+        make_ops: Callable[..., TritonOps] = TritonOps,
     ) -> None:
         self.info = info
         self.counters = Counters()
@@ -100,7 +101,7 @@ class CudaExecutor:
         self._model = model
         self._unlike_layers = model.unlike_layers()
         products = (InvariantProducts if attention.deterministic else Products)(self._device)
-        self._ops = TritonOps(
+        self._ops = make_ops(
             pool, self._pages, self._last, self._attention, products, layer_sizes(model, products),
             model.rotaries, windows=windows,
         )  # fmt: skip

@@ -118,7 +118,11 @@ class MirroredRows(RowTable):
     """Rank 0's page tables."""
 
     def put(self, told: ToldStep) -> None:
-        self.updates = []
+        """Take over what is told of them, `updates` and `copies` too."""
+        self.updates, self.copies = [], None
+        if told.copies:
+            sources, targets = (np.frombuffer(pages, dtype=np.int64) for pages in told.copies)
+            self.copies = sources, targets
         for row, first, pages, windows in told.pages:
             added = np.frombuffer(pages, dtype=np.int32)
             last, columns = first + len(added), self.pages.shape[1]
@@ -170,12 +174,13 @@ class TorchFollower(Follower):
         self._table.put(told)
         if self._blocks is not None and told.saves:
             self._blocks.save(told.saves)
-        if told.copies:
-            self._pool.copy(*(_slots(packed, device) for packed in told.copies))
+        if self._table.copies is not None:
+            self._pool.copy(*(torch.tensor(pages, device=device) for pages in self._table.copies))
         if self._blocks is not None and told.loads:
             lost_slots(self._ranks, self._blocks.load(told.loads), told.loads)
         if told.states and self._pool.states is not None:
-            self._pool.states.copy(*(_slots(packed, device) for packed in told.states))
+            slots = (np.frombuffer(packed, dtype=np.int64) for packed in told.states)
+            self._pool.states.copy(*(torch.tensor(each, device=device) for each in slots))
         step = told.rows()
         self.counters.count(step.computed)
         if not len(step.rows):
@@ -190,7 +195,3 @@ class TorchFollower(Follower):
             }
             lines = slice_lines(self.info.vocab_size)
             score(step.scored, views, lambda of: self._model.logits(stream, of, self._ops), lines)
-
-
-def _slots(packed: bytes, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.frombuffer(packed, dtype=np.int64).copy()).to(device)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed
+import torch.distributed.distributed_c10d
 from torch import Tensor
 
 from ramify.gpu.ranks.ring import RankPlace, StepRing
@@ -19,11 +19,30 @@ dist: Any = torch.distributed  # which declares little of this
 _PATIENCE = timedelta(days=1)
 
 
-class Ranks:
+class RankSums:
+    """Sums of a rank that nobody answers: to rehearse steps, which each rank does in its own time."""
+
+    def __init__(self, rank: int, count: int) -> None:
+        self.rank, self.count = rank, count
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Over all ranks, in place."""
+        return x
+
+    def from_first(self, x: Tensor) -> Tensor:
+        """Rank 0's numbers, in place."""
+        return x
+
+    def columns(self, x: Tensor, width: int) -> Tensor:
+        """x [S, n] of each rank side by side: [S, width], what lies beyond left out."""
+        return x.repeat(1, self.count)[:, :width]
+
+
+class Ranks(RankSums):
     """This process among those that run one model. `ring`: what rank 0 tells of each step."""
 
     def __init__(self, place: RankPlace, device: torch.device) -> None:
-        self.rank, self.count = place.rank, place.ranks
+        super().__init__(place.rank, place.ranks)
         self.ring = StepRing(place)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         store = dist.FileStore(f"/proc/self/fd/{place.store}", place.ranks)
@@ -37,21 +56,20 @@ class Ranks:
             self._group = dist.ProcessGroupNCCL(
                 dist.PrefixStore("device", store), place.rank, place.ranks, options
             )
+            self.sum(torch.zeros(1, device=device))  # its buffers are there before memory is measured
 
     def sum(self, x: Tensor) -> Tensor:
-        """Over all ranks, in place."""
-        self._group.allreduce([x]).wait()
+        _settle(self._group.allreduce([x], self._now(dist.AllreduceOptions())))
         return x
 
     def from_first(self, x: Tensor) -> Tensor:
-        """Rank 0's numbers, in place."""
-        self._group.broadcast(x, 0).wait()
+        _settle(self._group.broadcast([x], self._now(dist.BroadcastOptions())))
         return x
 
     def columns(self, x: Tensor, width: int) -> Tensor:
-        """x [S, n] of each rank side by side: [S, width], what lies beyond left out."""
         rows = x.new_empty((self.count * len(x), x.shape[1]))
-        self._group.allgather([list(rows.chunk(self.count))], [x.contiguous()]).wait()
+        options = self._now(dist.distributed_c10d.AllgatherOptions())
+        _settle(self._group.allgather([list(rows.chunk(self.count))], [x.contiguous()], options))
         return rows.view(self.count, *x.shape).transpose(0, 1).reshape(len(x), -1)[:, :width]
 
     def least(self, values: list[int]) -> list[int]:
@@ -61,8 +79,18 @@ class Ranks:
         least: list[int] = found.tolist()
         return least
 
+    def _now(self, options: Any) -> Any:
+        """On the stream of the step, so that a CUDA graph holds nothing else."""
+        options.asyncOp = not self.on_gpu
+        return options
+
     def close(self) -> None:
         """Rank 0 ends the others: an empty message."""
         if not self.rank:
             self.ring.put(b"")
         self.ring.close()
+
+
+def _settle(work: Any) -> None:
+    if work is not None:
+        work.wait()

@@ -26,7 +26,6 @@ from ramify.gpu.executors.torch_executor import TorchExecutor
 from ramify.gpu.kv.layout import KVLayout, KVPool
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
-from ramify.gpu.models.definition import Definition
 from ramify.gpu.models.mtp import MtpLayer
 from ramify.gpu.models.parts import with_tower
 from ramify.gpu.models.split import leave_biases_to_first
@@ -37,20 +36,18 @@ from ramify.gpu.progress import Progress
 from ramify.gpu.ranks.ring import RankPlace
 from ramify.gpu.startup.drafts import DraftChoice, choose_draft, device_drafter, kernel_obstacle
 from ramify.gpu.startup.gguf_weights import load_gguf
-from ramify.gpu.startup.machine import context_of, device_of, dtype_of
+from ramify.gpu.startup.machine import context_of, device_of, dtype_of, executor_info
 from ramify.gpu.startup.memory import (
     free_bytes,
     has_windows,
     kv_type,
-    most_rows,
-    most_step_tokens,
     with_pages,
 )
 from ramify.gpu.startup.mtp import empty_mtp, fill_mtp, load_mtp
 from ramify.gpu.startup.packing import Packing
 from ramify.gpu.startup.pictures import empty_pictures
 from ramify.gpu.startup.quantization import Quantization, choose_quantization
-from ramify.gpu.startup.ranks import Split, join
+from ramify.gpu.startup.ranks import Split, agreed, agreed_buckets, join, ranks_of, rehearsing_ops
 from ramify.gpu.startup.stamp import kv_stamp
 from ramify.gpu.startup.states import check_draft_model, check_states
 from ramify.gpu.startup.weights import fill_random, load_weights
@@ -84,14 +81,14 @@ def load_rank(config: ModelConfig, progress: Progress, place: RankPlace | None) 
     begin = time.perf_counter()
     progress("reading config.json", 0.0)
     shape = read_config(config.path)
-    device = device_of(config)
+    device = device_of(config, 0 if place is None else place.rank)
     split = join(config, shape, device, place)
     shape = shape if split is None else split.shape
     dtype = dtype_of(config, shape, device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     context = context_of(config, shape)
-    quantization = choose_quantization(config, shape, device) if split is None else split.floats
+    quantization = split.floats if split is not None else choose_quantization(config, shape, device)
     windows = has_windows(config, shape, context)
     shapes = shape.attention_shapes(dtype, windows, config.kv_dtype == "fp8")
     attention = choose(config.attention, shapes, device, config.deterministic)
@@ -106,11 +103,12 @@ def load_rank(config: ModelConfig, progress: Progress, place: RankPlace | None) 
         ) from error
     on_host = quantization.isa is not None or attention.extend == "torch"
     parameters = model.parameters() if split is None else split.parameters
-    info = _info(config, shape, parameters, context, dtype, device, attention, windows)
+    info = executor_info(config, shape, parameters, context, dtype, device, attention, windows)
     info = msgspec.structs.replace(
         info, quantization=quantization.name, quantization_reason=quantization.reason, constrains=True
     )
-    if info.constrains and config.jump_forward and not shape.keeps_states:
+    jumps = config.jump_forward and (split is None or on_host)
+    if info.constrains and jumps and not shape.keeps_states:
         info = msgspec.structs.replace(info, max_forced=MOST_FORCED_DRAFTS)
     if draft.kind != "none":
         info = msgspec.structs.replace(
@@ -126,7 +124,7 @@ def load_rank(config: ModelConfig, progress: Progress, place: RankPlace | None) 
     elif attention.extend == "torch":
         executor = _torch(config, model, info, attention, draft, progress, quantization, split)
     else:
-        executor = _cuda(config, model, info, attention, draft, progress, quantization)
+        executor = _cuda(config, model, info, attention, draft, progress, quantization, split)
     progress("ready", 1.0)
     stamp = kv_stamp(config, executor.info) if executor.info.host_blocks else ""
     executor.info = msgspec.structs.replace(
@@ -164,7 +162,7 @@ def _fill(
 
 def _fill_both(
     config: ModelConfig, model: Decoder, guesser: Decoder | MtpLayer | None, draft: DraftChoice,
-    quantization: Quantization, progress: Progress,
+    quantization: Quantization, progress: Progress, split: Split | None,
 ) -> None:  # fmt: skip
     """The deterministic mode and experts read plain weights, if these are floats."""
     for each, folder in ((model, None), (guesser, draft.folder)):
@@ -175,7 +173,7 @@ def _fill_both(
             floats = plain_weight if plain else float_weight
             rows = None if config.deterministic else model.dtype
             form = quantization.form(model.device, floats, rows) if each is model else (floats, None)
-            _fill(config, each, form[0], progress, folder, form[1])
+            _fill(config, each, form[0], progress, folder, form[1], split=split)
 
 
 def _draft_model(
@@ -238,7 +236,7 @@ def _torch(
         info = _with_bytes(info, guesser.config.kv_layout(guesser.dtype))
     free = free_bytes(model.device)
     info = with_pages(info, config, free if split is None else split.share(free), model.device)
-    info = info if split is None else split.agreed(info)
+    info = agreed(split, info)
     pool = _pool(model, info, progress)
     table = MirroredRows(info) if follows else RowTable(info)
 
@@ -247,7 +245,7 @@ def _torch(
         return attention.back_end(table, shapes, model.device)
 
     attends = back_end(model, info.window_pages > 0)
-    ranks = None if split is None else split.ranks
+    ranks = ranks_of(split)
     if ranks is not None and isinstance(table, MirroredRows):
         return TorchFollower(model, pool, attends, table, info, ranks)
     drafter: Drafter | None = NgramDrafter(info.max_rows) if draft.kind == "ngram" else None
@@ -334,8 +332,8 @@ def _integers(
 
 def _cuda(
     config: ModelConfig, model: Decoder, info: ExecutorInfo, attention: KernelChoice, draft: DraftChoice,
-    progress: Progress, quantization: Quantization,
-) -> Executor:  # fmt: skip
+    progress: Progress, quantization: Quantization, split: Split | None,
+) -> Executor | Follower:  # fmt: skip
     """The executor on Triton kernels.
 
     It is made twice: first with a pool of one page, to measure what serving takes (`rehearsal`), then
@@ -343,12 +341,13 @@ def _cuda(
     only their shapes. On a CPU they are interpreted.
     """
     from ramify.gpu.executors.cuda_executor import CudaExecutor
+    from ramify.gpu.executors.cuda_ranks import cuda_executor
     from ramify.gpu.startup.compiling import compiling
     from ramify.gpu.startup.rehearsal import rehearse, warm_all
 
     guesser = _empty_guesser(config, draft, info.context, model)
 
-    fill = partial(_fill_both, config, model, guesser, draft, quantization, progress)
+    fill = partial(_fill_both, config, model, guesser, draft, quantization, progress, split)
     drafter = device_drafter(draft, guesser, msgspec.structs.replace(info, pages=1))
     if drafter is not None:  # it may read the tokens of the slots, wherever they came from
         token = _TOKEN_BYTES if drafter.reads_tokens else 0
@@ -369,7 +368,8 @@ def _cuda(
         progress("compiling FlashInfer's kernels: minutes, once", 0.0)
     try:
         pool = _pool(model, small, lambda what, done: None)
-        stage = CudaExecutor(model, pool, RowTable(small), small, attention, drafter)
+        ops = rehearsing_ops(split, small)
+        stage = CudaExecutor(model, pool, RowTable(small), small, attention, drafter, ops)
         if compiled:
             with compiling(partial(warm_all, stage), model.device):
                 if early:
@@ -382,18 +382,19 @@ def _cuda(
             "--max-rows and --step-tokens, free memory, or give a smaller model"
         ) from error
     stage.close()
+    buckets = agreed_buckets(split, rehearsal.buckets)
     del stage, pool, drafter
     if compiled:
         gc.collect()
         torch.cuda.empty_cache()
-    sizes = {bucket.extended for bucket in rehearsal.buckets if bucket.extended}
+    sizes = {bucket.extended for bucket in buckets if bucket.extended}
     info = msgspec.structs.replace(info, extend_sizes=sorted(sizes))
-    info = with_pages(info, config, free - rehearsal.bytes, model.device)
+    info = agreed(split, with_pages(info, config, free - rehearsal.bytes, model.device))
     try:
         pool = _pool(model, info, progress)
         drafter = device_drafter(draft, guesser, info)
-        executor = CudaExecutor(model, pool, RowTable(info), info, attention, drafter)
-        executor.capture(rehearsal.buckets, progress)
+        executor = cuda_executor(model, pool, info, attention, drafter, ranks_of(split))
+        executor.capture(buckets, progress)
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"a KV cache of {info.pages * info.page_size} tokens leaves too little for steps and CUDA "
@@ -410,40 +411,3 @@ def _pool(model: Decoder, info: ExecutorInfo, progress: Progress) -> KVPool:
     if info.state_slots and model.config.keeps_states:
         pool.states = model.config.state_layout().allocate(info.state_slots, model.device, spare)
     return pool
-
-
-def _info(
-    config: ModelConfig,
-    shape: Definition,
-    parameters: int,
-    context: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    attention: KernelChoice,
-    windows: bool,
-) -> ExecutorInfo:
-    """What is known before the KV pool is sized: `pages` is 0, `context` what was asked for."""
-    layout = shape.kv_layout(kv_type(config.kv_dtype, dtype), windows)
-    return ExecutorInfo(
-        model=config.name if config.name is not None else config.path.resolve().name,
-        architecture=shape.architecture,
-        parameters=parameters,
-        vocab_size=shape.vocab_size,
-        context=context,
-        page_size=config.page_size,
-        pages=0,
-        max_rows=most_rows(config, device),
-        step_tokens=most_step_tokens(config, device),
-        device=str(device),
-        dtype=str(dtype).removeprefix("torch."),
-        attention=attention.name,
-        attention_reason=attention.reason,
-        eos_token_ids=list(shape.eos_token_ids),
-        kv_bytes_per_token=layout.bytes_per_token,
-        load_seconds=0.0,
-        state_bytes=shape.state_layout().bytes_per_slot,
-        logits_cost=shape.logits_cost(parameters),
-        window=(shape.window or 0) if windows else 0,
-        window_bytes=layout.bytes_per_window_page,
-        kv_dtype=config.kv_dtype,
-    )

@@ -1,7 +1,9 @@
 """Ranks that hold a model together: what each has of it, and what cannot be had with them."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -9,12 +11,16 @@ import torch
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.models.definition import Definition
 from ramify.gpu.models.split import Cut, cuts, part_of
-from ramify.gpu.ranks.group import Ranks
+from ramify.gpu.ranks.group import Ranks, RankSums
 from ramify.gpu.ranks.ring import RankPlace
 from ramify.gpu.startup.quantization import Quantization
+from ramify.gpu.step.buckets import Bucket
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExecutorInfo
+
+if TYPE_CHECKING:
+    from ramify.gpu.ops.triton_ops import TritonOps
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +41,33 @@ class Split:
         """Of the `free` bytes that ranks on a CPU see, each of them."""
         return free if self.ranks.on_gpu else free // self.ranks.count
 
-    def agreed(self, info: ExecutorInfo) -> ExecutorInfo:
-        """`info` with the sizes that all ranks have room for."""
-        names = ("pages", "context", "state_slots", "window_pages", "host_blocks")
-        least = self.ranks.least([getattr(info, name) for name in names])
-        return msgspec.structs.replace(info, **dict(zip(names, least, strict=True)))
+
+def rehearsing_ops(split: Split | None, info: ExecutorInfo) -> "Callable[..., TritonOps]":
+    """What makes operations that rehearse: each rank measures steps in its own time."""
+    from ramify.gpu.executors.cuda_ranks import ranked
+    from ramify.gpu.ops.triton_ops import TritonOps
+
+    if split is None:
+        return TritonOps
+    return ranked(RankSums(split.ranks.rank, split.ranks.count), info)
+
+
+def ranks_of(split: Split | None) -> Ranks | None:
+    return None if split is None else split.ranks
+
+
+def agreed_buckets(split: Split | None, buckets: list[Bucket]) -> list[Bucket]:
+    """Those that all ranks found worth a graph: they are in one order, from small to large."""
+    return buckets if split is None else buckets[: split.ranks.least([len(buckets)])[0]]
+
+
+def agreed(split: Split | None, info: ExecutorInfo) -> ExecutorInfo:
+    """`info` with the sizes that all ranks have room for."""
+    if split is None:
+        return info
+    names = ("pages", "context", "state_slots", "window_pages", "host_blocks")
+    least = split.ranks.least([getattr(info, name) for name in names])
+    return msgspec.structs.replace(info, **dict(zip(names, least, strict=True)))
 
 
 def join(
@@ -52,19 +80,24 @@ def join(
     if place is None:
         raise _refused(count, "ranks are processes; give --executor process")
     shape = part_of(whole, place.rank, place.ranks)
+    on_gpu = device.type == "cuda"
+    kernels = on_gpu or config.attention == "triton"
     obstacles = {
-        f"a {device.type} is one of them": device.type != "cpu",
         "a GGUF file is not divided; give a folder of safetensors": config.path.is_file(),
         f"--quantization {config.quantization} is not; give none": config.quantization
         not in ("auto", "none"),
-        "--attention triton is for a GPU": config.attention not in ("auto", "torch"),
         "--draft mtp reads the whole model; give ngram, or a draft model": config.draft == "mtp",
+        f"on a GPU nothing is guessed yet; leave --draft {config.draft} out": kernels
+        and config.draft not in ("auto", "none"),
+        "on a GPU KV does not move to the host yet; leave --kv-host out": kernels and config.kv_host > 0,
+        "sums of more than two depend on the batch; leave --deterministic out": config.deterministic
+        and count > 2,
     }
     for told, there in obstacles.items():
         if there:
             raise _refused(count, told)
-    threads = config.threads or max(1, (os.cpu_count() or 1) // count)
-    torch.set_num_threads(threads)
+    if device.type == "cpu":
+        torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // count))
     parameters = Decoder(whole, 1, torch.float32, torch.device("meta")).parameters()
     floats = Quantization("none", f"the part of each of {count} ranks is floats")
     return Split(Ranks(place, device), whole, shape, parameters, floats)

@@ -1,6 +1,7 @@
 """Several ranks against one, in float32: all kinds of layers, and what is decided beside the model."""
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,30 @@ def test_equal_to_one_rank(kind: str, case: str, count: int, tmp_path: Path) -> 
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours.log_softmax(-1), theirs.log_softmax(-1), atol=3e-4, rtol=0)
     assert tokens_too == tokens
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's: garbage in padding
+def test_kernels_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreted, one rank at a time."""
+    pytest.importorskip("triton", minversion="3.7")
+    from triton.runtime.interpreter import GridExecutor
+
+    call, lock = GridExecutor.__call__, threading.RLock()
+
+    def one_at_a_time(self: Any, *args: Any, **options: Any) -> None:
+        with lock:
+            call(self, *args, **options)
+
+    monkeypatch.setattr(GridExecutor, "__call__", one_at_a_time)
+    test_families.save(tmp_path, "Llama", {"num_hidden_layers": 1, "head_dim": 16, "vocab_size": 163})
+    prompt = prompts()[0][:9]
+    config = {"path": tmp_path, "device": "cpu", "kv_tokens": 256, "quantization": "none"}
+    one = load_executor(ModelConfig(**config), lambda what, share: None)
+    wanted = Driver(one).generate(0, prompt, 4, range(64))
+    one.close()
+    kernels = {"attention": "triton", "max_rows": 2, "step_tokens": 16, "tensor_parallel": 2}
+    with ranked(ModelConfig(**config, **kernels)) as executor:
+        assert Driver(executor).generate(0, prompt, 4, range(64)) == wanted
 
 
 @pytest.fixture

@@ -1,0 +1,106 @@
+"""The CUDA executor as one of several ranks: rank 0 tells what it launches, the others launch the same.
+
+Drafts and host memory are left out: what they move is decided behind the model, on the device.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+import torch
+
+from ramify.gpu.attention.registry import KernelChoice
+from ramify.gpu.drafting.device import DeviceDrafter
+from ramify.gpu.executors.base import Follower
+from ramify.gpu.executors.cuda_executor import CudaExecutor
+from ramify.gpu.executors.follower import IDLE_SECONDS, MirroredRows, RankTold, ToldStep
+from ramify.gpu.kv.layout import KVPool
+from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.ops.triton_ranked import RankedTritonOps
+from ramify.gpu.ranks.group import Ranks, RankSums
+from ramify.gpu.step.rows import RowTable, StepRows
+from ramify.gpu.step.staging import RING
+from ramify.protocol.plan import ExecutorInfo, StepPlan
+
+
+def ranked(ranks: RankSums, info: ExecutorInfo) -> "partial[RankedTritonOps]":
+    """What makes the operations of an executor."""
+    return partial(RankedTritonOps, ranks, info.vocab_size)
+
+
+def cuda_executor(
+    model: Decoder, pool: KVPool, info: ExecutorInfo, attention: KernelChoice,
+    drafter: DeviceDrafter | None, ranks: Ranks | None,
+) -> CudaExecutor:  # fmt: skip
+    """For one rank, or the one of several that this process is."""
+    if ranks is None:
+        return CudaExecutor(model, pool, RowTable(info), info, attention, drafter)
+    if ranks.rank:
+        return CudaFollower(ranks, model, pool, MirroredRows(info), info, attention)
+    return CudaLeader(ranks, model, pool, RowTable(info), info, attention)
+
+
+class CudaLeader(CudaExecutor):
+    """Rank 0's."""
+
+    def __init__(
+        self, ranks: Ranks, model: Decoder, pool: KVPool, table: RowTable, info: ExecutorInfo,
+        attention: KernelChoice,
+    ) -> None:  # fmt: skip
+        super().__init__(model, pool, table, info, attention, make_ops=ranked(ranks, info))
+        self._others = RankTold(ranks, table)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._others.close()
+        super().close()
+
+    def _begin(self, entry: int, plan: StepPlan) -> StepRows:
+        step = super()._begin(entry, plan)
+        self._others.tell(plan, step)
+        return step
+
+
+class CudaFollower(CudaExecutor, Follower):
+    """Launches rank 0's steps on this rank's part of the model. What it samples nobody reads."""
+
+    def __init__(
+        self, ranks: Ranks, model: Decoder, pool: KVPool, table: MirroredRows, info: ExecutorInfo,
+        attention: KernelChoice,
+    ) -> None:  # fmt: skip
+        alone = msgspec.structs.replace(info, constrains=False)
+        super().__init__(model, pool, table, alone, attention, make_ops=ranked(ranks, info))
+        self._mirror = table
+        self._ranks = ranks
+        self._decoder = msgspec.msgpack.Decoder(ToldStep)
+
+    def follow(self, idle: Callable[[], None]) -> None:
+        while (message := self._ranks.ring.take(IDLE_SECONDS)) != b"":
+            if message is None:
+                idle()
+            else:
+                self._follow(self._decoder.decode(message))
+
+    def close(self) -> None:
+        if not self._closed:
+            self._ranks.close()
+        super().close()
+
+    @torch.inference_mode()
+    def _follow(self, told: ToldStep) -> None:
+        entry = self._launched % RING
+        self._launched += 1
+        clock = self._clocks[entry]
+        clock.wait()  # for the step that used the entry last
+        clock.start()
+        self._mirror.put(told)
+        self._copy_pages(entry)
+        self._upload_pages(entry)
+        step = told.rows()
+        self.counters.count(step.computed)
+        if len(step.rows):
+            _, final = self._run(entry, step, late=False)
+            if step.scored is not None and final is not None:
+                self._score(entry, step.scored, final)
+        self._hold_states(entry, step)
+        clock.stop(fetched=False)

@@ -1,0 +1,77 @@
+"""The operations of one of several ranks on Triton kernels, as `ranked_ops` on torch.
+
+A sum over the ranks ends what was put off of a product. So the residual is added behind it, with the
+next norm, in one kernel.
+"""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ramify.gpu.ops.base import Projection
+from ramify.gpu.ops.linear.base import Linear
+from ramify.gpu.ops.rmsnorm import RMSNorm
+from ramify.gpu.ops.tilings import OpTilings
+from ramify.gpu.ops.triton_layer import add_norm
+from ramify.gpu.ops.triton_linear import UnscaledRows
+from ramify.gpu.ops.triton_ops import LazyStream, TritonOps
+from ramify.gpu.ranks.group import RankSums
+from ramify.gpu.step.inputs import StepInputs
+
+
+class RankedTritonOps(TritonOps):
+    """As `TritonOps`. `lines`: those of the vocabulary."""
+
+    def __init__(self, ranks: RankSums, lines: int, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._ranks, self._lines = ranks, lines
+        self._whole: Projection | None = None  # the last one that was summed ahead of `reduce`
+        self._now = OpTilings()  # of the step
+
+    def embed(
+        self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm | None
+    ) -> LazyStream:
+        if self._ranks.rank:
+            ids = step.input_ids
+            residual = table.new_empty((len(ids), table.shape[1]))
+            self._now = self._tilings(len(ids), self._sizes)
+        else:
+            found = super().embed(step, table, scale, None)
+            residual, self._now = found.residual, found.tilings
+        self._ranks.from_first(residual)
+        normed = residual if norm is None else add_norm(None, residual, norm)
+        return LazyStream(residual, normed, None, 0.0 if norm is None else norm.eps, self._now)
+
+    def reduce(self, projection: Projection) -> Projection:
+        if projection is self._whole:
+            return projection
+        rows, linear = projection.rows, projection.linear
+        if linear is None:
+            added = self._result(projection)
+        else:
+            added = self._products.plain(UnscaledRows(rows), linear, 0.0, self._now.add)
+        return Projection(self._ranks.sum(added), None)
+
+    def joined(
+        self, first: Projection, first_norm: RMSNorm, second: Projection, second_norm: RMSNorm
+    ) -> Projection:
+        one, other = self.reduce(first), self.reduce(second)
+        self._whole = super().joined(one, first_norm, other, second_norm)
+        return self._whole
+
+    def head(
+        self,
+        x: LazyStream,
+        lines: Tensor | None,
+        linear: Linear,
+        softcap: float | None,
+        output: Tensor | None = None,
+    ) -> Tensor:
+        each = -(-self._lines // self._ranks.count)
+        count = max(0, min(each, self._lines - self._ranks.rank * each))
+        own = x.normed.new_empty((len(x.normed if lines is None else lines), count))
+        super().head(x, lines, linear, softcap, own)
+        own = own if count == each else F.pad(own, (0, each - count))
+        logits = self._ranks.columns(own, self._lines)
+        return logits if output is None else output.copy_(logits)
