@@ -20,10 +20,13 @@ from ramify.gpu.attention.groups import Grouper, GroupLimits
 from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
 from ramify.gpu.attention.triton_tile import ask, paged, reading, score_scale, take_keys, tile_sizes
 from ramify.gpu.kv.layout import LayerKV
+from ramify.gpu.programmatic_launch import overlaps
 from ramify.gpu.step.rows import RowTable
 
 TILE = 64  # query heads of one program: a warp group's smallest tile on Hopper
 _KEYS = 32
+_LATENTS = 64  # keys, where a Hopper GPU's memory has room for two such tiles
+_HOPPERS = 227 << 10
 _PROGRAMS = 528  # wanted at once: four a multiprocessor of a Hopper GPU
 _LATENT_PROGRAMS = 132  # one a multiprocessor: the sums of 64 heads over latents fill its registers
 _LEAST_MEMBERS = 3
@@ -83,10 +86,12 @@ def shared_attention(
     sums = torch.empty((capacity, kv_heads, TILE), dtype=torch.float32, device=q.device)
     exact = q.dtype == torch.float32
     scale, softcap = score_scale(spec)
+    tiles = (TILE + 2 * _LATENTS) * (dim + tail) * q.dtype.itemsize  # bytes: of queries, and two of keys
+    wide = tail > 0 and kv.k_scales is None and overlaps(q.device) and tiles <= _HOPPERS
     _shared[(capacity, kv_heads)](
         q, kv.k, kv.v, kv.k_scales, kv.v_scales, shared.items, shared.members, pages, outputs, sums,
         pages.shape[1], scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
-        TILE=TILE, DIM=dim, TAIL=tail, PAGE=kv.page_size, KEYS=_KEYS,
+        TILE=TILE, DIM=dim, TAIL=tail, PAGE=kv.page_size, KEYS=_LATENTS if wide else _KEYS,
         PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap, READING=reading(q, kv),
         num_warps=8 if tail else 4, num_stages=2 if exact or tail else 4,
     )  # fmt: skip
