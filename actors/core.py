@@ -189,6 +189,7 @@ class CoreActors:
             server,
             info.context,
             info.vocab_size,
+            info.pictures,
         )
 
     def load_now(self, heard: int) -> ReplicaLoad:

@@ -140,9 +140,9 @@ class GatewayProgram:
                 while True:
                     for message in await self._control.drain():
                         match message:
-                            case Serve(server, context, vocab):
+                            case Serve(server, context, vocab, pictures):
                                 to = self._sessions if self._cores is None else self._cores.bindings
-                                core = Core(to, to, to, server, context, vocab)
+                                core = Core(to, to, to, server, context, vocab, pictures)
                                 await self._front.serve(group, unguarded, core)
                                 link.tell(Serving())
                                 self._collector.begin()

@@ -144,6 +144,7 @@ class LocalFront:
             persist=config.server.persist,
             working=self._working,
             ahead=spare.put,
+            pictures=core.pictures,
         )
         self._directory = directory = Directory(
             self._mailboxes.to_directory,

@@ -45,6 +45,7 @@ from ramify.protocol.messages import (
     Submit,
     Tokens,
 )
+from ramify.protocol.pictures import without_pictures
 from ramify.protocol.plan import pack
 from ramify.protocol.sampling import SamplingParams
 from ramify.protocol.saved import HISTORY
@@ -111,7 +112,11 @@ class SpareWork:
                     log.warning("a prompt could not be computed ahead", error=str(error))
 
     async def compute(self, namespace: str, tokens: "array[int]") -> Finished | None:
-        """The end of its request; None: a mailbox had no room for it, or its engine has gone."""
+        """The end of its request; None: a mailbox had no room for it, or its engine has gone.
+
+        Up to the first picture, of which nobody has the pixels here.
+        """
+        tokens = without_pictures(tokens)
         async with self._one:
             return await self._compute(next(self._numbers), namespace, tokens)
 

@@ -17,6 +17,7 @@ from ramify.clients.connect import connect
 from ramify.clients.errors import BadConstraint, ConnectionLost, Internal, Replaced, SessionLost
 from ramify.clients.generation import Generation, Reply, Result, TypedGeneration
 from ramify.clients.handles import Session
+from ramify.clients.images import Image
 from ramify.clients.session_link import Connection
 from ramify.clients.stream import TextDelta
 from ramify.clients.sync import connect_sync
@@ -50,6 +51,7 @@ __all__ = [
     "Exists",
     "Forbidden",
     "Generation",
+    "Image",
     "Internal",
     "LimitExceeded",
     "NoBranch",

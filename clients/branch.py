@@ -14,6 +14,7 @@ import msgspec
 from ramify.clients.constraints import constrained
 from ramify.clients.errors import Internal
 from ramify.clients.generation import Generation, TypedGeneration
+from ramify.clients.images import Images, image_bytes, marked
 from ramify.clients.stream import UNSENT
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import (
@@ -77,13 +78,17 @@ class Branch:
         tokens: Sequence[int] | None = None,
         expect: int | None = None,
         logprobs: int = 0,
+        images: Images = (),
     ) -> Ok:
         """Add input: raw text, chat messages (through the model's template), or token ids.
+
+        `images`: each stands where the text, or a message's content, has U+FFFC.
 
         `expect`: only if the branch is exactly this long (Conflict otherwise). `logprobs`: True, or how
         many likely tokens to tell beside each; `result["logprobs"]` has an entry for each token.
         """
-        return await self.session.ok(self._append(text, messages, tokens, expect, int(logprobs)))
+        op = self._append(text, messages, tokens, expect, int(logprobs), images)
+        return await self.session.ok(op)
 
     def _append(
         self,
@@ -92,17 +97,19 @@ class Branch:
         tokens: Sequence[int] | None,
         expect: int | None,
         logprobs: int = 0,
+        images: Images = (),
     ) -> Append:
         turns = None if messages is None else chat_messages(messages)
         ids = None if tokens is None else list(tokens)
         return Append(
             id=UNSENT, branch=self.name, text=text, messages=turns, tokens=ids, expect=expect,
-            logprobs=logprobs,
+            logprobs=logprobs, images=image_bytes(images),
         )  # fmt: skip
 
-    async def say(self, text: str, *, role: Role = "user") -> Ok:
-        """Append one chat turn."""
-        return await self.append(messages=[ChatMessage(role=role, content=text)])
+    async def say(self, text: str, *, role: Role = "user", images: Images = ()) -> Ok:
+        """Append one chat turn. `images`: before the text, or where it has U+FFFC."""
+        turn = ChatMessage(role=role, content=marked(text, images))
+        return await self.append(messages=[turn], images=images)
 
     @overload
     def generate(
@@ -148,13 +155,17 @@ class Branch:
 
     @overload
     def chat(
-        self, text: str, *, type: "type[Parsed]", role: Role = "user", **options: Unpack[GenerateOptions]
-    ) -> TypedGeneration[Parsed]: ...
+        self, text: str, *, type: "type[Parsed]", role: Role = "user", images: Images = (),
+        **options: Unpack[GenerateOptions],
+    ) -> TypedGeneration[Parsed]: ...  # fmt: skip
     @overload
-    def chat(self, text: str, *, role: Role = "user", **options: Unpack[TypedOptions]) -> Generation: ...
-    def chat(self, text: str, *, role: Role = "user", **options: Any) -> Any:
-        """Append a chat turn and generate the answer, in one frame."""
-        turn = self._append(None, [ChatMessage(role=role, content=text)], None, None)
+    def chat(
+        self, text: str, *, role: Role = "user", images: Images = (), **options: Unpack[TypedOptions]
+    ) -> Generation: ...
+    def chat(self, text: str, *, role: Role = "user", images: Images = (), **options: Any) -> Any:
+        """Append a chat turn and generate the answer, in one frame. `images`: as of `say`."""
+        message = ChatMessage(role=role, content=marked(text, images))
+        turn = self._append(None, [message], None, None, images=images)
         fields, kind = constrained(options)
         op = Generate(id=UNSENT, branch=self.name, **fields)
         (generation,) = self.session.start([turn, op], kind)

@@ -22,6 +22,7 @@ from ramify.clients.branch import Branch
 from ramify.clients.connect import ConnectSettings, connect
 from ramify.clients.generation import Generation, Reply, Result, TypedGeneration
 from ramify.clients.handles import Session
+from ramify.clients.images import Images
 from ramify.clients.options import (
     GenerateOptions,
     JoinOptions,
@@ -270,16 +271,15 @@ class SyncBranch:
 
     @overload
     def chat(
-        self, text: str, *, type: "type[Parsed]", role: Role = "user", **options: Unpack[GenerateOptions]
-    ) -> TypedSyncGeneration[Parsed]: ...
+        self, text: str, *, type: "type[Parsed]", role: Role = "user", images: Images = (),
+        **options: Unpack[GenerateOptions],
+    ) -> TypedSyncGeneration[Parsed]: ...  # fmt: skip
     @overload
     def chat(
-        self, text: str, *, role: Role = "user", **options: Unpack[TypedOptions]
+        self, text: str, *, role: Role = "user", images: Images = (), **options: Unpack[TypedOptions]
     ) -> SyncGeneration: ...
-    def chat(self, text: str, *, role: Role = "user", **options: Any) -> Any:
-        return self._blocking_one(
-            self._thread.call(lambda: self._branch.chat(text, role=role, **options))
-        )
+    def chat(self, text: str, **options: Any) -> Any:
+        return self._blocking_one(self._thread.call(lambda: self._branch.chat(text, **options)))
 
     def fork(self, *names: str, at: int | None = None) -> "list[SyncBranch]":
         return [SyncBranch(self._thread, b) for b in self._thread.run(self._branch.fork(*names, at=at))]

@@ -30,6 +30,7 @@ from ramify.protocol.cluster import (
 )
 from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import Code
+from ramify.protocol.pictures import PlacedPicture
 from ramify.protocol.plan import (
     ExecutorDown,
     ExecutorInfo,
@@ -77,11 +78,12 @@ class OpenBranch(Base, frozen=True):
 class ExtendBranch(Base, frozen=True):
     """Append `tokens` to the branch: match what the tree has, insert the rest as cold nodes.
 
-    O(len(tokens)), independent of the branch's length.
+    O(len(tokens)), independent of the branch's length. `pictures`: those among them.
     """
 
     branch: int
     tokens: bytes
+    pictures: list[PlacedPicture] = []
 
 
 class ForkBranch(Base, frozen=True):
@@ -289,6 +291,8 @@ class Granted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
 
     `loads`: blocks that fill the request's first pages, [cached - `loaded`, cached), from host memory,
     before it runs. Until its commit says that they are there, the slots keep them.
+
+    `pictures`: of the prompt, with pixels where `tokens` has a part of them.
     """
 
     request: int
@@ -304,6 +308,7 @@ class Granted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
     windows: bytes = b""
     loads: list[MovedBlock] = []
     loaded: int = 0
+    pictures: list[PlacedPicture] = []
 
 
 class Denied(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):

@@ -9,15 +9,19 @@ tells pictures apart, and no client's tokens can name one.
 import hashlib
 import math
 from array import array
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
+MARK = "\ufffc"  # where a picture stands in text: Unicode's object replacement character
 FIRST = 1 << 30  # ids of placeholder tokens: from here to the end of int32
 LEAST_TOKENS = 8  # of a picture: 240 bits of its hash
 MOST_SIDE = 16_384  # pixels, before a picture is fitted
-MOST_PIXELS = 1 << 26  # the same
+MOST_PIXELS = 1 << 25  # the same
 MOST_BYTES = 1 << 24  # of a picture's file
+MOST_AT_ONCE = 16  # pictures of an op
+MOST_ON_BRANCH = 1 << 25  # bytes of pixels
 _MOST_RATIO = 200  # of its sides
 
 Side = Annotated[int, msgspec.Meta(ge=1, le=MOST_SIDE)]
@@ -58,6 +62,9 @@ class PlacedPicture(msgspec.Struct, frozen=True, array_like=True, gc=False):
     key: bytes
     picture: Picture | None = None
 
+    def without_pixels(self) -> "PlacedPicture":
+        return PlacedPicture(self.start, self.rows, self.columns, self.key)
+
     @property
     def stop(self) -> int:
         return self.start + self.rows * self.columns
@@ -66,6 +73,33 @@ class PlacedPicture(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def shift(self) -> int:
         """By how much its tokens are more than the positions that it takes (M-RoPE)."""
         return self.rows * self.columns - max(self.rows, self.columns)
+
+
+class PictureJob(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Decode and fit the picture that the file `data` is."""
+
+    data: bytes
+    settings: PictureSettings
+
+
+class PictureReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The process can take a job."""
+
+
+class PictureDone(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`ids`: its placeholder tokens, int32."""
+
+    picture: Picture
+    ids: bytes
+
+
+class PictureRefused(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Why it is none that the model can be shown, in words that follow "the picture"."""
+
+    why: str
+
+
+FromDecoder = PictureReady | PictureDone | PictureRefused
 
 
 def fitted(width: int, height: int, settings: PictureSettings) -> tuple[int, int]:
@@ -97,3 +131,37 @@ def placeholders(picture: Picture, settings: PictureSettings) -> "array[int]":
     digest = hashlib.blake2b(said + hashlib.blake2b(picture.pixels).digest())
     ids = array("i", hashlib.shake_128(digest.digest()).digest(4 * count))
     return array("i", (id & (FIRST - 1) | FIRST for id in ids))
+
+
+def placed(
+    start: int, tokens: "array[int]", picture: Picture, settings: PictureSettings
+) -> PlacedPicture:
+    """The picture of a segment, `tokens` from position `start` on."""
+    ahead, sizes = (
+        len(settings.before),
+        (picture.height // settings.unit, picture.width // settings.unit),
+    )
+    return PlacedPicture(start + ahead, *sizes, key_of(tokens[ahead : ahead + LEAST_TOKENS]), picture)
+
+
+def key_of(ids: "array[int]") -> bytes:
+    """The name of the picture whose first placeholders these are."""
+    return ids.tobytes()
+
+
+def words(tokens: bytes, settings: PictureSettings) -> bytes:
+    """The same int32 tokens as the model's own vocabulary calls them."""
+    ids = array("i", tokens)
+    return array("i", [settings.token if each >= FIRST else each for each in ids]).tobytes()
+
+
+def without_pictures(tokens: "array[int]") -> "array[int]":
+    """Those before the first placeholder."""
+    return tokens[: next((at for at, each in enumerate(tokens) if each >= FIRST), len(tokens))]
+
+
+def missing(tokens: bytes, start: int, pictures: Sequence[PlacedPicture]) -> bool:
+    """Whether placeholders of `tokens`, from position `start` on, belong to none of the pictures."""
+    end = start + len(tokens) // 4
+    shown = sum(max(0, min(each.stop, end) - max(each.start, start)) for each in pictures)
+    return sum(each >= FIRST for each in array("i", tokens)) != shown

@@ -26,6 +26,7 @@ import time
 import msgspec
 
 from ramify.protocol.constraints import ConstraintSpec
+from ramify.protocol.pictures import Picture
 from ramify.protocol.sampling import TokenLogprobs
 from ramify.protocol.wire import (
     ChatMessage,
@@ -63,6 +64,7 @@ class SavedInput(msgspec.Struct, frozen=True, array_like=True, tag=0):
     turn: int
     chat: bool
     history: tuple[int, list[ChatMessage]] | None
+    picture: Picture | None = None
 
 
 class SavedRule(msgspec.Struct, frozen=True, array_like=True):

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from ramify.protocol.errors import Code, InvalidField
 from ramify.protocol.json_value import check_json
+from ramify.protocol.pictures import MOST_AT_ONCE, MOST_BYTES
 from ramify.protocol.sampling import (
     FrequencyPenalty,
     Logprobs,
@@ -52,6 +53,9 @@ ThoughtTokens = Annotated[int, Meta(ge=0, le=_INT31)]
 Seconds = Annotated[float, Meta(ge=0, le=MONTH_S)]
 ShortText = Annotated[str, Meta(max_length=256)]  # ids, names, keys
 LongText = Annotated[str, Meta(max_length=MAX_TEXT)]
+Images = Annotated[
+    list[Annotated[bytes, Meta(min_length=1, max_length=MOST_BYTES)]], Meta(max_length=MOST_AT_ONCE)
+]
 Text = Annotated[str, Meta(max_length=1 << 26)]  # as long as a frame may be; a context is shorter
 Persist = Literal["none", "lazy", "sync"]  # not saved; saved soon; saved before anybody hears of it
 Role = Literal["system", "user", "assistant", "tool"]
@@ -243,6 +247,7 @@ class Append(Op, kw_only=True, frozen=True):
     expect: Position | None = None
     marks: Annotated[list[MessagePlace], Meta(max_length=16)] = []  # `ok.result.marks`: their positions
     logprobs: Logprobs = 0  # of what is appended: the reply has each token's, and of so many likely ones
+    images: Images = []  # each stands where `text`, or a message's content, has U+FFFC
 
 
 class Generate(Op, kw_only=True, frozen=True):

@@ -29,8 +29,8 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (301, 614),
-    "actors/cache": (16, 36),
+    "actors": (304, 618),
+    "actors/cache": (16, 37),
     "actors/calls": (11, 27),
     "actors/cluster": (15, 32),
     "actors/executor": (9, 11),
@@ -42,11 +42,11 @@ SIZES = {
     "actors/processes": (6, 7),
     "actors/routing": (6, 12),
     "actors/scheduler": (20, 49),
-    "actors/session": (47, 127),
+    "actors/session": (48, 129),
     "actors/store": (11, 31),
-    "actors/tokenizer": (7, 18),
-    "protocol": (28, 58),
-    "clients": (81, 135),
+    "actors/tokenizer": (9, 20),
+    "protocol": (28, 59),
+    "clients": (82, 136),
     "gpu": (211, 345),
     "benchmarks": (40, 127),
 }

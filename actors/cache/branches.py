@@ -4,10 +4,13 @@ A handle is a pointer to a node whose end is the branch's head; tokens live in t
 branch is retained is a lease, which follows it (`leases.py`). Does not know pages or requests.
 """
 
+from collections.abc import Sequence
+
 from ramify.actors.cache.leases import Leases
 from ramify.actors.cache.node import Node, Tokens
 from ramify.actors.cache.tree import RadixTree
 from ramify.protocol.messages import Inspect, session_of
+from ramify.protocol.pictures import PlacedPicture
 
 
 class UnknownBranch(RuntimeError):
@@ -22,6 +25,7 @@ class Branches:
         self._leases = leases
         self._heads: dict[int, Node] = {}
         self._sessions: dict[int, set[int]] = {}  # the handles of each session
+        self._pictures: dict[int, tuple[PlacedPicture, ...]] = {}  # of handles with some, in order
 
     def __len__(self) -> int:
         return len(self._heads)
@@ -51,19 +55,34 @@ class Branches:
         self._heads[branch] = node
         self._sessions.setdefault(session_of(branch), set()).add(branch)
 
-    def extend(self, branch: int, tokens: Tokens) -> None:
+    def extend(self, branch: int, tokens: Tokens, pictures: Sequence[PlacedPicture] = ()) -> None:
         """Append: O(len(tokens)) from the head."""
         node = self._tree.insert(self.head(branch), tokens)
         self.move(branch, node)
+        if pictures:
+            self._pictures[branch] = (*self._pictures.get(branch, ()), *pictures)
         self._tree.merge(node)
 
     def fork(self, branch: int, children: list[int], at: int) -> None:
         node = self._tree.ancestor(self.head(branch), at)
+        pictures = self._up_to(branch, at)
         for child in children:
             self.open(child, node)
+            if pictures:
+                self._pictures[child] = pictures
 
     def rollback(self, branch: int, to: int) -> None:
         self.move(branch, self._tree.ancestor(self.head(branch), to))
+        if branch in self._pictures:
+            self._pictures[branch] = self._up_to(branch, to)
+
+    def pictures(self, branch: int, cached: int) -> list[PlacedPicture]:
+        """Those of the branch, with pixels where not all of one is `cached`."""
+        found = self._pictures.get(branch, ())
+        return [each if each.stop > cached else each.without_pixels() for each in found]
+
+    def _up_to(self, branch: int, at: int) -> tuple[PlacedPicture, ...]:
+        return tuple(each for each in self._pictures.get(branch, ()) if each.stop <= at)
 
     def move(self, branch: int, node: Node) -> None:
         """Put the handle on `node`; its lease goes with it."""
@@ -89,6 +108,7 @@ class Branches:
         node = self.head(branch)
         self._leases.drop(branch, keep=keep)
         del self._heads[branch]
+        self._pictures.pop(branch, None)
         mates = self._sessions[session_of(branch)]
         mates.discard(branch)
         if not mates:

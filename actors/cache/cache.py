@@ -143,7 +143,8 @@ class RadixCache:
 
     def extend_branch(self, message: m.ExtendBranch) -> None:
         """O(new tokens). The tokens are not copied."""
-        self.branches.extend(message.branch, np.frombuffer(message.tokens, dtype=np.int32))
+        tokens = np.frombuffer(message.tokens, dtype=np.int32)
+        self.branches.extend(message.branch, tokens, message.pictures)
 
     def fork_branch(self, message: m.ForkBranch) -> None:
         self.branches.fork(message.branch, message.children, message.at)
@@ -371,6 +372,7 @@ class RadixCache:
             begun.windows,
             blocks,
             run.loaded,
+            self.branches.pictures(message.branch, cached),
         )
 
     def grow(self, message: m.Grow, now: float = 0.0) -> m.Grown:

@@ -194,7 +194,7 @@ class Cluster:
             version=PROTOCOL_VERSION, epoch=epoch, model=info.model, context=info.context
         )
         to = self._cores.bindings
-        return Core(to, to, to, server, info.context, info.vocab_size)
+        return Core(to, to, to, server, info.context, info.vocab_size, info.pictures)
 
     def stopping(self) -> None:
         """The engine stops: replicas that end are not replaced any more."""

@@ -42,6 +42,7 @@ from ramify.protocol.messages import (
     OpenSession,
     Throttled,
 )
+from ramify.protocol.pictures import PictureSettings
 from ramify.protocol.wire import ServerInfo
 
 MAX_WORKERS = 64  # most gateway processes
@@ -87,6 +88,7 @@ class Serve(ProcessMessage, frozen=True):
     server: ServerInfo
     context: int
     vocab: int
+    pictures: PictureSettings | None = None
 
 
 class Forwarded(ProcessMessage, frozen=True):

@@ -28,6 +28,7 @@ from ramify.protocol.messages import (
     SessionMessage,
     Submit,
 )
+from ramify.protocol.pictures import PictureSettings
 from ramify.protocol.plan import ExecutorInfo
 from ramify.protocol.wire import ServerInfo
 
@@ -56,6 +57,7 @@ class Core(msgspec.Struct, frozen=True):
     server: ServerInfo
     context: int  # tokens that a branch can hold
     vocab: int  # token ids that the model has
+    pictures: PictureSettings | None = None  # None: it takes none
 
     def tell(self, message: CacheMessage | RequestMessage | GrammarMessage, /) -> None:
         """Tell the actor that a message is for. Raises MailboxFull, and then nothing has happened."""

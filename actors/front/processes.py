@@ -254,7 +254,7 @@ class ProcessFront:
         await self._serve.wait()
         core = self._core
         assert core is not None
-        process.tell(Serve(worker.server(core.server), core.context, core.vocab))
+        process.tell(Serve(worker.server(core.server), core.context, core.vocab, core.pictures))
         process.tell(Load(self._status.load()))
         self._told.pop(worker.number, None)
         process.silence = Silence(self._clock.now())

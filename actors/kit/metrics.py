@@ -51,6 +51,7 @@ class Metrics:
         self._drafter = ""
         self._spare_requests: dict[str, int] = {"computed": 0, "given up": 0}
         self.spare_tokens = 0  # computed before anybody asked
+        self.pictures_seen = 0  # by the model's tower
         self._constraints: Callable[[], ConstraintCounts | None] = lambda: None
         self._drafted = self._accepted = 0
         self._cached = self._computed = self._output = self._replayed = 0
@@ -93,6 +94,7 @@ class Metrics:
             self._drafted += sum(unpack(result.drafted)) - forced
             self._accepted += sum(count - 1 for count in counts if count) - forced
         self._load_us += result.load_us
+        self.pictures_seen += result.towers
         self._step.observe(result.elapsed_us * 1e-6)
         self._plan.observe(plan_seconds)
 
@@ -371,6 +373,7 @@ class Metrics:
             ("sampled_tokens", "Tokens sampled, as steps come back.", self._sampled),
             ("output_tokens", "Output tokens of finished requests.", self._output),
             ("spare_tokens", "Tokens that were computed before anybody asked.", self.spare_tokens),
+            ("pictures", "Pictures that the model's tower has seen.", self.pictures_seen),
             ("store_lost_sessions", "Sessions saved whole as the store lost some.", self.store.lost),
             ("replayed_tokens", "Tokens with KV, run again for the fixed state behind.", self._replayed),
             ("computed_twice_tokens", "Tokens that retractions made the model run again.", self._twice),

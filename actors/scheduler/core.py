@@ -59,6 +59,7 @@ from ramify.protocol.messages import (
     Unconstrain,
     session_of,
 )
+from ramify.protocol.pictures import missing
 from ramify.protocol.plan import (
     NO_TOKEN,
     STUCK,
@@ -594,6 +595,11 @@ class Scheduler:
             self._settlements.final(Commit(ident, granted.cached - granted.loaded, b"", True))
             self._end(request, request.ending, now)
             return
+        if self._info.pictures is not None and missing(granted.tokens, granted.cached, granted.pictures):
+            request.account.hold(-1)
+            self._settlements.final(Commit(ident, granted.cached - granted.loaded, b"", True))
+            self._end(request, "error", now, "internal", "a picture of the branch is missing")
+            return
         if 4 * (request.prompt - granted.cached) != len(granted.tokens):
             raise SchedulerError(
                 f"request {ident}: {len(granted.tokens) // 4} tokens granted after {granted.cached} "
@@ -616,6 +622,8 @@ class Scheduler:
             run.states = StateSlots(granted, self.planner.working, cuts)
             run.cut = run.states.cut or run.prompt
         run.windows, run.replayed = granted.windows, granted.replayed
+        if granted.pictures and self._info.pictures is not None:
+            run.show(granted.pictures, self._info.pictures)
         request.replayed += granted.replayed
         self.computed_twice += max(0, request.reached - granted.cached)
         request.reached = 0

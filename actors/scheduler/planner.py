@@ -349,6 +349,7 @@ class Planner:
         pages, run.pages = run.pages, b""
         windows, run.windows = run.windows, b""
         done = run.request.done
+        pictures, run.pictures = run.pictures, []
         return OpenRow(
             run.row,
             run.ident,
@@ -360,6 +361,7 @@ class Planner:
             submit.constraint,
             submit.obeyed + done if submit.constraint else 0,
             windows,
+            pictures,
         )
 
     def _schedule(self, run: Run) -> None:

@@ -35,6 +35,7 @@ from ramify.actors.scheduler.states import StateSlots
 from ramify.actors.scheduler.targets import Targets
 from ramify.protocol.errors import Code
 from ramify.protocol.messages import Commit, Finished, Progress, Submit
+from ramify.protocol.pictures import PictureSettings, PlacedPicture, words
 from ramify.protocol.plan import ExecutorInfo, MovedBlock
 
 Reason = Literal["stop", "length", "cancelled", "deadline", "error"]
@@ -247,6 +248,7 @@ class Run:
     cut: int = field(init=False)  # where its next chunk must end at the latest
     states: StateSlots | None = None  # of a model with fixed states
     windows: bytes = b""  # of the table of window pages, see `OpenRow`
+    pictures: list[PlacedPicture] = field(default_factory=list)
     replayed: int = 0  # tokens whose KV it has twice
     loaded: int = 0  # of `cached`, the last so many come from another tier
     lost: list[bytes] = field(default_factory=list)  # keys of blocks that could not be loaded
@@ -289,6 +291,18 @@ class Run:
     @property
     def level(self) -> Level:
         return not self.ahead, self.priority
+
+    def show(self, pictures: list[PlacedPicture], settings: PictureSettings) -> None:
+        """Its prompt has pictures: the executor is told of them, and of words only."""
+        self.pictures = pictures
+        self.tokens, self.history = words(self.tokens, settings), words(self.history, settings)
+
+    @property
+    def brings(self) -> int:
+        """Bytes of pixels that its first chunk takes to the executor."""
+        if self.opened or not self.pictures:
+            return 0
+        return sum(len(each.picture.pixels) for each in self.pictures if each.picture is not None)
 
     @property
     def held(self) -> int:

@@ -396,10 +396,9 @@ class SessionActor:
             _tell_all(self._grammar, out.grammar)
         if out.scheduler:
             _tell_all(self._scheduler, out.scheduler)
-        if out.encode:
-            for job in out.encode:
-                self._encode(job)
-            out.encode.clear()
+        for job in out.encode:
+            self._encode(job)
+        out.encode.clear()
         if out.wake_at is not None:
             self._wake(out.wake_at)
             out.wake_at = None
@@ -423,7 +422,8 @@ class SessionActor:
 
         state = self.core.state
         try:
-            self._encoder.submit(state.owner, state.number, Job(job.size, job.run, done))
+            made = Job(job.size, job.run, done, pictures=job.pictures)
+            self._encoder.submit(state.owner, state.number, made)
         except Overloaded as error:
             done(None, error)
 

@@ -157,6 +157,8 @@ class Directory:
                         entry.mailbox.close()
         finally:
             self.maker.encoder.close()
+            if self.maker.pictures is not None:
+                self.maker.pictures.close()
 
     def _handle(self, message: DirectoryMessage, group: TaskGroup) -> None:
         match message:

@@ -32,6 +32,7 @@ from ramify.actors.tokenizer import Tokenizer
 from ramify.actors.tokenizer.detokenizer import Detokenizer
 from ramify.actors.tokenizer.encoder import Encoder, Job
 from ramify.actors.tokenizer.histories import Histories
+from ramify.actors.tokenizer.pictures import PROCESSES, PictureDecoder, settings_of
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import (
@@ -39,6 +40,7 @@ from ramify.protocol.messages import (
     OpenSession,
     StoreMessage,
 )
+from ramify.protocol.pictures import PictureSettings
 from ramify.protocol.wire import Persist, ServerInfo
 
 log = get_log(__name__)
@@ -103,6 +105,7 @@ class SessionMaker:
         persist: Persist = "lazy",
         working: Working | None = None,
         ahead: Callable[[str, MakeTokens], None] | None = None,
+        pictures: PictureSettings | None = None,
     ) -> None:
         dialect = dialect_of(tokenizer.template_source, tool_parser)
         log.info("tool calls", form=dialect.name, thoughts=dialect.thought is not None)
@@ -127,7 +130,8 @@ class SessionMaker:
         self.working = working
         self._ahead = ahead
         self._seeds = Seeds()
-        self.encoder = Encoder()
+        self.pictures = None if pictures is None else PictureDecoder(pictures)
+        self.encoder = Encoder(pictures=None if pictures is None else Encoder(PROCESSES))
         self.turns = Turns()
         self.histories = Histories(limits)
 
@@ -169,7 +173,7 @@ class SessionMaker:
             kept_s=self._kept_s if saves else None,
         )
         core.state.histories, core.state.binds = self.histories, terms.binds
-        core.state.ahead = self._ahead
+        core.state.ahead, core.state.pictures = self._ahead, self.pictures
         saver = None
         if self.store is not None and saves:
             created = self._wall() if found is None else read_head(found.items).created
@@ -205,6 +209,7 @@ class SessionMaker:
             vocab=self._vocab,
             context=self._context,
             limits=self.limits,
+            pictures=settings_of(self.pictures),
         )
         read: asyncio.Future[dict[str, bytes]] = asyncio.get_running_loop().create_future()
         self.encoder.submit(message.owner, -message.socket, Job(len(file), run, partial(_settle, read)))

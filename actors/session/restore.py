@@ -34,6 +34,7 @@ from ramify.actors.session.durable.salvage import READ, salvaged
 from ramify.actors.session.ops import HANDLERS, op_bytes
 from ramify.actors.session.sockets.clients import Declared
 from ramify.actors.session.sockets.publisher import error_of
+from ramify.actors.tokenizer.pictures import settings_of
 from ramify.protocol.plan import unpack
 from ramify.protocol.sampling import TokenLogprobs
 from ramify.protocol.saved import (
@@ -93,7 +94,7 @@ def restoring(
     head = read_head(items)
     if head.format > FORMAT:
         raise Damaged(f"the session was saved in format {head.format}, this server knows up to {FORMAT}")
-    checked = Checked(items, head, core.state.vocab, LONGEST, None)
+    checked = Checked(items, head, core.state.vocab, LONGEST, None, settings_of(core.state.pictures))
     try:
         checked.names()
     except Unsound as error:
@@ -207,6 +208,7 @@ class _Restoring:
             raw=saved.raw,
             chat=saved.chat,
             history=history,
+            picture=saved.picture,
         )
         segment.count(meter)
         return segment

@@ -57,18 +57,25 @@ class Turnstile(Generic[T]):
 
 @dataclass(eq=False)
 class Job(Generic[T]):
-    """`done(result, error)` is called on the event loop."""
+    """`done(result, error)` is called on the event loop. `pictures`: it waits for some to be decoded."""
 
     size: int
     run: Callable[[], T]
     done: Callable[[T | None, BaseException | None], None]
     party: str | int = ""  # whose part of the queue it takes
+    pictures: bool = False
 
 
 class Encoder:
-    """The threads and their queue. One for each process, on its event loop."""
+    """The threads and their queue. One for each process, on its event loop.
 
-    def __init__(self, threads: int | None = None, most: int = MOST) -> None:
+    `pictures`: another one, for jobs with pictures: no text waits for them.
+    """
+
+    def __init__(
+        self, threads: int | None = None, most: int = MOST, pictures: "Encoder | None" = None
+    ) -> None:
+        self._pictures = pictures
         self._threads = threads or max(1, min(4, (os.cpu_count() or 1) // 4))
         self._pool = ThreadPoolExecutor(self._threads, "tokenizer")
         self._waiting: Turnstile[Job[Any]] = Turnstile()
@@ -79,6 +86,9 @@ class Encoder:
 
     def submit(self, owner: str, session: int, job: Job[Any]) -> None:
         """Run `job` when it is its turn. Raises Overloaded."""
+        if job.pictures and self._pictures is not None:
+            self._pictures.submit(owner, session, job)
+            return
         party = owner or session
         mine = self._sizes[party]
         left = self._most - (self._size - mine)
@@ -96,9 +106,13 @@ class Encoder:
         """The session is gone: drop its jobs that wait."""
         for job in self._waiting.drop(owner, session):
             self._count(job, -1)
+        if self._pictures is not None:
+            self._pictures.forget(owner, session)
 
     def close(self) -> None:
         """Begin no more jobs."""
+        if self._pictures is not None:
+            self._pictures.close()
         self._waiting = Turnstile()
         self._pool.shutdown(wait=False, cancel_futures=True)
 

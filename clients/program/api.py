@@ -173,6 +173,8 @@ class ApiSession:
 
     def _apply(self, op: Op) -> Ok:
         match op:
+            case Append(images=[_, *_]):
+                raise Unsupported("images are sent to a server of ours alone, not to another one's API")
             case Append(text=str(text)):
                 self.branch(names(op.branch)[0]).follow(text, chat=self._chat)
             case Append(messages=list(messages)):

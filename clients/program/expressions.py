@@ -5,14 +5,16 @@
 `flatten` turns an expression into steps, in order. Nothing here knows branches or sockets.
 """
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, TypeAlias, Unpack, cast
 
 import msgspec
 
 from ramify.clients.constraints import constrained
+from ramify.clients.images import Image
 from ramify.clients.options import GapOptions, GenerateOptions, SelectOptions
-from ramify.protocol.errors import Unsupported
+from ramify.protocol.pictures import MARK
 
 TurnRole: TypeAlias = Literal["system", "user", "assistant", "tool"]
 
@@ -43,6 +45,12 @@ class Choose(_Node, frozen=True):
     options: SelectOptions
 
 
+class ShownImage(_Node, frozen=True):
+    """A picture."""
+
+    data: bytes
+
+
 class Turn(_Node, frozen=True):
     """One turn of a chat."""
 
@@ -57,13 +65,14 @@ class Sequence(_Node, frozen=True):
 
 
 Gap: TypeAlias = Gen | Choose
-Expression: TypeAlias = str | Gap | Turn | Sequence
+Expression: TypeAlias = str | Gap | ShownImage | Turn | Sequence
 
 
 class Text(msgspec.Struct, frozen=True):
-    """A step: text as it is."""
+    """A step: text as it is. `image`: the picture that it is the mark of."""
 
     text: str
+    image: bytes | None = None
 
 
 class Begin(msgspec.Struct, frozen=True):
@@ -107,9 +116,9 @@ def select(
     return Choose(name, given, options)
 
 
-def image(source: str | bytes) -> Turn:
-    """Reserved: a picture in a turn. Raises Unsupported, for no served model reads any yet."""
-    raise Unsupported("images are reserved: this server's models read text alone")
+def image(source: "str | os.PathLike[str] | bytes") -> ShownImage:
+    """A picture, in a turn or in raw text: the path of a file, or its bytes (PNG, JPEG, WebP, GIF)."""
+    return ShownImage(Image(source).data)
 
 
 def system(*parts: Expression) -> Turn:
@@ -138,6 +147,8 @@ def flatten(expression: Expression) -> Iterator[Step]:
         case str():
             if expression:
                 yield Text(f"{expression}")
+        case ShownImage(data):
+            yield Text(MARK, data)
         case Gen() | Choose():
             yield expression
         case Sequence(parts):

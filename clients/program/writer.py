@@ -18,6 +18,7 @@ from typing import Protocol, TypeAlias
 
 from ramify.clients.options import GenerateOptions
 from ramify.clients.program.expressions import Begin, Choose, End, Gap, Gen, Step, Text, TurnRole
+from ramify.protocol.pictures import MARK
 from ramify.protocol.wire import Append, ChatMessage, Generate, Op, Select
 
 
@@ -52,6 +53,7 @@ class Writer:
         self._turn = 0
         self._pending: list[ChatMessage | str] = []  # whole turns, and text that is not in one
         self._text: list[str] = []  # of the turn that is being written
+        self._images: list[bytes] = []  # those whose marks are in either, in order
         self._role: TurnRole | None = None
         self._open = False  # the turn has begun on the branch, because it holds a gap
 
@@ -105,6 +107,7 @@ class Writer:
         del self.record[record:]
         self._pending.clear()
         self._text.clear()
+        self._images.clear()
         self._role, self._open = None, False
         self._turn += 1
 
@@ -117,7 +120,9 @@ class Writer:
                 runs.append((self._fill(waiting, closes=isinstance(step, End)), waiting))
                 waiting = None
             match step:
-                case Text(text):
+                case Text(text, image):
+                    if image is not None:
+                        self._images.append(image)
                     self.record.append((self._turn, self._role, text))
                     (self._pending if self._role is None or self._open else self._text).append(text)
                 case Begin(role):
@@ -174,11 +179,18 @@ class Writer:
         for is_turn, run in groupby(pending, lambda item: isinstance(item, ChatMessage)):
             if is_turn:
                 turns = [item for item in run if isinstance(item, ChatMessage)]
-                ops.append(Append(id=0, branch=self.branch, messages=turns))
+                images = self._shown("".join(turn.content for turn in turns))
+                ops.append(Append(id=0, branch=self.branch, messages=turns, images=images))
             else:
-                text = "".join(map(str, run))
-                ops.append(Append(id=0, branch=self.branch, text=self._edited(text)))
+                text = self._edited("".join(map(str, run)))
+                ops.append(Append(id=0, branch=self.branch, text=text, images=self._shown(text)))
         return ops
+
+    def _shown(self, text: str) -> list[bytes]:
+        """The pictures of marks in a text that is sent. A mark of the user's own is text without any."""
+        count = text.count(MARK) if self._images else 0
+        shown, self._images = self._images[:count], self._images[count:]
+        return shown
 
     def _edited(self, text: str) -> str:
         """The text to send for `text`, which ends the record except for the gap that it is sent for."""

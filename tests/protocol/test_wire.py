@@ -28,7 +28,7 @@ def unbounded(kind: Any, path: str) -> Iterator[str]:
             low = kind.ge is not None or kind.gt is not None
             if not low or (kind.le is None and kind.lt is None):
                 yield path
-        case inspect.StrType(max_length=most):
+        case inspect.StrType(max_length=most) | inspect.BytesType(max_length=most):
             if most is None:
                 yield path
         case inspect.ListType(item_type=item, max_length=most):

@@ -16,6 +16,7 @@ from ramify.actors.session.branches.segments import (
     Segment,
     Tail,
 )
+from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import Persist, Role, Usage
 
 CUTS_KEPT = 64  # moves backwards that are told apart; a resume from before them replays more
@@ -47,10 +48,10 @@ class SegmentLink:
     """One segment of a `SegmentList`, and the one before it. `saved`: once a store has it.
 
     `output`, `history`: the nearest link before it whose segment is an output, or has a history.
-    `turns`: those that begin up to here.
+    `turns`: those that begin up to here; `pixels`: bytes of pictures.
     """
 
-    __slots__ = ("before", "count", "history", "jump", "output", "saved", "segment", "turns")
+    __slots__ = ("before", "count", "history", "jump", "output", "pixels", "saved", "segment", "turns")
 
     def __init__(self, segment: Segment, before: Optional["SegmentLink"]) -> None:
         self.segment = segment
@@ -59,11 +60,13 @@ class SegmentLink:
         self.saved: SavedNumber | None = None
         self.jump: SegmentLink | None = None  # None: before the first
         self.turns: int = abs(segment.turn)
+        self.pixels: int = 0 if segment.picture is None else len(segment.picture.pixels)
         self.output: SegmentLink | None = None
         self.history: SegmentLink | None = None
         if before is not None:
             self.count = before.count + 1
             self.turns += before.turns
+            self.pixels += before.pixels
             self.output = before if isinstance(before.segment, OutputSegment) else before.output
             self.history = before if before.segment.history is not None else before.history
             jump = before.jump
@@ -311,6 +314,16 @@ class Branch:
         if not isinstance(last, OutputSegment) or last.rule is None or last.complete:
             return None
         return last
+
+    def check_edge(self, at: int) -> None:
+        """Raises BadRequest if position `at` is inside of a picture. O(log segments)."""
+        link = self.segments.before(at)
+        if link is not None and link.segment.picture is not None and at < link.segment.end:
+            start, end = link.segment.start, link.segment.end
+            raise BadRequest(
+                f"position {at} is inside of a picture, which is one piece: give {start} or {end}",
+                details={"start": start, "end": end},
+            )
 
     def truncate(self, to: int, decode: Decode) -> None:
         """Cut back to position `to` (<= position). A segment that is cut becomes a new object."""

@@ -24,6 +24,7 @@ import msgspec
 
 from ramify.actors.calls.labels import Label, Labels, kind_of, label_bytes, merged
 from ramify.actors.kit.memory import LOGPROB, MARK, SEGMENT, TOKEN, Held, Meter
+from ramify.protocol.pictures import Picture
 from ramify.protocol.saved import SavedRule
 from ramify.protocol.wire import ChatMessage, Part, Role, TokenLogprob
 
@@ -119,6 +120,7 @@ class InputSegment(Held):
     `chat`: rendered by a template; `messages`: the chat turns in it (the strict template renders
     them again); `history`: those before it, where the segments before it do not say.
     `raw`: the text as the template rendered it, which strict mode compares; `text`: as people read it.
+    `picture`: what it shows instead of text; such a segment is never cut.
     """
 
     __slots__ = (
@@ -126,6 +128,7 @@ class InputSegment(Held):
         "history",
         "messages",
         "op",
+        "picture",
         "raw",
         "role",
         "start",
@@ -149,7 +152,9 @@ class InputSegment(Held):
         raw: str | None = None,
         chat: bool = False,
         history: History | None = None,
+        picture: Picture | None = None,
     ) -> None:
+        self.picture = picture
         self.start = start
         self.tokens = tokens
         self.text = text
@@ -173,6 +178,8 @@ class InputSegment(Held):
         size = SEGMENT + TOKEN * len(self.tokens) + len(self.text)
         if self.raw is not self.text:
             size += len(self.raw)
+        if self.picture is not None:
+            size += len(self.picture.pixels)
         kept = [*self.messages, *(self.history.messages if self.history is not None else ())]
         self.charge(meter, size + sum(SEGMENT + _size(message) for message in kept))
 
@@ -207,6 +214,7 @@ class OutputSegment(Held):
 
     turn: ClassVar = 0
     messages: ClassVar[tuple[ChatMessage, ...]] = ()
+    picture: ClassVar[None] = None
     history: ClassVar[History | None] = None
 
     start: int

@@ -14,8 +14,9 @@ import msgspec
 from ramify.actors.kit.memory import BRANCH, JSON, Holdings, Meter, json_size
 from ramify.actors.kit.turns import Steps
 from ramify.actors.session.branches.branch import Branch, Label, SegmentLink, input_segment
-from ramify.actors.session.branches.segments import Decode, InputSegment, Rule
+from ramify.actors.session.branches.segments import Decode, InputSegment, Rule, Segment
 from ramify.actors.tokenizer.histories import Bound, Histories
+from ramify.actors.tokenizer.pictures import PictureDecoder
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import Exists, LimitExceeded, NoBranch, TooLong
 from ramify.protocol.messages import (
@@ -32,6 +33,7 @@ from ramify.protocol.messages import (
     RetainBranches,
     Submit,
 )
+from ramify.protocol.pictures import MOST_ON_BRANCH, Picture, PlacedPicture, placed
 from ramify.protocol.plan import pack
 from ramify.protocol.saved import SavedRule
 from ramify.protocol.wire import Error, JsonObject, Persist, ServerMessage
@@ -58,6 +60,7 @@ class EncodeText(msgspec.Struct, frozen=True):
     ticket: int
     size: int  # characters, about
     run: Callable[[], Made]
+    pictures: bool = False  # it waits for pictures that are decoded
 
 
 class Encoded(msgspec.Struct, frozen=True):
@@ -157,6 +160,7 @@ class SessionState:
         self.unsaved = 0  # bytes of text and tokens since the last save, about
         self.out = Outbox()
         self.expects = 0  # tokens that its ops, waiting or running, are going to add, about
+        self.pictures: PictureDecoder | None = None  # the server's; None: the model takes none
         self.histories = Histories(limits)  # the server's, where there is one
         self.ahead: Callable[[str, MakeTokens], None] | None = None  # see `SpareWork.put`
         self.binds = False  # its first messages may be a history that is known
@@ -328,16 +332,34 @@ class SessionState:
                 details={"max": self.context, "position": branch.position, "tokens": count},
             )
 
+    def room_for(self, branch: Branch, pictures: Sequence[Picture]) -> int:
+        """The bytes of their pixels. Raises LimitExceeded if the branch may not have so many."""
+        added, top = sum(len(each.pixels) for each in pictures), branch.segments.top
+        if added and added + (0 if top is None else top.pixels) > MOST_ON_BRANCH:
+            raise LimitExceeded(
+                f"the pictures of branch {branch.name!r} would have more than {MOST_ON_BRANCH} bytes of "
+                "pixels: append smaller ones, or fork from an earlier position",
+                details={"max": MOST_ON_BRANCH},
+            )
+        return added
+
     def extend(
         self, branch: Branch, tokens: Sequence[int], text: str, packed: bytes = b"", **fields: Any
     ) -> InputSegment:
         """Append an input segment. `packed`: `tokens` for the cache, where the caller has them."""
-        if tokens:
-            self.out.cache.append(ExtendBranch(branch.handle, packed or pack(tokens)))
         segment = input_segment(branch, tokens, text, **fields)
+        if tokens:
+            shown = self.shown(segment)
+            self.out.cache.append(ExtendBranch(branch.handle, packed or pack(tokens), shown))
         segment.count(self.meter)
         self.unsaved += len(text) + 4 * len(tokens) + MESSAGE * len(segment.messages)
         return segment
+
+    def shown(self, segment: Segment) -> list[PlacedPicture]:
+        """Its pictures, as the cache is told of them."""
+        if segment.picture is None or self.pictures is None:
+            return []
+        return [placed(segment.start, segment.tokens, segment.picture, self.pictures.settings)]
 
     def extend_handle(self, branch: Branch, tokens: Sequence[int]) -> None:
         """Tell the cache of tokens that the caller puts into a segment."""
@@ -398,23 +420,24 @@ def retell(state: SessionState, now: float) -> Steps[None]:
 
     `now`: from when on branches are retained.
     """
-    placed: dict[int, int] = {}  # id(link) -> a handle that has it
+    at: dict[int, int] = {}  # id(link) -> a handle that has it
     for branch in list(state.branches.values()):
         own: list[SegmentLink] = []
         link = branch.segments.top
-        while link is not None and id(link) not in placed:
+        while link is not None and id(link) not in at:
             own.append(link)
             link = link.before
         if link is None:
             state.out.cache.append(OpenBranch(branch.handle, state.namespace))
         else:
-            state.out.cache.append(ForkBranch(placed[id(link)], [branch.handle], link.segment.end))
+            state.out.cache.append(ForkBranch(at[id(link)], [branch.handle], link.segment.end))
         yield TELLING + len(own) // LINKS
-        tokens: array[int] = array("i")
+        tokens, pictures = array("i"), list[PlacedPicture]()
         for each in reversed(own):
-            placed[id(each)] = branch.handle
+            at[id(each)] = branch.handle
             tokens.extend(each.segment.tokens)
+            pictures += state.shown(each.segment)
         if tokens:
-            state.out.cache.append(ExtendBranch(branch.handle, pack(tokens)))
+            state.out.cache.append(ExtendBranch(branch.handle, pack(tokens), pictures))
         if branch.retain_s is not None:
             state.out.retained[branch.handle] = now + branch.retain_s

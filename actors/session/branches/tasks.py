@@ -20,6 +20,7 @@ from ramify.actors.session.branches.segments import History, OutputSegment, Rule
 from ramify.actors.tokenizer.detokenizer import NO_STOPS, StopSet
 from ramify.actors.tokenizer.histories import Bound
 from ramify.protocol.errors import RamifyError
+from ramify.protocol.pictures import Picture
 from ramify.protocol.saved import SavedRun
 from ramify.protocol.wire import ChatMessage, Generate, Op, Open, Role
 
@@ -38,6 +39,8 @@ class PendingPart(msgspec.Struct, frozen=True):
     turn: int = 0
     op: int | None = None
     history: History | None = None
+    picture: Picture | None = None  # in the place of the text
+    ids: "array[int] | None" = None  # its tokens
 
 
 class PendingAppend(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ from ramify.actors.session.sockets.clients import Identity, view_key
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.json_value import check_json
+from ramify.protocol.pictures import Picture, PictureSettings, placeholders
 from ramify.protocol.plan import unpack
 from ramify.protocol.saved import (
     EXPORT,
@@ -69,7 +70,14 @@ class Importing(NamedTuple):
 
 
 def imported(
-    text: str, into: Importing, *, model: str, vocab: int, context: int, limits: Limits
+    text: str,
+    into: Importing,
+    *,
+    model: str,
+    vocab: int,
+    context: int,
+    limits: Limits,
+    pictures: PictureSettings | None = None,
 ) -> dict[str, bytes]:
     """The items of a new session. `text`: the file in base64. Raises BadRequest, with the field."""
     file = _file(text)
@@ -78,7 +86,7 @@ def imported(
         raise Unsound("head.format", f"is {head.format}, this server knows up to {FORMAT}")
     if head.model != model:
         raise Unsound("head.model", f"is {head.model!r}, this server has {model!r}, whose tokens differ")
-    checked = Checked(file.items, head, vocab, context, limits)
+    checked = Checked(file.items, head, vocab, context, limits, pictures)
     branches = checked.branches()
     key = into.identity.key
     del checked.segments[0]
@@ -163,8 +171,10 @@ class Checked:
         vocab: int,
         context: int,
         limits: Limits | None,
+        pictures: PictureSettings | None = None,
     ) -> None:
         self._items = items
+        self._pictures = pictures
         self._head = head
         self._vocab = vocab
         self._context = context
@@ -299,7 +309,9 @@ class Checked:
         if len(segment.tokens) % 4:
             raise Unsound(f"{where}.tokens", "are no int32")
         tokens = unpack(segment.tokens)
-        if tokens and (min(tokens) < 0 or max(tokens) >= self._vocab):
+        if isinstance(segment, SavedInput) and segment.picture is not None:
+            self._check_picture(where, segment.picture, tokens)
+        elif tokens and (min(tokens) < 0 or max(tokens) >= self._vocab):
             raise Unsound(f"{where}.tokens", f"has ids that are none of the model's {self._vocab}")
         try:
             Tail(segment.tail)
@@ -317,6 +329,19 @@ class Checked:
                 except ValueError as error:
                     raise Unsound(f"{where}.messages", str(error)) from None
         return len(tokens)
+
+    def _check_picture(self, where: str, picture: Picture, tokens: "array[int]") -> None:
+        settings = self._pictures
+        if settings is None:
+            raise Unsound(f"{where}.picture", "is there, and the model takes none")
+        if picture.width * picture.height * 3 != len(picture.pixels):
+            raise Unsound(f"{where}.picture", "has not the pixels of its size")
+        try:
+            ids = placeholders(picture, settings)
+        except ValueError as error:
+            raise Unsound(f"{where}.picture", str(error)) from None
+        if tokens.tolist() != [*settings.before, *ids, *settings.after]:
+            raise Unsound(f"{where}.tokens", "are not those of the picture")
 
     def _output(self, where: str, segment: SavedOutput, tokens: "array[int]") -> None:
         counts = segment.counts

@@ -152,6 +152,7 @@ def encoding_cost(segment: InputSegment | OutputSegment) -> int:
     if isinstance(segment, OutputSegment):
         return SAVED * len(segment.tokens) // ENCODED
     size = len(segment.text) + 4 * len(segment.tokens)
+    size += 0 if segment.picture is None else len(segment.picture.pixels)
     return size // ENCODED + len(segment.messages) * MESSAGE
 
 
@@ -258,6 +259,7 @@ def saved_segment(
             turn=segment.turn,
             chat=segment.chat,
             history=_history(link, segment, number),
+            picture=segment.picture,
         )
     ended = segment.ended
     return SavedOutput(

@@ -15,7 +15,7 @@ import logging
 from array import array
 from collections.abc import Hashable, Iterable, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from ramify.actors.calls.templates import note
 from ramify.actors.kit.memory import SEGMENT, TOKEN, json_size
@@ -38,6 +38,7 @@ from ramify.actors.session.input.conversation import (
     length_of,
 )
 from ramify.actors.session.input.next_turn import NextTurn
+from ramify.actors.session.input.shown import with_pictures
 from ramify.actors.session.input.template import ChatTemplate
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.errors import BadRequest, RamifyError, TooLong
@@ -109,11 +110,12 @@ class BranchWriter:
         Raises BadRequest. Changes nothing: another thread may run it while the branch is at rest.
         """
         pending = self._pending(branch, op, tools, effort, strict=strict)
+        pending = with_pictures(pending, op.images, self._state.pictures)
         if pending.tokens is not None:
             return Prepared(pending, [_encoded(pending.tokens)])
         least = sum(self.tokenizer.least_tokens(part.text) for part in pending.parts)
         if least > room:
-            return Prepared(msgspec.structs.replace(pending, least=least), None)
+            return Prepared(replace(pending, least=least), None)
         encoded: list[PartTokens] = []
         tokenized = 0
         start, after = pending.start, pending.after
@@ -122,6 +124,10 @@ class BranchWriter:
             bound = self.turns.find(op, pending.parts[0].text, tools, effort)
         known = bound.tokens() if bound is not None else array("i")
         for part in pending.parts:
+            if part.ids is not None:
+                encoded.append(_encoded(part.ids))
+                start, after = False, self.tokenizer.context(part.ids[-1])
+                continue
             text = part.text
             if known and bound is not None and part is pending.parts[0]:
                 text, start, after = text[bound.chars :], False, self.tokenizer.context(known[-1])
@@ -135,14 +141,22 @@ class BranchWriter:
             encoded.append(_encoded(tokens, before))
             if encoded[-1].tokens:
                 start, after = False, encoded[-1].tokens[-1]
-        marks: list[int | None] = []
-        if op.marks and op.messages is not None:
-            text = pending.parts[0].text
-            places: list[int | None] = [None for _ in op.marks]
-            if pending.start and not strict:
-                places = self._template.places(op.messages, op.marks, text, tools, effort)
-            marks = self.tokenizer.tokens_before(encoded[0].tokens, text, places)
+        told = pending.start and not strict
+        marks = self._marks(op, pending, encoded[0], tools, effort, told=told) if op.marks else []
         return Prepared(pending, encoded, tokenized, bound, marks)
+
+    def _marks(
+        self, op: Append, pending: PendingAppend, encoded: PartTokens, tools: list[JsonObject] | None,
+        effort: Effort | None, *, told: bool,
+    ) -> list[int | None]:  # fmt: skip
+        """The tokens before each of `marks`. `told`: the template tells where they are."""
+        if op.messages is None:
+            return []
+        text = pending.parts[0].text
+        places: list[int | None] = [None for _ in op.marks]
+        if told:
+            places = self._template.places(op.messages, op.marks, text, tools, effort)
+        return self.tokenizer.tokens_before(encoded.tokens, text, places)
 
     def room(self, branches: Iterable[str]) -> int:
         """The most tokens that any of these branches has room for."""
@@ -163,12 +177,13 @@ class BranchWriter:
         if prepared.encoded is None:
             state.room(branch, pending.least - removed, at_least=True)
             raise TooLong("the text was longer than the room there was: send it again")
-        count = sum(len(each.tokens) for each in prepared.encoded)
-        state.room(branch, count - removed)
+        tokens = sum(len(each.tokens) for each in prepared.encoded)
+        state.room(branch, tokens - removed)
         messages = [message for part in pending.parts for message in part.messages]
         chars = 2 * sum(len(part.text) for part in pending.parts)
+        chars += state.room_for(branch, [part.picture for part in pending.parts if part.picture])
         chars += sum(len(message.content) + len(message.reasoning or "") for message in messages)
-        state.meter.require(SEGMENT * (1 + len(messages)) + TOKEN * count + chars)
+        state.meter.require(SEGMENT * (1 + len(messages)) + TOKEN * tokens + chars)
         if cut is not None:
             state.truncate(branch, cut)
         parts = zip(pending.parts, prepared.encoded, strict=True)
@@ -188,6 +203,7 @@ class BranchWriter:
                 turn=part.turn,
                 chat=part.chat,
                 history=part.history,
+                picture=part.picture,
             )
         return cut
 
@@ -207,6 +223,11 @@ class BranchWriter:
         *,
         strict: bool,
     ) -> PendingAppend:
+        top = branch.segments.top
+        if strict and (op.images or (op.messages and top is not None and top.pixels)):
+            raise BadRequest(
+                'pictures need the template rule "append": this client opened with "strict"'
+            )
         if op.messages is not None and strict:
             parts, at = self.strict.append(branch, op.messages, tools, effort)
             return PendingAppend(parts, at == 0, self._after(branch, at), cut=at)

@@ -41,7 +41,7 @@ class NextTurn:
     ) -> Bound | None:
         """What is known of the history that a stateless request begins with. O(bytes)."""
         state, inside = self._state, self._tokenizer.inside_token
-        if not state.binds or not op.messages:
+        if not state.binds or not op.messages or op.images:
             return None
         return state.histories.find(state.owner, op.messages, tools, effort, text, inside)
 

@@ -4,18 +4,19 @@ from ramify.actors.kit.memory import MESSAGE, NUMBER, TARGET, json_bytes
 from ramify.actors.kit.turns import Steps
 from ramify.actors.session.branches.tasks import FrameRun, Kind, Shared, Task
 from ramify.actors.session.ops.handler import CHARACTERS, Faults, OpContext, OpHandler
+from ramify.protocol.pictures import MARK
 from ramify.protocol.wire import Append, Ok, names
 
 KIND = Kind("append", adds=True)
 
 
 def _entries(op: Append) -> int:
-    return len(names(op.branch)) + len(op.messages or ()) + len(op.marks)
+    return len(names(op.branch)) + len(op.messages or ()) + len(op.marks) + len(op.images)
 
 
 def _size(op: Append) -> int:
     size = MESSAGE + TARGET * len(names(op.branch)) + len(op.text or "") + NUMBER * len(op.tokens or ())
-    size += 2 * NUMBER * len(op.marks)
+    size += 2 * NUMBER * len(op.marks) + sum(map(len, op.images))
     for message in op.messages or ():
         size += MESSAGE + len(message.content) + len(message.reasoning or "")
         size += json_bytes(message.tool_calls)
@@ -33,6 +34,14 @@ def _check(op: Append, faults: Faults) -> None:
         faults.fail(given[1] if given else "text", "Give exactly one of `text`, `messages` and `tokens`")
     if not op.special and op.text is None:
         faults.fail("special", "`special` goes with `text`: in messages no control tokens count")
+    if op.images:
+        said = [op.text or "", *(each.content for each in op.messages or ())]
+        marks = sum(text.count(MARK) for text in said)
+        if marks != len(op.images):
+            told = f"{len(op.images)} images need a U+FFFC each in `text` or the messages' contents"
+            faults.fail("images", f"{told}, which have {marks}")
+        if op.logprobs or op.marks:
+            faults.fail("images", "`images` do not go with `logprobs` or `marks`")
     if any(each.message >= len(op.messages or ()) for each in op.marks):
         faults.fail("marks", "`marks` name messages of this `append`, by their number from 0")
 

@@ -54,6 +54,7 @@ def make_children(ctx: OpContext, task: Task, branch: Branch, at: int) -> Ok:
             f"`at` is {at}, but branch {branch.name!r} ends at {branch.position}",
             details={"position": branch.position},
         )
+    branch.check_edge(at)
     for child in state.fork(branch, task.children, at):
         ctx.publisher.begin(child)
     state.bump()

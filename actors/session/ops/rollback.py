@@ -45,6 +45,7 @@ def _place(branch: Branch, op: Rollback) -> int:
             f"`to` is {to}, but branch {branch.name!r} ends at {branch.position}",
             details={"position": branch.position},
         )
+    branch.check_edge(to)
     return to
 
 

@@ -93,11 +93,11 @@ class Texts:
         )
         tools = task.frame.tools.size if op.messages is not None else 0
         size = writer.size(branch, op, strict=strict, tools=tools)
-        if writer.turns.waits(op) or not task.frame.spend(size, self._publisher.now):
+        if op.images or writer.turns.waits(op) or not task.frame.spend(size, self._publisher.now):
             ticket = shared.tickets[situation] = self._state.next_id()
             self._encoding[ticket] = (situation, [waiting])
             self._state.meter.add(held)
-            self._state.out.encode.append(EncodeText(ticket, size, prepare))
+            self._state.out.encode.append(EncodeText(ticket, size, prepare, bool(op.images)))
             return None
         try:
             prepared: Prepared | RamifyError = prepare()

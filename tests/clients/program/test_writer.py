@@ -5,7 +5,7 @@ import pytest
 from ramify.clients.program import assistant, gen, image, system, user
 from ramify.clients.program.expressions import Expression, flatten
 from ramify.clients.program.writer import Writer
-from ramify.protocol.errors import Unsupported
+from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import Append, ChatMessage, Generate, Op
 
 
@@ -78,6 +78,13 @@ def test_what_makes_no_sense_is_refused(wrong: Expression, says: str) -> None:
         list(flatten(wrong))
 
 
-def test_images_are_reserved() -> None:
-    with pytest.raises(Unsupported, match="images are reserved"):
-        image("cat.png")
+def test_pictures_go_with_the_op_that_has_their_marks() -> None:
+    said = ops(user("A ", image(b"cat"), image(b"dog")), assistant(gen("a")), image(b"cow"), "?")
+    first, last = said[0][0], said[-1][-1]
+    assert isinstance(first, Append)
+    assert isinstance(last, Append)
+    assert first.messages is not None
+    assert (first.messages[0].content, first.images) == ("A \ufffc\ufffc", [b"cat", b"dog"])
+    assert (last.text, last.images) == ("\ufffc?", [b"cow"])
+    with pytest.raises(BadRequest, match="0 bytes"):
+        image(b"")

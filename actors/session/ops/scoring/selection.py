@@ -372,7 +372,8 @@ def _end(tokenizer: Tokenizer, branch: Branch) -> tuple["array[int]", int | None
     for segment in reversed(branch.segments):
         for i in range(len(segment.tokens) - 1, -1, -1):
             before = segment.tokens[i]
-            if len(own) == WINDOW or segment.start + i == 0 or tokenizer.is_added(before):
+            stops = segment.picture is not None or tokenizer.is_added(before)
+            if stops or len(own) == WINDOW or segment.start + i == 0:
                 break
             own.append(before)
         else:

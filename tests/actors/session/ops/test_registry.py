@@ -76,6 +76,8 @@ def item(kind: inspect.Type, i: int) -> Any:
             return f"b{i}"
         case inspect.IntType():
             return i + 1
+        case inspect.BytesType():
+            return bytes(256)
     return ChatMessage(role="user", content="")
 
 

@@ -1,0 +1,48 @@
+"""Puts pictures in the places of their marks, between the pieces of a text."""
+
+from collections.abc import Sequence
+from itertools import count
+
+from msgspec.structs import replace
+
+from ramify.actors.session.branches.segments import Tail
+from ramify.actors.session.branches.tasks import PendingAppend, PendingPart
+from ramify.actors.tokenizer.pictures import PictureDecoder
+from ramify.protocol.errors import BadRequest
+from ramify.protocol.pictures import MARK
+
+
+def with_pictures(
+    pending: PendingAppend, images: Sequence[bytes], decoder: PictureDecoder | None
+) -> PendingAppend:
+    """The same with each picture in the place of its mark. Raises BadRequest."""
+    if not images:
+        return pending
+    parts, numbers = list[PendingPart](), count()
+    if decoder is None:
+        raise BadRequest("the model takes no pictures: leave `images` out")
+    marks = sum(part.text.count(MARK) for part in pending.parts)
+    if marks != len(images):
+        raise BadRequest(f"the template shows {marks} of {len(images)} `images`")
+    for part in pending.parts:
+        pieces: list[PendingPart] = []
+        for number, text in enumerate(part.text.split(MARK)):
+            if number:
+                at = next(numbers)
+                shown = decoder.decode(images[at], f"images[{at}]")
+                piece = replace(_inside(part), text=MARK, picture=shown.picture, ids=shown.tokens)
+                pieces.append(piece)
+            if text:
+                pieces.append(replace(_inside(part), text=text))
+        if not pieces:
+            pieces = [part]
+        pieces[-1] = replace(pieces[-1], tail=part.tail, role=part.role)
+        first = {"messages": part.messages, "turn": part.turn, "history": part.history}
+        parts += [replace(pieces[0], **first), *pieces[1:]]
+    return replace(pending, parts=parts)
+
+
+def _inside(part: PendingPart) -> PendingPart:
+    """A piece of the part: nothing ends with it."""
+    tail = Tail.RAW if part.tail is Tail.RAW else Tail.OPEN
+    return replace(part, tail=tail, messages=(), turn=0, history=None)

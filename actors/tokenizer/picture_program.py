@@ -1,0 +1,72 @@
+"""The main program of a process that decodes clients' pictures. See `processes.main`.
+
+A picture is hostile until it is pixels: Pillow reads it here, with a bound on memory, and the engine
+ends the process where a picture takes too long. Sizes are checked before pixels are made.
+"""
+
+import io
+import os
+import resource
+import socket
+import warnings
+from contextlib import closing
+
+from PIL import Image, ImageOps
+
+from ramify.actors.links.blocking import BlockingLink
+from ramify.actors.processes.main import GONE, run
+from ramify.actors.processes.messages import decoder, encoder
+from ramify.protocol.pictures import (
+    FromDecoder,
+    Picture,
+    PictureDone,
+    PictureJob,
+    PictureReady,
+    PictureRefused,
+    PictureSettings,
+    fitted,
+    placeholders,
+)
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+MEMORY = 768 << 20  # bytes beyond what the start took
+BICUBIC = Image.Resampling.BICUBIC
+
+
+def serve(sock: socket.socket) -> int:
+    """Work until the engine has gone. Returns the exit code."""
+    os.nice(5)  # steps of the model go first
+    warnings.simplefilter("ignore")
+    Image.init()
+    Image.MAX_IMAGE_PIXELS = None  # `fitted` has a bound of its own
+    with open("/proc/self/statm") as file:
+        mapped = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
+    engine: BlockingLink[FromDecoder, PictureJob] = BlockingLink(sock, decoder(PictureJob), encoder())
+    with closing(engine):
+        engine.send(PictureReady())
+        while (job := engine.receive(None)) is not None:
+            engine.send(decoded(job.data, job.settings))
+    return GONE
+
+
+def decoded(data: bytes, settings: PictureSettings) -> PictureDone | PictureRefused:
+    """The first frame, upright, in RGB, fitted."""
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as source:
+            fitted(*source.size, settings)  # before anything is decoded
+            upright = ImageOps.exif_transpose(source).convert("RGB")
+        width, height = fitted(*upright.size, settings)
+        pixels = upright.resize((width, height), resample=BICUBIC).tobytes()
+        picture = Picture(width, height, pixels)
+        return PictureDone(picture, placeholders(picture, settings).tobytes())
+    except MemoryError:
+        return PictureRefused("takes too much memory to decode")
+    except ValueError as error:
+        return PictureRefused(f"{error}"[:200])
+    except Exception as error:  # decoders of damaged files raise anything
+        return PictureRefused(f"is damaged, or no PNG, JPEG, WebP or GIF ({type(error).__name__})")
+
+
+if __name__ == "__main__":
+    run(serve)

@@ -1,0 +1,134 @@
+"""Decodes clients' pictures in processes of their own, from a few threads that have nothing else to do.
+
+A process that takes too long is killed, and the picture refused; the next one gets another process.
+This file does not know formats (`picture_program.py`), nor sessions.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from array import array
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import msgspec
+
+from ramify.actors.kit.log import configured, get_log
+from ramify.actors.links.blocking import BlockingLink
+from ramify.actors.links.frames import LinkClosed, LinkError
+from ramify.actors.processes.messages import decoder, encoder
+from ramify.protocol.errors import BadRequest
+from ramify.protocol.pictures import (
+    FromDecoder,
+    Picture,
+    PictureDone,
+    PictureJob,
+    PictureReady,
+    PictureRefused,
+    PictureSettings,
+)
+from ramify.protocol.plan import unpack
+
+PROGRAM = "ramify.actors.tokenizer.picture_program"
+PROCESSES = 2
+START_SECONDS = 30.0
+SECONDS = 2.0  # of one picture
+
+log = get_log(__name__)
+
+
+class _Process:
+    """A started process. `ended`: it can take no job."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        lifeline, end = os.pipe()
+        self._lifeline = os.fdopen(end, "wb", 0)
+        self.ended = False
+        log = msgspec.json.encode(configured()).decode()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", PROGRAM, str(theirs.fileno()), str(lifeline), log],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), lifeline),
+                start_new_session=True,  # Ctrl-C reaches the engine only
+            )
+        os.close(lifeline)
+        self._link: BlockingLink[PictureJob, FromDecoder] = BlockingLink(
+            ours, decoder(FromDecoder), encoder()
+        )
+
+    def ready(self) -> None:
+        """Wait until it can take a job. Raises LinkClosed, LinkError, TimeoutError."""
+        if not isinstance(self._link.receive(START_SECONDS), PictureReady):
+            raise TimeoutError(f"its process was not ready within {START_SECONDS:g} s")
+
+    def work(self, job: PictureJob, seconds: float) -> PictureDone | PictureRefused:
+        """Raises LinkClosed and LinkError, and TimeoutError."""
+        self._link.send(job)
+        answer = self._link.receive(seconds)
+        if isinstance(answer, PictureDone | PictureRefused):
+            return answer
+        raise TimeoutError(f"it takes more than {seconds:g} s")
+
+    def kill(self) -> None:
+        """End it now. Again: no change."""
+        if not self.ended:
+            self.ended = True
+            self._process.kill()
+            self._process.wait()
+            self._link.close()
+            self._lifeline.close()
+
+
+class Shown(NamedTuple):
+    """A picture, and its tokens with those around it."""
+
+    picture: Picture
+    tokens: "array[int]"
+
+
+def settings_of(decoder: "PictureDecoder | None") -> PictureSettings | None:
+    return None if decoder is None else decoder.settings
+
+
+class PictureDecoder:
+    """Its processes, which take a job each."""
+
+    def __init__(self, settings: PictureSettings, seconds: float = SECONDS) -> None:
+        self.settings = settings
+        self._seconds = seconds
+        self._idle: SimpleQueue[_Process | None] = SimpleQueue()
+        self._started: set[_Process] = set()
+        for _ in range(PROCESSES):
+            self._idle.put(None)  # it is started when it is needed
+
+    def decode(self, data: bytes, field: str) -> Shown:
+        """Blocks; for threads. Raises BadRequest, which names `field`."""
+        process = self._idle.get()
+        answer: PictureDone | PictureRefused = PictureRefused("could not be decoded")
+        try:
+            if process is None:
+                process = _Process()
+                self._started.add(process)
+                process.ready()
+            answer = process.work(PictureJob(data, self.settings), self._seconds)
+        except (OSError, LinkClosed, LinkError) as error:  # a TimeoutError is an OSError
+            log.warning("a picture could not be decoded", reason=str(error), bytes=len(data))
+            answer = PictureRefused(f"cannot be decoded: {error or 'its process ended'}")
+            if process is not None:
+                self._started.discard(process)
+                process.kill()
+                process = None
+        finally:
+            self._idle.put(process)
+        if isinstance(answer, PictureRefused):
+            raise BadRequest(f"the picture {answer.why} - at `{field}`", details={"path": field})
+        around = self.settings
+        return Shown(answer.picture, array("i", [*around.before, *unpack(answer.ids), *around.after]))
+
+    def close(self) -> None:
+        """End the processes; what is under way fails."""
+        for process in list(self._started):
+            process.kill()

@@ -1,0 +1,30 @@
+"""Pictures for the model: files or bytes (PNG, JPEG, WebP, GIF), sent as they are."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from ramify.protocol.errors import BadRequest
+from ramify.protocol.pictures import MARK, MOST_BYTES
+
+
+class Image:
+    """A picture: the path of a file, or its bytes. Raises OSError, and BadRequest for one too large."""
+
+    def __init__(self, source: "str | os.PathLike[str] | bytes") -> None:
+        self.data = source if isinstance(source, bytes) else Path(source).read_bytes()
+        if not 0 < len(self.data) <= MOST_BYTES:
+            raise BadRequest(f"a picture has {len(self.data)} bytes: 1 to {MOST_BYTES} are allowed")
+
+
+Images: TypeAlias = Sequence[Image | bytes]
+
+
+def image_bytes(images: Images) -> list[bytes]:
+    return [each.data if isinstance(each, Image) else each for each in images]
+
+
+def marked(text: str, images: Images) -> str:
+    """The text with a mark for each picture: in front, if it has none."""
+    return text if MARK in text else MARK * len(images) + text

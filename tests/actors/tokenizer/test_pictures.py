@@ -1,0 +1,118 @@
+"""Hostile pictures: each is refused by name, in bounded time and memory, and the next one is seen."""
+
+import io
+import time
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ramify.actors.tokenizer.pictures import PictureDecoder
+from ramify.protocol.errors import BadRequest
+from ramify.protocol.pictures import FIRST, PictureSettings
+
+SETTINGS = PictureSettings(
+    patch=4, unit=8, least=64 * 8, most=64 * 64, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),
+    before=(1,), after=(2,), token=3, model="test",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Iterator[PictureDecoder]:
+    made = PictureDecoder(SETTINGS)
+    yield made
+    made.close()
+
+
+def file(kind: str, size: tuple[int, int] = (40, 24), mode: str = "RGB", **options: object) -> bytes:
+    values = np.random.default_rng(1).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(values).convert(mode).save(out, kind, **options)  # type: ignore[arg-type]
+    return out.getvalue()
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return len(body).to_bytes(4) + kind + body + zlib.crc32(kind + body).to_bytes(4)
+
+
+def png(width: int, height: int, data: bytes, *more: bytes) -> bytes:
+    """A PNG of 8 bits of grey that says it has this size."""
+    head = chunk(b"IHDR", width.to_bytes(4) + height.to_bytes(4) + b"\x08\0\0\0\0")
+    return b"\x89PNG\r\n\x1a\n" + head + b"".join(more) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+def hostile() -> Iterator[tuple[str, bytes]]:
+    """200 of them."""
+    whole = {kind: file(kind) for kind in ("PNG", "JPEG", "WEBP", "GIF")}
+    draw = np.random.default_rng(7)
+    for kind, data in whole.items():
+        for part in (4, 12, 20, 30, 60):
+            yield f"{kind} cut", data[: len(data) * part // 100]
+        for _ in range(20):
+            broken = bytearray(data)
+            for at in draw.integers(0, min(64, len(data)), 8):
+                broken[at] ^= 0xFF
+            yield f"{kind} flipped", bytes(broken)
+    zeros = zlib.compress(bytes(1 << 22), 9)
+    for width, height in (
+        (1 << 20, 9),
+        (16_384, 16_384),
+        (0, 9),
+        (1 << 30, 1 << 30),
+        (900, 2),
+        (1, 201),
+    ):
+        yield "bomb", png(width, height, zeros)
+    yield "bomb of text", png(40, 24, zeros, chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(1 << 26), 9)))
+    for kind in ("BMP", "TIFF", "ICO", "PPM", "TGA"):
+        yield kind, file(kind)
+    yield "EPS", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
+    yield "SVG", b"<svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/></svg>"
+    while True:
+        yield "noise", draw.bytes(int(draw.integers(1, 4096)))
+
+
+def test_two_hundred_hostile_pictures(decoder: PictureDecoder) -> None:
+    """None takes a second of the process' time; a good one between them is always seen."""
+    good, told, named, slowest = file("PNG"), list[str](), True, 0.0
+    decoder.decode(good, "images[0]")
+    expected = decoder.decode(good, "images[0]")
+    for number, (_, data) in zip(range(200), hostile(), strict=False):
+        begin = time.perf_counter()
+        try:
+            decoder.decode(data, f"images[{number}]")
+        except BadRequest as error:
+            told.append(error.message)
+            named = named and f"images[{number}]" in error.message
+        slowest = max(slowest, time.perf_counter() - begin)
+    assert named
+    assert max(map(len, told)) < 300
+    assert len(told) > 120  # some of what was flipped is a picture, of other colours
+    assert slowest < 3.0  # the time that it may have, and a new process
+    assert decoder.decode(good, "images[0]") == expected
+
+
+def test_formats_and_what_is_made_of_them(decoder: PictureDecoder) -> None:
+    for kind in ("PNG", "JPEG", "WEBP", "GIF"):
+        shown = decoder.decode(file(kind), "images[0]")
+        assert (shown.picture.width, shown.picture.height) == (40, 24)
+        assert len(shown.tokens) == 2 + 15
+        assert [shown.tokens[0], shown.tokens[-1]] == [1, 2]
+        assert min(shown.tokens[1:-1]) >= FIRST
+    upright = Image.open(io.BytesIO(file("PNG"))).getexif()
+    upright[0x0112] = 6  # turned by a quarter
+    turned = decoder.decode(file("JPEG", exif=upright), "images[0]")
+    assert (turned.picture.width, turned.picture.height) == (24, 40)
+    for mode in ("L", "P", "RGBA", "1", "LA", "I;16"):
+        assert decoder.decode(file("PNG", mode=mode), "images[0]").picture.width == 40
+
+
+def test_what_takes_too_long_is_ended() -> None:
+    decoder = PictureDecoder(SETTINGS, seconds=0.0)
+    try:
+        with pytest.raises(BadRequest, match=r"takes more than 0 s - at `images\[3\]`"):
+            decoder.decode(file("PNG", (2000, 2000)), "images[3]")
+    finally:
+        decoder.close()

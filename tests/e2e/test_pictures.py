@@ -1,0 +1,261 @@
+"""Pictures through the whole server, with a tiny random model, against `transformers`."""
+
+import base64
+import io
+import json
+import runpy
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import ramify
+from ramify.clients.program import AsyncState, assistant, gen, image, program, user
+from ramify.protocol.pictures import FIRST, MARK, Picture, fitted
+from tests.e2e.test_real_model import llama
+from tests.gpu.vision.test_models import CASES, IDS, PROCESSOR, TEXT, TOWER, reference
+
+EOS = 2
+EXAMPLES = Path(__file__).parents[2] / "examples"
+GREEDY: Any = {"temperature": 0.0, "max_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def seeing(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A folder with a model that sees, and the model."""
+    import transformers
+
+    folder = tmp_path_factory.mktemp("seeing")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tokenizer_folder / name, folder)
+    torch.manual_seed(7)
+    _, text, tower = CASES["qwen3_vl"]
+    vocabulary = {"vocab_size": 384, "eos_token_id": EOS, "initializer_range": 0.1}
+    config = transformers.Qwen3VLConfig(
+        text_config=TEXT | text | vocabulary, vision_config=TOWER | tower, **IDS
+    )
+    model = transformers.Qwen3VLForConditionalGeneration(config).eval()
+    for name, weight in model.named_parameters():
+        if "visual" in name:
+            torch.nn.init.normal_(weight, 1.0 if "norm" in name and "weight" in name else 0.0, 0.2)
+    model.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    return folder, model
+
+
+def drawn(width: int, height: int, seed: int, kind: str = "PNG") -> bytes:
+    values = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(values).save(out, kind)
+    return out.getvalue()
+
+
+def seen(settings: Any, data: bytes) -> Picture:
+    source = Image.open(io.BytesIO(data)).convert("RGB")
+    width, height = fitted(*source.size, settings)
+    resized = source.resize((width, height), Image.Resampling.BICUBIC)
+    return Picture(width, height, resized.tobytes())
+
+
+class Expected:
+    """What the model says of prompts with pictures."""
+
+    def __init__(self, served: Any, model: Any) -> None:
+        self.encode = served.oracle.tokenizer.encode
+        self.settings = served.engine.executor.info.pictures
+        self._model = model
+
+    def tokens(self, text: str, files: Sequence[bytes]) -> list[int]:
+        """Of text with marks, as the model's vocabulary calls them."""
+        pieces, found = text.split(MARK), list[int]()
+        for number, piece in enumerate(pieces):
+            if number:
+                picture = seen(self.settings, files[number - 1])
+                count = picture.width * picture.height // self.settings.unit**2
+                found += [*self.settings.before, *[self.settings.token] * count, *self.settings.after]
+            found += self.encode(piece)
+        return found
+
+    def said(self, text: str, files: Sequence[bytes], n: int) -> list[int]:
+        tokens = self.tokens(text, files)
+        pictures = [seen(self.settings, each) for each in files]
+        said = reference(self._model, self.settings, tokens, pictures, n)
+        return said[: said.index(EOS) + 1] if EOS in said else said
+
+
+def question(ident: int, content: str, files: Sequence[Any], **more: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": content}]
+    return {"type": "append", "id": ident, "messages": messages, "images": list(files), **more}
+
+
+def turn(content: str) -> str:
+    return f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
+
+
+async def test_a_chat_about_pictures(serving: Any, seeing: tuple[Path, Any], tmp_path: Path) -> None:
+    """Two in one message; a fork before, behind and inside; one more turn; after a restart again."""
+    folder, model = seeing
+    files = [drawn(37, 61, 1, "PNG"), drawn(90, 17, 2, "JPEG")]
+    sent = [base64.b64encode(each).decode() for each in files]
+    content = f"Here is {MARK} and{MARK}: compare."
+    kept = {"store": tmp_path / "s.db", "grace_s": 0.0}
+    async with serving(**llama(folder), server=kept) as served:
+        expected = Expected(served, model)
+        async with served.connect() as peer:
+            state = await peer.open(tokens=True)
+            await peer.send(question(1, content, sent), peer.greedy(2, max_tokens=12))
+            done = await peer.terminal(2)
+            assert done["type"] == "done", done
+            assert peer.tokens["main"] == expected.said(turn(content), files, 12)
+            prompt = expected.tokens(turn(content), files)
+            assert done["usage"]["prompt"] == len(prompt)
+            ids = (await peer.tree(3))["main"][: len(prompt)]
+            assert [150 if each >= FIRST else each for each in ids] == prompt
+            first = prompt.index(150)
+            await peer.send({"type": "fork", "id": 50, "branch": "main", "as": ["no"], "at": first + 3})
+            refused = await peer.terminal(50)
+            assert refused["code"] == "bad_request"
+            assert f"give {first - 1} or" in refused["message"]
+            await peer.send({"type": "rollback", "id": 51, "to": first + 3})
+            assert (await peer.terminal(51))["code"] == "bad_request"
+            begin = first - 1
+            await peer.send(
+                {"type": "fork", "id": 52, "branch": "main", "as": ["other"], "at": begin},
+                {
+                    "type": "append",
+                    "id": 53,
+                    "branch": "other",
+                    "text": MARK + " or",
+                    "images": sent[1:],
+                },
+                peer.greedy(54, branch="other", max_tokens=6),
+            )
+            await peer.terminal(54)
+            text = turn(content).split(MARK)[0] + MARK + " or"
+            assert peer.tokens["other"] == expected.said(text, files[1:], 6)
+        await served.quiet()
+    async with serving(**llama(folder), server=kept) as served, served.connect() as again:
+        login = {"session": state["session"], "key": state["key"]}
+        assert (await again.open(**login, tokens=True))["resumed"]
+        await again.send(
+            {"type": "rollback", "id": 60, "to": len(prompt)}, again.greedy(61, max_tokens=12)
+        )
+        assert (await again.terminal(61))["type"] == "done"
+        assert again.tokens["main"][-12:] == expected.said(turn(content), files, 12)[-12:]
+
+
+async def test_a_picture_is_seen_and_computed_once(serving: Any, seeing: tuple[Path, Any]) -> None:
+    """64 forks and 16 sessions on one picture; others that differ in a pixel or in size."""
+    folder, _ = seeing
+    picture = drawn(64, 64, 3)
+    values = np.array(Image.open(io.BytesIO(picture)))
+    values[20, 20, 0] ^= 1
+    out = io.BytesIO()
+    Image.fromarray(values).save(out, "PNG")
+    others = [out.getvalue(), drawn(64, 72, 3)]
+    async with serving(**llama(folder)) as served:
+        metrics = served.engine.metrics
+        async with served.connect("msgpack") as peer:
+            await peer.open()
+            names = [f"f{number}" for number in range(64)]
+            await peer.send(
+                question(1, f"{MARK} What?", [picture]),
+                {"type": "fork", "id": 2, "branch": "main", "as": names},
+                peer.greedy(3, branch=names, max_tokens=2),
+            )
+            done = await peer.terminals(3, names)
+            assert {each["type"] for each in done.values()} == {"done"}
+            prompt = done["f0"]["usage"]["prompt"]
+            assert metrics.pictures_seen == 1
+            assert (
+                sum(each["usage"]["prompt"] - each["usage"]["cached"] for each in done.values())
+                < prompt + 3 * 64
+            )
+        for _ in range(16):
+            async with served.connect("msgpack") as peer:
+                await peer.open()
+                await peer.send(question(1, f"{MARK} What?", [picture]), peer.greedy(2, max_tokens=2))
+                assert (await peer.terminal(2))["usage"]["cached"] >= prompt - 2
+        assert metrics.pictures_seen == 1
+        async with served.connect("msgpack") as peer:
+            await peer.open()
+            for number, other in enumerate(others):
+                ident = 10 + 3 * number
+                await peer.send(
+                    {"type": "fork", "id": ident, "as": [f"o{number}"]},
+                    question(ident + 1, f"{MARK} What?", [other], branch=f"o{number}"),
+                    peer.greedy(ident + 2, branch=f"o{number}", max_tokens=2),
+                )
+                assert (await peer.terminal(ident + 2))["usage"]["cached"] < 12
+        assert metrics.pictures_seen == 3
+
+
+async def test_the_client_and_programs(
+    serving: Any, seeing: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """What `ramify.Image` and `image(...)` send, and the example."""
+    folder, model = seeing
+    files = [drawn(37, 61, 1), drawn(90, 17, 2)]
+    path = tmp_path / "a.png"
+    path.write_bytes(files[0])
+
+    @program
+    async def two(s: AsyncState) -> str:
+        s += user("First ", image(path), " then ", image(files[1])) + assistant(gen("a", **GREEDY))
+        return await s["a"]
+
+    async with serving(**llama(folder)) as served:
+        expected = Expected(served, model)
+
+        def text(content: str, pictures: Sequence[bytes]) -> str:
+            return str(served.oracle.text(expected.said(turn(content), pictures, 12)))
+
+        async with ramify.connect(served.engine.url) as session:
+            said = await session.main.chat("And?", images=[ramify.Image(path)], **GREEDY)
+            assert said.text == text(f"{MARK}And?", files[:1])
+            run = await two.using(session=session).arun()
+            assert run.value == text(f"First {MARK} then {MARK}", files)
+        monkeypatch.setenv("RAMIFY_URL", served.engine.url)
+        main = runpy.run_path(str(EXAMPLES / "ask_image.py"))["main"]
+        await main("What?", str(path))
+    assert "seen before:" in capsys.readouterr().out
+
+
+async def test_what_is_no_picture_is_refused(serving: Any, seeing: tuple[Path, Any]) -> None:
+    folder, _ = seeing
+    whole = drawn(64, 64, 3)
+    async with serving(**llama(folder)) as served:
+        async with served.connect("msgpack") as peer:
+            await peer.open()
+            cases = [
+                (question(0, "no mark", [whole]), "images"),
+                (question(0, f"{MARK}{MARK}", [whole]), "images"),
+                (question(0, MARK, [b"not a picture"]), "images[0]"),
+                (question(0, MARK, [whole[:300]]), "images[0]"),
+                (question(0, MARK, [drawn(2000, 4, 1)]), "images[0]"),
+                (question(0, MARK, []), None),
+                ({"type": "append", "id": 0, "text": MARK, "images": [whole], "logprobs": 1}, "images"),
+                ({"type": "append", "id": 0, "text": MARK, "audio": [whole]}, "audio"),
+                ({"type": "append", "id": 0, "tokens": [FIRST + 5]}, "tokens"),
+            ]
+            for ident, (op, field) in enumerate(cases, 1):
+                await peer.send({**op, "id": ident})
+                reply = await peer.terminal(ident)
+                if field is None:
+                    assert reply["type"] == "ok", reply
+                else:
+                    assert reply["type"] == "error", reply
+                    assert field in reply["message"]
+
+
+async def test_a_model_without_a_tower_takes_no_pictures(serving: Any) -> None:
+    async with serving() as served, served.connect("msgpack") as peer:
+        await peer.open()
+        await peer.send(question(1, MARK, [drawn(64, 64, 3)]))
+        assert "takes no pictures" in (await peer.terminal(1))["message"]
