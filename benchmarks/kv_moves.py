@@ -68,7 +68,8 @@ async def serving(options: argparse.Namespace, **replicas: Any) -> AsyncIterator
         )
         spec = FactorySpec("fake_server:bench_executor", settings)
         async with running_engine(config, spec=spec) as engine:
-            await until(lambda: len(engine.core.pids) == 2)
+            core: Any = engine.core
+            await until(lambda: len(core.pids) == 2)
             yield engine
 
 
@@ -175,7 +176,7 @@ async def mixed(options: argparse.Namespace, roles: str | None) -> dict[str, Any
     """Streams that last as long as the prompts take, and those prompts one after the other."""
     async with serving(options, roles=roles) as engine:
         alone = PROMPT_US * options.slower * 1e-6 * options.tokens
-        tokens = int(options.prompts * alone / (STEP_MS * options.slower / 1e3))
+        tokens = int(4 * options.prompts * alone / (STEP_MS * options.slower / 1e3))  # far more than needed
         opened = [
             await GenerationStream.open(engine.port, f"stream {number}", tokens)
             for number in range(options.streams)
@@ -226,7 +227,7 @@ async def roles(options: argparse.Namespace) -> tuple[list[list[str]], Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("what", choices=["drain", "roles"])
     parser.add_argument("--sessions", type=int, default=40)
     parser.add_argument("--streams", type=int, default=64)
@@ -242,7 +243,7 @@ def main() -> None:
     rows, runs = asyncio.run((drain if options.what == "drain" else roles)(options))
     about = machine()
     print(headline(about))
-    print(table(*rows))
+    print(table(rows[0], rows[1:]))
     write_json(options.json, about, runs)
 
 

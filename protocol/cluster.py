@@ -27,7 +27,7 @@ LOT = 2048  # tokens of a prompt that a scheduler computes before it looks who i
 MOST_HASHES = 8192  # in one message: 64 KiB
 MOST_LISTENERS = 256
 KEY = 16  # bytes
-MOST_SOUGHT = 512  # blocks in one answer
+MOST_SOUGHT = 1024  # blocks in one answer: 64k tokens
 
 Hashes = Annotated[bytes, msgspec.Meta(max_length=8 * MOST_HASHES)]  # uint64, as they lie in memory
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]

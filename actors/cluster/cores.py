@@ -136,7 +136,7 @@ class Cores:
         member.silence = Silence(self._clock.now())
         whole = self._config.model.tensor_parallel == 1  # else each rank has its part of a block
         blocks = info.host_blocks if whole else 0
-        self.bindings.moves.joined(member.number, blocks, info.block_bytes)
+        self.bindings.moves.joined(member.number, blocks, info.block_bytes, info.device)
         self.members.up(member, self._clock.now())
         if self._listens:
             member.must(ListenKv(LISTENER))

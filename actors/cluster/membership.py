@@ -236,13 +236,14 @@ class Membership:
             if member.fault_since is None:
                 self.become(member, "goes on")
                 self._routing.resume(member.number)
+                self._bindings.moves.stalls(member.number, False)
         ready = self.those("ready")
         if self.those("stalled") or all(each.fault_since is not None for each in ready):
             return  # one at a time: its sessions may be why
         for member in ready:
             if member.fault_since is not None and now - member.fault_since >= patience:
                 self.become(member, "stalls")
-                self._bindings.moves.gone(member.number)
+                self._bindings.moves.stalls(member.number, True)
                 self._routing.shut(member.number)
                 sessions = self._bindings.at(member.number)
                 log.warning("a replica has stalled", replica=member.number, sessions=len(sessions))

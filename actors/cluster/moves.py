@@ -28,9 +28,11 @@ from ramify.protocol.cluster import (
 )
 
 PIECE_BYTES = 4 << 20  # of one message, but for a block that is larger
+SHARED_BYTES = 16 << 20  # of a piece that is no message: a step on a CPU saves it, in some 10 ms
+DEVICE_BYTES = 128 << 20  # of one that a GPU saves, in some 3 ms
 MOST_UNDER_WAY = 4  # pieces of all sessions
 MOST_BRANCHES = 64  # of a session that are asked for
-PATIENCE_SECONDS = 2.0  # without an answer
+PATIENCE_SECONDS = 5.0  # without an answer: a replica for prompts has long steps
 PROBE = 16  # one move in so many is made although it does not seem to pay
 _FORGET = 8  # pieces until a pace is half forgotten, about
 
@@ -77,12 +79,15 @@ class KvMoves:
         self._tell = tell
         self._rate = rate
         self._shared = shared
-        self._sizes: dict[int, tuple[int, int]] = {}  # replica -> blocks in host memory, bytes of one
+        # replica -> blocks in host memory, bytes of one, blocks of a piece
+        self._sizes: dict[int, tuple[int, int, int]] = {}
+        self._stalled: set[int] = set()
         self._moves: dict[int, Move] = {}  # by session
         self._under_way: dict[int, float] = {}  # sessions with a piece, and since when
         self._waiting: deque[int] = deque()  # sessions that are to ask for their next piece
         self._last = 0.0  # when the last piece was there
         self.byte_s = 0.0  # of one byte; 0.0: unknown
+        self._learnt = 0.0, 0.0  # seconds and bytes of the last pieces
         self.blocks = 0  # that were moved
         self.seconds = 0.0  # in which some were under way
         self._probes = 0
@@ -92,25 +97,35 @@ class KvMoves:
 
     def token_s(self) -> float:
         """Seconds until the KV of a token has moved; 0.0: unknown."""
-        return self.byte_s * max((size for _, size in self._sizes.values()), default=0) / BLOCK
+        return self.byte_s * max((size for _, size, _ in self._sizes.values()), default=0) / BLOCK
 
     def __len__(self) -> int:
         return len(self._moves)
 
-    def joined(self, replica: int, blocks: int, block_bytes: int) -> None:
+    def joined(self, replica: int, blocks: int, block_bytes: int, device: str = "cpu") -> None:
         """A replica with room for `blocks` in host memory; without any it neither gives nor takes."""
         if blocks:
-            self._sizes[replica] = blocks, block_bytes
+            most = DEVICE_BYTES if device.startswith("cuda") else SHARED_BYTES
+            piece = (most if self._shared else PIECE_BYTES) // block_bytes
+            self._sizes[replica] = blocks, block_bytes, max(1, piece)
 
     def gives(self, replica: int) -> bool:
         """Whether sessions that leave `replica` may take KV along."""
-        return replica in self._sizes
+        return replica in self._sizes and replica not in self._stalled
+
+    def stalls(self, replica: int, stalled: bool) -> None:
+        """Its executor makes no progress, or goes on."""
+        if not stalled:
+            self._stalled.discard(replica)
+            return
+        self._stalled.add(replica)
+        self._end_all(replica)
 
     def begin(
         self, session: int, source: int, target: int, branches: list[int], done: Callable[[], None]
     ) -> bool:
         """Move KV of these branches. False: there is none to move, or no room."""
-        if not branches or source not in self._sizes or target not in self._sizes:
+        if not branches or not self.gives(source) or not self.gives(target):
             return False
         move = Move(source, target, branches[:MOST_BRANCHES], self._sizes[target][0], done)
         self._moves[session] = move
@@ -145,8 +160,12 @@ class KvMoves:
             move.done()
 
     def gone(self, replica: int) -> None:
-        """A replica is gone, or stands still: what goes on there ends."""
+        """A replica is gone: what goes on there ends."""
         self._sizes.pop(replica, None)
+        self._stalled.discard(replica)
+        self._end_all(replica)
+
+    def _end_all(self, replica: int) -> None:
         for session, move in list(self._moves.items()):
             if replica in (move.source, move.target):
                 self.end(session)
@@ -199,7 +218,7 @@ class KvMoves:
             move = self._moves.get(session)
             if move is None or session in self._under_way or not self.gives(move.source):
                 continue
-            size = max(1, PIECE_BYTES // self._sizes[move.source][1]) * KEY
+            size = self._sizes[move.source][2] * KEY
             keys, move.keys = move.keys[:size], move.keys[size:]
             move.asked = len(keys) // KEY
             move.since = self._under_way[session] = self._now()
@@ -211,8 +230,10 @@ class KvMoves:
         """A piece is there."""
         now = self._now()
         seconds = now - max(self._last, self._under_way[session])
-        each = seconds / (move.asked * self._sizes[move.source][1])
-        self.byte_s += (each - self.byte_s) / _FORGET if self.byte_s else each
+        keep = 1 - 1 / _FORGET
+        size = move.asked * self._sizes[move.source][1]
+        self._learnt = self._learnt[0] * keep + seconds, self._learnt[1] * keep + size
+        self.byte_s = self._learnt[0] / self._learnt[1]  # small pieces tell little
         self._last = now
         self.seconds += seconds
         self.blocks += move.asked

@@ -1,6 +1,7 @@
 """Which replica hears what of which session, whatever comes and goes."""
 
 from collections import defaultdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from ramify.actors.cluster.bindings import HELD, Bindings, prompt, session_in
 from ramify.actors.kit.mailbox import MailboxFull
 from ramify.protocol import messages as m
+from ramify.protocol.cluster import Lacking
 from ramify.protocol.sampling import SamplingParams
 
 
@@ -376,3 +378,110 @@ class Coming(RuleBasedStateMachine):
 
 TestComing = Coming.TestCase
 TestComing.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class Moving(Wires):
+    """Session 5 has left replica 0 and is at 1, where its branch was told of; its request waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for replica in (0, 1, 2):
+            self.placing.joined(replica)
+            self.bindings.moves.joined(replica, 64, 1 << 20)
+        begin(self, 5)
+        assert self.bindings.of(5) == 0
+        self.bindings.tell(m.Reopen(5))
+        self.said = begin(self, 5)
+
+    def kinds(self, replica: int) -> list[str]:
+        return [type(each).__name__ for each in self.told[replica]]
+
+    def nothing(self, replica: int) -> None:
+        """The target lacks nothing."""
+        self.bindings.moves.hears(5, replica, Lacking(5, handle(5, 1)))
+
+
+LEFT = ["CancelSession", "AbandonSession"]
+BEGUN = ["OpenBranch", "ExtendBranch"]
+
+
+def test_a_session_that_leaves_waits_until_its_kv_has_moved() -> None:
+    wires = Moving()
+    assert wires.kinds(0)[3:] == LEFT  # its handles stay
+    assert wires.kinds(1) == [*BEGUN, "SeekBlocks"]
+    assert wires.bindings.leaving(0) == 1
+    wires.bindings.tell(m.CancelRequest(handle(5, 2)))
+    wires.bindings.tell(m.Inspect(5, handle(5, 9), [handle(5, 1)]))
+    assert wires.answers == [(5, m.Inspected(handle(5, 9), [0]))]
+    wires.nothing(1)
+    assert wires.told[1][3:] == [wires.said[2], m.CancelRequest(handle(5, 2))]
+    assert wires.told[0][-1] == m.DropSessions([5])
+    assert wires.bindings.leaving(0) == 0
+
+
+@pytest.mark.parametrize("ends", ["source", "target", "drop", "reopen", "stay"])
+def test_a_move_may_end_in_its_midst(ends: str) -> None:
+    wires = Moving()
+    match ends:
+        case "source":
+            wires.bindings.gone(0)
+        case "target":
+            assert wires.bindings.gone(1) == [5]
+        case "drop":
+            wires.bindings.tell(m.DropSessions([5]))
+        case "reopen":  # the target is to leave, too
+            wires.bindings.tell(m.Reopen(5))
+        case _:
+            wires.bindings.stay(0)
+    assert wires.bindings.leaving(0) == 0
+    assert not len(wires.bindings.moves)
+    if ends != "source":
+        assert wires.told[0][-1] == m.DropSessions([5])
+    if ends in ("drop", "reopen"):
+        assert wires.kinds(1)[3:] == [*LEFT, "DropSessions"]
+    if ends in ("source", "stay"):
+        assert wires.told[1][-1] == wires.said[2]
+    assert len(wires.bindings) == (ends != "drop")
+
+
+def test_an_idle_session_is_placed_while_its_kv_is_there() -> None:
+    wires = Moving()
+    wires.nothing(1)
+    wires.bindings.tell(m.Reopen(5))
+    wires.bindings.tell(m.OpenBranch(handle(5, 1)))
+    assert wires.bindings.of(5) is None
+    wires.bindings.bring()
+    assert wires.kinds(2) == ["OpenBranch", "SeekBlocks"]
+    wires.nothing(2)
+    wires.bindings.tell(m.Reopen(5))
+    assert wires.bindings.leaving(2) == 1
+    wires.bindings.bring()  # it has no branches
+    assert wires.bindings.leaving(2) == 0
+
+
+def test_nothing_moves_from_where_nothing_is_kept_or_goes_on() -> None:
+    wires = Moving()
+    wires.nothing(1)
+    wires.bindings.moves.stalls(1, True)
+    wires.bindings.tell(m.Reopen(5))
+    assert wires.kinds(1)[-1] == "DropSessions"
+    begin(wires, 5)
+    assert wires.kinds(2) == [*BEGUN, "Submit"]
+    wires.bindings.moves.stalls(1, False)
+    assert wires.bindings.moves.gives(1)
+
+
+def test_a_session_leaves_a_replica_for_prompts_when_all_have_a_token() -> None:
+    wires = Moving()
+    wires.nothing(1)
+    wires.bindings.tell(submit(5, 3))
+    wires.placing.goes_on = lambda replica: replica == 1  # type: ignore[attr-defined]
+
+    def hears(*requests: int, ended: int | None = None) -> bool:
+        progress = [m.Progress(handle(5, each), one()) for each in requests]
+        finished = [] if ended is None else [SimpleNamespace(request=handle(5, ended))]
+        return wires.bindings.goes_on(5, 1, m.Tokens(progress, finished))  # type: ignore[arg-type]
+
+    assert not hears(2)
+    assert hears(3)
+    assert not hears(2, 3)  # once
