@@ -114,16 +114,20 @@ def pack_groups(
 
 def emit_grouped(module: Module, isa: Isa, grouping: Grouping, epilogue: str) -> str:
     """A kernel; `epilogue` as for `linear.emit_linear`."""
-    tallest = 6 if isa.registers >= 32 else 2
+    tallest = 2 if isa.registers < 32 else 8 if grouping.bits == 4 else 6
     tiles = [_emit_tile(module, isa, grouping, epilogue, rows) for rows in range(1, tallest + 1)]
     return emit_blocks(module, f"linear{grouping.name}_{epilogue}", tiles)
 
 
 def _emit_tile(module: Module, isa: Isa, grouping: Grouping, epilogue: str, rows: int) -> Function:
-    """`rows` rows by one panel. There are sums as integers and as floats, so fewer vectors at a time."""
+    """`rows` rows by one panel.
+
+    There are sums as integers and as floats, so fewer vectors at a time of 4 bits. 8 bits are read in
+    one pass instead, and floats are spilled once a group.
+    """
     f = Function(module, f"tile{grouping.name}_{epilogue}_{rows}", [PTR, I64, I64], private=True)
     args, panel, first = f.args
-    quads = 1 if isa.registers < 32 else 4 if rows <= 3 else 2
+    quads = 1 if isa.registers < 32 else 4 if rows <= 3 or grouping.bits == 8 else 2
     groups = vector_groups(epilogue, quads)
     step = groups[1][0] - groups[0][0] if len(groups) > 1 else 1
     with f.loop(0, len(groups) * step, step) as start:  # the same code for each group of vectors
@@ -152,6 +156,7 @@ def _sums(
     with f.loop(0, count) as number:
         place = panel * count + number
         codes = f.at(f.pointer(args, WEIGHT), place * (PANEL * GROUP * bits // 8), I8)
+        inputs = [f.load(f.at(each, number, I32), I32) for each in totals]
         wholes = [[f.var(zeros) for _ in group] for _ in lines]
         with f.loop(0, _STEPS, 2) as step:
             here, place_x = f.at(codes, step * (4 * PANEL * bits // 8), I8), number * GROUP + step * 4
@@ -160,7 +165,6 @@ def _sums(
                     four = f.load(f.at(line, place_x + 4 * odd, I8), I32)
                     for whole, one in zip(own, some, strict=True):
                         whole.set(dot_codes(f, isa, whole.get(), four, one, bits))
-        inputs = [f.load(f.at(each, number, I32), I32) for each in totals]
         for index, q in enumerate(group):
             at = place * PANEL + q * LANES
             scales = _halves(f, args, WEIGHT_SCALES, at)
