@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
-from gguf.quants import GGML_QUANT_SIZES
+from gguf.constants import GGML_QUANT_SIZES
 
 QWEN3: dict[str, Any] = {
     "arch": "qwen3", "vocab": 151_936, "heads": 16, "kv_heads": 8, "dim": 128, "layers": 28,

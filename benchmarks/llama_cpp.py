@@ -197,7 +197,7 @@ def start(file: Path, options: argparse.Namespace) -> list[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--binaries", type=Path)
     parser.add_argument("--files", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--shapes", nargs="+", default=["qwen3-0.6b", "qwen3-1.7b"], choices=SHAPES)

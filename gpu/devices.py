@@ -1,8 +1,11 @@
 """What a device is made of."""
 
+import math
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -15,6 +18,37 @@ def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def cores(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """That this process may use: of its affinity mask, or what its control groups' shares come to.
+
+    `groups`: where these are mounted; `own`: the file that says which the process is in.
+    """
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):
+        for line in own.read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            root = groups / controllers if controllers else groups  # version 2 has no name
+            place = root / name.lstrip("/")
+            for folder in (place, *place.parents[: len(place.parts) - len(root.parts)]):
+                count = min(count, _share(folder))
+    return count
+
+
+def _share(folder: Path) -> int:
+    """Whole cores of a control group's share; more than any machine has if there is no limit."""
+    with suppress(OSError, ValueError):
+        quota, period = (folder / "cpu.max").read_text().split()
+        return max(1, math.ceil(int(quota) / int(period)))
+    with suppress(OSError, ValueError):
+        quota = (folder / "cpu.cfs_quota_us").read_text()
+        period = (folder / "cpu.cfs_period_us").read_text()
+        if int(quota) > 0:
+            return max(1, math.ceil(int(quota) / int(period)))
+    return 1 << 16
 
 
 @contextmanager

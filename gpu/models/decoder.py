@@ -41,7 +41,7 @@ from ramify.gpu.ops.rotary import RopeSettings, Rotary, heads_in_order
 from ramify.gpu.step.inputs import StepInputs
 from ramify.protocol.errors import ModelError
 
-_EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING = "model.embed_tokens.weight"  # as checkpoints call it
 _LEAST_DIVISOR = 1e-16  # of the stream: eps over its square stays a float32
 
 
@@ -184,8 +184,8 @@ class Decoder:
         self.token_inputs = None if config.token_inputs is None else self._empty_tables()
         apart = not config.tied or first
         head = self._empty(last - first, config.hidden_size) if apart else self.embedding[:last]
-        self.head = plain(head, use="logits")
-        self._head_name = _EMBEDDING if config.tied else "lm_head.weight"
+        self.head, self.table = plain(head, use="logits"), plain(self.embedding)  # the CPU's kernels'
+        self._head_name = EMBEDDING if config.tied else "lm_head.weight"
 
     @property
     def rotaries(self) -> list[Rotary]:
@@ -297,8 +297,8 @@ class Decoder:
 
         Raises TypeError once products have another form than the plain one.
         """
-        views, called = {_EMBEDDING: self.embedding}, self.config.names
-        views[f"model.{called.last_norm}.weight"] = self.norm.weight
+        called = self.config.names
+        views = {EMBEDDING: self.embedding, f"model.{called.last_norm}.weight": self.norm.weight}
         if not self.config.tied or not len(self.embedding):
             views[self._head_name] = self.head.tensor
         for index, layer in enumerate(self.layers):

@@ -32,6 +32,7 @@ from ramify.gpu.native.linear import (
     emit_blocks,
     finish,
     padded_inputs,
+    panel_bias,
     panel_order,
     vector_groups,
 )
@@ -102,10 +103,7 @@ def pack_groups(
         whole = placed(values.half(), size // GROUP)
         return whole.reshape(-1, PANEL, size // GROUP).transpose(1, 2).contiguous()
 
-    if bias is not None or (padding and not bool(known.all())):
-        full = torch.full((len(order),), padding)
-        full[known] = 0.0 if bias is None else bias.float()[places]
-        bias = full
+    bias = panel_bias(bias, order, padding)
     return PackedGroups(
         grouping, panels.contiguous(), half(scales), None if offsets is None else half(offsets), bias,
         size, len(order),

@@ -14,13 +14,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ramify.gpu.native import attention, experts, linear, rotary, rows, sampling
+from ramify.gpu.native import attention, embedding, experts, linear, rotary, rows, sampling
 from ramify.gpu.native.crew import emit_crew
 from ramify.gpu.native.grouped import GROUP, OFFSETS, Grouping, PackedGroups, emit_grouped
 from ramify.gpu.native.host import Isa, MachineCode
 from ramify.gpu.native.ir import F16, F32, LANES, Module
 from ramify.gpu.native.kept import folder
 from ramify.gpu.native.linear import PackedWeight
+from ramify.gpu.native.packer import FLOAT_KINDS
 from ramify.gpu.native.threads import Instruction, Words, aligned
 
 Array = npt.NDArray[Any]
@@ -93,11 +94,13 @@ class Kernels:
     """Instructions for heads of size `dim` and a KV pool of `dtype`.
 
     `endings`: what is done with products, see `linear`; `grouped`: with those of weights in groups.
+    `table`: what tokens are looked up in, see `embedding`.
     """
 
     def __init__(
-        self, isa: Isa, dim: int, dtype: torch.dtype, endings: Sequence[str], grouped: Grouped = ()
-    ) -> None:
+        self, isa: Isa, dim: int, dtype: torch.dtype, endings: Sequence[str], grouped: Grouped = (),
+        table: Grouping | str = "F32",
+    ) -> None:  # fmt: skip
         self.isa = isa
         kind = _KINDS[dtype]
 
@@ -114,25 +117,36 @@ class Kernels:
             kinds = [signed for signed, some in ((False, endings), (True, grouped)) if some]
             for normed, signed in product((False, True), kinds):
                 rows.emit_quantise(module, isa, normed, signed)
-            rows.emit_embed(module)
+            embedding.emit_embed(module, isa, table)
             rows.emit_norm_add(module)
             sampling.emit_choose(module)
             rotary.emit_rotary(module, dim, kind)
             attention.emit_attention(module, dim, kind)
             emit_crew(module, isa)
 
-        self.compiled = MachineCode(f"kernels {isa} {dim} {dtype} {endings} {grouped}", write, folder())
+        self.compiled = MachineCode(
+            f"kernels {isa} {dim} {dtype} {endings} {grouped} {table}", write, folder()
+        )
         self._dim = dim
 
     def embed(
-        self, count: Words, ids: Words, table: Tensor, scale: float, target: Tensor
+        self, count: Words, ids: Words, table: PackedGroups | Tensor, scale: float, target: Tensor
     ) -> Instruction:
-        """target[i] = table[ids[i]] * scale."""
-        args = _args(rows.EMBED_SCALE + 1, {
-            rows.IDS: ids, rows.TABLE: table, rows.TARGET: target, rows.WIDTH: table.shape[1],
-            rows.EMBED_SCALE: scale,
-        })  # fmt: skip
-        return self._instruction("embed", count, args, (ids, table, target))
+        """target[i] = row ids[i] of the table * scale."""
+        given: dict[int, Tensor | Array | float] = {
+            embedding.IDS: ids, embedding.TARGET: target, embedding.WIDTH: target.shape[1],
+            embedding.EMBED_SCALE: scale,
+        }  # fmt: skip
+        if isinstance(table, Tensor):
+            given |= {embedding.TABLE: table}
+        else:
+            given |= {embedding.TABLE: table.panels, embedding.SCALES: table.scales,
+                      embedding.OFFSETS: 0 if table.offsets is None else table.offsets,
+                      embedding.GROUPS: table.inputs // GROUP}  # fmt: skip
+        kind = table_kind(table)
+        name = kind if isinstance(kind, str) else kind.name
+        args = _args(embedding.GROUPS + 1, given)
+        return self._instruction(f"embed_{name}", count, args, (ids, table, target))
 
     def quantise(
         self, count: Words, source: Tensor, size: int, target: Quantised,
@@ -306,12 +320,18 @@ class Kernels:
         return Instruction(self.compiled.address(name), count, args, keep=keep)
 
 
+def table_kind(table: PackedGroups | Tensor) -> Grouping | str:
+    """As `emit_embed` calls it."""
+    return FLOAT_KINDS[table.dtype] if isinstance(table, Tensor) else table.grouping
+
+
 @cache
 def compiled_kernels(
-    isa: Isa, dim: int, dtype: torch.dtype, endings: tuple[str, ...], grouped: Grouped
-) -> Kernels:
+    isa: Isa, dim: int, dtype: torch.dtype, endings: tuple[str, ...], grouped: Grouped,
+    table: Grouping | str,
+) -> Kernels:  # fmt: skip
     """Compiled, or read from where they are kept, once in a process."""
-    return Kernels(isa, dim, dtype, endings, grouped)
+    return Kernels(isa, dim, dtype, endings, grouped, table)
 
 
 def _args(count: int, given: "dict[int, Tensor | Array | float]") -> list[int]:

@@ -10,6 +10,7 @@ Weights are packed in panels of 64 outputs, [panel][inputs / 4][64][4]: one step
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,7 +57,7 @@ def pack_weight(
     `padding`: what outputs that pad the last panel are.
     """
     outputs, inputs = weight.shape
-    weight, bias = weight.float(), None if bias is None else bias.float()
+    weight = weight.float()
     order = panel_order(outputs, gated)
     padded = torch.zeros((len(order), padded_inputs(inputs)))
     known = order >= 0
@@ -66,21 +67,18 @@ def pack_weight(
     quantised = (padded / small[:, None]).round_().to(torch.int8)
     sums = quantised.sum(1, dtype=torch.int32) * -isa.offset
     panels = quantised.view(-1, PANEL, padded.shape[1] // 4, 4).transpose(1, 2).contiguous()
-    if bias is not None or (padding and not bool(known.all())):
-        full = torch.full((len(order),), padding)
-        full[known] = 0.0 if bias is None else bias[order[known]]
-        bias = full
+    bias = panel_bias(bias, order, padding)
     return PackedWeight(panels, scales, sums, bias, padded.shape[1], len(order))
 
 
-def joined(parts: list[PackedWeight]) -> PackedWeight:
-    """Weights of one shape, one behind the other."""
-    biases = [part.bias for part in parts if part.bias is not None]
-    return PackedWeight(
-        torch.cat([part.panels for part in parts]), torch.cat([part.scales for part in parts]),
-        torch.cat([part.sums for part in parts]), torch.cat(biases) if biases else None,
-        parts[0].inputs, sum(part.outputs for part in parts),
-    )  # fmt: skip
+def panel_bias(bias: Tensor | None, order: Tensor, padding: float = 0.0) -> Tensor | None:
+    """In the order of panels; None if there is none, and nothing that `padding` is given to."""
+    known = order >= 0
+    if bias is None and (not padding or bool(known.all())):
+        return None
+    full = torch.full((len(order),), padding)
+    full[known] = 0.0 if bias is None else bias.float()[order[known]]
+    return full
 
 
 def padded_inputs(inputs: int) -> int:
@@ -90,16 +88,12 @@ def padded_inputs(inputs: int) -> int:
 
 def panel_order(outputs: int, gated: bool) -> Tensor:
     """Which row of the weight each packed output is; -1: none."""
-    if not gated:
-        order = torch.full((-(-outputs // PANEL) * PANEL,), -1)
-        order[:outputs] = torch.arange(outputs)
-        return order
-    half, size = PANEL // 2, outputs // 2
-    order = torch.full((-(-size // half), 2, half), -1)
-    places = torch.arange(size)
-    order[places // half, 0, places % half] = places
-    order[places // half, 1, places % half] = places + size
-    return order.view(-1)
+    size, wide = (outputs // 2, PANEL // 2) if gated else (outputs, PANEL)
+    order = np.full((-(-size // wide), 1 + gated, wide), -1)  # torch's threads would spin for it
+    places = np.arange(size)
+    for half in range(1 + gated):
+        order[places // wide, half, places % wide] = places + half * size
+    return torch.from_numpy(order.reshape(-1))
 
 
 def emit_linear(module: Module, isa: Isa, epilogue: str) -> str:

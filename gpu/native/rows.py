@@ -1,4 +1,4 @@
-"""Kernels that run row by row: embedding, root mean square norm, and rounding to 8 bits.
+"""Kernels that run row by row: root mean square norm, and rounding to 8 bits.
 
 Each row is computed alone, in one order, so it does not depend on its neighbours.
 """
@@ -22,26 +22,9 @@ from ramify.gpu.native.math import rounded
 _V = vector(F32)
 _GROUP = 32
 
-# words of the arguments of `embed`
-IDS, TABLE, TARGET, WIDTH, EMBED_SCALE = range(5)
-# words of the arguments of the others
+# words of the arguments
 ROWS_IN, IN_STRIDE, SIZE, NORM, EPS, QUANTISED, Q_STRIDE, SCALES, LINES, ADDED = range(10)
 GROUP_SUMS, GROUP_SUMS_STRIDE = 10, 11
-
-
-def emit_embed(module: Module) -> str:
-    """Item i: TARGET[i] = TABLE[IDS[i]] * EMBED_SCALE (the bits of a float32)."""
-    f = Function(module, "embed", [PTR, I64, I64])
-    args, begin, end = f.args
-    width = f.word(args, WIDTH)
-    scale = _float(f, args, EMBED_SCALE)
-    with f.loop(begin, end) as item:
-        line = f.at(f.pointer(args, TABLE), f.word(f.pointer(args, IDS), item) * width, F32)
-        target = f.at(f.pointer(args, TARGET), item * width, F32)
-        with f.loop(0, width, LANES) as at:
-            f.store(f.load(f.at(line, at, F32), _V) * scale, f.at(target, at, F32))
-    f.done()
-    return f.name
 
 
 def emit_quantise(module: Module, isa: Isa, normed: bool, grouped: bool = False) -> str:

@@ -23,7 +23,7 @@ from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.definition import Definition, LatentSettings
 from ramify.gpu.native.attention import MOST_ROWS, TILE_WORDS
 from ramify.gpu.native.experts import OF, RENORMALISE, SHARED, SHARED_GATE, SIGMOID
-from ramify.gpu.native.grouped import PackedGroups
+from ramify.gpu.native.grouped import Grouping, PackedGroups
 from ramify.gpu.native.kernels import (
     Grouped,
     Kernels,
@@ -32,6 +32,7 @@ from ramify.gpu.native.kernels import (
     RoutedTokens,
     empty_quantised,
     empty_routed,
+    table_kind,
 )
 from ramify.gpu.native.linear import GATED, PANEL, WEIGHED, PackedWeight
 from ramify.gpu.native.threads import Instruction, Words, aligned
@@ -46,7 +47,7 @@ from ramify.gpu.ops.base import (
 from ramify.gpu.ops.experts import LayerExperts
 from ramify.gpu.ops.fixed_states import LayerState
 from ramify.gpu.ops.linear.base import Linear
-from ramify.gpu.ops.linear.packed import cpu_weight
+from ramify.gpu.ops.linear.packed import cpu_weight, looked_up
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
 from ramify.gpu.step.buckets import Bucket
@@ -165,9 +166,12 @@ def obstacle(config: Definition, page_size: int) -> str | None:
 
 
 def endings(
-    config: Definition, products: Iterable[tuple[Linear, list[str]]]
-) -> tuple[tuple[str, ...], Grouped]:
-    """What is done with a model's products: with those of a scale for each output, and of groups."""
+    config: Definition, products: Iterable[tuple[Linear, list[str]]], table: Linear
+) -> tuple[tuple[str, ...], Grouped, Grouping | str]:
+    """What is done with a model's products: with those of a scale for each output, and of groups.
+
+    And what `table` is, in which tokens are looked up.
+    """
     by_use: dict[str, list[str]] = {
         "rows": ["store", "add"],
         "gated": [*_activations(config)],
@@ -186,7 +190,8 @@ def endings(
                 grouped.add((end, packed.grouping))
             else:
                 plain.add(end)
-    return tuple(sorted(plain)), tuple(sorted(grouped, key=lambda each: (each[0], each[1].name)))
+    ordered = sorted(grouped, key=lambda each: (each[0], each[1].name))
+    return tuple(sorted(plain)), tuple(ordered), table_kind(looked_up(table))
 
 
 def _activations(config: Definition) -> list[str]:
@@ -197,14 +202,17 @@ def _activations(config: Definition) -> list[str]:
 class CpuOps:
     """Records `instructions`, for steps of up to `most_tokens` at positions below `context`.
 
-    They read the inputs that `step` is at the time.
+    `table`: what tokens are looked up in. They read the inputs that `step` is at the time.
     """
 
-    def __init__(self, kernels: Kernels, pool: KVPool, most_tokens: int, context: int) -> None:
+    def __init__(
+        self, kernels: Kernels, pool: KVPool, most_tokens: int, context: int, table: Linear
+    ) -> None:
         self.step = empty_step(most_tokens)
         self.instructions: list[Instruction] = []
         self.angles: dict[Rotary, AngleTable] = {}
         self._kernels = kernels
+        self._table = looked_up(table)
         self.pool = pool
         self._most = most_tokens
         self._context = context
@@ -220,7 +228,7 @@ class CpuOps:
         residual = self._buffer("residual", table.shape[1])
         own = self.step
         self.instructions.append(
-            self._kernels.embed(own.tokens, own.inputs.input_ids, table, scale, residual)
+            self._kernels.embed(own.tokens, own.inputs.input_ids, self._table, scale, residual)
         )
         return CpuStream(residual, residual, norm)
 

@@ -12,7 +12,7 @@ import torch
 
 from ramify.gpu.attention.registry import choose
 from ramify.gpu.models.config import read_config
-from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.models.decoder import EMBEDDING, Decoder
 from ramify.gpu.models.definition import Definition, ExpertSettings
 from ramify.gpu.ops.linear.base import Use
 from ramify.gpu.ops.linear.fp8 import GROUP
@@ -71,7 +71,7 @@ class Sizes:
         self._plain = dtype.itemsize
         self._types: dict[str, str] = {}
         if path.is_file():
-            tensors = read_gguf(path).tensors
+            tensors = read_gguf(path, texts=False).tensors
             names = ((ours, there) for ours, there in tensor_names(shape).items() if there in tensors)
             self._types = {ours: tensors[there].type.name for ours, there in names}
         model = Decoder(shape, 1, dtype, torch.device("meta"))
@@ -82,8 +82,7 @@ class Sizes:
             products += linear.tensor.numel() * self._bytes(linear.use, tensors_)
         vectors = sum(view.numel() for view in model.weights().values() if view.dim() == 1)
         tables = vectors * dtype.itemsize
-        tied = shape.tied and quantization.isa is None  # one tensor in memory
-        embedding = 0 if tied else model.embedding.numel() * dtype.itemsize
+        embedding = model.embedding.numel() * self._table_bytes(shape.tied)
         self.weights = int(products + tables + embedding)
         self.read = int(products + tables - _idle(shape) * dtype.itemsize)
 
@@ -99,6 +98,16 @@ class Sizes:
         if self._quantization.isa is None:
             return self._plain
         return self._integers(use, names)
+
+    def _table_bytes(self, tied: bool) -> float:
+        """Of each number that tokens are looked up in, beside the head."""
+        if self._quantization.isa is None:
+            return 0 if tied else self._plain
+        if self._types.get(EMBEDDING) not in BITS:
+            return 0  # floats are mapped from the file
+        if self._quantization.name == "int8" and not self._quantization.kept:
+            return self._plain
+        return 0 if tied else self._integers("logits", [EMBEDDING])
 
     def _integers(self, use: Use, names: Sequence[str]) -> float:
         if self._quantization.kept and not self._types:

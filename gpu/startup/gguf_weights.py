@@ -11,7 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ramify.gpu.models.decoder import EMBEDDING
 from ramify.gpu.models.definition import Definition
+from ramify.gpu.ops.linear.base import PlainWeight, Weight
+from ramify.gpu.ops.linear.blocks import BlockWeight
 from ramify.gpu.ops.linear.grouped import GroupedWeight, grouped, joined, plain_floats
 from ramify.gpu.progress import Progress
 from ramify.gpu.startup.packing import Packing
@@ -19,7 +22,6 @@ from ramify.protocol.checkpoint.gguf import GgufFile, TensorPlace, read_gguf
 from ramify.protocol.checkpoint.gguf_config import INTERLEAVED, architecture
 
 _PART = 1 << 24  # bytes that are read at a time, about
-_EMBEDDING = "model.embed_tokens.weight"  # read by tokens, too
 _READ_ELSEWHERE = "rope_freqs.weight"  # in the config
 
 
@@ -34,23 +36,23 @@ def load_gguf(
 
     Raises ModelError that names the tensor.
     """
-    file = read_gguf(path)
+    file = read_gguf(path, texts=False)
     dim = definition.attention.head_dim if architecture(file) in INTERLEAVED else None
     wanted = {there: ours for ours, there in tensor_names(definition).items() if ours in views}
     _check(file, {there: views[ours] for there, ours in wanted.items()})
     total, done = sum(place.bytes for place in file.tensors.values()), 0
-    with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY) as data:
-        for there, ours in wanted.items():
-            progress(f"loading {path.name}", done / max(1, total))
-            place = file.tensors[there]
-            order = row_order(there, place.shape[0], dim)
-            kept = place.type.numbers > 1 and packing.keeps(ours, GroupedWeight)
-            blocks = _blocks(data, place, order) if kept else None
-            if blocks is None or ours == _EMBEDDING:
-                for first, rows in _parts(data, place):
-                    _copy(views[ours], first, rows, order)
-            done += place.bytes
-            packing.loaded(ours, blocks)
+    with path.open("rb") as opened:
+        data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)  # until nothing is left of it
+    for there, ours in wanted.items():
+        progress(f"loading {path.name}", done / max(1, total))
+        place = file.tensors[there]
+        order = row_order(there, place.shape[0], dim)
+        weight = _kept(data, place, order, ours, packing)
+        if weight is None or (ours == EMBEDDING and not packing.keeps(ours, PlainWeight)):
+            for first, rows in _parts(data, place):
+                _copy(views[ours], first, rows, order)
+        done += place.bytes
+        packing.loaded(ours, weight)
     progress("weights loaded", 1.0)
 
 
@@ -115,10 +117,26 @@ def _parts(data: mmap.mmap, place: TensorPlace) -> Iterator[tuple[int, Tensor]]:
         yield first, values if len(place.shape) > 1 else values.view(-1)
 
 
-def _blocks(data: mmap.mmap, place: TensorPlace, order: Tensor | None) -> GroupedWeight:
-    """All of a tensor, `order` being where each row belongs."""
-    whole = joined([grouped(place.type.name, raw) for _, raw in _raw(data, place)])
-    return whole if order is None else whole.in_order(order.argsort())
+def _kept(
+    data: mmap.mmap, place: TensorPlace, order: Tensor | None, name: str, packing: Packing
+) -> Weight | None:
+    """A tensor as `packing` wants it, `order` being where each row belongs; None: as floats."""
+    kind = place.type.name
+    whole: Weight | None = None
+    if place.type.numbers == 1:
+        floats = plain_floats(kind, _whole(data, place)) if packing.keeps(name, PlainWeight) else None
+        whole = None if floats is None else PlainWeight(floats)
+    elif packing.keeps(name, BlockWeight):
+        whole = BlockWeight([(kind, _whole(data, place))], place.shape[1])
+    elif packing.keeps(name, GroupedWeight):
+        whole = joined([grouped(kind, raw) for _, raw in _raw(data, place)])
+    return whole if whole is None or order is None else whole.in_order(order.argsort())
+
+
+def _whole(data: mmap.mmap, place: TensorPlace) -> Tensor:
+    """All rows, uint8 [rows, bytes], where they are."""
+    raw = torch.frombuffer(data, dtype=torch.uint8, count=place.bytes, offset=place.offset)
+    return raw.view(place.shape[0], -1)
 
 
 def _raw(data: mmap.mmap, place: TensorPlace) -> Iterator[tuple[int, Tensor]]:

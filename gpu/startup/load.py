@@ -14,7 +14,7 @@ import torch
 
 from ramify.gpu.attention.base import AttentionBackend
 from ramify.gpu.attention.registry import KernelChoice, choose
-from ramify.gpu.devices import loading_threads
+from ramify.gpu.devices import cores, loading_threads
 from ramify.gpu.drafting.base import Drafter
 from ramify.gpu.drafting.model import CATCH_UP, DraftRunner, ModelDrafter
 from ramify.gpu.drafting.mtp import MtpDrafter
@@ -25,12 +25,11 @@ from ramify.gpu.executors.follower import MirroredRows, TorchFollower
 from ramify.gpu.executors.torch_executor import TorchExecutor
 from ramify.gpu.kv.layout import KVLayout, KVPool
 from ramify.gpu.models.config import read_config
-from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.models.decoder import EMBEDDING, Decoder
 from ramify.gpu.models.mtp import MtpLayer
 from ramify.gpu.models.parts import with_tower
 from ramify.gpu.models.split import leave_biases_to_first
 from ramify.gpu.ops.linear.base import Form, Weight, plain_weight
-from ramify.gpu.ops.linear.grouped import GroupedWeight
 from ramify.gpu.ops.linear.onednn import float_weight
 from ramify.gpu.progress import Progress
 from ramify.gpu.ranks.ring import RankPlace
@@ -60,6 +59,7 @@ from ramify.protocol.plan import ExecutorInfo
 
 if TYPE_CHECKING:
     from ramify.gpu.native.host import Isa
+    from ramify.gpu.ops.linear.packed import CpuForms
 
 _TOKEN_BYTES = 4  # of a KV slot's token, where a drafter reads it
 MOST_FORCED_DRAFTS = 32  # tokens that a constraint may draft for a row in a step
@@ -85,8 +85,7 @@ def load_rank(config: ModelConfig, progress: Progress, place: RankPlace | None) 
     split = join(config, shape, device, place)
     shape = shape if split is None else split.shape
     dtype = dtype_of(config, shape, device)
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.threads or min(torch.get_num_threads(), cores()))
     context = context_of(config, shape)
     quantization = split.floats if split is not None else choose_quantization(config, shape, device)
     windows = has_windows(config, shape, context)
@@ -135,17 +134,23 @@ def load_rank(config: ModelConfig, progress: Progress, place: RankPlace | None) 
 
 def _fill(
     config: ModelConfig, model: Decoder, form: Form, progress: Progress, folder: Path | None = None,
-    stored: type[Weight] | None = None, tower: QwenTower | None = None, split: Split | None = None,
+    stored: tuple[type[Weight], ...] = (), tower: QwenTower | None = None, split: Split | None = None,
+    forms: "CpuForms | None" = None,
 ) -> None:  # fmt: skip
     """Load the weights, those in `folder` if it is given, each into its form as soon as it is there.
 
     `stored`: of `Packing`. `tower`: is loaded, too. `split`: if this rank has a part of the model.
+    `forms`: what tokens are looked up in has one of its own.
     """
     with loading_threads(model.parameters()):
         views, names = model.weights(), model.config.names
         if tower is not None:
             views, names = views | tower.weights(), with_tower(names)
-        packing = Packing(views, model.products(), form, stored)
+        more = []
+        if forms is not None:
+            form = forms.with_table(form, model.head, model.table, model.config.tied)
+            more = [] if model.config.tied else [(model.table, [EMBEDDING])]
+        packing = Packing(views, (*model.products(), *more), form, stored)
         if config.load_format == "dummy":
             progress("making random weights", 0.0)
             fill_random(views, loaded=packing.loaded, begin=packing.begin)
@@ -172,13 +177,14 @@ def _fill_both(
             plain = config.deterministic or each.config.has_experts
             floats = plain_weight if plain else float_weight
             rows = None if config.deterministic else model.dtype
-            form = quantization.form(model.device, floats, rows) if each is model else (floats, None)
+            form = quantization.form(model.device, floats, rows) if each is model else (floats, ())
             _fill(config, each, form[0], progress, folder, form[1], split=split)
 
 
 def _draft_model(
-    config: ModelConfig, draft: DraftChoice, context: int, like: Decoder, form: Form, progress: Progress
-) -> Decoder | None:
+    config: ModelConfig, draft: DraftChoice, context: int, like: Decoder, form: Form, progress: Progress,
+    forms: "CpuForms | None" = None,
+) -> Decoder | None:  # fmt: skip
     """The draft model with its weights, of the type and on the device of the model; None: there is none.
 
     Its context is its own, if that is shorter.
@@ -186,7 +192,7 @@ def _draft_model(
     model = _empty_draft_model(draft, context, like)
     if model is not None:
         progress("reading the draft model", 0.0)
-        _fill(config, model, form, progress, draft.folder)
+        _fill(config, model, form, progress, draft.folder, forms=forms)
     return model
 
 
@@ -282,15 +288,14 @@ def _integers(
     from ramify.gpu.executors.cpu_executor import CpuExecutor
     from ramify.gpu.native.crew import MOST_THREADS
     from ramify.gpu.native.kernels import compiled_kernels
+    from ramify.gpu.native.packer import Packer
     from ramify.gpu.native.threads import Crew
     from ramify.gpu.ops.cpu_ops import KV_DTYPE, CpuOps, endings, obstacle
-    from ramify.gpu.ops.linear.packed import int4_form, int8_form, kept_form
+    from ramify.gpu.ops.linear.packed import CpuForms
 
-    rounded = int4_form(isa) if quantization.name == "int4" else int8_form(isa)
-    form = kept_form(isa) if quantization.kept else rounded
-    blocks = quantization.kept or quantization.name == "int4"
-    _fill(config, model, form, progress, stored=GroupedWeight if blocks else None)
-    small = _draft_model(config, draft, info.context, model, rounded, progress)
+    forms = CpuForms(Packer(isa), quantization.name == "int4", quantization.kept)
+    _fill(config, model, forms.form, progress, stored=forms.stored, forms=forms)
+    small = _draft_model(config, draft, info.context, model, forms.rounded, progress, forms)
     layout = model.config.kv_layout(KV_DTYPE, info.window > 0)
     info = msgspec.structs.replace(
         info, kv_bytes_per_token=layout.bytes_per_token,
@@ -298,9 +303,8 @@ def _integers(
         attention_reason=f"a part of --quantization {quantization.name}",
     )  # fmt: skip
     if small is not None:
-        reason = obstacle(small.config, info.page_size)
-        if small.config.has_experts:
-            reason = "it has experts"
+        experts = small.config.has_experts
+        reason = "it has experts" if experts else obstacle(small.config, info.page_size)
         if reason is not None:
             raise ModelError(
                 f"--draft {config.draft} cannot be served as integers: {reason}; give --quantization "
@@ -310,21 +314,21 @@ def _integers(
     info = with_pages(info, config, free_bytes(model.device), model.device)
     progress("compiling kernels", 0.0)
     kernels = compiled_kernels(
-        isa, model.config.attention.head_dim, KV_DTYPE, *endings(model.config, model.products())
-    )
+        isa, model.config.attention.head_dim, KV_DTYPE,
+        *endings(model.config, model.products(), model.table),
+    )  # fmt: skip
     progress(f"allocating KV cache for {info.pages * info.page_size} tokens", 1.0)
-    layout = model.config.kv_layout(KV_DTYPE, info.window_pages > 0)
+    layout, table = model.config.kv_layout(KV_DTYPE, info.window_pages > 0), RowTable(info)
     pool = layout.allocate(info.pages, info.page_size, model.device, info.window_pages)
-    table = RowTable(info)
-    ops = CpuOps(kernels, pool, info.step_tokens + info.max_rows, table.max_length)
+    ops = CpuOps(kernels, pool, info.step_tokens + info.max_rows, table.max_length, model.table)
     crew = Crew(kernels.compiled, min(torch.get_num_threads(), MOST_THREADS))
     drafter: Drafter | None = NgramDrafter(info.max_rows) if draft.kind == "ngram" else None
     if small is not None:
-        ends = endings(small.config, small.products())
+        ends = endings(small.config, small.products(), small.table)
         own = compiled_kernels(isa, small.config.attention.head_dim, KV_DTYPE, *ends)
         small_pool = small.config.kv_layout(KV_DTYPE).allocate(info.pages, info.page_size, model.device)
         room = max(CATCH_UP, info.max_rows)
-        small_ops = CpuOps(own, small_pool, room, small.context)
+        small_ops = CpuOps(own, small_pool, room, small.context, small.table)
         runner = CpuRunner(small, small_ops, crew, table, info.max_drafts, info.max_rows)
         drafter = _model_drafter(runner, table, small)
     return CpuExecutor(model, ops, crew, table, info, drafter)

@@ -24,9 +24,9 @@ class Packing:
         views: dict[str, Tensor],
         products: Iterable[tuple[Linear, list[str]]],
         form: Form,
-        stored: type[Weight] | None = None,
+        stored: tuple[type[Weight], ...] = (),
     ) -> None:
-        """`stored`: a class of weights that the form reads as a checkpoint has them, see `keeps`."""
+        """`stored`: classes of weights that the form reads as a checkpoint has them, see `keeps`."""
         self._views = views
         self._form = form
         self._stored = stored
@@ -36,7 +36,7 @@ class Packing:
 
     def keeps(self, name: str, stored: type[Weight]) -> bool:
         """Whether `loaded` wants this tensor as it is stored."""
-        return self._stored is stored and name in self._of and name.endswith(_WEIGHT)
+        return stored in self._stored and name in self._of and name.endswith(_WEIGHT)
 
     def begin(self, name: str) -> None:
         """The tensor of this name is about to be filled."""
@@ -64,7 +64,8 @@ class Packing:
         """Join what was stored; beside floats, or beside each other, parts become floats."""
         stored = [name for name in names if name in self._parts]
         apart = linear.beside and len(names) > 1
-        if stored and len(stored) == len(names) and not apart:
+        alike = len({type(self._parts[name]) for name in stored}) == 1
+        if alike and len(stored) == len(names) and not apart:
             first, *others = (self._parts.pop(name) for name in names)
             linear.weight = first.joined(others)
             return

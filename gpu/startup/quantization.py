@@ -53,17 +53,17 @@ class Quantization:
 
     def form(
         self, device: torch.device, floats: Form, dtype: torch.dtype | None = None
-    ) -> tuple[Form, type[Weight] | None]:
+    ) -> tuple[Form, tuple[type[Weight], ...]]:
         """Of weights without an `isa`, and which stored ones it reads. `floats`: that of floats.
 
         `dtype`: of rows that other packages' kernels may multiply; None: ours alone.
         """
         if self.name == "fp8":
-            return fp8_form(device, not self.kept), Fp8Weight
+            return fp8_form(device, not self.kept), (Fp8Weight,)
         if self.name == "int4" or self.name == "mxfp4":
             form = four_bit_form(self.name, not self.kept)
-            return form if dtype is None else humming_form(form, dtype, device), GroupedWeight
-        return floats, None
+            return form if dtype is None else humming_form(form, dtype, device), (GroupedWeight,)
+        return floats, ()
 
 
 def choose_quantization(config: ModelConfig, shape: Definition, device: torch.device) -> Quantization:
@@ -138,7 +138,7 @@ def _four_bits(config: ModelConfig, shape: Definition, device: torch.device) -> 
 def block_bits(path: Path) -> int | None:
     """The bits of most numbers in a GGUF file's matrices; None if most are floats."""
     counts: dict[int | None, int] = {}
-    for place in read_gguf(path).tensors.values():
+    for place in read_gguf(path, texts=False).tensors.values():
         if len(place.shape) > 1:
             bits = BITS.get(place.type.name)
             counts[bits] = counts.get(bits, 0) + place.shape[0] * place.shape[1]

@@ -1,6 +1,5 @@
 """Ranks that hold a model together: what each has of it, and what cannot be had with them."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
+from ramify.gpu.devices import cores
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.models.definition import Definition
 from ramify.gpu.models.split import Cut, cuts, part_of
@@ -97,7 +97,7 @@ def join(
         if there:
             raise _refused(count, told)
     if device.type == "cpu":
-        torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // count))
+        torch.set_num_threads(config.threads or max(1, cores() // count))
     parameters = Decoder(whole, 1, torch.float32, torch.device("meta")).parameters()
     floats = Quantization("none", f"the part of each of {count} ranks is floats")
     return Split(Ranks(place, device), whole, shape, parameters, floats)

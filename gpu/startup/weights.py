@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ramify.gpu.models.definition import ExpertNames, TensorNames
 from ramify.gpu.models.split import Cut
-from ramify.gpu.ops.linear.base import Weight, plain_weight
+from ramify.gpu.ops.linear.base import PlainWeight, Weight, plain_weight
 from ramify.gpu.ops.linear.checkpoints import WeightFormat
 from ramify.gpu.progress import Progress
 from ramify.gpu.startup.packing import Packing
@@ -210,14 +210,23 @@ class _Target:
     def fill(self, path: Path, name: str, wanted: str, part: Tensor) -> None:
         """Copy the floats of tensor `name`, or of a part of it, to the view that is called `wanted`."""
         self._note(path, name, wanted)
-        self._packing.begin(wanted)
         view, cut = self.views[wanted], self.cuts.get(wanted)
         if cut is not None and tuple(part.shape) == cut.shape:
             part = cut.of(part)
         _check_fits(path, name, part, view if cut is None or part.shape == view.shape else cut)
+        if self._keeps(wanted, part):
+            self._packing.loaded(wanted, PlainWeight(part.contiguous()))
+            return
+        self._packing.begin(wanted)
         view.copy_(part)
         _scale(wanted, view, self.called, cut)
         self._packing.loaded(wanted)
+
+    def _keeps(self, wanted: str, part: Tensor) -> bool:
+        """Whether floats are packed from where they lie."""
+        scaled = tuple(ending for ending, _ in self.called.scaled)
+        kept = part.dim() == 2 and part.dtype != torch.float64 and not wanted.endswith(scaled)
+        return kept and self._packing.keeps(wanted, PlainWeight)
 
     def _note(self, path: Path, name: str, wanted: str) -> None:
         self._check_new(path, name, wanted)

@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 from ramify.protocol.errors import ModelError
 
 _MOST_FIELDS = 1 << 16  # of metadata; likewise of tensors
-_MOST_ENTRIES = 1 << 22  # of an array: twelve times the largest vocabularies
+_MOST_ENTRIES = (
+    1 << 22
+)  # of all arrays together: tokens, kinds, scores and merges of large ones are 1.3M
+_MOST_TEXTS = 1 << 28  # bytes of all texts together
 _MOST_NAME = 256  # bytes
 _MOST_TEXT = 1 << 22  # bytes: a chat template
 _MOST_SIDE = 1 << 31  # of a tensor
@@ -120,19 +123,23 @@ class GgufFile:
             return list(struct.unpack(f"<{place.shape[0]}f", file.read(place.bytes)))
 
 
-def read_gguf(path: Path) -> GgufFile:
-    """Read the header. Raises ModelError that names the field and says what to do."""
+def read_gguf(path: Path, texts: bool = True) -> GgufFile:
+    """Read the header. Raises ModelError that names the field and says what to do.
+
+    `texts` False: arrays of texts, which are most of it, are left out.
+    """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Header(path, data).read()
+            return _Header(path, data, texts).read()
     except (OSError, ValueError) as error:  # an empty file cannot be mapped
         raise ModelError(f"{path} cannot be read ({error}): give a GGUF file") from None
 
 
 class _Header:
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self._path, self._data, self._size = path, data, len(data)
+    def __init__(self, path: Path, data: mmap.mmap, texts: bool) -> None:
+        self._path, self._data, self._size, self._texts = path, data, len(data), texts
         self._at = 0
+        self._entries, self._bytes = _MOST_ENTRIES, _MOST_TEXTS  # that may still come
         self._field = "the header"  # what is being read, for errors
 
     def read(self) -> GgufFile:
@@ -217,11 +224,14 @@ class _Header:
         if kind != _ARRAY:
             raise self._fault(f"its type is {kind}: must be from 0 to 12")
         inner, count = self._number("I"), self._number("Q")
-        if count > _MOST_ENTRIES:
-            raise self._fault(f"it has {count} entries: at most {_MOST_ENTRIES} are read")
+        if count > self._entries:
+            raise self._fault(
+                f"it has {count} entries: all arrays together have {_MOST_ENTRIES} at most"
+            )
+        self._entries -= count
         if inner == _TEXT:
             self._reach(8 * count)
-            return [self._text(_MOST_TEXT) for _ in range(count)]
+            return self._text_array(count)
         if inner not in _SCALARS:
             raise self._fault(f"its entries are of type {inner}: must be numbers or texts")
         shape = struct.Struct(f"<{count}{_SCALARS[inner]}")
@@ -229,12 +239,35 @@ class _Header:
         self._at += shape.size
         return list(shape.unpack_from(self._data, at))
 
+    def _text_array(self, count: int) -> list[str]:
+        """As `_text`, of many: without its calls, which were most of a start."""
+        data, at, end = self._data, self._at, self._size
+        least = end - min(end - at, self._bytes + 8 * count)  # of what is left, when too much is read
+        found: list[bytes] = []
+        for _ in range(count):
+            begin = at + 8
+            (size,) = _LENGTH(data, at) if begin <= end else (end,)
+            at = begin + size
+            if size > _MOST_TEXT or end - at < least:
+                return [self._text(_MOST_TEXT) for _ in range(count)]  # says what is wrong
+            if self._texts:
+                found.append(data[begin:at])
+        self._bytes -= at - self._at - 8 * count
+        self._at = at
+        try:
+            return [text.decode("utf-8") for text in found]
+        except UnicodeDecodeError:
+            raise self._fault("a text is not UTF-8: download it again") from None
+
     def _text(self, most: int) -> str:
         at = self._reach(8)
         (size,) = _LENGTH(self._data, at)
         self._at = at + 8
         if size > most:
             raise self._fault(f"a text has {size} bytes: at most {most} are read")
+        if size > self._bytes:
+            raise self._fault(f"all texts together have {_MOST_TEXTS} bytes at most")
+        self._bytes -= size
         at = self._reach(size)
         self._at = at + size
         try:

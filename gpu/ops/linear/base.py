@@ -93,6 +93,10 @@ class PlainWeight(Weight):
     def floats(self) -> Tensor:
         return self.tensor.float()
 
+    def joined(self, others: "Sequence[Weight]") -> "Weight":
+        tensors = [each.tensor for each in others if isinstance(each, PlainWeight)]
+        return PlainWeight(torch.cat([self.tensor, *tensors]) if tensors else self.tensor)
+
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, self.tensor, bias)
 

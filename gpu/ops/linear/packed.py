@@ -3,13 +3,16 @@
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from ramify.gpu.native.grouped import PackedGroups, pack_groups
-from ramify.gpu.native.host import Isa
-from ramify.gpu.native.linear import PackedWeight, joined, pack_weight
+from ramify.gpu.native.grouped import Grouping, PackedGroups, pack_groups
+from ramify.gpu.native.linear import PackedWeight, panel_bias, panel_order
+from ramify.gpu.native.packer import Packer
 from ramify.gpu.ops.linear.base import Form, Linear, PlainWeight, Weight
-from ramify.gpu.ops.linear.grouped import GROUP, GroupedWeight, four_bits
+from ramify.gpu.ops.linear.blocks import BlockWeight, row_addresses
+from ramify.gpu.ops.linear.grouped import BITS, GROUP, WITH_OFFSETS, GroupedWeight, four_bits
 
 
 @dataclass(slots=True)
@@ -20,37 +23,59 @@ class CpuWeight(Weight):
     inputs: int  # without padding
 
 
-def int8_form(isa: Isa) -> Form:
-    """Rounds weights to 8 bits, a scale for each output."""
-    return partial(_rounded, isa)
+class CpuForms:
+    """The forms of a model's weights for the CPU's kernels, and what they read as a checkpoint has it.
 
+    `four`: floats are rounded to 4 bits in groups, but those of the logits: these to 8; else all to 8
+    bits, a scale for each output. `kept`: 4 and 8 bits of a checkpoint stay as they are.
+    """
 
-def int4_form(isa: Isa) -> Form:
-    """Rounds weights to 4 bits in groups, but for those of the logits: to 8 bits, if they are floats."""
-    return partial(_grouped, isa, True)
+    def __init__(self, packer: Packer, four: bool = False, kept: bool = False) -> None:
+        self._packer = packer
+        self.rounded: Form = partial(_grouped, packer, True) if four else partial(_rounded, packer)
+        self.form: Form = partial(_grouped, packer, False) if kept else self.rounded
+        more: tuple[type[Weight], ...] = (GroupedWeight,) if four or kept else ()
+        self.stored = (PlainWeight, *more, *((BlockWeight,) if kept else ()))
 
+    def with_table(self, form: Form, head: Linear, table: Linear, tied: bool) -> Form:
+        """`form`, and that of a table; where it is `tied` to the head, both are made of what is read.
 
-def kept_form(isa: Isa) -> Form:
-    """Keeps blocks of a file as they are; floats are rounded to 8 bits."""
-    return partial(_grouped, isa, False)
+        Then packed blocks of the file are one tensor, too.
+        """
+
+        def formed(linear: Linear) -> Weight:
+            if linear is table:
+                return table_weight(self._packer, table)
+            weight = form(linear)
+            if linear is head and tied:
+                same = isinstance(linear.weight, BlockWeight | GroupedWeight)  # which the head keeps
+                table.weight = weight if same else table_weight(self._packer, linear)
+            return weight
+
+        return formed
 
 
 def _padding(linear: Linear) -> float:
     return -torch.inf if linear.use == "logits" else 0.0
 
 
-def _rounded(isa: Isa, linear: Linear) -> Weight:
+def _rounded(packer: Packer, linear: Linear) -> Weight:
     if linear.use == "scores":
         return PlainWeight(linear.tensor.float())
-    if linear.stacked:
-        each = [pack_weight(*one, isa, linear.use == "gated") for one in linear.matrices()]
-        return CpuWeight(joined(each), linear.tensor.shape[1])
-    packed = pack_weight(linear.tensor, linear.bias, isa, linear.use == "gated", _padding(linear))
-    return CpuWeight(packed, linear.tensor.shape[1])
+    tensor, gated = linear.tensor, linear.use == "gated"
+    outputs = len(tensor) // max(1, linear.stacked)
+    own = panel_order(outputs, gated)
+    firsts = torch.arange(max(1, linear.stacked))[:, None] * outputs
+    order = torch.where(own < 0, -1, own + firsts).flatten()
+    rows = _table(row_addresses(tensor), order)
+    bias = panel_bias(linear.bias, order, _padding(linear))
+    return CpuWeight(packer.rounded(tensor.dtype, rows, tensor.shape[1], bias), tensor.shape[1])
 
 
-def _grouped(isa: Isa, four: bool, linear: Linear) -> Weight:
-    weight = linear.weight
+def _grouped(packer: Packer, four: bool, linear: Linear) -> Weight:
+    weight, gated = linear.weight, linear.use == "gated"
+    if isinstance(weight, BlockWeight):
+        return _blocks(packer, weight, linear)
     rounds = four and linear.use != "logits"
     if isinstance(weight, GroupedWeight):
         if rounds and weight.bits > 4:
@@ -58,13 +83,45 @@ def _grouped(isa: Isa, four: bool, linear: Linear) -> Weight:
     elif rounds:
         weight = four_bits(linear.tensor)
     else:
-        return _rounded(isa, linear)
+        return _rounded(packer, linear)
     weight = weight.in_groups(GROUP)
     packed = pack_groups(
-        weight.codes, weight.scales, weight.offsets, 4 if weight.bits == 4 else 8, linear.bias, isa,
-        linear.use == "gated", _padding(linear),
+        weight.codes, weight.scales, weight.offsets, 4 if weight.bits == 4 else 8, linear.bias,
+        packer.isa, gated, _padding(linear),
     )  # fmt: skip
     return CpuWeight(packed, weight.codes.shape[1])
+
+
+def _blocks(packer: Packer, weight: BlockWeight, linear: Linear) -> Weight:
+    """With the most bits that any of its kinds has, offsets if any has."""
+    order = panel_order(weight.shape[0], linear.use == "gated")
+    parts = [(kind, _table(rows, order)) for kind, rows in weight.addresses()]
+    bits = 4 if all(BITS[kind] == 4 for kind, _ in parts) else 8
+    grouping = Grouping(bits, any(kind in WITH_OFFSETS for kind, _ in parts))
+    bias = panel_bias(linear.bias, order, _padding(linear))
+    return CpuWeight(packer.blocks(parts, weight.inputs, grouping, bias), weight.inputs)
+
+
+def table_weight(packer: Packer, linear: Linear) -> Weight:
+    """What tokens are looked up in: blocks are packed, floats stay where and as they are."""
+    weight = linear.weight
+    kept = isinstance(weight, BlockWeight | GroupedWeight)
+    return _grouped(packer, False, Linear(weight)) if kept else weight
+
+
+def looked_up(table: Linear) -> PackedGroups | Tensor:
+    """What the kernels read of it."""
+    if isinstance(table.weight, PlainWeight):
+        return table.weight.tensor
+    packed = cpu_weight(table).packed
+    assert isinstance(packed, PackedGroups)
+    return packed
+
+
+def _table(rows: Tensor, order: Tensor) -> Tensor:
+    """The rows in their order; 0 for what pads."""
+    places = order.numpy()
+    return torch.from_numpy(np.where(places < 0, 0, rows.numpy()[np.maximum(places, 0)]))
 
 
 def cpu_weight(linear: Linear) -> CpuWeight:

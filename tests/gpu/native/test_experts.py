@@ -11,9 +11,10 @@ from torch import Tensor
 from ramify.gpu.native.experts import RENORMALISE, SHARED, SHARED_GATE, SIGMOID
 from ramify.gpu.native.kernels import Kernels, empty_quantised, empty_routed
 from ramify.gpu.native.linear import WEIGHED
+from ramify.gpu.native.packer import Packer
 from ramify.gpu.ops.experts import RouterSettings, route
 from ramify.gpu.ops.linear.base import plain
-from ramify.gpu.ops.linear.packed import cpu_weight, int8_form
+from ramify.gpu.ops.linear.packed import CpuForms, cpu_weight
 from tests.gpu.native.test_rows import words
 
 EXPERTS, HIDDEN, SIZE = 21, 64, 48
@@ -61,7 +62,7 @@ def test_routes(kernels: Kernels, run: Callable[..., None], settings: RouterSett
 def test_products(kernels: Kernels, run: Callable[..., None], tokens: int, shared: bool) -> None:
     """Of one expert with several tiles, too; nothing is read of experts that nobody chose."""
     torch.manual_seed(2)
-    isa, form, top = kernels.isa, int8_form(kernels.isa), 2
+    isa, form, top = kernels.isa, CpuForms(Packer(kernels.isa)).form, 2
     x = torch.randn(tokens, HIDDEN)
     gate_up = torch.randn(EXPERTS, 2 * SIZE, HIDDEN)
     down, bias = torch.randn(EXPERTS, HIDDEN, SIZE), torch.randn(EXPERTS, HIDDEN)

@@ -14,16 +14,15 @@ from ramify.gpu.native.threads import Crew, Recording, aligned
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_instructions_follow_one_another(kernels: Kernels, threads: int) -> None:
     crew = Crew(kernels.compiled, threads)
-    count, ids = aligned(1), aligned(300)
-    ids[:] = range(300)
+    count = aligned(1)
     count[0] = 300
     tables = [torch.zeros(300, 16) for _ in range(9)]
-    tables[0] += torch.arange(300)[:, None]
-    # each copies what the one before wrote, from the end to the start
-    ids[:] = ids[::-1].copy()
-    recording = Recording([kernels.embed(count, ids, a, 1.0, b) for a, b in pairwise(tables)])
+    # each adds what the one before wrote
+    recording = Recording([kernels.norm_add(count, a, None, b) for a, b in pairwise(tables)])
     for turn in range(300):
-        tables[0] += 1
+        for table in tables[1:]:
+            table.zero_()
+        tables[0] += torch.arange(300)[:, None] + 1
         crew.run(recording)
         assert torch.equal(tables[-1], tables[0]), turn
     crew.close()
@@ -35,13 +34,12 @@ def test_helpers_sleep_between_runs_and_end(kernels: Kernels) -> None:
     count = aligned(1)
     count[0] = 1
     source, target = torch.ones(1, 16), torch.zeros(1, 16)
-    ids = aligned(1)
-    recording = Recording([kernels.embed(count, ids, source, 2.0, target)])
+    recording = Recording([kernels.norm_add(count, source, None, target)])
     assert threading.active_count() == before + 2
     for _ in range(3):
         threading.Event().wait(0.002)  # long enough to sleep
         crew.run(recording)
-    assert target[0, 0] == 2
+    assert target[0, 0] == 3
     crew.close()
     assert threading.active_count() == before
 
@@ -49,7 +47,7 @@ def test_helpers_sleep_between_runs_and_end(kernels: Kernels) -> None:
 def test_no_rows_are_no_work(kernels: Kernels) -> None:
     crew = Crew(kernels.compiled, 2)
     target = torch.zeros(1, 16)
-    recording = Recording([kernels.embed(aligned(1), aligned(1), torch.ones(1, 16), 1.0, target)])
+    recording = Recording([kernels.norm_add(aligned(1), torch.ones(1, 16), None, target)])
     crew.run(recording)
     assert not target.any()
     crew.close()

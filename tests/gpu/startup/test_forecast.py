@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ramify.gpu.models.config import read_config
-from ramify.gpu.models.decoder import Decoder
-from ramify.gpu.ops.linear.grouped import GroupedWeight
+from ramify.gpu.models.decoder import EMBEDDING, Decoder
+from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.startup import forecast
 from ramify.gpu.startup.gguf_weights import load_gguf
 from ramify.gpu.startup.packing import Packing
@@ -24,17 +24,19 @@ WHOLE = SMALL | {  # nothing is padded
 }  # fmt: skip
 
 
-def bytes_of(model: Decoder) -> tuple[int, int]:
-    """Of the packed products without sums and scales of outputs, and of all else."""
+def packed_bytes(linear: Linear) -> int:
     from ramify.gpu.ops.linear.packed import cpu_weight
 
-    products = 0
-    for linear, _ in model.products():
-        packed = cpu_weight(linear).packed
-        parts = [packed.panels]
-        if hasattr(packed, "offsets"):
-            parts += [packed.scales] if packed.offsets is None else [packed.scales, packed.offsets]
-        products += sum(part.nbytes for part in parts)
+    packed = cpu_weight(linear).packed
+    parts = [packed.panels]
+    if hasattr(packed, "offsets"):
+        parts += [packed.scales] if packed.offsets is None else [packed.scales, packed.offsets]
+    return sum(part.nbytes for part in parts)
+
+
+def bytes_of(model: Decoder) -> tuple[int, int]:
+    """Of the packed products without sums and scales of outputs, and of all else."""
+    products = sum(packed_bytes(linear) for linear, _ in model.products())
     norms = [norm.weight for layer in model.layers for _, norm in layer.norms("", model.config.names)]
     return products, sum(each.nbytes for each in (*norms, model.norm.weight))
 
@@ -46,15 +48,18 @@ def bytes_of(model: Decoder) -> tuple[int, int]:
         ({"": "Q4_K"}, "auto"),
         ({"": "Q8_0"}, "auto"),
         ({"": "Q4_K", "v_proj": "Q6_K", "down_proj": "Q6_K", "up_proj": "Q5_0"}, "auto"),
+        ({"": "Q4_K", "untied": "", "embed_tokens": "Q6_K"}, "auto"),
         ({"": "F16"}, "auto"),
         ({"": "Q4_K"}, "int8"),
         ({"": "Q8_0"}, "int4"),
     ],
 )
 def test_bytes_are_those_of_the_loaded_model(tmp_path: Path, kinds: dict[str, str], asked: Any) -> None:
-    from ramify.gpu.ops.linear.packed import int4_form, int8_form, kept_form
+    from ramify.gpu.native.packer import Packer
+    from ramify.gpu.ops.linear.packed import CpuForms
 
-    folder = checkpoint(tmp_path / "model", "Llama", WHOLE)
+    tied = "untied" not in kinds
+    folder = checkpoint(tmp_path / "model", "Llama", WHOLE | {"tie_word_embeddings": tied})
     path = convert(
         folder, tmp_path / "a.gguf", "llama", lambda name: kinds.get(name.split(".")[-2], kinds[""])
     )
@@ -62,16 +67,20 @@ def test_bytes_are_those_of_the_loaded_model(tmp_path: Path, kinds: dict[str, st
     chosen = choose_quantization(ModelConfig(path=path, quantization=asked), shape, CPU)
     if chosen.isa is None:
         pytest.skip("the kernels do not run on this CPU")
-    form = kept_form if chosen.kept else int4_form if chosen.name == "int4" else int8_form
+    forms = CpuForms(Packer(chosen.isa), chosen.name == "int4", chosen.kept)
     model = Decoder(shape, 64, torch.float32, CPU)
     views = model.weights()
-    blocks = GroupedWeight if chosen.kept or chosen.name == "int4" else None
-    packing = Packing(views, model.products(), form(chosen.isa), blocks)
+    products = list(model.products())
+    if not shape.tied:
+        products.append((model.table, [EMBEDDING]))
+    packing = Packing(views, products, forms.form, forms.stored)
     load_gguf(path, views, lambda what, share: None, shape, packing)
-    products, vectors = bytes_of(model)
+    weights, vectors = bytes_of(model)
     sizes = forecast.Sizes(path, shape, chosen, torch.float32)
-    assert sizes.read == products + vectors
-    assert sizes.weights == products + vectors + 192 * 256 * 4
+    assert sizes.read == weights + vectors
+    table = 0 if shape.tied else packed_bytes(model.table)
+    floats = asked == "int8"  # which blocks become
+    assert sizes.weights == sizes.read + (192 * 256 * 4 if floats else table)
 
 
 def test_floats_are_counted_once_where_the_head_is_the_embedding(tmp_path: Path) -> None:

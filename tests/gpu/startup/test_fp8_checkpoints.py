@@ -108,7 +108,7 @@ def load(folder: Path, kept: bool) -> Decoder:
     model = Decoder(read_config(folder), 64, torch.float32, CPU, late=kept)
     views = model.weights()
     form = fp8_form(CPU, rounds=False)
-    packing = Packing(views, model.products(), form, Fp8Weight) if kept else None
+    packing = Packing(views, model.products(), form, (Fp8Weight,)) if kept else None
     load_weights(folder, views, lambda *_: None, packing, stored=model.config.stored)
     checked(folder)
     return model

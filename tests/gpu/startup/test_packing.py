@@ -11,8 +11,9 @@ from safetensors.torch import save_file
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.native.host import isa_of
+from ramify.gpu.native.packer import Packer
 from ramify.gpu.ops.linear.base import Linear, Weight, plain
-from ramify.gpu.ops.linear.packed import CpuWeight, cpu_weight, int8_form
+from ramify.gpu.ops.linear.packed import CpuForms, CpuWeight, cpu_weight
 from ramify.gpu.startup.packing import Packing
 from ramify.gpu.startup.weights import fill_random, load_weights
 from ramify.protocol.errors import ModelError
@@ -49,7 +50,7 @@ def test_what_was_read_is_freed_on_the_way(tmp_path: Path, tiny_config: dict[str
     model = tiny(tmp_path, tiny_config)
     views = model.weights()
     floats = [weakref.ref(linear.tensor) for linear, _ in model.products()]
-    packing = Packing(views, model.products(), int8_form(isa))
+    packing = Packing(views, model.products(), CpuForms(Packer(isa)).form)
     alive: list[int] = []
 
     def loaded(name: str) -> None:

@@ -152,6 +152,8 @@ MALFORMED: dict[str, tuple[tuple[str, ...], Callable[[], bytes]]] = {
         [array("general.x", 50, 1, b"")], [])),
     "a list of lists": (("general.x", "type 9"), lambda: header([array("general.x", ARRAY, 1, b"")], [])),
     "a list without end": (("general.x", "entries"), lambda: header([array("general.x", U64, 1 << 61, b"")], [])),
+    "lists without end together": (("general.y", "all arrays together"), lambda: header(
+        [array("general.x", BOOL, 3 << 20, bytes(3 << 20)), array("general.y", BOOL, 2 << 20, b"")], [])),
     "a list beyond the end": (("general.x", "cut short"), lambda: header(
         [array("general.x", U64, 1 << 20, b"")], [])),
     "texts beyond the end": (("general.x", "cut short"), lambda: header(
