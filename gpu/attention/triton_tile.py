@@ -19,6 +19,7 @@ from ramify.gpu.triton_fp8 import halves, widened
 
 LOG2E = 1.4426950408889634
 _LOG2E = tl.constexpr(LOG2E)
+_NARROWEST, _WIDEST = 32, 256  # of heads: half is the depth of a product, and sums are in registers
 _SIXTEENTH = tl.constexpr(0.0625)  # of queries as float16, which end at 65,504
 _LARGE = tl.constexpr(32768.0)  # times a weight: float16 rounds off what is below 2^-14
 
@@ -54,7 +55,8 @@ def reading(q: Tensor, kv: LayerKV, pairs: bool = False) -> int:
     """`pairs`: the kernel's tiles of queries are multiplied from registers."""
     if kv.k_scales is None or q.dtype == torch.float32:
         return int(FLOATS.value)
-    return int((PAIRS if pairs and not kv.tail else HALF).value)
+    own = pairs and not kv.tail and _NARROWEST <= q.shape[2] <= _WIDEST
+    return int((PAIRS if own else HALF).value)
 
 
 @triton.jit

@@ -89,7 +89,7 @@ def test_codes_are_read_in_pairs_as_float16() -> None:
 
     device = torch.device("cuda" if CUDA else "cpu")
     torch.manual_seed(1)
-    length, heads, dim = 21, 2, 16
+    length, heads, dim = 21, 2, 32
     layer = PairLayout(((1, dim),), FP8).allocate(32, 1, device).layers[0]
     slots = torch.randperm(32, device=device)[:length]
     sizes = torch.tensor([1e-4, 1.0, 300.0], device=device).repeat(7)[:, None, None]
