@@ -107,7 +107,9 @@ def load_rank(config: ModelConfig, progress: Progress, place: RankPlace | None) 
         info, quantization=quantization.name, quantization_reason=quantization.reason, constrains=True
     )
     jumps = config.jump_forward and (split is None or on_host)
-    if info.constrains and jumps and not shape.keeps_states:
+    if shape.keeps_states:  # there are states for drafts
+        jumps = jumps and on_host and draft.kind != "none"
+    if info.constrains and jumps:
         info = msgspec.structs.replace(info, max_forced=MOST_FORCED_DRAFTS)
     if draft.kind != "none":
         info = msgspec.structs.replace(

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ from ramify.gpu.drafting.base import Guesses
 from ramify.gpu.kv.states import StateLayout, StatePool
 from ramify.protocol.plan import ExtendRow, StepPlan, pack, unpack
 from tests.gpu.drafting.conftest import write_folder
+from tests.gpu.drafting.test_jump_forward import SAMPLINGS, generate
 from tests.gpu.models.families.test_families import prompts
 from tests.gpu.models.families.test_hybrids import save
 
@@ -140,3 +142,39 @@ def test_nothing_behind_an_end_is_accepted(tmp_path: Path, drive: Any) -> None:
     d.step(opens=[d.open(0, d.pages(0, 64))])
     d.prefill(0, 0, prompt)
     assert sampled(d, d.plan(decodes=[0], drafts=pack([4])))[0] == wanted[1:3]
+
+
+def test_what_a_constraint_forces_is_drafted(
+    tmp_path: Path, drive: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are slots for the states of drafts; outputs are those of single steps."""
+    save(tmp_path, "lfm2")
+    d = drive(tmp_path, draft="ngram", max_rows=32, kv_tokens=512)
+    assert d.executor.info.max_forced > 0
+    launch = d.executor.launch
+
+    def launched(plan: StepPlan) -> Any:
+        parts = {"opens": plan.opens, "extends": plan.extends, "decodes": list(unpack(plan.decodes))}
+        return launch(msgspec.structs.replace(plan, states=d.plan(**parts).states))
+
+    def with_states(plan: StepPlan) -> Any:
+        if plan.extends:  # rows may sit out behind one token alone
+            ahead = [ExtendRow(each.row, 0, each.tokens[:-4], False) for each in plan.extends]
+            launched(msgspec.structs.replace(plan, extends=ahead)).result()
+            last = [
+                ExtendRow(each.row, len(each.tokens) // 4 - 1, each.tokens[-4:], True)
+                for each in plan.extends
+            ]
+            plan = msgspec.structs.replace(plan, opens=[], closes=b"", extends=last)
+        return launched(plan)
+
+    monkeypatch.setattr(d.executor, "launch", with_states)
+    plain, _, steps, forced = generate(d, jumps=False)
+    jumped, _, fewer, forced_too = generate(d, jumps=True)
+    late, *_ = generate(d, jumps=True, slow="masks")  # rows sit steps out
+    free = len(SAMPLINGS)  # ran as long as the others did
+    assert jumped.pop(free) == plain.pop(free)[: min(20, fewer)]
+    del late[free]
+    assert jumped == plain == late
+    assert forced_too == forced
+    assert fewer < 0.75 * steps
