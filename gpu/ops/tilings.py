@@ -150,7 +150,7 @@ def split(tiling: AnyTiling | None, tokens: int, shape: tuple[int, int]) -> AnyT
         return tiling
     outputs, inputs = shape
     tiles = -(-outputs // tiling.outputs) * -(-tokens // tiling.tokens)
-    splits = max(1, min(8, _PROGRAMS // tiles, inputs // tiling.inputs))
+    splits = max(1, min(4, _PROGRAMS // tiles, inputs // tiling.inputs))  # 8 are slower
     return replace(tiling, splits=1 << (splits.bit_length() - 1))
 
 

@@ -27,9 +27,9 @@ from ramify.gpu.ops.triton_linear import UnscaledRows
 from ramify.gpu.programmatic_launch import launch_options, overlap_options, overlaps, wait
 from ramify.gpu.triton_fp8 import widened
 
-MOST_FEW = 16  # tokens up to which experts are read for each token by itself
-_KINDS: dict[ExpertActivation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2, "relu2": 3}
-_RELU2 = tl.constexpr(3)  # has no gate: an expert's rows are half as many
+MOST_FEW = 16  # tokens up to which pairs of a token and an expert are not sorted
+KINDS: dict[ExpertActivation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2, "relu2": 3}
+RELU2 = tl.constexpr(3)  # has no gate: an expert's rows are half as many
 _SORTED = 1024  # pairs that a program looks at together; four times as many where there are many
 _SUMMED = 1024  # columns of a program that sums over a token's experts
 
@@ -94,7 +94,7 @@ def open_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: ExpertRou
         values, x.squares, routes.chosen, gate_up.codes, gate_up.scales, gate_up.zeros,
         layer.gate_up.bias, shared_up.codes, shared_up.scales, shared_up.zeros, gated, tokens, parts,
         eps, layer.gate_up.weight.shape[0], beside_up.weight.shape[0], HIDDEN=hidden, SIZE=size,
-        SHARED=beside, TOP=top, KIND=_KINDS[layer.activation], PARTS=triton.next_power_of_2(parts),
+        SHARED=beside, TOP=top, KIND=KINDS[layer.activation], PARTS=triton.next_power_of_2(parts),
         GROUP=gate_up.group or hidden, SHARED_GROUP=shared_up.group or hidden, ROWS=many,
         DEPTH=_depth(hidden, gate_up, shared_up), STAGES=3, PACKED=packed, SHARED_PACKED=shared_packed,
         num_warps=4,
@@ -132,7 +132,7 @@ def sum_few(
         SIZE=size, SHARED=beside, TOP=top, GROUP=down.group or size,
         SHARED_GROUP=shared_down.group or max(1, beside), ROWS=rows, DEPTH=_depth(size, down),
         SHARED_DEPTH=_depth(max(1, beside), shared_down), STAGES=4, PACKED=packed,
-        SHARED_PACKED=shared_packed, num_warps=4,
+        SHARED_PACKED=shared_packed, num_warps=2 if tokens <= 2 and not packed else 4,
         **overlap_options(gated.device),
     )  # fmt: skip
     return UnscaledRows(output, squares)
@@ -166,7 +166,7 @@ def run_many(
     gated, sums = x.new_empty((pairs, size)), x.new_empty((pairs, hidden))
     _open_many[(tiles * triton.cdiv(size, tile.columns),)](
         x, order, starts, gate_up.codes, gate_up.scales, gate_up.zeros, layer.gate_up.bias, gated,
-        KIND=_KINDS[layer.activation], **_steps(layer.gate_up, x, tile), **sizes,
+        KIND=KINDS[layer.activation], **_steps(layer.gate_up, x, tile), **sizes,
     )  # fmt: skip
     places = routes.counts.shape[1]
     _down_many[(tiles * triton.cdiv(hidden, tile.columns),)](
@@ -295,9 +295,9 @@ def _route(
 
 
 @triton.jit
-def _gated(gate, up, KIND: tl.constexpr):
+def activated(gate, up, KIND: tl.constexpr):
     """An expert's activation: see `ops.experts.gated`."""
-    if KIND == _RELU2:
+    if KIND == RELU2:
         y = tl.maximum(gate, 0.0)
         y = y * y
     elif KIND == 2:
@@ -343,7 +343,7 @@ def _open_rows(
         own = first + tl.minimum(row, SIZE - 1)
         for unit in tl.range(0, (HIDDEN + 4 * WORDS - 1) // (4 * WORDS), num_stages=STAGES):
             gate = added(gate, x, unit, HIDDEN, weight, scales, zeros, own, total, PACKED)
-            if KIND != _RELU2:
+            if KIND != RELU2:
                 up = added(up, x, unit, HIDDEN, weight, scales, zeros, own + SIZE, total, PACKED)
     else:
         for at in tl.range(0, HIDDEN, DEPTH, num_stages=STAGES):
@@ -352,7 +352,7 @@ def _open_rows(
             value = tl.load(x + column, mask=there, other=0.0).to(tl.float32)[None, :]
             place, known = weight + line * HIDDEN + column[None, :], there[None, :]
             gate += _weights(place, known, scales, line, at, HIDDEN, GROUP) * value
-            if KIND != _RELU2:
+            if KIND != RELU2:
                 up += (
                     _weights(place + SIZE * HIDDEN, known, scales, line + SIZE, at, HIDDEN, GROUP)
                     * value
@@ -361,9 +361,9 @@ def _open_rows(
     inside = row < SIZE
     if bias is not None:
         gates += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)
-        if KIND != _RELU2:
+        if KIND != RELU2:
             ups += tl.load(bias + SIZE + row, mask=inside, other=0.0).to(tl.float32)
-    y = _gated(gates, ups, KIND)
+    y = activated(gates, ups, KIND)
     tl.store(output + row, y.to(output.dtype.element_ty), mask=inside)
 
 
@@ -395,7 +395,7 @@ def _open_few(
     target = output + token * (TOP * SIZE + SHARED)
     lane = tl.arange(0, ROWS)
     if index < routed:
-        first = tl.load(chosen + pair).to(tl.int64) * (SIZE if KIND == _RELU2 else 2 * SIZE)
+        first = tl.load(chosen + pair).to(tl.int64) * (SIZE if KIND == RELU2 else 2 * SIZE)
         own_bias = bias
         if bias is not None:
             own_bias = bias + first
@@ -542,7 +542,7 @@ def _tile(starts, tile, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.con
 
 
 @triton.jit
-def _dot(
+def dot_of_codes(
     w, values, acc, scales, row, at, WIDTH: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """acc plus w times `values`; of codes in groups, each row's times the scale of input `at`."""
@@ -573,7 +573,7 @@ def _open_many(
     token = (tl.load(order + place, mask=there, other=0) // TOP).to(tl.int64)
     column = tl.program_id(0) % BLOCKS * COLUMNS + tl.arange(0, COLUMNS)
     step = tl.arange(0, DEPTH)
-    first_row = expert.to(tl.int64) * (SIZE if KIND == _RELU2 else 2 * SIZE)
+    first_row = expert.to(tl.int64) * (SIZE if KIND == RELU2 else 2 * SIZE)
     start = weight + first_row * HIDDEN
     w_at = start + tl.minimum(column, SIZE - 1)[:, None] * HIDDEN + step[None, :]
     own = first_row + column
@@ -581,14 +581,14 @@ def _open_many(
     x_at = x + token[None, :] * HIDDEN + step[:, None]
     gate, up = tl.zeros([COLUMNS, ROWS], tl.float32), tl.zeros([COLUMNS, ROWS], tl.float32)
     if PACKED:
-        total = EXPERTS * (SIZE if KIND == _RELU2 else 2 * SIZE)
+        total = EXPERTS * (SIZE if KIND == RELU2 else 2 * SIZE)
         source = x + token[None, :] * HIDDEN
         for unit in range((HIDDEN + 4 * WORDS - 1) // (4 * WORDS)):
             gate = multiplied(
                 gate, source, there, unit, HIDDEN, weight, scales, zeros, first_row, total, PRECISION,
                 PACKED,
             )  # fmt: skip
-            if KIND != _RELU2:
+            if KIND != RELU2:
                 up = multiplied(
                     up, source, there, unit, HIDDEN, weight, scales, zeros, first_row + SIZE, total,
                     PRECISION, PACKED,
@@ -599,20 +599,20 @@ def _open_many(
             inside = at + step < HIDDEN
             values = tl.load(x_at + at, mask=inside[:, None] & there[None, :], other=0.0)
             w = tl.load(w_at + at, mask=inside[None, :], other=0.0)
-            gate = _dot(w, values, gate, scales, first_row, at, HIDDEN, GROUP, PRECISION)
-            if KIND != _RELU2:
+            gate = dot_of_codes(w, values, gate, scales, first_row, at, HIDDEN, GROUP, PRECISION)
+            if KIND != RELU2:
                 w = tl.load(w_at + SIZE * HIDDEN + at, mask=inside[None, :], other=0.0)
-                up = _dot(w, values, up, scales, first_row + SIZE, at, HIDDEN, GROUP, PRECISION)
+                up = dot_of_codes(w, values, up, scales, first_row + SIZE, at, HIDDEN, GROUP, PRECISION)
     known = column < SIZE
     if scales is not None and GROUP == 0 and PACKED == 0:
         gate *= tl.load(scales + first_row)[:, None]
-        if KIND != _RELU2:
+        if KIND != RELU2:
             up *= tl.load(scales + first_row + SIZE)[:, None]
     if bias is not None:
         gate += tl.load(bias + own, mask=known, other=0.0).to(tl.float32)[:, None]
-        if KIND != _RELU2:
+        if KIND != RELU2:
             up += tl.load(bias + own + SIZE, mask=known, other=0.0).to(tl.float32)[:, None]
-    y = tl.trans(_gated(gate, up, KIND).to(output.dtype.element_ty))
+    y = tl.trans(activated(gate, up, KIND).to(output.dtype.element_ty))
     target = output + place.to(tl.int64)[:, None] * SIZE + column[None, :]
     tl.store(target, y, mask=there[:, None] & known[None, :])
 
@@ -653,7 +653,7 @@ def _down_many(
             inside = at + step < SIZE
             values = tl.load(x_at + at, mask=inside[:, None] & there[None, :], other=0.0)
             w = tl.load(w_at + at, mask=inside[None, :], other=0.0)
-            sums = _dot(w, values, sums, scales, row, at, SIZE, GROUP, PRECISION)
+            sums = dot_of_codes(w, values, sums, scales, row, at, SIZE, GROUP, PRECISION)
     known = column < HIDDEN
     if scales is not None and GROUP == 0 and PACKED == 0:
         sums *= tl.load(scales + row)[:, None]

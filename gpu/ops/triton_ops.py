@@ -39,6 +39,7 @@ from ramify.gpu.ops.triton_experts import (
     run_many,
     sum_few,
 )
+from ramify.gpu.ops.triton_experts_together import open_together, together
 from ramify.gpu.ops.triton_latent import absorb, open_latents, store_latents
 from ramify.gpu.ops.triton_layer import add_norm, divide_rows, embed_norm, open_heads, rope_store
 from ramify.gpu.ops.triton_linear import Products, UnscaledRows
@@ -211,7 +212,8 @@ class TritonOps:
         tiling = split(x.tilings.linear, len(x.normed), layer.router.weight.shape)
         routes = route_tokens(products.plain(routed, layer.router, x.eps, tiling), layer)
         if few and not invariant:
-            return OpenedExperts(open_few(rows, x.eps, layer, routes), None, layer, routes)
+            opened = open_together if together(layer, len(x.normed)) else open_few
+            return OpenedExperts(opened(rows, x.eps, layer, routes), None, layer, routes)
         beside = None
         if shared is not None:
             if shared.activation == "relu2":

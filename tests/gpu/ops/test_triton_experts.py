@@ -34,6 +34,7 @@ from ramify.gpu.ops.triton_experts import (  # noqa: E402
     sum_few,
     tile_for,
 )
+from ramify.gpu.ops.triton_experts_together import open_together  # noqa: E402
 from ramify.gpu.ops.triton_layer import divide_rows  # noqa: E402
 from ramify.gpu.ops.triton_linear import UnscaledRows  # noqa: E402
 
@@ -161,6 +162,9 @@ def test_both_paths(kind: torch.dtype, case: str) -> None:
         wanted = run(x.float(), wide)
         ours = run_few(UnscaledRows(x), 0.0, one, routes) if path == "few" else many(x, one, routes)
         near(ours, wanted, kind)
+        if tokens == 5:
+            opened = open_together(UnscaledRows(x), 0.0, one, routes)
+            near(sum_few(opened, one, routes).values, wanted, kind)
 
 
 class Given:
@@ -279,8 +283,9 @@ def test_rows_that_are_still_to_be_divided() -> None:
     squares = torch.stack((x[:, :9].square().sum(1), x[:, 9:].square().sum(1), 0 * x[:, 0]), 1)
     divided = x * (x.square().mean(1, keepdim=True) + 1e-3).rsqrt()
     routes = route_tokens(one.router(divided), one)
-    ours = run_few(UnscaledRows(x, squares), 1e-3, one, routes)
-    near(ours, run(divided, one), torch.float32)
+    for way in (open_few, open_together):
+        opened = way(UnscaledRows(x, squares), 1e-3, one, routes)
+        near(sum_few(opened, one, routes).values, run(divided, one), torch.float32)
 
 
 @pytest.mark.parametrize("tokens", [1, 5])
