@@ -37,6 +37,7 @@ from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
 
 _RESIDENT = 6  # programs that one multiprocessor runs at once
 _REGISTERS = 168  # of a thread at most, so that so many fit into its 65,536
+_WIDE, _WIDE_RESIDENT = 256, 3  # the same of heads of more numbers, by four warps each
 _TILE = 32 * 128  # keys times head size
 _UNIT = tl.constexpr(16)  # keys: a share is a multiple of it
 _LEAST = tl.constexpr(4)  # units: what would be less of a sequence is left to the neighbour
@@ -49,7 +50,7 @@ def shares_for(device: torch.device, shape: AttentionShape, lines: int) -> int:
     """
     if device.type != "cuda":
         return 4
-    resident = _RESIDENT
+    resident = _RESIDENT if shape.head_dim <= _WIDE else _WIDE_RESIDENT
     if shape.value_dim is not None:
         warps, _ = _latent_options(_padded(shape.group * lines))
         resident = 2 if warps == 4 else 1
@@ -58,11 +59,6 @@ def shares_for(device: torch.device, shape: AttentionShape, lines: int) -> int:
 
 def _padded(queries: int) -> int:
     return max(16, 1 << (queries - 1).bit_length())
-
-
-def _options(dim: int, exact: bool) -> tuple[int, int]:
-    """Warps, and registers of a thread."""
-    return 4 if exact else 2, _REGISTERS
 
 
 def _latent_options(queries: int) -> tuple[int, int]:
@@ -107,7 +103,7 @@ def balanced_attention(
     scale, softcap = score_scale(spec)
     read = reading(q, kv, True)
     queries, keys = _padded(group * lines), min(64, max(16, (_TILE << (read == PAIRS.value)) // dim))
-    warps, registers = _options(dim, exact)
+    warps, registers = 4 if exact or dim > _WIDE else 2, _REGISTERS
     if tail:
         keys, (warps, registers) = 32, _latent_options(queries)
     _attend[(shares, kv_heads)](

@@ -34,6 +34,7 @@ _PROGRAMS = 528  # wanted at once: four a multiprocessor of a Hopper GPU
 _MOST_SPLITS = 64
 _KEYS = 64  # in one tile
 _CROWDED = 1024  # programs
+_WIDE = 256  # numbers of a head
 _MERGED = 128  # numbers of a head that a program merges: more do not fit into its registers
 _FEW = 8  # sequences: with more, programs that start early lose more than they gain (docs/log/gpu.md)
 
@@ -117,8 +118,12 @@ def _tiles(dim: int, tail: int, queries: int, crowded: bool, exact: bool) -> tup
     """
     if tail:  # a query's sum is as wide as a latent
         return 32, 3, 4 if queries <= 16 else 8
-    keys, stages = (32, 4) if crowded and not exact else (_KEYS, 3)
-    return keys, stages, 4 if exact else 2
+    if exact:
+        return _KEYS, 3, 4
+    if dim >= _WIDE:  # two warps spill, and of tiles of 64 keys one program runs at once
+        return 32, 3, 4
+    keys, stages = (32, 4) if crowded else (_KEYS, 3)
+    return keys, stages, 2
 
 
 @triton.jit
