@@ -96,9 +96,8 @@ def open_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: ExpertRou
         eps, layer.gate_up.weight.shape[0], beside_up.weight.shape[0], HIDDEN=hidden, SIZE=size,
         SHARED=beside, TOP=top, KIND=KINDS[layer.activation], PARTS=triton.next_power_of_2(parts),
         GROUP=gate_up.group or hidden, SHARED_GROUP=shared_up.group or hidden, ROWS=many,
-        DEPTH=_depth(hidden, gate_up, shared_up), STAGES=3, PACKED=packed, SHARED_PACKED=shared_packed,
-        num_warps=4,
-        **overlap_options(values.device),
+        DEPTH=_depth(hidden, gate_up, shared_up), STAGES=3 if packed else 5, PACKED=packed,
+        SHARED_PACKED=shared_packed, num_warps=4, **overlap_options(values.device),
     )  # fmt: skip
     return gated
 

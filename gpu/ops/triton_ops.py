@@ -39,7 +39,7 @@ from ramify.gpu.ops.triton_experts import (
     run_many,
     sum_few,
 )
-from ramify.gpu.ops.triton_experts_together import open_together, together
+from ramify.gpu.ops.triton_experts_together import open_together, sum_together, together
 from ramify.gpu.ops.triton_latent import absorb, open_latents, store_latents
 from ramify.gpu.ops.triton_layer import add_norm, divide_rows, embed_norm, open_heads, rope_store
 from ramify.gpu.ops.triton_linear import Products, UnscaledRows
@@ -72,10 +72,20 @@ class LazyStream(ResidualStream):
 
 @dataclass(slots=True)
 class OpenedExperts(Projection):
-    """`rows`: what `open_few` made of a few tokens; the sum over their experts is still to be made."""
+    """`rows`: of a few tokens, what their experts opened; the sum over these is still to be made."""
 
     layer: LayerExperts
     routes: ExpertRoutes
+
+    def added(self, residual: Tensor | None, norm: RMSNorm | None, lazy: bool) -> UnscaledRows:
+        """The sum; with a residual, what stands behind the norm of it. `lazy`: it may be half done."""
+        given = self.rows, self.layer, self.routes
+        if together(self.layer, len(self.rows)):
+            return UnscaledRows(sum_together(*given, residual, norm))
+        if residual is None or norm is None or not lazy:
+            rows = sum_few(*given)
+            return rows if residual is None else UnscaledRows(add_norm(rows.values, residual, norm))
+        return sum_few(*given, residual, norm.weight)
 
 
 class TritonOps:
@@ -227,7 +237,7 @@ class TritonOps:
     def _result(self, projection: Projection) -> Tensor:
         """[T, hidden]."""
         if isinstance(projection, OpenedExperts):
-            return sum_few(projection.rows, projection.layer, projection.routes).values
+            return projection.added(None, None, False).values
         y, linear = projection.rows, projection.linear
         return y if linear is None else self._products.library(y, linear)
 
@@ -251,11 +261,11 @@ class TritonOps:
         self, x: LazyStream, projection: Projection, norm: RMSNorm | None, post: RMSNorm | None = None
     ) -> LazyStream:
         y, linear = projection.rows, projection.linear
-        ours = x.tilings.linear is not None  # the next product can finish the norm
         if linear is not None and post is None and norm is not None:
             rows = self._products.add(y, linear, x.residual, norm, x.tilings.add)
-        elif isinstance(projection, OpenedExperts) and ours and post is None and norm is not None:
-            rows = sum_few(y, projection.layer, projection.routes, x.residual, norm.weight)
+        elif isinstance(projection, OpenedExperts) and post is None and norm is not None:
+            # whether the next product can finish the norm
+            rows = projection.added(x.residual, norm, x.tilings.linear is not None)
         else:
             added = self._result(projection)
             if post is not None:

@@ -238,18 +238,18 @@ def test_layers_with_latents(run: Any) -> None:
     """
 
     def model(attention: list[str], experts: list[str]) -> list[str]:
-        layer = ["_store", *attention, "_by_head", "_add_norm", "_route", *experts, "_add_norm"]
+        layer = ["_store", *attention, "_by_head", "_add_norm", "_route", *experts]
         return ["_embed_norm", *layer * 2, *SAMPLER, "download"]
 
     rows, own = range(8), {row: range(512 * (row + 1), 512 * (row + 1) + 40) for row in range(8)}
     opens = [OpenRow(row, row, pack([*range(256), *own[row]]), 256, SamplingParams()) for row in rows]
     extends = [ExtendRow(row, 256, pack([row + 1] * 3), True) for row in rows]
     first = StepPlan(0, opens=opens, extends=extends)
-    few, alone = ["_open_few", "_sum_few"], ["_decode", "_merge"]
+    few, alone = ["_open_few", "_sum_few", "_add_norm"], ["_decode", "_merge"]
     wanted = ["upload", *model(alone, few)]
     assert run(first, DECODE, captured=True, changes=LATENTS) == wanted
     both = StepPlan(1, decodes=pack(rows))
-    wanted = ["upload", *model(["_shared", *alone], ["_open_together", "_sum_few"])]
+    wanted = ["upload", *model(["_shared", *alone], ["_open_together", "_sum_together", "_fold"])]
     for captured in (False, True):
         assert run(first, both, captured=captured, changes=LATENTS) == wanted
 
