@@ -16,6 +16,7 @@ from torch import Tensor
 from ramify.gpu.attention.spec import AttentionSpec
 from ramify.gpu.attention.triton_shared import TILE, Parts
 from ramify.gpu.attention.triton_tile import (
+    PAIRS,
     apart,
     ask,
     begin_with_sinks,
@@ -86,7 +87,9 @@ def decode_attention(
     scale, softcap = score_scale(spec)
     crowded, few = variant_for(sequences, kv_heads)
     queries = max(16, triton.next_power_of_2(group * lines))
-    keys, stages, warps = _tiles(dim, tail, queries, crowded, exact)
+    read = reading(q, kv, True)
+    keys, stages, warps = _tiles(dim, tail, queries, crowded and read != PAIRS.value, exact)
+    stages += read == PAIRS.value  # half the bytes
     overlap = few and overlaps(q.device)
     options = launch_options(q.device) if overlap else {}
     own, shared, shared_sums = rows, sums, sums  # not read
@@ -98,7 +101,7 @@ def decode_attention(
         spec.sinks, runs, pages.shape[1], scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
         GROUP_PADDED=queries, DIM=dim, TAIL=tail,
         PAGE=kv.page_size, WINDOW=spec.window or 0, SPLITS=splits, KEYS=keys,
-        PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap, READING=reading(q, kv, True),
+        PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap, READING=read,
         SHARED=parts is not None, TILE=TILE, OVERLAP=overlap, num_warps=warps,
         num_stages=stages, **options,
     )  # fmt: skip

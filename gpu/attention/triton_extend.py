@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ramify.gpu.attention.spec import AttentionSpec
 from ramify.gpu.attention.triton_tile import (
+    HALF,
     ask,
     begin_with_sinks,
     paged,
@@ -119,7 +120,10 @@ def extend_attention(
     scale, softcap = score_scale(spec)
     # so that a tile's queries, keys and values fit into the 227 KiB of a Hopper's multiprocessor
     narrow = exact or dim > 256
+    read = reading(q, kv)
     keys = _KEYS if dim <= 256 else 16 if exact else 32
+    if read == HALF.value and dim <= 128:
+        keys = 2 * _KEYS  # of half the bytes: 8 % faster on an H200
     # more items than are wanted leave no parts, and no merges none at all
     most = min(len(items), _wanted(kv_heads)) if len(merges) else 0
     parts = torch.empty((most, kv_heads, _TILE, dim), dtype=torch.float32, device=q.device)
@@ -128,7 +132,7 @@ def extend_attention(
         q, kv.k, kv.v, kv.k_scales, kv.v_scales, items, pages, output, parts, sums, spec.sinks,
         pages.shape[1], scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         DIM=dim, TAIL=tail, PAGE=kv.page_size, WINDOW=spec.window or 0, TILE=_TILE, KEYS=keys,
-        PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap, READING=reading(q, kv),
+        PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap, READING=read,
         OVERLAP=overlaps(q.device), num_warps=8 if narrow else _WARPS,
         num_stages=2 if narrow else _STAGES, **launch_options(q.device),
     )  # fmt: skip

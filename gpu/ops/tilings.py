@@ -173,7 +173,8 @@ def few_tiling(tokens: int, shape: tuple[int, int], gated: bool, grouped: bool) 
     else:
         tiling = Tiling(16 if tokens <= 16 else 32, _OUTPUTS, 128, warps=2)
         most = _PROGRAMS_OF_16 if tokens <= 16 else _PROGRAMS_OF_32
-    splits = 1 if gated else max(1, min(8, most * tiling.outputs // outputs))
+    most = min(8, most * tiling.outputs // outputs, inputs // 512)  # four steps or more for each
+    splits = 1 if gated else max(1, most)
     return replace(tiling, splits=1 << (splits.bit_length() - 1))
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ramify.gpu.ops.experts import ExpertActivation, ExpertTile, LayerExperts
 from ramify.gpu.ops.linear.base import Linear, Operand
-from ramify.gpu.ops.triton_four_codes import WORDS, added, missing_of, multiplied, packing
+from ramify.gpu.ops.triton_four_codes import packing, row_sums, tile_sums
 from ramify.gpu.ops.triton_layer import opened
 from ramify.gpu.ops.triton_linear import UnscaledRows
 from ramify.gpu.programmatic_launch import launch_options, overlap_options, overlaps, wait
@@ -327,24 +327,28 @@ def _weights(place, there, scales, row, at, WIDTH: tl.constexpr, GROUP: tl.const
 
 @triton.jit
 def _open_rows(
-    x, scale, weight, scales, zeros, bias, output, row, first, total, SIZE: tl.constexpr,
+    x, scale, weight, scales, zeros, bias, output, row_of, first, total, SIZE: tl.constexpr,
     HIDDEN: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     DEPTH: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """output[row] = activation(gate) * up of one token x [HIDDEN], for some rows of an expert.
+    """output[row] = activation(gate) * up of one token x [HIDDEN], for ROWS from `row_of` on.
 
     `first` of `total` rows is the expert's; weight, scales and bias begin there, if they are not packed.
     """
+    row = row_of + tl.arange(0, ROWS)
     line = tl.minimum(row, SIZE - 1)[:, None]
-    WIDE: tl.constexpr = WORDS if PACKED else DEPTH
-    gate, up = tl.zeros([ROWS, WIDE], tl.float32), tl.zeros([ROWS, WIDE], tl.float32)
     if PACKED:
-        own = first + tl.minimum(row, SIZE - 1)
-        for unit in tl.range(0, (HIDDEN + 4 * WORDS - 1) // (4 * WORDS), num_stages=STAGES):
-            gate = added(gate, x, unit, HIDDEN, weight, scales, zeros, own, total, PACKED)
-            if KIND != RELU2:
-                up = added(up, x, unit, HIDDEN, weight, scales, zeros, own + SIZE, total, PACKED)
+        if KIND == RELU2:
+            own = first + tl.minimum(row, SIZE - 1)
+            gates = row_sums(x, HIDDEN, weight, scales, zeros, own, total, STAGES, PACKED)
+            ups = gates
+        else:  # rows of gate and up take turns
+            turn = tl.arange(0, 2 * ROWS)
+            own = first + tl.minimum(row_of + turn // 2, SIZE - 1) + turn % 2 * SIZE
+            both = row_sums(x, HIDDEN, weight, scales, zeros, own, total, STAGES, PACKED)
+            gates, ups = tl.split(tl.reshape(both, (ROWS, 2)))
     else:
+        gate, up = tl.zeros([ROWS, DEPTH], tl.float32), tl.zeros([ROWS, DEPTH], tl.float32)
         for at in tl.range(0, HIDDEN, DEPTH, num_stages=STAGES):
             column = at + tl.arange(0, DEPTH)
             there = column < HIDDEN
@@ -352,11 +356,10 @@ def _open_rows(
             place, known = weight + line * HIDDEN + column[None, :], there[None, :]
             gate += _weights(place, known, scales, line, at, HIDDEN, GROUP) * value
             if KIND != RELU2:
-                up += (
-                    _weights(place + SIZE * HIDDEN, known, scales, line + SIZE, at, HIDDEN, GROUP)
-                    * value
-                )
-    gates, ups = tl.sum(gate, 1) * scale, tl.sum(up, 1) * scale
+                place, behind = place + SIZE * HIDDEN, line + SIZE
+                up += _weights(place, known, scales, behind, at, HIDDEN, GROUP) * value
+        gates, ups = tl.sum(gate, 1), tl.sum(up, 1)
+    gates, ups = gates * scale, ups * scale
     inside = row < SIZE
     if bias is not None:
         gates += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)
@@ -388,11 +391,10 @@ def _open_few(
     scale = 1.0
     if squares is not None:
         part = tl.arange(0, PARTS)
-        total = tl.sum(tl.load(squares + token * parts + part, mask=part < parts, other=0.0))
-        scale = tl.rsqrt(total / HIDDEN + eps)
+        added_up = tl.sum(tl.load(squares + token * parts + part, mask=part < parts, other=0.0))
+        scale = tl.rsqrt(added_up / HIDDEN + eps)
     source = x + token * HIDDEN
     target = output + token * (TOP * SIZE + SHARED)
-    lane = tl.arange(0, ROWS)
     if index < routed:
         first = tl.load(chosen + pair).to(tl.int64) * (SIZE if KIND == RELU2 else 2 * SIZE)
         own_bias = bias
@@ -405,13 +407,13 @@ def _open_few(
                 own_scales = scales + first * ((HIDDEN + GROUP - 1) // GROUP)
         _open_rows(
             source, scale, own_weight, own_scales, zeros, own_bias, target + pair % TOP * SIZE,
-            index // pairs * ROWS + lane, first, total, SIZE, HIDDEN, KIND, GROUP, ROWS, DEPTH, STAGES,
+            index // pairs * ROWS, first, total, SIZE, HIDDEN, KIND, GROUP, ROWS, DEPTH, STAGES,
             PACKED,
         )  # fmt: skip
     elif SHARED > 0:
         _open_rows(
             source, scale, shared, shared_scales, shared_zeros, None, target + TOP * SIZE,
-            (index - routed) // tokens * ROWS + lane, token * 0, shared_total, SHARED, HIDDEN, KIND,
+            (index - routed) // tokens * ROWS, token * 0, shared_total, SHARED, HIDDEN, KIND,
             SHARED_GROUP, ROWS, DEPTH, STAGES, SHARED_PACKED,
         )  # fmt: skip
 
@@ -434,20 +436,16 @@ def _sum_few(
     source = gated + token * (TOP * SIZE + SHARED)
     own_counts = counts + token * (TOP + (SHARED > 0))
     own_chosen = chosen + token * TOP
-    STEP: tl.constexpr = 4 * WORDS if PACKED else DEPTH
-    STEPS: tl.constexpr = (SIZE + STEP - 1) // STEP
-    WIDE: tl.constexpr = WORDS if PACKED else DEPTH
-    sums = tl.zeros([ROWS, WIDE], tl.float32)
     if PACKED:
+        y = tl.zeros([ROWS], tl.float32)
         for place in tl.static_range(TOP):
             own = tl.load(own_chosen + place).to(tl.int64) * HIDDEN + tl.minimum(row, HIDDEN - 1)
-            part = tl.zeros([ROWS, WIDE], tl.float32)
-            for unit in tl.range(0, STEPS, num_stages=STAGES):
-                part = added(
-                    part, source + place * SIZE, unit, SIZE, weight, scales, zeros, own, total, PACKED
-                )
-            sums += part * tl.load(own_counts + place)
+            at_x = source + place * SIZE
+            part = row_sums(at_x, SIZE, weight, scales, zeros, own, total, STAGES, PACKED)
+            y += part * tl.load(own_counts + place)
     else:
+        STEPS: tl.constexpr = (SIZE + DEPTH - 1) // DEPTH
+        sums = tl.zeros([ROWS, DEPTH], tl.float32)
         for step in tl.range(0, TOP * STEPS, num_stages=STAGES):
             place = step // STEPS
             at = step % STEPS * DEPTH
@@ -458,21 +456,20 @@ def _sum_few(
             own = line + tl.load(own_chosen + place).to(tl.int64) * HIDDEN  # a row of all experts'
             at_weights = weight + own * SIZE + column[None, :]
             sums += _weights(at_weights, there[None, :], scales, own, at, SIZE, GROUP) * value[None, :]
-    y = tl.sum(sums, 1)
+        y = tl.sum(sums, 1)
     if bias is not None:
         for place in tl.static_range(TOP):
             own_bias = bias + tl.load(own_chosen + place).to(tl.int64) * HIDDEN + row
             y += tl.load(own_bias, mask=inside, other=0.0).to(tl.float32) * tl.load(own_counts + place)
     if SHARED > 0:
-        beside = tl.zeros([ROWS, WORDS if SHARED_PACKED else SHARED_DEPTH], tl.float32)
         if SHARED_PACKED:
-            own, behind = tl.minimum(row, HIDDEN - 1), source + TOP * SIZE
-            for unit in tl.range(0, (SHARED + 4 * WORDS - 1) // (4 * WORDS), num_stages=STAGES):
-                beside = added(
-                    beside, behind, unit, SHARED, shared, shared_scales, shared_zeros, own, shared_total,
-                    SHARED_PACKED,
-                )  # fmt: skip
+            own, behind = token * 0 + tl.minimum(row, HIDDEN - 1), source + TOP * SIZE
+            besides = row_sums(
+                behind, SHARED, shared, shared_scales, shared_zeros, own, shared_total, STAGES,
+                SHARED_PACKED,
+            )  # fmt: skip
         else:
+            beside = tl.zeros([ROWS, SHARED_DEPTH], tl.float32)
             for at in tl.range(0, SHARED, SHARED_DEPTH, num_stages=STAGES):
                 column = at + tl.arange(0, SHARED_DEPTH)
                 there = column < SHARED
@@ -481,7 +478,8 @@ def _sum_few(
                 known = there[None, :]
                 w = _weights(at_weights, known, shared_scales, line, at, SHARED, SHARED_GROUP)
                 beside += w * value[None, :]
-        y += tl.sum(beside, 1) * tl.load(own_counts + TOP)
+            besides = tl.sum(beside, 1)
+        y += besides * tl.load(own_counts + TOP)
     at_row = token * HIDDEN + row
     if residual is not None:
         y += tl.load(residual + at_row, mask=inside, other=0.0).to(tl.float32)
@@ -580,19 +578,21 @@ def _open_many(
     x_at = x + token[None, :] * HIDDEN + step[:, None]
     gate, up = tl.zeros([COLUMNS, ROWS], tl.float32), tl.zeros([COLUMNS, ROWS], tl.float32)
     if PACKED:
-        total = EXPERTS * (SIZE if KIND == RELU2 else 2 * SIZE)
-        source = x + token[None, :] * HIDDEN
-        for unit in range((HIDDEN + 4 * WORDS - 1) // (4 * WORDS)):
-            gate = multiplied(
-                gate, source, there, unit, HIDDEN, weight, scales, zeros, first_row, total, PRECISION,
-                PACKED,
-            )  # fmt: skip
-            if KIND != RELU2:
-                up = multiplied(
-                    up, source, there, unit, HIDDEN, weight, scales, zeros, first_row + SIZE, total,
-                    PRECISION, PACKED,
-                )  # fmt: skip
-        gate, up = gate * missing_of(PACKED), up * missing_of(PACKED)
+        total, source = EXPERTS * (SIZE if KIND == RELU2 else 2 * SIZE), x + token[None, :] * HIDDEN
+        if KIND == RELU2:
+            gate = tile_sums(
+                source, there, HIDDEN, weight, scales, zeros, first_row, total, PRECISION, PACKED
+            )
+        else:  # rows of gate and up take turns
+            turn = tl.arange(0, 2 * COLUMNS)
+            place_of = tl.program_id(0) % BLOCKS * COLUMNS + turn // 2
+            behind = expert.to(tl.int64) * (2 * SIZE) + turn % 2 * SIZE
+            own_rows = behind + tl.minimum(place_of, SIZE - 1)
+            both = tile_sums(
+                source, there, HIDDEN, weight, scales, zeros, own_rows, total, PRECISION, PACKED
+            )
+            gate, up = tl.split(tl.reshape(tl.trans(both), (ROWS, COLUMNS, 2)))
+            gate, up = tl.trans(gate), tl.trans(up)
     else:
         for at in range(0, HIDDEN, DEPTH):
             inside = at + step < HIDDEN
@@ -641,12 +641,9 @@ def _down_many(
     sums = tl.zeros([COLUMNS, ROWS], tl.float32)
     if PACKED:
         source = gated + place.to(tl.int64)[None, :] * SIZE
-        for unit in range((SIZE + 4 * WORDS - 1) // (4 * WORDS)):
-            sums = multiplied(
-                sums, source, there, unit, SIZE, weight, scales, zeros, row, EXPERTS * HIDDEN, PRECISION,
-                PACKED,
-            )  # fmt: skip
-        sums *= missing_of(PACKED)
+        sums = tile_sums(
+            source, there, SIZE, weight, scales, zeros, row, EXPERTS * HIDDEN, PRECISION, PACKED
+        )
     else:
         for at in range(0, SIZE, DEPTH):
             inside = at + step < SIZE

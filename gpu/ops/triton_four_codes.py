@@ -32,7 +32,7 @@ def zero_kind(weight: FourBitWeight) -> int:
 
 
 def packing(weight: Weight, dtype: torch.dtype) -> int:
-    """PACKED of `added` and `multiplied`, all that they know of the form; 0: it is another one."""
+    """PACKED of `row_sums` and `tile_sums`, all that they know of the form; 0: it is another one."""
     if not isinstance(weight, FourBitWeight):
         return 0
     per, units = max(1, UNIT // weight.group), max(1, weight.group // UNIT)
@@ -185,69 +185,110 @@ def weights_of(codes, taken, factor, more, KIND: tl.constexpr, FP4: tl.constexpr
 
 @triton.jit
 def _unit(
-    scales, zeros, row, unit, total, place: tl.constexpr, PER: tl.constexpr, UNITS: tl.constexpr,
-    ZERO: tl.constexpr,
+    scales, zeros, row, unit, total, PER: tl.constexpr, UNITS: tl.constexpr, ZERO: tl.constexpr
 ):  # fmt: skip
-    """Scales and zeros of the group that a unit's inputs from 32 * place on are in."""
-    at = unit * PER + place * PER // 4 if PER > 1 else unit // UNITS
-    return group_of(scales, zeros, row + (row * 0 + at) * total, ZERO)
+    """Scales, then zeros, of the groups that each 32 inputs of a unit are in, of rows int64[R]."""
+    at = row + (row * 0 + (unit * PER if PER > 1 else unit // UNITS)) * total
+    scale0, zero0 = group_of(scales, zeros, at, ZERO)
+    scale1, scale2, scale3 = scale0, scale0, scale0
+    zero1, zero2, zero3 = zero0, zero0, zero0
+    if PER > 1:
+        scale2, zero2 = group_of(scales, zeros, at + (row * 0 + PER // 2) * total, ZERO)
+        scale3, zero3 = scale2, zero2
+    if PER == 4:
+        scale1, zero1 = group_of(scales, zeros, at + total, ZERO)
+        scale3, zero3 = group_of(scales, zeros, at + (row * 0 + 3) * total, ZERO)
+    return scale0, scale1, scale2, scale3, zero0, zero1, zero2, zero3
 
 
 @triton.jit
-def added(sums, x, unit, inputs, codes, scales, zeros, row, total, PACKED: tl.constexpr):
-    """sums [R, 32] plus the products of rows `row` int64[R], of `total`, and x [inputs] in a unit."""
+def _added(
+    sums, codes, x, column, inputs, scale, zero, KIND: tl.constexpr, FP4: tl.constexpr,
+    ZERO: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """sums [R, 32] plus codes times x at `column` [32]."""
+    value = tl.load(x + column, mask=column < inputs, other=0.0).to(tl.float32)[None, :]
+    taken, factor, more = factors(scale, zero, KIND, FP4, ZERO, ASM, False)
+    numbers = weights_of(codes, taken, factor, more, KIND, FP4, 0, ASM, False).to(tl.float32)
+    if ZERO == 2:
+        numbers = numbers * factor[:, None] + more[:, None]
+        total = sums + numbers * value
+    else:
+        total = sums + numbers * value * factor[:, None]
+    return total
+
+
+@triton.jit
+def row_sums(
+    x, inputs, codes, scales, zeros, row, total, STAGES: tl.constexpr, PACKED: tl.constexpr
+):  # fmt: skip
+    """float32[R]: rows `row` int64[R], of `total`, times x [inputs] of one token."""
     KIND: tl.constexpr = tl.bfloat16 if x.dtype.element_ty == tl.float32 else x.dtype.element_ty
     ASM: tl.constexpr = PACKED >> 1 & 1
     FP4: tl.constexpr = PACKED >> 2 & 1
     ZERO: tl.constexpr = PACKED >> 3 & 3
     PER: tl.constexpr = PACKED >> 5 & 7
+    UNITS: tl.constexpr = PACKED >> 8
     step = tl.arange(0, WORDS)
-    words = tl.load(codes + (row + (row * 0 + unit) * total)[:, None] * WORDS + step[None, :])
-    four = codes_of(words, KIND, FP4, ASM)
-    for place in tl.static_range(4):
-        column = unit * _INPUTS + place * WORDS + step
-        value = tl.load(x + column, mask=column < inputs, other=0.0).to(tl.float32)[None, :]
-        scale, zero = _unit(scales, zeros, row, unit, total, place, PER, PACKED >> 8, ZERO)
-        taken, factor, more = factors(scale, zero, KIND, FP4, ZERO, ASM, False)
-        numbers = weights_of(four[place], taken, factor, more, KIND, FP4, 0, ASM, False).to(tl.float32)
-        if ZERO == 2:
-            numbers = numbers * factor[:, None] + more[:, None]
-            sums += numbers * value
-        else:
-            sums += numbers * value * factor[:, None]
-    return sums
+    sums = tl.zeros([row.shape[0], WORDS], tl.float32)
+    s0, s1, s2, s3, z0, z1, z2, z3 = _unit(scales, zeros, row, 0, total, PER, UNITS, ZERO)
+    units = tl.cdiv(inputs, _INPUTS)
+    for unit in tl.range(0, units, num_stages=STAGES):
+        words = tl.load(codes + (row + (row * 0 + unit) * total)[:, None] * WORDS + step[None, :])
+        # a step ahead: nothing else hides how long they take to come
+        after = tl.minimum(unit + 1, units - 1)
+        n0, n1, n2, n3, y0, y1, y2, y3 = _unit(scales, zeros, row, after, total, PER, UNITS, ZERO)
+        a, b, c, d = codes_of(words, KIND, FP4, ASM)
+        column = unit * _INPUTS + step
+        sums = _added(sums, a, x, column, inputs, s0, z0, KIND, FP4, ZERO, ASM)
+        sums = _added(sums, b, x, column + WORDS, inputs, s1, z1, KIND, FP4, ZERO, ASM)
+        sums = _added(sums, c, x, column + 2 * WORDS, inputs, s2, z2, KIND, FP4, ZERO, ASM)
+        sums = _added(sums, d, x, column + 3 * WORDS, inputs, s3, z3, KIND, FP4, ZERO, ASM)
+        s0, s1, s2, s3, z0, z1, z2, z3 = n0, n1, n2, n3, y0, y1, y2, y3
+    return tl.sum(sums, 1)
 
 
 @triton.jit
-def multiplied(
-    sums, x_at, there, unit, inputs, codes, scales, zeros, row, total, PRECISION: tl.constexpr,
+def _multiplied(
+    sums, codes, x_at, there, column, inputs, scale, zero, KIND: tl.constexpr, FP4: tl.constexpr,
+    ZERO: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """sums [R, T] plus codes [R, 32] times x of tokens at x_at [1, T], at `column` [32]."""
+    known = (column < inputs)[:, None] & there[None, :]
+    values = tl.load(x_at + column[:, None], mask=known, other=0.0)
+    taken, factor, more = factors(scale, zero, KIND, FP4, ZERO, ASM, True)
+    w = weights_of(codes, taken, factor, more, KIND, FP4, ZERO, ASM, True)
+    return tl.dot(w, values, sums, input_precision=PRECISION)
+
+
+@triton.jit
+def tile_sums(
+    x_at, there, inputs, codes, scales, zeros, row, total, PRECISION: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
-    """sums [R, T] plus the products of rows `row` int64[R] and tokens at x_at [1, T], those `there`.
-
-    At the end `missing` is to be multiplied with.
-    """
+    """float32[R, T]: rows `row` int64[R], of `total`, times tokens at x_at [1, T], those `there`."""
     KIND: tl.constexpr = x_at.dtype.element_ty
     ASM: tl.constexpr = PACKED >> 1 & 1
     FP4: tl.constexpr = PACKED >> 2 & 1
     ZERO: tl.constexpr = PACKED >> 3 & 3
     PER: tl.constexpr = PACKED >> 5 & 7
+    UNITS: tl.constexpr = PACKED >> 8
     step = tl.arange(0, WORDS)
-    words = tl.load(codes + (row + (row * 0 + unit) * total)[:, None] * WORDS + step[None, :])
-    four = codes_of(words, KIND, FP4, ASM)
-    for place in tl.static_range(4):
-        column = unit * _INPUTS + place * WORDS + step
-        values = tl.load(
-            x_at + column[:, None], mask=(column < inputs)[:, None] & there[None, :], other=0.0
-        )
-        scale, zero = _unit(scales, zeros, row, unit, total, place, PER, PACKED >> 8, ZERO)
-        taken, factor, more = factors(scale, zero, KIND, FP4, ZERO, ASM, True)
-        w = weights_of(four[place], taken, factor, more, KIND, FP4, ZERO, ASM, True)
-        sums = tl.dot(w, values, sums, input_precision=PRECISION)
-    return sums
-
-
-@triton.jit
-def missing_of(PACKED: tl.constexpr):
-    """What sums of `multiplied` are multiplied by at the end."""
-    return missing(PACKED >> 2 & 1, PACKED >> 1 & 1, True)
+    sums = tl.zeros([row.shape[0], there.shape[0]], tl.float32)
+    s0, s1, s2, s3, z0, z1, z2, z3 = _unit(scales, zeros, row, 0, total, PER, UNITS, ZERO)
+    units = tl.cdiv(inputs, _INPUTS)
+    for unit in range(units):
+        words = tl.load(codes + (row + (row * 0 + unit) * total)[:, None] * WORDS + step[None, :])
+        after = tl.minimum(unit + 1, units - 1)
+        n0, n1, n2, n3, y0, y1, y2, y3 = _unit(scales, zeros, row, after, total, PER, UNITS, ZERO)
+        a, b, c, d = codes_of(words, KIND, FP4, ASM)
+        at = unit * _INPUTS + step
+        sums = _multiplied(sums, a, x_at, there, at, inputs, s0, z0, KIND, FP4, ZERO, ASM, PRECISION)
+        at += WORDS
+        sums = _multiplied(sums, b, x_at, there, at, inputs, s1, z1, KIND, FP4, ZERO, ASM, PRECISION)
+        at += WORDS
+        sums = _multiplied(sums, c, x_at, there, at, inputs, s2, z2, KIND, FP4, ZERO, ASM, PRECISION)
+        at += WORDS
+        sums = _multiplied(sums, d, x_at, there, at, inputs, s3, z3, KIND, FP4, ZERO, ASM, PRECISION)
+        s0, s1, s2, s3, z0, z1, z2, z3 = n0, n1, n2, n3, y0, y1, y2, y3
+    return sums * missing(FP4, ASM, True)
