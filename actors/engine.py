@@ -373,11 +373,15 @@ async def serve(config: EngineConfig, *, progress: Progress | None = None) -> No
         server = config.server
         files = server.token_file is not None or server.credentials_file is not None
         again = (signal.SIGHUP,) if files else ()  # else a terminal that closes ends its server
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *again) as signals:
+        replaces = config.replicas is not None and config.replicas.on != "join"
+        anew = (signal.SIGUSR1,) if replaces else ()
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *again, *anew) as signals:
             report(f"ready at {engine.url}", 1.0)  # now: who reads it may send a signal at once
             async for number in signals:
                 if number in again:
                     engine.reload()
+                elif isinstance(engine.core, Cluster) and number in anew:
+                    engine.core.replace_all()
                 else:
                     break
         log.info("stopping")

@@ -176,7 +176,9 @@ async def mixed(options: argparse.Namespace, roles: str | None) -> dict[str, Any
     """Streams that last as long as the prompts take, and those prompts one after the other."""
     async with serving(options, roles=roles) as engine:
         alone = PROMPT_US * options.slower * 1e-6 * options.tokens
-        tokens = int(4 * options.prompts * alone / (STEP_MS * options.slower / 1e3))  # far more than needed
+        tokens = int(
+            4 * options.prompts * alone / (STEP_MS * options.slower / 1e3)
+        )  # far more than needed
         opened = [
             await GenerationStream.open(engine.port, f"stream {number}", tokens)
             for number in range(options.streams)

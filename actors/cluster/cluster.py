@@ -99,6 +99,7 @@ class Cluster:
         self._faulty: Callable[[str | None], None] = lambda fault: None
         self._fault: str | None = None
         self._without = 0.0  # seconds with no replica
+        self._old: list[ReplicaMember] = []  # that are to be replaced
         self._scrapes = Scrapes()
         self._secret: bytes | None = None
         decoding = decoder(FromReplica)
@@ -276,6 +277,20 @@ class Cluster:
             self._members.leave(number, self._clock.now())
             self._judge()
 
+    def replace_all(self) -> None:
+        """Have all replicas leave, one after the other, each when the one before has its successor."""
+        self._old = self._members.those("ready", "stalled")
+        log.info("all replicas are replaced, one after the other", replicas=len(self._old))
+
+    def _replace(self) -> None:
+        """The next one of those that are to be replaced leaves, if all others serve."""
+        self._old = [member for member in self._old if member.state in ("ready", "stalled")]
+        busy = self._members.those("starting", "draining")
+        there = self._members.those("ready", "stalled")
+        if not self._old or busy or len(there) < self._starter.wanted or any(m.leaves for m in there):
+            return
+        self.drain(self._old[0].number)
+
     # --- how many --------------------------------------------------------------------------------
 
     def _first_token(self, seconds: float) -> None:
@@ -320,12 +335,13 @@ class Cluster:
             await self._clock.sleep_until(now + LOOK_SECONDS)
 
     def _see_off(self, now: float) -> None:
-        """Dismiss replicas that are to leave once their sessions have."""
+        """Dismiss replicas that are to leave once their sessions have; the next one may, too."""
         done = self._cores.look(now)
         if self._gateways:
             done = self._left(now)
         for member in done:
             member.tell(Dismiss())
+        self._replace()
 
     def _left(self, now: float) -> list[ReplicaMember]:
         """Those whose sessions have left gateway processes, as they say themselves."""

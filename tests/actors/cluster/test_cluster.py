@@ -143,6 +143,7 @@ class Standing:
         self.cluster = Cluster(
             config, spec=None, clock=self.clock, metrics=ClusterMetrics(), check_idle=False, epoch="e"
         )
+        self.members = self.cluster._members
         self.cluster._cores.spread = self.told
         self.grown: list[int] = []
         self.cluster._starter.scale = self.grown.append  # type: ignore[method-assign]
@@ -151,8 +152,8 @@ class Standing:
 
     def joins(self, info: ExecutorInfo | None = INFO) -> ReplicaMember:
         """Another replica; without `info` it still loads."""
-        member = ReplicaMember(len(self.cluster._members), lambda: None)
-        self.cluster._members.add(member)
+        member = ReplicaMember(len(self.members), lambda: None)
+        self.members.add(member)
         if info is not None:
             self.up(member)
         return member
@@ -171,7 +172,7 @@ class Standing:
         self.cluster._receive(self.member(replica), Report(fault=fault))
 
     def member(self, number: int) -> ReplicaMember:
-        found = self.cluster._members.get(number)
+        found = self.members.get(number)
         assert found is not None
         return found
 
@@ -181,7 +182,7 @@ class Standing:
 
     @property
     def states(self) -> list[str]:
-        return [member.state for member in self.cluster._members]
+        return [member.state for member in self.members]
 
 
 def test_a_front_has_room_for_so_many_replicas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -315,7 +316,7 @@ def test_replicas_that_ray_has_forgotten_leave(device: str, stays: list[str]) ->
     """A new head has new ones started. On a CPU one serves until the first of these is ready."""
     standing = Standing(3, on="ray")
     cluster = standing.cluster
-    old = list(cluster._members)
+    old = list(standing.members)
     for member in old:
         member.info = msgspec.structs.replace(INFO, device=device)
     cluster._starter.orphaned()
@@ -324,3 +325,22 @@ def test_replicas_that_ray_has_forgotten_leave(device: str, stays: list[str]) ->
     standing.joins()
     assert [member.state for member in old] == ["draining"] * 3
     assert standing.member(3).state == "ready"
+
+
+async def test_all_replicas_are_replaced_one_after_the_other() -> None:
+    standing = Standing(3)
+    old = list(standing.members)
+    standing.cluster.replace_all()
+    for count, member in enumerate(old):
+        for _ in range(2):
+            standing.look(0.25)
+            assert [each.state for each in old].count("draining") == 1
+        assert member.state == "draining"
+        standing.cluster._gone(member)
+        standing.look(0.25)  # its successor is not there yet
+        standing.members.add(fresh := ReplicaMember(member.number))
+        standing.look(0.25)
+        assert [each.state for each in old].count("ready") == 2 - count
+        standing.up(fresh)
+    standing.look(0.25)
+    assert standing.states == ["ready"] * 3
