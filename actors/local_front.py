@@ -173,6 +173,7 @@ class LocalFront:
                 tells_effort=template.tells_effort(),
                 control=self._tokenizer.spelling,
                 sampling=msgspec.structs.asdict(self._tokenizer.generation_defaults),
+                pictures=core.pictures is not None,
             ),
         )
         await group.start(guard("directory", directory.run))

@@ -29,5 +29,6 @@ async def main(question: str, *files: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) < 3:
-        raise SystemExit(__doc__)
-    asyncio.run(main(sys.argv[1], *sys.argv[2:]))
+        print(__doc__)
+    else:
+        asyncio.run(main(*sys.argv[1:]))

@@ -1,10 +1,12 @@
 """Pictures through the whole server, with a tiny random model, against `transformers`."""
 
+import asyncio
 import base64
 import io
 import json
 import runpy
 import shutil
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -225,6 +227,60 @@ async def test_the_client_and_programs(
         main = runpy.run_path(str(EXAMPLES / "ask_image.py"))["main"]
         await main("What?", str(path))
     assert "seen before:" in capsys.readouterr().out
+
+
+async def test_other_clients(serving: Any, seeing: tuple[Path, Any]) -> None:
+    """The `openai` package; requests as those of Anthropic and Ollama make them."""
+    openai = pytest.importorskip("openai")
+    folder, model = seeing
+    picture = drawn(37, 61, 1)
+    data = base64.b64encode(picture).decode()
+    async with serving(**llama(folder)) as served:
+        expected, name = Expected(served, model), served.engine.executor.info.model
+
+        def text(content: str) -> str:
+            return str(served.oracle.text(expected.said(turn(content), [picture], 12)))
+
+        async with openai.AsyncOpenAI(base_url=f"{served.http}/v1", api_key="x") as client:
+            url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+            parts = [{"type": "text", "text": "a\ufffcb "}, url, {"type": "text", "text": " what?"}]
+            said = await client.chat.completions.create(
+                model=name, max_tokens=12, temperature=0, messages=[{"role": "user", "content": parts}]
+            )
+            assert said.choices[0].message.content == text(f"a\ufffdb {MARK} what?")
+            parts[1]["image_url"] = {"url": "http://127.0.0.1/a.png"}
+            with pytest.raises(openai.BadRequestError, match="others are not fetched") as refused:
+                await client.chat.completions.create(
+                    model=name, messages=[{"role": "user", "content": parts}]
+                )
+            assert refused.value.param == "messages[0].content[1].image_url.url"
+        message = {"role": "user", "content": "what?", "images": [data]}
+        options = {"temperature": 0, "num_predict": 12}
+        told = await posted(
+            f"{served.http}/api/chat",
+            {"model": name, "messages": [message], "options": options, "stream": False},
+        )
+        assert told["message"]["content"] == text(f"{MARK}what?")
+        block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+        marked = {"type": "text", "text": "what?", "cache_control": {"type": "ephemeral"}}
+        answer = await posted(
+            f"{served.http}/v1/messages",
+            {"model": name, "max_tokens": 12, "temperature": 0,
+             "messages": [{"role": "user", "content": [block, marked]}]},
+        )  # fmt: skip
+        assert "".join(each["text"] for each in answer["content"]) == text(f"{MARK}\nwhat?")
+
+
+async def posted(url: str, body: dict[str, Any]) -> Any:
+    """The answer to a request."""
+    headers = {"content-type": "application/json", "anthropic-version": "2023-06-01", "x-api-key": "x"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+
+    def answer() -> Any:
+        with urllib.request.urlopen(request) as response:
+            return json.loads(response.read())
+
+    return await asyncio.to_thread(answer)
 
 
 async def test_what_is_no_picture_is_refused(serving: Any, seeing: tuple[Path, Any]) -> None:

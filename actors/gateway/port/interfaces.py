@@ -16,6 +16,7 @@ class Served(NamedTuple):
     `users_follow_results`: its chat template takes a user's turn behind results of tools.
     `control`: how control tokens are spelled, by id; they have no text in answers.
     `sampling`: what holds for the fields of `generate` that a client leaves out, by their names.
+    `pictures`: it sees some.
     """
 
     context: int = 0
@@ -25,6 +26,7 @@ class Served(NamedTuple):
     tells_effort: bool = False
     control: Mapping[int, bytes] = MappingProxyType({})
     sampling: Mapping[str, float] = MappingProxyType({})
+    pictures: bool = False
 
 
 class Status(Protocol):

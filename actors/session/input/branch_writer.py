@@ -154,6 +154,8 @@ class BranchWriter:
             return []
         text = pending.parts[0].text
         places: list[int | None] = [None for _ in op.marks]
+        if op.images:  # the text is in several parts
+            return places
         if told:
             places = self._template.places(op.messages, op.marks, text, tools, effort)
         return self.tokenizer.tokens_before(encoded.tokens, text, places)

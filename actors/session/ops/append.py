@@ -40,8 +40,8 @@ def _check(op: Append, faults: Faults) -> None:
         if marks != len(op.images):
             told = f"{len(op.images)} images need a U+FFFC each in `text` or the messages' contents"
             faults.fail("images", f"{told}, which have {marks}")
-        if op.logprobs or op.marks:
-            faults.fail("images", "`images` do not go with `logprobs` or `marks`")
+        if op.logprobs:
+            faults.fail("images", "`images` do not go with `logprobs`")
     if any(each.message >= len(op.messages or ()) for each in op.marks):
         faults.fail("marks", "`marks` name messages of this `append`, by their number from 0")
 

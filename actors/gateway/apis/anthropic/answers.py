@@ -59,7 +59,8 @@ def opening(
         )
     except InvalidField as error:  # of a schema that is no plain JSON
         raise InvalidField(error.message.replace(".function.parameters", ".input_schema")) from None
-    ops: list[ClientMessage] = [opened, Append(id=APPEND, messages=told.messages, marks=list(marks))]
+    turns = Append(id=APPEND, messages=told.messages, marks=list(marks), images=told.images)
+    ops: list[ClientMessage] = [opened, turns]
     if request.thinking is not None and request.thinking.type == "disabled" and served.unthought != "":
         if served.unthought is None:
             raise InvalidField("`thinking`: this model cannot be kept from thinking: leave it out")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw
 
-from ramify.actors.gateway.apis.openai.requests import NO_IMAGES, Struct
+from ramify.actors.gateway.apis.openai.requests import Struct
 from ramify.protocol.tools import LONGEST_NAME
 from ramify.protocol.wire import JsonObject, ShortText, Text
 
@@ -17,7 +17,6 @@ MOST_MESSAGES = 1 << 14  # of one request, with the blocks of all; as many as on
 _SERVER_BLOCK = "the server runs no tools of its own: leave the block out"
 # Kinds of blocks that Anthropic's API has and this server does not, and what to do instead.
 NOT_SERVED = {
-    "image": NO_IMAGES,
     **dict.fromkeys(("document", "search_result", "container_upload"), "no files are read: send text"),
     **dict.fromkeys(
         ("server_tool_use", "web_search_tool_result", "web_fetch_tool_result",
@@ -53,6 +52,22 @@ class ToolReference(Struct, frozen=True, kw_only=True, tag_field="type", tag="to
     cache_control: CacheControl | None = None
 
 
+class Base64Source(Struct, frozen=True, kw_only=True, tag_field="type", tag="base64"):
+    """`media_type` changes nothing: the file says what it is."""
+
+    data: Text
+    media_type: ShortText
+
+
+class UrlSource(Struct, frozen=True, kw_only=True, tag_field="type", tag="url"):
+    url: Text
+
+
+class ImageBlock(Struct, frozen=True, kw_only=True, tag_field="type", tag="image"):
+    source: Base64Source | UrlSource
+    cache_control: CacheControl | None = None
+
+
 class ThinkingBlock(Struct, frozen=True, kw_only=True, tag_field="type", tag="thinking"):
     """`signature`: see `signatures`."""
 
@@ -81,17 +96,22 @@ class ToolUseBlock(Struct, frozen=True, kw_only=True, tag_field="type", tag="too
     toolset_name: None = None
 
 
+ResultPart = TextBlock | ImageBlock | ToolReference
+
+
 class ToolResultBlock(Struct, frozen=True, kw_only=True, tag_field="type", tag="tool_result"):
     tool_use_id: Name
-    content: Text | Annotated[list[TextBlock | ToolReference], Meta(max_length=MOST_BLOCKS)] | None = (
-        None
-    )
+    content: (
+        Text
+        | Annotated[list[TextBlock | ImageBlock | ToolReference], Meta(max_length=MOST_BLOCKS)]
+        | None
+    ) = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
     toolset_name: None = None
 
 
-Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+Block = TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 System = Text | Annotated[list[TextBlock], Meta(max_length=MOST_BLOCKS)]
 
 

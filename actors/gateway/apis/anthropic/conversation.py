@@ -15,6 +15,7 @@ from ramify.actors.gateway.apis.anthropic.blocks import (
     MOST_MESSAGES,
     Block,
     CacheControl,
+    ImageBlock,
     MessageParam,
     RedactedThinkingBlock,
     System,
@@ -23,8 +24,10 @@ from ramify.actors.gateway.apis.anthropic.blocks import (
     ToolReference,
     ToolResultBlock,
     ToolUseBlock,
+    UrlSource,
 )
 from ramify.actors.gateway.apis.anthropic.signatures import Signer
+from ramify.actors.gateway.apis.pictures import RequestPictures
 from ramify.protocol.errors import InvalidField
 from ramify.protocol.wire import ChatMessage, JsonObject, MessagePlace
 
@@ -44,6 +47,7 @@ class RequestConversation(NamedTuple):
     billed: bool
     forgot: bool
     marks: "list[tuple[CacheControl, MessagePlace]]" = []
+    images: list[bytes] = []
 
     @property
     def head(self) -> MessagePlace:
@@ -52,25 +56,32 @@ class RequestConversation(NamedTuple):
 
 
 def conversation_of(
-    system: System | None, messages: Sequence[MessageParam], signer: Signer, *, joins: bool = False
+    system: System | None,
+    messages: Sequence[MessageParam],
+    signer: Signer,
+    *,
+    joins: bool = False,
+    reads: bool = False,
 ) -> RequestConversation:
     """`joins`: the template takes no user's turn behind results: what is said there joins the last one.
+    `reads`: the model sees pictures.
 
     Raises InvalidField, which names the block that cannot stand where it does.
     """
     told, billed = _system(system)
-    turns = _Turns(signer, joins=joins)
+    pictures = RequestPictures(reads)
+    turns = _Turns(signer, pictures, joins=joins)
     first = next((i for i, each in enumerate(messages) if each.role != "system"), len(messages))
     told += ["\n".join(map(_text_of, each.blocks)) for each in messages[:first]]
     if told:
-        turns.made.append(ChatMessage(role="system", content="\n".join(told)))
+        turns.made.append(ChatMessage(role="system", content=pictures.text("\n".join(told))))
     turns.marks += _system_marks(system, messages[:first], len(turns.made))
     for number, message in enumerate(messages[first:], first):
         turns.take(message, f"messages[{number}]")
     prefill = turns.end()
     if len(turns.made) > MOST_MESSAGES:
         raise InvalidField(f"`messages` are over {MOST_MESSAGES} turns: send fewer")
-    return RequestConversation(turns.made, prefill, billed, turns.forgot, turns.marks)
+    return RequestConversation(turns.made, prefill, billed, turns.forgot, turns.marks, pictures.images)
 
 
 def _system(system: System | None) -> tuple[list[str], bool]:
@@ -101,7 +112,8 @@ def _system_marks(
 class _Turns:
     """Collects the turn that is open. `asked`: calls without results yet, names by id."""
 
-    def __init__(self, signer: Signer, *, joins: bool) -> None:
+    def __init__(self, signer: Signer, pictures: RequestPictures, *, joins: bool) -> None:
+        self._pictures = pictures
         self._joins = joins
         self.made: list[ChatMessage] = []
         self.forgot = False
@@ -128,7 +140,7 @@ class _Turns:
         if message.role == "system":
             before = len("\n".join(self._texts))  # what a mark ends there goes on
             self._marked = [(each, END if at == before else at) for each, at in self._marked]
-            self._remind("\n".join(map(_text_of, message.blocks)))
+            self._remind(self._pictures.text("\n".join(map(_text_of, message.blocks))))
             found = [getattr(block, "cache_control", None) for block in message.blocks]
             self._marked += [(each, END) for each in found if each is not None]
             return
@@ -158,7 +170,9 @@ class _Turns:
     def _add(self, block: Block, place: str) -> None:
         match block:
             case TextBlock():
-                self._texts.append(block.text)
+                self._texts.append(self._pictures.text(block.text))
+            case ImageBlock() if self._role == "user":
+                self._texts.append(self._picture(block, place))
             case ToolResultBlock() if self._role == "user":
                 self._result(block, place)
             case ToolUseBlock() if self._role == "assistant":
@@ -171,6 +185,13 @@ class _Turns:
             case _:
                 kind = block.__struct_config__.tag
                 raise InvalidField(f"`{place}`: a {kind} block cannot stand in a {self._role} message")
+
+    def _picture(self, block: ImageBlock, place: str) -> str:
+        """Its mark."""
+        source = block.source
+        if isinstance(source, UrlSource):
+            return self._pictures.add_url(source.url, "image", place, "source.url")
+        return self._pictures.add(source.data, "image", place, "source.data")
 
     def _mark(self, block: Block) -> None:
         """Note where its breakpoint stands."""
@@ -216,12 +237,25 @@ class _Turns:
                 "before: send results right behind their calls, one for each"
             )
         self._settle()
-        text = _result_text(block)
+        text = self._result_text(block, place)
         if block.is_error and not text[: len(ERROR)].lower().startswith("error"):
             text = ERROR + text
         self.made.append(
             ChatMessage(role="tool", content=text, tool_call_id=block.tool_use_id, name=name)
         )
+
+    def _result_text(self, block: ToolResultBlock, place: str) -> str:
+        told = list[str]()
+        parts = block.content if isinstance(block.content, list) else []
+        for number, part in enumerate(parts):
+            match part:
+                case ImageBlock():
+                    told.append(self._picture(part, f"{place}.content[{number}]"))
+                case ToolReference():
+                    told.append(part.tool_name)
+                case TextBlock():
+                    told.append(self._pictures.text(part.text))
+        return "\n".join(told) if parts else self._pictures.text(str(block.content or ""))
 
     def _close(self) -> None:
         """The turn is over."""
@@ -265,11 +299,3 @@ def _text_of(block: Block) -> str:
         return block.text
     kind = block.__struct_config__.tag
     raise InvalidField(f"`messages`: a {kind} block cannot stand in a system message")
-
-
-def _result_text(block: ToolResultBlock) -> str:
-    if block.content is None or isinstance(block.content, str):
-        return block.content or ""
-    return "\n".join(
-        part.tool_name if isinstance(part, ToolReference) else part.text for part in block.content
-    )

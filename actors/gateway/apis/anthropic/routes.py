@@ -105,7 +105,9 @@ class AnthropicApi:
             raise unknown_model(asked.model, model)
         signer = Signer(hub.secret, credential.name)
         joins = not hub.served.users_follow_results
-        told = conversation_of(asked.system, asked.messages, signer, joins=joins)
+        told = conversation_of(
+            asked.system, asked.messages, signer, joins=joins, reads=hub.served.pictures
+        )
         if told.billed:
             self._say(BILLING, "a billing header that changes each time is left out of the prompt")
         if told.forgot:

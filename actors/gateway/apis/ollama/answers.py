@@ -5,10 +5,11 @@ from typing import Any
 
 import msgspec
 
-from ramify.actors.gateway.apis.ollama.requests import GenerateRequest, OllamaChatRequest
+from ramify.actors.gateway.apis.ollama.requests import GenerateRequest, OllamaChatRequest, pictured
 from ramify.actors.gateway.apis.openai.dialogue import Answers, Vocabulary, ranked, text_parts
 from ramify.actors.gateway.apis.openai.errors import status_and_body, told
 from ramify.actors.gateway.apis.openai.retention import hinting, retaining, seconds_alive
+from ramify.actors.gateway.apis.pictures import RequestPictures
 from ramify.actors.gateway.port.http import Response, json_response
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import RamifyError
@@ -20,13 +21,17 @@ _REASONS = {"length": "length", "deadline": "length"}
 def ops_of(request: OllamaChatRequest | GenerateRequest, served: Served) -> list[ClientMessage]:
     """The frame of a request. Raises InvalidField."""
     raw = isinstance(request, GenerateRequest) and bool(request.raw)
+    pictures = RequestPictures(served.pictures)
     tools = (request.tools or None) if isinstance(request, OllamaChatRequest) else None
     if isinstance(request, OllamaChatRequest):
-        append = Append(id=1, messages=[message.chat() for message in request.messages or ()])
+        told = enumerate(request.messages or ())
+        messages = [message.chat(pictures, f"messages[{number}]") for number, message in told]
+        append = Append(id=1, messages=messages, images=pictures.images)
     elif raw:
-        append = Append(id=1, text=request.prompt)
+        text = pictured(request.prompt or "", request.images, pictures, "")
+        append = Append(id=1, text=text, images=pictures.images)
     else:
-        append = Append(id=1, messages=request.messages())
+        append = Append(id=1, messages=request.messages(pictures), images=pictures.images)
     options, thinking = request.settings, request.thinking(served)
     kept = seconds_alive(request.keep_alive)
     return [

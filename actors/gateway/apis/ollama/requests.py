@@ -8,10 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from ramify.actors.gateway.apis.openai.effort import Asked, ThinkingEffort, switched, thinking
-from ramify.actors.gateway.apis.openai.requests import NO_IMAGES, Struct, seed_of
+from ramify.actors.gateway.apis.openai.requests import Struct, seed_of
+from ramify.actors.gateway.apis.pictures import NO_IMAGES, NO_PICTURES, RequestPictures
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import InvalidField
 from ramify.protocol.json_value import check_json
+from ramify.protocol.pictures import MOST_AT_ONCE
 from ramify.protocol.sampling import MinP, TopK, check_temperature
 from ramify.protocol.wire import ChatMessage, Constraint, JsonObject, KvHints, ShortText, Text, Tools
 
@@ -21,21 +23,34 @@ _Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 _Nothing = Annotated[list[Any], Meta(max_length=0)] | None
 
 
+Images = Annotated[list[Text], Meta(max_length=MOST_AT_ONCE)] | None  # in base64
+
+
+def pictured(text: str, images: Images, pictures: RequestPictures, place: str) -> str:
+    """The text behind the marks of its pictures. Raises InvalidField."""
+    at = f"{place}.images" if place else "images"
+    marks = [pictures.add(each, "", f"{at}[{i}]", "") for i, each in enumerate(images or ())]
+    return "".join(marks) + pictures.text(text)
+
+
 class OllamaMessage(Struct, frozen=True, kw_only=True):
     role: Literal["system", "user", "assistant", "tool"]
     content: Text | None = None
     thinking: Text | None = None
-    images: _Nothing = None
+    images: Images = None
     tool_name: ShortText | None = None
     name: ShortText | None = None
     tool_calls: Tools | None = None
     tool_call_id: ShortText | None = None
 
-    def chat(self) -> ChatMessage:
-        """The message as a session's template takes it. Raises InvalidField for bad `tool_calls`."""
+    def chat(self, pictures: RequestPictures = NO_PICTURES, place: str = "") -> ChatMessage:
+        """The message as a session's template takes it. Raises InvalidField for bad `tool_calls`.
+
+        Its pictures come before its text.
+        """
         return ChatMessage(
             role=self.role,
-            content=self.content or "",
+            content=pictured(self.content or "", self.images, pictures, place),
             name=self.tool_name or self.name,
             tool_call_id=self.tool_call_id,
             tool_calls=self.tool_calls or None,
@@ -165,17 +180,18 @@ class GenerateRequest(_Asked, frozen=True, kw_only=True):
     suffix: Annotated[str, Meta(max_length=0)] | None = None
     template: Annotated[str, Meta(max_length=0)] | None = None
     context: _Nothing = None  # answers carry none: send messages to /api/chat
-    images: _Nothing = None
+    images: Images = None
 
     def __post_init__(self) -> None:
         _Asked.__post_init__(self)
         if self.raw and self.system:
             raise InvalidField("`system` does not go with `raw`: put it into the prompt")
 
-    def messages(self) -> list[ChatMessage]:
+    def messages(self, pictures: RequestPictures = NO_PICTURES) -> list[ChatMessage]:
         """The chat that it is."""
-        system = [ChatMessage(role="system", content=self.system)] if self.system else []
-        return [*system, ChatMessage(role="user", content=self.prompt or "")]
+        system = [ChatMessage(role="system", content=pictures.text(self.system))] if self.system else []
+        content = pictured(self.prompt or "", self.images, pictures, "")
+        return [*system, ChatMessage(role="user", content=content)]
 
 
 class ShowRequest(Struct, frozen=True, kw_only=True):

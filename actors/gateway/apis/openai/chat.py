@@ -11,8 +11,9 @@ from ramify.actors.gateway.apis.openai.dialogue import (
     ranked,
     text_parts,
 )
-from ramify.actors.gateway.apis.openai.requests import ChatRequest
+from ramify.actors.gateway.apis.openai.requests import ChatRequest, chat_of
 from ramify.actors.gateway.apis.openai.retention import hinting, retaining, seconds_of
+from ramify.actors.gateway.apis.pictures import RequestPictures
 from ramify.actors.gateway.port.http import Response, json_response
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.wire import Append, ClientMessage, Delta, Done, Generate, JsonObject, Open, Part
@@ -41,10 +42,11 @@ def ops_of(request: ChatRequest, served: Served) -> tuple[list[ClientMessage], l
     choices, thinking = request.choices, request.thinking(served)
     branches = ["main"] if choices == 1 else [f"choice{i}" for i in range(choices)]
     kept = seconds_of(request.prompt_cache_retention, request.prompt_cache_key)
+    pictures = RequestPictures(served.pictures)
     return [
         Open(detach="cancel", ttl_s=0.0, tools=tools, effort=thinking.effort, parts=True),
         *retaining(kept),
-        Append(id=1, messages=[message.chat() for message in request.messages]),
+        Append(id=1, messages=chat_of(request.messages, pictures), images=pictures.images),
         Generate(
             id=2,
             max_tokens=request.limit or NO_LIMIT,

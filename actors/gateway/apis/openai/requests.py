@@ -12,15 +12,20 @@ from msgspec import Meta
 
 from ramify.actors.gateway.apis.openai.effort import Asked, ThinkingEffort, switched, thinking
 from ramify.actors.gateway.apis.openai.errors import check_result
+from ramify.actors.gateway.apis.openai.messages import Message as Message
+from ramify.actors.gateway.apis.openai.messages import Struct as Struct
+from ramify.actors.gateway.apis.openai.messages import TextContentPart as TextContentPart
+from ramify.actors.gateway.apis.openai.messages import chat_of as chat_of
+from ramify.actors.gateway.apis.openai.messages import content_text as content_text
 from ramify.actors.gateway.apis.openai.retention import Retention
 from ramify.actors.gateway.apis.openai.structural_tags import structural_constraint
+from ramify.actors.gateway.apis.pictures import NO_IMAGES
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import BadRequest, InvalidField
 from ramify.protocol.json_value import check_json
 from ramify.protocol.sampling import MinP, RepetitionPenalty, Seed, TopK, check_temperature
 from ramify.protocol.wire import (
     MOST_PRIORITY,
-    ChatMessage,
     Constraint,
     Count,
     JsonObject,
@@ -44,7 +49,6 @@ ChoicesOfText = Annotated[list[LongText], Meta(min_length=1, max_length=1024)]
 
 R = TypeVar("R")
 
-NO_IMAGES = "no served model reads images: send text"
 _OWN_TOOLS = (
     "the server runs no tools of its own: declare functions, or let the client call (an MCP "
     "server's tools: `ramify.agent.mcp_tools`)"
@@ -58,58 +62,6 @@ NOT_SERVED = {
         ("mcp", "web_search", "web_search_preview", "file_search", "code_interpreter", "local_shell",
          "image_generation", "computer_use_preview", "shell", "custom"), _OWN_TOOLS),
 }  # fmt: skip
-
-
-class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of what clients send. `MENDS`: what to do instead, by a field that is not served;
-    `UNSERVED`: by a kind of part (default: `NOT_SERVED`)."""
-
-    MENDS: ClassVar[dict[str, str]] = {}
-
-
-class TextContentPart(Struct, kw_only=True, frozen=True, tag_field="type", tag="text"):
-    """A part of a message's content. Only text can be served."""
-
-    text: Text
-
-
-class RefusalPart(Struct, kw_only=True, frozen=True, tag_field="type", tag="refusal"):
-    """A refusal that a client sends back as it got it."""
-
-    refusal: Text
-
-
-Content = Text | Annotated[list[TextContentPart | RefusalPart], Meta(max_length=1024)]
-
-
-class Message(Struct, kw_only=True, frozen=True):
-    """A message of a chat."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content | None = None
-    name: ShortText | None = None
-    tool_calls: Tools | None = None
-    tool_call_id: ShortText | None = None
-    refusal: Text | None = None
-    reasoning_content: Text | None = None
-    reasoning: Text | None = None
-    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
-    audio: None = None
-    function_call: None = None
-    parsed: msgspec.Raw = (
-        msgspec.Raw()
-    )  # what a client made of the content: it sends it back with the message
-
-    def chat(self) -> ChatMessage:
-        """The message as a session's template takes it. Raises InvalidField for bad `tool_calls`."""
-        return ChatMessage(
-            role="system" if self.role == "developer" else self.role,
-            content=content_text(self.content) or self.refusal or "",
-            name=self.name,
-            tool_call_id=self.tool_call_id,
-            tool_calls=self.tool_calls or None,
-            reasoning=self.reasoning_content or self.reasoning,
-        )
 
 
 class StreamOptions(Struct, kw_only=True, frozen=True):
@@ -392,13 +344,6 @@ class CompletionRequest(_Settings, kw_only=True, frozen=True):
         if int in kinds and len(kinds) > 1:
             raise InvalidField("`prompt` mixes token ids and texts: give a list of one kind")
         return cast("list[str | list[int]]", [prompt] if int in kinds else prompt)
-
-
-def content_text(content: Content | None) -> str:
-    """The text of a message's content."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part.text if isinstance(part, TextContentPart) else part.refusal for part in content)
 
 
 def seed_of(seed: int | None) -> Seed | None:

@@ -17,6 +17,7 @@ from ramify.protocol.wire import Append, ClientMessage, Constraint, Generate, Me
 SIGNER = Signer(b"secret", "ann")
 TOOL: dict[str, Any] = {"name": "add", "description": "Add", "input_schema": {"type": "object"}}
 FORMAT: dict[str, Any] = {"type": "json_schema", "schema": {"type": "object"}}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
 TEXT: dict[str, Any] = {"type": "text", "text": ""}
 DEEP: dict[str, Any] = json.loads('{"a":' * 40 + "1" + "}" * 40)
 HI: dict[str, Any] = {"role": "user", "content": "hi"}
@@ -195,7 +196,8 @@ def nested(depth: int) -> Any:
         ),
         ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "cache_control.ttl"),
         ({"messages": [{"role": "assistant", "content": "So"}]}, "no user's turn"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "reads images"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "content[0].source"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "reads images"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "no files are read"),
         ({"messages": [{"role": "user", "content": [{"type": "server_tool_use"}]}]}, "runs no tools"),
         ({"messages": [{"role": "user", "content": [{"type": "wing"}]}]}, "wing"),

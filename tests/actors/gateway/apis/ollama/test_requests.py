@@ -83,7 +83,7 @@ def test_a_prompt_is_a_chat_unless_it_is_raw() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"images": ["x"]},
+        {"images": [1]},
         {"context": [1]},
         {"suffix": "x"},
         {"options": {"num_predict": -3}},

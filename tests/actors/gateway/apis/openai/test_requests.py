@@ -147,7 +147,7 @@ def test_one_constraint_is_enough(fields: dict[str, Any]) -> None:
         chat(**fields)
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
+@pytest.mark.parametrize("kind", ["input_image", "input_audio", "file"])
 def test_parts_that_no_model_reads_are_refused_in_words(kind: str) -> None:
     with pytest.raises(BadRequest, match=r"`messages\[0\].content\[0\].type` '.*: .*send"):
         chat(messages=[{"role": "user", "content": [{"type": kind, kind: {}}]}])

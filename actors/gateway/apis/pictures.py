@@ -1,0 +1,64 @@
+"""Pictures in requests: each API has its own shape for them, and all become an `append`'s `images`."""
+
+import base64
+import binascii
+
+from ramify.protocol.errors import BadRequest
+from ramify.protocol.pictures import MARK, MOST_AT_ONCE, MOST_BYTES
+
+NO_IMAGES = "no served model reads images: send text"
+
+
+class RequestPictures:
+    """Those of one request, in the order of their marks. `reads`: whether the model sees any."""
+
+    def __init__(self, reads: bool) -> None:
+        self._reads = reads
+        self.images: list[bytes] = []
+
+    def add_url(self, url: str, kind: str, place: str, field: str) -> str:
+        """The mark of a picture in a data URL. `kind`: of the part at `place`; `field`: the URL's.
+
+        Raises BadRequest.
+        """
+        self._check(kind, place)
+        head, _, data = url.partition(",")
+        if not head.startswith("data:image/") or not head.endswith(";base64"):
+            told = "is no `data:image/...;base64,` URL: others are not fetched, send the picture itself"
+            raise _refused(f"{place}.{field}", told)
+        return self._add(data, f"{place}.{field}")
+
+    def add(self, data: str, kind: str, place: str, field: str) -> str:
+        """The mark of a picture in base64."""
+        self._check(kind, place)
+        return self._add(data, f"{place}.{field}" if field else place)
+
+    def text(self, text: str) -> str:
+        """Text of the client's, in which nothing is taken for a picture's mark."""
+        return text.replace(MARK, "\ufffd") if self._reads else text
+
+    def _check(self, kind: str, place: str) -> None:
+        if not self._reads:
+            raise BadRequest(
+                f"`{place}.type` {kind!r}: {NO_IMAGES}" if kind else f"`{place}`: {NO_IMAGES}",
+                details={"field": f"{place}.type" if kind else place},
+            )
+        if len(self.images) >= MOST_AT_ONCE:
+            raise _refused(place, f"is one of more than {MOST_AT_ONCE} pictures: send fewer")
+
+    def _add(self, data: str, place: str) -> str:
+        try:
+            found = base64.b64decode(data, validate=True)
+        except (binascii.Error, ValueError):
+            raise _refused(place, "is no base64") from None
+        if not 0 < len(found) <= MOST_BYTES:
+            raise _refused(place, f"has {len(found)} bytes: 1 to {MOST_BYTES} are allowed")
+        self.images.append(found)
+        return MARK
+
+
+NO_PICTURES = RequestPictures(False)
+
+
+def _refused(place: str, told: str) -> BadRequest:
+    return BadRequest(f"`{place}` {told}", details={"field": place})
