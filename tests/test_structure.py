@@ -47,8 +47,8 @@ SIZES = {
     "actors/tokenizer": (9, 20),
     "protocol": (28, 59),
     "clients": (82, 136),
-    "gpu": (216, 354),
-    "benchmarks": (42, 131),
+    "gpu": (218, 356),
+    "benchmarks": (44, 133),
 }
 # measure: bound, goal
 COUNTS = {
@@ -57,7 +57,7 @@ COUNTS = {
     "class names that exist twice": (4, 0),
     "floors of session/": (10, 10),
     "sequences unpacked where they are written": (0, 0),
-    "private uses across objects": (17, 7),  # seven are of torch and argparse
+    "private uses across objects": (18, 7),  # eight are of torch and argparse
     "private uses in tests": (352, 0),
 }
 

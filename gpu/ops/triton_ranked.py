@@ -4,6 +4,7 @@ A sum over the ranks ends what was put off of a product. So the residual is adde
 next norm, in one kernel.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
@@ -16,8 +17,14 @@ from ramify.gpu.ops.tilings import OpTilings
 from ramify.gpu.ops.triton_layer import add_norm
 from ramify.gpu.ops.triton_linear import UnscaledRows
 from ramify.gpu.ops.triton_ops import LazyStream, TritonOps
+from ramify.gpu.ops.triton_sums import sum_add_norm, sum_rows
 from ramify.gpu.ranks.group import RankSums
 from ramify.gpu.step.inputs import StepInputs
+
+
+@dataclass(slots=True)
+class RankPart(Projection):
+    """`rows`: this rank's part of a sum of few rows, which is still to be made."""
 
 
 class RankedTritonOps(TritonOps):
@@ -51,7 +58,25 @@ class RankedTritonOps(TritonOps):
             added = self._result(projection)
         else:
             added = self._products.plain(UnscaledRows(rows), linear, 0.0, self._now.add)
+        peers = self._ranks.peers
+        if peers is not None and len(added) <= peers.rows:
+            return RankPart(added, None)
         return Projection(self._ranks.sum(added), None)
+
+    def _result(self, projection: Projection) -> Tensor:
+        peers = self._ranks.peers
+        if peers is not None and isinstance(projection, RankPart):
+            return sum_rows(projection.rows, peers)
+        return super()._result(projection)
+
+    def add_norm(
+        self, x: LazyStream, projection: Projection, norm: RMSNorm | None, post: RMSNorm | None = None
+    ) -> LazyStream:
+        peers = self._ranks.peers
+        if peers is None or post is not None or not isinstance(projection, RankPart):
+            return super().add_norm(x, projection, norm, post)
+        normed = sum_add_norm(projection.rows, peers, x.residual, norm)
+        return LazyStream(x.residual, normed, None, 0.0 if norm is None else norm.eps, x.tilings)
 
     def joined(
         self, first: Projection, first_norm: RMSNorm, second: Projection, second_norm: RMSNorm

@@ -1,0 +1,75 @@
+"""Sums over ranks in one launch: what is written to the other rank, and what comes out, bit for bit."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ramify.gpu.ranks.peers import PeerRows, room
+
+pytest.importorskip("triton", minversion="3.7")
+HIDDEN, RANKS = 48, 2
+
+
+class Pair:
+    """Two ranks in one process: the first is given what the second would write, so nothing waits."""
+
+    def __init__(self) -> None:
+        self.rows, self.flags, size = room(RANKS, HIDDEN, torch.float32)
+        self.memory = [torch.zeros(size, dtype=torch.uint8) for _ in range(RANKS)]
+        places = torch.tensor([memory.data_ptr() for memory in self.memory])
+        self.peers = [
+            PeerRows(
+                rank, RANKS, self.rows, places, self.flags, torch.zeros(self.rows, dtype=torch.int32)
+            )
+            for rank in range(RANKS)
+        ]
+        self.sums = 0
+
+    def counts(self) -> torch.Tensor:
+        return torch.zeros(self.rows, dtype=torch.int32)
+
+    def parts(self, rank: int) -> torch.Tensor:
+        """[2, source, rows, hidden] of a rank's memory."""
+        numbers = self.memory[rank][: self.flags].view(torch.float32)
+        return numbers.view(2, RANKS, self.rows, HIDDEN)
+
+    def bells(self, rank: int) -> torch.Tensor:
+        """[source, rows] of a rank's memory."""
+        return self.memory[rank][self.flags :].view(torch.int32).view(RANKS, self.rows)
+
+    def each(self, run: Any, xs: list[torch.Tensor]) -> list[torch.Tensor]:
+        self.sums += 1
+        tokens = len(xs[0])
+        self.parts(0)[self.sums % 2, 1, :tokens] = xs[1]
+        self.bells(0)[1, :tokens] = self.sums
+        return [run(x, peers, rank) for rank, (x, peers) in enumerate(zip(xs, self.peers, strict=True))]
+
+
+def test_ranks_get_one_sum() -> None:
+    from ramify.gpu.ops.rmsnorm import RMSNorm
+    from ramify.gpu.ops.triton_sums import sum_add_norm, sum_rows
+
+    torch.manual_seed(1)
+    pair, norm = Pair(), RMSNorm(torch.rand(HIDDEN) + 0.5, 1e-5)
+    for turn in range(3):
+        xs, before = [torch.randn(3, HIDDEN) for _ in range(RANKS)], torch.randn(3, HIDDEN)
+        residuals = [before.clone() for _ in range(RANKS)]
+        if turn == 1:
+            found = pair.each(lambda x, peers, _: sum_rows(x, peers), xs)
+            torch.testing.assert_close(found[0], xs[0] + xs[1])
+        else:
+            own = norm if turn else None
+            found = pair.each(
+                lambda x, peers, rank, own=own, kept=residuals: sum_add_norm(x, peers, kept[rank], own),
+                xs,
+            )
+            total = before + xs[0] + xs[1]
+            wanted = total if own is None else F.rms_norm(total, (HIDDEN,), norm.weight, norm.eps)
+            torch.testing.assert_close(residuals[0], total)
+            torch.testing.assert_close(found[0], wanted)
+            assert torch.equal(residuals[0], residuals[1])
+        assert torch.equal(found[0], found[1])
+        assert torch.equal(pair.parts(1)[pair.sums % 2, 0, :3], xs[0])
+        assert pair.bells(1)[0, :4].tolist() == [pair.sums] * 3 + [0]
