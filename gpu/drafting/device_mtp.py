@@ -123,6 +123,7 @@ class DeviceMtpDrafter(DeviceDrafter):
             places[:-held] = torch.where(behind, self._spare * held, places[:-held])
         self._streams.index_copy_(0, places, hidden)
         self._known.index_fill_(0, rows, True)
+        self._known[self._spare :].fill_(False)  # padding's, which has none
         if inputs.bucket.extended or inputs.bucket.drafted:
             ids = inputs.input_ids.long()
             given = self._verifier.inputs.view(-1)[(-1 - ids).clamp_(min=0)].long()

@@ -24,11 +24,11 @@ STEPS, MOST = 3, 2
 def test_guesses_as_published_and_outputs_as_without(
     family: str, tmp_path: Path, drive: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows beside each other; a step without drafts in between, and guesses that are refused."""
+    """Rows and padding beside each other; a step without drafts, and guesses that are refused."""
     model, layer = with_layer(tmp_path, family)
-    texts = [prompts()[0][:9], prompts()[1][:5]]
-    d = drive(tmp_path, draft="mtp", attention="triton", max_rows=8, step_tokens=32, kv_tokens=128)
-    opens = [d.open(0, d.pages(0, 64)), d.open(1, d.pages(64, 64))]
+    texts = [prompts()[0][:9], prompts()[1][:5], prompts()[2][:4]]
+    d = drive(tmp_path, draft="mtp", attention="triton", max_rows=8, step_tokens=32, kv_tokens=192)
+    opens = [d.open(row, d.pages(64 * row, 64)) for row in range(3)]
     extends = [ExtendRow(row, 0, pack(text), True) for row, text in enumerate(texts)]
     outputs = {row: [token] for row, token in d.step(opens=opens, extends=extends).items()}
     drafter, steps, guesses = d.executor.drafts.drafter, deque[Any](), list[Any]()
@@ -43,10 +43,10 @@ def test_guesses_as_published_and_outputs_as_without(
     def take() -> None:
         """The oldest step's tokens; what it guessed behind those that came before it."""
         asked, guessed, step = steps.popleft()
-        before = [texts[row] + outputs[row] for row in (0, 1)]
+        before = [texts[row] + outputs[row] for row in range(3)]
         result = step.result()
         tokens = list(unpack(result.tokens))
-        counts = list(unpack(result.counts)) or [1, 1]
+        counts = list(unpack(result.counts)) or [1, 1, 1]
         for row, count in zip(unpack(result.rows), counts, strict=True):
             outputs[row] += tokens[:count]
             del tokens[:count]
@@ -55,8 +55,8 @@ def test_guesses_as_published_and_outputs_as_without(
             guesses.append((guessed[:1, 1].tolist(), expected(model, layer, before[1], 1)))
 
     for at in range(STEPS):  # two in flight
-        asked = pack([MOST, 1]) if at != 1 else b""
-        step = d.executor.launch(d.plan(decodes=[0, 1], drafts=asked))
+        asked = pack([MOST, 1, 0]) if at != 1 else b""
+        step = d.executor.launch(d.plan(decodes=[0, 1, 2], drafts=asked))
         steps.append((asked, said[-1], step))
         if len(steps) == 2:
             take()
