@@ -13,7 +13,7 @@ class RequestPictures:
     """Those of one request, in the order of their marks. `reads`: whether the model sees any."""
 
     def __init__(self, reads: bool) -> None:
-        self._reads = reads
+        self.reads = reads
         self.images: list[bytes] = []
 
     def add_url(self, url: str, kind: str, place: str, field: str) -> str:
@@ -35,10 +35,10 @@ class RequestPictures:
 
     def text(self, text: str) -> str:
         """Text of the client's, in which nothing is taken for a picture's mark."""
-        return text.replace(MARK, "\ufffd") if self._reads else text
+        return text.replace(MARK, "\ufffd") if self.reads else text
 
     def _check(self, kind: str, place: str) -> None:
-        if not self._reads:
+        if not self.reads:
             raise BadRequest(
                 f"`{place}.type` {kind!r}: {NO_IMAGES}" if kind else f"`{place}`: {NO_IMAGES}",
                 details={"field": f"{place}.type" if kind else place},

@@ -20,7 +20,10 @@ def with_pictures(
         return pending
     parts, numbers = list[PendingPart](), count()
     if decoder is None:
-        raise BadRequest("the model takes no pictures: leave `images` out")
+        raise BadRequest(
+            "the model takes no pictures, or not as it is served (those that see do so in floats, "
+            "on a GPU with `--attention torch`): leave `images` out"
+        )
     marks = sum(part.text.count(MARK) for part in pending.parts)
     if marks != len(images):
         raise BadRequest(f"the template shows {marks} of {len(images)} `images`")

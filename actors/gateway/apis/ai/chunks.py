@@ -7,6 +7,7 @@ import msgspec
 from ramify.actors.gateway.apis.ai.requests import NO_LIMIT, SendRequest, answers_to, chat_messages
 from ramify.actors.gateway.apis.openai.dialogue import noted
 from ramify.actors.gateway.apis.openai.retention import Hinted, hinting, retaining, seconds_of
+from ramify.actors.gateway.apis.pictures import RequestPictures
 from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
 from ramify.actors.gateway.port.http import Response
 from ramify.actors.gateway.port.interfaces import Served
@@ -40,13 +41,15 @@ class ChatDialogue(Dialogue):
         settings = request.body
         thinking = settings.thinking(served)
         kept = seconds_of(settings.prompt_cache_retention, settings.prompt_cache_key)
+        pictures = RequestPictures(served.pictures)
+        messages = chat_messages(request.messages, settings, pictures)
         self.error: str | None = None
         self.ops: list[ClientMessage] = [
             Open(
                 detach="cancel", ttl_s=0.0, tools=settings.functions, effort=thinking.effort, parts=True
             ),
             *retaining(kept),
-            Append(id=1, messages=chat_messages(request.messages, settings)),
+            Append(id=1, messages=messages, images=pictures.images),
             Generate(
                 id=2,
                 max_tokens=settings.max_output_tokens or NO_LIMIT,

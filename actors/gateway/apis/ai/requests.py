@@ -12,9 +12,11 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from ramify.actors.gateway.apis.openai.effort import Asked, ThinkingEffort, thinking
 from ramify.actors.gateway.apis.openai.retention import Retention
+from ramify.actors.gateway.apis.pictures import NO_PICTURES, RequestPictures
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import BadRequest, InvalidField
 from ramify.protocol.json_value import check_json
@@ -201,19 +203,25 @@ class ResumeRequest(msgspec.Struct, frozen=True, rename="camel"):
     last_sequence: Annotated[int, Meta(ge=0, le=2**53 - 1)] | None = None
 
 
-def chat_messages(messages: list[UiMessage], settings: CallSettings) -> list[ChatMessage]:
+def chat_messages(
+    messages: list[UiMessage], settings: CallSettings, pictures: RequestPictures = NO_PICTURES
+) -> list[ChatMessage]:
     """The conversation as a session's template knows it. Raises BadRequest that names the place.
 
     Calls that have no result yet are left out, as `convertToModelMessages` can.
     """
     system = settings.instructions or settings.system
-    turns = [ChatMessage(role="system", content=system)] if system else []
+    turns = [ChatMessage(role="system", content=pictures.text(system))] if system else []
     for i, message in enumerate(messages):
         if message.role == "assistant":
-            turns += _assistant(message, i)
+            said = _assistant(message, i)
+            if pictures.reads:
+                said = [replace(each, content=pictures.text(each.content)) for each in said]
+            turns += said
         else:
             content = "".join(
-                _said(part, f"messages[{i}].parts[{j}]") for j, part in enumerate(message.parts)
+                _said(part, f"messages[{i}].parts[{j}]", pictures)
+                for j, part in enumerate(message.parts)
             )
             turns.append(ChatMessage(role=message.role, content=content))
     if not turns or turns[-1].role not in ("user", "tool"):
@@ -291,20 +299,22 @@ def _result(part: UiPart) -> str:
     return msgspec.json.encode(part.output).decode()
 
 
-def _said(part: UiPart, where: str) -> str:
-    """The text of a part of a user's or the system's message. Raises BadRequest."""
+def _said(part: UiPart, where: str, pictures: RequestPictures) -> str:
+    """The text of a part of a user's or the system's message, or a picture's mark. Raises BadRequest."""
     if part.type == "text":
-        return part.text
+        return pictures.text(part.text)
     if part.type != "file":
         return ""  # for the eye: data-*, sources
     kind = (part.media_type or "").partition("/")[0]
+    if kind == "image" and pictures.reads:
+        return pictures.add_url(part.url, "file", where, "url")
     if kind != "text" or not part.url.startswith("data:"):
         raise BadRequest(
             f"`{where}` is a file of the type {part.media_type!r}: the model reads text alone. Send "
             "text files as data URLs",
             details={"field": where},
         )
-    return f"\n\n{part.filename or 'File'}:\n{_data_url(part.url, where)}"
+    return pictures.text(f"\n\n{part.filename or 'File'}:\n{_data_url(part.url, where)}")
 
 
 def _data_url(url: str, where: str) -> str:

@@ -13,6 +13,7 @@ from ramify.actors.gateway.apis.ai.requests import (
     chat_messages,
 )
 from ramify.actors.gateway.apis.openai.requests import decode
+from ramify.actors.gateway.apis.pictures import RequestPictures
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import ChatMessage
 
@@ -111,6 +112,14 @@ def test_text_files(url: str, said: str) -> None:
 def test_files_that_are_no_text(file: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match=r"messages\[1\]\.parts\[0\]"):
         turns(user(text("a")), user({"type": "file", **file}))
+
+
+def test_pictures_for_a_model_that_sees() -> None:
+    pictures = RequestPictures(True)
+    file = {"type": "file", "mediaType": "image/png", "url": "data:image/png;base64,AAEC"}
+    said = msgspec.convert([user(text("See \ufffc"), file)], list[UiMessage])
+    (turn,) = chat_messages(said, CallSettings(), pictures)
+    assert (turn.content, pictures.images) == ("See \ufffd\ufffc", [b"\0\1\2"])
 
 
 @pytest.mark.parametrize("last", [[], [text("I said so.")], [call("input-available")]])
