@@ -14,6 +14,7 @@ from anyio.abc import TaskGroup
 
 from ramify.actors.cache.actor import CacheActor
 from ramify.actors.cache.cache import CacheShares, RadixCache
+from ramify.actors.cache.on_disk import OnDisk
 from ramify.actors.cache.windows import windows_of
 from ramify.actors.executor.actor import start_executor
 from ramify.actors.executor.copier import KvCopier
@@ -31,6 +32,7 @@ from ramify.actors.kit.mailbox import Address, LimitedAddress, Mailbox
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.layout import ProcessLayout, expects_cuda
 from ramify.actors.scheduler.actor import SchedulerActor
+from ramify.actors.tiers.mover import DiskMover, open_disk
 from ramify.actors.watchdog import step_timeout
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.config import EngineConfig
@@ -71,6 +73,7 @@ class CoreActors:
         self._routers = routers
         self._scheduler: SchedulerActor | None = None
         self._keeper: ExecutorKeeper | None = None
+        self._disk: DiskMover | None = None  # of KV
         self._to_scheduler: Mailbox[SchedulerEvent] = Mailbox("scheduler", BIG)
         self._to_cache: Mailbox[CacheMessage] = Mailbox("cache", BIG)
         self._to_grammar: Mailbox[GrammarMessage] = Mailbox("grammar", BIG)
@@ -98,6 +101,7 @@ class CoreActors:
             group.start_soon(self._vocabulary.run)
         log.info("placing the executor", **layout.told("executor"))
         self._executor = await self._start_executor(progress)
+        self._disk = await open_disk(self._config.model, self._executor.info, self._to_cache)
 
     async def _start_executor(self, progress: Progress) -> ExecutorHandle:
         return await start_executor(self._spec, self._layout.executor, progress=progress)
@@ -112,7 +116,7 @@ class CoreActors:
     ) -> Core:
         executor, config, metrics = self.executor, self._config, self._metrics
         assert executor is not None
-        info = executor.info
+        info, mover = executor.info, self._disk
         schedule = config.schedule
         shares = CacheShares(schedule.retain_share, schedule.retain_leases)
         self.cache = RadixCache(
@@ -122,6 +126,7 @@ class CoreActors:
             state_slots=info.state_slots,
             windows=windows_of(info, schedule.in_flight),
             host_blocks=info.host_blocks,
+            disk=None if mover is None else OnDisk(mover.file.places, mover.file.found),
         )
         metrics.kv(info.pages * info.page_size, 0, 0)
         metrics.watch_tiers(partial(self.cache.tiers, info.kv_bytes_per_token))
@@ -133,6 +138,7 @@ class CoreActors:
             self._routers,
             clock=self._clock,
             check_idle=self._check_idle,
+            disk=mover,
         )
         copier = KvCopier(lambda: self.info, spread, self._to_scheduler, metrics)
         self._scheduler = scheduler = SchedulerActor(
@@ -200,3 +206,6 @@ class CoreActors:
         if self.executor is not None:
             with anyio.CancelScope(shield=True):
                 await self.executor.stop(grace=5.0)
+        if self._disk is not None:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._disk.close)

@@ -89,12 +89,29 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
         int,
         Setting(
             "host memory for KV that has to leave the KV cache (8G: 8 GiB), which is loaded again where "
-            "that is quicker than computing it; 0: none",
+            "that is quicker than computing it; auto: half of what is free; 0: none",
             low=0,
             high=1 << 50,
             unit="bytes",
+            words={"auto": -1},
+            default="0",
+            besides={-1: "auto"},
         ),
     ] = 0
+    kv_disk: Annotated[
+        Path | None,
+        Setting(
+            "folder for KV behind --kv-host, which a restart finds again; who reads it can find out "
+            "what was said",
+            default="none",
+        ),
+    ] = None
+    kv_disk_bytes: Annotated[
+        int,
+        Setting(
+            "most bytes in --kv-disk, of each replica (64G: 64 GiB)", low=1, high=1 << 50, unit="bytes"
+        ),
+    ] = 16 << 30
     state_slots: Annotated[
         int | None,
         Setting(
@@ -211,6 +228,10 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
                 f"--kv-tokens is {self.kv_tokens}: must be at least {2 * self.page_size}, two pages of "
                 "--page-size"
             )
+        if self.kv_disk is not None and not self.kv_host:
+            raise ConfigError("--kv-disk lies behind host memory: give --kv-host too (8G, or auto)")
+        if self.kv_disk is not None and self.tensor_parallel > 1:
+            raise ConfigError("--kv-disk keeps the KV of one process: leave out it or --tensor-parallel")
 
 
 class ScheduleConfig(Settings, frozen=True, kw_only=True):

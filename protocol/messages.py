@@ -167,7 +167,9 @@ class Acquire(msgspec.Struct, frozen=True, array_like=True, gc=False):
     - `slots`: state slots that it needs to run, beside those for snapshots (0: the model has no states).
       On a model with windows: tokens that it may add behind `extra`.
     - `most`: it is denied if it has to compute more, whatever is free (0: any number).
-    - `load`: KV that left the device may be loaded again: that takes less time than to compute it.
+    - `load`: KV in host memory may be loaded: that takes less time than to compute it.
+    - `rate`: prompt tokens a second that it would be computed with, if it may wait for KV on the disk
+      (`Denied.reason` "disk"); 0: it may not.
     """
 
     request: int
@@ -181,6 +183,7 @@ class Acquire(msgspec.Struct, frozen=True, array_like=True, gc=False):
     slots: int = 0
     most: int = 0
     load: bool = False
+    rate: float = 0.0
 
 
 class Grow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -239,13 +242,32 @@ class RenewPool(Base, frozen=True):
     """Start over with an empty pool of that many pages: another executor has taken the old one's place.
 
     Comes when no request runs. Branches keep their tokens. `state_slots`, `window_pages`,
-    `host_blocks`: of the new executor.
+    `host_blocks`, `host_memory`: of the new executor.
     """
 
     pages: int
     state_slots: int = 0
     window_pages: int = 0
     host_blocks: int = 0
+    host_memory: str = ""
+
+
+class DiskOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Copy block `key` from a slot of host memory to a place on the disk; not `write`: back."""
+
+    write: bool
+    key: bytes
+    slot: int
+    place: int
+
+
+class DiskResult(Base, frozen=True):
+    """`whole`: the block is where it was to go. `broken`: nothing can be written any more."""
+
+    order: DiskOrder
+    whole: bool
+    seconds: float
+    broken: bool = False
 
 
 CacheMessage = (
@@ -260,6 +282,7 @@ CacheMessage = (
     | Inspect
     | Settle
     | RenewPool
+    | DiskResult
     | ListenKv
     | UnlistenKv
     | SeekBlocks
@@ -317,12 +340,13 @@ class Denied(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
     `reason` "memory": not enough free and evictable pages (`short`: how many are missing), or state
     slots or window pages (`slots`);
     "shared": a part of its prefix is being computed by request `on`; acquire again when that
-    one commits; "gone": the branch does not exist, or not as the request knew it.
+    one commits; "gone": the branch does not exist, or not as the request knew it; "disk": a part of its
+    prefix comes from the disk, and `Brought` says when.
     `resident`: tokens of the branch that are resident now, for the order of the queue.
     """
 
     request: int
-    reason: Literal["memory", "shared", "gone"]
+    reason: Literal["memory", "shared", "gone", "disk"]
     resident: int = 0
     short: int = 0
     on: int = 0
@@ -344,7 +368,8 @@ class Settled(Base, frozen=True):
     """The answer to one `Settle`: verdicts in the order of its acquires, grown in its grows'.
 
     Page counts after it: `free`, `evictable`, `referenced` add up to the pool. `copies`: see `StepPlan`;
-    they belong into the next plan, before a page of this answer is used. So do `saves`.
+    they belong into the next plan, before a page of this answer is used. So do `saves`. `more`: there is
+    more to save, for the disk: settle again when that is free.
 
     `slots`: int32, for each of `puts` those of its keys, in order; -1: not to be put. `reads`: for each
     of the reads, the blocks that are here, or will be when the saves are done.
@@ -359,6 +384,13 @@ class Settled(Base, frozen=True):
     saves: list[MovedBlock] = []
     slots: list[bytes] = []
     reads: list[list[MovedBlock]] = []
+    more: bool = False
+
+
+class Brought(Base, frozen=True):
+    """What these requests were denied for came from the disk, or takes too long: acquire again."""
+
+    requests: list[int]
 
 
 class Submit(Base, frozen=True):
@@ -438,7 +470,7 @@ class Unconstrain(Base, frozen=True):
 
 
 RequestMessage = Submit | CancelRequest | CancelSession | ReadOrPut  # what sessions and fronts tell it
-SchedulerMessage = RequestMessage | Settled | Constrain | Unconstrain | CopiedIn
+SchedulerMessage = RequestMessage | Settled | Brought | Constrain | Unconstrain | CopiedIn
 
 # What the scheduler's mailbox holds: messages of sessions and the cache, results of the executor.
 SchedulerEvent = SchedulerMessage | StepResult | ExecutorDown | ExecutorInfo

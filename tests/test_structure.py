@@ -29,8 +29,8 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (306, 620),
-    "actors/cache": (16, 37),
+    "actors": (309, 628),
+    "actors/cache": (17, 41),
     "actors/calls": (11, 27),
     "actors/cluster": (15, 32),
     "actors/executor": (9, 11),
@@ -41,13 +41,14 @@ SIZES = {
     "actors/links": (6, 10),
     "actors/processes": (6, 7),
     "actors/routing": (6, 12),
-    "actors/scheduler": (20, 49),
+    "actors/scheduler": (20, 50),
     "actors/session": (48, 129),
     "actors/store": (11, 31),
+    "actors/tiers": (3, 3),
     "actors/tokenizer": (9, 20),
     "protocol": (28, 59),
     "clients": (82, 136),
-    "gpu": (218, 356),
+    "gpu": (218, 357),
     "benchmarks": (44, 133),
 }
 # measure: bound, goal

@@ -6,19 +6,33 @@ for the answer, so a full mailbox there means that it has stopped.
 Does not know what a message does to the tree.
 """
 
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Protocol
+
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskStatus
 
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
-from ramify.actors.kit.clock import Clock, MonotonicClock
+from ramify.actors.kit.clock import Clock, MonotonicClock, Timer
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed
 from ramify.protocol import messages as m
 from ramify.protocol.cluster import KvEvents, ListenKv, SeekBlocks, UnlistenKv
 
+_AHEAD = 8  # branches of a turn whose blocks are fetched from the disk
 NEWS_S = 0.05  # seconds for which changes are collected before routers are told
+
+
+class Disk(Protocol):
+    """What moves blocks between host memory and a disk, and answers each order with a `DiskResult`."""
+
+    def submit(self, orders: Iterable[m.DiskOrder]) -> None: ...
+
+    def renew(self, path: str, slots: int) -> None:
+        """Host memory is another one from now on."""
 
 
 class CacheActor:
@@ -31,10 +45,11 @@ class CacheActor:
         self,
         mailbox: Mailbox[m.CacheMessage],
         cache: RadixCache,
-        scheduler: Address[m.Settled],
+        scheduler: Address[m.Settled | m.Brought],
         sessions: Spread[m.SessionMessage],
         routers: Address[KvEvents] | None = None,
         *,
+        disk: Disk | None = None,
         clock: Clock | None = None,
         check_idle: bool = False,
     ) -> None:
@@ -46,6 +61,9 @@ class CacheActor:
         self._changed = anyio.Event()  # there is something to tell routers
         self._clock: Clock = clock if clock is not None else MonotonicClock()
         self._check_idle = check_idle
+        self._disk = disk
+        self._extended: OrderedDict[int, None] = OrderedDict()  # branches whose blocks may be fetched
+        self._timer: Timer | None = None  # for who waits for the disk
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until the mailbox is closed and empty. Raises what the cache raises."""
@@ -76,10 +94,33 @@ class CacheActor:
             for message in messages:
                 self._handle(message)
             self._sessions.start()
+            if self._disk is not None:
+                self._serve_disk(self._disk)
             if not self._changed.is_set() and self.cache.pending_news:
                 self._changed.set()
             if self._check_idle and not self.cache.runs and not len(self.mailbox):
                 check(self.cache)
+
+    def _serve_disk(self, disk: Disk) -> None:
+        """Order what is to be moved, and tell whose blocks have come."""
+        waits = self.cache.waits
+        for _ in range(min(_AHEAD, len(self._extended))):
+            self.cache.fetch_ahead(self._extended.popitem(last=False)[0])
+        if orders := waits.take_orders():
+            disk.submit(orders)
+        ready = waits.take_ready()
+        if ready or self.cache.may_save:
+            self._scheduler.tell(m.Brought(ready))
+        if self._timer is not None:
+            self._timer.cancel()
+        due = waits.deadline
+        self._timer = None if due is None else self._clock.call_at(due, self._overdue)
+
+    def _overdue(self) -> None:
+        self._timer = None
+        self.cache.waits.expire(self._clock.now())
+        if self._disk is not None:
+            self._serve_disk(self._disk)
 
     async def _announce(self, routers: Address[KvEvents]) -> None:
         """Send the changes to listeners, some times a second and in bounded parts, behind answers."""
@@ -95,13 +136,26 @@ class CacheActor:
         for event in self.cache.news():
             routers.tell(event)
 
+    def _extend(self, message: m.ExtendBranch) -> None:
+        self.cache.extend_branch(message)
+        if self._disk is not None:
+            self._extended[message.branch] = None
+
+    def _renew(self, message: m.RenewPool) -> None:
+        count = message.state_slots or message.window_pages
+        self.cache.renew(message.pages, count, message.host_blocks)
+        if self._disk is not None:
+            self._disk.renew(message.host_memory, message.host_blocks)
+
     def _handle(self, message: m.CacheMessage) -> None:
         cache = self.cache
         match message:
             case m.Settle():
                 self._scheduler.tell(cache.settle(message, self._clock.now()))
             case m.ExtendBranch():
-                cache.extend_branch(message)
+                self._extend(message)
+            case m.DiskResult():
+                cache.waits.done(message)
             case m.OpenBranch():
                 cache.open_branch(message)
             case m.ForkBranch():
@@ -120,8 +174,8 @@ class CacheActor:
                         self._routers.tell(event)
             case UnlistenKv():
                 cache.unlisten_kv(message)
-            case m.RenewPool(pages, state_slots, window_pages, host_blocks):
-                cache.renew(pages, state_slots or window_pages, host_blocks)
+            case m.RenewPool():
+                self._renew(message)
             case m.Reopen(session):
                 cache.drop_sessions(m.DropSessions([session]), keep=False)
             case m.Inspect():

@@ -20,6 +20,7 @@ from ramify.actors.cache.announcer import Announcer
 from ramify.actors.cache.branches import Branches
 from ramify.actors.cache.leases import Bounds, Leases
 from ramify.actors.cache.node import DEVICE, SUSPECT, Node
+from ramify.actors.cache.on_disk import DiskWaits, OnDisk
 from ramify.actors.cache.residency import REACH, Residency
 from ramify.actors.cache.resuming import Begun, Resuming, WindowResuming, resumable
 from ramify.actors.cache.run import PageLease
@@ -86,6 +87,7 @@ class RadixCache:
         state_slots: int = 0,
         windows: Windows | None = None,
         host_blocks: int = 0,
+        disk: OnDisk | None = None,
     ) -> None:
         snapshots = state_slots > 0 or windows is not None
         if snapshots and page_size != 1:
@@ -93,7 +95,8 @@ class RadixCache:
         self.page_size = page_size
         self.tree = RadixTree(page_size, block, states=snapshots)
         self.residency = Residency(self.tree, PageAllocator(pages), reach)
-        self.residency.stored = StoredBlocks(self.tree, host_blocks)
+        self.residency.stored = StoredBlocks(self.tree, host_blocks, disk)
+        self.waits = DiskWaits(self.residency.stored)
         self._resuming: Resuming | None = None  # of a model with fixed states or windows
         if windows is not None:
             self._resuming = WindowResuming(self.tree, self.residency, windows)
@@ -103,8 +106,10 @@ class RadixCache:
         self.leases = Leases(self.tree, self.residency.victims.reconsider, self._bounds())
         self.branches = Branches(self.tree, self.leases)
         self.runs: dict[int, PageLease] = {}
+        self._stalled = False  # the disk was behind when requests' blocks were to be saved for it
         self._listeners: set[int] = set()
-        self._hits = [0, 0, 0]  # tokens that requests found on the device, in host memory, at a peer
+        # Tokens that requests found on the device, in host memory, on the disk, at a peer
+        self._hits = [0, 0, 0, 0]
         self._copies: list[int] = []  # see `take_copies`
 
     @property
@@ -129,12 +134,15 @@ class RadixCache:
 
     def tiers(self, token_bytes: int) -> list[KvTier]:
         """What is where, for metrics."""
-        size = self.tree.block
-        stored, here = self.residency.stored, (self.total - self.free) * self.page_size // size
-        foreign = len(stored.foreign)
-        blocks = here, len(stored) - foreign, foreign
-        named = zip(("device", "host", "peer"), blocks, self._hits, strict=True)
-        return [KvTier(tier, count, count * size * token_bytes, hits) for tier, count, hits in named]
+        size, stored = self.tree.block, self.residency.stored
+        here, foreign = (self.total - self.free) * self.page_size // size, len(stored.foreign)
+        blocks = here, len(stored) - foreign, len(stored.disk or ()), foreign
+        named = zip(("device", "host", "disk", "peer"), blocks, self._hits, strict=True)
+        took = {"disk": 0.0 if stored.disk is None else stored.disk.seconds}
+        return [
+            KvTier(tier, count, count * size * token_bytes, hits, took.get(tier))
+            for tier, count, hits in named
+        ]
 
     # --- branches ---------------------------------------------------------------------------
 
@@ -217,6 +225,22 @@ class RadixCache:
         announcer = self.residency.announcer
         return announcer is not None and announcer.pending
 
+    @property
+    def may_save(self) -> bool:
+        """Whether blocks are to be saved for the disk again, and none could. Once."""
+        disk = self.residency.stored.disk
+        if disk is None or not self._stalled or disk.backlog > self.residency.stored.slots // 4:
+            return False
+        self._stalled = False
+        return True
+
+    def fetch_ahead(self, branch: int) -> None:
+        """Have what the disk has of a branch come to host memory, as far as that is free."""
+        tip = self.branches.find(branch)
+        if tip is not None and tip.end > self.tree.block and self._resuming is None:
+            found = self._found(tip, tip.end - 1)
+            self.waits.ahead(tip, self._whole(found.reach))
+
     # --- requests ---------------------------------------------------------------------------
 
     def settle(self, message: m.Settle, now: float = 0.0) -> m.Settled:
@@ -232,12 +256,15 @@ class RadixCache:
         slots = [self._accept(keys) for keys in message.puts]
         verdicts = [self.acquire(acquire, now) for acquire in message.acquires]
         reads = [self._give(read) for read in message.reads]
+        more = False
         if stored.slots:
             self.residency.save_ahead()
+            more = self.residency.save_for_disk()
+            self._stalled = not more and bool(self.residency.unsaved)
         counts = self.free, self.evictable, self.referenced
         saves, stored.saves = stored.saves, []
         copies = self.take_copies()
-        return m.Settled(verdicts, grown, *counts, copies, saves, slots, reads)
+        return m.Settled(verdicts, grown, *counts, copies, saves, slots, reads, more)
 
     def lacking(self, message: SeekBlocks) -> Lacking:
         """What another replica may send of a branch. O(its blocks that are not on the device)."""
@@ -288,6 +315,10 @@ class RadixCache:
         found = self._found(tip, last)
         if found.on:
             return m.Denied(request, "shared", resident=self._whole(found.start.end), on=found.on)
+        if message.rate and self._resuming is None:
+            whole = self._whole(found.reach)
+            if self.waits.begin(request, tip, whole, last, message.rate, now):
+                return m.Denied(request, "disk", resident=whole)
         return self._grant(message, tip, found, now)
 
     def _found(self, tip: Node, last: int) -> _Found:
@@ -352,10 +383,7 @@ class RadixCache:
         begun = Begun(not keys) if resuming is None else resuming.begin(run, found, end, slots)
         blocks = stored.loads(keys, cached, first, pages) if keys else []
         run.stored, run.loaded = keys, max(0, loaded - cached)
-        self._hits[0] += cached
-        from_peers = min(run.loaded, self.tree.block * len(stored.foreign.intersection(keys)))
-        self._hits[1] += run.loaded - from_peers
-        self._hits[2] += from_peers
+        self._count_hits(cached, run.loaded, keys)
         cached += run.loaded
         _claim(tip, request)
         return m.Granted(
@@ -425,11 +453,21 @@ class RadixCache:
         """
         if self.runs:
             raise RuntimeError(f"the pool is renewed while {len(self.runs)} requests run")
+        disk = self.residency.stored.disk
         self.residency.renew(PageAllocator(pages))
-        self.residency.stored = StoredBlocks(self.tree, host_blocks)
+        self.residency.stored = StoredBlocks(self.tree, host_blocks, disk)
+        self.waits.renew(self.residency.stored)
         if self._resuming is not None:
             self._resuming.renew(count)
         self.leases.bounds = self._bounds()
+
+    def _count_hits(self, cached: int, loaded: int, keys: list[bytes]) -> None:
+        stored, size = self.residency.stored, self.tree.block
+        peer = min(loaded, size * len(stored.foreign.intersection(keys)))
+        disk = min(loaded - peer, size * len(stored.from_disk.intersection(keys)))
+        stored.from_disk.difference_update(keys)
+        for tier, count in enumerate((cached, loaded - disk - peer, disk, peer)):
+            self._hits[tier] += count
 
     # --- internals --------------------------------------------------------------------------
 
@@ -510,6 +548,8 @@ class RadixCache:
             assert node.parent is not None
             node = node.parent
         del self.runs[run.request]
+        if self.residency.stored.disk is not None:
+            self.residency.unsaved.append((node, 1 << 62))
         if self._resuming is not None:
             self._resuming.end(run)
         self.residency.give_back(run.rest())

@@ -16,6 +16,8 @@ pages are wanted, so they deny no request memory.
 Does not know branches, requests or clocks.
 """
 
+from collections import deque
+
 import numpy as np
 
 from ramify.actors.cache.allocator import PageAllocator, Pages
@@ -32,6 +34,8 @@ _MOST_KEPT = 256  # paths
 _KEPT_BYTES = 64 << 20  # of page tables of kept paths
 _AHEAD = 4  # with less than total / _AHEAD pages free, blocks are saved ahead
 MOST_AHEAD = 32  # of them at a time
+FOR_DISK, _MOST_UNSAVED = 8, 1024  # blocks that are saved at a time for the disk; ends that wait
+_ENOUGH = 32  # blocks in a row that are there: what is above them is, too
 _RESERVE = 4  # with less than total / _RESERVE pages to be had, no path is kept
 
 
@@ -54,6 +58,8 @@ class Residency:
         self.announcer: Announcer | None = None  # where somebody listens to what is resident
         self.snapshots: Snapshots | None = None  # of a model with fixed states or windows
         self.stored = StoredBlocks(tree)  # where evicted KV goes to
+        # Ends of requests whose blocks are to be on the disk, and below which number
+        self.unsaved: deque[tuple[Node, int]] = deque(maxlen=_MOST_UNSAVED)
 
     @property
     def free(self) -> int:
@@ -247,6 +253,7 @@ class Residency:
     def renew(self, allocator: PageAllocator) -> None:
         """Nothing is resident or stored any more, and pages come from `allocator`. Nobody holds any."""
         self.stored = StoredBlocks(self.tree)
+        self.unsaved.clear()
         self.release_kept()
         if self.evictable:
             self._evict(self.evictable)
@@ -372,6 +379,23 @@ class Residency:
             while current is not None and left and not current.locks and current.resident_children < 2:
                 self.stored.save(current, left)
                 current = current.parent
+
+    def save_for_disk(self) -> bool:
+        """Save some of what requests left, so that a restart finds it. Whether to go on at once."""
+        disk, left = self.stored.disk, SaveBudget(FOR_DISK)
+        if disk is None or disk.backlog > self.stored.slots // 2:
+            return False
+        while self.unsaved and left.look():
+            node, top = self.unsaved.popleft()
+            top = self.stored.keep(node, top, left)
+            if top > node.start // self.tree.block:
+                self.unsaved.appendleft((node, top))
+                return left.blocks < FOR_DISK or not left.looks  # else there is no slot
+            if node.parent is not None and left.present < _ENOUGH:
+                self.unsaved.appendleft((node.parent, 1 << 62))
+            else:
+                left.present = 0
+        return bool(self.unsaved)
 
     def _make_cold(self, node: Node) -> Pages:
         """Take a leaf's pages away, for the caller to free.

@@ -22,6 +22,7 @@ import numpy as np
 
 from ramify.actors.cache.allocator import Pages
 from ramify.actors.cache.node import DEVICE, Node
+from ramify.actors.cache.on_disk import OnDisk
 from ramify.actors.cache.tree import RadixTree
 from ramify.protocol.cluster import KEY, MOST_SOUGHT
 from ramify.protocol.plan import MovedBlock
@@ -34,6 +35,7 @@ class SaveBudget:
 
     def __init__(self, blocks: int) -> None:
         self.blocks, self.looks = blocks, 32 * blocks
+        self.present = 0  # blocks in a row that need not be saved
 
     def __bool__(self) -> bool:
         return self.blocks > 0 and self.looks > 0
@@ -48,10 +50,12 @@ class StoredBlocks:
     written.
     """
 
-    def __init__(self, tree: RadixTree, slots: int = 0) -> None:
+    def __init__(self, tree: RadixTree, slots: int = 0, disk: OnDisk | None = None) -> None:
         if slots and tree.block % tree.page_size:
             raise ValueError(f"blocks of {tree.block} tokens in pages of {tree.page_size}")
         self.slots = slots
+        self.disk = disk if slots else None  # where copies go, if anywhere
+        self.from_disk: set[bytes] = set()  # blocks that came from there, and were not loaded yet
         self.saves: list[MovedBlock] = []
         self._tree = tree
         self._size = tree.block
@@ -95,14 +99,14 @@ class StoredBlocks:
             if key in self._idle:
                 if left is None:
                     self._idle.move_to_end(key)
+                self._written(key)
                 continue
             slot = self._claim(key)
             if slot is None:
                 continue
             if table is None:
                 table = self._table(node, first * self._pages)
-            pages = table[index * self._pages : (index + 1) * self._pages]
-            self.saves.append(MovedBlock(slot, key, pages.tobytes()))
+            self._order(key, slot, table, index)
             if left is not None:
                 left.blocks -= 1
 
@@ -112,6 +116,42 @@ class StoredBlocks:
         if slot is not None:
             self._idle[key] = slot
         return slot
+
+    def _order(self, key: bytes, slot: int, table: Pages, index: int) -> None:
+        """Save the block with `index` in the `table` to a slot."""
+        pages = table[index * self._pages : (index + 1) * self._pages]
+        self.saves.append(MovedBlock(slot, key, pages.tobytes()))
+        self._written(key)
+
+    def keep(self, node: Node, top: int, left: SaveBudget) -> int:
+        """Have the blocks that end in `node`, below number `top`, copied to the disk by way of host
+        memory: the deepest first, as many as are left. Returns the number below which the rest is.
+        """
+        size, disk = self._size, self.disk
+        first, last = node.start // size, node.end // size
+        top = min(top, last)
+        if disk is None or node.parent is None or node.state is not DEVICE or not node.proven:
+            return 0
+        keys = self.keys(node, last - first) if top > first else []
+        table: Pages | None = None
+        while top > first and left.look():
+            key = keys[top - 1 - first]
+            if disk.has_or_gets(key) or key in self._idle or key in self._pinned or key in self.coming:
+                left.present += 1
+                self._written(key)
+            else:
+                slot = self._claim(key) if left else None
+                if slot is None:
+                    break
+                table = self._table(node, first * self._pages) if table is None else table
+                self._order(key, slot, table, top - 1 - first)
+                left.blocks, left.present = left.blocks - 1, 0
+            top -= 1
+        return top
+
+    def _written(self, key: bytes) -> None:
+        if self.disk is not None:
+            self.disk.want(key)
 
     def _slot(self) -> int | None:
         """A slot to write to; None: all are pinned."""
@@ -135,11 +175,17 @@ class StoredBlocks:
 
     # --- to the device ------------------------------------------------------------------------
 
-    def find(self, tip: Node, start: int, end: int) -> list[bytes]:
+    def find(self, tip: Node, start: int, end: int, *, disk: bool = False) -> list[bytes]:
         """Keys of the stored blocks of the path to `tip`, without a gap: from the one with position
-        `start` on, and up to position `end`.
+        `start` on, and up to position `end`. `disk`: those on the disk are as good.
         """
-        return list(takewhile(self.__contains__, self.path(tip, start, end))) if len(self) else []
+        if not len(self) and not (disk and self.disk):
+            return []
+        there = self._here_or_on_disk if disk else self.__contains__
+        return list(takewhile(there, self.path(tip, start, end)))
+
+    def _here_or_on_disk(self, key: bytes) -> bool:
+        return key in self or (self.disk is not None and key in self.disk)
 
     def path(self, tip: Node, start: int, end: int) -> Iterator[bytes]:
         """Keys of the blocks of the path to `tip`, from the one with position `start` on, up to position
@@ -230,8 +276,13 @@ class StoredBlocks:
             return  # of an executor that is gone
         if whole:
             self._idle[key] = slot
+            self._written(key)
             if foreign:
                 self.foreign.add(key)
+            else:
+                self.from_disk.add(key)
+                if len(self.from_disk) > 2 * self.slots:
+                    self.from_disk.clear()
         else:
             self.free.append(slot)
 
@@ -273,12 +324,17 @@ class StoredBlocks:
                 if slot is not None:
                     if table is None:
                         table = self._table(node, first * self._pages)
-                    pages = table[index * self._pages : (index + 1) * self._pages]
-                    self.saves.append(MovedBlock(slot, key, pages.tobytes()))
+                    self._order(key, slot, table, index)
             if slot is None:
                 break
             given.append(MovedBlock(slot, key, b""))
         return given
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """These are wanted soon."""
+        for key in keys:
+            if key in self._idle:
+                self._idle.move_to_end(key)
 
     # --- keys ---------------------------------------------------------------------------------
 

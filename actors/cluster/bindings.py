@@ -24,6 +24,7 @@ from ramify.protocol.messages import (
     CancelSession,
     ChangeCore,
     Compile,
+    DiskResult,
     DropBranches,
     DropSessions,
     ExtendBranch,
@@ -379,7 +380,7 @@ def session_in(message: ForCore) -> int:
             return session_of(next(iter(until)))
         case DropBranches(branches):
             return session_of(branches[0])
-        case DropSessions() | Settle() | RenewPool() | ListenKv() | UnlistenKv():
+        case DropSessions() | Settle() | RenewPool() | DiskResult() | ListenKv() | UnlistenKv():
             raise ValueError(f"a {type(message).__name__} is of no one session")
         case _:
             return session_of(message.branch)

@@ -314,6 +314,8 @@ class Metrics:
             blocks.add_metric([each.tier], each.blocks)
             held.add_metric([each.tier], each.bytes)
             hits.add_metric([each.tier], each.hit_tokens)
+            if each.load_s is not None:
+                loads.add_metric([each.tier], each.load_s)
         loads.add_metric(["host"], self._load_us * 1e-6)
         loads.add_metric(["peer"], self.copied_s)
         yield from (blocks, held, hits, loads)

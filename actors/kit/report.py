@@ -12,12 +12,16 @@ from ramify.protocol.cluster import ReplicaLoad
 
 
 class KvTier(msgspec.Struct, frozen=True):
-    """A place where KV is. `hit_tokens`: those that requests found there, since the start."""
+    """A place where KV is. `hit_tokens`: those that requests found there, since the start.
+
+    `load_s`: in which KV was moved to and from it, where the cache knows.
+    """
 
     tier: str
     blocks: int
     bytes: int
     hit_tokens: int
+    load_s: float | None = None
 
 
 class CredentialUsage(msgspec.Struct, array_like=True):

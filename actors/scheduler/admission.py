@@ -275,15 +275,16 @@ class Admission:
         if held - run.loaded != request.charge:
             account.charge(held - run.loaded - request.charge)
         account.tenant.slots += held
-        request.charge = 0
-        request.need = 0
+        request.charge = request.need = 0
 
     def denied(self, request: Request, verdict: Denied, owner: Run | None) -> None:
         """Put back a request that was not granted. `owner`: the run its verdict names."""
         request.resident = verdict.resident
         self.queue.refund(request.account, request.charge)
-        request.charge = 0
-        probing, request.most = request.most > 0, 0
+        probing, request.most, request.charge = request.most > 0, 0, 0
+        if verdict.reason == "disk":
+            request.state, request.fetched = RequestState.PARKED, True
+            return
         if probing and verdict.reason == "memory":
             self.enqueue(request)
             return
@@ -435,8 +436,7 @@ class Admission:
         """
         short = (request.need or self._wanted(request)) - self._settlements.available
         if short <= 0:
-            runs, _ = for_slots(request, 1, self._runs.values(), self._planner.step, self._quantum)
-            return bool(runs)
+            return bool(for_slots(request, 1, self._runs.values(), self._planner.step, self._quantum)[0])
         done = self._make_pages(request, short)
         request.promised = False
         return done

@@ -44,6 +44,7 @@ from ramify.protocol.cluster import LOT, CopiedIn, PutBlocks, ReadBlocks, Replic
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.errors import Code
 from ramify.protocol.messages import (
+    Brought,
     CancelRequest,
     CancelSession,
     Commit,
@@ -101,6 +102,7 @@ class Scheduler:
         self._count = 0
         self._batch = 0
         self.down: str | None = None  # why there is no executor; None: there is one
+        self._more = False  # the cache has more to save
         self._next: ExecutorInfo | None = None  # of the executor that takes its place
         self._suspects = Suspects()
         self.retractions: Counter[str] = Counter()  # by Cause
@@ -190,6 +192,11 @@ class Scheduler:
                 self._cancel_session(event.session, now)
             case ReadBlocks() | PutBlocks() | CopiedIn():
                 self.exchange.ask(event)
+            case Brought():
+                self._more = True
+                for ident in event.requests:
+                    if (found := self._requests.get(ident)) and found.state is RequestState.PARKED:
+                        self._admission.enqueue(found)
             case ExecutorDown():
                 self._lost(event.reason, now)
             case ExecutorInfo():  # of the next one, which may differ in the sizes of its pools alone
@@ -217,7 +224,8 @@ class Scheduler:
             self._relieve(now)
         waiting = len(self._requests) > len(self._runs) and self.down is None
         exchange = self.exchange
-        if not (waiting or self.planner.wanted or self._settlements.commits or exchange.asks):
+        wanted = self.planner.wanted or self._settlements.commits or exchange.asks or self._more
+        if not (waiting or wanted):
             return None  # as after most steps
         if not self._settlements.ready:
             return None
@@ -226,8 +234,10 @@ class Scheduler:
         grows = [run for run in wanted if run.live]
         for run in grows:
             run.account.charge(self._settlements.growth(run))
-        loads = self._info.host_blocks and self.planner.loads.pays(self.planner.pace.rate(0))
-        return self._settlements.take(acquires, grows, bool(loads), exchange)
+        rate, more = self.planner.pace.rate(0), self._more and self.down is None
+        loads = self._info.host_blocks and self.planner.loads.pays(rate)
+        self._more = False
+        return self._settlements.take(acquires, grows, max(1.0, rate) if loads else 0.0, exchange, more)
 
     def deliver(self) -> list[tuple[int, Tokens]]:
         """Messages for sessions: one for each, with its events in order."""
@@ -548,10 +558,9 @@ class Scheduler:
 
     def _settled(self, message: Settled, now: float) -> None:
         acquires, grows = self._settlements.settled(message)
-        if message.copies and self.down is None:
-            self.planner.copy(message.copies)
-        if message.saves and self.down is None:
-            self.planner.loads.save(message.saves)
+        self._more = self._more or message.more
+        if self.down is None:
+            self._moves(message)
         self.exchange.settled(message, self.down is not None)
         starved: Request | None = None
         waited_for = False
@@ -576,6 +585,12 @@ class Scheduler:
                 self._end(starved, "error", now, "too_long", "the branch does not fit into the KV cache")
         elif waited_for:
             self._yield_pages()
+
+    def _moves(self, message: Settled) -> None:
+        if message.copies:
+            self.planner.copy(message.copies)
+        if message.saves:
+            self.planner.loads.save(message.saves)
 
     def _granted(self, request: Request, granted: Granted, now: float) -> None:
         ident = request.submit.request
@@ -734,7 +749,9 @@ class Scheduler:
         settlements.renew(self._info.pages)
         self._admission.renew(self._info.pages, self._accounts.values())
         info = self._info
-        return RenewPool(info.pages, info.state_slots, info.window_pages, info.host_blocks)
+        return RenewPool(
+            info.pages, info.state_slots, info.window_pages, info.host_blocks, info.host_memory
+        )
 
     def _pick(self, now: float) -> list[Request]:
         """Requests to acquire for now. One that is to run alone goes before all others."""

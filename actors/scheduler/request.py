@@ -51,7 +51,7 @@ class RequestState(Enum):
     """Where a request stands. Retraction leads from RUNNING back to WAITING."""
 
     WAITING = "in the queue"
-    PARKED = "its prefix is being computed by another request"
+    PARKED = "its prefix is being computed by another request, or comes from the disk"
     ACQUIRING = "its Acquire is on the way"
     RUNNING = "has pages and a row"
     ENDED = "Finished was made"
@@ -141,6 +141,7 @@ class Request:
     run: "Run | None" = None
     ending: Reason | None = None  # ACQUIRING: cancelled meanwhile
     resident: int = 0
+    fetched: bool = False  # it has waited for the disk
     repeated: bool = False  # it runs once more, because KV that it found was not finite
     done: int = 0  # this and the two that follow it: see `keep`
     prompt: int = field(init=False)  # tokens of the branch before the next output token

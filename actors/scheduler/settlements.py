@@ -74,14 +74,16 @@ class Settlements:
         self,
         acquires: list[Request],
         grows: list[Run],
-        load: bool = False,
+        rate: float = 0.0,
         exchange: KvExchange | None = None,
+        more: bool = False,
     ) -> Settle | None:
-        """The next Settle, or None if there is nothing to say. `load`: see `Acquire`. `exchange`: what
-        goes between replicas.
+        """The next Settle, or None if there is nothing to say, and the cache has no `more` to save.
+
+        `rate`: see `Acquire`; 0: nothing is to be loaded. `exchange`: what goes between replicas.
         """
         asks = exchange is not None and exchange.asks
-        if not self.commits and not acquires and not grows and not asks:
+        if not (self.commits or acquires or grows or asks or more):
             return None
         settle = Settle(
             list(self.commits.values()),
@@ -98,7 +100,8 @@ class Settlements:
                     request.submit.spare,
                     self._slots(request),
                     request.most,
-                    load,
+                    rate > 0,
+                    0.0 if request.fetched else rate,
                 )
                 for request in acquires
             ],

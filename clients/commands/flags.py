@@ -126,7 +126,7 @@ def _add(group: Any, each: DeclaredSetting, *, brief: bool, hidden: bool) -> Non
         options["choices"] = list(each.choices)
     else:
         kind = _bytes if known.unit == "bytes" else KINDS.get(each.kind)
-        options["type"] = _words(known.words, each.kind) if known.words else kind
+        options["type"] = _words(known.words, kind or each.kind) if known.words else kind
         options["metavar"] = UNITS.get(known.unit) or known.unit or METAVARS.get(each.kind, "TEXT")
     if each.many:
         options |= {"action": "append", "default": []}
@@ -141,6 +141,8 @@ def _words(words: Mapping[str, object], kind: Any) -> Callable[[str], object]:
             return words[text]
         try:
             return kind(text)
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"{error}, or {', '.join(words)}") from None
         except ValueError:
             known = ", ".join(words)
             raise argparse.ArgumentTypeError(f"{text!r}: must be {known} or a number") from None

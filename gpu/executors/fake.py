@@ -375,6 +375,7 @@ class FakeExecutor:
     def close(self) -> None:
         """There are no weights to release."""
         self.constraints.close()
+        self.blocks.host.close()
 
     def last(self, row: int) -> int:
         """The last token that the row sampled."""

@@ -120,6 +120,8 @@ class HostExecutor(ABC, Generic[Output]):
                 self._others.close()
             self.constraints.close()
             self._release()
+            if self._blocks is not None:
+                self._blocks.close()
             del self._pool, self._blocks
 
     # --- what an executor does in its own way ---

@@ -73,6 +73,11 @@ class HostBlocks:
                 at += size
         return lost
 
+    def close(self) -> None:
+        """Let go of the memory."""
+        self.bytes = torch.empty(0, dtype=torch.uint8)
+        self.host.close()
+
     def _places(self, pages: npt.NDArray[np.int32]) -> Tensor:
         """The slots of the pool's tensors."""
         size = self._page_size

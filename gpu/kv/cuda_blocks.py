@@ -83,6 +83,8 @@ class CudaBlocks:
     def close(self) -> None:
         """Let go of the host's memory. No copy is under way."""
         self._runtime.cudaHostUnregister(self._pointer)
+        self.bytes = self._seals = torch.empty(0)
+        self.host.close()
 
     def _save(self, blocks: Sequence[MovedBlock]) -> None:
         chunk, count = self._take(), len(blocks)
@@ -158,7 +160,7 @@ class HostMoves:
         return lambda: lost
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        self._blocks.close()
 
 
 def device_blocks(pool: KVPool, count: int) -> CudaBlocks | HostMoves:

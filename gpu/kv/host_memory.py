@@ -59,7 +59,7 @@ class HostMemory:
         else:
             descriptor, name = tempfile.mkstemp()
             os.unlink(name)
-        weakref.finalize(self, os.close, descriptor)
+        self._close = weakref.finalize(self, os.close, descriptor)
         if not path:
             os.ftruncate(descriptor, length)
         elif os.fstat(descriptor).st_size != length:
@@ -70,6 +70,12 @@ class HostMemory:
         self.blocks: Bytes = self.memory[start : start + count * size].reshape(count, size)
         self._weights = seal_weights(size)
 
+    def close(self) -> None:
+        """Let go of it, as soon as nothing else refers to the memory. Again: no change."""
+        self._close()
+        self.memory = np.zeros(0, dtype=np.uint8)
+        self.seals, self.blocks = np.zeros(0, dtype=np.int64), self.memory.reshape(0, self.size)
+
     def described(self, info: ExecutorInfo) -> ExecutorInfo:
         """`info` of the executor that made it."""
         return structs.replace(info, host_memory=self.path, block_bytes=self.size)
@@ -79,17 +85,23 @@ class HostMemory:
         total = int(np.dot(block.view(np.int64), self._weights)) + key_part(key)
         return (total + (1 << 63)) % (1 << 64) - (1 << 63)
 
-    def read(self, slot: int, key: bytes) -> tuple[int, bytes] | None:
-        """The seal and the bytes of block `key`; None: the slot does not hold it, or not yet."""
+    def copy(self, slot: int, key: bytes, into: Bytes) -> int | None:
+        """Copy block `key`; its seal. None: the slot does not hold it, or not yet."""
         seal = int(self.seals[slot])
-        data = self.blocks[slot].tobytes()
-        whole = seal == self.seal(key, np.frombuffer(data, dtype=np.uint8))
-        return (seal, data) if whole else None
+        np.copyto(into, self.blocks[slot])
+        return seal if seal == self.seal(key, into) else None
 
-    def write(self, slot: int, key: bytes, seal: int, data: bytes) -> bool:
+    def read(self, slot: int, key: bytes) -> tuple[int, bytes] | None:
+        """As `copy`: the seal and the bytes."""
+        data = np.empty(self.size, dtype=np.uint8)
+        seal = self.copy(slot, key, data)
+        return None if seal is None else (seal, data.tobytes())
+
+    def write(self, slot: int, key: bytes, seal: int, data: bytes | Bytes) -> bool:
         """Put a block into a slot that nobody else writes; False: `data` is not what was sealed."""
-        if len(data) != self.size or seal != self.seal(key, np.frombuffer(data, dtype=np.uint8)):
+        block = np.frombuffer(data, dtype=np.uint8)
+        if len(block) != self.size or seal != self.seal(key, block):
             return False
-        self.blocks[slot] = np.frombuffer(data, dtype=np.uint8)
+        np.copyto(self.blocks[slot], block)
         self.seals[slot] = seal
         return True

@@ -199,11 +199,14 @@ def _with_window_pages(
 
 
 def host_blocks(info: ExecutorInfo, config: ModelConfig, free: int) -> int:
-    """Blocks of KV that `--kv-host` bytes hold. `free`: of the host's memory.
+    """Blocks of KV that `--kv-host` bytes hold. `free`: of the host's memory, half of which `auto`
+    takes, where blocks can move at all.
 
     Raises ModelError if there can be none, or if so many bytes are not free.
     """
     wanted, each = config.kv_host, BLOCK * info.kv_bytes_per_token
+    if wanted < 0:  # auto
+        wanted = free // 2
     if not wanted:
         return 0
     told = ""
@@ -219,6 +222,8 @@ def host_blocks(info: ExecutorInfo, config: ModelConfig, free: int) -> int:
         told = f"a block of {BLOCK} tokens takes {each} bytes; give at least that"
     elif wanted > free:
         told = f"{free} bytes are free; give at most that"
+    if told and config.kv_host < 0:
+        return 0
     if told:
         raise ModelError(f"--kv-host {wanted}: {told}")
     return wanted // each

@@ -1,0 +1,226 @@
+"""Which blocks of KV are on the disk, and what is to be moved between it and host memory.
+
+Host memory lies before the disk: what is saved there is written to the disk behind it, and what the disk
+has comes to host memory before it is loaded. What was not used for longest gives way.
+
+A request waits for the disk as long as computing would take, not longer (`Acquire.rate`). Where the disk
+is slower, one look in `PROBE` still asks it, so that one slow moment is not the last word.
+
+Does not know what moves the blocks.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from ramify.actors.cache.node import Node
+from ramify.protocol.cluster import BLOCK
+from ramify.protocol.messages import DiskOrder, DiskResult
+
+MOST_WRITING = 64  # blocks on their way to the disk
+PROBE = 16
+_FORGET = 8  # results until a rate is half forgotten, about
+SHORTEST, LONGEST = 0.05, 10.0  # seconds that a request waits
+
+if TYPE_CHECKING:
+    from ramify.actors.cache.stored import StoredBlocks
+
+
+class HostPlaces(Protocol):
+    """The slots of host memory: see `StoredBlocks`."""
+
+    def place(self, key: bytes) -> int | None: ...
+
+    def reserve(self, key: bytes) -> int | None: ...
+
+    def arrived(self, key: bytes, *, whole: bool) -> None: ...
+
+
+class OnDisk:
+    """`places` of the disk, some of which hold blocks already: `found`, the oldest first."""
+
+    def __init__(self, places: int, found: Iterable[tuple[bytes, int]] = ()) -> None:
+        self.places = places
+        self._place = OrderedDict(found)
+        self.writing: dict[bytes, int] = {}  # places by key
+        self.reading: dict[bytes, int] = {}
+        held = set(self._place.values())
+        self.free = [place for place in range(places - 1, -1, -1) if place not in held]
+        self._due: OrderedDict[bytes, None] = OrderedDict()  # that are to be written, as host has them
+        self.orders: list[DiskOrder] = []  # for the mover
+        self.broken = False
+        self.block_s = 0.0  # of a block that is read, others meanwhile; 0: unknown
+        self.seconds = 0.0  # that orders took
+        self._looks = 0
+
+    def __len__(self) -> int:
+        return len(self._place)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._place
+
+    def held(self) -> dict[bytes, int]:
+        return dict(self._place)
+
+    def has_or_gets(self, key: bytes) -> bool:
+        return self.broken or key in self._place or key in self.writing or key in self._due
+
+    @property
+    def backlog(self) -> int:
+        """Blocks that are to be written."""
+        return len(self._due) + len(self.writing)
+
+    # --- to the disk --------------------------------------------------------------------------
+
+    def want(self, key: bytes) -> None:
+        """Block `key` is in host memory, or will be: write it, unless that is done."""
+        if not self.has_or_gets(key):
+            self._due[key] = None
+            if len(self._due) > 4 * self.places:
+                self._due.popitem(last=False)
+
+    def write(self, host: HostPlaces) -> None:
+        """Order what there is room for. `host`: in which slot blocks are."""
+        while self._due and len(self.writing) < MOST_WRITING:
+            key, _ = self._due.popitem(last=False)
+            slot = host.place(key)
+            if slot is None:
+                continue  # it has gone
+            place = self._free_place()
+            if place is None:
+                return
+            self.writing[key] = place
+            self.orders.append(DiskOrder(True, key, slot, place))
+
+    def _free_place(self) -> int | None:
+        if self.free:
+            return self.free.pop()
+        for key in self._place:
+            if key not in self.reading:
+                return self._place.pop(key)
+        return None
+
+    # --- from the disk ------------------------------------------------------------------------
+
+    def pays(self, rate: float) -> bool:
+        """Whether reading takes less time than computing, at `rate` tokens a second; 0: unknown."""
+        if self.block_s * rate < BLOCK:
+            return True
+        self._looks += 1
+        return self._looks % PROBE == 0
+
+    def read(self, keys: Sequence[bytes], host: HostPlaces, most: int) -> list[bytes]:
+        """Have these blocks, which are on the disk, brought to host memory: at most `most`, and as there
+        are slots. Returns those that are on their way.
+        """
+        coming: list[bytes] = []
+        for key in keys[:most]:
+            if key not in self.reading and host.place(key) is None:
+                slot = host.reserve(key)
+                if slot is None:
+                    break
+                self.reading[key] = place = self._place[key]
+                self._place.move_to_end(key)
+                self.orders.append(DiskOrder(False, key, slot, place))
+            if key in self.reading:
+                coming.append(key)
+        return coming
+
+    def done(self, result: DiskResult, host: HostPlaces) -> None:
+        """An order was carried out, or could not be."""
+        order = result.order
+        self.seconds += result.seconds
+        self.broken = self.broken or result.broken
+        moving = self.writing if order.write else self.reading
+        if moving.get(order.key) != order.place:
+            return
+        del moving[order.key]
+        if not order.write:
+            host.arrived(order.key, whole=result.whole)
+            each = result.seconds / 2  # several are read at once
+            self.block_s += (each - self.block_s) / _FORGET if self.block_s else each
+            if not result.whole and self._place.pop(order.key, None) is not None:
+                self.free.append(order.place)
+        elif result.whole:
+            self._place[order.key] = order.place
+        else:
+            self.free.append(order.place)
+
+
+class DiskWaits:
+    """Requests that wait for blocks from the disk, and branches whose blocks are fetched ahead."""
+
+    def __init__(self, stored: "StoredBlocks") -> None:
+        self._stored = stored
+        self._waits: dict[int, tuple[set[bytes], float]] = {}  # blocks, and until when
+        self._ready: list[int] = []
+
+    @property
+    def deadline(self) -> float | None:
+        """When somebody has waited long enough."""
+        return min((until for _, until in self._waits.values()), default=None)
+
+    def begin(self, request: int, tip: Node, start: int, last: int, rate: float, now: float) -> bool:
+        """Whether `request` waits for the blocks of [start, last) of the path to `tip`."""
+        coming, missing = self._read(tip, start, last, rate, self._stored.slots // 2)
+        if coming:
+            patience = min(LONGEST, max(SHORTEST, BLOCK * missing / rate))
+            self._waits[request] = set(coming), now + patience
+        return bool(coming)
+
+    def ahead(self, tip: Node, start: int) -> None:
+        """Have blocks of a branch come that somebody may ask for soon, as far as slots are free."""
+        self._read(tip, start, tip.end - 1, 0.0, len(self._stored.free))
+
+    def _read(self, tip: Node, start: int, last: int, rate: float, most: int) -> tuple[list[bytes], int]:
+        """Blocks that are on their way, and how many there are."""
+        stored, disk = self._stored, self._stored.disk
+        if disk is None or not (len(disk) and most):
+            return [], 0
+        keys = stored.find(tip, start, last, disk=True)
+        missing = [key for key in keys if stored.place(key) is None]
+        if not missing or not disk.pays(rate):
+            return [], 0
+        stored.touch(keys[::-1])
+        return disk.read(missing, stored, most), len(missing)
+
+    def done(self, result: DiskResult) -> None:
+        """An order was carried out."""
+        disk, key = self._stored.disk, result.order.key
+        if disk is None:
+            return
+        disk.done(result, self._stored)
+        if not result.order.write:
+            for request, (keys, _) in list(self._waits.items()):
+                keys.discard(key)
+                if not keys:
+                    self._end(request)
+
+    def expire(self, now: float) -> None:
+        """Those that have waited long enough go on with what there is."""
+        for request, (_, until) in list(self._waits.items()):
+            if until <= now:
+                self._end(request)
+
+    def renew(self, stored: "StoredBlocks") -> None:
+        """Host memory is another one."""
+        self._stored = stored
+        for request in list(self._waits):
+            self._end(request)
+
+    def _end(self, request: int) -> None:
+        del self._waits[request]
+        self._ready.append(request)
+
+    def take_ready(self) -> list[int]:
+        """Requests that wait no more, for `Brought`."""
+        ready, self._ready = self._ready, []
+        return ready
+
+    def take_orders(self) -> list[DiskOrder]:
+        disk = self._stored.disk
+        if disk is None:
+            return []
+        disk.write(self._stored)
+        orders, disk.orders = disk.orders, []
+        return orders

@@ -1,0 +1,45 @@
+"""KV that leaves the device: host memory and a disk behind it, across a restart and beside others."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+FAKE = {"pages": 1024, "host_blocks": 48, "context": 1024}
+TIERS = "device", "disk"
+TEXT = "the quick brown fox jumps over the lazy dog " * 16
+
+
+async def values(served: Any) -> dict[str, float]:
+    _, text = await served.request("GET", "/metrics")
+    lines = (line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+    return {name: float(value) for name, value in lines}
+
+
+async def until(served: Any, name: str, least: float) -> None:
+    while (await values(served))[name] < least:
+        await asyncio.sleep(0.02)
+
+
+async def ask(served: Any, name: str) -> dict[str, Any]:
+    async with served.connect() as peer:
+        await peer.open(client=name)
+        done = await peer.say(1, f"{name} says: {TEXT}", max_tokens=8)
+        return done["usage"]  # type: ignore[no-any-return]
+
+
+async def test_a_restart_finds_on_disk_what_was_computed(serving: Any, tmp_path: Path) -> None:
+    model = {"kv_host": 1, "kv_disk": tmp_path / "kv"}
+    async with serving(fake=FAKE, model=model) as served:
+        first = [await ask(served, name) for name in ("ann", "bob", "cat")]
+        assert all(usage["cached"] < 64 for usage in first)
+        await until(served, 'ramify_kv_blocks{tier="disk"}', 12)
+    async with serving(fake=FAKE, model=model) as served:
+        again = [await ask(served, name) for name in ("ann", "bob", "cat")]
+        for usage in again:
+            assert usage["cached"] == (usage["prompt"] - 1) // 64 * 64 >= 128
+        found = await values(served)
+        hits = {
+            tier: found[f'ramify_kv_hit_tokens_total{{tier="{tier}"}}'] for tier in ("device", "disk")
+        }
+        assert sum(hits.values()) == sum(usage["cached"] for usage in again)
+        assert hits["disk"] > 3 * 128
