@@ -2,11 +2,15 @@
 
     python benchmarks/kv_moves.py drain [--sessions 40] [--tokens 2000] [--kv-host 0]
     python benchmarks/kv_moves.py roles [--streams 64] [--prompts 20] [--tokens 32000]
+    python benchmarks/kv_moves.py kills [--roles prefill=1] [--seconds 60]
 
     drain    sessions with so many tokens at two replicas, one of which is told to end: prompt tokens
              that the next turns compute, whether texts are as without it, and the time of the move
     roles    streams at two replicas, and long prompts beside them: the times between two deltas of a
              stream, and until first tokens, with `--roles prefill=1` and without
+
+    kills    12 sessions at three replicas, which are told to end and killed at random, some in the midst
+             of their drain: the texts must be those of a run in which nobody is. The fake checks its KV
 
 Executors are fakes at an H200's speeds with Llama-8B, `--slower` times slower, so that the processes
 which share this machine with the load keep up. The fake's KV has 17 bytes a token.
@@ -14,8 +18,10 @@ which share this machine with the load keep up. The fake's KV has 17 bytes a tok
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import os
+import random
 import signal
 import tempfile
 import time
@@ -46,13 +52,13 @@ WORDS = "abcdefghijklmnop"
 
 
 @asynccontextmanager
-async def serving(options: argparse.Namespace, **replicas: Any) -> AsyncIterator[Any]:
-    """An engine with two replicas, which run in processes of their own."""
+async def serving(options: argparse.Namespace, count: int = 2, **replicas: Any) -> AsyncIterator[Any]:
+    """An engine with so many replicas, which run in processes of their own."""
     with tempfile.TemporaryDirectory() as folder:
         size, first = write_model_folder(Path(folder))
         settings = {
             "model": {"vocab_size": size, "first": first, "eos": 2},
-            "verify": False,
+            "verify": options.what == "kills",
             "step_seconds": STEP_MS * options.slower / 1e3,
             "prompt_us": PROMPT_US * options.slower,
             "pages": 1 << 20,
@@ -64,12 +70,12 @@ async def serving(options: argparse.Namespace, **replicas: Any) -> AsyncIterator
             server=ServerConfig(port=0, grace_s=1.0, ping_interval_s=60.0, ping_timeout_s=600.0),
             limits=Limits(ops_per_second=10_000),
             schedule=ScheduleConfig(itl_target_ms=options.itl_target * options.slower),
-            replicas=ReplicasConfig(count=2, **replicas),
+            replicas=ReplicasConfig(count=count, **replicas),
         )
         spec = FactorySpec("fake_server:bench_executor", settings)
         async with running_engine(config, spec=spec) as engine:
             core: Any = engine.core
-            await until(lambda: len(core.pids) == 2)
+            await until(lambda: len(core.pids) == count)
             yield engine
 
 
@@ -228,9 +234,62 @@ async def roles(options: argparse.Namespace) -> tuple[list[list[str]], Any]:
     return rows, runs
 
 
+# --- kills ----------------------------------------------------------------------------------------
+
+TALKS, TURNS, REPLICAS = 12, 16, 3
+
+
+async def disturbed(options: argparse.Namespace, *, disturb: bool) -> dict[str, Any]:
+    """All that the sessions are told, and how many replicas were told to end, and killed."""
+    texts: dict[int, list[str]] = {}
+    counts = {"terminated": 0, "killed": 0}
+
+    async def talks(port: int, number: int) -> None:
+        talk, chance, said = await Talk.open(port), random.Random(number), []
+        for turn in range(TURNS):
+            size = 5000 if chance.random() < 0.2 else chance.randrange(50, 700)
+            said.append((await talk.turn(prompt(100 * number + turn, size)))[0])
+            await asyncio.sleep(chance.random() * (2.0 if disturb else 0.1))
+        texts[number] = said
+
+    def end(pid: int, how: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, how)
+            counts["killed" if how is signal.SIGKILL else "terminated"] += 1
+
+    async with serving(options, REPLICAS, roles=options.roles, drain_s=1.0) as engine:
+        tasks = [asyncio.create_task(talks(engine.port, number)) for number in range(TALKS)]
+        chance, until_s = random.Random(5), time.perf_counter() + options.seconds
+        while disturb and time.perf_counter() < until_s and not all(task.done() for task in tasks):
+            await asyncio.sleep(chance.uniform(0.3, 2.0))
+            pids = list(engine.core.pids.values())
+            if len(pids) < REPLICAS - 1:
+                continue
+            pid = chance.choice(pids)
+            end(pid, signal.SIGKILL if chance.random() < 0.35 else signal.SIGTERM)
+            if chance.random() < 0.4:
+                await asyncio.sleep(chance.uniform(0.0, 0.15))
+                end(pid, signal.SIGKILL)
+        await asyncio.gather(*tasks)
+        cores = engine.core._cores
+        return counts | {"texts": texts, "moved": cores.moves, "blocks": cores.bindings.moves.blocks}
+
+
+async def kills(options: argparse.Namespace) -> tuple[list[list[str]], Any]:
+    """See the module's top."""
+    plain = await disturbed(options, disturb=False)
+    run = await disturbed(options, disturb=True)
+    theirs, ours = run.pop("texts"), plain["texts"]
+    run["differ"] = sum(
+        a != b for number in ours for a, b in zip(ours[number], theirs[number], strict=True)
+    )
+    run["turns"] = TALKS * TURNS
+    return [list(run), [str(value) for value in run.values()]], run
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("what", choices=["drain", "roles"])
+    parser.add_argument("what", choices=["drain", "roles", "kills"])
     parser.add_argument("--sessions", type=int, default=40)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--prompts", type=int, default=20)
@@ -238,11 +297,14 @@ def main() -> None:
     parser.add_argument("--slower", type=float, default=4.0)
     parser.add_argument("--kv-host", type=int, default=1 << 14, help="blocks of each replica")
     parser.add_argument("--itl-target", type=float, default=ScheduleConfig().itl_target_ms)
+    parser.add_argument("--roles")
+    parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--json")
     options = parser.parse_args()
     options.tokens = options.tokens or (2000 if options.what == "drain" else 32_000)
     allow_files(10_000)
-    rows, runs = asyncio.run((drain if options.what == "drain" else roles)(options))
+    what = {"drain": drain, "roles": roles, "kills": kills}[options.what]
+    rows, runs = asyncio.run(what(options))
     about = machine()
     print(headline(about))
     print(table(rows[0], rows[1:]))
