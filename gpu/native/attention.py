@@ -7,7 +7,7 @@ queries of the step, on how its prompt was cut into chunks, or on which pages ho
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ramify.gpu.native.ir import F32, I32, I64, LANES, PTR, Function, IrValue, Module, vector
@@ -42,6 +42,8 @@ class _Tile:
     tops: IrValue  # float32[MOST_ROWS]: the largest score so far
     masses: IrValue  # float32[MOST_ROWS][16]: sums of exp(score - top), lane by lane
     mixed: IrValue  # float32[MOST_ROWS][dim]: sums of exp(score - top) * value
+    shares: IrValue  # float32[MOST_ROWS][16]: exp(score - top) of this block
+    fades: IrValue  # float32[MOST_ROWS]: what this block's top makes of the sums so far
 
 
 def emit_attention(module: Module, dim: int, kind: Any) -> str:
@@ -51,7 +53,7 @@ def emit_attention(module: Module, dim: int, kind: Any) -> str:
     kv_heads = f.word(args, KV_HEADS)
     group = f.word(args, HEADS) // kv_heads
     scratch = [f.scratch(I64, LANES), *(f.scratch(F32, LANES * dim) for _ in range(2))]
-    scratch += [f.scratch(F32, MOST_ROWS * n) for n in (1, LANES, dim)]
+    scratch += [f.scratch(F32, MOST_ROWS * n) for n in (1, LANES, dim, LANES, 1)]
     with f.loop(begin, end) as item:
         words = f.at(f.pointer(args, TILES), item // kv_heads * TILE_WORDS, I64)
         tile = _Tile(
@@ -67,14 +69,16 @@ def emit_attention(module: Module, dim: int, kind: Any) -> str:
             _find_keys(f, tile, f.pointer(words, PAGES), base, lowest, last, kv_heads * dim, dim)
             alone = (count * group).equals(1)
             with f.when(alone):
-                only = _QueryRow(f.i64(0), tile.first, tile.position, tile.kv_head)
-                _attend(f, tile, _KeyBlock(f, tile, dim, kind), only, base, dim)
+                only = [_QueryRow(f.i64(0), tile.first, tile.position, tile.kv_head)]
+                keys = _KeyBlock(f, tile, dim, kind)
+                _weigh(f, tile, keys, only, base, dim)
+                _mix(f, tile, keys, only, dim)
             with f.when(alone.opposite()):
                 block = _copied(f, tile, dim, kind)
-                with _rows(f, tile, count) as row:
-                    low = row.position - tile.window + 1
-                    with f.when(base <= row.position), f.when(base + LANES > low):
-                        _attend(f, tile, block, row, base, dim)
+                with _pairs(f, tile, count, base) as rows:
+                    _weigh(f, tile, block, rows, base, dim)
+                with _pairs(f, tile, count, base) as rows:  # shares are broadcast from memory
+                    _mix(f, tile, block, rows, dim)
         with _rows(f, tile, count) as row:
             _finish(f, tile, row, dim)
     f.done()
@@ -89,6 +93,7 @@ class _QueryRow:
     token: IrValue
     position: IrValue
     head: IrValue
+    done: list[tuple[IrValue, IrValue]] = field(default_factory=list)  # what is to be stored, and where
 
 
 @contextmanager
@@ -97,6 +102,21 @@ def _rows(f: Function, tile: _Tile, count: IrValue) -> Iterator[_QueryRow]:
     with f.loop(0, count) as query, f.loop(0, tile.group) as member:
         head = tile.kv_head * tile.group + member
         yield _QueryRow(query * tile.group + member, tile.first + query, tile.position + query, head)
+
+
+@contextmanager
+def _pairs(f: Function, tile: _Tile, count: IrValue, base: IrValue) -> Iterator[list[_QueryRow]]:
+    """Two rows at a time, of which one may read a key from `base` on; an odd last one twice."""
+    rows = count * tile.group
+    with f.loop(0, rows, 2) as first:
+        pair = []
+        for index in (first, f.smaller(first + 1, rows - 1)):
+            query = index // tile.group
+            head = tile.kv_head * tile.group + index % tile.group
+            pair.append(_QueryRow(index, tile.first + query, tile.position + query, head))
+        low = pair[0].position - tile.window + 1
+        with f.when(base <= pair[1].position), f.when(base + LANES > low):
+            yield pair
 
 
 def _begin(f: Function, tile: _Tile, row: _QueryRow, dim: int) -> None:
@@ -172,64 +192,82 @@ def _copied(f: Function, tile: _Tile, dim: int, kind: Any) -> _KeyBlock:
     return _CopiedBlock(f, tile, dim)
 
 
-def _attend(f: Function, tile: _Tile, block: _KeyBlock, row: _QueryRow, base: IrValue, dim: int) -> None:
-    """16 keys for one row: scores, their exponentials, and the values weighted with them."""
-    scores, seen = _scores(f, tile, block, row, base, dim)
-    place = f.at(tile.tops, row.index, F32)
-    before = f.load(place, F32)
-    top = f.larger(before, f.reduce(scores, f.larger))
-    f.store(top, place)
-    faded = exp(f, f.splat(before - top))
-    shares = f.select(seen, exp(f, scores - top), f.constant(_V, 0.0))
-    mass = f.at(tile.masses, row.index * LANES, F32)
-    f.store(f.fma(f.load(mass, _V), faded, shares), mass)
-    line = f.at(tile.mixed, row.index * dim, F32)
-    sums = [f.load(f.at(line, at, F32), _V) * faded for at in range(0, dim, LANES)]
+def _weigh(
+    f: Function, tile: _Tile, block: _KeyBlock, rows: list[_QueryRow], base: IrValue, dim: int
+) -> None:
+    """16 keys for some rows: scores and their exponentials."""
+    for row, (scores, seen) in zip(rows, _scores(f, tile, block, rows, base, dim), strict=True):
+        place = f.at(tile.tops, row.index, F32)
+        before = f.load(place, F32)
+        top = f.larger(before, f.reduce(scores, f.larger))
+        faded = exp(f, f.splat(before - top))
+        shares = f.select(seen, exp(f, scores - top), f.constant(_V, 0.0))
+        mass = f.at(tile.masses, row.index * LANES, F32)
+        row.done = [(top, place), (f.fma(f.load(mass, _V), faded, shares), mass),
+                    (shares, f.at(tile.shares, row.index * LANES, F32)),
+                    (faded.lane(0), f.at(tile.fades, row.index, F32))]  # fmt: skip
+    for row in rows:  # behind all that is read: a row may be there twice
+        for value, place in row.done:
+            f.store(value, place)
+
+
+def _mix(f: Function, tile: _Tile, block: _KeyBlock, rows: list[_QueryRow], dim: int) -> None:
+    """The values weighted with the rows' shares."""
+    lines = [f.at(tile.mixed, row.index * dim, F32) for row in rows]
+    faded = [f.splat(f.load(f.at(tile.fades, row.index, F32), F32)) for row in rows]
+    sums = [[f.load(f.at(line, at, F32), _V) * own for at in range(0, dim, LANES)]
+            for line, own in zip(lines, faded, strict=True)]  # fmt: skip
     for lane in range(LANES):
-        share = f.splat(shares.lane(lane))
-        for index, part in enumerate(block.value(lane)):
-            sums[index] = f.fma(share, part, sums[index])
-    for index, total in enumerate(sums):
-        f.store(total, f.at(line, index * LANES, F32))
+        parts = block.value(lane)
+        for row, own in zip(rows, sums, strict=True):
+            share = f.splat(f.load(f.at(tile.shares, row.index * LANES + lane, F32), F32))
+            own[:] = [f.fma(share, part, one) for part, one in zip(parts, own, strict=True)]
+    for line, own in zip(lines, sums, strict=True):
+        for index, total in enumerate(own):
+            f.store(total, f.at(line, index * LANES, F32))
 
 
 def _scores(
-    f: Function, tile: _Tile, block: _KeyBlock, row: _QueryRow, base: IrValue, dim: int
-) -> tuple[IrValue, IrValue]:
-    """q k * scale of 16 keys, and which of them the row may see."""
-    args = tile.args
-    q = f.at(f.pointer(args, Q), row.token * f.word(args, Q_STRIDE), F32)
-    q = f.at(q, row.head * dim, F32)
-    query = [f.load(f.at(q, at, F32), _V) for at in range(0, dim, LANES)]
-    products = []
-    for lane in range(LANES):
-        total = f.constant(_V, 0.0)
-        for part, own in zip(query, block.key(lane), strict=True):
-            total = f.fma(part, own, total)
-        products.append(total)
-    scores = f.var(_sums(f, products) * f.load(f.at(args, SCALE, I64), F32))
-    with f.when(f.word(args, SOFTCAP).differs(0)):
-        cap = f.load(f.at(args, SOFTCAP, I64), F32)
-        scores.set(tanh(f, scores.get() / cap) * cap)
-    positions = f.numbers(I64, range(LANES)) + base
-    behind, ahead = positions <= row.position, positions > row.position - tile.window
-    seen = behind.both(ahead)
-    return f.select(seen, scores.get(), f.constant(_V, _NONE)), seen
+    f: Function, tile: _Tile, block: _KeyBlock, rows: list[_QueryRow], base: IrValue, dim: int
+) -> list[tuple[IrValue, IrValue]]:
+    """q k * scale of 16 keys, and which of them each row may see."""
+    args, queries = tile.args, []
+    for row in rows:
+        q = f.at(f.pointer(args, Q), row.token * f.word(args, Q_STRIDE), F32)
+        q = f.at(q, row.head * dim, F32)
+        queries.append([f.load(f.at(q, at, F32), _V) for at in range(0, dim, LANES)])
+    positions, found = f.numbers(I64, range(LANES)) + base, []
+    for row, products in zip(rows, _products(f, block, queries, 0, LANES), strict=True):
+        scores = f.var(products * f.load(f.at(args, SCALE, I64), F32))
+        with f.when(f.word(args, SOFTCAP).differs(0)):
+            cap = f.load(f.at(args, SOFTCAP, I64), F32)
+            scores.set(tanh(f, scores.get() / cap) * cap)
+        behind, ahead = positions <= row.position, positions > row.position - tile.window
+        seen = behind.both(ahead)
+        found.append((f.select(seen, scores.get(), f.constant(_V, _NONE)), seen))
+    return found
 
 
-def _sums(f: Function, vectors: list[IrValue]) -> IrValue:
-    """Lane i: the sum of the lanes of vectors[i], of 16."""
-    width = LANES
-    while width > 1:
-        half = width // 2
-        low = [start + lane for start in range(0, 2 * LANES, width) for lane in range(half)]
-        high = [lane + half for lane in low]
-        vectors = [
-            f.shuffle(a, b, low) + f.shuffle(a, b, high)
-            for a, b in zip(vectors[::2], vectors[1::2], strict=True)
-        ]
-        width = half
-    return vectors[0]
+def _products(
+    f: Function, block: _KeyBlock, queries: list[list[IrValue]], first: int, count: int
+) -> list[IrValue]:
+    """For each query: products with the keys from `first` on, whose lanes are summed from 16 / count on.
+
+    So lane i of 16 is the sum of the products with key i.
+    """
+    if count == 1:
+        key, totals = block.key(first), []
+        for query in queries:
+            total = f.constant(_V, 0.0)
+            for part, own in zip(query, key, strict=True):
+                total = f.fma(part, own, total)
+            totals.append(total)
+        return totals
+    half, width = count // 2, 2 * LANES // count
+    low = [start + lane for start in range(0, 2 * LANES, width) for lane in range(width // 2)]
+    high = [lane + width // 2 for lane in low]
+    sides = [_products(f, block, queries, start, half) for start in (first, first + half)]
+    return [f.shuffle(a, b, low) + f.shuffle(a, b, high) for a, b in zip(*sides, strict=True)]
 
 
 def _finish(f: Function, tile: _Tile, row: _QueryRow, dim: int) -> None:
