@@ -43,6 +43,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--url", help="ask this server")
     what.add_argument("--model", metavar="DIR|FILE.gguf|OWNER/NAME", help="look at this model")
+    parser.add_argument(
+        "--tensor-parallel", metavar="N", type=int, default=1, choices=range(1, 65),
+        help="what each of N ranks has of the model",
+    )  # fmt: skip
     parser.add_argument("--token", help="bearer token (default: $RAMIFY_TOKEN)")
     parser.set_defaults(run=run)
 
@@ -61,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
         path = find_model(args.model)[0]
         show({"model": model_info(path)})
         try:
-            show({"served": load("ramify.gpu.startup.forecast").forecast(path)})
+            forecast = load("ramify.gpu.startup.forecast").forecast
+            show({"served": forecast(path, args.tensor_parallel)})
         except (ModelError, EngineMissing) as error:
             show({"not served": str(error)})
     return 0

@@ -177,8 +177,8 @@ def _layer(layer: LayerSettings, ranks: int) -> LayerSettings:
 
 def _mixer(one: MixerSettings, ranks: int) -> MixerSettings:
     if isinstance(one, AttentionSettings):
-        if one.qk_norm == "width":
-            raise _refused(ranks, "norms over all heads together are not divided")
+        if one.qk_norm == "width" and min(one.heads, one.kv_heads) < 2 * ranks:
+            raise _refused(ranks, "of norms over all heads each rank has two heads at least")
         heads, kv_heads = (one.heads, "heads"), (one.kv_heads, "KV heads")
         return replace(
             one,

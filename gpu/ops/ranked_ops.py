@@ -4,17 +4,37 @@ Rank 0 looks tokens up and passes the stream on, so the others need no tokens. I
 part of a weight a rank has, nor how ranks talk.
 """
 
+from dataclasses import replace
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.gpu.attention.base import AttentionBackend
 from ramify.gpu.kv.layout import KVPool
-from ramify.gpu.ops.base import Projection, ResidualStream
+from ramify.gpu.ops.base import LayerAttention, Projection, ResidualStream
 from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.torch_ops import TorchOps
-from ramify.gpu.ranks.group import Ranks
+from ramify.gpu.ranks.group import Ranks, RankSums
 from ramify.gpu.step.inputs import StepInputs
+
+
+def normed_widely(qkv: Tensor, layer: LayerAttention, ranks: RankSums) -> LayerAttention:
+    """Normalise q and k over the heads of all ranks, in place: `layer` without these norms.
+
+    None of their heads is on several ranks.
+    """
+    assert layer.q_norm is not None
+    assert layer.k_norm is not None
+    own, kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+    parts = qkv[:, :own], qkv[:, own : own + kv]
+    squares = torch.stack([part.float().square().sum(-1) for part in parts], -1)
+    ranks.sum(squares)
+    for part, norm, total in zip(parts, (layer.q_norm, layer.k_norm), squares.t(), strict=True):
+        scale = torch.rsqrt(total / (part.shape[1] * ranks.count) + norm.eps)
+        part.copy_(part.float() * scale[:, None] * norm.weight.float())
+    return replace(layer, q_norm=None, k_norm=None)
 
 
 class RankedTorchOps(TorchOps):
@@ -36,6 +56,11 @@ class RankedTorchOps(TorchOps):
             residual = super().embed(step, table, scale, None).residual
         self._ranks.from_first(residual)
         return ResidualStream(residual, residual if norm is None else norm(residual))
+
+    def attend(self, qkv: Tensor, layer: LayerAttention, step: StepInputs[Tensor]) -> Tensor:
+        if layer.wide_norms:
+            layer = normed_widely(qkv, layer, self._ranks)
+        return super().attend(qkv, layer, step)
 
     def reduce(self, projection: Projection) -> Projection:
         if projection is not self._whole:

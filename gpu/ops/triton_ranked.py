@@ -10,8 +10,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.gpu.ops.base import Projection
+from ramify.gpu.ops.base import LayerAttention, Projection
 from ramify.gpu.ops.linear.base import Linear
+from ramify.gpu.ops.ranked_ops import normed_widely
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.tilings import OpTilings
 from ramify.gpu.ops.triton_layer import add_norm
@@ -49,6 +50,11 @@ class RankedTritonOps(TritonOps):
         self._ranks.from_first(residual)
         normed = residual if norm is None else add_norm(None, residual, norm)
         return LazyStream(residual, normed, None, 0.0 if norm is None else norm.eps, self._now)
+
+    def attend(self, qkv: Tensor, layer: LayerAttention, step: StepInputs[Tensor]) -> Tensor:
+        if layer.wide_norms:
+            layer = normed_widely(qkv, layer, self._ranks)
+        return super().attend(qkv, layer, step)
 
     def reduce(self, projection: Projection) -> Projection:
         if projection is self._whole:

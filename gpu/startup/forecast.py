@@ -14,6 +14,7 @@ from ramify.gpu.attention.registry import choose
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import EMBEDDING, Decoder
 from ramify.gpu.models.definition import Definition, ExpertSettings
+from ramify.gpu.models.split import part_of
 from ramify.gpu.ops.linear.base import Use
 from ramify.gpu.ops.linear.fp8 import GROUP
 from ramify.gpu.ops.linear.grouped import BITS, WITH_OFFSETS
@@ -30,17 +31,24 @@ _SCALES = {"int4": 2 / 128, "mxfp4": 1 / 32}  # of a number, on a GPU
 _GROUP = 2 / 32  # bytes of a scale, for each number of its group
 
 
-def forecast(path: Path) -> dict[str, str]:
-    """Facts by name, in words. Raises ModelError if the model cannot be served as the defaults say."""
+def forecast(path: Path, ranks: int = 1) -> dict[str, str]:
+    """Facts by name, in words. Raises ModelError if the model cannot be served as the defaults say.
+
+    `ranks`: that hold it together; facts are those of the first, which has most.
+    """
     config = ModelConfig(path=path)
-    shape = read_config(path)
+    whole = read_config(path)
+    shape = part_of(whole, 0, ranks)
     device = device_of(config)
     dtype, context = dtype_of(config, shape, device), context_of(config, shape)
-    quantization = choose_quantization(config, shape, device)
-    sizes = Sizes(path, shape, quantization, dtype)
+    if ranks > 1:
+        quantization = Quantization("none", "what ranks hold are floats")
+    else:
+        quantization = choose_quantization(config, shape, device)
+    sizes = Sizes(path, shape, quantization, dtype, whole)
     kept = torch.float16 if quantization.isa is not None else dtype
     token = shape.kv_layout(kept).bytes_per_token
-    free = free_bytes(device)
+    free = free_bytes(device) // (ranks if device.type == "cpu" else 1)
     room = plan_pages(None, context, 1, token, free - sizes.weights, device, config.kv_fraction)
     ends = has_windows(config, shape, context)
     shapes = shape.attention_shapes(dtype, ends)
@@ -48,16 +56,18 @@ def forecast(path: Path) -> dict[str, str]:
     rate = bandwidth(device)
     isa = quantization.isa
     windows = "; more, as layers with a window keep the last tokens alone" if ends else ""
+    each = f" for each of {ranks} ranks" if ranks > 1 else ""
     return {
-        "device": f"{device}, {free >> 20} MiB are free",
+        "device": f"{device}, {free >> 20} MiB are free{each}",
         "weights": f"{quantization.name if quantization.name != 'none' else str(dtype)[6:]} "
-        f"({quantization.reason}), {sizes.weights / 2**20:.0f} MiB in memory",
+        f"({quantization.reason}), {sizes.weights / 2**20:.0f} MiB in memory{each}",
         "kernels": f"our own for {isa.name}" if isa else f"torch, attention {attention.name}",
-        "KV cache": f"{token} bytes a token, room for {room} tokens{windows}",
+        "KV cache": f"{token} bytes a token{each}, room for {room} tokens{windows}",
         "longest sequence": f"{min(context, room)} tokens",
-        "read for a token": f"{sizes.read / 2**20:.1f} MiB of weights",
+        "read for a token": f"{sizes.read / 2**20:.1f} MiB of weights{each}",
         "memory": f"{rate / 1e9:.1f} GB/s, measured",
-        "tokens a second": f"about {rate / sizes.read:.0f} for one stream, as far as memory decides",
+        "tokens a second": f"about {rate / sizes.read:.0f} for one stream, as far as memory decides"
+        + (", and sums over the ranks take no time" if each else ""),
     }
 
 
@@ -65,8 +75,10 @@ class Sizes:
     """Bytes of a model's `weights`, and of those that are `read` for a token."""
 
     def __init__(
-        self, path: Path, shape: Definition, quantization: Quantization, dtype: torch.dtype
-    ) -> None:
+        self, path: Path, shape: Definition, quantization: Quantization, dtype: torch.dtype,
+        whole: Definition | None = None,
+    ) -> None:  # fmt: skip
+        """`whole`: the model that `shape` is a rank's part of."""
         self._quantization = quantization
         self._plain = dtype.itemsize
         self._types: dict[str, str] = {}
@@ -76,13 +88,16 @@ class Sizes:
             self._types = {ours: tensors[there].type.name for ours, there in names}
         model = Decoder(shape, 1, dtype, torch.device("meta"))
         if path.is_dir():
-            check_weights(path, model.weights(), shape.names, shape.stored)
+            checked = model if whole is None else Decoder(whole, 1, dtype, torch.device("meta"))
+            check_weights(path, checked.weights(), shape.names, shape.stored)
         products = 0.0
         for linear, tensors_ in model.products():
             products += linear.tensor.numel() * self._bytes(linear.use, tensors_)
         vectors = sum(view.numel() for view in model.weights().values() if view.dim() == 1)
         tables = vectors * dtype.itemsize
         embedding = model.embedding.numel() * self._table_bytes(shape.tied)
+        if shape.tied and shape.head_lines is not None:  # the head's lines are some of the embedding's
+            embedding = (model.embedding.numel() - model.head.tensor.numel()) * self._plain
         self.weights = int(products + tables + embedding)
         self.read = int(products + tables - _idle(shape) * dtype.itemsize)
 

@@ -8,6 +8,7 @@ import torch
 
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import EMBEDDING, Decoder
+from ramify.gpu.models.split import part_of
 from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.startup import forecast
 from ramify.gpu.startup.gguf_weights import load_gguf
@@ -99,6 +100,23 @@ def test_it_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "10.0 GB/s" in facts["memory"]
     assert "one stream" in facts["tokens a second"]
     assert "MiB in memory" in facts["weights"]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_each_of_two_ranks_has(tmp_path: Path, tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms are there twice, the embedding once."""
+    monkeypatch.setattr(forecast, "bandwidth", lambda device: 10e9)
+    folder = checkpoint(tmp_path / "model", "Llama", WHOLE | {"tie_word_embeddings": tied})
+    whole = read_config(folder)
+    parts = [Decoder(part_of(whole, rank, 2), 1, torch.float32, CPU) for rank in range(2)]
+    norms = sum(view.numel() for view in parts[1].weights().values() if view.dim() == 1)
+    first, second = (part.parameters() for part in parts)
+    head = parts[0].head.tensor.numel()
+    total = Decoder(whole, 1, torch.float32, CPU).parameters()
+    assert first + second == total + norms + (head if tied else 0)
+    sizes = forecast.Sizes(folder, parts[0].config, Quantization("none", ""), torch.float32, whole)
+    assert sizes.weights == 4 * first
+    assert "for each of 2 ranks" in forecast.forecast(folder, 2)["weights"]
 
 
 def test_bandwidth_is_measured() -> None:
