@@ -66,7 +66,7 @@ async def serving(options: argparse.Namespace, count: int = 2, **replicas: Any) 
             "host_blocks": options.kv_host,
         }
         config = EngineConfig(
-            model=ModelConfig(path=Path(folder)),
+            model=ModelConfig(path=Path(folder), kv_host=1 << 20),
             server=ServerConfig(port=0, grace_s=1.0, ping_interval_s=60.0, ping_timeout_s=600.0),
             limits=Limits(ops_per_second=10_000),
             schedule=ScheduleConfig(itl_target_ms=options.itl_target * options.slower),

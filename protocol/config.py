@@ -364,3 +364,13 @@ class EngineConfig(Settings, frozen=True, kw_only=True):
             default="60, on a CPU 600",
         ),
     ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.replicas is not None and self.replicas.roles is not None:
+            if not self.model.kv_host:
+                raise ConfigError(
+                    "--roles moves KV by way of host memory: give --kv-host (64G, or auto)"
+                )
+            if self.model.tensor_parallel > 1:
+                raise ConfigError("--roles moves the KV of one process: leave out --tensor-parallel")

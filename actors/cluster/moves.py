@@ -13,6 +13,7 @@ Does not know sessions' messages, nor who is placed where.
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from math import inf
 
 from ramify.protocol.cluster import (
     BLOCK,
@@ -96,8 +97,9 @@ class KvMoves:
         return session in self._moves
 
     def token_s(self) -> float:
-        """Seconds until the KV of a token has moved; 0.0: unknown."""
-        return self.byte_s * max((size for _, size, _ in self._sizes.values()), default=0) / BLOCK
+        """Seconds until the KV of a token has moved; 0.0: unknown, infinite: none moves."""
+        size = max((size for _, size, _ in self._sizes.values()), default=0)
+        return self.byte_s * size / BLOCK if size else inf
 
     def __len__(self) -> int:
         return len(self._moves)

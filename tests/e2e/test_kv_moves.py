@@ -74,7 +74,8 @@ async def test_long_prompts_are_computed_apart_and_go_on_elsewhere(serving: Any)
     """Forks too; short prompts never go there."""
     fake = FAKE | {"step_seconds": 0.05, "context": 16_384}
     replicas = {"count": 2, "roles": "prefill=1"}
-    async with serving(replicas=replicas, fake=fake) as served, served.connect() as peer:
+    model = {"kv_host": 1 << 20}
+    async with serving(replicas=replicas, model=model, fake=fake) as served, served.connect() as peer:
         cluster = served.engine.core
         await until(lambda: len(cluster.pids) == 2)
 

@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from ramify.protocol.config import EngineConfig, Limits, ModelConfig, ScheduleConfig, ServerConfig
+from ramify.protocol.config import (
+    EngineConfig,
+    Limits,
+    ModelConfig,
+    ReplicasConfig,
+    ScheduleConfig,
+    ServerConfig,
+)
 from ramify.protocol.errors import ConfigError
 
 MODEL = ModelConfig(path=Path("m"))
@@ -83,3 +90,22 @@ def test_defaults_are_the_documented_ones() -> None:
     assert limits["queued_bytes"] == 256 << 10
     server = ServerConfig()
     assert (server.ping_interval_s, server.ping_timeout_s, server.session_ttl_s) == (20.0, 60.0, 600.0)
+
+
+@pytest.mark.parametrize("roles", ["prefill=0", "prefill=2", "prefill=", "decode=1", "prefill=1x", "x"])
+def test_roles_leave_a_replica_that_continues(roles: str) -> None:
+    with pytest.raises(ConfigError, match="must be prefill=K, and K less than --replicas"):
+        ReplicasConfig(count=2, roles=roles)
+
+
+def test_roles_need_host_memory_of_one_process() -> None:
+    replicas = ReplicasConfig(count=2, roles="prefill=1")
+    assert replicas.prefill == 1
+    with pytest.raises(ConfigError, match="--roles does not go with --replicas-max"):
+        ReplicasConfig(count=2, most=3, roles="prefill=1")
+    for model, flag in (
+        (ModelConfig(path=Path("m")), "--kv-host"),
+        (ModelConfig(path=Path("m"), kv_host=1 << 30, tensor_parallel=2), "--tensor-parallel"),
+    ):
+        with pytest.raises(ConfigError, match=flag):
+            EngineConfig(model=model, replicas=replicas)

@@ -1,5 +1,6 @@
 """KV that goes along when sessions move: by pieces, as long as it pays, and never waited for in vain."""
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -175,8 +176,12 @@ def test_blocks_move_as_long_as_that_is_quicker_than_computing(quick: bool) -> N
 
 def test_a_replica_without_host_memory_gives_and_takes_none() -> None:
     stage = Stage()
+    assert stage.moves.token_s() == 0.0
     stage.moves.joined(3, 0, SIZE)
     assert not stage.moves.gives(3)
     assert not stage.moves.begin(5, A, 3, [7], lambda: None)
     assert not stage.moves.begin(5, 3, B, [7], lambda: None)
     assert not stage.moves.begin(5, A, B, [], lambda: None)
+    stage.moves.gone(A)
+    stage.moves.gone(B)
+    assert stage.moves.token_s() == inf
