@@ -4,6 +4,7 @@ A picture is hostile until it is pixels: Pillow reads it here, with a bound on m
 ends the process where a picture takes too long. Sizes are checked before pixels are made.
 """
 
+import contextlib
 import io
 import os
 import resource
@@ -39,9 +40,10 @@ def serve(sock: socket.socket) -> int:
     warnings.simplefilter("ignore")
     Image.init()
     Image.MAX_IMAGE_PIXELS = None  # `fitted` has a bound of its own
-    with open("/proc/self/statm") as file:
-        mapped = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
+    with contextlib.suppress(OSError, ValueError):  # not Linux: time alone is bounded
+        with open("/proc/self/statm") as file:
+            mapped = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
     engine: BlockingLink[FromDecoder, PictureJob] = BlockingLink(sock, decoder(PictureJob), encoder())
     with closing(engine):
         engine.send(PictureReady())

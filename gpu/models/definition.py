@@ -252,6 +252,7 @@ class ExpertNames:
     correction: str = "gate.e_score_correction_bias"
     part: str | None = None
     interleaved: bool = False
+    inputs: int | None = None  # of gate and up: where another dimension has so many, the two are swapped
 
 
 @dataclass(frozen=True, slots=True)

@@ -408,6 +408,8 @@ def _check_stacked(path: Path, name: str, tensor: Tensor, ending: str) -> None:
 def _each(name: str, ending: str, stacked: Tensor, called: ExpertNames) -> Iterator[tuple[str, Tensor]]:
     """The experts of a tensor that holds all of a layer, by their names in the decoder."""
     gate_up = name.endswith(called.stacked[0])
+    if called.inputs and called.inputs != stacked.shape[2 if gate_up else 1]:
+        stacked = stacked.transpose(1, 2)
     kinds = called.each[:-1] if gate_up else called.each[-1:]
     head = name.removesuffix(called.stacked[0 if gate_up else 1])
     count, what = len(kinds), "bias" if ending == "_bias" else "weight"

@@ -1,6 +1,13 @@
 """Qwen3-VL: the decoder of Qwen3 with three positions a token, and a vision tower beside it."""
 
-from ramify.gpu.models.definition import Definition, FeedForwardSettings, LayerSettings, Vision
+from ramify.gpu.models.definition import (
+    Definition,
+    ExpertNames,
+    FeedForwardSettings,
+    LayerSettings,
+    TensorNames,
+    Vision,
+)
 from ramify.gpu.models.families.qwen import sparse_layers
 from ramify.gpu.models.fields import Fields
 from ramify.gpu.models.parts import COMMON, Family, attention, decoder, dense, layer_count
@@ -41,16 +48,22 @@ def define(fields: Fields) -> Definition:
 
 
 def define_moe(fields: Fields) -> Definition:
-    return _normed(fields, sparse_layers(fields))
+    """Published checkpoints have the experts' inputs before their outputs, later ones behind them."""
+    names = TensorNames(experts=ExpertNames(inputs=fields.integer("hidden_size")))
+    return _normed(fields, sparse_layers(fields), names)
 
 
-def _normed(fields: Fields, feed_forwards: list[FeedForwardSettings]) -> Definition:
+def _normed(
+    fields: Fields,
+    feed_forwards: list[FeedForwardSettings],
+    names: TensorNames = TensorNames(),  # noqa: B008
+) -> Definition:
     bias = fields.flag("attention_bias")
     mixer = attention(
         fields, sectioned_rope(fields, (24, 20, 20), _THETA), qk_norm="head", qkv_bias=bias,
         output_bias=bias,
     )  # fmt: skip
-    return decoder(fields, [LayerSettings(mixer, each) for each in feed_forwards])
+    return decoder(fields, [LayerSettings(mixer, each) for each in feed_forwards], names=names)
 
 
 def _vision(whole: Fields, hidden: int) -> Vision:
