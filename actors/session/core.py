@@ -393,7 +393,7 @@ class SessionCore:
     def change_core(self, now: float) -> None:
         """The engine has gone, or gives the session up: it goes on at another, where it is.
 
-        Nothing of the text is lost and no socket notices: only the keys and values are computed again.
+        Nothing of the text is lost and no socket notices: keys and values move, or are computed again.
         """
         self._begin(now)
         out = self.state.out
