@@ -84,7 +84,12 @@ class ReplicasConfig(Settings, frozen=True, kw_only=True):
     ] = None
     gpus: Annotated[
         float | None,
-        Setting("GPUs of each replica, for Ray", low=0, high=64, default="1 with --device cuda, else 0"),
+        Setting(
+            "GPUs of each replica, for Ray",
+            low=0,
+            high=64,
+            default="one for each rank with --device cuda, else 0",
+        ),
     ] = None
     cpus: Annotated[float, Setting("CPUs of each replica, for Ray", low=0, high=4096)] = 1.0
     ttft_s: Annotated[

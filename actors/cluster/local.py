@@ -16,11 +16,12 @@ def environment(number: int, config: EngineConfig) -> dict[str, str]:
 
 
 def gpus(config: EngineConfig) -> list[str]:
-    """The GPUs that replicas here may have."""
+    """The GPUs that replicas here may have: one each, or as many as a replica has ranks, "0,1"."""
     if config.model.device == "cpu":
         return []
-    given = os.environ.get(VISIBLE)
-    return given.split(",") if given else _gpus()
+    given, each = os.environ.get(VISIBLE), config.model.tensor_parallel
+    found = given.split(",") if given else _gpus()
+    return [",".join(found[at : at + each]) for at in range(0, len(found) - each + 1, each)]
 
 
 def _gpus() -> list[str]:
@@ -47,6 +48,7 @@ def room_beside(config: EngineConfig, new: int, old: int, pid: int) -> bool:
 
 
 def threads(config: EngineConfig) -> int:
-    """CPU threads of each replica: its part of the cores."""
+    """CPU threads of each replica, or of each of its ranks: its part of the cores."""
     assert config.replicas is not None
-    return config.model.threads or max(1, (os.cpu_count() or 1) // config.replicas.count)
+    count = config.replicas.count * config.model.tensor_parallel
+    return config.model.threads or max(1, (os.cpu_count() or 1) // count)

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskGroup, TaskStatus
+from msgspec.structs import replace
 
 from ramify.actors.cluster.local import environment, gpus, room_beside
 from ramify.actors.cluster.membership import Membership, ReplicaMember
@@ -157,6 +158,8 @@ class JoinedReplicas:
         self.wanted = config.replicas.count
         self._settings: ReplicasConfig = config.replicas
         self._device = config.model.device
+        if self._settings.gpus is None and self._device == "cuda":  # Ray gives them on one machine
+            self._settings = replace(self._settings, gpus=float(config.model.tensor_parallel))
         self._members = members
         self._ends = ends
         self._port: JoinPort | None = None

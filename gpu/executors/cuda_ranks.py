@@ -53,9 +53,10 @@ class CudaLeader(CudaExecutor):
         self._others = RankTold(ranks, table)
 
     def close(self) -> None:
-        if not self._closed:
+        was = self._closed
+        super().close()  # graphs that hold sums go before what makes these
+        if not was:
             self._others.close()
-        super().close()
 
     def _begin(self, entry: int, plan: StepPlan) -> StepRows:
         step = super()._begin(entry, plan)
@@ -84,9 +85,10 @@ class CudaFollower(CudaExecutor, Follower):
                 self._follow(self._decoder.decode(message))
 
     def close(self) -> None:
-        if not self._closed:
-            self._ranks.close()
+        was = self._closed
         super().close()
+        if not was:
+            self._ranks.close()
 
     @torch.inference_mode()
     def _follow(self, told: ToldStep) -> None:

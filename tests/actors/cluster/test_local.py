@@ -28,6 +28,15 @@ def test_each_replica_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     assert local.gpus(config(device="cuda")) == ["0"]
 
 
+def test_the_ranks_of_a_replica_have_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(local.VISIBLE, "2,5,6,7,8")
+    two = config(device="cuda", tensor_parallel=2)
+    assert [local.environment(n, two)[local.VISIBLE] for n in range(3)] == ["2,5", "6,7", "2,5"]
+    assert local.gpus(config(tensor_parallel=8)) == []
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    assert local.threads(config(device="cpu", tensor_parallel=2)) == 2
+
+
 def test_on_a_cpu_they_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 10)
     assert local.threads(config()) == 2
