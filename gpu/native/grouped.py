@@ -112,8 +112,8 @@ def pack_groups(
 
 def emit_grouped(module: Module, isa: Isa, grouping: Grouping, epilogue: str) -> str:
     """A kernel; `epilogue` as for `linear.emit_linear`."""
-    tallest = 2 if isa.registers < 32 else 8 if grouping.bits == 4 else 6
-    tiles = [_emit_tile(module, isa, grouping, epilogue, rows) for rows in range(1, tallest + 1)]
+    tall = [] if isa.registers < 32 else [3, 4, 6, *([8] if grouping.bits == 4 else [])]
+    tiles = {rows: _emit_tile(module, isa, grouping, epilogue, rows) for rows in (1, 2, *tall)}
     return emit_blocks(module, f"linear{grouping.name}_{epilogue}", tiles)
 
 

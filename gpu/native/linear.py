@@ -103,8 +103,12 @@ def emit_linear(module: Module, isa: Isa, epilogue: str) -> str:
     return emit_blocks(module, f"linear_{epilogue}", emit_tiles(module, isa, epilogue))
 
 
-def emit_blocks(module: Module, name: str, tiles: list[Function]) -> str:
-    """A kernel of tiles of 1, 2, ... rows."""
+Tiles = dict[int, Function]
+"""By how many rows they take, in their order, from 1 on."""
+
+
+def emit_blocks(module: Module, name: str, tiles: Tiles) -> str:
+    """A kernel of tiles."""
     f = Function(module, name, [PTR, I64, I64])
     args, begin, end = f.args
     rows = f.load(f.pointer(args, ROWS), I64)
@@ -118,29 +122,28 @@ def emit_blocks(module: Module, name: str, tiles: list[Function]) -> str:
 
 
 def walk_tiles(
-    f: Function, tiles: list[Function], args: IrValue, panel: IrValue, first: IrValue, limit: IrValue
+    f: Function, tiles: Tiles, args: IrValue, panel: IrValue, first: IrValue, limit: IrValue
 ) -> None:
-    """Multiply the rows from `first` to `limit` with a panel. `tiles`: of 1 row, of 2, .."""
+    """Multiply the rows from `first` to `limit` with a panel, the tallest tile that fits at a time."""
     at = f.var(first)
     with f.repeat() as leave:
         leave(at.get() >= limit)
-        left = limit - at.get()
-        for height, tile in enumerate(tiles, 1):
-            fits = left >= height if height == len(tiles) else left.equals(height)
-            with f.when(fits):
-                f.invoke(tile, args, panel, at.get())
-        at.set(at.get() + len(tiles))
+        begin, left, heights = at.get(), limit - at.get(), [*tiles]
+        for height, taller in zip(heights, [*heights[1:], ROW_BLOCK + 1], strict=True):
+            with f.when((left >= height).both(left < taller)):
+                f.invoke(tiles[height], args, panel, begin)
+                at.set(begin + height)
 
 
 def emit_tiles(
     module: Module, isa: Isa, epilogue: str, rows_of: RowsOf | None = None, name: str = "tile"
-) -> list[Function]:
-    """Tiles of 1 row by a panel, of 2, .. `rows_of`: None: rows are read and written where they are."""
+) -> Tiles:
+    """Tiles of some rows by a panel. `rows_of`: None: rows are read and written where they are."""
     tallest = 6 if isa.registers >= 32 else 2
-    return [
-        _emit_tile(module, isa, epilogue, rows, rows_of, f"{name}_{epilogue}_{rows}")
+    return {
+        rows: _emit_tile(module, isa, epilogue, rows, rows_of, f"{name}_{epilogue}_{rows}")
         for rows in range(1, tallest + 1)
-    ]
+    }
 
 
 def _emit_tile(
