@@ -106,7 +106,6 @@ class RadixCache:
         self.leases = Leases(self.tree, self.residency.victims.reconsider, self._bounds())
         self.branches = Branches(self.tree, self.leases)
         self.runs: dict[int, PageLease] = {}
-        self._stalled = False  # the disk was behind when requests' blocks were to be saved for it
         self._listeners: set[int] = set()
         # Tokens that requests found on the device, in host memory, on the disk, at a peer
         self._hits = [0, 0, 0, 0]
@@ -228,11 +227,12 @@ class RadixCache:
     @property
     def may_save(self) -> bool:
         """Whether blocks are to be saved for the disk again, and none could. Once."""
-        disk = self.residency.stored.disk
-        if disk is None or not self._stalled or disk.backlog > self.residency.stored.slots // 4:
+        residency = self.residency
+        disk, slots = residency.stored.disk, residency.stored.slots
+        if disk is None or not residency.behind or disk.backlog > slots // 4:
             return False
-        self._stalled = False
-        return True
+        residency.behind = False
+        return bool(residency.unsaved)
 
     def fetch_ahead(self, branch: int) -> None:
         """Have what the disk has of a branch come to host memory, as far as that is free."""
@@ -258,9 +258,8 @@ class RadixCache:
         reads = [self._give(read) for read in message.reads]
         more = False
         if stored.slots:
+            more = self.residency.save_for_disk()  # before what adds to the disk's backlog
             self.residency.save_ahead()
-            more = self.residency.save_for_disk()
-            self._stalled = not more and bool(self.residency.unsaved)
         counts = self.free, self.evictable, self.referenced
         saves, stored.saves = stored.saves, []
         copies = self.take_copies()

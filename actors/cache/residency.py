@@ -59,6 +59,7 @@ class Residency:
         self.snapshots: Snapshots | None = None  # of a model with fixed states or windows
         self.stored = StoredBlocks(tree)  # where evicted KV goes to
         # Ends of requests whose blocks are to be on the disk, and below which number
+        self.behind = False  # the disk was, when some were to be saved for it
         self.unsaved: deque[tuple[Node, int]] = deque(maxlen=_MOST_UNSAVED)
 
     @property
@@ -383,7 +384,8 @@ class Residency:
     def save_for_disk(self) -> bool:
         """Save some of what requests left, so that a restart finds it. Whether to go on at once."""
         disk, left = self.stored.disk, SaveBudget(FOR_DISK)
-        if disk is None or disk.backlog > self.stored.slots // 2:
+        self.behind = disk is not None and disk.backlog > self.stored.slots // 2
+        if disk is None or self.behind:
             return False
         while self.unsaved and left.look():
             node, top = self.unsaved.popleft()

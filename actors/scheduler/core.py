@@ -369,12 +369,12 @@ class Scheduler:
             commit = structs.replace(commit, states=self.planner.states_kept(run, commit))
         elif self._info.window_pages:
             commit = structs.replace(commit, written=written)
+        if run.lost:
+            commit = structs.replace(commit, lost=run.lost)
         self._settlements.final(commit)
         self._admission.wake(run)
         account = run.account
         account.hold(-1)
-        if run.lost:
-            commit = structs.replace(commit, lost=run.lost)
         self._admission.stopped(run, max(commit.computed, run.cached - run.loaded))
         self._admission.queue.refund(account, run.slots - max(commit.computed, run.cached))
         run.request.keep(kept)

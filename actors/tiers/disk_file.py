@@ -48,7 +48,7 @@ class DiskFile:
                 f"--kv-disk-bytes {most_bytes}: a block takes {size + _SIZE}; give at least that"
             )
         try:
-            self.name, self._index = _locked(folder)
+            self.name, self.index = _locked(folder)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             self._blocks = os.open(folder / f"{self.name}.blocks", flags, 0o600)
             records = self._opened(stamp)
@@ -60,16 +60,16 @@ class DiskFile:
 
     def write(self, place: int, key: bytes, seal: int, block: Bytes) -> None:
         """Put a block at a place, which has none while that lasts. Raises OSError."""
-        self.put(self._index, _EMPTY, _SIZE * (1 + place))
+        self.put(self.index, _EMPTY, _SIZE * (1 + place))
         self.put(self._blocks, block.data, self.size * place)
         self._turn += 1
         record = _RECORD.pack(key, seal, zlib.crc32(block.data), self._turn, 0)[:-4]
         record += zlib.crc32(record).to_bytes(4, "little")
-        self.put(self._index, record.ljust(_SIZE, b"\0"), _SIZE * (1 + place))
+        self.put(self.index, record.ljust(_SIZE, b"\0"), _SIZE * (1 + place))
 
     def read(self, place: int, key: bytes, block: Bytes) -> int | None:
         """Read a block into `block`. Its seal; None: it is not there, or not whole. Raises OSError."""
-        record = _parsed(os.pread(self._index, _SIZE, _SIZE * (1 + place)))
+        record = _parsed(os.pread(self.index, _SIZE, _SIZE * (1 + place)))
         if record is None or record[0] != key:
             return None
         length = os.preadv(self._blocks, [block.data], self.size * place)
@@ -77,24 +77,24 @@ class DiskFile:
 
     def close(self) -> None:
         os.close(self._blocks)
-        os.close(self._index)
+        os.close(self.index)
 
     def _opened(self, stamp: str) -> list[tuple[int, Record]]:
         """The places with a block of this stamp, and their records."""
         header = _HEADER.pack(_MAGIC, _VERSION, self.size, stamp.encode(), 0)[:-4]
         header = (header + zlib.crc32(header).to_bytes(4, "little")).ljust(_SIZE, b"\0")
-        if os.pread(self._index, _SIZE, 0) != header:
-            os.ftruncate(self._index, 0)
+        if os.pread(self.index, _SIZE, 0) != header:
+            os.ftruncate(self.index, 0)
             os.ftruncate(self._blocks, 0)
-            self.put(self._index, header, 0)
+            self.put(self.index, header, 0)
             return []
         if os.fstat(self._blocks).st_size > self.places * self.size:  # there were more
-            os.ftruncate(self._index, _SIZE * (1 + self.places))
+            os.ftruncate(self.index, _SIZE * (1 + self.places))
             os.ftruncate(self._blocks, self.size * self.places)
-        count = min(self.places, os.fstat(self._index).st_size // _SIZE - 1)
+        count = min(self.places, os.fstat(self.index).st_size // _SIZE - 1)
         records: list[tuple[int, Record]] = []
         for first in range(0, count, 1024):
-            part = os.pread(self._index, _SIZE * min(1024, count - first), _SIZE * (1 + first))
+            part = os.pread(self.index, _SIZE * min(1024, count - first), _SIZE * (1 + first))
             for at in range(0, len(part), _SIZE):
                 record = _parsed(part[at : at + _SIZE])
                 if record is not None:

@@ -20,8 +20,9 @@ async def until(served: Any, name: str, least: float) -> None:
         await asyncio.sleep(0.02)
 
 
-async def ask(served: Any, name: str) -> dict[str, Any]:
-    async with served.connect() as peer:
+async def ask(served: Any, name: str, token: str = "") -> dict[str, Any]:
+    options = {"additional_headers": {"Authorization": f"Bearer {token}"}} if token else {}
+    async with served.connect(**options) as peer:
         await peer.open(client=name)
         done = await peer.say(1, f"{name} says: {TEXT}", max_tokens=8)
         return done["usage"]  # type: ignore[no-any-return]
@@ -43,3 +44,38 @@ async def test_a_restart_finds_on_disk_what_was_computed(serving: Any, tmp_path:
         }
         assert sum(hits.values()) == sum(usage["cached"] for usage in again)
         assert hits["disk"] > 3 * 128
+
+
+async def test_no_tenant_gets_the_other_s_blocks(serving: Any, tmp_path: Path) -> None:
+    """Neither from host memory nor, after a restart, from the disk."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("".join(f'{{"name": "{name}", "token": "{name}"}}\n' for name in ("ann", "bob")))
+    settings = {
+        "fake": FAKE | {"pages": 320},  # one conversation's
+        "model": {"kv_host": 1, "kv_disk": tmp_path / "kv"},
+        "server": {"credentials_file": tokens},
+    }
+    async with serving(**settings) as served:
+        assert (await ask(served, "same", "ann"))["cached"] == 0
+        assert (await ask(served, "same", "bob"))["cached"] == 0
+        assert (await ask(served, "same", "ann"))["cached"] >= 128
+        await until(served, 'ramify_kv_blocks{tier="disk"}', 8)
+    async with serving(**settings) as served:
+        assert (await ask(served, "same", "ann"))["cached"] >= 128
+        assert (await ask(served, "other", "bob"))["cached"] == 0
+        assert (await ask(served, "same", "bob"))["cached"] >= 128
+
+
+async def test_flipped_bits_on_the_disk_are_computed(serving: Any, tmp_path: Path) -> None:
+    model = {"kv_host": 1, "kv_disk": tmp_path}
+    async with serving(fake=FAKE, model=model) as served:
+        first = await ask(served, "ann")
+        await until(served, 'ramify_kv_blocks{tier="disk"}', 4)
+    blocks = bytearray((tmp_path / "kv-0.blocks").read_bytes())
+    for at in range(100, len(blocks), 500):
+        blocks[at] ^= 8
+    (tmp_path / "kv-0.blocks").write_bytes(blocks)
+    async with serving(fake=FAKE, model=model) as served:
+        again = await ask(served, "ann")
+        assert (again["cached"], again["prompt"]) == (0, first["prompt"])
+        assert (await values(served))['ramify_kv_hit_tokens_total{tier="disk"}'] == 0

@@ -105,6 +105,10 @@ class FakeCache:
         assert not self.referenced()
         assert sorted([*self.pages, *self.resident.values()]) == list(range(self.total))
 
+    def moved(self, executor, now):
+        """It has no disk."""
+        return ()
+
     def renew(self, pages, state_slots=0, host_blocks=0):
         assert not self.runs
         self.total, self.pages = pages, list(range(pages))
@@ -213,6 +217,7 @@ class FakeExecutor:
         self.host = {}  # by slot: a block's key and KV
         self.flips = 0.0  # chance that a block cannot be loaded
         self.loaded = self.lost = 0  # blocks
+        self.overtaken = False  # a disk may fill a slot that a plan under way still saves to
         self.computed = 0
         self.ran = []  # (tokens extended, rows decoded) of every step
 
@@ -340,6 +345,9 @@ class FakeExecutor:
                 lost.append(block.slot)
                 continue
             key, kept = self.host[block.slot]
+            if key != block.key and self.overtaken:  # their seals tell
+                lost.append(block.slot)
+                continue
             assert key == block.key
             for at, kv in zip(self._places(block), kept, strict=True):
                 if at >= 0:
@@ -550,6 +558,7 @@ class World:
             assert isinstance(settle, Settle)
             self.settles.append(settle)
             self.replies.append(self.cache.settle(settle))
+            self.replies.extend(self.cache.moved(self.executor, self.now))
         told = core.deliver()
         assert len({session for session, _ in told}) == len(told)
         for session, tokens in told:

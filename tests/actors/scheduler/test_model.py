@@ -15,8 +15,16 @@ from hypothesis import strategies as st
 from ramify.actors.cache import snapshots
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
+from ramify.actors.cache.on_disk import OnDisk
 from ramify.actors.cache.windows import Windows
-from ramify.protocol.messages import CancelRequest, CancelSession, ExtendBranch, OpenBranch
+from ramify.protocol.messages import (
+    Brought,
+    CancelRequest,
+    CancelSession,
+    DiskResult,
+    ExtendBranch,
+    OpenBranch,
+)
 from ramify.protocol.plan import pack, unpack, unpack_floats
 from tests.amount import examples
 
@@ -37,10 +45,17 @@ BLOCK = 4  # tokens of what moves between tiers
 class RealCache:
     """The radix cache behind the fake's interface, checked after each Settle."""
 
-    def __init__(self, pages, page_size, states=0, windows=None, host=0):
+    def __init__(self, pages, page_size, states=0, windows=None, host=0, disk=None):
         self.cache = RadixCache(
-            pages, page_size, block=BLOCK, state_slots=states, windows=windows, host_blocks=host
-        )
+            pages,
+            page_size,
+            block=BLOCK,
+            state_slots=states,
+            windows=windows,
+            host_blocks=host,
+            disk=disk,
+        )  # fmt: skip
+        self.on_disk, self.dice = {}, random.Random(1)  # a block's key and KV by place
         self.branches = {}
         self.started = {}
 
@@ -60,6 +75,26 @@ class RealCache:
         settled = self.cache.settle(settle)
         check(self.cache)
         return settled
+
+    def moved(self, executor, now):
+        """What a disk does with the cache's orders: late, never, or not whole, now and then."""
+        waits = self.cache.waits
+        for order in waits.take_orders():
+            place, slot = order.place, order.slot
+            if order.write:
+                whole = executor.host.get(slot, (b"",))[0] == order.key and self.dice.random() < 0.9
+                if whole:
+                    self.on_disk[place] = executor.host[slot]
+            else:
+                assert self.on_disk[place][0] == order.key
+                if whole := self.dice.random() < 0.9:
+                    executor.host[slot] = self.on_disk[place]
+            waits.done(DiskResult(order, whole, 0.001))
+            check(self.cache)
+        if self.dice.random() < 0.5:
+            waits.expire(now + 100)
+        ready = waits.take_ready()
+        return [Brought(ready)] if ready or self.cache.may_save else []
 
     def renew(self, pages, state_slots=0, host_blocks=0):
         self.cache.renew(pages, state_slots, host_blocks)
@@ -332,6 +367,22 @@ def test_random_returns_to_kv_that_left_the_device(world, expected, expected_sco
         assert w.core.retractions["lost"] <= w.executor.lost
     assert loaded > 60
     assert (lost > 5) == (flips > 0)
+
+
+def test_random_returns_to_kv_that_went_to_a_disk(world, expected, expected_scores):
+    """Tiers of every size: outputs are those without. A third of the executors die, their disk stays."""
+    brought = 0
+    for seed in range(examples(12, 300)):
+        dice = random.Random(seed)
+        pages, blocks = dice.choice([60, 80, 110]), dice.choice([2, 6, 20])
+        options = {"rows": dice.randint(1, 4), "budget": dice.choice([16, 64]), "max_waiting": 1000}
+        cache = RealCache(pages, 1, host=blocks, disk=OnDisk(dice.choice([3, 15, 60])))
+        w = world(pages=pages, cache=cache, host_blocks=blocks, in_flight=dice.randint(1, 2), **options)
+        w.executor.overtaken = True
+        died = [(dice.randrange(40), dice.randrange(3))] if seed % 3 == 0 else []
+        execute(w, list(returns(dice, 40)), expected, expected_scores, died)
+        brought += cache.cache.tiers(1)[2].hit_tokens
+    assert brought > 30
 
 
 @tried(35, 100)
