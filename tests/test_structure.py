@@ -46,7 +46,7 @@ SIZES = {
     "actors/store": (11, 31),
     "actors/tiers": (2, 3),
     "actors/tokenizer": (9, 20),
-    "protocol": (28, 59),
+    "protocol": (28, 60),
     "clients": (82, 136),
     "gpu": (218, 358),
     "benchmarks": (45, 136),
