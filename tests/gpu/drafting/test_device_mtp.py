@@ -27,7 +27,10 @@ def test_guesses_as_published_and_outputs_as_without(
     """Rows and padding beside each other; a step without drafts, and guesses that are refused."""
     model, layer = with_layer(tmp_path, family)
     texts = [prompts()[0][:9], prompts()[1][:5], prompts()[2][:4]]
-    d = drive(tmp_path, draft="mtp", attention="triton", max_rows=8, step_tokens=32, kv_tokens=192)
+    d = drive(
+        tmp_path, draft="mtp", attention="triton", max_rows=8, step_tokens=32, kv_tokens=192,
+        device="cuda" if CUDA else "cpu", dtype="float32",
+    )  # fmt: skip
     opens = [d.open(row, d.pages(64 * row, 64)) for row in range(3)]
     extends = [ExtendRow(row, 0, pack(text), True) for row, text in enumerate(texts)]
     outputs = {row: [token] for row, token in d.step(opens=opens, extends=extends).items()}
