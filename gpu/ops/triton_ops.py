@@ -40,6 +40,7 @@ from ramify.gpu.ops.triton_experts import (
     sum_few,
 )
 from ramify.gpu.ops.triton_experts_together import open_together, sum_together, together
+from ramify.gpu.ops.triton_four_codes import packing
 from ramify.gpu.ops.triton_latent import absorb, open_latents, store_latents
 from ramify.gpu.ops.triton_layer import add_norm, divide_rows, embed_norm, open_heads, rope_store
 from ramify.gpu.ops.triton_linear import Products, UnscaledRows
@@ -213,7 +214,8 @@ class TritonOps:
 
     def experts(self, x: LazyStream, layer: LayerExperts) -> Projection:
         products, rows, shared = self._products, x.rows, layer.shared
-        invariant, few = not products.follows_tilings, len(x.normed) <= MOST_FEW
+        packed = packing(layer.gate_up.weight, x.normed.dtype) > 0  # which are faster in tiles
+        invariant, few = not products.follows_tilings, len(x.normed) <= (1 if packed else MOST_FEW)
         if x.squares is not None and not few:
             rows = UnscaledRows(divide_rows(x.normed, x.squares, None, x.eps))
         routed, norm = rows, layer.router_norm
