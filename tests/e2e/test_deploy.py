@@ -11,7 +11,7 @@ import yaml
 
 from ramify.actors.cluster.metrics import ClusterMetrics, ReplicaGauges, joined
 from ramify.actors.kit.metrics import Metrics
-from ramify.actors.kit.report import Report
+from ramify.actors.kit.report import KvTier, Report
 from ramify.clients.cli import build_parser
 
 DEPLOY = Path(__file__).parents[2] / "examples" / "deploy"
@@ -22,7 +22,9 @@ def exported() -> set[str]:
     """The names of all samples that a front with a replica shows."""
     front = ClusterMetrics()
     front.watch(lambda: [ReplicaGauges(0, "ready", 1, Report())], lambda told: 0)
-    text = joined(front.render(), {0: Metrics().render()}).decode()
+    core = Metrics()
+    core.watch_tiers(lambda: [KvTier("disk", 1, 1, 1, 1.0)])
+    text = joined(front.render(), {0: core.render()}).decode()
     return set(NAME.findall("\n".join(line for line in text.splitlines() if line[0] != "#")))
 
 
