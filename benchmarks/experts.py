@@ -159,6 +159,7 @@ def speed(fields: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
         executor = loaded(
             Path(name), load_format="dummy", max_rows=rows, kv_tokens=rows * capacity + 16384,
             step_tokens=8192 if not args.tiny else 128, context=10240 if not args.tiny else 256,
+            quantization=args.quantization,
             **({"state_slots": 3 * rows + 1} if shape.keeps_states else {}),
         )  # fmt: skip
     info, rate = executor.info, copy_rate()
@@ -228,6 +229,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", default="right,tiles,speed", help="of right, tiles, speed, cpu")
     parser.add_argument("--shape", choices=SHAPES, default="30b-a3b", help="of right, tiles and speed")
+    parser.add_argument("--quantization", default="auto", help="of speed; its floor is that of floats")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--layers", type=int, help="of the shape on a CPU, instead of all of them")

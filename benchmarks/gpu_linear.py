@@ -29,6 +29,7 @@ from ramify.gpu.ops.gluon_check import gluon_works
 from ramify.gpu.ops.linear.base import Form, Linear, plain
 from ramify.gpu.ops.linear.four_bits import four_bit_form
 from ramify.gpu.ops.linear.fp8 import fp8_form
+from ramify.gpu.ops.linear.humming import humming_form
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.tilings import AnyTiling, GluonTiling, LayerSizes, Tiling, tilings_for
 from ramify.gpu.ops.triton_layer import add_norm
@@ -225,6 +226,14 @@ FORMS: dict[str, Form] = {
     "mxfp4": four_bit_form("mxfp4", rounds=True),
     "fp8": fp8_form(torch.device("cuda"), True),
 }
+
+
+def form_of(name: str) -> Form:
+    """Of FORMS, or with `-humming` behind its name, by that package's kernels."""
+    form = FORMS[name.removesuffix("-humming")]
+    return form if name in FORMS else humming_form(form, torch.bfloat16, torch.device("cuda"))
+
+
 OPERATIONS = {"qkv": "linear", "output": "add", "gate_up": "gated", "down": "add"}  # of the products
 
 
@@ -234,7 +243,8 @@ def main() -> None:
     parser.add_argument("--tokens", default="1,8,16,32,64,128,192,256")
     parser.add_argument("--compilers", type=int, default=0, help="processes that compile ahead")
     parser.add_argument("--compile-part", type=int)
-    parser.add_argument("--formats", default="", help="of weights, beside bfloat16: " + ", ".join(FORMS))
+    told = f"of weights, beside bfloat16: {', '.join(FORMS)}, int4-humming, mxfp4-humming"
+    parser.add_argument("--formats", default="", help=told)
     parser.add_argument("--search", action="store_true", help="time all tilings worth trying")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
@@ -248,6 +258,7 @@ def main() -> None:
     for process in [subprocess.Popen([*command, str(part)]) for part in range(args.compilers)]:
         process.wait()
     report = []
+    forms = {name: form_of(name) for name in filter(None, args.formats.split(","))}
     sizes = replace(SIZES[args.shape], gluon=gluon_works(torch.device("cuda")))
     products = Products(torch.device("cuda"))
     for name, (outputs, inputs) in PRODUCTS[args.shape].items():
@@ -272,8 +283,8 @@ def main() -> None:
                 print(f"  ours {own['us']:6.2f} ({case.bytes / own['us'] / 1e6:4.2f} TB/s)", end="")
                 if args.search:
                     print(" ", own["tiling"], end="")
-            for form in filter(None, args.formats.split(",")):
-                took = case.formed(products, FORMS[form], tilings[0])
+            for form in forms:
+                took = case.formed(products, forms[form], tilings[0])
                 line[form] = took
                 print(f"  {form} {took:6.2f}", end="")
             print(flush=True)

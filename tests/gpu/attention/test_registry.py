@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,44 @@ def test_what_cannot_be_had_is_an_error_that_names_the_mend(monkeypatch: pytest.
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(ModelError, match=r"TRITON_INTERPRET=1.*; give --attention torch"):
         choose("triton", [SHAPE], CPU)
+
+
+PLAIN = AttentionSpec(128**-0.5)
+FEATURES: dict[str, list[AttentionShape]] = {
+    "sliding windows": [dataclasses.replace(SHAPE, specs=(dataclasses.replace(PLAIN, window=9),))],
+    "of these the last tokens alone kept": [SHAPE, dataclasses.replace(SHAPE, windowed=True)],
+    "sinks, soft caps, scales of their own": [
+        dataclasses.replace(SHAPE, specs=(PLAIN, dataclasses.replace(PLAIN, softcap=30.0)))
+    ],
+    "heads of several sizes": [SHAPE, dataclasses.replace(SHAPE, head_dim=256)],
+    "keys and values in fp8": [dataclasses.replace(SHAPE, codes=True)],
+    "latents": [dataclasses.replace(SHAPE, head_dim=576, value_dim=512, kv_heads=1)],
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_the_table_of_the_internals_says_what_is_served(
+    feature: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The columns of Triton and FlashInfer; a GPU of its kind and the package are made up."""
+    page = Path(__file__).parents[3] / "docs" / "internals" / "model.md"
+    (row,) = [line for line in page.read_text().splitlines() if line.startswith(f"| {feature} |")]
+    _, triton, deterministic, flashinfer, _ = [cell.strip() for cell in row.split("|")[2:-1]]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: name)
+    for name in ("_import_fault", "_load_fault"):
+        monkeypatch.setattr(registry, name, lambda *about: None)
+    monkeypatch.setattr(registry, "_kernels", lambda *about: [])
+
+    def served(asked: str, **more: bool) -> str:
+        try:
+            choose(asked, FEATURES[feature], torch.device("cuda"), **more)
+        except ModelError:
+            return "no"
+        return "yes"
+
+    assert (served("triton"), served("auto", deterministic=True)) == (triton, deterministic)
+    assert served("flashinfer") == flashinfer
 
 
 def test_heads_of_512_are_served_in_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ramify.gpu.attention.registry import KernelChoice
-from ramify.gpu.startup.drafts import bundled, choose_draft, unlike_tokens
+from ramify.gpu.models.config import parse_config
+from ramify.gpu.startup.drafts import bundled, choose_draft, kernel_obstacle, unlike_tokens
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ConfigError, ModelError
 
@@ -47,6 +49,22 @@ def test_kernels_that_run_no_drafts() -> None:
         choose_draft(ModelConfig(path=model, draft="ngram"), KernelChoice("fa3", "flashinfer", ""))
     torchs = KernelChoice("torch", "torch", "")
     assert choose_draft(ModelConfig(path=model, draft="model"), torchs).kind == "model"
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "told"),
+    [
+        ("Gemma4", {"head_dim": 64, "global_head_dim": 128}, "its layers are of unequal sizes"),
+        ("DeepseekV3", {"first_k_dense_replace": 9}, "its attention keeps latents"),
+        ("Llama", {"num_key_value_heads": 2}, None),
+    ],
+)
+def test_draft_models_that_a_gpu_does_not_run(family: str, fields: Any, told: str | None) -> None:
+    pytest.importorskip("triton")
+    sizes = {"num_attention_heads": 4, "hidden_size": 256, "num_hidden_layers": 6}
+    raw = {"architectures": [f"{family}ForCausalLM"], **sizes, **fields}
+    model = parse_config(raw, {}, Path("draft"))
+    assert kernel_obstacle(model, torch.bfloat16, torch.device("cpu")) == told
 
 
 def test_another_file_with_the_same_tokens(tmp_path: Path) -> None:

@@ -10,9 +10,16 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from ramify.gpu.models.config import read_config
+from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.models.experts import Experts
 from ramify.gpu.ops.experts import LayerExperts, RouterSettings, route, run
-from ramify.gpu.ops.linear.base import plain
+from ramify.gpu.ops.linear.base import PlainWeight, plain
+from ramify.gpu.ops.linear.four_bits import FourBitWeight, four_bit_form
+from ramify.gpu.ops.linear.grouped import GroupedWeight
 from ramify.gpu.startup.forecast import forecast
+from ramify.gpu.startup.packing import Packing
+from ramify.gpu.startup.weights import load_weights
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExtendRow, pack
 from tests.gpu.models.families.test_families import GEMMA4, SMALL, prompts, reference
@@ -311,6 +318,36 @@ def test_mxfp4_becomes_floats(tmp_path: Path, drive: Any) -> None:
     wanted = reference(model, prompt, 16)
     assert drive(tmp_path).generate(0, prompt, 16, range(128)) == wanted
     assert "weights" in forecast(tmp_path)  # which reads no numbers
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the interpreter takes a minute")
+def test_mxfp4_stays_on_the_kernels_of_a_gpu(tmp_path: Path, drive: Any) -> None:
+    model, prompt = save(tmp_path, "gpt_oss"), prompts()[0]
+    model.load_state_dict(pack_experts(tmp_path))
+    d = drive(tmp_path, attention="triton", quantization="auto", dtype="float32")
+    assert d.executor.info.quantization == "mxfp4"
+    assert d.generate(0, prompt, 16, range(128)) == reference(model, prompt, 16)
+
+
+def test_mxfp4_is_kept_as_kernels_read_it(tmp_path: Path) -> None:
+    """All experts of a layer in one matrix, a gate before its up; the router in floats."""
+    save(tmp_path, "gpt_oss")
+    wide = pack_experts(tmp_path)
+    shape = read_config(tmp_path)
+    model = Decoder(shape, 64, torch.float32, torch.device("cpu"), late=True)
+    views = model.weights()
+    packing = Packing(views, model.products(), four_bit_form("mxfp4", rounds=False), (GroupedWeight,))
+    load_weights(tmp_path, views, lambda *_: None, packing, shape.names, shape.stored)
+    one = model.layers[0].feed_forward
+    assert isinstance(one, Experts)
+    assert isinstance(one.layer.gate_up.weight, FourBitWeight)
+    part = "model.layers.0.mlp.experts"
+    gate_up = wide[f"{part}.gate_up_proj"].transpose(1, 2)  # gate and up take turns
+    gates, ups = gate_up[:, 0::2], gate_up[:, 1::2]
+    assert torch.equal(one.layer.gate_up.weight.floats(), torch.cat((gates, ups), 1).flatten(0, 1))
+    down = wide[f"{part}.down_proj"].transpose(1, 2).flatten(0, 1)
+    assert torch.equal(one.layer.down.weight.floats(), down)
+    assert isinstance(one.layer.router.weight, PlainWeight)
 
 
 def test_forks_of_layers_with_sinks_and_windows(tmp_path: Path, drive: Any) -> None:
