@@ -13,10 +13,12 @@ import struct
 import subprocess
 import sys
 import time
+from typing import Any
 
 import torch
 
 from ramify.gpu.ranks.group import Ranks
+from ramify.gpu.ranks.peers import PeerRows, meet
 from ramify.gpu.ranks.ring import GroupMemory, RankPlace
 
 HIDDEN, REPEATS, MESSAGES = 4096, 50, 300
@@ -61,7 +63,7 @@ def be(place: RankPlace) -> None:
         print(f"{place.ranks} ranks, {torch.cuda.get_device_name() if on_gpu else 'CPU'}", flush=True)
     told(ranks)
     if on_gpu:
-        ranks.meet(HIDDEN, torch.bfloat16, device)
+        ranks.peers = together(place, device)
     for size in SIZES:
         x = torch.ones(size // HIDDEN // 2, HIDDEN, dtype=torch.bfloat16, device=device)
         found = f"{size >> 10:6} KiB: library {timed(lambda x=x: ranks.sum(x), device):8.1f} us"
@@ -78,6 +80,16 @@ def be(place: RankPlace) -> None:
             print(found, flush=True)
     ranks.close()
     os._exit(0)
+
+
+def together(place: RankPlace, device: torch.device) -> PeerRows:
+    """Torch wants a process group of its own making."""
+    dist: Any = torch.distributed
+    store = dist.FileStore(f"/proc/self/fd/{place.store}", place.ranks)
+    world = dist.PrefixStore("world", store)
+    dist.init_process_group("gloo", store=world, rank=place.rank, world_size=place.ranks)
+    name, peers = dist.group.WORLD.group_name, dist.PrefixStore("peers", store)
+    return meet(peers, name, place.rank, place.ranks, HIDDEN, torch.bfloat16, device)
 
 
 def told(ranks: Ranks) -> None:

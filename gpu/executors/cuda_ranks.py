@@ -35,8 +35,6 @@ def cuda_executor(
     """For one rank, or the one of several that this process is."""
     if ranks is None:
         return CudaExecutor(model, pool, RowTable(info), info, attention, drafter)
-    if model.device.type == "cuda":
-        ranks.meet(model.config.hidden_size, model.dtype, model.device)
     if ranks.rank:
         return CudaFollower(ranks, model, pool, MirroredRows(info), info, attention)
     return CudaLeader(ranks, model, pool, RowTable(info), info, attention)

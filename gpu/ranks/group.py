@@ -4,7 +4,6 @@ Every rank calls the same functions in the same order. All get the same bits: a 
 passed on.
 """
 
-import logging
 import os
 from datetime import timedelta
 from typing import Any
@@ -13,10 +12,9 @@ import torch
 import torch.distributed.distributed_c10d
 from torch import Tensor
 
-from ramify.gpu.ranks.peers import PeerRows, meet
+from ramify.gpu.ranks.peers import PeerRows
 from ramify.gpu.ranks.ring import RankPlace, StepRing
 
-_LOG = logging.getLogger("ramify.gpu.ranks")
 dist: Any = torch.distributed  # which declares little of this
 # Ranks that are loading wait for the slowest one. One that hangs is the watchdog's business
 _PATIENCE = timedelta(days=1)
@@ -27,7 +25,7 @@ class RankSums:
 
     def __init__(self, rank: int, count: int) -> None:
         self.rank, self.count = rank, count
-        self.peers: PeerRows | None = None  # for sums of few rows, in kernels of ours
+        self.peers: PeerRows | None = None  # for sums of few rows, in kernels of ours: see `peers.meet`
 
     def sum(self, x: Tensor) -> Tensor:
         """Over all ranks, in place."""
@@ -48,9 +46,8 @@ class Ranks(RankSums):
     def __init__(self, place: RankPlace, device: torch.device) -> None:
         super().__init__(place.rank, place.ranks)
         self.ring = StepRing(place)
-        self._closed = False
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        self._store = store = dist.FileStore(f"/proc/self/fd/{place.store}", place.ranks)
+        store = dist.FileStore(f"/proc/self/fd/{place.store}", place.ranks)
         self._host: Any = dist.ProcessGroupGloo(
             dist.PrefixStore("host", store), place.rank, place.ranks, _PATIENCE
         )
@@ -62,20 +59,6 @@ class Ranks(RankSums):
                 dist.PrefixStore("device", store), place.rank, place.ranks, options
             )
             self.sum(torch.zeros(1, device=device))  # its buffers are there before memory is measured
-
-    def meet(self, hidden: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Let GPUs write to each other, for sums of few rows; where they cannot, NCCL makes them."""
-        found, why = None, f"rows of {hidden} are not aligned"
-        try:
-            store = dist.PrefixStore("peers", self._store)
-            if hidden * dtype.itemsize % 16 == 0:
-                found = meet(store, self.rank, self.count, hidden, dtype, device)
-        except RuntimeError as error:
-            why = str(error)
-        if self.least([int(found is not None)])[0]:
-            self.peers = found
-        else:
-            _LOG.warning("sums of few rows are NCCL's: GPUs cannot write to each other: %s", why)
 
     def sum(self, x: Tensor) -> Tensor:
         _settle(self._group.allreduce([x], self._now(dist.AllreduceOptions())))
@@ -108,9 +91,6 @@ class Ranks(RankSums):
         if not self.rank:
             self.ring.put(b"")
         self.ring.close()
-        if self.on_gpu and not self._closed:
-            self._group.shutdown()
-        self._closed = True
 
 
 def _settle(work: Any) -> None:

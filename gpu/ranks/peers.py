@@ -38,16 +38,19 @@ def room(ranks: int, hidden: int, dtype: torch.dtype) -> tuple[int, int, int]:
 
 
 def meet(
-    store: Any, rank: int, ranks: int, hidden: int, dtype: torch.dtype, device: torch.device
+    store: Any, group: str, rank: int, ranks: int, hidden: int, dtype: torch.dtype, device: torch.device
 ) -> PeerRows:
-    """Map the memory of all ranks, which all call it. Raises RuntimeError where they cannot."""
+    """Map the memory of all ranks, which all call it. Raises RuntimeError where they cannot.
+
+    `group`: torch's name of a process group of theirs. Rows are a multiple of 16 bytes.
+    """
     from torch._C._distributed_c10d import _SymmetricMemory
 
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     memory: Any = _SymmetricMemory
-    memory.set_group_info("ramify-ranks", rank, ranks, store)
+    memory.set_group_info(group, rank, ranks, store)
     rows, flags, size = room(ranks, hidden, dtype)
-    own = memory.empty_strided_p2p((size,), (1,), torch.uint8, device, "ramify-ranks")
+    own = memory.empty_strided_p2p((size,), (1,), torch.uint8, device, group)
     own.zero_()
     torch.cuda.synchronize(device)
     handle = memory.rendezvous(own)
