@@ -96,7 +96,7 @@ def open_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: ExpertRou
         eps, layer.gate_up.weight.shape[0], beside_up.weight.shape[0], HIDDEN=hidden, SIZE=size,
         SHARED=beside, TOP=top, KIND=KINDS[layer.activation], PARTS=triton.next_power_of_2(parts),
         GROUP=gate_up.group or hidden, SHARED_GROUP=shared_up.group or hidden, ROWS=many,
-        DEPTH=_depth(hidden, gate_up, shared_up), STAGES=3 if packed else 5, PACKED=packed,
+        DEPTH=_depth(hidden, gate_up, shared_up), STAGES=3, PACKED=packed,
         SHARED_PACKED=shared_packed, num_warps=4, **overlap_options(values.device),
     )  # fmt: skip
     return gated
@@ -131,7 +131,7 @@ def sum_few(
         SIZE=size, SHARED=beside, TOP=top, GROUP=down.group or size,
         SHARED_GROUP=shared_down.group or max(1, beside), ROWS=rows, DEPTH=_depth(size, down),
         SHARED_DEPTH=_depth(max(1, beside), shared_down), STAGES=4, PACKED=packed,
-        SHARED_PACKED=shared_packed, num_warps=2 if tokens <= 2 and not packed else 4,
+        SHARED_PACKED=shared_packed, num_warps=4,
         **overlap_options(gated.device),
     )  # fmt: skip
     return UnscaledRows(output, squares)

@@ -39,7 +39,7 @@ from ramify.gpu.ops.triton_experts import (
     run_many,
     sum_few,
 )
-from ramify.gpu.ops.triton_experts_together import open_together, sum_together, together
+from ramify.gpu.ops.triton_experts_together import open_together, together
 from ramify.gpu.ops.triton_four_codes import packing
 from ramify.gpu.ops.triton_latent import absorb, open_latents, store_latents
 from ramify.gpu.ops.triton_layer import add_norm, divide_rows, embed_norm, open_heads, rope_store
@@ -81,8 +81,6 @@ class OpenedExperts(Projection):
     def added(self, residual: Tensor | None, norm: RMSNorm | None, lazy: bool) -> UnscaledRows:
         """The sum; with a residual, what stands behind the norm of it. `lazy`: it may be half done."""
         given = self.rows, self.layer, self.routes
-        if together(self.layer, len(self.rows)):
-            return UnscaledRows(sum_together(*given, residual, norm))
         if residual is None or norm is None or not lazy:
             rows = sum_few(*given)
             return rows if residual is None else UnscaledRows(add_norm(rows.values, residual, norm))

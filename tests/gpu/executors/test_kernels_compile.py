@@ -338,7 +338,7 @@ KDA = {"_recur", "_open", "_prepare", "_decays", "_products", "_solve", "_chunks
 MAMBA = {"_scan", "_open_groups"}
 CONSTRAINTS = {"_masks", "_follow"}
 MANY = {"_route", "_sort", "_open_many", "_down_many", "_sum_many"}
-FEW = {"_route", "_open_few", "_open_together", "_sum_few", "_sum_together", "_fold"}
+FEW = {"_route", "_open_few", "_open_together", "_sum_few"}
 
 
 @pytest.fixture(scope="module")

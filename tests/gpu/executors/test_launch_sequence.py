@@ -249,7 +249,7 @@ def test_layers_with_latents(run: Any) -> None:
     wanted = ["upload", *model(alone, few)]
     assert run(first, DECODE, captured=True, changes=LATENTS) == wanted
     both = StepPlan(1, decodes=pack(rows))
-    wanted = ["upload", *model(["_shared", *alone], ["_open_together", "_sum_together", "_fold"])]
+    wanted = ["upload", *model(["_shared", *alone], ["_open_together", "_sum_few", "_add_norm"])]
     for captured in (False, True):
         assert run(first, both, captured=captured, changes=LATENTS) == wanted
 

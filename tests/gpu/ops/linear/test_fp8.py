@@ -123,8 +123,8 @@ def test_experts_kernels_widen_codes() -> None:
     """
     pytest.importorskip("triton", minversion=None if torch.cuda.is_available() else "3.7")
     from ramify.gpu.ops.experts import LayerExperts, RouterSettings, SharedExpert, run
-    from ramify.gpu.ops.triton_experts import route_tokens, run_few, run_many
-    from ramify.gpu.ops.triton_experts_together import open_together, sum_together
+    from ramify.gpu.ops.triton_experts import route_tokens, run_few, run_many, sum_few
+    from ramify.gpu.ops.triton_experts_together import open_together
     from ramify.gpu.ops.triton_linear import UnscaledRows
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -145,6 +145,6 @@ def test_experts_kernels_widen_codes() -> None:
     routes = route_tokens(layer.router(x), layer)
     check(run_few(UnscaledRows(x), 0.0, layer, routes).cpu(), wanted.cpu(), 1e-4)
     opened = open_together(UnscaledRows(x), 0.0, layer, routes)
-    check(sum_together(opened, layer, routes).cpu(), wanted.cpu(), 1e-4)
+    check(sum_few(opened, layer, routes).values.cpu(), wanted.cpu(), 1e-4)
     beside = wanted - run(x, replace(layer, shared=None))
     check(run_many(x, layer, routes, beside, True).cpu(), wanted.cpu(), 1e-4)
