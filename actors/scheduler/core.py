@@ -21,7 +21,6 @@ from msgspec import structs
 
 from ramify.actors.scheduler.admission import Admission, Cause
 from ramify.actors.scheduler.deliveries import Deliveries, Segment
-from ramify.actors.scheduler.exchange import KvExchange
 from ramify.actors.scheduler.planner import Planner
 from ramify.actors.scheduler.preemption import for_growth
 from ramify.actors.scheduler.request import (
@@ -84,6 +83,7 @@ class Scheduler:
         self._info = info
         self._config = config
         self.planner = Planner(info, config)
+        self.exchange = self.planner.loads.exchange  # KV that goes to other replicas or comes from them
         self.plan: Callable[[], StepPlan | None] = self.planner.plan  # for the executor; until None
         self._settlements = Settlements(info, config.lookahead, self.planner.working)
         self._requests: dict[int, Request] = {}
@@ -242,11 +242,6 @@ class Scheduler:
     def deliver(self) -> list[tuple[int, Tokens]]:
         """Messages for sessions: one for each, with its events in order."""
         return self._deliveries.take(ends=not self._settlements.finals)
-
-    @property
-    def exchange(self) -> KvExchange:
-        """KV that goes to other replicas or comes from them."""
-        return self.planner.loads.exchange
 
     # --- the life of a request ----------------------------------------------------------------
 

@@ -28,18 +28,15 @@ class KvExchange:
     def __init__(self) -> None:
         self.copies: list[CopyOut | CopyIn] = []
         self.answers: list[BlocksPut | BlocksRead] = []
+        self.asks = False  # something is to be settled
         self._asked: list[ReadOrPut] = []
         self._copied: list[CopiedIn] = []
         self._settling: deque[tuple[list[PutBlocks], list[ReadBlocks]]] = deque()
         self._saving: list[CopyOut] = []  # whose blocks the next plan saves
         self._under_way: deque[list[CopyOut]] = deque()  # of each step that does
 
-    @property
-    def asks(self) -> bool:
-        """Something is to be settled."""
-        return bool(self._asked or self._copied)
-
     def ask(self, message: ReadOrPut | CopiedIn) -> None:
+        self.asks = True
         if isinstance(message, CopiedIn):
             self._copied.append(message)
             self.answers.append(BlocksPut(message.session, message.branch))
@@ -48,6 +45,7 @@ class KvExchange:
 
     def settle(self, settle: Settle) -> None:
         """Add what was asked meanwhile."""
+        self.asks = False
         asked, self._asked = self._asked, []
         puts = [each for each in asked if isinstance(each, PutBlocks)]
         reads = [each for each in asked if isinstance(each, ReadBlocks)]
