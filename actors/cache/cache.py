@@ -249,13 +249,11 @@ class RadixCache:
         for commit in message.commits:
             self.commit(commit)
         grown = [self.grow(grow, now) for grow in message.grows]
-        for key in split_keys(b"".join(message.kept)):
-            stored.arrived(key, whole=True, foreign=True)
-        for key in split_keys(b"".join(message.refused)):
-            stored.arrived(key, whole=False)
-        slots = [self._accept(keys) for keys in message.puts]
+        if message.kept or message.refused:
+            self._arrived(message)
+        slots = [self._accept(keys) for keys in message.puts] if message.puts else []
         verdicts = [self.acquire(acquire, now) for acquire in message.acquires]
-        reads = [self._give(read) for read in message.reads]
+        reads = [self._give(read) for read in message.reads] if message.reads else []
         more = False
         if stored.slots:
             more = self.residency.save_for_disk()  # before what adds to the disk's backlog
@@ -272,6 +270,13 @@ class RadixCache:
             return Lacking(message.session, message.branch)
         first, keys = self.residency.stored.lacking(tip)
         return Lacking(message.session, message.branch, first, b"".join(keys))
+
+    def _arrived(self, message: m.Settle) -> None:
+        stored = self.residency.stored
+        for key in split_keys(b"".join(message.kept)):
+            stored.arrived(key, whole=True, foreign=True)
+        for key in split_keys(b"".join(message.refused)):
+            stored.arrived(key, whole=False)
 
     def _accept(self, keys: bytes) -> bytes:
         """Slots for blocks that another replica sends; -1: it is here, or comes, or there is no room."""
@@ -382,7 +387,9 @@ class RadixCache:
         begun = Begun(not keys) if resuming is None else resuming.begin(run, found, end, slots)
         blocks = stored.loads(keys, cached, first, pages) if keys else []
         run.stored, run.loaded = keys, max(0, loaded - cached)
-        self._count_hits(cached, run.loaded, keys)
+        self._hits[0] += cached
+        if keys:
+            self._count_loads(run.loaded, keys)
         cached += run.loaded
         _claim(tip, request)
         return m.Granted(
@@ -460,12 +467,12 @@ class RadixCache:
             self._resuming.renew(count)
         self.leases.bounds = self._bounds()
 
-    def _count_hits(self, cached: int, loaded: int, keys: list[bytes]) -> None:
+    def _count_loads(self, loaded: int, keys: list[bytes]) -> None:
         stored, size = self.residency.stored, self.tree.block
         peer = min(loaded, size * len(stored.foreign.intersection(keys)))
         disk = min(loaded - peer, size * len(stored.from_disk.intersection(keys)))
         stored.from_disk.difference_update(keys)
-        for tier, count in enumerate((cached, loaded - disk - peer, disk, peer)):
+        for tier, count in enumerate((loaded - disk - peer, disk, peer), 1):
             self._hits[tier] += count
 
     # --- internals --------------------------------------------------------------------------

@@ -556,7 +556,8 @@ class Scheduler:
         self._more = self._more or message.more
         if self.down is None:
             self._moves(message)
-        self.exchange.settled(message, self.down is not None)
+        if message.slots or message.reads:
+            self.exchange.settled(message, self.down is not None)
         starved: Request | None = None
         waited_for = False
         for request, verdict in zip(acquires, message.verdicts, strict=True):

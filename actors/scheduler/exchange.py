@@ -49,7 +49,8 @@ class KvExchange:
         asked, self._asked = self._asked, []
         puts = [each for each in asked if isinstance(each, PutBlocks)]
         reads = [each for each in asked if isinstance(each, ReadBlocks)]
-        self._settling.append((puts, reads))
+        if asked:
+            self._settling.append((puts, reads))
         settle.puts.extend(b"".join(block.key for block in put.read.blocks) for put in puts)
         settle.reads.extend(reads)
         copied, self._copied = self._copied, []
@@ -57,7 +58,7 @@ class KvExchange:
         settle.refused.extend(each.refused for each in copied)
 
     def settled(self, message: Settled, down: bool) -> None:
-        """`down`: there is no executor, so nothing is copied."""
+        """The answer to puts or reads. `down`: there is no executor, so nothing is copied."""
         puts, reads = self._settling.popleft()
         for put, slots in zip(puts, map(unpack, message.slots), strict=True):
             self.copies.append(CopyIn(put, [-1] * len(slots) if down else slots.tolist()))

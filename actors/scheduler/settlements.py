@@ -106,7 +106,7 @@ class Settlements:
                 for request in acquires
             ],
         )
-        if exchange is not None:
+        if exchange is not None and asks:
             exchange.settle(settle)
         self._sent.append((acquires, grows, self.commits))
         self.commits = {}

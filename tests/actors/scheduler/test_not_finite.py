@@ -38,6 +38,10 @@ class Cache:
         self.cache.open_branch(OpenBranch(branch))
         self.cache.extend_branch(ExtendBranch(branch, pack(tokens)))
 
+    def moved(self, executor: Any, now: float) -> tuple[()]:
+        """It has no disk."""
+        return ()
+
     def settle(self, settle: Any) -> Any:
         settled = self.cache.settle(settle)
         check(self.cache)

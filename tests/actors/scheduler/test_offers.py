@@ -24,6 +24,10 @@ class Cache:
         self.cache.open_branch(OpenBranch(branch))
         self.cache.extend_branch(ExtendBranch(branch, pack(tokens)))
 
+    def moved(self, executor, now):
+        """It has no disk."""
+        return ()
+
     def settle(self, settle):
         settled = self.cache.settle(settle)
         check(self.cache)

@@ -541,8 +541,11 @@ class SimEngine:
     # --- checking ------------------------------------------------------------------------------
 
     def in_call(self, turn: bytes) -> bool:
-        """Whether what was said in a turn holds a call, as far as it goes, of the tools in `calls`."""
-        begun = turn.find(b"<tool_call>")
+        """Whether a turn ends in a call, as far as it goes, of the tools in `calls`.
+
+        The last one counts: an op that forces a call begins one behind another that was cut off.
+        """
+        begun = turn.rfind(b"<tool_call>")
         return begun >= 0 and self.calls is not None and self.calls.walk(turn[begun:]) >= 0
 
     def check_outputs(self, number: int, chosen: Container[tuple[str | None, int | None]] = ()) -> None:
