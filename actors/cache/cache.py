@@ -387,9 +387,7 @@ class RadixCache:
         begun = Begun(not keys) if resuming is None else resuming.begin(run, found, end, slots)
         blocks = stored.loads(keys, cached, first, pages) if keys else []
         run.stored, run.loaded = keys, max(0, loaded - cached)
-        self._hits[0] += cached
-        if keys:
-            self._count_loads(run.loaded, keys)
+        self._count_hits(cached, run.loaded, keys)
         cached += run.loaded
         _claim(tip, request)
         return m.Granted(
@@ -467,7 +465,10 @@ class RadixCache:
             self._resuming.renew(count)
         self.leases.bounds = self._bounds()
 
-    def _count_loads(self, loaded: int, keys: list[bytes]) -> None:
+    def _count_hits(self, cached: int, loaded: int, keys: list[bytes]) -> None:
+        self._hits[0] += cached
+        if not keys:
+            return
         stored, size = self.residency.stored, self.tree.block
         peer = min(loaded, size * len(stored.foreign.intersection(keys)))
         disk = min(loaded - peer, size * len(stored.from_disk.intersection(keys)))

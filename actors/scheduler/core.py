@@ -234,10 +234,14 @@ class Scheduler:
         grows = [run for run in wanted if run.live]
         for run in grows:
             run.account.charge(self._settlements.growth(run))
-        rate, more = self.planner.pace.rate(0), self._more and self.down is None
-        loads = self._info.host_blocks and self.planner.loads.pays(rate)
-        self._more = False
-        return self._settlements.take(acquires, grows, max(1.0, rate) if loads else 0.0, exchange, more)
+        more, self._more = self._more and self.down is None, False
+        rate = self._load_rate() if self._info.host_blocks else 0.0
+        return self._settlements.take(acquires, grows, rate, exchange, more)
+
+    def _load_rate(self) -> float:
+        """See `Acquire.rate`."""
+        rate = self.planner.pace.rate(0)
+        return max(1.0, rate) if self.planner.loads.pays(rate) else 0.0
 
     def deliver(self) -> list[tuple[int, Tokens]]:
         """Messages for sessions: one for each, with its events in order."""
@@ -554,10 +558,7 @@ class Scheduler:
     def _settled(self, message: Settled, now: float) -> None:
         acquires, grows = self._settlements.settled(message)
         self._more = self._more or message.more
-        if self.down is None:
-            self._moves(message)
-        if message.slots or message.reads:
-            self.exchange.settled(message, self.down is not None)
+        self._moves(message)
         starved: Request | None = None
         waited_for = False
         for request, verdict in zip(acquires, message.verdicts, strict=True):
@@ -583,10 +584,14 @@ class Scheduler:
             self._yield_pages()
 
     def _moves(self, message: Settled) -> None:
-        if message.copies:
+        """Copies that go with the next plans, and those between replicas."""
+        down = self.down is not None
+        if message.copies and not down:
             self.planner.copy(message.copies)
-        if message.saves:
+        if message.saves and not down:
             self.planner.loads.save(message.saves)
+        if message.slots or message.reads:
+            self.exchange.settled(message, down)
 
     def _granted(self, request: Request, granted: Granted, now: float) -> None:
         ident = request.submit.request
