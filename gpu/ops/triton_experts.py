@@ -102,18 +102,8 @@ def open_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: ExpertRou
     return gated
 
 
-def sum_few(
-    gated: Tensor,
-    layer: LayerExperts,
-    routes: ExpertRoutes,
-    residual: "Tensor | None" = None,
-    gain: "Tensor | None" = None,
-) -> UnscaledRows:
-    """What `open_few` returned -> [T, hidden], the sum over each token's experts.
-
-    `residual` [T, hidden]: it grows by the sum, and its rows times `gain` [hidden], those of the next
-    norm, are returned with their squares.
-    """
+def sum_few(gated: Tensor, layer: LayerExperts, routes: ExpertRoutes) -> Tensor:
+    """What `open_few` returned -> [T, hidden], the sum over each token's experts."""
     (tokens, top), shared, size = routes.chosen.shape, layer.shared, layer.size
     hidden, down = layer.down.weight.shape[0] // layer.experts, layer.down.weight.operand
     beside = 0 if shared is None else shared.size
@@ -121,25 +111,23 @@ def sum_few(
     shared_down = beside_down.weight.operand
     packed, shared_packed = (packing(one.weight, gated.dtype) for one in (layer.down, beside_down))
     rows = (8 if tokens <= 4 else 16) << (packed > 0)  # of the weights that a program takes
-    output, blocks, squares = gated.new_empty((tokens, hidden)), triton.cdiv(hidden, rows), None
-    if residual is not None:
-        squares = torch.empty((tokens, blocks), dtype=torch.float32, device=gated.device)
-    _sum_few[(tokens * blocks,)](
+    output = gated.new_empty((tokens, hidden))
+    _sum_few[(tokens * triton.cdiv(hidden, rows),)](
         gated, routes.chosen, routes.counts, down.codes, down.scales, down.zeros, layer.down.bias,
-        shared_down.codes, shared_down.scales, shared_down.zeros, residual, gain, output, squares,
-        tokens, layer.down.weight.shape[0], beside_down.weight.shape[0], HIDDEN=hidden,
+        shared_down.codes, shared_down.scales, shared_down.zeros, output, tokens,
+        layer.down.weight.shape[0], beside_down.weight.shape[0], HIDDEN=hidden,
         SIZE=size, SHARED=beside, TOP=top, GROUP=down.group or size,
         SHARED_GROUP=shared_down.group or max(1, beside), ROWS=rows, DEPTH=_depth(size, down),
         SHARED_DEPTH=_depth(max(1, beside), shared_down), STAGES=4, PACKED=packed,
         SHARED_PACKED=shared_packed, num_warps=4,
         **overlap_options(gated.device),
     )  # fmt: skip
-    return UnscaledRows(output, squares)
+    return output
 
 
 def run_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: ExpertRoutes) -> Tensor:
     """x [T, hidden], the shared expert included -> [T, hidden]. Reads each expert of each token."""
-    return sum_few(open_few(x, eps, layer, routes), layer, routes).values
+    return sum_few(open_few(x, eps, layer, routes), layer, routes)
 
 
 def run_many(
@@ -420,14 +408,14 @@ def _open_few(
 
 @triton.jit(do_not_specialize=["tokens"])
 def _sum_few(
-    gated, chosen, counts, weight, scales, zeros, bias, shared, shared_scales, shared_zeros, residual,
-    gain, output, squares, tokens, total, shared_total,
+    gated, chosen, counts, weight, scales, zeros, bias, shared, shared_scales, shared_zeros, output,
+    tokens, total, shared_total,
     HIDDEN: tl.constexpr, SIZE: tl.constexpr, SHARED: tl.constexpr, TOP: tl.constexpr,
     GROUP: tl.constexpr, SHARED_GROUP: tl.constexpr, ROWS: tl.constexpr,
     DEPTH: tl.constexpr, SHARED_DEPTH: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr,
     SHARED_PACKED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """output [T, HIDDEN]: some columns of one token. residual, gain, squares: see `sum_few`."""
+    """output [T, HIDDEN]: some columns of one token."""
     wait(OVERLAP)
     token = (tl.program_id(0) % tokens).to(tl.int64)
     row = tl.program_id(0) // tokens * ROWS + tl.arange(0, ROWS)
@@ -480,16 +468,7 @@ def _sum_few(
                 beside += w * value[None, :]
             besides = tl.sum(beside, 1)
         y += besides * tl.load(own_counts + TOP)
-    at_row = token * HIDDEN + row
-    if residual is not None:
-        y += tl.load(residual + at_row, mask=inside, other=0.0).to(tl.float32)
-        rounded = y.to(residual.dtype.element_ty)
-        tl.store(residual + at_row, rounded, mask=inside)
-        wide = tl.where(inside, rounded.to(tl.float32), 0.0)
-        part = token * ((HIDDEN + ROWS - 1) // ROWS) + tl.program_id(0) // tokens
-        tl.store(squares + part, tl.sum(wide * wide))
-        y = wide * tl.load(gain + row, mask=inside, other=0.0).to(tl.float32)
-    tl.store(output + at_row, y.to(output.dtype.element_ty), mask=inside)
+    tl.store(output + token * HIDDEN + row, y.to(output.dtype.element_ty), mask=inside)
 
 
 # --- many tokens ---

@@ -78,14 +78,6 @@ class OpenedExperts(Projection):
     layer: LayerExperts
     routes: ExpertRoutes
 
-    def added(self, residual: Tensor | None, norm: RMSNorm | None, lazy: bool) -> UnscaledRows:
-        """The sum; with a residual, what stands behind the norm of it. `lazy`: it may be half done."""
-        given = self.rows, self.layer, self.routes
-        if residual is None or norm is None or not lazy:
-            rows = sum_few(*given)
-            return rows if residual is None else UnscaledRows(add_norm(rows.values, residual, norm))
-        return sum_few(*given, residual, norm.weight)
-
 
 class TritonOps:
     """Runs steps over `pool`; `pages` int32[rows, columns] is the page table on the device, `windows`
@@ -237,7 +229,7 @@ class TritonOps:
     def _result(self, projection: Projection) -> Tensor:
         """[T, hidden]."""
         if isinstance(projection, OpenedExperts):
-            return projection.added(None, None, False).values
+            return sum_few(projection.rows, projection.layer, projection.routes)
         y, linear = projection.rows, projection.linear
         return y if linear is None else self._products.library(y, linear)
 
@@ -263,9 +255,6 @@ class TritonOps:
         y, linear = projection.rows, projection.linear
         if linear is not None and post is None and norm is not None:
             rows = self._products.add(y, linear, x.residual, norm, x.tilings.add)
-        elif isinstance(projection, OpenedExperts) and post is None and norm is not None:
-            # whether the next product can finish the norm
-            rows = projection.added(x.residual, norm, x.tilings.linear is not None)
         else:
             added = self._result(projection)
             if post is not None:

@@ -11,7 +11,9 @@ from ramify.gpu.models.definition import (
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 
-_MOST_DIM = 256  # of a delta net's heads: a program of the kernels holds a head's state
+# Of a delta net's heads: a program of the kernels holds a head's state. Of 256, with one decay a head,
+# Triton 3.6 compiles wrong numbers for Hopper (docs/log/gpu.md).
+_MOST_DIM, _MOST_DIM_BY_CHANNEL = 128, 256
 _MOST_STATE = 256  # of Mamba-2's heads, likewise
 
 
@@ -28,9 +30,10 @@ def check_states(config: ModelConfig, shape: Definition, attention: KernelChoice
         )
     for layer in shape.layers if attention.extend != "torch" else ():
         mixer, told = layer.fixed, ""
-        if isinstance(mixer, DeltaSettings) and max(mixer.key_dim, mixer.value_dim) > _MOST_DIM:
+        if isinstance(mixer, DeltaSettings):
+            most = _MOST_DIM if mixer.rank is None else _MOST_DIM_BY_CHANNEL
             dim = max(mixer.key_dim, mixer.value_dim)
-            told = f"delta nets with heads of up to {_MOST_DIM}, not {dim}"
+            told = f"delta nets with heads of up to {most}, not {dim}" if dim > most else ""
         if isinstance(mixer, MambaSettings) and mixer.state_dim > _MOST_STATE:
             told = f"Mamba layers with a state_dim of up to {_MOST_STATE}, not {mixer.state_dim}"
         if told:

@@ -115,7 +115,7 @@ for hidden, one in ((2688, (1856, 3712, "relu2")), (2048, (1408, 2816, "silu")))
         if tokens > 16:
             run_many(x, one, routes, x, False)
         else:
-            sum_few(open_few(UnscaledRows(x), 0.0, one, routes), one, routes, x, x[0])
+            sum_few(open_few(UnscaledRows(x), 0.0, one, routes), one, routes)
             open_together(UnscaledRows(x), 0.0, one, routes)
 """
 

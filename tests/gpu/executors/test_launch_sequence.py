@@ -200,7 +200,7 @@ EXPERTS = {
 
 
 def test_layers_of_experts(run: Any) -> None:
-    """At a few rows four launches (the router's product is the library's) and the sum with its norm."""
+    """At a few rows four launches (the router's product is the library's) and the norm."""
 
     def model(attention: list[str], experts: list[str]) -> list[str]:
         layer = ["_rope_store", *attention, "_add_norm", "_route", *experts, "_add_norm"]
@@ -233,7 +233,7 @@ LATENTS = {
 def test_layers_with_latents(run: Any) -> None:
     """A decode: what is kept, turned and absorbed in one launch, and one that opens the output.
 
-    Beside the three of experts, with their shared one, and the sum with its norm. Branches that share
+    Beside the three of experts, with their shared one, and the norm. Branches that share
     a prefix read it in one launch more.
     """
 

@@ -370,8 +370,8 @@ def test_heads_that_the_kernels_do_not_hold_are_refused(tmp_path: Path, drive: A
     pytest.importorskip("triton")
     save(tmp_path, "qwen3_5")
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"linear_value_head_dim": 512}))
-    with pytest.raises(ModelError, match="delta nets with heads of up to 256, not 512"):
+    (tmp_path / "config.json").write_text(json.dumps(config | {"linear_value_head_dim": 256}))
+    with pytest.raises(ModelError, match="delta nets with heads of up to 128, not 256"):
         drive(tmp_path, attention="triton")
 
 

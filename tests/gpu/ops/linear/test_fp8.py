@@ -145,6 +145,6 @@ def test_experts_kernels_widen_codes() -> None:
     routes = route_tokens(layer.router(x), layer)
     check(run_few(UnscaledRows(x), 0.0, layer, routes).cpu(), wanted.cpu(), 1e-4)
     opened = open_together(UnscaledRows(x), 0.0, layer, routes)
-    check(sum_few(opened, layer, routes).values.cpu(), wanted.cpu(), 1e-4)
+    check(sum_few(opened, layer, routes).cpu(), wanted.cpu(), 1e-4)
     beside = wanted - run(x, replace(layer, shared=None))
     check(run_many(x, layer, routes, beside, True).cpu(), wanted.cpu(), 1e-4)
