@@ -29,7 +29,7 @@ _ADA = (8, 9)
 _ARITHMETIC = (
     ("attention", "auto"), ("dtype", "auto"), ("kv_dtype", "auto"), ("deterministic", False)
 )  # fmt: skip
-_FOUR: tuple[Literal["int4"], Literal["mxfp4"]] = ("int4", "mxfp4")
+_FOUR: dict[str, Literal["int4", "mxfp4"]] = {"int4": "int4", "mxfp4": "mxfp4"}
 _TESTING = "; a CPU widens them in each product, which is slow: for testing"
 
 
@@ -126,7 +126,7 @@ def _four_bits(config: ModelConfig, shape: Definition, device: torch.device) -> 
     """Whether Triton's kernels read 4 bits, None if neither the settings nor the checkpoint say so."""
     asked, stored = config.quantization, shape.stored.name if shape.stored is not None else None
     wanted = stored if asked == "auto" else asked
-    name = next((each for each in _FOUR if each == wanted), None)
+    name = _FOUR.get(wanted or "")
     on_kernels = device.type == "cuda" or config.attention == "triton"
     if name is None or not (on_kernels or asked == "mxfp4"):
         return None

@@ -5,13 +5,12 @@ not installed, finds no compiler, or does not take a weight, our own kernels ser
 scales have the rows' type: those of float16 are rounded to bfloat16 beside rows of bfloat16.
 """
 
-# mypy: disable-error-code="import-not-found, import-untyped"
-
 import importlib.util
 import json
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -62,9 +61,7 @@ class HummingWeight(Weight):
         return y if bias is None else y.add_(bias)
 
     def _launch(self, x: Tensor) -> Tensor:
-        from humming.ops import launch_kernel
-
-        y: Tensor = launch_kernel(
+        y: Tensor = import_module("humming.ops").launch_kernel(
             configs=self.kernels.names.result(), inputs=x, locks=self.locks, **self.tensors
         )
         return y
@@ -102,23 +99,21 @@ class _Forms:
             return weight
 
     def _made(self, weight: FourBitWeight) -> HummingWeight:
-        from humming import dtypes
-        from humming.schema import HummingWeightSchema
-        from humming.transform import prepare_and_transform_humming_tensors
-
+        dtypes = import_module("humming.dtypes")
+        schema_of = import_module("humming.schema").HummingWeightSchema
         kind = dtypes.DataType.from_torch_dtype(self._dtype)
         parts = {"weight": eights(weight)}
         if weight.is_mxfp4:
             scales = weight.scales.t()[:, : weight.inputs // weight.group].contiguous()
             parts["weight_scale"] = scales.view(torch.float8_e8m0fnu)
-            schema = HummingWeightSchema(
+            schema = schema_of(
                 b_dtype=dtypes.float4e2m1, bs_dtype=dtypes.float8e8m0,
                 weight_scale_group_size=weight.group,
             )  # fmt: skip
         else:
             scales = weight.scales.t()[:, : weight.inputs // weight.group]
             parts["weight_scale"] = scales.to(self._dtype).contiguous()
-            schema = HummingWeightSchema(
+            schema = schema_of(
                 b_dtype=dtypes.uint4, bs_dtype=kind, weight_scale_group_size=weight.group,
                 has_zero_point=weight.zeros is not None,
             )  # fmt: skip
@@ -126,20 +121,20 @@ class _Forms:
                 zeros = weight.zeros[: weight.inputs // weight.group]
                 parts["zero_point"] = _packed(zeros.t())
         outputs, inputs = weight.shape
-        config, tensors = prepare_and_transform_humming_tensors(
+        prepare = import_module("humming.transform").prepare_and_transform_humming_tensors
+        config, tensors = prepare(
             parts, outputs, inputs, schema, torch_dtype=self._dtype, device=self._device
         )
         locks = torch.zeros(_LOCKS, dtype=torch.int32, device=self._device)
         return HummingWeight(tensors, (outputs, inputs), self._compiled(config), locks)
 
     def _compiled(self, config: Any) -> CompiledRows:
-        from humming.tune import get_heuristics_config
-
+        heuristics = import_module("humming.tune").get_heuristics_config
         name = config.to_str()
         if name not in self._kernels:
             ranges, below = [], 0
             for rows in _ROWS:
-                chosen = get_heuristics_config(config, shape_m=rows, device=self._device)
+                chosen = heuristics(config, shape_m=rows, device=self._device)
                 most = rows if rows < _ROWS[-1] else _MOST_ROWS
                 ranges.append([below, most, chosen | {"use_pdl": True}])
                 below = rows
@@ -151,10 +146,9 @@ class _Forms:
 
 
 def _compile(config: str, ranges: str, device: torch.device) -> Tensor:
-    from humming.kernel.humming import HummingKernel
-
+    kernel = import_module("humming.kernel.humming").HummingKernel
     with torch.cuda.device(device):
-        names: Tensor = HummingKernel.prepare_kernels(config, None, ranges, device)
+        names: Tensor = kernel.prepare_kernels(config, None, ranges, device)
     return names
 
 
