@@ -22,6 +22,7 @@ from ramify.gpu.startup.gguf_weights import tensor_names
 from ramify.gpu.startup.machine import context_of, device_of, dtype_of
 from ramify.gpu.startup.memory import free_bytes, has_windows, plan_pages
 from ramify.gpu.startup.quantization import Quantization, choose_quantization
+from ramify.gpu.startup.ranks import refuse_file
 from ramify.gpu.startup.weights import check_weights
 from ramify.protocol.checkpoint.gguf import read_gguf
 from ramify.protocol.config import ModelConfig
@@ -36,6 +37,7 @@ def forecast(path: Path, ranks: int = 1) -> dict[str, str]:
 
     `ranks`: that hold it together; facts are those of the first, which has most.
     """
+    refuse_file(path, ranks)
     config = ModelConfig(path=path)
     whole = read_config(path)
     shape = part_of(whole, 0, ranks)

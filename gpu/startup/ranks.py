@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -79,11 +80,11 @@ def join(
         return None
     if place is None:
         raise _refused(count, "ranks are processes; give --executor process")
+    refuse_file(config.path, count)
     shape = part_of(whole, place.rank, place.ranks)
     on_gpu = device.type == "cuda"
     kernels = on_gpu or config.attention == "triton"
     obstacles = {
-        "a GGUF file is not divided; give a folder of safetensors": config.path.is_file(),
         f"--quantization {config.quantization} is not; give none": config.quantization
         not in ("auto", "none"),
         "--draft mtp reads the whole model; give ngram, or a draft model": config.draft == "mtp",
@@ -101,6 +102,12 @@ def join(
     parameters = Decoder(whole, 1, torch.float32, torch.device("meta")).parameters()
     floats = Quantization("none", f"the part of each of {count} ranks is floats")
     return Split(Ranks(place, device), whole, shape, parameters, floats)
+
+
+def refuse_file(path: Path, ranks: int) -> None:
+    """Raises ModelError for a GGUF file."""
+    if ranks > 1 and path.is_file():
+        raise _refused(ranks, "a GGUF file is not divided; give a folder of safetensors")
 
 
 def _refused(count: int, told: str) -> ModelError:

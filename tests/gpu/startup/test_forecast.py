@@ -15,6 +15,7 @@ from ramify.gpu.startup.gguf_weights import load_gguf
 from ramify.gpu.startup.packing import Packing
 from ramify.gpu.startup.quantization import Quantization, choose_quantization
 from ramify.protocol.config import ModelConfig
+from ramify.protocol.errors import ModelError
 from tests.gguf_files import SMALL, checkpoint, convert
 
 pytest.importorskip("llvmlite")
@@ -95,6 +96,8 @@ def test_it_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(forecast, "bandwidth", lambda device: 10e9)
     folder = checkpoint(tmp_path / "model", "Llama", WHOLE)
     path = convert(folder, tmp_path / "a.gguf", "llama", lambda name: "Q4_0")
+    with pytest.raises(ModelError, match="a GGUF file is not divided"):
+        forecast.forecast(path, 2)
     facts = forecast.forecast(path)
     assert "256 tokens" in facts["longest sequence"]
     assert "10.0 GB/s" in facts["memory"]
