@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from ramify.actors.calls.toolbox import call_id
-from ramify.gpu.executors.fake import FACTOR, FakeModel, Hashes
+from ramify.gpu.executors.fake_model import FACTOR, FakeModel, Hashes
 from ramify.protocol.wire import ChatMessage
 
 _MASK = (1 << 64) - 1

@@ -104,7 +104,9 @@ def widened(linear: Linear) -> Linear:
 
 def layer_parts(fields: dict[str, Any], tiny: bool, tune: bool) -> list[dict[str, Any]]:
     """Errors and microseconds of both paths, by tokens. `tune`: in other tiles than are served, too."""
-    from ramify.gpu.ops import triton_experts as kernels
+    from ramify.gpu.ops import triton_experts_many as kernels
+    from ramify.gpu.ops.triton_experts import MOST_FEW, route_tokens
+    from ramify.gpu.ops.triton_experts_few import run_few
     from ramify.gpu.ops.triton_linear import UnscaledRows
 
     one, found = drawn_layer(fields), []
@@ -113,14 +115,14 @@ def layer_parts(fields: dict[str, Any], tiny: bool, tune: bool) -> list[dict[str
     for tokens in counts:
         x = torch.randn((tokens, fields["hidden_size"]), device=one.down.tensor.device)
         x = x.to(one.down.tensor.dtype)
-        routes = kernels.route_tokens(one.router(x), one)
+        routes = route_tokens(one.router(x), one)
         pairs, experts = routes.chosen.numel(), one.experts
         hit = len(routes.chosen.unique())
         moved = hit * (one.gate_up.tensor.nbytes + one.down.tensor.nbytes) / experts
         flops = 6 * pairs * one.size * fields["hidden_size"]
         ways: dict[str, Any] = {}
-        if tokens <= (4 * kernels.MOST_FEW if tune else kernels.MOST_FEW):
-            ways["few"] = lambda x=x, r=routes: kernels.run_few(UnscaledRows(x), 0.0, one, r)
+        if tokens <= (4 * MOST_FEW if tune else MOST_FEW):
+            ways["few"] = lambda x=x, r=routes: run_few(UnscaledRows(x), 0.0, one, r)
         served = kernels.tile_for(pairs, experts, x.dtype, False)
         tiles = (
             {tile for _, tile in kernels._TILES} | {kernels._LARGEST, served}

@@ -33,7 +33,8 @@ from ramify.actors.engine import Engine, running_engine
 from ramify.actors.executor.spec import FactorySpec
 from ramify.actors.kit.collector import Collector
 from ramify.actors.kit.log import configure
-from ramify.gpu.executors.fake import FakeExecutor, FakeModel, FakePendingStep, Hashes
+from ramify.gpu.executors.fake import FakeExecutor, FakePendingStep
+from ramify.gpu.executors.fake_model import FakeModel, Hashes
 from ramify.gpu.step.rows import StepRows
 from ramify.protocol.config import EngineConfig, Limits, LogConfig, ModelConfig, ServerConfig
 from ramify.protocol.plan import StepPlan, StepResult

@@ -32,7 +32,8 @@ from ramify.actors.cache.integrity import check
 from ramify.actors.cache.node import common_prefix
 from ramify.actors.cache.windows import windows_of
 from ramify.actors.scheduler.core import Scheduler
-from ramify.gpu.executors.fake import FakeExecutor, FakeModel
+from ramify.gpu.executors.fake import FakeExecutor
+from ramify.gpu.executors.fake_model import FakeModel
 from ramify.protocol import messages as m
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.plan import pack, unpack

@@ -31,7 +31,8 @@ from ramify.actors.engine import running_engine
 from ramify.actors.executor.spec import FakeSpec
 from ramify.actors.kit.log import configure
 from ramify.actors.tiers.disk_file import DiskFile, empty_block
-from ramify.gpu.executors.fake import FakeExecutor, FakeModel
+from ramify.gpu.executors.fake import FakeExecutor
+from ramify.gpu.executors.fake_model import FakeModel
 from ramify.gpu.kv.host_memory import HostMemory
 from ramify.protocol.config import EngineConfig, LogConfig, ModelConfig, ServerConfig
 

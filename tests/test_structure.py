@@ -48,13 +48,13 @@ SIZES = {
     "actors/tokenizer": (9, 20),
     "protocol": (28, 60),
     "clients": (82, 136),
-    "gpu": (218, 358),
+    "gpu": (221, 358),
     "benchmarks": (45, 136),
 }
 # measure: bound, goal
 COUNTS = {
     "functions over complexity 20": (0, 0),
-    "files over 450 lines": (9, 0),
+    "files over 450 lines": (6, 0),
     "class names that exist twice": (4, 0),
     "floors of session/": (10, 10),
     "sequences unpacked where they are written": (0, 0),

@@ -72,7 +72,8 @@ def build(spec: ExecutorSpec, progress: ProgressCallback) -> Executor:
 
             return load_executor(config, progress)
         case FakeSpec(settings, model):
-            from ramify.gpu.executors.fake import FakeExecutor, FakeModel
+            from ramify.gpu.executors.fake import FakeExecutor
+            from ramify.gpu.executors.fake_model import FakeModel
 
             fake: Any = FakeExecutor  # the settings are checked by the call, not by types
             made: Executor = fake(FakeModel(**model), **settings)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.wire import ChatMessage, SegmentState
+from ramify.protocol.wire import Append, ChatMessage, Op, Rollback, SegmentState
 
 
 class Entry(NamedTuple):
@@ -111,3 +111,21 @@ def read(path: Path) -> list[ChatMessage]:
     if not found:
         raise BadRequest(f"cannot load {path}: it holds no messages")
     return found
+
+
+def before_answer(branch: str, turns: Sequence[SegmentState]) -> list[Op]:
+    """The ops that bring a branch back to where its last answer begins. Raises BadRequest."""
+    end = turns[-1].end if turns else 0
+    for i in reversed(range(len(turns))):
+        turn = turns[i]
+        if is_prompt(turns, i):
+            return [Rollback(id=0, branch=branch, to=turn.end)] if turn.end < end else []
+        if turn.messages:  # answers that were appended, not generated
+            kept = list(turn.messages)
+            while kept and kept[-1].role == "assistant":
+                kept.pop()
+            if not kept or kept[-1].role == "system":
+                break
+            again = Append(id=0, branch=branch, messages=kept)
+            return [Rollback(id=0, branch=branch, to=turn.start), again]
+    raise BadRequest("there is no message to answer on this branch")

@@ -23,7 +23,7 @@ from ramify.clients.generation import Result
 from ramify.clients.options import GenerateOptions
 from ramify.clients.sync import SyncBranch, SyncGeneration, SyncReply, SyncSession
 from ramify.protocol.errors import BadRequest, Cancelled, RamifyError
-from ramify.protocol.wire import Append, ChatMessage, Fork, Generate, Op, Rollback, SegmentState
+from ramify.protocol.wire import Append, ChatMessage, Fork, Generate
 
 ReadLine = Callable[[str], str | None]
 Renew = Callable[[], SyncSession]
@@ -317,7 +317,7 @@ class ChatSession:
         The answer that was there is kept on a branch of its own.
         """
         name = self._branch.name
-        ops = before_answer(name, self._branch.tree(text=True).turns or [])
+        ops = branch_transcript.before_answer(name, self._branch.tree(text=True).turns or [])
         old = None
         if ops:  # there is an answer: it stays, as a branch
             old = self._free_name(name)
@@ -415,24 +415,6 @@ class ChatSession:
         self._branch = session.branch(name)
         self.learn()
         self._screen.note(f"branches of {path}: {', '.join(names)}; you are on {name}")
-
-
-def before_answer(branch: str, turns: Sequence[SegmentState]) -> list[Op]:
-    """The ops that bring a branch back to where its last answer begins. Raises BadRequest."""
-    end = turns[-1].end if turns else 0
-    for i in reversed(range(len(turns))):
-        turn = turns[i]
-        if branch_transcript.is_prompt(turns, i):
-            return [Rollback(id=0, branch=branch, to=turn.end)] if turn.end < end else []
-        if turn.messages:  # answers that were appended, not generated
-            kept = list(turn.messages)
-            while kept and kept[-1].role == "assistant":
-                kept.pop()
-            if not kept or kept[-1].role == "system":
-                break
-            again = Append(id=0, branch=branch, messages=kept)
-            return [Rollback(id=0, branch=branch, to=turn.start), again]
-    raise BadRequest("there is no message to answer on this branch")
 
 
 def _near(name: str, known: Sequence[str]) -> str:

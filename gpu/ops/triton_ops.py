@@ -31,14 +31,9 @@ from ramify.gpu.ops.rotary import Rotary
 from ramify.gpu.ops.tilings import LayerSizes, OpTilings, split, tilings_for
 from ramify.gpu.ops.torch_ops import token_inputs
 from ramify.gpu.ops.triton_conv import short_conv
-from ramify.gpu.ops.triton_experts import (
-    MOST_FEW,
-    ExpertRoutes,
-    open_few,
-    route_tokens,
-    run_many,
-    sum_few,
-)
+from ramify.gpu.ops.triton_experts import MOST_FEW, ExpertRoutes, route_tokens
+from ramify.gpu.ops.triton_experts_few import open_few, sum_few
+from ramify.gpu.ops.triton_experts_many import run_many
 from ramify.gpu.ops.triton_experts_together import open_together, together
 from ramify.gpu.ops.triton_four_codes import packing
 from ramify.gpu.ops.triton_latent import absorb, open_latents, store_latents

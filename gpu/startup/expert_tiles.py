@@ -25,9 +25,10 @@ from triton.errors import TritonError
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.models.experts import Experts, ExpertsBeside
 from ramify.gpu.native.kept import CachedCode, folder
-from ramify.gpu.ops import triton_experts
+from ramify.gpu.ops import triton_experts, triton_experts_many
 from ramify.gpu.ops.experts import ExpertTile, LayerExperts
-from ramify.gpu.ops.triton_experts import MOST_FEW, SERVED_TILES, ExpertRoutes, TileTable, run_many
+from ramify.gpu.ops.triton_experts import MOST_FEW, ExpertRoutes
+from ramify.gpu.ops.triton_experts_many import SERVED_TILES, TileTable, run_many
 from ramify.gpu.progress import Progress
 from ramify.gpu.startup.compiling import compile_side_by_side
 
@@ -110,7 +111,8 @@ class TunedTiles:
     def _kept(self, shape: tuple[Any, ...]) -> CachedCode:
         """Where the tiles of a shape are kept: by the GPU, the kernels, and who compiles them."""
         name = "none" if self._device.type != "cuda" else torch.cuda.get_device_name(self._device)
-        source = Path(triton_experts.__file__).read_text(encoding="utf-8")
+        files = (triton_experts.__file__, triton_experts_many.__file__)
+        source = "".join(Path(file).read_text(encoding="utf-8") for file in files)
         tried = str((TRIED, SERVED_TILES, self._step_tokens))
         return CachedCode(["tiles", name, triton.__version__, source, tried, str(shape)], self._place)
 

@@ -30,7 +30,7 @@ from ramify.actors.engine import Engine, EngineFailed, running_engine
 from ramify.actors.executor.spec import ExecutorSpec, FakeSpec
 from ramify.actors.tokenizer import Tokenizer
 from ramify.clients.bench.server import served
-from ramify.gpu.executors.fake import FakeModel
+from ramify.gpu.executors.fake_model import FakeModel
 from ramify.protocol.config import (
     EngineConfig,
     Limits,

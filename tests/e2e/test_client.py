@@ -5,8 +5,7 @@ from typing import Any
 
 import ramify
 import ramify.clients
-from ramify.clients.commands.branch_transcript import groups, of_turns
-from ramify.clients.commands.chat_session import before_answer
+from ramify.clients.commands.branch_transcript import before_answer, groups, of_turns
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import Generate
 

@@ -325,7 +325,8 @@ HANGS = '''
 import pathlib
 import time
 
-from ramify.gpu.executors.fake import FakeExecutor, FakeModel
+from ramify.gpu.executors.fake import FakeExecutor
+from ramify.gpu.executors.fake_model import FakeModel
 
 
 class Hangs(FakeExecutor):

@@ -28,7 +28,7 @@ from ramify.actors.executor.spec import (
 )
 from ramify.actors.kit.mailbox import Mailbox, MailboxClosed
 from ramify.actors.processes.messages import NotStarted, decoder, encoder
-from ramify.gpu.executors.fake import FakeModel
+from ramify.gpu.executors.fake_model import FakeModel
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ConfigError, ModelError
 from ramify.protocol.messages import SchedulerEvent

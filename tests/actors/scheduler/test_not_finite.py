@@ -14,7 +14,8 @@ import torch
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
 from ramify.gpu.executors.base import BadLogits
-from ramify.gpu.executors.fake import FakeExecutor, FakeModel
+from ramify.gpu.executors.fake import FakeExecutor
+from ramify.gpu.executors.fake_model import FakeModel
 from ramify.gpu.startup.load import load_executor
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.messages import ExtendBranch, OpenBranch

@@ -42,7 +42,8 @@ from ramify.actors.session.sockets.clients import Identity
 from ramify.actors.tokenizer import Tokenizer
 from ramify.actors.tokenizer.detokenizer import Detokenizer
 from ramify.gpu.executors.base import BadLogits, PendingStep
-from ramify.gpu.executors.fake import FakeExecutor, FakeModel
+from ramify.gpu.executors.fake import FakeExecutor
+from ramify.gpu.executors.fake_model import FakeModel
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits, ScheduleConfig

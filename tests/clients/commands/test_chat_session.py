@@ -9,7 +9,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from ramify.clients.commands.chat_session import RENEWALS, ChatSession, before_answer
+from ramify.clients.commands.branch_transcript import before_answer
+from ramify.clients.commands.chat_session import RENEWALS, ChatSession
 from ramify.clients.commands.describe import decode_rate, describe, draw_tree, duration, holding
 from ramify.clients.commands.options import set_option
 from ramify.clients.commands.screen import Screen

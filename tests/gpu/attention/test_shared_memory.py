@@ -92,7 +92,9 @@ EXPERTS = """
 from dataclasses import replace
 from ramify.gpu.ops.experts import LayerExperts, RouterSettings, SharedExpert
 from ramify.gpu.ops.linear.base import plain
-from ramify.gpu.ops.triton_experts import ExpertRoutes, open_few, run_many, sum_few
+from ramify.gpu.ops.triton_experts import ExpertRoutes
+from ramify.gpu.ops.triton_experts_few import open_few, sum_few
+from ramify.gpu.ops.triton_experts_many import run_many
 from ramify.gpu.ops.triton_experts_together import open_together
 from ramify.gpu.ops.triton_linear import UnscaledRows
 

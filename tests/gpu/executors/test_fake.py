@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.gpu.executors.base import BadLogits, Executor
-from ramify.gpu.executors.fake import FakeExecutor, FakeModel
+from ramify.gpu.executors.fake import FakeExecutor
+from ramify.gpu.executors.fake_model import FakeModel
 from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, StepResult, pack, unpack
 from ramify.protocol.sampling import SamplingParams
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from ramify.gpu.executors.fake import FakeExecutor, FakeModel
+from ramify.gpu.executors.fake import FakeExecutor
+from ramify.gpu.executors.fake_model import FakeModel
 from ramify.protocol.cluster import BLOCK
 from ramify.protocol.plan import ExtendRow, MovedBlock, StepPlan, pack, unpack
 

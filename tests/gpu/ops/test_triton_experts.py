@@ -11,7 +11,7 @@ CUDA = torch.cuda.is_available()
 # the interpreter of 3.6 does not know numpy 2.4
 pytest.importorskip("triton", minversion=None if CUDA else "3.7")
 
-from ramify.gpu.ops import triton_experts  # noqa: E402
+from ramify.gpu.ops import triton_experts_many  # noqa: E402
 from ramify.gpu.ops.experts import (  # noqa: E402
     ExpertActivation,
     LayerExperts,
@@ -24,15 +24,9 @@ from ramify.gpu.ops.experts import (  # noqa: E402
 from ramify.gpu.ops.linear.base import Linear, PlainWeight, plain  # noqa: E402
 from ramify.gpu.ops.linear.four_bits import packed  # noqa: E402
 from ramify.gpu.ops.linear.grouped import GroupedWeight, four_bits, mxfp4  # noqa: E402
-from ramify.gpu.ops.triton_experts import (  # noqa: E402
-    ExpertRoutes,
-    open_few,
-    route_tokens,
-    run_few,
-    run_many,
-    sum_few,
-    tile_for,
-)
+from ramify.gpu.ops.triton_experts import ExpertRoutes, route_tokens  # noqa: E402
+from ramify.gpu.ops.triton_experts_few import open_few, run_few, sum_few  # noqa: E402
+from ramify.gpu.ops.triton_experts_many import run_many, tile_for  # noqa: E402
 from ramify.gpu.ops.triton_experts_together import open_together  # noqa: E402
 from ramify.gpu.ops.triton_linear import UnscaledRows  # noqa: E402
 
@@ -301,9 +295,9 @@ def test_alone_and_batched_bit_for_bit(kind: torch.dtype, ordered_dots: None) ->
 
 def test_pairs_in_the_order_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stable, over several blocks; starts of experts that nobody chose included."""
-    monkeypatch.setattr(triton_experts, "_SORTED", 32)
+    monkeypatch.setattr(triton_experts_many, "_SORTED", 32)
     chosen = torch.randint(1, EXPERTS - 1, (50, 2), dtype=torch.int32, device=DEVICE)
-    order, starts = triton_experts.sort_pairs(chosen, EXPERTS)
+    order, starts = triton_experts_many.sort_pairs(chosen, EXPERTS)
     flat = chosen.flatten()
     assert order.tolist() == flat.sort(stable=True).indices.tolist()
     assert starts.tolist() == [int((flat < expert).sum()) for expert in range(EXPERTS + 1)]

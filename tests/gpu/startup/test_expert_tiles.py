@@ -15,7 +15,7 @@ from ramify.gpu.models.experts import Experts  # noqa: E402
 from ramify.gpu.ops.experts import ExpertTile, LayerExperts, RouterSettings  # noqa: E402
 from ramify.gpu.ops.linear.base import plain  # noqa: E402
 from ramify.gpu.ops.linear.fp8 import Fp8Weight  # noqa: E402
-from ramify.gpu.ops.triton_experts import SERVED_TILES, tile_for  # noqa: E402
+from ramify.gpu.ops.triton_experts_many import SERVED_TILES, tile_for  # noqa: E402
 from ramify.gpu.startup.expert_tiles import TRIED, TunedTiles, drawn  # noqa: E402
 
 NUMBER = 8

@@ -19,7 +19,7 @@ from ramify.actors.session.input.template import ChatTemplate
 from ramify.gpu.constraints.bodies import constraint_of
 from ramify.gpu.constraints.grammar import GrammarVocabulary
 from ramify.gpu.constraints.loads import read_vocabulary
-from ramify.gpu.executors.fake import FakeModel
+from ramify.gpu.executors.fake_model import FakeModel
 from ramify.protocol import wire as w
 
 TOOLS = [

@@ -123,7 +123,9 @@ def test_experts_kernels_widen_codes() -> None:
     """
     pytest.importorskip("triton", minversion=None if torch.cuda.is_available() else "3.7")
     from ramify.gpu.ops.experts import LayerExperts, RouterSettings, SharedExpert, run
-    from ramify.gpu.ops.triton_experts import route_tokens, run_few, run_many, sum_few
+    from ramify.gpu.ops.triton_experts import route_tokens
+    from ramify.gpu.ops.triton_experts_few import run_few, sum_few
+    from ramify.gpu.ops.triton_experts_many import run_many
     from ramify.gpu.ops.triton_experts_together import open_together
     from ramify.gpu.ops.triton_linear import UnscaledRows
 
