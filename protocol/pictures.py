@@ -102,6 +102,11 @@ class PictureRefused(msgspec.Struct, frozen=True, array_like=True, tag=True):
 FromDecoder = PictureReady | PictureDone | PictureRefused
 
 
+def is_remote(image: bytes) -> bool:
+    """Whether it is a picture's address, and not its file."""
+    return image[:8].lower().startswith((b"https://", b"http://"))
+
+
 def fitted(width: int, height: int, settings: PictureSettings) -> tuple[int, int]:
     """The size that a picture is brought to, as Qwen's processor does. Raises ValueError."""
     if not 1 <= width <= MOST_SIDE or not 1 <= height <= MOST_SIDE or width * height > MOST_PIXELS:

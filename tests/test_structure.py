@@ -29,13 +29,13 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (309, 628),
+    "actors": (310, 629),
     "actors/cache": (17, 41),
     "actors/calls": (11, 27),
     "actors/cluster": (15, 32),
     "actors/executor": (9, 11),
     "actors/front": (8, 16),
-    "actors/gateway": (66, 116),
+    "actors/gateway": (67, 117),
     "actors/grammar": (51, 93),
     "actors/kit": (15, 22),
     "actors/links": (6, 10),

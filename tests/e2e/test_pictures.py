@@ -4,16 +4,21 @@ import asyncio
 import base64
 import io
 import json
+import re
 import runpy
 import shutil
+import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import websockets
 from PIL import Image
 
 import ramify
@@ -230,57 +235,143 @@ async def test_the_client_and_programs(
 
 
 async def test_other_clients(serving: Any, seeing: tuple[Path, Any]) -> None:
-    """The `openai` package; requests as those of Anthropic and Ollama make them."""
+    """The `openai` and `ollama` packages, `anthropic` where it is; the AI SDK's frames by hand."""
     openai = pytest.importorskip("openai")
     folder, model = seeing
     picture = drawn(37, 61, 1)
     data = base64.b64encode(picture).decode()
+    url = f"data:image/png;base64,{data}"
+    cut = base64.b64encode(picture[:200]).decode()
     async with serving(**llama(folder)) as served:
         expected, name = Expected(served, model), served.engine.executor.info.model
 
-        def text(content: str) -> str:
-            return str(served.oracle.text(expected.said(turn(content), [picture], 12)))
+        def text(content: str, count: int = 1) -> str:
+            return str(served.oracle.text(expected.said(turn(content), [picture] * count, 12)))
 
         async with openai.AsyncOpenAI(base_url=f"{served.http}/v1", api_key="x") as client:
-            url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
-            parts = [{"type": "text", "text": "a\ufffcb "}, url, {"type": "text", "text": " what?"}]
+            shown = {"type": "image_url", "image_url": {"url": url}}
+            parts = [{"type": "text", "text": "a\ufffcb "}, shown, {"type": "text", "text": " what?"}]
             said = await client.chat.completions.create(
                 model=name, max_tokens=12, temperature=0, messages=[{"role": "user", "content": parts}]
             )
             assert said.choices[0].message.content == text(f"a\ufffdb {MARK} what?")
-            parts[1]["image_url"] = {"url": "http://127.0.0.1/a.png"}
-            with pytest.raises(openai.BadRequestError, match="others are not fetched") as refused:
-                await client.chat.completions.create(
-                    model=name, messages=[{"role": "user", "content": parts}]
-                )
-            assert refused.value.param == "messages[0].content[1].image_url.url"
-        message = {"role": "user", "content": "what?", "images": [data]}
+            for bad, why in (
+                ("http://127.0.0.1/a.png", "others are not fetched"),
+                (f"data:image/png;base64,{cut}", "is damaged"),
+            ):
+                parts[1]["image_url"] = {"url": bad}
+                with pytest.raises(openai.BadRequestError, match=why) as refused:
+                    await client.chat.completions.create(
+                        model=name, messages=[{"role": "user", "content": parts}]
+                    )
+                assert refused.value.param == "messages[0].content[1].image_url.url"
+            await responses(client, url, cut, text)
+        async with websockets.connect(f"{served.engine.url.rpartition('/')[0]}/ai") as socket:
+            for given in (data, cut):
+                file = {
+                    "type": "file",
+                    "mediaType": "image/png",
+                    "url": f"data:image/png;base64,{given}",
+                }
+                message = {"id": "u", "role": "user", "parts": [file, {"type": "text", "text": "what?"}]}
+                await socket.send(json.dumps(AI_SENT | {"messages": [message]}))
+                frames = [json.loads(await socket.recv())]
+                while frames[-1]["type"] == "chunk":
+                    frames.append(json.loads(await socket.recv()))
+                if given == cut:
+                    assert "`messages[0].parts[0].url`" in frames[-1]["errorText"]
+                else:
+                    chunks = [each.get("chunk", {}) for each in frames]
+                    assert "".join(each.get("delta", "") for each in chunks) == text(f"{MARK}what?")
+        await asyncio.to_thread(ollama_and_anthropic, served.http, name, data, cut, text)
+
+
+AI_SENT: Any = {
+    "type": "send", "requestId": "r", "id": "c", "trigger": "submit-message", "headers": {},
+    "body": {"temperature": 0, "maxOutputTokens": 12},
+}  # fmt: skip
+
+
+async def responses(client: Any, url: str, cut: str, text: Callable[..., str]) -> None:
+    """A picture in a turn, one in a tool's result, and a damaged one; what is kept of them."""
+    import openai
+
+    greedy: Any = {"temperature": 0, "max_output_tokens": 12}
+    shown = {"type": "input_image", "image_url": url, "detail": "auto"}
+    parts = [{"type": "input_text", "text": "a\ufffcb"}, shown]
+    said = await client.responses.create(input=[{"role": "user", "content": parts}], **greedy)
+    assert said.output_text == text(f"a\ufffdb{MARK}")
+    kept = (await client.responses.input_items.list(said.id)).data[0].content
+    assert [each.type for each in kept] == ["input_text", "input_image"]
+    assert kept[1].image_url is None
+    again = await client.responses.create(
+        input="And?", previous_response_id=said.id, include=["message.input_image.image_url"], **greedy
+    )
+    assert again.usage.input_tokens_details.cached_tokens >= said.usage.input_tokens
+    call = {"type": "function_call", "call_id": "c", "name": "see", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": [shown]}
+    seen = await client.responses.create(input=[call, output], **greedy)
+    assert seen.status in ("completed", "incomplete")
+    for part, field in (
+        ({"type": "input_image", "image_url": f"data:image/png;base64,{cut}"}, "image_url"),
+        ({"type": "input_image"}, "image_url"),
+        ({"type": "input_image", "file_id": "f"}, "file_id"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.responses.create(input=[call, output | {"output": [shown, part]}])
+        assert refused.value.param == f"input[1].output[1].{field}"
+
+
+def ollama_and_anthropic(http: str, name: str, data: str, cut: str, text: Callable[..., str]) -> None:
+    """Blocks. By the packages, Anthropic's by hand where it is not installed."""
+    import ollama
+
+    with ollama.Client(http) as client:
         options = {"temperature": 0, "num_predict": 12}
-        told = await posted(
-            f"{served.http}/api/chat",
-            {"model": name, "messages": [message], "options": options, "stream": False},
-        )
-        assert told["message"]["content"] == text(f"{MARK}what?")
-        block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
-        marked = {"type": "text", "text": "what?", "cache_control": {"type": "ephemeral"}}
-        answer = await posted(
-            f"{served.http}/v1/messages",
-            {"model": name, "max_tokens": 12, "temperature": 0,
-             "messages": [{"role": "user", "content": [block, marked]}]},
-        )  # fmt: skip
+        message = {"role": "user", "content": "what?", "images": [data]}
+        told = client.chat(name, [message], options=options)
+        assert told.message.content == text(f"{MARK}what?")
+        made = client.generate(name, "what?", images=[data, data], options=options)
+        assert made.response == text(f"{MARK}{MARK}what?", 2)
+        with pytest.raises(ollama.ResponseError, match=r"`images\[1\]`"):
+            client.generate(name, "what?", images=[data, cut], options=options)
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+    broken = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": cut}}
+    marked = {"type": "text", "text": "what?", "cache_control": {"type": "ephemeral"}}
+    asked: Any = {
+        "model": name,
+        "max_tokens": 12,
+        "messages": [{"role": "user", "content": [block, marked]}],
+    }
+    use = {"type": "tool_use", "id": "t", "name": "see", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [block, broken]}
+    results = [{"role": "user", "content": "Look."}, {"role": "assistant", "content": [use]}]
+    results += [{"role": "user", "content": [result]}]
+    where = "messages[2].content[0].content[1].source.data"
+    if find_spec("anthropic") is None:
+        answer = posted(f"{http}/v1/messages", {**asked, "temperature": 0})
         assert "".join(each["text"] for each in answer["content"]) == text(f"{MARK}\nwhat?")
+        with pytest.raises(urllib.error.HTTPError) as failed:
+            posted(f"{http}/v1/messages", {**asked, "messages": results})
+        with failed.value as refused:
+            assert where in refused.read().decode()
+        return
+    anthropic: Any = import_module("anthropic")
+    with anthropic.Anthropic(base_url=http, api_key="none", max_retries=0) as theirs:
+        with theirs.messages.stream(**asked, extra_body={"temperature": 0}) as stream:
+            assert stream.get_final_text() == text(f"{MARK}\nwhat?")
+        with pytest.raises(anthropic.BadRequestError, match=re.escape(where)):
+            theirs.messages.create(**{**asked, "messages": results})
+        result["content"] = [block, block]
+        assert theirs.messages.create(**{**asked, "messages": results}).usage.output_tokens
 
 
-async def posted(url: str, body: dict[str, Any]) -> Any:
+def posted(url: str, body: dict[str, Any]) -> Any:
     """The answer to a request."""
     headers = {"content-type": "application/json", "anthropic-version": "2023-06-01", "x-api-key": "x"}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-
-    def answer() -> Any:
-        with urllib.request.urlopen(request) as response:
-            return json.loads(response.read())
-
-    return await asyncio.to_thread(answer)
+    with urllib.request.urlopen(request) as response:
+        return json.loads(response.read())
 
 
 async def test_what_is_no_picture_is_refused(serving: Any, seeing: tuple[Path, Any]) -> None:

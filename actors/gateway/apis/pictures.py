@@ -4,29 +4,38 @@ import base64
 import binascii
 
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.pictures import MARK, MOST_AT_ONCE, MOST_BYTES
+from ramify.protocol.pictures import MARK, MOST_AT_ONCE, MOST_BYTES, is_remote
 
 NO_IMAGES = "no served model reads images: send text"
 
 
 class RequestPictures:
-    """Those of one request, in the order of their marks. `reads`: whether the model sees any."""
+    """Those of one request, in the order of their marks. `reads`: whether the model sees any.
 
-    def __init__(self, reads: bool) -> None:
+    `fetches`: the server fetches some of those that are given by their address. `places`: the fields
+    of `images`.
+    """
+
+    def __init__(self, reads: bool, fetches: bool = False) -> None:
         self.reads = reads
+        self._fetches = fetches
         self.images: list[bytes] = []
+        self.places: list[str] = []
 
     def add_url(self, url: str, kind: str, place: str, field: str) -> str:
-        """The mark of a picture in a data URL. `kind`: of the part at `place`; `field`: the URL's.
+        """The mark of a picture in a data URL, or of one that is fetched.
 
-        Raises BadRequest.
+        `kind`: of the part at `place`; `field`: the URL's. Raises BadRequest.
         """
         self._check(kind, place)
+        place = f"{place}.{field}"
+        if self._fetches and is_remote(address := url.encode(errors="replace")):
+            return self._take(address, place)
         head, _, data = url.partition(",")
         if not head.startswith("data:image/") or not head.endswith(";base64"):
             told = "is no `data:image/...;base64,` URL: others are not fetched, send the picture itself"
-            raise _refused(f"{place}.{field}", told)
-        return self._add(data, f"{place}.{field}")
+            raise _refused(place, told)
+        return self._add(data, place)
 
     def add(self, data: str, kind: str, place: str, field: str) -> str:
         """The mark of a picture in base64."""
@@ -53,7 +62,11 @@ class RequestPictures:
             raise _refused(place, "is no base64") from None
         if not 0 < len(found) <= MOST_BYTES:
             raise _refused(place, f"has {len(found)} bytes: 1 to {MOST_BYTES} are allowed")
-        self.images.append(found)
+        return self._take(found, place)
+
+    def _take(self, image: bytes, place: str) -> str:
+        self.images.append(image)
+        self.places.append(place)
         return MARK
 
 

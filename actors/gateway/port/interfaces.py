@@ -16,7 +16,7 @@ class Served(NamedTuple):
     `users_follow_results`: its chat template takes a user's turn behind results of tools.
     `control`: how control tokens are spelled, by id; they have no text in answers.
     `sampling`: what holds for the fields of `generate` that a client leaves out, by their names.
-    `pictures`: it sees some.
+    `pictures`: it sees some; `fetches`: they may be given by their address.
     """
 
     context: int = 0
@@ -27,6 +27,7 @@ class Served(NamedTuple):
     control: Mapping[int, bytes] = MappingProxyType({})
     sampling: Mapping[str, float] = MappingProxyType({})
     pictures: bool = False
+    fetches: bool = False
 
 
 class Status(Protocol):

@@ -41,8 +41,9 @@ class ChatDialogue(Dialogue):
         settings = request.body
         thinking = settings.thinking(served)
         kept = seconds_of(settings.prompt_cache_retention, settings.prompt_cache_key)
-        pictures = RequestPictures(served.pictures)
+        pictures = RequestPictures(served.pictures, served.fetches)
         messages = chat_messages(request.messages, settings, pictures)
+        self.pictures = pictures.places
         self.error: str | None = None
         self.ops: list[ClientMessage] = [
             Open(

@@ -110,6 +110,7 @@ class MessageAnswers(Answers):
         self._marks = CacheMarks.of(request, told)
         ops = ops_of(request, told, served, self._marks)
         super().__init__(ops, ["main"], streams=bool(request.stream))
+        self.pictures = told.places
         self._more: list[ClientMessage] = []
         if self._marks.inner and request.kv_hints is None:
             self._hints = Hinted(ops, due=LEASES, kept=self._marks.kept)
@@ -244,6 +245,7 @@ class CountAnswers(Dialogue):
     ) -> None:
         CacheMarks.of(request, told)
         self.ops = opening(request, told, served, request.thinks(None, served))
+        self.pictures = told.places
         self._last = max(op.id for op in self.ops if isinstance(op, Append))
         self._ident = ident
 

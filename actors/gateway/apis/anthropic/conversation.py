@@ -48,6 +48,7 @@ class RequestConversation(NamedTuple):
     forgot: bool
     marks: "list[tuple[CacheControl, MessagePlace]]" = []
     images: list[bytes] = []
+    places: list[str] = []  # the fields that have them
 
     @property
     def head(self) -> MessagePlace:
@@ -62,14 +63,15 @@ def conversation_of(
     *,
     joins: bool = False,
     reads: bool = False,
+    fetches: bool = False,
 ) -> RequestConversation:
     """`joins`: the template takes no user's turn behind results: what is said there joins the last one.
-    `reads`: the model sees pictures.
+    `reads`, `fetches`: see `RequestPictures`.
 
     Raises InvalidField, which names the block that cannot stand where it does.
     """
     told, billed = _system(system)
-    pictures = RequestPictures(reads)
+    pictures = RequestPictures(reads, fetches)
     turns = _Turns(signer, pictures, joins=joins)
     first = next((i for i, each in enumerate(messages) if each.role != "system"), len(messages))
     told += ["\n".join(map(_text_of, each.blocks)) for each in messages[:first]]
@@ -81,7 +83,15 @@ def conversation_of(
     prefill = turns.end()
     if len(turns.made) > MOST_MESSAGES:
         raise InvalidField(f"`messages` are over {MOST_MESSAGES} turns: send fewer")
-    return RequestConversation(turns.made, prefill, billed, turns.forgot, turns.marks, pictures.images)
+    return RequestConversation(
+        turns.made,
+        prefill,
+        billed,
+        turns.forgot,
+        turns.marks,
+        pictures.images,
+        pictures.places,
+    )
 
 
 def _system(system: System | None) -> tuple[list[str], bool]:

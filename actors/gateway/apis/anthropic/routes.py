@@ -106,7 +106,12 @@ class AnthropicApi:
         signer = Signer(hub.secret, credential.name)
         joins = not hub.served.users_follow_results
         told = conversation_of(
-            asked.system, asked.messages, signer, joins=joins, reads=hub.served.pictures
+            asked.system,
+            asked.messages,
+            signer,
+            joins=joins,
+            reads=hub.served.pictures,
+            fetches=hub.served.fetches,
         )
         if told.billed:
             self._say(BILLING, "a billing header that changes each time is left out of the prompt")

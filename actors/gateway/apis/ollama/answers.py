@@ -18,10 +18,11 @@ from ramify.protocol.wire import Append, ClientMessage, Delta, Done, Error, Gene
 _REASONS = {"length": "length", "deadline": "length"}
 
 
-def ops_of(request: OllamaChatRequest | GenerateRequest, served: Served) -> list[ClientMessage]:
+def ops_of(
+    request: OllamaChatRequest | GenerateRequest, served: Served, pictures: RequestPictures
+) -> list[ClientMessage]:
     """The frame of a request. Raises InvalidField."""
     raw = isinstance(request, GenerateRequest) and bool(request.raw)
-    pictures = RequestPictures(served.pictures)
     tools = (request.tools or None) if isinstance(request, OllamaChatRequest) else None
     if isinstance(request, OllamaChatRequest):
         told = enumerate(request.messages or ())
@@ -60,7 +61,11 @@ class OllamaAnswers(Answers):
         vocabulary: Vocabulary,
         served: Served,
     ) -> None:
-        super().__init__(ops_of(request, served), ["main"], streams=request.stream is not False)
+        pictures = RequestPictures(served.pictures)
+        super().__init__(
+            ops_of(request, served, pictures), ["main"], streams=request.stream is not False
+        )
+        self.pictures = pictures.places
         self._chats = isinstance(request, OllamaChatRequest)
         self._model = model
         self._vocabulary = vocabulary

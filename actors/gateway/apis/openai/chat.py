@@ -36,13 +36,14 @@ class Heading(msgspec.Struct, frozen=True):
         return {"id": self.ident, "object": kind, "created": self.created, "model": self.model}
 
 
-def ops_of(request: ChatRequest, served: Served) -> tuple[list[ClientMessage], list[str]]:
+def ops_of(
+    request: ChatRequest, served: Served, pictures: RequestPictures
+) -> tuple[list[ClientMessage], list[str]]:
     """The frame of a request, and the branch of each choice. Raises InvalidField."""
     tools = request.tools if request.tools else None
     choices, thinking = request.choices, request.thinking(served)
     branches = ["main"] if choices == 1 else [f"choice{i}" for i in range(choices)]
     kept = seconds_of(request.prompt_cache_retention, request.prompt_cache_key)
-    pictures = RequestPictures(served.pictures)
     return [
         Open(detach="cancel", ttl_s=0.0, tools=tools, effort=thinking.effort, parts=True),
         *retaining(kept),
@@ -84,7 +85,9 @@ class ChatAnswers(Answers):
         vocabulary: Vocabulary,
         served: Served = Served(),  # noqa: B008 - it is immutable
     ) -> None:
-        ops, branches = ops_of(request, served)
+        pictures = RequestPictures(served.pictures, served.fetches)
+        ops, branches = ops_of(request, served, pictures)
+        self.pictures = pictures.places
         super().__init__(ops, branches, streams=bool(request.stream))
         self._heading = heading
         self._vocabulary = vocabulary

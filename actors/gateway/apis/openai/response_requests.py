@@ -1,21 +1,23 @@
 """What a request to /v1/responses holds: shapes, ranges, and the chat messages that its items are."""
 
 import zlib
-from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
 from msgspec import Meta
 
 from ramify.actors.gateway.apis.openai.effort import Asked, ThinkingEffort, thinking
 from ramify.actors.gateway.apis.openai.errors import check_result
-from ramify.actors.gateway.apis.openai.requests import (
-    JsonSchemaFormat,
-    Struct,
-    TextContentPart,
-    bad_request,
+from ramify.actors.gateway.apis.openai.requests import JsonSchemaFormat, Struct
+from ramify.actors.gateway.apis.openai.response_items import (
+    CallItem,
+    CallOutputItem,
+    chat_of_items,
+    input_items,
+    kept_item,
+    within,
 )
 from ramify.actors.gateway.apis.openai.retention import Retention
+from ramify.actors.gateway.apis.pictures import NO_PICTURES, RequestPictures
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import InvalidField
 from ramify.protocol.json_value import check_json
@@ -33,7 +35,7 @@ from ramify.protocol.wire import (
 )
 
 LOGPROBS = "message.output_text.logprobs"
-# What else may be included is of tools that are not served, so there is nothing to include.
+# What else may be included, but files of pictures, is of tools that are not served: there is nothing.
 Included = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -45,73 +47,6 @@ Included = Literal[
     "web_search_call.results",
 ]
 StreamId = Annotated[str, Meta(min_length=1, max_length=256)] | None
-
-
-class InputText(Struct, frozen=True, tag_field="type", tag="input_text"):
-    """A part of what a user says."""
-
-    text: Text
-
-
-class OutputText(Struct, frozen=True, tag_field="type", tag="output_text"):
-    """A part of what the model said, as it came."""
-
-    text: Text
-    annotations: Annotated[list[Any], Meta(max_length=1024)] = []
-    logprobs: list[Any] | None = None
-
-
-class Refusal(Struct, frozen=True, tag_field="type", tag="refusal"):
-    refusal: Text
-
-
-Parts = Annotated[list[InputText | OutputText | Refusal | TextContentPart], Meta(max_length=1024)]
-_Identity = ShortText | None
-_Status = Literal["in_progress", "completed", "incomplete"] | None
-
-
-class MessageItem(Struct, frozen=True, tag_field="type", tag="message", kw_only=True):
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Text | Parts
-    id: _Identity = None
-    status: _Status = None
-    phase: Literal["commentary", "final_answer"] | None = None
-
-
-class CallItem(Struct, frozen=True, tag_field="type", tag="function_call", kw_only=True):
-    call_id: ShortText
-    name: ShortText
-    arguments: Text
-    id: _Identity = None
-    status: _Status = None
-    namespace: ShortText | None = None
-
-    @property
-    def told(self) -> str:
-        """As the model is told the tool's name."""
-        return within(self.namespace, self.name)
-
-
-class CallOutputItem(Struct, frozen=True, tag_field="type", tag="function_call_output", kw_only=True):
-    call_id: ShortText
-    output: Text | Parts
-    id: _Identity = None
-    status: _Status = None
-
-
-class ReasoningText(Struct, frozen=True, tag_field="type", tag="reasoning_text"):
-    text: Text
-
-
-class ReasoningItem(Struct, frozen=True, tag_field="type", tag="reasoning", kw_only=True):
-    summary: Annotated[list[Any], Meta(max_length=1024)] = []
-    content: Annotated[list[ReasoningText], Meta(max_length=1024)] | None = None
-    encrypted_content: None = None
-    id: _Identity = None
-    status: _Status = None
-
-
-Item = MessageItem | CallItem | CallOutputItem | ReasoningItem
 
 
 class FunctionTool(Struct, frozen=True, tag_field="type", tag="function", kw_only=True):
@@ -163,11 +98,6 @@ class NamespaceTool(Struct, frozen=True, tag_field="type", tag="namespace", kw_o
             "description": self.description or "",
             "tools": tools,
         }
-
-
-def within(namespace: str | None, name: str) -> str:
-    """The name of a tool with that of its namespace, in letters that all templates take."""
-    return name if namespace is None else f"{namespace}__{name}"
 
 
 class ToolOfName(Struct, frozen=True):
@@ -287,7 +217,8 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
         if self.input is None:
             return []
         given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
-        return [_with_id(item, f"{unique}_{i}") for i, item in enumerate(given)]
+        images = "message.input_image.image_url" in (self.include or ())
+        return [kept_item(item, f"{unique}_{i}", images=images) for i, item in enumerate(given)]
 
     @property
     def generates(self) -> bool:
@@ -324,98 +255,26 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
             return Constraint(json_schema={"type": "object"}, after_thought=True)
         return None
 
-    def messages(self, *, instructed: bool) -> list[ChatMessage]:
+    def messages(
+        self, *, instructed: bool, pictures: RequestPictures = NO_PICTURES
+    ) -> list[ChatMessage]:
         """The messages to append. `instructed`: the branch begins with the instructions already.
 
         Raises BadRequest.
         """
         made: list[ChatMessage] = []
         if self.instructions and not instructed:
-            made.append(ChatMessage(role="system", content=self.instructions))
+            made.append(ChatMessage(role="system", content=pictures.text(self.instructions)))
         if self.input is None:
             return made
         if isinstance(self.input, str):
-            return [*made, ChatMessage(role="user", content=self.input)]
-        items = _items(self.input)
+            return [*made, ChatMessage(role="user", content=pictures.text(self.input))]
+        items = input_items(self.input)
         known = {item.call_id for item in items if isinstance(item, CallItem)}
         for i, item in enumerate(items if self.previous_response_id is None else ()):
             if isinstance(item, CallOutputItem):
                 check_result(f"input[{i}].call_id", item.call_id, known)
-        return made + list(_messages(items))
-
-
-def _with_id(item: JsonObject, unique: str) -> JsonObject:
-    kind = item.get("type", "message")
-    prefix = _PREFIXES.get(kind, "item")
-    content = item.get("content")
-    if kind == "message" and isinstance(content, str):
-        part = "output_text" if item.get("role") == "assistant" else "input_text"
-        text: JsonObject = {"type": part, "text": content}
-        if part == "output_text":
-            text["annotations"] = []
-        content = [text]
-    shown: JsonObject = {"type": kind, "status": "completed", **item}
-    if content is not None:
-        shown["content"] = content
-    return {**shown, "id": item.get("id") or f"{prefix}_{unique}"}
-
-
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-
-
-def _items(values: list[Any]) -> list[Item]:
-    """The items; a message may come without a type. All in one go: there may be 16,384."""
-    typed = [
-        {"type": "message", **value} if isinstance(value, dict) and "type" not in value else value
-        for value in values
-    ]
-    try:
-        return msgspec.convert(typed, list[Item])
-    except msgspec.ValidationError as error:
-        raise bad_request(str(error).replace(" - at `$", " - at `$.input")) from None
-
-
-def _messages(items: Iterable[Item]) -> Iterable[ChatMessage]:
-    """Thoughts, text and calls of one turn of the assistant are items, and become one message."""
-    thought, said, calls = "", "", list[JsonObject]()
-
-    def turn() -> Iterable[ChatMessage]:
-        nonlocal thought, said, calls
-        if said or calls:
-            yield ChatMessage(
-                role="assistant", content=said, tool_calls=calls or None, reasoning=thought or None
-            )
-        thought, said, calls = "", "", []
-
-    for item in items:
-        match item:
-            case ReasoningItem():
-                yield from turn()
-                thought = "".join(part.text for part in item.content or ())
-            case MessageItem(role="assistant"):
-                if said or calls:
-                    yield from turn()
-                said = text_of(item.content)
-            case CallItem():
-                function = {"name": item.told, "arguments": item.arguments}
-                calls.append({"id": item.call_id, "type": "function", "function": function})
-            case CallOutputItem():
-                yield from turn()
-                yield ChatMessage(role="tool", content=text_of(item.output), tool_call_id=item.call_id)
-            case MessageItem(role="developer" | "system"):
-                yield from turn()
-                yield ChatMessage(role="system", content=text_of(item.content))
-            case MessageItem():
-                yield from turn()
-                yield ChatMessage(role="user", content=text_of(item.content))
-    yield from turn()
-
-
-def text_of(content: "Text | Parts") -> str:
-    """The text of an item's content."""
-    if isinstance(content, str):
-        return content
-    return "".join(part.refusal if isinstance(part, Refusal) else part.text for part in content)
+        return made + list(chat_of_items(items, pictures))
 
 
 class LaneRequest(ResponseRequest, frozen=True, kw_only=True):

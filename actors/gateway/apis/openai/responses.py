@@ -18,6 +18,7 @@ from ramify.actors.gateway.apis.openai.errors import Refused, error_body, of_err
 from ramify.actors.gateway.apis.openai.response_output import Events, OutputWriter
 from ramify.actors.gateway.apis.openai.response_requests import ResponseRequest, checksum
 from ramify.actors.gateway.apis.openai.retention import Hinted, hinting, seconds_of
+from ramify.actors.gateway.apis.pictures import RequestPictures
 from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
 from ramify.actors.gateway.port.http import Response, json_response
 from ramify.actors.gateway.port.interfaces import Served
@@ -87,7 +88,9 @@ class ResponseDialogue(Dialogue):
         previous = self._previous()
         self.keeps = request.stores or previous is not None or self._transient
         self.saves = request.stores
-        opening, *rest = self._all_ops(previous)
+        shown = RequestPictures(known.pictures, known.fetches)
+        opening, *rest = self._all_ops(previous, shown)
+        self.pictures = shown.places
         # In the background the object is kept before the generation begins, where its id is known: the
         # place of its output is a part of that.
         early = sum(isinstance(op, Op) and op.id < BEGIN for op in rest) if self.outlives else len(rest)
@@ -200,7 +203,7 @@ class ResponseDialogue(Dialogue):
             )
         return previous
 
-    def _all_ops(self, previous: Stored | None) -> list[ClientMessage]:
+    def _all_ops(self, previous: Stored | None, shown: RequestPictures) -> list[ClientMessage]:
         request, branch = self._request, self._branch
         detach = "run" if self.outlives else "cancel"
         opened = Open(
@@ -224,8 +227,8 @@ class ResponseDialogue(Dialogue):
         hints = hinting(HINTS, request.kv_hints, kept, branch)
         if hides or kept:
             ops.append(Set(id=SET, branch=branch, persist="none" if hides else None, retain_s=kept))
-        if messages := request.messages(instructed=instructed):
-            ops.append(Append(id=APPEND, branch=branch, messages=messages))
+        if messages := request.messages(instructed=instructed, pictures=shown):
+            ops.append(Append(id=APPEND, branch=branch, messages=messages, images=shown.images))
         if not request.generates:
             warmed = Generate(id=GENERATE, branch=self._says, max_tokens=1, hidden=True)
             return [*ops, Fork(id=WARM, branch=branch, as_=[self._says]), warmed, *hints]

@@ -13,8 +13,8 @@ import msgspec
 from ramify.actors.gateway.apis.openai.dialogue import Vocabulary
 from ramify.actors.gateway.apis.openai.errors import Refused, of_error
 from ramify.actors.gateway.apis.openai.requests import bad_request
+from ramify.actors.gateway.apis.openai.response_items import within
 from ramify.actors.gateway.apis.openai.response_output import Events, OutputWriter
-from ramify.actors.gateway.apis.openai.response_requests import within
 from ramify.actors.gateway.apis.openai.responses import (
     INPUT,
     META,

@@ -4,12 +4,15 @@ A `Dialogue` is pure. A `DialogueRun` sends its `ops`, hands it what the session
 it returns: to a connection of its own (`exchange.py`), or to a socket that others share (`channel.py`).
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from ramify.actors.gateway.port.http import Response
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.wire import ClientMessage, ServerMessage
+from ramify.protocol.wire import ClientMessage, Error, ServerMessage
 
 
 class Dialogue(ABC):
@@ -17,9 +20,11 @@ class Dialogue(ABC):
 
     `keeps`: its session goes on without it; `saves`: and may be on a disk, if it is a new one.
     `outlives`: it goes on when the client has gone. `over`: its answer is complete.
+    `pictures`: the fields of the request that have `append.images`, which errors are to name.
     """
 
     ops: list[ClientMessage]
+    pictures: Sequence[str] = ()
     streams = False
     keeps = False
     saves = False
@@ -46,3 +51,19 @@ class Dialogue(ABC):
     @abstractmethod
     def fail(self, error: RamifyError) -> bytes | Response | None:
         """The server ends the dialogue."""
+
+
+def naming(message: ServerMessage, pictures: Sequence[str]) -> ServerMessage:
+    """The same; an error of a picture names the field that has it. See `Dialogue`."""
+    if not isinstance(message, Error):
+        return message
+    path = str((message.details or {}).get("path"))
+    found = _IMAGE.fullmatch(path)
+    if found is None or int(found[1]) >= len(pictures):
+        return message
+    field = pictures[int(found[1])]
+    text = message.message.replace(f"`{path}`", f"`{field}`")
+    return replace(message, message=text, details={"field": field})
+
+
+_IMAGE = re.compile(r"images\[(\d{1,2})\]")

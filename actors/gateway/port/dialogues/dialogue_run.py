@@ -6,7 +6,7 @@ It is a `Socket` of the hub with a number of its own. Subclasses know where the 
 from abc import ABC, abstractmethod
 
 from ramify.actors.gateway.port.binding import SessionBinding, Stage
-from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
+from ramify.actors.gateway.port.dialogues.dialogue import Dialogue, naming
 from ramify.actors.gateway.port.http import Response
 from ramify.actors.gateway.port.hub import Hub
 from ramify.actors.kit.log import get_log
@@ -118,7 +118,9 @@ class DialogueRun(ABC):
         self._hub.connections.pop(self.id, None)
 
     def _reply(self, messages: list[ServerMessage]) -> None:
-        told = [message for message in messages if not isinstance(message, Bye)]
+        told: list[ServerMessage] = [each for each in messages if not isinstance(each, Bye)]
+        if pictures := self._dialogue.pictures:
+            told = [naming(message, pictures) for message in told]
         if self._over or not told:
             return
         try:
