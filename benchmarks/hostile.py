@@ -1,4 +1,4 @@
-"""Hostile frames: of the shapes that `protocol/wire.py` declares, with values that it may not expect.
+"""Hostile frames: of the shapes that `protocol/wire/` declares, with values that it may not expect.
 
 The shapes are read from the types (`msgspec.inspect`), so a new op or field is covered without a change
 here. Values are drawn in three moods: `plain` (what a client would send), `edge` (the limits of what the

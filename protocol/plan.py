@@ -328,3 +328,7 @@ class ExecutorDown(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 class StopExecutor(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Finish the plans received so far, then stop."""
+
+
+# What the executor is told.
+ExecutorMessage = StepPlan | StopExecutor

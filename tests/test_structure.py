@@ -46,7 +46,7 @@ SIZES = {
     "actors/store": (11, 31),
     "actors/tiers": (2, 3),
     "actors/tokenizer": (9, 20),
-    "protocol": (28, 60),
+    "protocol": (37, 61),
     "clients": (82, 136),
     "gpu": (221, 358),
     "benchmarks": (45, 136),
@@ -54,7 +54,7 @@ SIZES = {
 # measure: bound, goal
 COUNTS = {
     "functions over complexity 20": (0, 0),
-    "files over 450 lines": (6, 0),
+    "files over 450 lines": (4, 0),
     "class names that exist twice": (4, 0),
     "floors of session/": (10, 10),
     "sequences unpacked where they are written": (0, 0),

@@ -171,7 +171,7 @@ class SessionState:
         self._meta_bytes = 0
 
     def next_id(self) -> int:
-        """A branch handle or request id (see messages.py)."""
+        """A branch handle or request id (see `protocol.messages`)."""
         self._count += 1
         return self.number << 32 | self._count
 

@@ -110,7 +110,8 @@ class BranchWriter:
         Raises BadRequest. Changes nothing: another thread may run it while the branch is at rest.
         """
         pending = self._pending(branch, op, tools, effort, strict=strict)
-        pending = with_pictures(pending, op.images, self._state.pictures)
+        if op.images:
+            pending = with_pictures(pending, op.images, self._state.pictures)
         if pending.tokens is not None:
             return Prepared(pending, [_encoded(pending.tokens)])
         least = sum(self.tokenizer.least_tokens(part.text) for part in pending.parts)

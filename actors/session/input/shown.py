@@ -16,8 +16,6 @@ def with_pictures(
     pending: PendingAppend, images: Sequence[bytes], decoder: PictureDecoder | None
 ) -> PendingAppend:
     """The same with each picture in the place of its mark. Raises BadRequest."""
-    if not images:
-        return pending
     parts, numbers = list[PendingPart](), count()
     if decoder is None:
         raise BadRequest(

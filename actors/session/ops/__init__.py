@@ -1,5 +1,5 @@
 """The ops. Each has one home: a file with its check, the branches that it touches, and how it runs
-(`handler` says more). To add one: its wire type in `protocol/wire.py`, and its file here, whose
+(`handler` says more). To add one: its wire type in `protocol/wire/client.py`, and its file here, whose
 `HANDLER` is found by its wire type. CONTRIBUTING.md has the walk.
 
 Nothing else knows which ops there are. `open`, `ping` and `credit` are no ops: they have no id and no
