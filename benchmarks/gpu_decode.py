@@ -9,6 +9,7 @@ weights of a real model's shape. Prints one JSON object; `--profile` adds a torc
 
 import argparse
 import json
+import os
 import platform
 import random
 import statistics
@@ -213,6 +214,8 @@ def main() -> None:
     parser.add_argument("--kv-dtype", default="auto")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--library-sums", action="store_true", help="of ranks: NCCL makes all")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     begin = time.perf_counter()
@@ -222,15 +225,26 @@ def main() -> None:
             path=Path(folder), device=args.device, load_format="dummy", kv_tokens=args.kv_tokens,
             page_size=args.page_size, max_rows=args.max_rows, step_tokens=args.step_tokens,
             context=4096, attention=args.attention, deterministic=args.deterministic,
-            quantization=args.quantization, kv_dtype=args.kv_dtype,
+            quantization=args.quantization, kv_dtype=args.kv_dtype, tensor_parallel=args.tensor_parallel,
         )  # fmt: skip
-        executor = load_executor(config, lambda what, share: None)
+        if args.tensor_parallel == 1:
+            measure(args, load_executor(config, lambda what, share: None), begin)
+            return
+        from rank_sums import ranked_executor
+
+        with ranked_executor(config, args.library_sums) as executor:
+            measure(args, executor, begin)
+    os._exit(0)  # see `executor_program`
+
+
+def measure(args: argparse.Namespace, executor: Executor, begin: float) -> None:
     report: dict[str, Any] = {
         "shape": args.shape, "dtype": executor.info.dtype, "attention": executor.info.attention,
         "page_size": args.page_size, "torch": torch.__version__,
         "sampling": {"temperature": args.temperature} | args.sampling,
         "deterministic": args.deterministic, "quantization": executor.info.quantization,
-        "kv_dtype": executor.info.kv_dtype,
+        "kv_dtype": executor.info.kv_dtype, "ranks": args.tensor_parallel,
+        "sums": "library" if args.library_sums else "auto",
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
         "ready_s": round(time.perf_counter() - begin, 2),
         "kv_tokens": executor.info.pages * args.page_size,

@@ -7,6 +7,7 @@ next norm, in one kernel.
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from ramify.gpu.step.inputs import StepInputs
 
 @dataclass(slots=True)
 class RankPart(Projection):
-    """`rows`: this rank's part of a sum of few rows, which is still to be made."""
+    """`rows`: this rank's part of a sum in a kernel of ours, which is still to be made."""
 
 
 class RankedTritonOps(TritonOps):
@@ -40,16 +41,22 @@ class RankedTritonOps(TritonOps):
     def embed(
         self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm | None
     ) -> LazyStream:
-        if self._ranks.rank:
-            ids = step.input_ids
-            residual = table.new_empty((len(ids), table.shape[1]))
-            self._now = self._tilings(len(ids), self._sizes)
+        ids, peers = step.input_ids, self._ranks.peers
+        few = peers is not None and len(ids) <= peers.rows
+        self._now = self._tilings(len(ids), self._sizes)
+        if not self._ranks.rank:
+            first = super().embed(step, table, scale, None).residual
         else:
-            found = super().embed(step, table, scale, None)
-            residual, self._now = found.residual, found.tilings
-        self._ranks.from_first(residual)
-        normed = residual if norm is None else add_norm(None, residual, norm)
-        return LazyStream(residual, normed, None, 0.0 if norm is None else norm.eps, self._now)
+            first = (torch.zeros if few else torch.empty)(
+                (len(ids), table.shape[1]), dtype=table.dtype, device=table.device
+            )
+        eps = 0.0 if norm is None else norm.eps
+        if few and peers is not None:
+            residual = torch.zeros_like(first)
+            return LazyStream(residual, sum_add_norm(first, peers, residual, norm), None, eps, self._now)
+        self._ranks.from_first(first)
+        normed = first if norm is None else add_norm(None, first, norm)
+        return LazyStream(first, normed, None, eps, self._now)
 
     def attend(self, qkv: Tensor, layer: LayerAttention, step: StepInputs[Tensor]) -> Tensor:
         if layer.wide_norms:

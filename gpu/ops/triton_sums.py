@@ -1,11 +1,16 @@
-"""Sums over ranks of few rows in one launch, with the residual and the next norm (one-shot all-reduce).
+"""Sums over ranks in one launch, with the residual and the next norm: each program has a row.
 
-Each program has a row. It writes its own rank's part into the memory of every other rank, rings a flag
-there, waits for the flags of the others, and adds all parts in the order of the ranks. So every rank
-gets the same bits, and a sum costs one way over NVLink. A row's parts lie in two places by turns: who
-begins the next sum but one has got the flags of the next, which others ring behind the last they read.
+One shot: it writes its rank's part into the memory of every other rank, rings a flag there, waits for
+the flags of the others, and adds all parts in the order of the ranks. So every rank gets the same bits,
+and a sum costs one way over NVLink. Two shots: the parts of a row go to one rank, which adds them and
+gives the sum to the others. Of R ranks each sends 2 (R - 1) / R of its rows then instead of R - 1, and
+waits twice. Two ranks send as much either way, so they have one shot at all sizes.
 
-A row counts its sums itself, in memory, so a CUDA graph that holds them can be replayed.
+A row's parts lie in two places by turns: who begins the next sum but one has got the flags of the next,
+which others ring behind the last they read. A flag counts sums, and may be one ahead of what is waited
+for. A row counts its sums itself, in memory, so a CUDA graph that holds them can be replayed. Programs
+begin in the order of their rows, on all ranks: so the first row that is not done is never waited for by
+programs that keep it from beginning.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped"
@@ -42,16 +47,16 @@ def _launch(
     weight, eps = (residual, 0.0) if norm is None else (norm.weight, norm.eps)  # not read without one
     _sum[(tokens,)](
         x, peers.places, peers.counts, residual, weight, output, hidden, peers.rows, peers.flags, eps,
-        BLOCK=block, RANK=peers.rank, RANKS=peers.ranks, ADD=add, NORM=norm is not None,
-        num_warps=min(16, max(1, block // 512)), **overlap_options(x.device),
+        BLOCK=block, RANK=peers.rank, RANKS=peers.ranks, TWO_SHOTS=tokens > peers.one_shot, ADD=add,
+        NORM=norm is not None, num_warps=min(16, max(1, block // 512)), **overlap_options(x.device),
     )  # fmt: skip
 
 
 @triton.jit
 def _sum(
     x, places, counts, residual, weight, output, hidden, rows, flags, eps, BLOCK: tl.constexpr,
-    RANK: tl.constexpr, RANKS: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    RANK: tl.constexpr, RANKS: tl.constexpr, TWO_SHOTS: tl.constexpr, ADD: tl.constexpr,
+    NORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     wait(OVERLAP)
     row = tl.program_id(0)
@@ -60,33 +65,32 @@ def _sum(
     inside = columns < hidden
     own = tl.load(x + start + columns, mask=inside, other=0.0)
     count = tl.load(counts + row) + 1
-    turn = (count & 1) * RANKS
-    for peer in tl.static_range(RANKS):
-        if peer != RANK:
-            theirs = tl.multiple_of(tl.load(places + peer), 16).to(tl.pointer_type(x.dtype.element_ty))
-            place = ((turn + RANK) * rows + row).to(tl.int64) * hidden
-            tl.store(tl.multiple_of(theirs + place + columns, (16,)), own, mask=inside)
-    tl.debug_barrier()
-    for peer in tl.static_range(RANKS):
-        if peer != RANK:
-            bell = (tl.load(places + peer) + flags).to(tl.pointer_type(tl.int32))
-            tl.atomic_xchg(bell + RANK * rows + row, count, sem="release", scope="sys")
     total = tl.zeros([BLOCK], dtype=tl.float32)
-    mine = tl.multiple_of(tl.load(places + RANK), 16)
-    parts = mine.to(tl.pointer_type(x.dtype.element_ty))
-    bells = (mine + flags).to(tl.pointer_type(tl.int32))
-    for source in tl.static_range(RANKS):
-        if source == RANK:
-            total += own.to(tl.float32)
+    if TWO_SHOTS:
+        adds = row % RANKS
+        if adds != RANK:
+            _give(own, adds, places, flags, rows, hidden, count, RANK, RANKS)
+            total += _get(own, adds, places, flags, rows, hidden, count, RANK, RANKS)
         else:
-            while tl.atomic_add(bells + source * rows + row, 0, sem="acquire", scope="sys") != count:
-                pass
-            tl.debug_barrier()
-            place = ((turn + source) * rows + row).to(tl.int64) * hidden
-            part = tl.load(
-                tl.multiple_of(parts + place + columns, (16,)), mask=inside, other=0.0, volatile=True
-            )
-            total += part.to(tl.float32)
+            for source in tl.static_range(RANKS):
+                if source == RANK:
+                    total += own.to(tl.float32)
+                else:
+                    total += _get(own, source, places, flags, rows, hidden, count, RANK, RANKS)
+            rounded = total.to(own.dtype)
+            total = rounded.to(tl.float32)
+            for peer in tl.static_range(RANKS):
+                if peer != RANK:
+                    _give(rounded, peer, places, flags, rows, hidden, count, RANK, RANKS)
+    else:
+        for peer in tl.static_range(RANKS):
+            if peer != RANK:
+                _give(own, peer, places, flags, rows, hidden, count, RANK, RANKS)
+        for source in tl.static_range(RANKS):
+            if source == RANK:
+                total += own.to(tl.float32)
+            else:
+                total += _get(own, source, places, flags, rows, hidden, count, RANK, RANKS)
     tl.store(counts + row, count)
     if ADD:
         before = tl.load(residual + start + columns, mask=inside, other=0.0)
@@ -99,3 +103,33 @@ def _sum(
         total = total * scale * gain
     if NORM or not ADD:
         tl.store(output + start + columns, total.to(output.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _give(values, peer, places, flags, rows, hidden, count, RANK: tl.constexpr, RANKS: tl.constexpr):
+    """Write `values` into the memory of `peer`, where it looks for what this rank writes; ring."""
+    row, columns = tl.program_id(0), tl.arange(0, values.shape[0])
+    source = (RANK - peer + RANKS - 1) % RANKS
+    theirs = tl.multiple_of(tl.load(places + peer), 16)
+    place = (((count & 1) * (RANKS - 1) + source) * rows + row).to(tl.int64) * hidden
+    parts = theirs.to(tl.pointer_type(values.dtype))
+    tl.store(tl.multiple_of(parts + place + columns, (16,)), values, mask=columns < hidden)
+    tl.debug_barrier()
+    bells = (theirs + flags).to(tl.pointer_type(tl.int32))
+    tl.atomic_xchg(bells + source * rows + row, count, sem="release", scope="sys")
+
+
+@triton.jit
+def _get(like, peer, places, flags, rows, hidden, count, RANK: tl.constexpr, RANKS: tl.constexpr):
+    """Wait for what `peer` writes into this rank's memory: float32."""
+    row, columns = tl.program_id(0), tl.arange(0, like.shape[0])
+    source = (peer - RANK + RANKS - 1) % RANKS
+    mine = tl.multiple_of(tl.load(places + RANK), 16)
+    bells = (mine + flags).to(tl.pointer_type(tl.int32))
+    while tl.atomic_add(bells + source * rows + row, 0, sem="acquire", scope="sys") - count < 0:
+        pass
+    tl.debug_barrier()
+    place = (((count & 1) * (RANKS - 1) + source) * rows + row).to(tl.int64) * hidden
+    parts = tl.multiple_of(mine.to(tl.pointer_type(like.dtype)) + place + columns, (16,))
+    part = tl.load(parts, mask=columns < hidden, other=0.0, volatile=True)
+    return part.to(tl.float32)

@@ -4,6 +4,7 @@ Every rank calls the same functions in the same order. All get the same bits: a 
 passed on.
 """
 
+import logging
 import os
 from datetime import timedelta
 from typing import Any
@@ -12,9 +13,10 @@ import torch
 import torch.distributed.distributed_c10d
 from torch import Tensor
 
-from ramify.gpu.ranks.peers import PeerRows
+from ramify.gpu.ranks.peers import PeerRows, meet
 from ramify.gpu.ranks.ring import RankPlace, StepRing
 
+_LOG = logging.getLogger("ramify.gpu.ranks")
 dist: Any = torch.distributed  # which declares little of this
 # Ranks that are loading wait for the slowest one. One that hangs is the watchdog's business
 _PATIENCE = timedelta(days=1)
@@ -25,7 +27,7 @@ class RankSums:
 
     def __init__(self, rank: int, count: int) -> None:
         self.rank, self.count = rank, count
-        self.peers: PeerRows | None = None  # for sums of few rows, in kernels of ours: see `peers.meet`
+        self.peers: PeerRows | None = None  # for sums in kernels of ours: see `Ranks.meet`
 
     def sum(self, x: Tensor) -> Tensor:
         """Over all ranks, in place."""
@@ -48,6 +50,7 @@ class Ranks(RankSums):
         self.ring = StepRing(place)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         store = dist.FileStore(f"/proc/self/fd/{place.store}", place.ranks)
+        self._store, self._device = store, device
         self._host: Any = dist.ProcessGroupGloo(
             dist.PrefixStore("host", store), place.rank, place.ranks, _PATIENCE
         )
@@ -73,6 +76,25 @@ class Ranks(RankSums):
         options = self._now(dist.distributed_c10d.AllgatherOptions())
         _settle(self._group.allgather([list(rows.chunk(self.count))], [x.contiguous()], options))
         return rows.view(self.count, *x.shape).transpose(0, 1).reshape(len(x), -1)[:, :width]
+
+    def meet(self, hidden: int, dtype: torch.dtype, tokens: int) -> None:
+        """Share memory of GPUs for sums of [tokens, hidden] and less; all ranks call it.
+
+        Where one of them cannot, which is logged, the library makes all sums.
+        """
+        if self._device.type != "cuda" or hidden * dtype.itemsize % 16:
+            return
+        peers = None
+        try:
+            # torch shares memory in process groups of its own making alone
+            world = dist.PrefixStore("world", self._store)
+            dist.init_process_group("gloo", store=world, rank=self.rank, world_size=self.count)
+            name, store = dist.group.WORLD.group_name, dist.PrefixStore("peers", self._store)
+            peers = meet(store, name, self.rank, self.count, hidden, dtype, tokens, self._device)
+        except RuntimeError as error:
+            _LOG.warning("GPUs share no memory, so NCCL makes all sums, which is slower: %s", error)
+        if self.least([peers is not None])[0]:
+            self.peers = peers
 
     def least(self, values: list[int]) -> list[int]:
         """The least of each that any rank says."""

@@ -352,6 +352,8 @@ def _cuda(
     from ramify.gpu.startup.rehearsal import rehearse, warm_all
 
     guesser = _empty_guesser(config, draft, info.context, model)
+    if split is not None and not config.deterministic:  # where sums of all sizes are made alike
+        split.ranks.meet(model.config.hidden_size, model.dtype, info.step_tokens + info.max_rows)
 
     fill = partial(_fill_both, config, model, guesser, draft, quantization, progress, split)
     drafter = device_drafter(draft, guesser, msgspec.structs.replace(info, pages=1))

@@ -15,45 +15,47 @@ HIDDEN, RANKS = 48, 2
 class Pair:
     """Two ranks in one process: the first is given what the second would write, so nothing waits."""
 
-    def __init__(self) -> None:
-        self.rows, self.flags, size = room(RANKS, HIDDEN, torch.float32)
+    def __init__(self, one_shot: int) -> None:
+        self.rows, self.flags, size = room(RANKS, HIDDEN, torch.float32, 16)
         self.memory = [torch.zeros(size, dtype=torch.uint8) for _ in range(RANKS)]
         places = torch.tensor([memory.data_ptr() for memory in self.memory])
         self.peers = [
-            PeerRows(
-                rank, RANKS, self.rows, places, self.flags, torch.zeros(self.rows, dtype=torch.int32)
-            )
+            PeerRows(rank, RANKS, self.rows, one_shot, places, self.flags, self.counts())
             for rank in range(RANKS)
         ]
-        self.sums = 0
+        self.sums, self.ahead = 0, 0
 
     def counts(self) -> torch.Tensor:
         return torch.zeros(self.rows, dtype=torch.int32)
 
     def parts(self, rank: int) -> torch.Tensor:
-        """[2, source, rows, hidden] of a rank's memory."""
-        numbers = self.memory[rank][: self.flags].view(torch.float32)
-        return numbers.view(2, RANKS, self.rows, HIDDEN)
+        """[2, rows, hidden] of a rank's memory, which the other writes."""
+        return self.memory[rank][: self.flags].view(torch.float32).view(2, self.rows, HIDDEN)
 
     def bells(self, rank: int) -> torch.Tensor:
-        """[source, rows] of a rank's memory."""
-        return self.memory[rank][self.flags :].view(torch.int32).view(RANKS, self.rows)
+        """[rows] of a rank's memory."""
+        return self.memory[rank][self.flags :].view(torch.int32)
 
     def each(self, run: Any, xs: list[torch.Tensor]) -> list[torch.Tensor]:
         self.sums += 1
         tokens = len(xs[0])
-        self.parts(0)[self.sums % 2, 1, :tokens] = xs[1]
-        self.bells(0)[1, :tokens] = self.sums
+        given = self.parts(0)[self.sums % 2, :tokens]
+        given.copy_(xs[1])
+        if tokens > self.peers[0].one_shot:
+            given[1::2] = xs[0][1::2] + xs[1][1::2]
+        self.bells(0)[:tokens] = self.sums + self.ahead  # who is ahead by one sum has rung for it
         return [run(x, peers, rank) for rank, (x, peers) in enumerate(zip(xs, self.peers, strict=True))]
 
 
-def test_ranks_get_one_sum() -> None:
+@pytest.mark.parametrize("one_shot", [16, 0])
+def test_ranks_get_one_sum(one_shot: int) -> None:
     from ramify.gpu.ops.rmsnorm import RMSNorm
     from ramify.gpu.ops.triton_sums import sum_add_norm, sum_rows
 
     torch.manual_seed(1)
-    pair, norm = Pair(), RMSNorm(torch.rand(HIDDEN) + 0.5, 1e-5)
+    pair, norm = Pair(one_shot), RMSNorm(torch.rand(HIDDEN) + 0.5, 1e-5)
     for turn in range(3):
+        pair.ahead = turn % 2
         xs, before = [torch.randn(3, HIDDEN) for _ in range(RANKS)], torch.randn(3, HIDDEN)
         residuals = [before.clone() for _ in range(RANKS)]
         if turn == 1:
@@ -71,5 +73,8 @@ def test_ranks_get_one_sum() -> None:
             torch.testing.assert_close(found[0], wanted)
             assert torch.equal(residuals[0], residuals[1])
         assert torch.equal(found[0], found[1])
-        assert torch.equal(pair.parts(1)[pair.sums % 2, 0, :3], xs[0])
-        assert pair.bells(1)[0, :4].tolist() == [pair.sums] * 3 + [0]
+        given = xs[0].clone()
+        if not one_shot:
+            given[::2] += xs[1][::2]
+        assert torch.equal(pair.parts(1)[pair.sums % 2, :3], given)
+        assert pair.bells(1)[:4].tolist() == [pair.sums] * 3 + [0]
