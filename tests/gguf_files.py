@@ -1,6 +1,7 @@
 """GGUF files for tests, made by the package `gguf` as llama.cpp's own converter makes them."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
-from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map, quants
+from gguf import (
+    MODEL_ARCH_NAMES,
+    GGMLQuantizationType,
+    GGUFWriter,
+    RopeScalingType,
+    get_tensor_name_map,
+    quants,
+)
 from safetensors.numpy import load_file, save_file
 
 Floats = npt.NDArray[np.float32]
-KINDS = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+KINDS = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"]
 _K_FACTORS = {"Q4_K": (0, 4), "Q5_K": (0, 4), "Q6_K": (208, 210)}  # where their float16 lie
 _NORM = "norm.weight"
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -33,7 +41,7 @@ def checkpoint(folder: Path, family: str, sizes: dict[str, Any]) -> Path:
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, named)(**sizes))
     for name, weight in model.named_parameters():
-        if name.endswith(("norm.weight", ".bias")):
+        if name.endswith(("norm.weight", "bias")):
             torch.nn.init.normal_(weight, 1.0 if "norm" in name else 0.0, 0.2)
     model.save_pretrained(folder)
     return folder
@@ -87,15 +95,19 @@ def convert(
     number = next(each for each, name in MODEL_ARCH_NAMES.items() if name == arch)
     names = get_tensor_name_map(number, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    tensors, folded = _experts_stacked(tensors)
     for name, values in tensors.items():
         there = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert there is not None, name
         written = values
         if arch.startswith("gemma") and name.endswith(_NORM):
             written = values + 1
-        one = kind(name) if values.ndim > 1 else "F32"
+        plain = values.ndim == 1 or "bias" in name or name.endswith(("gate.weight", "router.weight"))
+        one = "F32" if plain else kind(name)
         raw, tensors[name] = (written, values) if one == "F32" else blocks(values, one)
-        if arch in ("llama", "granite") and (part := name.split(".")[-2]) in heads:
+        if name.endswith("shared_expert_gate.weight"):
+            raw, one = raw[0], "F32"
+        if arch in ("llama", "granite", "granitemoe") and (part := name.split(".")[-2]) in heads:
             raw = neighbours(raw, heads[part])
         if there not in leave_out:
             writer.add_tensor(there, raw, raw_dtype=None if one == "F32" else GGMLQuantizationType[one])
@@ -104,8 +116,59 @@ def convert(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    save_file(folded(tensors), folder / "model.safetensors", {"format": "pt"})
     return path
+
+
+def _experts_stacked(
+    tensors: dict[str, Floats],
+) -> tuple[dict[str, Floats], Callable[[dict[str, Floats]], dict[str, Floats]]]:
+    """With experts as llama.cpp's converter has them, gate and up apart; and the way back."""
+    found: dict[str, Floats] = {}
+    numbered: dict[str, list[str]] = {}
+    halves: dict[str, tuple[str, str]] = {}
+    for name, values in tensors.items():
+        if (match := re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name)) is not None:
+            numbered.setdefault(f"{match[1]}.{match[3]}", []).append(name)
+        elif "input_linear" in name or "gate_up_proj" in name:
+            turned, end = "gate_up_proj" in name, "bias" if "bias" in name else "weight"
+            own = values.swapaxes(1, -1) if turned and end == "weight" else values
+            prefix = re.sub(r"(mlp|block_sparse_moe)\..*", "mlp.experts", name)
+            pair = f"{prefix}.gate_proj.{end}", f"{prefix}.up_proj.{end}"
+            both = (own[:, ::2], own[:, 1::2]) if turned else np.split(own, 2, 1)
+            found |= {each: np.ascontiguousarray(half) for each, half in zip(pair, both, strict=True)}
+            halves[name] = pair
+        elif name.endswith("experts.down_proj"):
+            found[f"{name}.weight"] = np.ascontiguousarray(values.swapaxes(1, 2))
+        elif name.endswith("experts.down_proj_bias"):
+            found[name.replace("_bias", ".bias")] = values
+        else:
+            found[name + ".weight" * name.endswith("sinks")] = values
+    ordered = {each: sorted(names, key=lambda one: int(one.split(".")[-3]))
+               for each, names in numbered.items()}  # fmt: skip
+    found |= {each: np.stack([tensors[name] for name in names]) for each, names in ordered.items()}
+
+    def folded(stacked: dict[str, Floats]) -> dict[str, Floats]:
+        back: dict[str, Floats] = {}
+        for each, names in ordered.items():
+            back |= dict(zip(names, stacked[each], strict=True))
+        for name, (gate, up) in halves.items():
+            if "gate_up_proj" not in name:
+                back[name] = np.concatenate((stacked[gate], stacked[up]), 1)
+            else:
+                both = np.stack((stacked[gate], stacked[up]), 2)
+                both = both.reshape(len(both), -1, *both.shape[3:])
+                back[name] = both if "bias" in name else np.ascontiguousarray(both.swapaxes(1, 2))
+        for name in tensors.keys() - back.keys():
+            if name.endswith("experts.down_proj"):
+                back[name] = np.ascontiguousarray(stacked[f"{name}.weight"].swapaxes(1, 2))
+            elif name.endswith("experts.down_proj_bias"):
+                back[name] = stacked[name.replace("_bias", ".bias")]
+            else:
+                back[name] = stacked[name + ".weight" * name.endswith("sinks")]
+        return back
+
+    return found, folded
 
 
 def _metadata(writer: GGUFWriter, config: dict[str, Any], arch: str) -> None:
@@ -124,7 +187,14 @@ def _metadata(writer: GGUFWriter, config: dict[str, Any], arch: str) -> None:
     writer.add_rope_freq_base(rope.get("rope_theta", 10_000.0))
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
-    if arch == "granite":
+    if config.get("num_experts_per_tok"):
+        writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if arch == "gpt-oss":
+        writer.add_rope_scaling_type(RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if arch in ("granite", "granitemoe"):
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])

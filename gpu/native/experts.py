@@ -6,6 +6,7 @@ product is a tile by a panel, as in `native.linear`, whose tiles do the work. Wh
 token is written by itself and summed in one order, so a row does not depend on its neighbours.
 """
 
+from ramify.gpu.native.grouped import Grouping, emit_group_tiles
 from ramify.gpu.native.host import Isa
 from ramify.gpu.native.ir import F32, I64, LANES, PTR, Function, IrValue, Module, vector
 from ramify.gpu.native.linear import (
@@ -52,7 +53,12 @@ def emit_routing(module: Module) -> None:
     _emit_sum(module)
 
 
-def emit_product(module: Module, isa: Isa, epilogue: str) -> str:
+def product_name(epilogue: str, grouping: Grouping | None = None) -> str:
+    """Of a kernel."""
+    return f"{OF}{'' if grouping is None else grouping.name + '_'}{epilogue}"
+
+
+def emit_product(module: Module, isa: Isa, epilogue: str, grouping: Grouping | None = None) -> str:
     """A kernel. Gated: tokens' rows become rows in the experts' order; WEIGHED: these become pairs'."""
 
     def to_place(f: Function, args: IrValue, place: IrValue) -> tuple[IrValue, IrValue]:
@@ -61,8 +67,12 @@ def emit_product(module: Module, isa: Isa, epilogue: str) -> str:
     def to_pair(f: Function, args: IrValue, place: IrValue) -> tuple[IrValue, IrValue]:
         return place, f.word(f.pointer(args, PAIRS), place)
 
-    tiles = emit_tiles(module, isa, epilogue, to_pair if epilogue == WEIGHED else to_place, "expert")
-    f = Function(module, f"{OF}{epilogue}", [PTR, I64, I64])
+    rows_of = to_pair if epilogue == WEIGHED else to_place
+    if grouping is None:
+        tiles = emit_tiles(module, isa, epilogue, rows_of, "expert")
+    else:
+        tiles = emit_group_tiles(module, isa, grouping, epilogue, rows_of, "expert")
+    f = Function(module, product_name(epilogue, grouping), [PTR, I64, I64])
     args, begin, end = f.args
     panels, table = f.word(args, PANELS), f.pointer(args, TILES)
     with f.loop(begin, f.smaller(end, f.word(table, 0) * panels)) as item:

@@ -21,12 +21,15 @@ from ramify.gpu.native.linear import (
     GROUP_SUMS,
     GROUP_SUMS_STRIDE,
     PANEL,
+    PANELS,
     SCALES,
     STEPS,
     SUMS,
     WEIGHT,
     WEIGHT_SCALES,
     X_STRIDE,
+    RowsOf,
+    Tiles,
     X,
     biased,
     emit_blocks,
@@ -74,15 +77,15 @@ class PackedGroups:
 
 def pack_groups(
     codes: Tensor, scales: Tensor, offsets: Tensor | None, bits: int, bias: Tensor | None, isa: Isa,
-    gated: bool = False, padding: float = 0.0,
+    gated: bool = False, padding: float = 0.0, stacked: int = 1,
 ) -> PackedGroups:  # fmt: skip
     """codes int8 [outputs, inputs], 4 bits with offsets 0 or more; scales, offsets [outputs, groups].
 
-    `gated`, `padding`: as for `linear.pack_weight`.
+    `gated`, `padding`: as for `linear.pack_weight`; `stacked`: as for `linear.panel_order`.
     """
     grouping = Grouping(bits, offsets is not None)
     outputs, inputs = codes.shape
-    order = panel_order(outputs, gated)
+    order = panel_order(outputs, gated, stacked)
     known, size = order >= 0, padded_inputs(inputs)
     places = order[known]
     as_is = not gated and len(order) == outputs
@@ -112,43 +115,62 @@ def pack_groups(
 
 def emit_grouped(module: Module, isa: Isa, grouping: Grouping, epilogue: str) -> str:
     """A kernel; `epilogue` as for `linear.emit_linear`."""
-    tall = [] if isa.registers < 32 else [3, 4, 6, *([8] if grouping.bits == 4 else [])]
-    tiles = {rows: _emit_tile(module, isa, grouping, epilogue, rows) for rows in (1, 2, *tall)}
+    tiles = emit_group_tiles(module, isa, grouping, epilogue)
     return emit_blocks(module, f"linear{grouping.name}_{epilogue}", tiles)
 
 
-def _emit_tile(module: Module, isa: Isa, grouping: Grouping, epilogue: str, rows: int) -> Function:
+def emit_group_tiles(
+    module: Module, isa: Isa, grouping: Grouping, epilogue: str, rows_of: RowsOf | None = None,
+    name: str = "tile",
+) -> Tiles:  # fmt: skip
+    """As `linear.emit_tiles`."""
+    tall = [] if isa.registers < 32 else [3, 4, 6, *([8] if grouping.bits == 4 else [])]
+    called = f"{name}{grouping.name}_{epilogue}"
+    return {
+        rows: _emit_tile(module, isa, grouping, epilogue, rows, rows_of, f"{called}_{rows}")
+        for rows in (1, 2, *tall)
+    }
+
+
+def _emit_tile(
+    module: Module, isa: Isa, grouping: Grouping, epilogue: str, rows: int, rows_of: RowsOf | None,
+    name: str,
+) -> Function:  # fmt: skip
     """`rows` rows by one panel.
 
     There are sums as integers and as floats, so fewer vectors at a time of 4 bits. 8 bits are read in
     one pass instead, and floats are spilled once a group.
     """
-    f = Function(module, f"tile{grouping.name}_{epilogue}_{rows}", [PTR, I64, I64], private=True)
+    f = Function(module, name, [PTR, I64, I64], private=True)
     args, panel, first = f.args
+    places = [(first + row, first + row) for row in range(rows)]
+    if rows_of is not None:
+        places = [rows_of(f, args, own) for own, _ in places]
+    column = panel if rows_of is None else panel % f.word(args, PANELS)  # of what is written
     quads = 1 if isa.registers < 32 else 4 if rows <= 3 or grouping.bits == 8 else 2
     groups = vector_groups(epilogue, quads)
     step = groups[1][0] - groups[0][0] if len(groups) > 1 else 1
     with f.loop(0, len(groups) * step, step) as start:  # the same code for each group of vectors
         group = [start + q for q in groups[0]]
-        sums = _sums(f, isa, grouping, args, panel, first, rows, group)
-        for row in range(rows):
-            scale = f.load(f.at(f.pointer(args, SCALES), first + row, F32), F32)
+        sums = _sums(f, isa, grouping, args, panel, [source for source, _ in places], group)
+        for (source, target), own in zip(places, sums, strict=True):
+            scale = f.load(f.at(f.pointer(args, SCALES), source, F32), F32)
             values = [biased(f, args, panel * PANEL + q * LANES, one * scale)
-                      for q, one in zip(group, sums[row], strict=True)]  # fmt: skip
-            finish(f, args, epilogue, panel, first + row, group, values)
+                      for q, one in zip(group, own, strict=True)]  # fmt: skip
+            finish(f, args, epilogue, column, target, group, values)
     f.done()
     return f
 
 
 def _sums(
-    f: Function, isa: Isa, grouping: Grouping, args: IrValue, panel: IrValue, first: IrValue, rows: int,
+    f: Function, isa: Isa, grouping: Grouping, args: IrValue, panel: IrValue, rows: list[IrValue],
     group: list[IrValue],
 ) -> list[list[IrValue]]:  # fmt: skip
-    """Sums [row][vector] over all inputs, but for the rows' own scales."""
+    """Sums [row][vector] over all inputs, but for the own scales of the activations' `rows`."""
     count, bits = f.word(args, STEPS), grouping.bits
     strides = f.word(args, X_STRIDE), f.word(args, GROUP_SUMS_STRIDE)
-    lines = [f.at(f.pointer(args, X), (first + row) * strides[0], I8) for row in range(rows)]
-    totals = [f.at(f.pointer(args, GROUP_SUMS), (first + row) * strides[1], I32) for row in range(rows)]
+    lines = [f.at(f.pointer(args, X), row * strides[0], I8) for row in rows]
+    totals = [f.at(f.pointer(args, GROUP_SUMS), row * strides[1], I32) for row in rows]
     zeros = f.constant(vector(I32, code_lanes(isa, bits)), 0)
     floats = [[f.var(f.constant(_VF32, 0.0)) for _ in group] for _ in lines]
     with f.loop(0, count) as number:

@@ -110,10 +110,13 @@ class Kernels:
                     experts.emit_product(module, isa, end.removeprefix(experts.OF))
                 else:
                     linear.emit_linear(module, isa, end)
-            if any(end.startswith(experts.OF) for end in endings):
-                experts.emit_routing(module)
             for end, grouping in grouped:
-                emit_grouped(module, isa, grouping, end)
+                if end.startswith(experts.OF):
+                    experts.emit_product(module, isa, end.removeprefix(experts.OF), grouping)
+                else:
+                    emit_grouped(module, isa, grouping, end)
+            if any(end.startswith(experts.OF) for end in (*endings, *(end for end, _ in grouped))):
+                experts.emit_routing(module)
             kinds = [signed for signed, some in ((False, endings), (True, grouped)) if some]
             for normed, signed in product((False, True), kinds):
                 rows.emit_quantise(module, isa, normed, signed)
@@ -180,25 +183,10 @@ class Kernels:
         self, count: Words, x: Quantised, weight: Packed, out: Tensor, end: str, cap: float = 0.0
     ) -> Instruction:
         """out = x W^T, or as `end` says: "add", "softcap", or an activation of a gated layer."""
-        given: dict[int, Tensor | Array | float] = {
-            linear.X: x.values, linear.X_STRIDE: x.values.stride(0), linear.SCALES: x.scales,
-            linear.WEIGHT: weight.panels, linear.WEIGHT_SCALES: weight.scales,
-            linear.BIAS: 0 if weight.bias is None else weight.bias,
-            linear.OUT: out, linear.OUT_STRIDE: out.stride(0),
-            linear.ROWS: count, linear.CAP: cap,
-        }  # fmt: skip
-        name = "linear"
-        if isinstance(weight, PackedGroups):
-            if x.sums is None:
-                raise ValueError("weights in groups need the activations' sums")
-            given |= {linear.STEPS: weight.inputs // GROUP, linear.GROUP_SUMS: x.sums,
-                      linear.GROUP_SUMS_STRIDE: x.sums.stride(0),
-                      OFFSETS: 0 if weight.offsets is None else weight.offsets}  # fmt: skip
-            name += weight.grouping.name
-        else:
-            given |= {linear.STEPS: weight.inputs // 4, linear.SUMS: weight.sums}
+        given = _product(x, weight, out) | {linear.ROWS: count, linear.CAP: cap}
+        name = f"linear{weight.grouping.name if isinstance(weight, PackedGroups) else ''}_{end}"
         args = _args(linear.GROUP_SUMS_STRIDE + 1, given)
-        one = self._instruction(f"{name}_{end}", count, args, (x, weight, out))
+        one = self._instruction(name, count, args, (x, weight, out))
         one.block, one.items = linear.ROW_BLOCK, weight.outputs // linear.PANEL
         return one
 
@@ -231,23 +219,20 @@ class Kernels:
         return [scores, best, self._instruction("sort_pairs", to.once, order, (to, count))]
 
     def of_experts(
-        self, x: Quantised, weight: PackedWeight, to: RoutedTokens, number: int, out: Tensor, end: str
+        self, x: Quantised, weight: Packed, to: RoutedTokens, number: int, out: Tensor, end: str
     ) -> Instruction:
         """`end`: an activation: rows of tokens become rows in the experts' order; "weigh": pairs' rows.
 
         `number`: of the experts that are stacked in the weight.
         """
         panels = weight.outputs // linear.PANEL // number
-        args = _args(linear.PANELS + 1, {
-            linear.X: x.values, linear.X_STRIDE: x.values.stride(0), linear.SCALES: x.scales,
-            linear.WEIGHT: weight.panels, linear.STEPS: weight.inputs // 4,
-            linear.WEIGHT_SCALES: weight.scales, linear.SUMS: weight.sums,
-            linear.BIAS: 0 if weight.bias is None else weight.bias,
-            linear.OUT: out, linear.OUT_STRIDE: out.stride(0), linear.TILES: to.tiles,
-            linear.PAIRS: to.pairs, linear.TOP: to.chosen.shape[1], linear.COUNTS: to.weights,
-            linear.PANELS: panels,
-        })  # fmt: skip
-        one = self._instruction(f"{experts.OF}{end}", to.most_tiles, args, (x, weight, out, to))
+        counts = to.weights if end == linear.WEIGHED else to.chosen.shape[1]
+        given = _product(x, weight, out) | {
+            linear.TILES: to.tiles, linear.PAIRS: to.pairs, linear.TOP: counts, linear.PANELS: panels,
+        }  # fmt: skip
+        grouping = weight.grouping if isinstance(weight, PackedGroups) else None
+        name, args = experts.product_name(end, grouping), _args(linear.PANELS + 1, given)
+        one = self._instruction(name, to.most_tiles, args, (x, weight, out, to))
         one.items = panels
         return one
 
@@ -318,6 +303,25 @@ class Kernels:
 
     def _instruction(self, name: str, count: Words, args: list[int], keep: object) -> Instruction:
         return Instruction(self.compiled.address(name), count, args, keep=keep)
+
+
+def _product(x: Quantised, weight: Packed, out: Tensor) -> "dict[int, Tensor | Array | float]":
+    """Arguments of every product."""
+    given: dict[int, Tensor | Array | float] = {
+        linear.X: x.values, linear.X_STRIDE: x.values.stride(0), linear.SCALES: x.scales,
+        linear.WEIGHT: weight.panels, linear.WEIGHT_SCALES: weight.scales,
+        linear.BIAS: 0 if weight.bias is None else weight.bias,
+        linear.OUT: out, linear.OUT_STRIDE: out.stride(0),
+    }  # fmt: skip
+    if not isinstance(weight, PackedGroups):
+        return given | {linear.STEPS: weight.inputs // 4, linear.SUMS: weight.sums}
+    if x.sums is None:
+        raise ValueError("weights in groups need the activations' sums")
+    return given | {
+        linear.STEPS: weight.inputs // GROUP, linear.GROUP_SUMS: x.sums,
+        linear.GROUP_SUMS_STRIDE: x.sums.stride(0),
+        OFFSETS: 0 if weight.offsets is None else weight.offsets,
+    }  # fmt: skip
 
 
 def table_kind(table: PackedGroups | Tensor) -> Grouping | str:

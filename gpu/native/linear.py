@@ -28,7 +28,8 @@ _VF32, _VI32 = vector(F32), vector(I32)
 X, X_STRIDE, SCALES, WEIGHT, STEPS, WEIGHT_SCALES, SUMS, BIAS, OUT, OUT_STRIDE, ROWS, CAP = range(12)
 GROUP_SUMS, GROUP_SUMS_STRIDE = 12, 13  # see `grouped`
 # of a product of experts (`native.experts`); ROWS and CAP are not read there
-TILES, PAIRS, TOP, COUNTS, PANELS = ROWS, CAP, 12, 13, 14
+TILES, PAIRS, TOP, PANELS = ROWS, CAP, 14, 15
+COUNTS = TOP  # which one ending alone reads, and all others TOP
 GATED = ("silu", "gelu_tanh")
 _EPILOGUES = ("store", "add", "softcap", *GATED)
 WEIGHED = "weigh"  # times what the expert counts for the token
@@ -86,14 +87,17 @@ def padded_inputs(inputs: int) -> int:
     return -(-inputs // PANEL) * PANEL
 
 
-def panel_order(outputs: int, gated: bool) -> Tensor:
-    """Which row of the weight each packed output is; -1: none."""
+def panel_order(outputs: int, gated: bool, stacked: int = 1) -> Tensor:
+    """Which row of the weight each packed output is; -1: none. `stacked`: so many alike weights."""
+    outputs //= stacked
     size, wide = (outputs // 2, PANEL // 2) if gated else (outputs, PANEL)
     order = np.full((-(-size // wide), 1 + gated, wide), -1)  # torch's threads would spin for it
     places = np.arange(size)
     for half in range(1 + gated):
         order[places // wide, half, places % wide] = places + half * size
-    return torch.from_numpy(order.reshape(-1))
+    firsts = np.arange(stacked)[:, None] * outputs
+    whole = np.where(order.reshape(-1) < 0, -1, order.reshape(-1) + firsts)
+    return torch.from_numpy(whole.reshape(-1))
 
 
 def emit_linear(module: Module, isa: Isa, epilogue: str) -> str:

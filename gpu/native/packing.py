@@ -32,7 +32,7 @@ from ramify.gpu.native.math import rounded
 ROWS, PANELS, SCALES, OFFSETS, SUMS, GROUPS, PADDED = range(7)
 BYTES_OF_FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
 _BYTES = {"Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34, "Q4_K": 144, "Q5_K": 176,
-          "Q6_K": 210}  # fmt: skip
+          "Q6_K": 210, "MXFP4": 17}  # fmt: skip
 _ZERO = {"Q4_0": 8, "Q5_0": 16}  # what codes have been raised by
 _VI8, _VF32, _V32 = vector(I8), vector(F32), vector(I8, 2 * LANES)
 
@@ -238,6 +238,19 @@ def _in_8_bits(f: Function, values: list[IrValue]) -> Group:
     return f.shuffle(codes[0], codes[1], range(32)), scale, None
 
 
+def _read_mxfp4(f: Function, block: IrValue, number: IrValue, store: _Store) -> None:
+    """Twice the numbers 0, 0.5, 1, 1.5, 2, 3, 4, 6, negative ones behind them; a power of 2 as scale."""
+    nibbles = _nibbles(f, block, 1)
+    size = nibbles & 7
+    codes, zero = size, f.like(0, size)
+    for code, more in ((5, 1), (6, 2), (7, 5)):
+        codes = codes + f.select(size.equals(code), f.like(more, size), zero)
+    codes = f.select(nibbles > 7, zero - codes, codes)
+    exponent = f.unsigned(f.load(block, I8), I32) - 1
+    bits = f.larger(exponent, f.constant(I32, 0)) << 23
+    store(number, (codes, bits.bits_as(F32), None))
+
+
 def _read_4_k(f: Function, block: IrValue, number: IrValue, store: _Store) -> None:
     _read_k(False, f, block, number, store)
 
@@ -249,4 +262,5 @@ def _read_5_k(f: Function, block: IrValue, number: IrValue, store: _Store) -> No
 _READERS = {
     "Q4_0": _read_4_0, "Q4_1": _read_4_1, "Q5_0": _read_5_0, "Q5_1": _read_5_1, "Q8_0": _read_8_0,
     "Q4_K": _read_4_k, "Q5_K": _read_5_k, "Q6_K": _read_6_k,
+    "MXFP4": _read_mxfp4,
 }  # fmt: skip

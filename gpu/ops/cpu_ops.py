@@ -34,7 +34,7 @@ from ramify.gpu.native.kernels import (
     empty_routed,
     table_kind,
 )
-from ramify.gpu.native.linear import GATED, PANEL, WEIGHED, PackedWeight
+from ramify.gpu.native.linear import GATED, PANEL, WEIGHED
 from ramify.gpu.native.threads import Instruction, Words, aligned
 from ramify.gpu.ops.base import (
     Activation,
@@ -182,10 +182,10 @@ def endings(
         if linear.use == "scores":
             continue
         packed = cpu_weight(linear).packed
+        ends = by_use[linear.use]
         if linear.stacked:
-            plain |= {f"{OF}{end}" for end in (by_use["gated"] if linear.use == "gated" else [WEIGHED])}
-            continue
-        for end in by_use[linear.use]:
+            ends = [f"{OF}{end}" for end in (ends if linear.use == "gated" else [WEIGHED])]
+        for end in ends:
             if isinstance(packed, PackedGroups):
                 grouped.add((end, packed.grouping))
             else:
@@ -282,8 +282,6 @@ class CpuOps:
     def experts(self, x: CpuStream, layer: LayerExperts) -> Projection:
         own, kernels, settings = self.step, self._kernels, layer.settings
         gate_up, down = cpu_weight(layer.gate_up), cpu_weight(layer.down)
-        assert isinstance(gate_up.packed, PackedWeight)
-        assert isinstance(down.packed, PackedWeight)
         top, number, size = settings.top, layer.experts, down.inputs
         to = self._routed(top, number)
         shared = layer.shared

@@ -13,7 +13,7 @@ import torch
 from ramify.gpu.attention.registry import choose
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import EMBEDDING, Decoder
-from ramify.gpu.models.definition import Definition, ExpertSettings
+from ramify.gpu.models.definition import Definition
 from ramify.gpu.models.split import part_of
 from ramify.gpu.ops.linear.base import Use
 from ramify.gpu.ops.linear.fp8 import GROUP
@@ -92,16 +92,20 @@ class Sizes:
         if path.is_dir():
             checked = model if whole is None else Decoder(whole, 1, dtype, torch.device("meta"))
             check_weights(path, checked.weights(), shape.names, shape.stored)
-        products = 0.0
+        chosen = {one.experts: one.router.top for one in shape.experts}
+        products = idle = 0.0
         for linear, tensors_ in model.products():
-            products += linear.tensor.numel() * self._bytes(linear.use, tensors_)
+            size = linear.tensor.numel() * self._bytes(linear.use, tensors_)
+            products += size
+            if linear.stacked:  # a token goes through some of them
+                idle += size * (1 - chosen[linear.stacked] / linear.stacked)
         vectors = sum(view.numel() for view in model.weights().values() if view.dim() == 1)
         tables = vectors * dtype.itemsize
         embedding = model.embedding.numel() * self._table_bytes(shape.tied)
         if shape.tied and shape.head_lines is not None:  # the head's lines are some of the embedding's
             embedding = (model.embedding.numel() - model.head.tensor.numel()) * self._plain
         self.weights = int(products + tables + embedding)
-        self.read = int(products + tables - _idle(shape) * dtype.itemsize)
+        self.read = int(products + tables - idle)
 
     def _bytes(self, use: Use, names: Sequence[str]) -> float:
         """Of each number of a product with tensors of these names."""
@@ -139,19 +143,6 @@ class Sizes:
             return 1
         offsets = blocks and bits > 0 and any(kind in WITH_OFFSETS for kind in kinds)
         return (0.5 if bits == 4 else 1) + _GROUP * (1 + offsets)
-
-
-def _idle(shape: Definition) -> int:
-    """Numbers of experts that a token does not go through."""
-    fed = [layer.feed_forward for layer in shape.layers]
-    return sum(
-        (3 - (one.activation == "relu2"))  # which has no gate
-        * shape.hidden_size
-        * one.size
-        * (one.experts - one.router.top)
-        for one in fed
-        if isinstance(one, ExpertSettings)
-    )
 
 
 def bandwidth(device: torch.device) -> float:

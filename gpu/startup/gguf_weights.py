@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.models.decoder import EMBEDDING
-from ramify.gpu.models.definition import Definition
+from ramify.gpu.models.definition import Definition, ExpertSettings, TensorNames
 from ramify.gpu.ops.linear.base import PlainWeight, Weight
 from ramify.gpu.ops.linear.blocks import BlockWeight
 from ramify.gpu.ops.linear.grouped import GroupedWeight, grouped, joined, plain_floats
@@ -38,33 +38,43 @@ def load_gguf(
     """
     file = read_gguf(path, texts=False)
     dim = definition.attention.head_dim if architecture(file) in INTERLEAVED else None
-    wanted = {there: ours for ours, there in tensor_names(definition).items() if ours in views}
-    _check(file, {there: views[ours] for there, ours in wanted.items()})
+    wanted: dict[str, list[str]] = {}
+    for ours, there in tensor_names(definition).items():
+        if ours in views:
+            wanted.setdefault(there, []).append(ours)
+    _check(file, {there: (len(each), views[each[0]]) for there, each in wanted.items()})
     total, done = sum(place.bytes for place in file.tensors.values()), 0
     with path.open("rb") as opened:
         data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)  # until nothing is left of it
-    for there, ours in wanted.items():
+    for there, stacked in wanted.items():
         progress(f"loading {path.name}", done / max(1, total))
-        place = file.tensors[there]
-        order = row_order(there, place.shape[0], dim)
-        weight = _kept(data, place, order, ours, packing)
-        if weight is None or (ours == EMBEDDING and not packing.keeps(ours, PlainWeight)):
-            for first, rows in _parts(data, place):
-                _copy(views[ours], first, rows, order)
-        done += place.bytes
-        packing.loaded(ours, weight)
+        whole = file.tensors[there]
+        size = whole.bytes // len(stacked)
+        for number, ours in enumerate(stacked):
+            place = TensorPlace(whole.type, tuple(views[ours].shape), whole.offset + number * size, size)
+            order = row_order(there, place.shape[0], dim)
+            weight = _kept(data, place, order, ours, packing)
+            if weight is None or (ours == EMBEDDING and not packing.keeps(ours, PlainWeight)):
+                for first, rows in _parts(data, place):
+                    _copy(views[ours], first, rows, order)
+            packing.loaded(ours, weight)
+        done += whole.bytes
     progress("weights loaded", 1.0)
 
 
 def tensor_names(definition: Definition) -> dict[str, str]:
-    """What a GGUF file calls tensors, by their names in a decoder, whether this one has them or not."""
+    """What a GGUF file calls tensors, by their names in a decoder, whether this one has them or not.
+
+    Those of experts, in their order, have one name: they are parts of one tensor.
+    """
     names = definition.names
     mixer = (*names.qkv, names.output, *names.qk_norms)
     feed_forward = (*names.gate_up, names.down)
     layer = {f"self_attn.{name}": f"attn_{own}" for name, own in zip(mixer, _MIXER, strict=True)}
     layer |= {f"{names.feed_forward}.{name}": f"ffn_{own}"
               for name, own in zip(feed_forward, ("gate", "up", "down"), strict=True)}  # fmt: skip
-    layer |= {names.before[0]: "attn_norm", names.before[1]: "ffn_norm"}
+    second = "post_attention_norm" if definition.architecture == _SECOND_NORM else "ffn_norm"
+    layer |= {names.before[0]: "attn_norm", names.before[1]: second}
     if any(each.norms != "before" for each in definition.layers):
         layer |= {names.after[0]: "post_attention_norm", names.after[1]: "post_ffw_norm"}
     found = {
@@ -74,11 +84,34 @@ def tensor_names(definition: Definition) -> dict[str, str]:
     }
     for index in range(len(definition.layers)):
         found |= {f"model.layers.{index}.{ours}": f"blk.{index}.{own}" for ours, own in layer.items()}
+        fed = definition.layers[index].feed_forward
+        if isinstance(fed, ExpertSettings):
+            experts = _expert_names(names, fed.experts)
+            found |= {f"model.layers.{index}.{ours}": f"blk.{index}.{own}" for ours, own in experts}
     kinds = ("weight", "bias")
-    return {f"{ours}.{kind}": f"{there}.{kind}" for ours, there in found.items() for kind in kinds}
+    whole = {f"{ours}.{kind}": f"{there}.{kind}" for ours, there in found.items() for kind in kinds}
+    for index in range(len(definition.layers)):
+        whole[f"model.layers.{index}.self_attn.sinks"] = f"blk.{index}.attn_sinks.weight"
+    return whole
 
 
 _MIXER = ("q", "k", "v", "output", "q_norm", "k_norm")
+_SECOND_NORM = "GptOssForCausalLM"  # whose second norm is called as if it were behind attention
+
+
+def _expert_names(names: TensorNames, many: int) -> list[tuple[str, str]]:
+    """Of a layer's feed-forward: our name, theirs."""
+    part, called = names.feed_forward, names.experts
+    found = [(f"{part}.{called.router}", "ffn_gate_inp"),
+             (f"{part}.{called.shared_gate}", "ffn_gate_inp_shexp")]  # fmt: skip
+    own = ("gate", "up", "down")
+    shared = (*names.gate_up, names.down)
+    if len(shared) == len(own):
+        found += [(f"{part}.{called.shared}.{each}", f"ffn_{name}_shexp")
+                  for each, name in zip(shared, own, strict=True)]  # fmt: skip
+    for each, name in zip(called.each, own, strict=True):
+        found += [(f"{part}.experts.{number}.{each}", f"ffn_{name}_exps") for number in range(many)]
+    return found
 
 
 def row_order(name: str, rows: int, dim: int | None) -> Tensor | None:
@@ -92,8 +125,8 @@ def row_order(name: str, rows: int, dim: int | None) -> Tensor | None:
     return torch.arange(rows).view(-1, 2, dim // 2).transpose(1, 2).flatten()
 
 
-def _check(file: GgufFile, wanted: dict[str, Tensor]) -> None:
-    """That the file has each of `wanted`, of its shape, and nothing else."""
+def _check(file: GgufFile, wanted: dict[str, tuple[int, Tensor]]) -> None:
+    """That the file has each of `wanted`, so many of a shape one behind the other, and nothing else."""
     missing = sorted(wanted.keys() - file.tensors.keys())
     if missing:
         some = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
@@ -104,8 +137,9 @@ def _check(file: GgufFile, wanted: dict[str, Tensor]) -> None:
         if name not in wanted:
             raise file.refused(f"tensor {name} has no place in the architecture that the file names; "
                                "give the model's safetensors checkpoint")  # fmt: skip
-        shape = tuple(wanted[name].shape)
-        if place.shape != shape:
+        stacked, one = wanted[name]
+        shape = (stacked, *one.shape) if stacked > 1 else tuple(one.shape)
+        if place.shape != shape and (1, *place.shape) != shape:  # the gate of a shared expert is a row
             raise file.refused(f"tensor {name} has shape {list(place.shape)}, the metadata say "
                                f"{list(shape)}: the two are of different models")  # fmt: skip
 

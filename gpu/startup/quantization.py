@@ -6,6 +6,7 @@ on the same machine. It loads and compiles nothing.
 
 import importlib.util
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -80,12 +81,11 @@ def choose_quantization(config: ModelConfig, shape: Definition, device: torch.de
         isa, obstacle = _instructions()
     if obstacle is None:
         obstacle = _shape(shape, config.page_size)
-    if obstacle is None and asked == "int4" and shape.has_experts:
-        obstacle = "experts are served in 8 bits only: give --quantization int8"
     if obstacle is not None:
         if asked != "auto":
             raise ModelError(f"--quantization {asked}: {obstacle}; or give --quantization none")
-        return Quantization("none", obstacle)
+        told = "; the file's blocks become floats" if config.path.is_file() else ""
+        return Quantization("none", obstacle + told)
     assert isa is not None
     if isa.dot == "plain" and asked == "auto":
         return Quantization("none", f"{isa.name} has no dot products of 8-bit integers")
@@ -105,7 +105,7 @@ def _stored_bits(path: Path, shape: Definition) -> int | None:
     if path.is_file():
         return block_bits(path)
     four = shape.stored is not None and shape.stored.name == "int4"
-    return 4 if four and not shape.has_experts else None  # experts are served in 8 bits
+    return 4 if four else None
 
 
 def _fp8(config: ModelConfig, shape: Definition, device: torch.device) -> Quantization | None:
@@ -141,7 +141,7 @@ def block_bits(path: Path) -> int | None:
     for place in read_gguf(path, texts=False).tensors.values():
         if len(place.shape) > 1:
             bits = BITS.get(place.type.name)
-            counts[bits] = counts.get(bits, 0) + place.shape[0] * place.shape[1]
+            counts[bits] = counts.get(bits, 0) + prod(place.shape)
     return max(counts, key=lambda bits: counts[bits], default=None)
 
 

@@ -15,8 +15,22 @@ _ARCHITECTURES = {
     "gemma2": ("Gemma2ForCausalLM", "gemma2"),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
     "granite": ("GraniteForCausalLM", "granite"),
+    "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe"),
+    "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
+    "granitemoe": ("GraniteMoeForCausalLM", "granitemoe"),
+    "olmoe": ("OlmoeForCausalLM", "olmoe"),
+    "gpt-oss": ("GptOssForCausalLM", "gpt_oss"),
 }
-INTERLEAVED = ("llama", "granite")
+_EXPERTS = {  # what config.json calls an expert's size; "llama" with experts is Mixtral
+    "llama": "intermediate_size", "qwen2moe": "moe_intermediate_size",
+    "qwen3moe": "moe_intermediate_size", "granitemoe": "intermediate_size",
+    "olmoe": "intermediate_size", "gpt-oss": "intermediate_size",
+}  # fmt: skip
+_RENORMALISED = {"qwen2moe": False, "qwen3moe": True, "olmoe": False}
+_LOCAL = ("llama", "granitemoe", "gpt-oss")  # whose config.json calls their number so
+_MOST_EXPERTS = 1024
+_STACK = "blk.0.ffn_up_exps.weight"
+INTERLEAVED = ("llama", "granite", "granitemoe")
 """Whose heads turn neighbours: llama.cpp reordered the rows of q and k."""
 
 _MOST_LAYERS = 1024
@@ -72,9 +86,6 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         if file.whole(f"{name}.{key}", default=dim) != dim:
             raise file.refused(f"{name}.{key} is {file.metadata[f'{name}.{key}']}: heads of {dim} that "
                                "turn in part, or with other values, are not served")  # fmt: skip
-    if file.metadata.get(f"{name}.expert_count"):
-        raise file.refused(f"{name}.expert_count: experts are not served from GGUF files; give the "
-                           "model's safetensors checkpoint")  # fmt: skip
     architecture_, model_type = _ARCHITECTURES[name]
     config = {
         "architectures": [architecture_],
@@ -85,7 +96,6 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": _kv_heads(file, name, heads),
         "head_dim": dim,
-        "intermediate_size": _same_in_all(file, f"{name}.feed_forward_length"),
         "max_position_embeddings": file.whole(f"{name}.context_length"),
         "rms_norm_eps": file.number(f"{name}.attention.layer_norm_rms_epsilon", 0, 1),
         "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -94,18 +104,66 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "rope_theta": file.number(f"{name}.rope.freq_base", 1, 1e12, 10_000.0),
         "eos_token_id": generation_of(file)["eos_token_id"],
     }
+    config |= _feed_forward(file, name)
     config |= _scaling(file, name, config)
     window = f"{name}.attention.sliding_window"
-    if name == "llama" and file.metadata.get(window):
+    if name == "llama" and file.metadata.get(window) and "num_local_experts" not in config:
         config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
     if file.metadata.get(window):
         config["sliding_window"] = file.whole(window)
     if name.startswith("gemma"):
         scalar = hidden // heads if (name, layers) in _BY_HIDDEN else dim
         config |= {"query_pre_attn_scalar": scalar, **_numbers(file, name, _SOFTCAPS)}
-    elif name == "granite":
+    elif name.startswith("granite"):
         config |= _numbers(file, name, _GRANITE)
     return config
+
+
+def _feed_forward(file: GgufFile, name: str) -> dict[str, Any]:
+    """Sizes of feed-forwards, and of experts. Raises ModelError for routers of another kind."""
+    dense = f"{name}.feed_forward_length"
+    many = file.whole(f"{name}.expert_count", _MOST_EXPERTS, 0, least=0)
+    if not many and (name not in _EXPERTS or name == "llama"):
+        return {"intermediate_size": _same_in_all(file, dense)}
+    stacked = file.tensors.get(_STACK)
+    if name not in _EXPERTS:
+        raise file.refused(f"{name}.expert_count is {many}: of GGUF files {', '.join(_EXPERTS)} are "
+                           "served with experts; give the model's safetensors checkpoint")  # fmt: skip
+    if stacked is None or len(stacked.shape) != 3 or stacked.shape[0] != many:
+        shape = "missing" if stacked is None else list(stacked.shape)
+        raise file.refused(f"{name}.expert_count is {many}, tensor {_STACK} is {shape}: must be a stack "
+                           "of so many; convert the model again with a newer llama.cpp")  # fmt: skip
+    _check_router(file, name)
+    found: dict[str, Any] = {"num_local_experts" if name in _LOCAL else "num_experts": many}
+    found["num_experts_per_tok"] = file.whole(f"{name}.expert_used_count", many)
+    if dense in file.metadata:
+        found["intermediate_size"] = _same_in_all(file, dense)
+    found[_EXPERTS[name]] = stacked.shape[1]
+    if name in _RENORMALISED:
+        found["norm_topk_prob"] = file.flag(f"{name}.expert_weights_norm", _RENORMALISED[name])
+    if name == "qwen2moe":
+        shared = file.tensors.get("blk.0.ffn_up_shexp.weight")
+        if shared is None:
+            raise file.refused("tensor blk.0.ffn_up_shexp.weight is missing: download the file again")
+        found["shared_expert_intermediate_size"] = shared.shape[0]
+    if name == "llama":
+        found |= {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+    return found
+
+
+def _check_router(file: GgufFile, name: str) -> None:
+    """That nothing of the metadata changes how experts are chosen. Raises ModelError."""
+    alike: dict[str, tuple[float, ...]] = {
+        "expert_group_count": (0, 1), "expert_weights_scale": (0.0, 1.0),
+        "expert_gating_func": (0, 3) if name == "gpt-oss" else (0, 1),
+    }  # fmt: skip
+    if name != "qwen2moe":
+        alike |= {"expert_shared_count": (0,), "expert_shared_feed_forward_length": (0,)}
+    for key, served in alike.items():
+        value = file.metadata.get(f"{name}.{key}", served[0])
+        if value not in served:
+            raise file.refused(f"{name}.{key} is {value!r}: files with such experts are not served; "
+                               "give the model's safetensors checkpoint")  # fmt: skip
 
 
 def generation_of(file: GgufFile) -> dict[str, Any]:
@@ -186,4 +244,6 @@ def _scaling(file: GgufFile, name: str, config: dict[str, Any]) -> dict[str, Any
     original = f"{key}.original_context_length"
     if original in file.metadata:
         scaling["original_max_position_embeddings"] = file.whole(original)
+    if name == "gpt-oss":
+        scaling["truncate"] = False
     return {"rope_scaling": scaling}

@@ -225,6 +225,12 @@ def _q6_k(raw: Tensor) -> _Parts:
     return codes.to(torch.int8) - 32, _half(raw[:, 208:]) * scales, None
 
 
+def _mxfp4(raw: Tensor) -> _Parts:
+    twice = torch.tensor([2 * one for one in FP4], dtype=torch.int8)
+    codes = torch.cat((twice, -twice))[_nibbles(raw[:, 1:], 16).int()]
+    return codes, torch.ldexp(torch.ones(len(raw), 1), raw[:, :1].int() - 128), None
+
+
 _BLOCKS: dict[str, tuple[Callable[[Tensor], _Parts], int]] = {
     "Q4_0": (_q4_0, 18),
     "Q4_1": (_q4_1, 20),
@@ -234,6 +240,8 @@ _BLOCKS: dict[str, tuple[Callable[[Tensor], _Parts], int]] = {
     "Q4_K": (_q4_k, 144),
     "Q5_K": (_q5_k, 176),
     "Q6_K": (_q6_k, 210),
+    "MXFP4": (_mxfp4, 17),
 }
-BITS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6}
+BITS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6,
+        "MXFP4": 5}  # fmt: skip
 WITH_OFFSETS = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")

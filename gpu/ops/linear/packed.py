@@ -62,18 +62,22 @@ def _padding(linear: Linear) -> float:
 def _rounded(packer: Packer, linear: Linear) -> Weight:
     if linear.use == "scores":
         return PlainWeight(linear.tensor.float())
-    tensor, gated = linear.tensor, linear.use == "gated"
-    outputs = len(tensor) // max(1, linear.stacked)
-    own = panel_order(outputs, gated)
-    firsts = torch.arange(max(1, linear.stacked))[:, None] * outputs
-    order = torch.where(own < 0, -1, own + firsts).flatten()
+    tensor = linear.tensor
+    order = _order(linear)
     rows = _table(row_addresses(tensor), order)
     bias = panel_bias(linear.bias, order, _padding(linear))
     return CpuWeight(packer.rounded(tensor.dtype, rows, tensor.shape[1], bias), tensor.shape[1])
 
 
+def _order(linear: Linear) -> Tensor:
+    """Which of its rows each packed output is."""
+    return panel_order(linear.weight.shape[0], linear.use == "gated", max(1, linear.stacked))
+
+
 def _grouped(packer: Packer, four: bool, linear: Linear) -> Weight:
     weight, gated = linear.weight, linear.use == "gated"
+    if linear.use == "scores":
+        return PlainWeight(weight.floats())
     if isinstance(weight, BlockWeight):
         return _blocks(packer, weight, linear)
     rounds = four and linear.use != "logits"
@@ -87,14 +91,14 @@ def _grouped(packer: Packer, four: bool, linear: Linear) -> Weight:
     weight = weight.in_groups(GROUP)
     packed = pack_groups(
         weight.codes, weight.scales, weight.offsets, 4 if weight.bits == 4 else 8, linear.bias,
-        packer.isa, gated, _padding(linear),
+        packer.isa, gated, _padding(linear), max(1, linear.stacked),
     )  # fmt: skip
     return CpuWeight(packed, weight.codes.shape[1])
 
 
 def _blocks(packer: Packer, weight: BlockWeight, linear: Linear) -> Weight:
     """With the most bits that any of its kinds has, offsets if any has."""
-    order = panel_order(weight.shape[0], linear.use == "gated")
+    order = _order(linear)
     parts = [(kind, _table(rows, order)) for kind, rows in weight.addresses()]
     bits = 4 if all(BITS[kind] == 4 for kind, _ in parts) else 8
     grouping = Grouping(bits, any(kind in WITH_OFFSETS for kind, _ in parts))

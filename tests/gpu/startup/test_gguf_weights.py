@@ -1,5 +1,6 @@
 """GGUF files through the executor: the same logits as the checkpoint that they were made of."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ GRANITE = {
     "embedding_multiplier": 12.0, "residual_multiplier": 0.25, "attention_multiplier": 0.125,
     "logits_scaling": 8.0,
 }  # fmt: skip
+LOCAL = {"num_local_experts": 6, "num_experts_per_tok": 2}
+EXPERTS = LOCAL | {"num_experts": 6, "moe_intermediate_size": 96}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 32,
+        "truncate": False}  # fmt: skip
 PROMPT = [3, 77, 5, 9, 120, 41, 41, 8, 66, 150, 12, 13, 99, 7, 54, 31, 2, 90, 17, 25, 25, 101, 140, 6]
 # architecture there, class here, changes of SMALL
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -46,6 +51,12 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     }),
     "granite": ("granite", "Granite", GRANITE),
+    "mixtral": ("llama", "Mixtral", EXPERTS),
+    "qwen2moe": ("qwen2moe", "Qwen2Moe", EXPERTS | {"shared_expert_intermediate_size": 64}),
+    "qwen3moe": ("qwen3moe", "Qwen3Moe", EXPERTS | {"norm_topk_prob": True}),
+    "granitemoe": ("granitemoe", "GraniteMoe", LOCAL | GRANITE),
+    "olmoe": ("olmoe", "Olmoe", EXPERTS | {"num_key_value_heads": 4, "head_dim": 16}),
+    "gpt-oss": ("gpt-oss", "GptOss", EXPERTS | {"sliding_window": 9, "rope_parameters": YARN}),
 }  # fmt: skip
 
 
@@ -162,6 +173,34 @@ def test_a_mixed_file_as_q4_k_m_is_one(tmp_path: Path, drive: Any) -> None:
         d.step(opens=[d.open(0, d.pages(0, 64))])
         found = d.forward(extends=[ExtendRow(0, 0, pack(PROMPT), True)])
         assert (found - wanted).norm() < room * wanted.norm()
+
+
+@pytest.mark.parametrize(("case", "kinds"), [
+    ("qwen2moe", ("Q4_K", "Q6_K")), ("qwen3moe", ("MXFP4", "Q4_0")), ("granitemoe", ("Q8_0", "Q8_0")),
+])  # fmt: skip
+def test_experts_stay_blocks_on_the_kernels(
+    case: str, kinds: tuple[str, str], tmp_path: Path, drive: Any
+) -> None:
+    """The same experts are chosen, as routers are floats; what differs is as without experts."""
+    pytest.importorskip("llvmlite")
+    arch, family, changes = FAMILIES[case]
+    wide = WIDE | changes | {"moe_intermediate_size": 256, "intermediate_size": 256}
+    if "shared_expert_intermediate_size" in wide:
+        wide["shared_expert_intermediate_size"] = 256
+    folder = checkpoint(tmp_path / "model", family, wide | {"attention_multiplier": 0.1})
+    path = convert(folder, tmp_path / "model.gguf", arch, lambda name: kinds["down" in name])
+    wanted = logits(drive, path)
+    d = drive(path, quantization="auto")
+    if d.executor.info.quantization == "none":
+        pytest.skip("the kernels do not run on this CPU")
+    assert "the file's blocks" in d.executor.info.quantization_reason
+    d.step(opens=[d.open(0, d.pages(0, 64))])
+    found = d.forward(extends=[ExtendRow(0, 0, pack(PROMPT), True)])
+    assert (found - wanted).norm() < 0.05 * wanted.norm()
+    assert torch.equal(found.argmax(1), wanted.argmax(1))
+    if kinds[0] == "Q8_0":  # and rounded to 4
+        coarse = logits(partial(drive, quantization="int4"), path)
+        assert 0.01 * wanted.norm() < (coarse - wanted).norm() < 0.5 * wanted.norm()
 
 
 def test_tokens_are_those_of_the_floats_where_these_are_sure(tmp_path: Path, drive: Any) -> None:

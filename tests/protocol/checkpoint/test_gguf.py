@@ -193,7 +193,16 @@ MALFORMED: dict[str, tuple[tuple[str, ...], Callable[[], bytes]]] = {
         number("llama.rope.dimension_count", 8))),
     "heads that are far too wide": (("llama.attention.key_length", "4096"), lambda: whole(
         number("llama.attention.key_length", 1 << 30))),
-    "experts": (("llama.expert_count", "safetensors"), lambda: whole(number("llama.expert_count", 8))),
+    "experts that are not there": (("llama.expert_count is 8", "ffn_up_exps", "missing"), lambda: whole(
+        number("llama.expert_count", 8))),
+    "another number of experts": (("llama.expert_count is 8", "[2, 4, 8]"), lambda: whole(
+        number("llama.expert_count", 8),
+        tensors=[TENSOR, tensor("blk.0.ffn_up_exps.weight", [8, 4, 2], 0, 512)], data=bytes(1024))),
+    "far too many experts": (("llama.expert_count", "1024"), lambda: whole(
+        number("llama.expert_count", 1 << 30))),
+    "experts in groups": (("llama.expert_group_count is 4", "safetensors"), lambda: whole(
+        number("llama.expert_count", 2), number("llama.expert_group_count", 4),
+        tensors=[TENSOR, tensor("blk.0.ffn_up_exps.weight", [8, 4, 2], 0, 512)], data=bytes(1024))),
     "several files": (("split.count", "--merge"), lambda: whole(number("split.count", 2))),
     "odd scaling": (("llama.rope.scaling.type", "yarn"), lambda: whole(
         field("llama.rope.scaling.type", TEXT, text("su")))),
