@@ -30,11 +30,13 @@ import msgspec
 import torch
 
 from ramify.gpu.executors.base import Executor, Follower
+from ramify.gpu.executors.follower import ToldStep
 from ramify.gpu.ranks.group import Ranks
 from ramify.gpu.ranks.ring import GroupMemory, RankPlace
 from ramify.gpu.startup.load import load_executor, load_rank
+from ramify.gpu.step.rows import RowTable
 from ramify.protocol.config import ModelConfig
-from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack, unpack
+from ramify.protocol.plan import ExecutorInfo, ExtendRow, OpenRow, StepPlan, pack, unpack
 from ramify.protocol.sampling import SamplingParams
 
 HIDDEN, REPEATS, MESSAGES = 4096, 50, 300
@@ -88,7 +90,7 @@ def be(place: RankPlace) -> None:
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)
-    ranks = Ranks(place, device)
+    ranks = Ranks(place, device, spins=True)
     if place.rank == 0:
         print(f"{place.ranks} ranks, {torch.cuda.get_device_name() if on_gpu else 'CPU'}", flush=True)
     told(ranks)
@@ -126,21 +128,42 @@ def ours(ranks: Ranks, x: torch.Tensor) -> str:
 
 
 def told(ranks: Ranks) -> None:
-    """Microseconds from the writer's call to the reader's hands."""
-    took = []
-    for _ in range(MESSAGES):
+    """Microseconds from the writer's call to the reader's hands, of bytes and of a step of decodes."""
+    info = ExecutorInfo(
+        model="", architecture="", parameters=0, vocab_size=9, context=64, page_size=16, pages=128,
+        max_rows=32, step_tokens=64, device="", dtype="", attention="", eos_token_ids=[],
+        kv_bytes_per_token=0, load_seconds=0,
+    )  # fmt: skip
+    table, decoder = RowTable(info), msgspec.msgpack.Decoder(ToldStep)
+    encoder = msgspec.msgpack.Encoder()
+    pages = [pack(range(4 * row, 4 * row + 4)) for row in range(32)]
+    opens = [OpenRow(row, row, pages[row], 0, SamplingParams()) for row in range(32)]
+    extends = [ExtendRow(row, 0, pack([1]), True) for row in range(32)]
+    table.apply(StepPlan(0, opens=opens, extends=extends))
+    step = table.apply(StepPlan(0, decodes=pack(range(32))))
+    took: dict[str, list[float]] = {}
+    for number in range(2 * MESSAGES):
+        name = "a step of 32 decodes" if number % 2 else f"{TOLD} bytes"
         if ranks.rank == 0:
             time.sleep(0.002)
-            ranks.ring.put(struct.pack("=q", time.perf_counter_ns()) + bytes(TOLD))
+            now = struct.pack("=q", time.perf_counter_ns())
+            if number % 2:
+                ranks.ring.put(now + encoder.encode(ToldStep.of(StepPlan(0), step, table, [])))
+            else:
+                ranks.ring.put(now + bytes(TOLD))
         else:
             message = ranks.ring.take(10)
             assert message is not None
-            took.append((time.perf_counter_ns() - struct.unpack_from("=q", message)[0]) / 1e3)
+            if number % 2:
+                decoder.decode(memoryview(message)[8:]).rows()
+            now_ns = time.perf_counter_ns()
+            took.setdefault(name, []).append((now_ns - struct.unpack_from("=q", message)[0]) / 1e3)
     if ranks.rank == 1:
-        took.sort()
-        print(
-            f"told {TOLD} bytes: median {statistics.median(took):.1f} us, p99 {took[-4]:.1f}", flush=True
-        )
+        for name, times in took.items():
+            times.sort()
+            print(
+                f"told {name}: median {statistics.median(times):.1f} us, p99 {times[-4]:.1f}", flush=True
+            )
 
 
 def timed(run: object, device: torch.device) -> float:

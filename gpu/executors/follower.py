@@ -27,7 +27,9 @@ from ramify.protocol.plan import ExecutorInfo, MovedBlock, StepPlan
 
 IDLE_SECONDS = 1.0  # between signs of life
 
-_Arrays = dict[str, tuple[str, tuple[int, ...], bytes]]
+_Arrays = dict[str, tuple[str, int, bytes]]  # type, columns (0: one dimension), numbers
+_TYPES = {kind: np.dtype(kind) for kind in "bhilqBHILQef?d"}
+_NAMES = {kind: [field.name for field in fields(kind)] for kind in (StepRows, Scored)}
 
 
 class ToldStep(msgspec.Struct, array_like=True, frozen=True):
@@ -70,19 +72,20 @@ class ToldStep(msgspec.Struct, array_like=True, frozen=True):
 
 
 def _packed(of: StepRows | Scored) -> _Arrays:
-    values = ((field.name, getattr(of, field.name)) for field in fields(of))
-    return {
-        name: (value.dtype.str, value.shape, value.tobytes())
-        for name, value in values
-        if isinstance(value, np.ndarray)
-    }
+    found: _Arrays = {}
+    for name in _NAMES[type(of)]:
+        value = getattr(of, name)
+        if isinstance(value, np.ndarray):
+            found[name] = value.dtype.char, value.shape[1] if value.ndim > 1 else 0, value.tobytes()
+    return found
 
 
 def _unpacked(arrays: _Arrays) -> dict[str, Any]:
-    return {
-        name: np.frombuffer(data, dtype=kind).reshape(shape).copy()  # one that torch may write to
-        for name, (kind, shape, data) in arrays.items()
-    }
+    found = {}
+    for name, (kind, columns, data) in arrays.items():
+        array = np.frombuffer(bytearray(data), _TYPES[kind])  # one that torch may write to
+        found[name] = array.reshape(-1, columns) if columns else array
+    return found
 
 
 class RankTold:

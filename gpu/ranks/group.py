@@ -45,9 +45,10 @@ class RankSums:
 class Ranks(RankSums):
     """This process among those that run one model. `ring`: what rank 0 tells of each step."""
 
-    def __init__(self, place: RankPlace, device: torch.device) -> None:
+    def __init__(self, place: RankPlace, device: torch.device, spins: bool | None = None) -> None:
+        """`spins`: as of the ring; None: on GPUs."""
         super().__init__(place.rank, place.ranks)
-        self.ring = StepRing(place)
+        self.ring = StepRing(place, device.type == "cuda" if spins is None else spins)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         store = dist.FileStore(f"/proc/self/fd/{place.store}", place.ranks)
         self._store, self._device = store, device

@@ -11,11 +11,11 @@ from ramify.gpu.ranks.ring import GroupMemory, StepRing
 from tests.gpu.ranked import own_place
 
 
-@pytest.fixture
-def rings(monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.fixture(params=[False, True], ids=["sleeping", "looking"])
+def rings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(ring, "RING_BYTES", 4096)
     with GroupMemory(3) as memory:
-        made = [StepRing(own_place(place)) for place in memory.places]
+        made = [StepRing(own_place(place), spins=request.param) for place in memory.places]
     yield made
     for one in made:
         one.close()
