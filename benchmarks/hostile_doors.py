@@ -15,6 +15,7 @@ socket or file of the attack may be left. The exit code is 1 if any of this does
 
 import argparse
 import asyncio
+import http.client
 import json
 import random
 import struct
@@ -23,12 +24,19 @@ import time
 from collections import Counter
 from typing import Any
 
-from doors import HANDSHAKE, POST, model_of
 from fake_server import FakeServer
 from report import headline, machine, write_json
 
 from ramify.clients.bench.websocket import CLOSE, PING, TEXT, FrameReader, client_frame
 
+HANDSHAKE = (
+    "GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+POST = (
+    "POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+    "Connection: close\r\nContent-Length: {length}\r\n\r\n"
+)
 PATIENCE_S = 60.0
 LARGEST = 300_000  # bytes of a hostile text
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
@@ -42,6 +50,13 @@ GETS = (
 )  # fmt: skip
 LAST = "Connection: close\r\n"
 VERSION = "anthropic-version: 2023-06-01\r\n"
+
+
+def model_of(port: int) -> str:
+    """The name of what is served."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("GET", "/v1/models")
+    return str(json.loads(connection.getresponse().read())["data"][0]["id"])
 
 
 def valid(path: str, model: str, random_: random.Random) -> dict[str, Any]:

@@ -32,8 +32,8 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from doors import HANDSHAKE
 from fake_server import FakeServer
+from hostile_doors import HANDSHAKE
 from report import headline, machine, table, write_json
 
 TOKEN = "campaign"

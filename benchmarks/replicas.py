@@ -1,22 +1,12 @@
-"""Several replicas behind fronts: what is lost when one is killed, and what does a front cost?
+"""Several replicas behind fronts: what is lost when one is killed?
 
     python benchmarks/replicas.py kill [--kills 20] [--replicas 4] [--gateways 2] [--streams 40]
                                        [--model fake|bundled]
-    python benchmarks/replicas.py cost [--repeat 5] [--gateways 2]
-    python benchmarks/replicas.py sockets [--sockets 2000]
-    python benchmarks/replicas.py links [--rounds 2000] [--ray]
 
-    kill     40 greedy generations, one replica ended by SIGKILL in their midst, again and again. The
-             texts must be those of a run in which nobody dies; "wait" is the longest time between two
-             deltas of a stream. The exit code is 1 if a text differs (where runs without a kill do not
-             differ) or a stream waits over 5 s.
-    cost     a server without replicas, and fronts with 1 and 2, in turns: TTFT of one stream at a time,
-             and CPU time of all processes for each token of 64 streams (fake executor, steps of 2 ms);
-             with --gateways N also two replicas behind so many gateway processes
-    sockets  so many sockets on one front with two replicas: 64 streams beside them, then a turn of each
-    links    the time of a frame there and back: socket pair, TCP, TLS; Ray's own calls with --ray
-
-All processes share this machine with the load.
+40 greedy generations, one replica ended by SIGKILL in their midst, again and again. The texts must be
+those of a run in which nobody dies; "wait" is the longest time between two deltas of a stream. The exit
+code is 1 if a text differs (where runs without a kill do not differ) or a stream waits over 5 s. All
+processes share this machine with the load.
 """
 
 import argparse
@@ -26,7 +16,6 @@ import json
 import os
 import random
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -36,10 +25,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from fake_server import _cpu_of, write_model_folder
 from load import ChunkRecorder
-from report import headline, machine, percentile, table, write_json
+from report import headline, machine, table, write_json
 
 from ramify.actors.engine import running_engine
 from ramify.actors.executor.spec import FakeSpec
@@ -101,11 +89,6 @@ class ReplicasServer:
     def cpu(self) -> float:
         """Seconds of CPU time of all its processes."""
         return sum(map(_cpu_of, _with_children(self._process.pid)))
-
-    def rss(self) -> int:
-        """Bytes that the front has in memory."""
-        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
 
     def __enter__(self) -> "ReplicasServer":
         return self
@@ -259,183 +242,9 @@ def kill(options: argparse.Namespace) -> tuple[list[list[str]], Any, bool]:
     return [columns, row], rounds, (bool(differ) and not by_itself) or max(longest) > WAIT_S
 
 
-# --- cost -----------------------------------------------------------------------------------------
-
-
-def cost(options: argparse.Namespace) -> tuple[list[list[str]], Any, bool]:
-    """See the module's top."""
-    gateways = options.gateways
-    layouts = [(count, 0) for count in (0, 1, 2)] + ([(2, gateways)] if gateways else [])
-    servers = [ReplicasServer(*layout, step_ms=2.0) for layout in layouts]
-    runs: dict[tuple[int, int], list[dict[str, float]]] = {layout: [] for layout in layouts}
-    texts = [f"{number} of many" for number in range(64)]
-    try:
-        for server in servers:
-            asyncio.run(streams(server.port, texts, 20))  # warm-up
-        for _ in range(options.repeat):
-            for server in servers:
-                ttft: list[float] = []
-                for number in range(20):
-                    (one,) = asyncio.run(streams(server.port, [f"alone {number}"], 4))
-                    ttft.append(one.times[0] - one.sent)
-                before, began = server.cpu(), time.perf_counter()
-                many = asyncio.run(streams(server.port, texts, 200))
-                took = time.perf_counter() - began
-                gaps = [b - a for s in many for a, b in itertools.pairwise(s.times)]
-                runs[server.replicas, server.gateways].append(
-                    {
-                        "ttft_p50_ms": percentile(ttft, 50) * 1e3,
-                        "ttft_max_ms": max(ttft) * 1e3,
-                        "cpu_us": (server.cpu() - before) / (64 * 200) * 1e6,
-                        "tokens_s": 64 * 200 / took,
-                        "itl_p99_ms": percentile(gaps, 99) * 1e3,
-                    }
-                )
-    finally:
-        for server in servers:
-            server.__exit__()
-    rows = [["replicas", "gateways", "TTFT ms p50", "max", "CPU us/token", "tokens/s", "ITL ms p99"]]
-    for (count, processes), taken in runs.items():
-        names = ("ttft_p50_ms", "ttft_max_ms", "cpu_us", "tokens_s", "itl_p99_ms")
-        medians = [statistics.median(run[name] for run in taken) for name in names]
-        rows.append(
-            [str(count or "none"), str(processes or "none"), *(f"{value:.1f}" for value in medians)]
-        )
-    return rows, {f"{count} replicas, {n} gateways": run for (count, n), run in runs.items()}, False
-
-
-# --- sockets --------------------------------------------------------------------------------------
-
-
-def sockets(options: argparse.Namespace) -> tuple[list[list[str]], Any, bool]:
-    """See the module's top."""
-    allow_files(options.sockets + 200)
-
-    async def crowd(server: ReplicasServer) -> dict[str, float]:
-        before = server.rss()
-        began = time.perf_counter()
-        opened: list[GenerationStream] = []
-        for _ in range(0, options.sockets, 100):
-            number = min(100, options.sockets - len(opened))
-            prompts = [f"socket {len(opened) + i}" for i in range(number)]
-            opened += await asyncio.gather(*(GenerationStream.open(server.port, p, 8) for p in prompts))
-        connected = time.perf_counter() - began
-        beside = await streams(server.port, [f"beside {i}" for i in range(64)], 200)
-        gaps = [b - a for s in beside for a, b in itertools.pairwise(s.times)]
-        began = time.perf_counter()
-        await asyncio.gather(*(stream.run() for stream in opened))
-        turns = time.perf_counter() - began
-        waits = [stream.times[0] - stream.sent for stream in opened]
-        return {
-            "connect_s": connected,
-            "itl_p50_ms": percentile(gaps, 50) * 1e3,
-            "itl_p99_ms": percentile(gaps, 99) * 1e3,
-            "all_turns_s": turns,
-            "ttft_p50_ms": percentile(waits, 50) * 1e3,
-            "ttft_max_ms": max(waits) * 1e3,
-            "kib_each": (server.rss() - before) / options.sockets / 1024,
-        }
-
-    with ReplicasServer(2) as server:
-        found = asyncio.run(crowd(server))
-    return [list(found), [f"{value:.1f}" for value in found.values()]], found, False
-
-
-# --- links ----------------------------------------------------------------------------------------
-
-
-def links(options: argparse.Namespace) -> tuple[list[list[str]], Any, bool]:
-    """A step's frame for 64 sessions, there and back."""
-    from ramify.protocol.messages import Progress, Tokens
-
-    frame = [(number, Tokens([Progress(number << 32, b"\7\0\0\0")], [])) for number in range(64)]
-    found = asyncio.run(_over_links(frame, options.rounds))
-    if options.ray:
-        found["Ray actor"] = _over_ray(frame, options.rounds)
-    rows = [["", "us p50", "us p99"]]
-    for name, times in found.items():
-        rows.append([name, *(f"{percentile(times, p) * 1e6:.0f}" for p in (50, 99))])
-    return rows, {name: percentile(times, 50) for name, times in found.items()}, False
-
-
-async def _over_links(frame: Any, rounds: int) -> dict[str, list[float]]:
-    from ramify.actors.links import tcp
-    from ramify.actors.links.link import Link, open_link
-
-    encoder, secret = msgspec.msgpack.Encoder(), b"0123456789abcdef"
-    decoder = msgspec.msgpack.Decoder(type=type(frame))
-    ended: dict[str, Any] = {"on_end": lambda error: None, "max_frame": 1 << 24}
-
-    def echo(link: list[Link[Any, Any]]) -> Any:
-        def heard(message: Any) -> None:
-            link[0].consumed()
-            link[0].tell(message)
-
-        return heard
-
-    async def times(link: Link[Any, Any], came: "asyncio.Queue[Any]") -> list[float]:
-        taken = []
-        for _ in range(rounds):
-            began = time.perf_counter()
-            link.tell(frame)
-            await came.get()
-            link.consumed()
-            taken.append(time.perf_counter() - began)
-        link.abort()
-        return taken[rounds // 10 :]
-
-    found = {}
-    ours, theirs = socket.socketpair()
-    far: list[Link[Any, Any]] = []
-    far.append(await open_link("far", theirs, decoder, encoder, on_message=echo(far), **ended))
-    queue: asyncio.Queue[Any] = asyncio.Queue()
-    near = await open_link("near", ours, decoder, encoder, on_message=queue.put_nowait, **ended)
-    found["socket pair"] = await times(near, queue)
-    with tempfile.TemporaryDirectory() as folder:
-        cert, key = Path(folder) / "cert.pem", Path(folder) / "key.pem"
-        made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-        made += ["-nodes", "-days", "2", "-subj", "/CN=x", "-keyout", str(key), "-out", str(cert)]
-        await asyncio.to_thread(subprocess.run, made, check=True, capture_output=True)
-        tls = tcp.server_context(cert, key), tcp.client_context(cert.read_text())
-    for name, (server, client) in {"TCP": (None, None), "TLS": tls}.items():
-        joined: list[Link[Any, Any]] = []
-
-        def joins(open_link: Any, host: str, joined: list[Any] = joined) -> None:
-            joined.append(open_link("far", decoder, encoder, on_message=echo(joined), **ended))
-
-        port = tcp.JoinPort(secret, joins)
-        number = await port.listen("127.0.0.1", 0, server)
-        make = await tcp.knock("127.0.0.1", number, secret, client)
-        queue = asyncio.Queue()
-        near = await make(decoder, encoder, on_message=queue.put_nowait, **ended)
-        found[name] = await times(near, queue)
-        port.close()
-    return found
-
-
-def _over_ray(frame: Any, rounds: int) -> list[float]:
-    import ray
-
-    ray.init(address="local", include_dashboard=False, log_to_driver=False)
-    encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder().decode
-
-    class Echo:
-        def heard(self, body: bytes) -> bytes:
-            return msgspec.msgpack.encode(msgspec.msgpack.decode(body))
-
-    actor = ray.remote(Echo).remote()
-    taken = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        decode(ray.get(actor.heard.remote(encode(frame))))
-        taken.append(time.perf_counter() - began)
-    ray.shutdown()
-    return taken[rounds // 10 :]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=["kill", "cost", "sockets", "links", "serve"])
+    parser.add_argument("what", choices=["kill", "serve"])
     parser.add_argument("--json", help="write all runs to this file")
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--gateways", type=int, default=0)
@@ -444,10 +253,6 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--model", choices=["fake", "bundled"], default="fake")
     parser.add_argument("--step-ms", type=float, default=10.0)
-    parser.add_argument("--sockets", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=2000)
-    parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--ray", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if options.what == "serve":
@@ -456,8 +261,7 @@ def main() -> int:
         return 0
     about = machine()
     print(headline(about), flush=True)
-    parts = {"kill": kill, "cost": cost, "sockets": sockets, "links": links}
-    rows, results, failed = parts[options.what](options)
+    rows, results, failed = kill(options)
     print(table(rows[0], rows[1:]))
     print(f"load average at the end: {os.getloadavg()[0]:.2f}")
     write_json(options.json, about, results)

@@ -488,7 +488,7 @@ async def measure(
         if frame == "import":
             return row(meter, world, 1)
         replies = world.sockets[1]
-        if not replies or not isinstance(replies[0], w.State):
+        if not replies or not isinstance(replies[0], w.StateReply):
             return {"refused": str(getattr(replies[0], "message", "nothing") if replies else "nothing")}
         state = replies[0]
         if frame == "resume":

@@ -4,13 +4,13 @@ from typing import NamedTuple
 
 from ramify.clients.stream import Ticket
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.wire import Bye, Delta, Error, Event, State
+from ramify.protocol.wire import Bye, Delta, Error, Event, StateReply
 
 
 class SessionOpened(NamedTuple):
     """The session is attached. `resumed`: this client had it before."""
 
-    state: State
+    state: StateReply
     resumed: bool
 
 

@@ -12,7 +12,7 @@ import msgspec
 from ramify.clients.constraints import read
 from ramify.clients.stream import UNSENT, Stream, TextDelta, Ticket
 from ramify.protocol.errors import BadRequest, Cancelled, RamifyError, Skipped
-from ramify.protocol.wire import Cancel, Done, Ok, State, TokenLogprob, Usage
+from ramify.protocol.wire import Cancel, Done, Ok, StateReply, TokenLogprob, Usage
 
 if TYPE_CHECKING:
     from ramify.clients.session_link import SessionLink
@@ -103,10 +103,10 @@ class Handle(Coroutine[Any, Any, T]):
             each.close()
 
 
-class Reply(Handle[list[Ok | State]]):
+class Reply(Handle[list[Ok | StateReply]]):
     """An op without text; awaiting it gives its replies, one for each branch it names."""
 
-    async def _end(self) -> list[Ok | State]:
+    async def _end(self) -> list[Ok | StateReply]:
         while not self._ticket.settled:
             await self._link.changed(self._ticket)
         if self._ticket.error is not None:

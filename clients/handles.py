@@ -32,7 +32,7 @@ from ramify.protocol.wire import (
     Place,
     Prune,
     Set,
-    State,
+    StateReply,
     Tree,
 )
 
@@ -141,16 +141,16 @@ class Session:
 
     async def tree(
         self, *, branch: str | None = None, text: bool = False, tokens: bool = False
-    ) -> State:
+    ) -> StateReply:
         """All branches, or one, as the server sees them, with all turns of each."""
         for _ in range(TREE_TRIES):
-            pages: list[State] = []
+            pages: list[StateReply] = []
             places: set[Place] = set()
             while not pages or (pages[-1].next is not None and pages[-1].revision == pages[0].revision):
                 after = pages[-1].next if pages else None
                 op = Tree(id=UNSENT, branch=branch, text=text, tokens=tokens, after=after)
                 (state,) = await Reply(self.link, self._one(op))
-                assert isinstance(state, State)
+                assert isinstance(state, StateReply)
                 pages.append(state)
                 if state.next is not None and state.revision == pages[0].revision:
                     if state.next in places or len(places) == MOST_PAGES:

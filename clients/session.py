@@ -53,7 +53,7 @@ from ramify.protocol.wire import (
     ServerInfo,
     ServerMessage,
     Set,
-    State,
+    StateReply,
 )
 
 _JSON = Codec("json")
@@ -252,14 +252,14 @@ class ClientCore:
         """Take one message of the server. Raises Internal if it breaks the protocol."""
         if self.phase is SessionPhase.ENDED:
             return []
-        if self.phase is not SessionPhase.OPEN and not isinstance(message, State | Error | Bye | Pong):
+        if not (self.phase is SessionPhase.OPEN or isinstance(message, StateReply | Error | Bye | Pong)):
             raise Internal(f"the server sent {type(message).__name__.lower()!r} before `state`")
         match message:
             case Delta():
                 return self._text(message)
-            case State(id=None):
+            case StateReply(id=None):
                 return self._attached(message)
-            case State() | Ok() | Done():
+            case StateReply() | Ok() | Done():
                 return self._reply(message)
             case Error():
                 return self._failed(message)
@@ -270,7 +270,7 @@ class ClientCore:
             case Pong():
                 return []
 
-    def _attached(self, state: State) -> list[CoreEvent]:
+    def _attached(self, state: StateReply) -> list[CoreEvent]:
         resumed = self.known
         if resumed and state.session != self.session:
             return self.end(SessionLost("the server answered with another session; this one is gone"))
@@ -324,7 +324,7 @@ class ClientCore:
             return [Changed(ticket)]
         return [Foreign(delta)]
 
-    def _reply(self, message: Ok | Done | State) -> list[CoreEvent]:
+    def _reply(self, message: Ok | Done | StateReply) -> list[CoreEvent]:
         branch = message.branch if isinstance(message, Ok | Done) else None
         ticket = self._sent.get(message.id) if message.id is not None else None
         if ticket is None or not ticket.owes(branch):

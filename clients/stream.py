@@ -24,7 +24,7 @@ from ramify.protocol.wire import (
     Ok,
     Op,
     Select,
-    State,
+    StateReply,
     TokenLogprob,
     names,
 )
@@ -177,7 +177,7 @@ class Ticket:
         self.frame = frame
         self.id: int | None = None
         self.resumed = False  # a connection was lost while it was under way
-        self.replies: list[Ok | Done | State] = []
+        self.replies: list[Ok | Done | StateReply] = []
         self.error: RamifyError | None = None
         branches = answering_branches(op)
         self.waiting: set[str | None] = {*branches} if branches else {None}

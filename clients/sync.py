@@ -33,7 +33,7 @@ from ramify.clients.options import (
 )
 from ramify.clients.stream import TextDelta
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.wire import Ok, Op, Role, State
+from ramify.protocol.wire import Ok, Op, Role, StateReply
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -176,10 +176,10 @@ class SyncReply:
         self._thread = thread
         self._reply = reply
 
-    def result(self, timeout: float | None = None) -> list[Ok | State]:
+    def result(self, timeout: float | None = None) -> list[Ok | StateReply]:
         """Wait for its replies. Raises TimeoutError after `timeout` seconds."""
 
-        async def wait() -> list[Ok | State]:
+        async def wait() -> list[Ok | StateReply]:
             return await self._reply
 
         return self._thread.run(wait(), timeout)
@@ -368,7 +368,7 @@ class SyncSession:
     def root(self, *names: str) -> list[SyncBranch]:
         return [SyncBranch(self._thread, b) for b in self._thread.run(self._session.root(*names))]
 
-    def tree(self, *, branch: str | None = None, text: bool = False, tokens: bool = False) -> State:
+    def tree(self, *, branch: str | None = None, text: bool = False, tokens: bool = False) -> StateReply:
         return self._thread.run(self._session.tree(branch=branch, text=text, tokens=tokens))
 
     def prune(

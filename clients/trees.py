@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from ramify.protocol.wire import BranchState, SegmentState, State
+from ramify.protocol.wire import BranchState, SegmentState, StateReply
 
 
-def whole(pages: Sequence[State]) -> State:
+def whole(pages: Sequence[StateReply]) -> StateReply:
     """One `state` with each branch once, and all its turns."""
     branches: dict[str, BranchState] = {}
     for page in pages:

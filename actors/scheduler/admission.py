@@ -36,7 +36,7 @@ from ramify.actors.scheduler.active import ActiveSessions
 from ramify.actors.scheduler.planner import Planner
 from ramify.actors.scheduler.preemption import for_row, for_slots
 from ramify.actors.scheduler.queue import MemoryQueue, WaitingQueue
-from ramify.actors.scheduler.request import Account, Level, Request, RequestState, Run
+from ramify.actors.scheduler.request import Account, Level, Request, RequestRun, RequestState
 from ramify.actors.scheduler.settlements import Settlements
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.messages import Denied
@@ -60,8 +60,8 @@ class Admission:
         config: ScheduleConfig,
         planner: Planner,
         settlements: Settlements,
-        runs: dict[int, Run],
-        retract: Callable[[Run, Cause], object],
+        runs: dict[int, RequestRun],
+        retract: Callable[[RequestRun, Cause], object],
     ) -> None:
         self._planner = planner
         self._settlements = settlements
@@ -225,13 +225,13 @@ class Admission:
         else:
             self.enqueue(request)
 
-    def grown(self, run: Run, slots: int) -> None:
+    def grown(self, run: RequestRun, slots: int) -> None:
         """Note that `run` got `slots` more slots."""
         run.account.tenant.slots += slots
         self.active.take(run.account, slots)
         self.active.foresee(run.request, run.cap - run.slots)
 
-    def stopped(self, run: Run, length: int) -> None:
+    def stopped(self, run: RequestRun, length: int) -> None:
         """Note the end of a run. `length`: positions of its branch whose KV stays in the tree."""
         held = run.held
         run.account.tenant.slots -= held
@@ -252,7 +252,7 @@ class Admission:
         if not request.account.requests:
             self.active.rest(request.account, self._planner.step)
 
-    def granted(self, request: Request, run: Run) -> None:
+    def granted(self, request: Request, run: RequestRun) -> None:
         """Note a grant, and correct the request's charge to what it really holds."""
         account, held = request.account, run.held
         self.active.granted(request)
@@ -277,7 +277,7 @@ class Admission:
         account.tenant.slots += held
         request.charge = request.need = 0
 
-    def denied(self, request: Request, verdict: Denied, owner: Run | None) -> None:
+    def denied(self, request: Request, verdict: Denied, owner: RequestRun | None) -> None:
         """Put back a request that was not granted. `owner`: the run its verdict names."""
         request.resident = verdict.resident
         self.queue.refund(request.account, request.charge)
@@ -337,7 +337,7 @@ class Admission:
         self.active.renew(pages * self._page_size)
         self._pages = pages
 
-    def offer(self, run: Run) -> None:
+    def offer(self, run: RequestRun) -> None:
         """Let the cache hand out a prefix of `run` that steps under way compute, because requests wait
         for it.
 
@@ -349,7 +349,7 @@ class Admission:
         self._settlements.commit(run)
         self.wake(run)
 
-    def wake(self, run: Run) -> None:
+    def wake(self, run: RequestRun) -> None:
         """Try the requests parked on `run` again: more of it is offered, or it ends."""
         waiters, run.waiters = run.waiters, []
         for request in waiters:

@@ -27,8 +27,8 @@ from ramify.actors.scheduler.request import (
     Account,
     Reason,
     Request,
+    RequestRun,
     RequestState,
-    Run,
     SchedulerError,
     SentStep,
     Tenant,
@@ -87,7 +87,7 @@ class Scheduler:
         self.plan: Callable[[], StepPlan | None] = self.planner.plan  # for the executor; until None
         self._settlements = Settlements(info, config.lookahead, self.planner.working)
         self._requests: dict[int, Request] = {}
-        self._runs: dict[int, Run] = {}
+        self._runs: dict[int, RequestRun] = {}
         self._admission = Admission(
             info, config, self.planner, self._settlements, self._runs, self._retract
         )
@@ -96,8 +96,10 @@ class Scheduler:
         self._programs: dict[bytes, Account] = {}  # by the history of their request; the oldest first
         self._sweep_at = 1024
         self._deadlines: list[tuple[float, int]] = []
-        self._hungry: list[Run] = []  # their Grow found no memory
-        self._tokenless: list[Run] = []  # their prompts are computed, but they sat all steps since out
+        self._hungry: list[RequestRun] = []  # their Grow found no memory
+        self._tokenless: list[
+            RequestRun
+        ] = []  # their prompts are computed, but they sat all steps since out
         self._deliveries = Deliveries()
         self._count = 0
         self._batch = 0
@@ -359,7 +361,7 @@ class Scheduler:
         self._admission.ended(request)
         self._deliveries.ended(request, reason, now, error, message)
 
-    def _stop(self, run: Run, keep: int | None) -> Commit:
+    def _stop(self, run: RequestRun, keep: int | None) -> Commit:
         """End a run, finished or retracted: its final commit, and no further plan."""
         commit, kept = run.final(keep)
         written = self.planner.written(run)
@@ -399,7 +401,7 @@ class Scheduler:
                 why = next(reasons, LOST) if token == STUCK else ""
                 if token < 0 and run.live:
                     self._tokenless_end(run, why, now)
-        over: list[Run] = []
+        over: list[RequestRun] = []
         if step.chunks:
             self._computed(step, unpack_floats(result.scores), over, now)
         bound = step.bound
@@ -426,8 +428,8 @@ class Scheduler:
         """Handle a result with several tokens for some runs, or none. Tokens behind a stop token or the
         limit are dropped: without drafts they would not have been sampled.
         """
-        over: list[Run] = []
-        bad: list[tuple[Run, str]] = []  # and why a constraint got stuck
+        over: list[RequestRun] = []
+        bad: list[tuple[RequestRun, str]] = []  # and why a constraint got stuck
         reasons = iter(result.reasons)
         segments: list[Segment] = []
         end = 0
@@ -496,13 +498,15 @@ class Scheduler:
                 self._deliveries.began(run)
         self._tokenless = [run for run in runs if not run.out]
 
-    def _over(self, over: list[Run], now: float) -> None:
+    def _over(self, over: list[RequestRun], now: float) -> None:
         """End runs that are complete."""
         for run in over:
             stopped = bool(run.out) and run.out[-1] in run.stops
             self._end(run.request, "stop" if stopped else "length", now)
 
-    def _computed(self, step: SentStep, scores: "array[float]", over: list[Run], now: float) -> None:
+    def _computed(
+        self, step: SentStep, scores: "array[float]", over: list[RequestRun], now: float
+    ) -> None:
         """Handle computed chunks of prompts. Adds complete runs to `over`."""
         if any(score != score for score in scores):
             for run, _, taken in scored(step.chunks, scores):
@@ -522,7 +526,7 @@ class Scheduler:
                     if not run.limit:
                         over.append(run)
 
-    def _tokenless_end(self, run: Run, stuck: str, now: float) -> None:
+    def _tokenless_end(self, run: RequestRun, stuck: str, now: float) -> None:
         """End or repeat `run`, which got no token: its logits are not finite, or its constraint is
         `stuck` (why).
         """
@@ -533,7 +537,7 @@ class Scheduler:
         else:
             self._not_finite(run, now)
 
-    def _not_finite(self, run: Run, now: float) -> None:
+    def _not_finite(self, run: RequestRun, now: float) -> None:
         """Handle NaN or infinities in the logits of `run`.
 
         Its accepted tokens, if any, prove all KV but that of its last step. Without any, what it
@@ -621,7 +625,7 @@ class Scheduler:
                 f"request {ident}: {len(granted.tokens) // 4} tokens granted after {granted.cached} "
                 f"cached, the branch has {request.prompt}"
             )
-        run = Run(
+        run = RequestRun(
             request,
             self.planner.take_row(),
             granted.cached,
@@ -707,7 +711,7 @@ class Scheduler:
             self._admission.unblock()
             self._admission.wait_for_end(runs[0].level)
 
-    def _retract(self, run: Run, cause: Cause) -> None:
+    def _retract(self, run: RequestRun, cause: Cause) -> None:
         """Stop a run with all that it achieved; the next run of its request continues exactly there."""
         request = run.request
         self.retractions[cause] += 1

@@ -6,23 +6,23 @@ fan-out is not on the device's critical path. This file makes no decisions.
 
 import msgspec
 
-from ramify.actors.scheduler.request import Account, Reason, Request, Run
+from ramify.actors.scheduler.request import Account, Reason, Request, RequestRun
 from ramify.protocol.errors import Code
 from ramify.protocol.messages import Progress, Tokens
 from ramify.protocol.plan import StepResult
 
 # of a result's tokens: whose they are, the first, the one behind the last, how many came as drafts
-Segment = tuple[Run, int, int, int]
+Segment = tuple[RequestRun, int, int, int]
 
 
 class Deliveries:
     def __init__(self) -> None:
         # as `landed` got them, or as `landed_several` did
-        self._landed: list[tuple[StepResult, list[Run], list[int] | None, list[Segment]]] = []
+        self._landed: list[tuple[StepResult, list[RequestRun], list[int] | None, list[Segment]]] = []
         self._began: dict[int, int] = {}  # of requests with their first token: what was cached
         self._ended: list[tuple[Request, Reason, float, Code | None, str]] = []
 
-    def landed(self, result: StepResult, bound: list[Run], live: list[int] | None) -> None:
+    def landed(self, result: StepResult, bound: list[RequestRun], live: list[int] | None) -> None:
         """`result` has one token for each run of `bound`; those at `live` count (None: all)."""
         self._landed.append((result, bound, live, []))
 
@@ -30,7 +30,7 @@ class Deliveries:
         """`result` has several tokens for some runs. What is in no segment counts for nothing."""
         self._landed.append((result, [], None, segments))
 
-    def began(self, run: Run) -> None:
+    def began(self, run: RequestRun) -> None:
         """The tokens of `run` that come next are its request's first."""
         self._began[run.ident] = run.request.cached
 
@@ -72,7 +72,11 @@ class Deliveries:
         self._began.clear()  # the others' sessions are gone
 
     def _progress(
-        self, result: StepResult, bound: list[Run], live: list[int] | None, told: dict[int, Account]
+        self,
+        result: StepResult,
+        bound: list[RequestRun],
+        live: list[int] | None,
+        told: dict[int, Account],
     ) -> None:
         raw, logprobs, forced = result.tokens, result.logprobs, result.forced
         for i in range(len(bound)) if live is None else live:

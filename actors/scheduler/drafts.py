@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ramify.actors.scheduler.request import Run, SchedulerError, SentStep
+from ramify.actors.scheduler.request import RequestRun, SchedulerError, SentStep
 from ramify.actors.scheduler.speculation import DraftRecord, Speculation
 from ramify.protocol.plan import ExecutorInfo, StepResult, unpack
 
@@ -43,7 +43,7 @@ class DecodeDrafts:
         self._jumping: list[int] = []  # places of runs whose constraints may draft
         self.due = self.speculation is not None  # a step may have drafts
 
-    def changed(self, runs: Sequence[Run], tick: int) -> None:
+    def changed(self, runs: Sequence[RequestRun], tick: int) -> None:
         """Other `runs` decode from now on."""
         if self._most_forced:
             self._jumping = [i for i, run in enumerate(runs) if run.jumps]
@@ -57,7 +57,7 @@ class DecodeDrafts:
             self._changed = True
         self.due = self.speculation is not None or bool(self._jumping)
 
-    def choose(self, runs: Sequence[Run], tick: int, room: int) -> StepDrafts | None:
+    def choose(self, runs: Sequence[RequestRun], tick: int, room: int) -> StepDrafts | None:
         """The drafts of `runs` in the next step; None: there are none.
 
         Their sum is at most `room`, so that no more lines sample than there are rows.
@@ -99,7 +99,7 @@ class DecodeDrafts:
         missing, record.known = max(0, length - record.known), length
         return missing
 
-    def _jump(self, runs: Sequence[Run], wanted: list[int] | None, room: int) -> list[int]:
+    def _jump(self, runs: Sequence[RequestRun], wanted: list[int] | None, room: int) -> list[int]:
         """`wanted` with more drafts for runs with constraints, as far as there is `room`.
 
         Forced tokens are always accepted, so they go ahead of guesses. Where the constraint forced
@@ -119,7 +119,7 @@ class DecodeDrafts:
                     left -= wanted[i]
         return wanted
 
-    def settle(self, step: SentStep, result: StepResult) -> list[Run]:
+    def settle(self, step: SentStep, result: StepResult) -> list[RequestRun]:
         """Lower the bounds of runs that got fewer tokens than planned, and learn how their drafts did.
 
         Returns those that do not decode now, whose `planned` has fallen.
@@ -193,7 +193,7 @@ class DecodeDrafts:
         speculation.took(len(bound), drafts, depth, tokens, seconds, late, step.missing)
 
 
-def _record(run: Run, tick: int) -> DraftRecord:
+def _record(run: RequestRun, tick: int) -> DraftRecord:
     """The run's draft record, with its current length and what it may still output."""
     request = run.request
     if request.record is None:

@@ -14,7 +14,7 @@ Does not know pages, rows or the cache.
 from collections import deque
 
 from ramify.actors.scheduler.exchange import KvExchange
-from ramify.actors.scheduler.request import Load, Run, SentStep
+from ramify.actors.scheduler.request import Load, RequestRun, SentStep
 from ramify.protocol.cluster import BLOCK
 from ramify.protocol.plan import MovedBlock, StepResult
 
@@ -31,14 +31,14 @@ class KvLoads:
     """The runs that load, in the order of their grants."""
 
     def __init__(self) -> None:
-        self.queue: deque[tuple[Run, list[MovedBlock]]] = deque()
+        self.queue: deque[tuple[RequestRun, list[MovedBlock]]] = deque()
         self.saves: list[MovedBlock] = []  # for the next plan
         self.exchange = KvExchange()
         self.due = False  # there is something for the next plan
         self.block_s = 0.0  # of one block; 0: unknown
         self._asked = 0
 
-    def add(self, run: Run, blocks: list[MovedBlock]) -> None:
+    def add(self, run: RequestRun, blocks: list[MovedBlock]) -> None:
         self.queue.append((run, blocks))
         self.due = True
 

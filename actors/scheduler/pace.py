@@ -38,7 +38,7 @@ This file knows sizes and seconds, not prompts or rows.
 
 from bisect import bisect_right
 
-from ramify.actors.scheduler.request import Request, Run
+from ramify.actors.scheduler.request import Request, RequestRun
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.plan import ExecutorInfo
 
@@ -88,7 +88,7 @@ class Pace:
         self.step_s = 0.0  # that a step lasts, a mean that forgets
         self.waiting = 0  # prompt tokens that lack, of each tenant `_OF_TENANT` at most
 
-    def work(self, run: Run, start: int, end: int) -> int:
+    def work(self, run: RequestRun, start: int, end: int) -> int:
         """Cost of positions [start, end) of a prompt, in prompt tokens."""
         targets = run.request.targets
         scored = targets.lines(start, end) if targets is not None else 0

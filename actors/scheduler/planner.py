@@ -23,7 +23,7 @@ from ramify.actors.scheduler.drafts import DecodeDrafts, StepDrafts, counts_of, 
 from ramify.actors.scheduler.loads import NO_MOVES, KvLoads, Moves
 from ramify.actors.scheduler.pace import FIRST_ON_CPU, Pace
 from ramify.actors.scheduler.prompt_queue import PromptQueue
-from ramify.actors.scheduler.request import Chunk, Level, Run, SchedulerError, SentStep
+from ramify.actors.scheduler.request import Chunk, Level, RequestRun, SchedulerError, SentStep
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.messages import Commit
 from ramify.protocol.plan import (
@@ -46,7 +46,7 @@ class Prefill:
     opens: list[OpenRow]
     extends: list[ExtendRow]
     chunks: list[Chunk]
-    firsts: list[Run]  # whose prompts are complete with it
+    firsts: list[RequestRun]  # whose prompts are complete with it
     states: "array[int]"
     rows: bytes = b""  # of these
     tokens: int = 0
@@ -72,15 +72,15 @@ class Planner:
         self._turns: list[bytes] = []  # the decodes' state slots in steps to come, from `_turned` on
         self._turned = 0
         self._rows = list(range(self.max_rows - 1, -1, -1))
-        self._decoding: list[Run] = []
-        self._joining: list[Run] = []
+        self._decoding: list[RequestRun] = []
+        self._joining: list[RequestRun] = []
         self._decode_rows = b""
         self._changed = False  # the decode set is not what `_decoding` says
         self.drafts = DecodeDrafts(info, config.in_flight)
         if self.drafts.speculation is not None:  # slots for what may be drafted until more are here
             self._watermark = max(self._watermark, min(config.lookahead // 2, 2 * (1 + info.max_drafts)))
         self._max_forced = info.max_forced
-        self._reviews: dict[int, list[Run]] = {}
+        self._reviews: dict[int, list[RequestRun]] = {}
         self._tick = 0
         self.step = 0  # the last one that was planned
         self._closes: list[int] = []
@@ -88,8 +88,8 @@ class Planner:
         self._copies: dict[int, int] = {}  # page by the page that it is copied to
         self.loads = KvLoads()
         self.in_flight: deque[SentStep] = deque()
-        self.wanted: list[Run] = []  # runs that need a Grow; the caller takes them away
-        self.awaited: list[Run] = []  # of the last step, those that requests wait for; the same
+        self.wanted: list[RequestRun] = []  # runs that need a Grow; the caller takes them away
+        self.awaited: list[RequestRun] = []  # of the last step, those that requests wait for; the same
         self.processed = 0  # tokens planned since the start
 
     @property
@@ -103,7 +103,7 @@ class Planner:
     def take_row(self) -> int:
         return self._rows.pop()
 
-    def admit(self, run: Run) -> None:
+    def admit(self, run: RequestRun) -> None:
         """`run` (with a row from `take_row`) is prefilled from the next plan on."""
         self.prompts.add(run)
 
@@ -116,16 +116,16 @@ class Planner:
         """See `PromptQueue.lacking`."""
         return self.prompts.lacking(level, len(self._decoding))
 
-    def in_vain(self, run: Run) -> int:
+    def in_vain(self, run: RequestRun) -> int:
         """Tokens of `run` in the steps under way, which count for nothing if it is dropped now."""
         planned = self.written(run) - run.filled
         return run.filled - run.kept + max(0, planned - len(run.out) - (run.computed < run.prompt))
 
-    def written(self, run: Run) -> int:
+    def written(self, run: RequestRun) -> int:
         """Positions that the steps of `run` so far may write, but for drafts that were refused."""
         return run.filled + (self._tick + run.offset if run.decoding else run.planned)
 
-    def drop(self, run: Run) -> None:
+    def drop(self, run: RequestRun) -> None:
         """Leave `run` out of new plans; results in flight for it are ignored.
 
         Its row can be handed out at once: a plan closes rows before it opens any.
@@ -170,7 +170,7 @@ class Planner:
                 raise SchedulerError(f"{info.state_slots} state slots: one row needs {self.working + 1}")
         return rows
 
-    def grown(self, run: Run, pages: bytes, windows: bytes = b"") -> None:
+    def grown(self, run: RequestRun, pages: bytes, windows: bytes = b"") -> None:
         """`run` got the pages it asked for."""
         run.growing = False
         run.slots += len(pages) // 4 * self._page_size
@@ -331,7 +331,7 @@ class Planner:
             self.drafts.measure(self.drafts.speculation, step, result)
         return step, unpack(result.tokens)
 
-    def _extend(self, run: Run, start: int, end: int) -> ExtendRow:
+    def _extend(self, run: RequestRun, start: int, end: int) -> ExtendRow:
         """Positions [start, end) of the prompt; the last chunk lets go of its tokens."""
         tokens = run.tokens[4 * (start - run.cached) : 4 * (end - run.cached)]
         if end == run.prompt:
@@ -343,7 +343,7 @@ class Planner:
         tops = targets.tops if targets is not None else 0
         return ExtendRow(run.row, start, tokens, sample, places, wanted, tops=tops)
 
-    def _open(self, run: Run) -> OpenRow:
+    def _open(self, run: RequestRun) -> OpenRow:
         submit = run.request.submit
         history, run.history = run.history, b""
         pages, run.pages = run.pages, b""
@@ -364,7 +364,7 @@ class Planner:
             pictures,
         )
 
-    def _schedule(self, run: Run) -> None:
+    def _schedule(self, run: RequestRun) -> None:
         """Enter, keep or take out `run` of the decode set, `run.planned` being up to date.
 
         Decode number k (k = 1 is the first after the prompt's own sample) runs output token k
@@ -400,7 +400,7 @@ class Planner:
             run.due = due
             self._reviews.setdefault(due, []).append(run)
 
-    def _leave(self, run: Run) -> None:
+    def _leave(self, run: RequestRun) -> None:
         """`run` decodes no more, or not for now."""
         run.decoding = False
         self._changed = True
@@ -417,7 +417,7 @@ class Planner:
             self._turns.append(pack(slot for pair in pairs for slot in pair))
         return self._turns[turn]
 
-    def states_kept(self, run: Run, commit: Commit) -> bytes:
+    def states_kept(self, run: RequestRun, commit: Commit) -> bytes:
         """For the final commit of `run`, which was dropped: its snapshots that were not told yet, and
         its last known state.
         """

@@ -19,20 +19,22 @@ that was committed: their KV stays in the tree until others need the pages.
 
 from collections.abc import Collection, Iterable
 
-from ramify.actors.scheduler.request import Request, Run, Tenant
+from ramify.actors.scheduler.request import Request, RequestRun, Tenant
 
 TURN = 8  # quanta
 LONGEST = 64  # quanta
 SOON = 4  # steps
 
 
-def for_row(request: Request, runs: Iterable[Run], step: int, quantum: int) -> tuple[Run, bool] | None:
+def for_row(
+    request: Request, runs: Iterable[RequestRun], step: int, quantum: int
+) -> tuple[RequestRun, bool] | None:
     """The run whose row `request` is entitled to, and whether by priority; None: no run's.
 
     `step`: the last planned step.
     """
-    lower: Run | None = None
-    fair: tuple[tuple[int, int, int], Run] | None = None
+    lower: RequestRun | None = None
+    fair: tuple[tuple[int, int, int], RequestRun] | None = None
     account, level = request.account, request.level
     tenant = account.tenant
     for run in runs:
@@ -60,14 +62,14 @@ def for_row(request: Request, runs: Iterable[Run], step: int, quantum: int) -> t
 
 
 def for_slots(
-    request: Request, slots: int, runs: Collection[Run], step: int, quantum: int
-) -> tuple[list[Run], bool]:
+    request: Request, slots: int, runs: Collection[RequestRun], step: int, quantum: int
+) -> tuple[list[RequestRun], bool]:
     """Runs that hold at least `slots` slots which `request` should have; none if there are too few.
 
     And whether priority is enough of a reason.
     """
     level, tenant = request.level, request.account.tenant
-    chosen: list[Run] = []
+    chosen: list[RequestRun] = []
     lower = [run for run in runs if run.level < level and not run.complete and run.held]
     for run in sorted(lower, key=_youngest):
         chosen.append(run)
@@ -101,7 +103,7 @@ def for_slots(
     return [], False
 
 
-def for_growth(run: Run) -> tuple[bool, int, int, int, int]:
+def for_growth(run: RequestRun) -> tuple[bool, int, int, int, int]:
     """Sort key of runs to retract when running ones need pages: the least goes first.
 
     Among equals the tenant with the most slots gives one, of its session that began last: that has least
@@ -113,5 +115,5 @@ def for_growth(run: Run) -> tuple[bool, int, int, int, int]:
     return (*run.level, crowded, -run.account.began, -run.request.seq)
 
 
-def _youngest(run: Run) -> tuple[bool, int, int]:
+def _youngest(run: RequestRun) -> tuple[bool, int, int]:
     return (*run.level, -run.request.seq)

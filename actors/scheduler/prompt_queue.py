@@ -24,21 +24,23 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from ramify.actors.scheduler.pace import Pace
-from ramify.actors.scheduler.request import Level, Run
+from ramify.actors.scheduler.request import Level, RequestRun
 from ramify.protocol.cluster import LOT
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.messages import SPARE
 from ramify.protocol.pictures import MOST_ON_BRANCH
 from ramify.protocol.plan import ExecutorInfo
 
-Chunk = tuple[Run, int, int]  # positions [start, end) of its prompt
+Chunk = tuple[RequestRun, int, int]  # positions [start, end) of its prompt
 
 
 @dataclass(slots=True, eq=False)
 class _LevelQueue:
     """The prompts of one level."""
 
-    heap: list[tuple[int, int, Run]] = field(default_factory=list)  # when its lot is due, its place
+    heap: list[tuple[int, int, RequestRun]] = field(
+        default_factory=list
+    )  # when its lot is due, its place
     live: int = 0
     weight: int = 0  # tokens, of each prompt at most `PromptQueue.enough`
 
@@ -65,14 +67,14 @@ class PromptQueue:
     def __len__(self) -> int:
         return sum(line.live for line in self._lines.values())
 
-    def add(self, run: Run) -> None:
+    def add(self, run: RequestRun) -> None:
         account = run.account
         self._count_long(run, 1)
         account.prefilling += 1
         account.tenant.prefilling += account.prefilling == 1
         self._enter(run, self._next_lot(run))
 
-    def forget(self, run: Run) -> None:
+    def forget(self, run: RequestRun) -> None:
         """Remove `run`, which has ended. The unused part of its lot goes back to its session."""
         if run.place:
             self._leave(run)
@@ -80,7 +82,7 @@ class PromptQueue:
             account.due -= run.lot * account.tenant.prefilling
             self._done(run)
 
-    def hurry(self, run: Run, level: Level) -> None:
+    def hurry(self, run: RequestRun, level: Level) -> None:
         """Raise `run` to `level`: a request of that level waits for it."""
         if run.place and level > run.level:
             self._leave(run)
@@ -116,7 +118,7 @@ class PromptQueue:
         if lines is not None and decodes:
             left = min(left, self._step - lines)
         ahead = min(left, self._ahead)
-        begun: dict[Run, int] = {}
+        begun: dict[RequestRun, int] = {}
         for level in self.order[::-1]:
             if level[1] == SPARE and (decodes or begun):
                 break
@@ -131,11 +133,13 @@ class PromptQueue:
             return self._pace.alone(self._long > 0)
         return min(self._pace.beside(decodes), self._step - decodes)
 
-    def _fill(self, level: Level, begun: dict[Run, int], room: int) -> int:
+    def _fill(self, level: Level, begun: dict[RequestRun, int], room: int) -> int:
         """Take what costs `room` tokens of `level`; note where each chunk begins. Returns the cost."""
         line, left = self._lines[level], room
         heap = line.heap
-        stopped: list[tuple[int, int, Run]] = []  # a row has one chunk in a step: theirs ends at a cut
+        stopped: list[
+            tuple[int, int, RequestRun]
+        ] = []  # a row has one chunk in a step: theirs ends at a cut
         while left > 0 and line.live > len(stopped):
             self._clean(line)
             run = heap[0][2]
@@ -171,7 +175,7 @@ class PromptQueue:
             heapq.heappush(heap, entry)
         return room - left
 
-    def _next_lot(self, run: Run) -> int:
+    def _next_lot(self, run: RequestRun) -> int:
         """Begin the next lot of `run`; returns when it is due.
 
         The sessions of a tenant share its part: each one's time goes as many times faster.
@@ -182,7 +186,7 @@ class PromptQueue:
         account.due = run.turn + run.lot * account.tenant.prefilling
         return account.due
 
-    def _enter(self, run: Run, due: int) -> None:
+    def _enter(self, run: RequestRun, due: int) -> None:
         line = self._lines.setdefault(run.level, _LevelQueue())
         if not line.live:
             insort(self.order, run.level)
@@ -191,7 +195,7 @@ class PromptQueue:
         run.place = next(self._places)
         heapq.heappush(line.heap, (due, run.place, run))
 
-    def _leave(self, run: Run) -> None:
+    def _leave(self, run: RequestRun) -> None:
         line = self._lines[run.level]
         run.place = 0
         line.live -= 1
@@ -203,12 +207,12 @@ class PromptQueue:
             line.heap[:] = [entry for entry in line.heap if entry[1] == entry[2].place]
             heapq.heapify(line.heap)
 
-    def _count_long(self, run: Run, more: int) -> None:
+    def _count_long(self, run: RequestRun, more: int) -> None:
         if run.prompt - run.cached > self._step:
             self._long += more
             self.long_awaited += 0 if run.ahead else more
 
-    def _done(self, run: Run) -> None:
+    def _done(self, run: RequestRun) -> None:
         account = run.account
         self._count_long(run, -1)
         account.prefilling -= 1

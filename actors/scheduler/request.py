@@ -138,7 +138,7 @@ class Request:
     level: Level = field(init=False)
     stops: frozenset[int] = field(init=False)
     state: RequestState = RequestState.WAITING
-    run: "Run | None" = None
+    run: "RequestRun | None" = None
     ending: Reason | None = None  # ACQUIRING: cancelled meanwhile
     resident: int = 0
     fetched: bool = False  # it has waited for the disk
@@ -224,7 +224,7 @@ class Request:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Run:
+class RequestRun:
     """A request that has pages: its row, its lengths, its output since the grant."""
 
     request: Request
@@ -339,8 +339,10 @@ class Run:
 
 
 # blocks that a plan loads, and whether they are the run's last
-Load = tuple[Run, list[MovedBlock], bool]
-Chunk = tuple[Run, int, int]  # of a prefill: the run, its length after it, how many scores it brings
+Load = tuple[RequestRun, list[MovedBlock], bool]
+Chunk = tuple[
+    RequestRun, int, int
+]  # of a prefill: the run, its length after it, how many scores it brings
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -348,7 +350,7 @@ class SentStep:
     """A plan that was sent, without what goes to the executor only."""
 
     step: int
-    bound: list[Run]  # whose tokens come back, in the result's order
+    bound: list[RequestRun]  # whose tokens come back, in the result's order
     rows: bytes  # theirs
     chunks: list[Chunk]
     firsts: int  # so many leading entries of `bound` completed their prompt
@@ -362,7 +364,9 @@ class SentStep:
     counts: "array[int] | None" = None  # tokens of each, from its result; None: one each
 
 
-def scored(chunks: Iterable[Chunk], scores: "array[float]") -> Iterator[tuple[Run, int, "array[float]"]]:
+def scored(
+    chunks: Iterable[Chunk], scores: "array[float]"
+) -> Iterator[tuple[RequestRun, int, "array[float]"]]:
     """Yield each chunk's run, its length after the chunk, and the chunk's part of the step's scores."""
     at = 0
     for run, end, count in chunks:

@@ -13,7 +13,7 @@ from collections import deque
 from msgspec import structs
 
 from ramify.actors.scheduler.exchange import KvExchange
-from ramify.actors.scheduler.request import Request, Run, SchedulerError
+from ramify.actors.scheduler.request import Request, RequestRun, SchedulerError
 from ramify.protocol.messages import Acquire, Commit, Grow, Settle, Settled
 from ramify.protocol.plan import ExecutorInfo, pack
 
@@ -34,7 +34,7 @@ class Settlements:
         # And one with a constraint so many more.
         self._jump = max(self._growth, STEPS_AHEAD * (1 + info.max_forced)) if info.max_forced else 0
         self.commits: dict[int, Commit] = {}  # that wait to be sent
-        self._sent: deque[tuple[list[Request], list[Run], dict[int, Commit]]] = deque()
+        self._sent: deque[tuple[list[Request], list[RequestRun], dict[int, Commit]]] = deque()
         self.finals = 0  # final commits that wait to be sent
         self.available = info.pages  # free and evictable pages after the last Settled
         self.free = info.pages  # those that are free
@@ -52,7 +52,7 @@ class Settlements:
         """The cache had not seen the last commit of `request` when the last verdict fell."""
         return request in self.commits or any(request in commits for _, _, commits in self._sent)
 
-    def commit(self, run: Run) -> None:
+    def commit(self, run: RequestRun) -> None:
         """A prefill chunk of `run` was computed, or is offered; behind the last one, logits may have
         been seen.
         """
@@ -73,7 +73,7 @@ class Settlements:
     def take(
         self,
         acquires: list[Request],
-        grows: list[Run],
+        grows: list[RequestRun],
         rate: float = 0.0,
         exchange: KvExchange | None = None,
         more: bool = False,
@@ -119,7 +119,7 @@ class Settlements:
             return max(0, request.remaining - 1 - request.extra(self._lookahead))
         return self._working
 
-    def settled(self, message: Settled) -> tuple[list[Request], list[Run]]:
+    def settled(self, message: Settled) -> tuple[list[Request], list[RequestRun]]:
         """The requests and runs that `message` answers. Raises SchedulerError if it fits nothing."""
         if not self._sent:
             raise SchedulerError("Settled without a Settle")
@@ -141,13 +141,13 @@ class Settlements:
         """Set the size of the pool: `pages` pages, all of them free."""
         self.available = self.free = pages
 
-    def growth(self, run: Run) -> int:
+    def growth(self, run: RequestRun) -> int:
         """Slots to ask for: whole pages, at most what the run can still use."""
         want = max(self._growth, self._jump) if run.jumps else self._growth
         want = min(want, run.cap - run.slots)
         return -(-want // self._page_size) * self._page_size
 
-    def could_grow(self, run: Run) -> bool:
+    def could_grow(self, run: RequestRun) -> bool:
         """Whether the last page counts, which may be newer than the denial of its Grow, have room for
         `run`.
         """

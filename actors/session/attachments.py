@@ -8,7 +8,7 @@ to live left.
 from collections.abc import Callable
 
 from ramify.actors.kit.turns import OP, SOCKET, Steps
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.ops import op_bytes
 from ramify.actors.session.ops.running.op_runner import OpRunner
@@ -159,7 +159,9 @@ class Attachments:
         self._waiting += count
         self._state.meter.add(count)
 
-    def _join(self, socket: int, resident: dict[Branch, int], lengths: dict[Branch, int]) -> Steps[None]:
+    def _join(
+        self, socket: int, resident: dict[SessionBranch, int], lengths: dict[SessionBranch, int]
+    ) -> Steps[None]:
         yield OP + len(lengths) * SHOWN
         message = self._joining.pop(socket, None)
         if message is None:  # gone in the meantime
@@ -188,7 +190,7 @@ class Attachments:
         for frame in self._take(socket):
             self._on_frame(subscriber, frame)
 
-    def _catch_up(self, subscriber: Subscriber, branch: Branch, reply_log: ReplyLog) -> None:
+    def _catch_up(self, subscriber: Subscriber, branch: SessionBranch, reply_log: ReplyLog) -> None:
         have = subscriber.opened.have.get(branch.name)
         if have is not None and self._state.lost(subscriber.opened.revision):
             subscriber.restart(branch, have)

@@ -19,7 +19,7 @@ from typing import Unpack
 
 from ramify.actors.kit.turns import OP, Steps, Work
 from ramify.actors.session.attachments import Attachments
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.state import Made, SessionState, retell
 from ramify.actors.session.branches.tasks import Task
 from ramify.actors.session.durable.recorder import Recorder, SaveTerms
@@ -351,7 +351,7 @@ class SessionCore:
         self.publisher.now = now
         progress = self.generations.progress
         ended = {each.request for each in message.finished} if message.finished else ()
-        grown: dict[Branch, None] = {}
+        grown: dict[SessionBranch, None] = {}
         for item in message.progress:
             branch = progress(item, now)
             if branch is not None and item.request not in ended:  # else its end tells of them

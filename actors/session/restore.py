@@ -17,7 +17,7 @@ from ramify.actors.calls.toolbox import Toolbox
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.memory import BRANCH, LOGPROB, MARK, SEGMENT, TOKEN, Meter
 from ramify.actors.kit.turns import Steps
-from ramify.actors.session.branches.branch import Branch, Label, SegmentLink
+from ramify.actors.session.branches.branch import Label, SegmentLink, SessionBranch
 from ramify.actors.session.branches.segments import (
     History,
     InputSegment,
@@ -224,7 +224,9 @@ class _Restoring:
 
     def _branch(self, state: SessionState, saved: SavedBranch, labels: list[Label]) -> None:
         of, label = labels[saved.of] if saved.of >= 0 else None, labels[saved.label]
-        branch = Branch("", state.number << 32 | saved.handle, of=of, at=saved.at, born=saved.born)
+        branch = SessionBranch(
+            "", state.number << 32 | saved.handle, of=of, at=saved.at, born=saved.born
+        )
         branch.label = label
         branch.own, branch.cuts = saved.own, list(saved.cuts)
         branch.retain_s, branch.reason, branch.persist = saved.retain_s, saved.reason, saved.persist
@@ -234,7 +236,7 @@ class _Restoring:
         state.meter.add(BRANCH)
         state.annotate(branch, saved.meta)
 
-    def _running(self, number: int) -> Branch | None:
+    def _running(self, number: int) -> SessionBranch | None:
         link = self._links.get(number)
         if link is None:
             return None

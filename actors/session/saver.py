@@ -24,7 +24,7 @@ from ramify.actors.session.sockets.publisher import error_message
 from ramify.protocol.errors import Overloaded
 from ramify.protocol.messages import Forget, Release, Save, StoreMessage
 from ramify.protocol.saved import next_fence
-from ramify.protocol.wire import Delta, Done, Event, Ok, ServerMessage, State
+from ramify.protocol.wire import Delta, Done, Event, Ok, ServerMessage, StateReply
 
 LAZY_SECONDS = 1.0
 NEXT_SECONDS = 0.05  # until an op is saved that was done while a lazy save was under way
@@ -214,7 +214,7 @@ class Saver:
                     done = True
                     if self._waits(message):
                         return True, True
-                elif kind is State and self._synced:
+                elif kind is StateReply and self._synced:
                     return True, True  # it shows what ran while nobody was here
         return done, False
 

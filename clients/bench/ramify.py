@@ -25,7 +25,7 @@ from ramify.protocol.wire import (
     Generate,
     Ok,
     Open,
-    State,
+    StateReply,
 )
 
 SUBPROTOCOL = "ramify.v1+msgpack"
@@ -131,7 +131,7 @@ class RamifySession:
                     self._lines[message.branch].done(now, message)
                 elif type(message) is Ok:
                     self._settled(message.id)
-                elif type(message) is State:
+                elif type(message) is StateReply:
                     self._opened.set_result(None)
                 elif type(message) is Error:
                     raise BenchFailed(f"{message.code}: {message.message}")

@@ -75,7 +75,7 @@ class ServerInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
     context: int | None = None
 
 
-class State(ServerBase, kw_only=True, frozen=True):
+class StateReply(ServerBase, tag="state", kw_only=True, frozen=True):
     session: str
     op: int
     revision: int
@@ -227,4 +227,4 @@ class Pong(ServerBase, kw_only=True, frozen=True):
     load: dict[str, float]
 
 
-ServerMessage = State | Ok | Delta | Done | Error | Event | Bye | Pong
+ServerMessage = StateReply | Ok | Delta | Done | Error | Event | Bye | Pong

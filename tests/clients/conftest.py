@@ -46,7 +46,7 @@ from ramify.protocol.wire import (
     ServerInfo,
     ServerMessage,
     Set,
-    State,
+    StateReply,
     Tree,
     names,
 )
@@ -197,7 +197,7 @@ class ModelServer:
             cursor = end
         self._cursors[name] = cursor
 
-    def _state(self, ident: int | None, *, text: bool = False, **fields: Any) -> State:
+    def _state(self, ident: int | None, *, text: bool = False, **fields: Any) -> StateReply:
         shown = []
         for name, branch in self.branches.items():
             last = branch.pieces[-1] if branch.pieces else None
@@ -220,7 +220,7 @@ class ModelServer:
                 )
             )
         assert self.session is not None
-        return State(
+        return StateReply(
             session=self.session,
             op=self._last,
             revision=self.revision,
@@ -459,7 +459,9 @@ class FakeLink:
     def __init__(self, *answers: ServerMessage) -> None:
         self.core = ClientCore(Open(client="client-7b"))
         self.core.connected()
-        state = State(session="s", op=0, revision=1, branches=[BranchState(branch="main", position=9)])
+        state = StateReply(
+            session="s", op=0, revision=1, branches=[BranchState(branch="main", position=9)]
+        )
         self.core.receive(state)
         self.attached = True
         self.notes: deque[Any] = deque()

@@ -25,7 +25,7 @@ from ramify.protocol.wire import (
     Rollback,
     Select,
     Set,
-    State,
+    StateReply,
     Tree,
 )
 
@@ -148,9 +148,9 @@ async def test_a_prune_tells_who_won(offline: Any) -> None:
     assert pruned.scores == {"a": None, "b": 2.0}
 
 
-def page(ident: int, revision: int, *branches: str, after: str | None = None) -> State:
+def page(ident: int, revision: int, *branches: str, after: str | None = None) -> StateReply:
     """One answer to `tree`."""
-    return State(
+    return StateReply(
         id=ident,
         session="s",
         op=ident,

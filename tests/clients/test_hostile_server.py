@@ -15,7 +15,7 @@ from ramify.clients import session_link
 from ramify.clients.errors import Internal
 from ramify.clients.trees import whole
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.wire import BranchState, SegmentState, State
+from ramify.protocol.wire import BranchState, SegmentState, StateReply
 
 STATE = {
     "type": "state",
@@ -142,7 +142,7 @@ def test_parents_in_a_circle() -> None:
         BranchState(branch="b", position=2, parent="a", turns=[turn], turns_from=1),
         BranchState(branch="c", position=2, parent="c", turns=[turn], turns_from=1),
     ]
-    state = whole([State(session="s", op=0, revision=1, branches=branches)])
+    state = whole([StateReply(session="s", op=0, revision=1, branches=branches)])
     assert [branch.branch for branch in state.branches] == ["a", "b", "c"]
 
 

@@ -34,7 +34,7 @@ from ramify.protocol.wire import (
     Rollback,
     ServerInfo,
     Set,
-    State,
+    StateReply,
 )
 from tests.messages import usage
 
@@ -564,7 +564,7 @@ def resumed(wire: Wire, seen: int, *branches: BranchState) -> list[Any]:
     core.disconnected(None)
     core.connected()
     assert core.session is not None
-    state = State(session=core.session, op=seen, revision=50, branches=list(branches))
+    state = StateReply(session=core.session, op=seen, revision=50, branches=list(branches))
     return core.receive(state)
 
 
@@ -590,7 +590,7 @@ def test_a_resume_keeps_what_it_does_not_say_again(server: Any) -> None:
     core.connected()
     info = ServerInfo(version=1, epoch="e", model="m")
     core.receive(
-        State(
+        StateReply(
             session="s",
             op=0,
             revision=1,
@@ -607,7 +607,7 @@ def test_a_resume_keeps_what_it_does_not_say_again(server: Any) -> None:
     assert core.notes == ["it rewrites"]
     core.disconnected(None)
     core.connected()
-    (event,) = core.receive(State(session="s", op=0, revision=2, branches=[]))
+    (event,) = core.receive(StateReply(session="s", op=0, revision=2, branches=[]))
     assert core.tool_names == core.notes == []
     assert isinstance(event, SessionOpened)
     assert (core.key, core.view_key, core.limits, core.server) == ("k", "v", {"ops_per_frame": 3}, info)
@@ -627,7 +627,7 @@ def test_nothing_is_sent_between_two_connections(server: Any) -> None:
 def test_a_server_without_limits_gets_256_ops_at_once() -> None:
     core = ClientCore(Open(client="c"))
     core.connected()
-    core.receive(State(session="s", op=0, revision=1, branches=[]))
+    core.receive(StateReply(session="s", op=0, revision=1, branches=[]))
     for _ in range(300):
         core.submit([append("a")])
     sent = 0

@@ -27,15 +27,15 @@ from ramify.protocol.wire import (
     Ok,
     Open,
     ServerMessage,
-    State,
+    StateReply,
 )
 
 JSON = Codec("json")
 
 
-def state(session: str = "s", **limits: int) -> State:
+def state(session: str = "s", **limits: int) -> StateReply:
     branches = [BranchState(branch="main", position=0)]
-    return State(session=session, op=0, revision=1, branches=branches, limits=limits or None)
+    return StateReply(session=session, op=0, revision=1, branches=branches, limits=limits or None)
 
 
 class Socket:

@@ -1,7 +1,7 @@
 """Pages of a `tree` become one state, with the turns that forks share put back."""
 
 from ramify.clients.trees import whole
-from ramify.protocol.wire import BranchState, Place, SegmentState, State
+from ramify.protocol.wire import BranchState, Place, SegmentState, StateReply
 
 
 def turn(start: int, end: int, text: str = "") -> SegmentState:
@@ -25,12 +25,12 @@ def branch(
     )
 
 
-def page(*branches: BranchState, after: str | None = None, revision: int = 1) -> State:
+def page(*branches: BranchState, after: str | None = None, revision: int = 1) -> StateReply:
     there = None if after is None else Place(branch=after, position=4)
-    return State(session="s", op=1, revision=revision, branches=list(branches), next=there)
+    return StateReply(session="s", op=1, revision=revision, branches=list(branches), next=there)
 
 
-def turns_of(state: State) -> dict[str, list[tuple[int, int]] | None]:
+def turns_of(state: StateReply) -> dict[str, list[tuple[int, int]] | None]:
     return {
         each.branch: None if each.turns is None else [(t.start, t.end) for t in each.turns]
         for each in state.branches

@@ -21,7 +21,7 @@ from ramify.clients.branch import Branch
 from ramify.clients.generation import Generation
 from ramify.clients.handles import Session
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.wire import Delta, Event, Ok, State
+from ramify.protocol.wire import Delta, Event, Ok, StateReply
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNNER = ROOT / "clients/web/test/conformance.js"
@@ -87,7 +87,7 @@ async def read(generation: Generation) -> dict[str, Any]:
     }
 
 
-def shown_tree(state: State) -> dict[str, Any]:
+def shown_tree(state: StateReply) -> dict[str, Any]:
     return {
         "branches": [
             {

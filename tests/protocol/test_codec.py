@@ -44,7 +44,7 @@ CLIENT: list[wire.ClientMessage] = [
     wire.CloseSession(id=13, keep=True),
 ]
 SERVER: list[wire.ServerMessage] = [
-    wire.State(
+    wire.StateReply(
         session="s",
         op=3,
         revision=4,

@@ -182,7 +182,7 @@ def _turns(link: SegmentLink | None) -> int:
     return 0 if link is None else link.turns
 
 
-class Branch:
+class SessionBranch:
     """One branch of a session. `handle` is its name in the cache."""
 
     __slots__ = (
@@ -265,24 +265,24 @@ class Branch:
         """All text, special tokens of sampled ends of turn left out. O(position)."""
         return "".join(segment.text for segment in self.segments)
 
-    def fork(self, name: str, handle: int, at: int, decode: Decode, *, born: int = 0) -> "Branch":
+    def fork(self, name: str, handle: int, at: int, decode: Decode, *, born: int = 0) -> "SessionBranch":
         """A child at position `at`; shares the complete segments.
 
         O(log segments), and the tokens of the segment that it cuts.
         """
-        child = Branch(name, handle, of=self.label, at=at, born=born)
+        child = SessionBranch(name, handle, of=self.label, at=at, born=born)
         child.segments = self.segments.copy()
         child.truncate(at, decode)
         return child
 
-    def twin(self, name: str, handle: int) -> "Branch":
+    def twin(self, name: str, handle: int) -> "SessionBranch":
         """A second child like this one, which was just forked: same parent, same position. O(1)."""
-        twin = Branch(name, handle, of=self.of, at=self.at, born=self.born)
+        twin = SessionBranch(name, handle, of=self.of, at=self.at, born=self.born)
         twin.segments = self.segments.copy()
         twin.own, twin.reason = self.own, self.reason
         return twin
 
-    def become(self, other: "Branch") -> int:
+    def become(self, other: "SessionBranch") -> int:
         """Take over the handle and segments of `other`. Returns up to which position both were equal."""
         shared = self._common(other)
         same = self.segments[shared - 1].end if shared else 0
@@ -382,13 +382,13 @@ class Branch:
                 yield segment
             link = link.output
 
-    def shared_with(self, parent: "Branch") -> int:
+    def shared_with(self, parent: "SessionBranch") -> int:
         """How many segments it has in common with the branch that it was forked off. O(log segments)."""
         if parent.handle > self.handle:  # another one, that got the name later
             return 0
         return self._common(parent)
 
-    def _common(self, other: "Branch") -> int:
+    def _common(self, other: "SessionBranch") -> int:
         """How many segments both begin with. O(log segments)."""
         mine, theirs = self.segments, other.segments
         low, high = 0, min(len(mine), len(theirs))
@@ -405,7 +405,9 @@ class Branch:
         return bisect_left(self.segments, position, key=lambda segment: segment.start)
 
 
-def input_segment(branch: Branch, tokens: Iterable[int], text: str, **fields: Any) -> InputSegment:
+def input_segment(
+    branch: SessionBranch, tokens: Iterable[int], text: str, **fields: Any
+) -> InputSegment:
     """Append input to the branch and return its segment."""
     run = tokens if isinstance(tokens, array) else array("i", tokens)  # several branches share one
     segment = InputSegment(branch.position, run, text, **fields)

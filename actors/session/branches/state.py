@@ -13,7 +13,7 @@ import msgspec
 
 from ramify.actors.kit.memory import BRANCH, JSON, Holdings, Meter, json_size
 from ramify.actors.kit.turns import Steps
-from ramify.actors.session.branches.branch import Branch, Label, SegmentLink, input_segment
+from ramify.actors.session.branches.branch import Label, SegmentLink, SessionBranch, input_segment
 from ramify.actors.session.branches.segments import Decode, InputSegment, Rule, Segment
 from ramify.actors.tokenizer.histories import Bound, Histories
 from ramify.actors.tokenizer.pictures import PictureDecoder
@@ -150,7 +150,7 @@ class SessionState:
         self.model = model
         self.namespace = namespace
         self.meter = meter if meter is not None else Holdings(limits).open(owner)
-        self.branches: dict[str, Branch] = {}
+        self.branches: dict[str, SessionBranch] = {}
         self.revision = 0
         self.lives: list[int] = []  # the last revision that was saved in each life before this one
         self.meta: JsonObject | None = None
@@ -202,21 +202,21 @@ class SessionState:
         self.revision += 1
         return self.revision
 
-    def branch(self, name: str) -> Branch:
+    def branch(self, name: str) -> SessionBranch:
         """Raises NoBranch."""
         branch = self.branches.get(name)
         if branch is None:
             raise NoBranch(f"there is no branch {name!r}", details={"branch": name})
         return branch
 
-    def root(self, name: str) -> Branch:
+    def root(self, name: str) -> SessionBranch:
         """A new empty branch. Raises Exists or LimitExceeded."""
         return self.roots([name])[0]
 
-    def roots(self, names: Sequence[str]) -> list[Branch]:
+    def roots(self, names: Sequence[str]) -> list[SessionBranch]:
         """New empty branches, all or none. Raises Exists or LimitExceeded."""
         self.check_new(names)
-        roots = [Branch(name, self.next_id(), born=self.revision + 1) for name in names]
+        roots = [SessionBranch(name, self.next_id(), born=self.revision + 1) for name in names]
         for branch in roots:
             self.branches[branch.name] = branch
             self.meter.add(BRANCH)
@@ -244,7 +244,7 @@ class SessionState:
         if len(names) > moved:
             self.meter.require(BRANCH * (len(names) - moved))
 
-    def fork(self, branch: Branch, names: Sequence[str], at: int) -> list[Branch]:
+    def fork(self, branch: SessionBranch, names: Sequence[str], at: int) -> list[SessionBranch]:
         """Children of `branch` at position `at`, all or none. Raises Exists or LimitExceeded."""
         if not names:
             return []
@@ -257,7 +257,7 @@ class SessionState:
         self.out.cache.append(ForkBranch(branch.handle, [child.handle for child in children], at))
         return children
 
-    def place(self, placements: Sequence[tuple[Branch, str]]) -> list[int | None]:
+    def place(self, placements: Sequence[tuple[SessionBranch, str]]) -> list[int | None]:
         """Each name becomes what its branch is, all at once, so that names may be swapped.
 
         A branch of that name is moved there, else one is made beside it: the caller has made sure that
@@ -268,7 +268,7 @@ class SessionState:
         for name in names if len(set(names)) < len(names) else ():
             if names.count(name) > 1:
                 raise Exists(f"two branches cannot be {name!r}", details={"branch": name})
-        twins: list[tuple[Branch, Branch | None]] = []
+        twins: list[tuple[SessionBranch, SessionBranch | None]] = []
         for source, name in placements:
             twin = source.twin(name, self.next_id())
             twin.born = self.revision
@@ -286,11 +286,11 @@ class SessionState:
             same.append(there.become(twin))
         return same
 
-    def below(self, roots: Iterable[Branch]) -> list[Branch]:
+    def below(self, roots: Iterable[SessionBranch]) -> list[SessionBranch]:
         """These branches and all their descendants. O(branches)."""
         known: dict[Label | None, bool] = {None: False}
         known.update((branch.label, True) for branch in roots)
-        found: list[Branch] = []
+        found: list[SessionBranch] = []
         for branch in self.branches.values():
             way: list[Label] = []
             at: Label | None = branch.label
@@ -313,7 +313,7 @@ class SessionState:
             self._rules[what] = rule
         return rule
 
-    def room(self, branch: Branch, count: int, *, at_least: bool = False) -> None:
+    def room(self, branch: SessionBranch, count: int, *, at_least: bool = False) -> None:
         """Raises TooLong if `count` more tokens pass the context length. `at_least`: or even more.
 
         LimitExceeded if the branch has as many segments as one may have.
@@ -332,7 +332,7 @@ class SessionState:
                 details={"max": self.context, "position": branch.position, "tokens": count},
             )
 
-    def room_for(self, branch: Branch, pictures: Sequence[Picture]) -> int:
+    def room_for(self, branch: SessionBranch, pictures: Sequence[Picture]) -> int:
         """The bytes of their pixels. Raises LimitExceeded if the branch may not have so many."""
         added, top = sum(len(each.pixels) for each in pictures), branch.segments.top
         if added and added + (0 if top is None else top.pixels) > MOST_ON_BRANCH:
@@ -344,7 +344,7 @@ class SessionState:
         return added
 
     def extend(
-        self, branch: Branch, tokens: Sequence[int], text: str, packed: bytes = b"", **fields: Any
+        self, branch: SessionBranch, tokens: Sequence[int], text: str, packed: bytes = b"", **fields: Any
     ) -> InputSegment:
         """Append an input segment. `packed`: `tokens` for the cache, where the caller has them."""
         segment = input_segment(branch, tokens, text, **fields)
@@ -361,22 +361,22 @@ class SessionState:
             return []
         return [placed(segment.start, segment.tokens, segment.picture, self.pictures.settings)]
 
-    def extend_handle(self, branch: Branch, tokens: Sequence[int]) -> None:
+    def extend_handle(self, branch: SessionBranch, tokens: Sequence[int]) -> None:
         """Tell the cache of tokens that the caller puts into a segment."""
         if tokens:
             self.out.cache.append(ExtendBranch(branch.handle, pack(tokens)))
 
-    def move_handle(self, branch: Branch, to: int) -> None:
+    def move_handle(self, branch: SessionBranch, to: int) -> None:
         """Tell the cache that the branch ends at `to` now."""
         self.out.cache.append(MoveBranch(branch.handle, to))
 
-    def truncate(self, branch: Branch, to: int) -> None:
+    def truncate(self, branch: SessionBranch, to: int) -> None:
         """Cut the branch back to position `to`."""
         if to < branch.position:
             branch.truncate(to, self.decode)
             self.move_handle(branch, to)
 
-    def drop(self, branch: Branch) -> None:
+    def drop(self, branch: SessionBranch) -> None:
         del self.branches[branch.name]
         branch.label.gone = True
         self.meter.add(-BRANCH)
@@ -384,14 +384,14 @@ class SessionState:
         self.out.retained.pop(branch.handle, None)  # told after the drop, and nobody has it then
         self.out.cache.append(DropBranches([branch.handle]))
 
-    def rename(self, branch: Branch, name: str) -> None:
+    def rename(self, branch: SessionBranch, name: str) -> None:
         """Raises Exists if another branch has that name."""
         self.check_new([name], moved=1)
         del self.branches[branch.name]
         branch.label.name, branch.born = name, self.revision + 1
         self.branches[name] = branch
 
-    def annotate(self, branch: Branch | None, meta: JsonObject | None) -> None:
+    def annotate(self, branch: SessionBranch | None, meta: JsonObject | None) -> None:
         """Set the `meta` of a branch, or of the session. Raises LimitExceeded."""
         holder = branch if branch is not None else self
         size, before = json_size(meta), json_size(holder.meta)

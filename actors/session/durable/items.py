@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from ramify.actors.session.branches.branch import Branch, Label, SegmentLink
+from ramify.actors.session.branches.branch import Label, SegmentLink, SessionBranch
 from ramify.actors.session.branches.segments import InputSegment, OutputSegment, Rule, SavedNumber
 from ramify.actors.session.branches.state import SAVED, SessionState
 from ramify.actors.session.branches.tasks import FrameRun, Task
@@ -156,7 +156,7 @@ def encoding_cost(segment: InputSegment | OutputSegment) -> int:
     return size // ENCODED + len(segment.messages) * MESSAGE
 
 
-def unsaved(branch: Branch) -> list[SegmentLink]:
+def unsaved(branch: SessionBranch) -> list[SegmentLink]:
     """The branch's segments that have no number yet, in order."""
     found: list[SegmentLink] = []
     link = branch.segments.top
@@ -177,7 +177,7 @@ def saved_error(error: RamifyError) -> SavedError:
 
 
 def saved_branches(
-    branches: Iterable[Branch], top: Callable[[Branch], int]
+    branches: Iterable[SessionBranch], top: Callable[[SessionBranch], int]
 ) -> tuple[list[SavedBranch], list[SavedLabel]]:
     """The branches and the table of their labels. `top(branch)`: the number of its last segment."""
     places: dict[int, int] = {}

@@ -14,7 +14,7 @@ from typing import TypedDict, Unpack
 import msgspec
 
 from ramify.actors.kit.turns import Steps
-from ramify.actors.session.branches.branch import Branch, SegmentLink
+from ramify.actors.session.branches.branch import SegmentLink, SessionBranch
 from ramify.actors.session.branches.segments import OutputSegment, Rule, SavedNumber
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.branches.tasks import Task
@@ -279,14 +279,14 @@ class Recorder:
 
     # --- branches and segments -------------------------------------------------------------------
 
-    def _wanted(self) -> list[Branch]:
+    def _wanted(self) -> list[SessionBranch]:
         """The branches that are saved."""
         branches, session = list(self._state.branches.values()), self._state.persist
         if all(branch.persist is None for branch in branches):
             return branches
         return [each for each in branches if (each.persist or session) != "none"]
 
-    def _number(self, branch: Branch) -> int:
+    def _number(self, branch: SessionBranch) -> int:
         """The number of the branch's last segment; those without one get theirs, and are written."""
         new = unsaved(branch)
         link = new[0].before if new else branch.segments.top
@@ -296,7 +296,7 @@ class Recorder:
             self._put_segment(each)
         return number_of(branch.segments.top)
 
-    def _take_back(self, wanted: list[Branch]) -> None:
+    def _take_back(self, wanted: list[SessionBranch]) -> None:
         """Forget what was encoded ahead of branches that are not to be saved any more."""
         keeps: set[int] = set()
         for branch in wanted:
@@ -309,7 +309,7 @@ class Recorder:
                 if id(link) not in keeps:
                     link.saved = None
 
-    def _ahead_of(self, branch: Branch) -> Iterator[SegmentLink]:
+    def _ahead_of(self, branch: SessionBranch) -> Iterator[SegmentLink]:
         """The branch's segments that the store has not heard of, the last one first."""
         link = branch.segments.top
         while link is not None and (link.saved is None or f"s{link.saved.number}" in self._items.put):

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from ramify.actors.calls.templates import note
 from ramify.actors.kit.memory import SEGMENT, TOKEN, json_size
 from ramify.actors.kit.turns import Steps
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.segments import Tail
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.branches.tasks import (
@@ -69,7 +69,7 @@ class BranchWriter:
 
     # --- append: prepare ---------------------------------------------------------------------
 
-    def situation(self, branch: Branch, op: Append, *, strict: bool) -> Hashable:
+    def situation(self, branch: SessionBranch, op: Append, *, strict: bool) -> Hashable:
         """All that `prepare` depends on: branches with equal situations share one `Prepared`. O(1)."""
         if op.messages is not None and strict:
             return branch.segments.top
@@ -79,7 +79,7 @@ class BranchWriter:
         asked = asked_of(branch, op.messages or (), ())
         return tail, role, over_prompt, eos, at == 0, self._after(branch, at), asked
 
-    def size(self, branch: Branch, op: Append, *, strict: bool, tools: int = 0) -> int:
+    def size(self, branch: SessionBranch, op: Append, *, strict: bool, tools: int = 0) -> int:
         """About how many characters `prepare` has to work on. `tools`: bytes of JSON, which the template
         is shown each time if it is strict or writes them late; where it writes them, they are tokenized.
         """
@@ -97,7 +97,7 @@ class BranchWriter:
 
     def prepare(
         self,
-        branch: Branch,
+        branch: SessionBranch,
         op: Append,
         *,
         strict: bool,
@@ -169,7 +169,7 @@ class BranchWriter:
 
     # --- append: apply -----------------------------------------------------------------------
 
-    def apply(self, branch: Branch, prepared: Prepared, op: int) -> Steps[int | None]:
+    def apply(self, branch: SessionBranch, prepared: Prepared, op: int) -> Steps[int | None]:
         """Append it, in parts. Returns where the branch was moved back to, if it was.
 
         Raises TooLong or LimitExceeded at its first step, and then nothing has changed.
@@ -210,7 +210,7 @@ class BranchWriter:
             )
         return cut
 
-    def begins(self, branch: Branch, prepared: Prepared) -> int:
+    def begins(self, branch: SessionBranch, prepared: Prepared) -> int:
         """Where what is appended will stand."""
         cut = _cut(branch, prepared.pending)
         return branch.position if cut is None else cut
@@ -219,7 +219,7 @@ class BranchWriter:
 
     def _pending(
         self,
-        branch: Branch,
+        branch: SessionBranch,
         op: Append,
         tools: list[JsonObject] | None,
         effort: Effort | None,
@@ -248,7 +248,7 @@ class BranchWriter:
             [PendingPart(text, False, tail, role, turn=1)], at == 0, after, tokens=op.tokens
         )
 
-    def _end(self, branch: Branch, op: Append) -> tuple[Tail, Role | None, bool]:
+    def _end(self, branch: SessionBranch, op: Append) -> tuple[Tail, Role | None, bool]:
         """How the branch ends, for messages; how it will end, for text and tokens.
 
         The third: the last segment is taken back: a generation prompt to which nothing was said, or the
@@ -267,7 +267,7 @@ class BranchWriter:
 
     def _added(
         self,
-        branch: Branch,
+        branch: SessionBranch,
         tail: Tail,
         role: Role | None,
         messages: Sequence[ChatMessage],
@@ -282,7 +282,7 @@ class BranchWriter:
         text = self._template.delta(role, closed, messages, tools, False, asked)
         return self._after_eos(branch) + text if tail is Tail.EOS else text
 
-    def _after_eos(self, branch: Branch) -> str:
+    def _after_eos(self, branch: SessionBranch) -> str:
         """What the template puts behind the end-of-turn token that the branch ends with."""
         return self._template.rest_after_eos(eos_text(branch)) or ""
 
@@ -308,7 +308,7 @@ class BranchWriter:
 
     def open_turn(
         self,
-        branch: Branch,
+        branch: SessionBranch,
         opened: Open,
         opening: str = "",
         *,
@@ -341,14 +341,14 @@ class BranchWriter:
         self._state.extend(branch, said, opening, tail=Tail.OPEN, role="assistant")
         return at
 
-    def _said(self, branch: Branch, prompt: list[int], opening: str) -> list[int]:
+    def _said(self, branch: SessionBranch, prompt: list[int], opening: str) -> list[int]:
         """Tokens of an opening behind `prompt`, or behind the branch."""
         after = self.tokenizer.context(prompt[-1]) if prompt else self._after(branch, branch.position)
         tokens = self._counted(self.tokenizer.encode_chat(opening, after=after))
         self._check(tokens)
         return tokens
 
-    def close_turn(self, branch: Branch) -> None:
+    def close_turn(self, branch: SessionBranch) -> None:
         """Append the template's end of an assistant's turn, as far as there is room."""
         text = self._template.closing("assistant")
         tokens = self._continue(branch, text) if text else []
@@ -357,7 +357,7 @@ class BranchWriter:
         elif tokens and branch.position + len(tokens) <= self._state.context:
             self._state.extend(branch, tokens, text, tail=Tail.CLOSED, role="assistant", chat=True)
 
-    def continue_output(self, branch: Branch, text: str) -> list[int]:
+    def continue_output(self, branch: SessionBranch, text: str) -> list[int]:
         """Tokens of `text`, which the model said as a part of other tokens, behind the branch."""
         after = self._after(branch, branch.position)
         tokens = self._counted(self.tokenizer.encode(text, special=False, after=after))
@@ -367,7 +367,7 @@ class BranchWriter:
         log.warning("text that the model said has tokens that it does not have", extra={"text": text})
         return known
 
-    def end_of_thought(self, branch: Branch) -> list[int]:
+    def end_of_thought(self, branch: SessionBranch) -> list[int]:
         """Tokens that end the thought in which the branch stands."""
         tokens = self._continue(branch, self.speech.end_of_thought)
         return tokens if self._unknown.keys().isdisjoint(tokens) else []
@@ -387,7 +387,7 @@ class BranchWriter:
 
     # --- tokens ------------------------------------------------------------------------------
 
-    def _continue(self, branch: Branch, text: str) -> list[int]:
+    def _continue(self, branch: SessionBranch, text: str) -> list[int]:
         return self._counted(
             self.tokenizer.encode_chat(text, after=self._after(branch, branch.position))
         )
@@ -396,7 +396,7 @@ class BranchWriter:
         self._state.histories.tokenized += len(tokens)
         return tokens
 
-    def _after(self, branch: Branch, at: int) -> int | None:
+    def _after(self, branch: SessionBranch, at: int) -> int | None:
         """The token before position `at`, if it changes how text behind it is tokenized."""
         link = branch.segments.before(at)
         if link is None:
@@ -432,12 +432,12 @@ def _encoded(tokens: Sequence[int], before: "array[int] | None" = None) -> PartT
     return PartTokens(packed, packed.tobytes())
 
 
-def _before_prompt(branch: Branch) -> int:
+def _before_prompt(branch: SessionBranch) -> int:
     """Where an append to the branch begins at the earliest, if it takes back what `_end` says."""
     return branch.segments[-1].start if is_taken_back(branch) else branch.position
 
 
-def _cut(branch: Branch, pending: PendingAppend) -> int | None:
+def _cut(branch: SessionBranch, pending: PendingAppend) -> int | None:
     """Where the branch is moved back to first, None: it stays."""
     cut = branch.segments[-1].start if pending.over_prompt else pending.cut
     return cut if cut is not None and cut < branch.position else None

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from ramify.actors.calls.templates import CALL_ID, NOTHING_ASKED, Asked
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.segments import History, InputSegment, OutputSegment, Segment, Tail
 from ramify.actors.session.branches.tasks import PendingPart
 from ramify.actors.session.input.template import ChatTemplate
@@ -101,7 +101,7 @@ class Conversation:
 
 
 def common(
-    branch: Branch, base: int, rendered: str, inside: Callable[[str, int], bool]
+    branch: SessionBranch, base: int, rendered: str, inside: Callable[[str, int], bool]
 ) -> tuple[int, int]:
     """(position, characters of `rendered`) up to which the branch's text from `base` is a prefix of it.
 
@@ -132,7 +132,9 @@ def common(
     return position, chars
 
 
-def history_before(branch: Branch, base: int, at: int, messages: Sequence[ChatMessage]) -> History:
+def history_before(
+    branch: SessionBranch, base: int, at: int, messages: Sequence[ChatMessage]
+) -> History:
     """`messages` as the history of what comes at position `at`; shares what the branch has of it."""
     link = branch.segments.top
     while link is not None and link.segment.start >= base:
@@ -242,7 +244,7 @@ class StrictRendering:
 
     def append(
         self,
-        branch: Branch,
+        branch: SessionBranch,
         messages: Sequence[ChatMessage],
         tools: list[JsonObject] | None,
         effort: Effort | None,
@@ -306,7 +308,7 @@ class StrictRendering:
         return rendered[common_prefix(closed, rendered) :]
 
     def unrendered(
-        self, branch: Branch, opened: Open, known: Mapping[Hashable, str | RamifyError]
+        self, branch: SessionBranch, opened: Open, known: Mapping[Hashable, str | RamifyError]
     ) -> Unrendered | None:
         """What `prompt_behind` would render, unless it is `known`; its result goes there, by the key.
 
@@ -320,7 +322,7 @@ class StrictRendering:
         return Unrendered(key, length_of(branch), lambda: self.prompt(segments, opened))
 
     def prompt_behind(
-        self, branch: Branch, role: Role, opened: Open, known: dict[Hashable, str | RamifyError]
+        self, branch: SessionBranch, role: Role, opened: Open, known: dict[Hashable, str | RamifyError]
     ) -> str:
         """The generation prompt behind a complete turn of `role`."""
         if not _rendered_anew(opened, role):
@@ -367,7 +369,7 @@ class StrictRendering:
 # --- how a branch ends
 
 
-def is_taken_back(branch: Branch) -> bool:
+def is_taken_back(branch: SessionBranch) -> bool:
     """Whether messages take back the last segment: a generation prompt, or the end of a pending turn."""
     if branch.tail is Tail.PROMPT:
         return True
@@ -377,13 +379,13 @@ def is_taken_back(branch: Branch) -> bool:
     return before.tail is Tail.PENDING and isinstance(last, InputSegment) and not last.messages
 
 
-def eos_text(branch: Branch) -> str:
+def eos_text(branch: SessionBranch) -> str:
     """The end-of-turn token that the branch ends with, as the template spells it."""
     last = branch.output()
     return last.eos_text if last is not None else ""
 
 
-def asked_of(branch: Branch, messages: Sequence[ChatMessage], ends: tuple[str, ...]) -> Asked:
+def asked_of(branch: SessionBranch, messages: Sequence[ChatMessage], ends: tuple[str, ...]) -> Asked:
     """What a template may look back at for `messages`, as far as they are about calls."""
     if not any(message.role == "tool" or message.tool_calls for message in messages):
         return NOTHING_ASKED
@@ -397,7 +399,7 @@ def asked_of(branch: Branch, messages: Sequence[ChatMessage], ends: tuple[str, .
     return Asked(calls or (), ends)
 
 
-def _back(branch: Branch) -> Iterator[ChatMessage | None]:
+def _back(branch: SessionBranch) -> Iterator[ChatMessage | None]:
     """The messages of a branch, last one first; None for text that no message tells."""
     for segment in reversed(branch.segments):
         if isinstance(segment, OutputSegment):
@@ -425,6 +427,6 @@ def _rendered_anew(opened: Open, role: Role | None) -> bool:
     return opened.template == "strict" and role in ("user", "tool")
 
 
-def length_of(branch: Branch) -> int:
+def length_of(branch: SessionBranch) -> int:
     """About how many characters a rendering of the branch's whole conversation works on."""
     return branch.position * 4 + len(branch.segments) * AROUND

@@ -12,7 +12,7 @@ import msgspec
 
 from ramify.actors.calls.reader import Reader
 from ramify.actors.calls.templates import MARKER
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.branches.tasks import Prepared
 from ramify.actors.session.input.conversation import Conversation
@@ -58,7 +58,7 @@ class NextTurn:
             self._state.asked = prepared.pending.parts[0].text, prepared.bound
             histories.use(self._state.owner, prepared.bound)
 
-    def answered(self, branch: Branch, usage: Usage, asked: float, ended: float) -> Miss | None:
+    def answered(self, branch: SessionBranch, usage: Usage, asked: float, ended: float) -> Miss | None:
         """An answer has ended: if the history comes back, it goes on with these tokens.
 
         Returns why that history's tokens were computed again, if they were.
@@ -70,7 +70,7 @@ class NextTurn:
         self._state.histories.add(self._state.owner, bound, pieces, until)
         return bound.missed(usage.prompt, usage.cached, ended)
 
-    def _history(self, branch: Branch) -> tuple[Bound | None, list[Piece]]:
+    def _history(self, branch: SessionBranch) -> tuple[Bound | None, list[Piece]]:
         """What was known of a stateless request, and text and tokens behind that."""
         if self._state.asked is None:
             return None, []
@@ -80,7 +80,9 @@ class NextTurn:
         first = text[bound.chars :], segments[0].tokens[bound.length :]
         return bound, [first, *((each.raw, each.tokens[:]) for each in segments[1:])]
 
-    def ahead(self, branch: Branch, opened: Open, reader: Reader, calls: list[JsonObject]) -> None:
+    def ahead(
+        self, branch: SessionBranch, opened: Open, reader: Reader, calls: list[JsonObject]
+    ) -> None:
         """An answer with a thought has ended. If the template leaves it out of the next prompt, have
         that computed while nobody waits, up to what the next turn says.
 

@@ -15,7 +15,7 @@ from ramify.actors.calls.labels import Labels
 from ramify.actors.calls.openings import Openings, Render
 from ramify.actors.calls.reader import PRIMED_MOST, Reader, TurnPlace
 from ramify.actors.calls.toolbox import Toolbox
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.segments import OutputSegment, Tail
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.constraints import ConstraintSpec
@@ -102,7 +102,7 @@ class Speech:
             ends_output=ends_output,
         )
 
-    def labels(self, branch: Branch, choice: str, tools: Toolbox, name: str) -> Labels | None:
+    def labels(self, branch: SessionBranch, choice: str, tools: Toolbox, name: str) -> Labels | None:
         """For an output that begins at the end of `branch`; None if there is nothing to tell apart.
         `name`: see `call_id`."""
         if choice == "none":
@@ -113,7 +113,9 @@ class Speech:
         reader.prime(*_turn_so_far(branch))
         return Labels(reader)
 
-    def spoken(self, reader: Reader, branch: Branch, segment: OutputSegment) -> ChatMessage | None:
+    def spoken(
+        self, reader: Reader, branch: SessionBranch, segment: OutputSegment
+    ) -> ChatMessage | None:
         """The turn that ends with `segment`, if its text does not tell the template what it is.
 
         That is so of calls whose marks are control tokens, and of all that a dialect with tags says.
@@ -135,7 +137,7 @@ class Speech:
         )
 
 
-def _turn_so_far(branch: Branch, before: OutputSegment | None = None) -> tuple[str, str]:
+def _turn_so_far(branch: SessionBranch, before: OutputSegment | None = None) -> tuple[str, str]:
     """(the generation prompt, what was said since) of the assistant's turn that is open, if one is.
 
     `before`: a segment of the turn, where it has gone on since.
@@ -244,7 +246,7 @@ class Constraints:
         )
 
 
-def continued(branch: Branch, op: Generate) -> OutputSegment | None:
+def continued(branch: SessionBranch, op: Generate) -> OutputSegment | None:
     """The constrained output that `op` goes on with, if it does. Raises BadRequest."""
     begun, wanted = branch.unfinished, op.constraint
     if wanted is None:  # what does not go with a constraint asks for free text

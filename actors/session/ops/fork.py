@@ -1,7 +1,7 @@
 """`fork`: children at the head of a branch, or further back; or new roots."""
 
 from ramify.actors.kit.memory import MESSAGE, TARGET
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.tasks import FrameRun, Kind, Task
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.protocol.errors import BadRequest
@@ -46,7 +46,7 @@ def _run(ctx: OpContext, op: Fork, task: Task) -> Ok:
     return make_children(ctx, task, branch, branch.position if op.at is None else op.at)
 
 
-def make_children(ctx: OpContext, task: Task, branch: Branch, at: int) -> Ok:
+def make_children(ctx: OpContext, task: Task, branch: SessionBranch, at: int) -> Ok:
     """The children of `task`, which share `branch` up to `at`."""
     state = ctx.state
     if at > branch.position:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from ramify.actors.kit.memory import MESSAGE, TARGET
 from ramify.actors.kit.turns import OP, SOCKET, Steps
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.branches.tasks import FrameRun, Task
 from ramify.actors.session.input.branch_writer import BranchWriter
@@ -81,7 +81,7 @@ class OpContext:
         self.prompts = Prompts(self.state, self.writer, self.publisher)
         self.texts = Texts(self.state, self.writer, self.generations, self.selects, self.publisher)
 
-    def target(self, task: Task, *, expect: int | None = None) -> Branch:
+    def target(self, task: Task, *, expect: int | None = None) -> SessionBranch:
         """The task's branch. Raises NoBranch; Conflict if it is not at the position `expect`."""
         assert task.branch is not None
         branch = self.state.branch(task.branch)
@@ -93,7 +93,7 @@ class OpContext:
             )
         return branch
 
-    def ok(self, task: Task, branch: Branch, result: dict[str, Any] | None = None) -> Ok:
+    def ok(self, task: Task, branch: SessionBranch, result: dict[str, Any] | None = None) -> Ok:
         """The reply to a task that has changed `branch`."""
         return Ok(
             id=task.op.id,
@@ -107,26 +107,26 @@ class OpContext:
         """Of `drop`."""
         return DROP + SOCKET * len(self.publisher.subscribers)
 
-    def drop_all(self, branches: Iterable[Branch]) -> Steps[None]:
+    def drop_all(self, branches: Iterable[SessionBranch]) -> Steps[None]:
         """Release them one after the other."""
         for branch in branches:
             yield self.drop_cost()
             self.drop(branch)
 
-    def drop(self, branch: Branch) -> None:
+    def drop(self, branch: SessionBranch) -> None:
         """Release a branch; what is due of it is sent first."""
         self.generations.prefills.cancel(branch)
         self.publisher.drop(branch)
         self.state.drop(branch)
 
 
-def said_on(branch: Branch) -> str:
+def said_on(branch: SessionBranch) -> str:
     """The last text generated on a branch, "" if none was since it was forked."""
     answer = branch.answer()
     return answer.said if answer is not None else ""
 
 
-def reading(branch: Branch) -> int:
+def reading(branch: SessionBranch) -> int:
     """The cost of `said_on` (see `Work`)."""
     answer = branch.answer()
     return len(answer.chunks) // CHUNKS if answer is not None else 0

@@ -9,7 +9,7 @@ from typing import Any
 
 from ramify.actors.kit.memory import MESSAGE, TARGET
 from ramify.actors.kit.turns import Steps
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.tasks import FrameRun, Kind, Race, Task
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler, reading, said_on
 from ramify.protocol.errors import BadRequest, Skipped
@@ -87,7 +87,7 @@ def _run(ctx: OpContext, op: Prune, task: Task) -> Steps[Ok]:
     return (yield from _settle(ctx, op, task, winners, scores))
 
 
-def _rank(op: Prune, judges: Sequence[Branch]) -> Steps[tuple[list[int], Sequence[float | None]]]:
+def _rank(op: Prune, judges: Sequence[SessionBranch]) -> Steps[tuple[list[int], Sequence[float | None]]]:
     """The ranking of the sources by their judges, and the scores. Raises BadRequest."""
     said: list[str] = []
     scores: Sequence[float | None]
@@ -115,14 +115,14 @@ def _settle(
     ctx: OpContext,
     op: Prune,
     task: Task,
-    winners: Sequence[Branch],
+    winners: Sequence[SessionBranch],
     scores: dict[str, float | None] | None,
 ) -> Steps[Ok]:
     """Move the winners, drop the rest."""
     state = ctx.state
     into = op.targets or [winner.name for winner in winners]
     moves = [(winner, name) for winner, name in zip(winners, into, strict=True) if winner.name != name]
-    going: list[Branch] = []
+    going: list[SessionBranch] = []
     if not op.keep:
         named = dict.fromkeys([*op.from_, *(op.score_from or ())]).keys()
         stay = set(into)
@@ -146,7 +146,7 @@ def _settle(
 
 
 def _move(
-    ctx: OpContext, winners: Sequence[Branch], moves: Sequence[tuple[Branch, str]]
+    ctx: OpContext, winners: Sequence[SessionBranch], moves: Sequence[tuple[SessionBranch, str]]
 ) -> dict[str, int]:
     """Move winners into other names, all at once. Returns, of each name that was a branch with another
     text, the position up to which that text stays."""

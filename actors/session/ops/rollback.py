@@ -1,6 +1,6 @@
 """`rollback`: move the head of a branch back, to a position or by turns."""
 
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.tasks import FrameRun, Kind, Task
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler, one_entry, short
 from ramify.protocol.errors import BadRequest
@@ -30,7 +30,7 @@ def _run(ctx: OpContext, op: Rollback, task: Task) -> Ok:
     return ctx.ok(task, branch)
 
 
-def _place(branch: Branch, op: Rollback) -> int:
+def _place(branch: SessionBranch, op: Rollback) -> int:
     to = op.to
     if op.turns is not None:
         to = branch.turn_start(op.turns)

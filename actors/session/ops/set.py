@@ -5,7 +5,7 @@ from typing import NamedTuple
 import msgspec
 
 from ramify.actors.kit.memory import MESSAGE, TARGET, json_bytes, json_size
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.tasks import FrameRun, Kind, Task
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.protocol.errors import Unsupported
@@ -106,7 +106,7 @@ def _plan(action: KvAction) -> _Plan:
     return _Plan(kind, [(each.tokens, each.seconds) for each in asked])
 
 
-def _hint(ctx: OpContext, task: Task, branch: Branch, hints: KvHints) -> None:
+def _hint(ctx: OpContext, task: Task, branch: SessionBranch, hints: KvHints) -> None:
     """Do what is suggested. The reply comes when the cache has said what it did."""
     state, now = ctx.state, ctx.publisher.now
     plans = [_plan(action) for action in hints.actions]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from ramify.actors.kit.turns import Steps, at_once
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.state import EncodeText, SessionState
 from ramify.actors.session.branches.tasks import ON_THE_LOOP, FrameRun, Prepared, Task
 from ramify.actors.session.input.branch_writer import LOT, PART, BranchWriter
@@ -32,7 +32,7 @@ class _WaitingText(NamedTuple):
     """A branch that waits for its tokens. `finish`: see `Texts.put`."""
 
     task: Task
-    branch: Branch
+    branch: SessionBranch
     finish: Finish
     held: int
 
@@ -58,7 +58,7 @@ class Texts:
     def put(
         self,
         task: Task,
-        branch: Branch,
+        branch: SessionBranch,
         op: Append,
         targets: Iterable[str],
         finish: Finish,
@@ -134,7 +134,7 @@ class Texts:
         except RamifyError as failure:
             return waiting.task, bare(failure)
 
-    def cost(self, task: Task, branch: Branch, op: Append) -> int:
+    def cost(self, task: Task, branch: SessionBranch, op: Append) -> int:
         """The cost of `put`, about."""
         shared, writer = task.shared, self._writer
         assert shared is not None

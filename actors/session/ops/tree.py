@@ -1,6 +1,6 @@
 """`tree`: what the session holds, page by page."""
 
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.ops.handler import AtOnce, Hands, one_entry, short
 from ramify.actors.session.sockets.publisher import Publisher, error_message
@@ -46,7 +46,7 @@ class Trees:
                 continue
             self._look(subscriber, op, chosen)
 
-    def _look(self, subscriber: Subscriber, op: Tree, chosen: list[Branch]) -> None:
+    def _look(self, subscriber: Subscriber, op: Tree, chosen: list[SessionBranch]) -> None:
         subscriber.looking = True
 
         def show(resident: list[int]) -> None:
@@ -70,7 +70,7 @@ class Trees:
         for subscriber in self._publisher.subscribers.values():
             self.go_on(subscriber)
 
-    def _chosen(self, op: Tree) -> list[Branch]:
+    def _chosen(self, op: Tree) -> list[SessionBranch]:
         """The branches to show, in order. Raises NoBranch, BadRequest."""
         state, after = self._state, op.after
         if op.branch is not None:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from ramify.actors.calls.reader import Reader
 from ramify.actors.kit.memory import json_bytes
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.segments import Tail
 from ramify.actors.session.branches.state import SAVED, SessionState
 from ramify.actors.session.branches.tasks import Task
@@ -33,7 +33,7 @@ class Endings:
     """Ends the generations of one session. `on_cut(branch, to)`: the branch was moved back."""
 
     def __init__(
-        self, state: SessionState, writer: BranchWriter, on_cut: Callable[[Branch, int], None]
+        self, state: SessionState, writer: BranchWriter, on_cut: Callable[[SessionBranch, int], None]
     ) -> None:
         self._state = state
         self._writer = writer

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ramify.actors.kit.memory import LOGPROB
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.segments import OutputSegment
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.branches.tasks import Task
@@ -36,7 +36,7 @@ class GenerationState:
     """State of one `generate` on one branch."""
 
     op: Generate
-    branch: Branch
+    branch: SessionBranch
     segment: OutputSegment
     text: TextStream
     sampling: SamplingParams
@@ -315,9 +315,9 @@ class Prefills:
 
     def __init__(self, state: SessionState) -> None:
         self._state = state
-        self.branches: dict[int, Branch] = {}  # by request
+        self.branches: dict[int, SessionBranch] = {}  # by request
 
-    def start(self, branch: Branch, now: float) -> None:
+    def start(self, branch: SessionBranch, now: float) -> None:
         """Compute what was appended before a generation asks for it."""
         if branch.position == 0 or branch.position >= self._state.context:
             return
@@ -338,7 +338,7 @@ class Prefills:
             )
         )
 
-    def cancel(self, branch: Branch) -> None:
+    def cancel(self, branch: SessionBranch) -> None:
         """Stop computing ahead: the branch is about to change under it."""
         if branch.prefill is not None:
             self._state.out.scheduler.append(CancelRequest(branch.prefill))

@@ -12,7 +12,7 @@ import msgspec
 
 from ramify.actors.calls.reader import TurnPlace
 from ramify.actors.kit.memory import SEGMENT
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.segments import OutputSegment, Rule, Tail
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.branches.tasks import Resumed, Task
@@ -67,9 +67,9 @@ class Generations:
         detokenizer: Detokenizer,
         *,
         random_seed: Callable[[], int],
-        on_output: Callable[[Branch], None],
+        on_output: Callable[[SessionBranch], None],
         on_done: Callable[[Task, Done, str], None],
-        on_cut: Callable[[Branch, int], None],
+        on_cut: Callable[[SessionBranch, int], None],
         on_refused: Callable[[Task, RamifyError], None],
     ) -> None:
         self._state = state
@@ -102,7 +102,7 @@ class Generations:
 
     # --- start -----------------------------------------------------------------------------
 
-    def start(self, task: Task, branch: Branch, now: float, *, scored: bool) -> None:
+    def start(self, task: Task, branch: SessionBranch, now: float, *, scored: bool) -> None:
         """Begin the generation of `task`. Raises RamifyError, and then nothing has changed.
 
         `scored`: an op wants its mean log-probability.
@@ -192,7 +192,7 @@ class Generations:
             rules[key] = self._state.rule(SavedRule(spec, op.constraint.after_thought))
         return rules[key]
 
-    def _check(self, branch: Branch) -> None:
+    def _check(self, branch: SessionBranch) -> None:
         position = branch.position
         if position >= self._state.context:
             raise TooLong(
@@ -293,7 +293,7 @@ class Generations:
 
     # --- while it runs ---------------------------------------------------------------------
 
-    def progress(self, item: Progress, now: float) -> Branch | None:
+    def progress(self, item: Progress, now: float) -> SessionBranch | None:
         """New tokens of a request: the branch that has grown, if the request still is."""
         entry = self._by_request.get(item.request)
         if entry is None:

@@ -6,7 +6,7 @@ socket is served is in `subscriber`.
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.branches.tasks import Task
 from ramify.actors.session.sockets.clients import Declared, ReplyLog, in_force
@@ -97,12 +97,12 @@ class Publisher:
         client: str,
         ident: int,
         message: ServerMessage,
-        branch: Branch | None,
+        branch: SessionBranch | None,
         *,
         again: ServerMessage | None = None,
         keep: bool = True,
         write: bool = True,
-        children: Sequence[Branch] = (),
+        children: Sequence[SessionBranch] = (),
     ) -> None:
         """A terminal reply. `again`: what to keep for a repeated request instead; `keep`: or nothing.
 
@@ -153,12 +153,12 @@ class Publisher:
             elif branch is not None:
                 subscriber.flush(branch)
 
-    def flush(self, branches: Iterable[Branch]) -> None:
+    def flush(self, branches: Iterable[SessionBranch]) -> None:
         """Send what these have released to each socket that may have it now."""
         for subscriber in self.subscribers.values():
             self.stream(subscriber, branches)
 
-    def stream(self, subscriber: Subscriber, branches: Iterable[Branch]) -> None:
+    def stream(self, subscriber: Subscriber, branches: Iterable[SessionBranch]) -> None:
         """Send what these have released to one of them, now or at its next tick."""
         later = subscriber.stream(branches, self.now)
         if later is not None:
@@ -171,37 +171,37 @@ class Publisher:
             if later is not None:
                 self._state.out.wake(later)
 
-    def begin(self, branch: Branch) -> None:
+    def begin(self, branch: SessionBranch) -> None:
         """A new branch: sockets know its text so far."""
         for subscriber in self.subscribers.values():
             subscriber.begin(branch, branch.position)
 
-    def cut(self, branch: Branch, to: int) -> None:
+    def cut(self, branch: SessionBranch, to: int) -> None:
         """The branch was moved back to `to`."""
         for subscriber in self.subscribers.values():
             subscriber.cut(branch, to)
 
-    def settle(self, branch: Branch) -> None:
+    def settle(self, branch: SessionBranch) -> None:
         """Send what is due of the branch: it is about to hold something else."""
         for subscriber in self.subscribers.values():
             subscriber.settle(branch)
 
-    def place(self, branch: Branch) -> None:
+    def place(self, branch: SessionBranch) -> None:
         """The branch was moved to where another one is, whose text sockets know."""
         for subscriber in self.subscribers.values():
             subscriber.place(branch)
 
-    def rewrite(self, branch: Branch, to: int) -> None:
+    def rewrite(self, branch: SessionBranch, to: int) -> None:
         """The text of the branch from `to` on has changed: send it again."""
         for subscriber in self.subscribers.values():
             subscriber.rewrite(branch, to)
 
-    def rename(self, branch: Branch, name: str) -> None:
+    def rename(self, branch: SessionBranch, name: str) -> None:
         """The branch is about to get another name."""
         for subscriber in self.subscribers.values():
             subscriber.rename(branch, name)
 
-    def drop(self, branch: Branch) -> None:
+    def drop(self, branch: SessionBranch) -> None:
         """The branch is about to go."""
         for subscriber in self.subscribers.values():
             subscriber.drop(branch)

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from ramify.actors.calls.toolbox import Toolbox
 from ramify.actors.kit.memory import OPENED, Meter, reply_bytes
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.segments import OutputSegment
 from ramify.actors.session.sockets.clients import Declared
-from ramify.protocol.wire import Delta, Open, ServerMessage, State, Tree
+from ramify.protocol.wire import Delta, Open, ServerMessage, StateReply, Tree
 
 UNLIMITED = 2**63
 FULL, OVERHEAD = 256 << 10, 200  # bytes of a frame that a socket catches up with; of a message, about
@@ -61,11 +61,13 @@ class Subscriber:
         self._cursors: dict[str, int] = {}
         self._truncate: dict[str, int] = {}
         self._credit: dict[str, int] = {}
-        self._held: dict[str, deque[tuple[int, ServerMessage, Sequence[Branch]]]] = {}
+        self._held: dict[str, deque[tuple[int, ServerMessage, Sequence[SessionBranch]]]] = {}
         # Branches whose text since `open`, or since it did not read, is still to be sent; the replies
         # that come in between, if any do.
         self._late: dict[str, dict[int, list[ServerMessage]] | None] = {}
-        self._untold: dict[str, Branch] = {}  # a child whose fork waits, and for which branch's deltas
+        self._untold: dict[
+            str, SessionBranch
+        ] = {}  # a child whose fork waits, and for which branch's deltas
 
     @property
     def tools(self) -> Toolbox:
@@ -75,7 +77,7 @@ class Subscriber:
     @property
     def unanswered(self) -> bool:
         """Whether the answer to its `open` is still to be sent."""
-        return bool(self.out) and isinstance(self.out[0], State) and self.out[0].id is None
+        return bool(self.out) and isinstance(self.out[0], StateReply) and self.out[0].id is None
 
     @property
     def progress(self) -> dict[str, BranchProgress]:
@@ -88,11 +90,11 @@ class Subscriber:
 
     # --- cursors ---------------------------------------------------------------------------
 
-    def begin(self, branch: Branch, position: int) -> None:
+    def begin(self, branch: SessionBranch, position: int) -> None:
         """Deltas of `branch` start at `position`."""
         self._cursors[branch.name] = position
 
-    def resume(self, branch: Branch, have: int, revision: int | None) -> None:
+    def resume(self, branch: SessionBranch, have: int, revision: int | None) -> None:
         """Continue from `have`, or from where the branch was cut back to since `revision`."""
         start = min(have, branch.released)
         cut = branch.undercut(revision)
@@ -106,13 +108,13 @@ class Subscriber:
         if start < have:
             self._truncate[branch.name] = start
 
-    def restart(self, branch: Branch, have: int) -> None:
+    def restart(self, branch: SessionBranch, have: int) -> None:
         """Forget what the socket has seen of a branch, and send it from its beginning."""
         self._cursors[branch.name] = 0
         if have:
             self._truncate[branch.name] = 0
 
-    def cut(self, branch: Branch, to: int) -> None:
+    def cut(self, branch: SessionBranch, to: int) -> None:
         """The branch was moved back to `to`. What is held comes before what is generated next."""
         if self._cursors.get(branch.name, 0) > to:
             self._cursors[branch.name] = to
@@ -122,20 +124,20 @@ class Subscriber:
                 (min(upto, to), message, children) for upto, message, children in held
             )
 
-    def place(self, branch: Branch) -> None:
+    def place(self, branch: SessionBranch) -> None:
         """`branch` has moved to where another branch was. Both were settled before."""
         self.begin(branch, branch.position)
         truncate = self._truncate.pop(branch.name, None)
         if truncate is not None:
             self.out.append(Delta(branch=branch.name, position=truncate, text="", truncate=truncate))
 
-    def rewrite(self, branch: Branch, to: int) -> None:
+    def rewrite(self, branch: SessionBranch, to: int) -> None:
         """The text from `to` on has changed. If the socket has seen more, the next delta says so."""
         if self._cursors.get(branch.name, 0) > to:
             self._truncate[branch.name] = min(to, self._truncate.get(branch.name, to))
         self.cut(branch, to)
 
-    def rename(self, branch: Branch, new: str) -> None:
+    def rename(self, branch: SessionBranch, new: str) -> None:
         """`branch` is about to be called `new`."""
         self.settle(branch)
         old = branch.name
@@ -160,11 +162,13 @@ class Subscriber:
                 return True
         return False
 
-    def fall_behind(self, branch: Branch, replies: dict[int, list[ServerMessage]] | None = None) -> None:
+    def fall_behind(
+        self, branch: SessionBranch, replies: dict[int, list[ServerMessage]] | None = None
+    ) -> None:
         """`catch_up` is to be called for the branch, with these replies in between (see `replay`)."""
         self._late.setdefault(branch.name, replies)
 
-    def catch_up(self, branch: Branch) -> None:
+    def catch_up(self, branch: SessionBranch) -> None:
         """Send what the branch has more. Happens by itself before anything else is said of it."""
         replies = self._late.pop(branch.name, None)
         if replies is not None:
@@ -176,13 +180,13 @@ class Subscriber:
         """There is no such branch any more."""
         self._late.pop(name, None)
 
-    def drop(self, branch: Branch) -> None:
+    def drop(self, branch: SessionBranch) -> None:
         """`branch` is about to go; its name may come back for another one."""
         self.settle(branch)
         for table in (self._cursors, self._truncate, self._credit):
             table.pop(branch.name, None)
 
-    def settle(self, branch: Branch) -> None:
+    def settle(self, branch: SessionBranch) -> None:
         """Send all that is due under the branch's present name, even to a socket that is held back.
 
         It cannot be made later from a branch that goes or is renamed, and a program that ends
@@ -215,7 +219,11 @@ class Subscriber:
         self.held = 0
 
     def _wait(
-        self, branch: Branch, upto: int, message: ServerMessage, children: Sequence[Branch] = ()
+        self,
+        branch: SessionBranch,
+        upto: int,
+        message: ServerMessage,
+        children: Sequence[SessionBranch] = (),
     ) -> None:
         """`message`, which tells of `children`, follows the deltas of `branch` up to `upto`."""
         self._held.setdefault(branch.name, deque()).append((upto, message, children))
@@ -230,7 +238,7 @@ class Subscriber:
 
     # --- sending -----------------------------------------------------------------------------
 
-    def stream(self, branches: Iterable[Branch], now: float) -> float | None:
+    def stream(self, branches: Iterable[SessionBranch], now: float) -> float | None:
         """Send what is due of these. If `tick_ms` holds it back, returns when to call `tick`."""
         tick = self.opened.tick_ms
         if tick and now != self._ticked:
@@ -245,7 +253,7 @@ class Subscriber:
                 self.flush(branch)
         return None
 
-    def tick(self, branches: Iterable[Branch], now: float) -> float | None:
+    def tick(self, branches: Iterable[SessionBranch], now: float) -> float | None:
         """Time has passed: send what waited for `tick_ms`, of all branches. Returns as `stream` does.
 
         The next pause begins with what is sent here, so deltas come at equal intervals.
@@ -262,16 +270,16 @@ class Subscriber:
             self._ticked, self.next_tick = now, now + tick / 1e3
         return None
 
-    def flush(self, branch: Branch) -> None:
+    def flush(self, branch: SessionBranch) -> None:
         """Send what is due of `branch`, and of children that this tells of, whatever `tick_ms` says."""
         due = self._flush(branch)
         while due:
             due += self._flush(due.pop())
 
-    def _flush(self, branch: Branch) -> list[Branch]:
+    def _flush(self, branch: SessionBranch) -> list[SessionBranch]:
         """Send what is due of `branch`. Returns the children that the socket knows of since."""
         name = branch.label.name
-        told: list[Branch] = []
+        told: list[SessionBranch] = []
         if self._late and self._late.get(name) is not None:
             self.catch_up(branch)
         if name in self._untold:
@@ -294,7 +302,10 @@ class Subscriber:
         return told
 
     def reply(
-        self, branch: Branch | None, message: ServerMessage, children: Sequence[Branch] = ()
+        self,
+        branch: SessionBranch | None,
+        message: ServerMessage,
+        children: Sequence[SessionBranch] = (),
     ) -> None:
         """Send a reply or an event after everything its branch has released so far.
 
@@ -305,7 +316,7 @@ class Subscriber:
         else:
             self.out.append(message)
 
-    def _catches_up(self, branch: Branch) -> bool:
+    def _catches_up(self, branch: SessionBranch) -> bool:
         """Send what is due of `branch`: whether that is all that it has released."""
         name = branch.label.name
         if not (self._late or self._held or self._untold):  # as nearly always
@@ -313,7 +324,7 @@ class Subscriber:
         self.flush(branch)
         return not (name in self._held or name in self._untold or self._behind(branch))
 
-    def replay(self, branch: Branch, replies: dict[int, list[ServerMessage]]) -> None:
+    def replay(self, branch: SessionBranch, replies: dict[int, list[ServerMessage]]) -> None:
         """After `resume`: what was missed, the replies of this client's generations in between."""
         start = self._cursors[branch.name]
         for segment in list(branch.outputs_from(start)):
@@ -331,12 +342,12 @@ class Subscriber:
             truncate = self._truncate.pop(branch.name)
             self.out.append(Delta(branch=branch.name, position=truncate, text="", truncate=truncate))
 
-    def _behind(self, branch: Branch) -> bool:
+    def _behind(self, branch: SessionBranch) -> bool:
         cursor = self._cursors.get(branch.name, 0)
         outputs = branch.outputs_back_to(cursor)
         return any(p.counts and not p.quiet and p.released > cursor for p in outputs)
 
-    def _advance(self, branch: Branch, name: str, upto: int) -> bool:
+    def _advance(self, branch: SessionBranch, name: str, upto: int) -> bool:
         """Move the cursor to `upto`, or as far as it may. True if it got there.
 
         `name`: of the branch. This runs for each token: it looks nothing up twice.
@@ -389,7 +400,7 @@ class Subscriber:
 
 
 def _done(
-    segment: OutputSegment, branch: Branch, replies: dict[int, list[ServerMessage]]
+    segment: OutputSegment, branch: SessionBranch, replies: dict[int, list[ServerMessage]]
 ) -> ServerMessage | None:
     """The kept reply of the generation that made this segment, if it is still kept."""
     stored: Iterable[ServerMessage] = replies.get(segment.op, ()) if segment.op is not None else ()

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import TypedDict, Unpack
 
 from ramify.actors.kit.memory import json_size
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.segments import OutputSegment, Segment
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.sockets.clients import Identity, ReplyLog
 from ramify.protocol.messages import Attach, Inspect, Inspected
-from ramify.protocol.wire import BranchState, Place, SegmentState, ServerInfo, State, Tree, Usage
+from ramify.protocol.wire import BranchState, Place, SegmentState, ServerInfo, StateReply, Tree, Usage
 
 Then = Callable[[list[int]], None]
 UNKNOWN = -1  # tokens of a branch that are resident
@@ -30,7 +30,7 @@ class Inspections:
         self._state = state
         self._waiting: dict[int, tuple[Inspect, Then]] = {}
 
-    def ask(self, branches: list[Branch], then: Then, **what: Unpack[Suggested]) -> None:
+    def ask(self, branches: list[SessionBranch], then: Then, **what: Unpack[Suggested]) -> None:
         """`then` gets the resident tokens of each branch, UNKNOWN if nobody can tell; see `Inspect`."""
         ident = self._state.next_id()
         handles = [branch.handle for branch in branches]
@@ -74,7 +74,7 @@ class View:
         self._rewritten = rewritten
         self.stored = stored
 
-    def lengths(self) -> dict[Branch, int]:
+    def lengths(self) -> dict[SessionBranch, int]:
         """Tokens of each branch that have KV for its next turn, unless they were evicted.
 
         0 while a generation runs: the tree does not have its KV yet.
@@ -86,11 +86,11 @@ class View:
         self,
         message: Attach,
         reply_log: ReplyLog,
-        resident: dict[Branch, int],
-        lengths: dict[Branch, int],
+        resident: dict[SessionBranch, int],
+        lengths: dict[SessionBranch, int],
         ttl_s: float,
         tools: list[str],
-    ) -> State:
+    ) -> StateReply:
         """The answer to `open`. Branches that `resident` does not name are not known to be warm.
 
         `lengths` are of the time when the cache was asked: a generation may have ended since. `tools`:
@@ -100,7 +100,7 @@ class View:
         known = [(branch, resident.get(branch, UNKNOWN)) for branch in state.branches.values()]
         resumed = message.open.session is not None
         note = self._rewritten(tools=bool(tools)) if message.open.template == "append" else None
-        return State(
+        return StateReply(
             session=identity.session,
             op=reply_log.highest,
             revision=state.revision,
@@ -120,7 +120,9 @@ class View:
             notes=[note] if note is not None else None,
         )
 
-    def tree(self, op: Tree, reply_log: ReplyLog, branches: list[Branch], resident: list[int]) -> State:
+    def tree(
+        self, op: Tree, reply_log: ReplyLog, branches: list[SessionBranch], resident: list[int]
+    ) -> StateReply:
         """The answer to `tree`, as far as it goes: about `limits.tree_bytes`, and one turn at least.
 
         A fork's turns begin where its parent's end, unless the op asks for one branch alone.
@@ -146,7 +148,7 @@ class View:
             )
             if pages.next is not None:
                 break
-        return State(
+        return StateReply(
             session=self._identity.session,
             op=reply_log.highest,
             revision=self._state.revision,
@@ -156,7 +158,7 @@ class View:
             next=pages.next,
         )
 
-    def _first(self, branch: Branch) -> int:
+    def _first(self, branch: SessionBranch) -> int:
         """The first segment that the branch's parent does not show."""
         parent = self._state.branches.get(branch.parent or "")
         return branch.shared_with(parent) if parent is not None else 0
@@ -176,7 +178,7 @@ class _Page:
     def full(self) -> bool:
         return self.size > self._most
 
-    def take(self, branch: Branch, first: int, op: Tree) -> list[SegmentState]:
+    def take(self, branch: SessionBranch, first: int, op: Tree) -> list[SegmentState]:
         """The turns of `branch` from segment `first` on, as many as fit.
 
         One without tokens is left out: a position could not tell whether a fork shares it.
@@ -197,7 +199,7 @@ class _Page:
 
 
 def branch_state(
-    branch: Branch,
+    branch: SessionBranch,
     resident: int,
     *,
     turns: list[SegmentState] | None = None,

@@ -11,7 +11,7 @@ from ramify.actors.processes.messages import AskMetrics, MetricsText, StartFaile
 from ramify.protocol import messages as m
 from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
 from ramify.protocol.credentials import Credential, CredentialLimits
-from ramify.protocol.wire import Delta, Error, Open, Ping, ServerInfo, State
+from ramify.protocol.wire import Delta, Error, Open, Ping, ServerInfo, StateReply
 
 CONFIG = EngineConfig(model=ModelConfig(path=Path("m")), server=ServerConfig(tokens=("a", "b")))
 
@@ -101,7 +101,10 @@ def test_what_neighbours_say() -> None:
         m.OpenRefused(1, Error(code="no_session", message="gone")),
         m.Deliver(
             1,
-            [State(session="s", op=0, revision=0, branches=[]), Delta(branch="a", position=1, text="x")],
+            [
+                StateReply(session="s", op=0, revision=0, branches=[]),
+                Delta(branch="a", position=1, text="x"),
+            ],
         ),
         m.CloseSocket(1, 1000, "done"),
     ]

@@ -27,7 +27,7 @@ from ramify.protocol.messages import (
     OpenSession,
     SessionMessage,
 )
-from ramify.protocol.wire import ServerMessage, State
+from ramify.protocol.wire import ServerMessage, StateReply
 
 JSON = Codec("json")
 
@@ -123,7 +123,7 @@ class Harness:
     def state(self, socket: int, session: int = 1) -> None:
         """What the directory and the session say to a good `open`."""
         self.mailbox.tell(Opened(socket, session))
-        state = State(session=f"s_{session}", op=0, revision=0, branches=[])
+        state = StateReply(session=f"s_{session}", op=0, revision=0, branches=[])
         self.mailbox.tell(Deliver(socket, [state]))
 
     async def attach(self, client: ClientConnection, session: int = 1) -> int:
@@ -131,7 +131,7 @@ class Harness:
         await client.send('{"type":"open","client":"c"}')
         socket = (await self.next_open()).socket
         self.state(socket, session)
-        assert isinstance((await self.read(client))[0], State)
+        assert isinstance((await self.read(client))[0], StateReply)
         return socket
 
     async def read(self, client: ClientConnection) -> list[ServerMessage]:

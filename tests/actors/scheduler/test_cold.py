@@ -3,7 +3,7 @@
 import pytest
 
 from ramify.actors.scheduler.admission import MARGIN, MOST_COLD, PROBES, SPACED, WARM
-from ramify.actors.scheduler.request import RequestState, Run
+from ramify.actors.scheduler.request import RequestRun, RequestState
 from ramify.protocol.messages import Denied
 from tests.actors.scheduler.test_gate import Gate
 
@@ -17,7 +17,7 @@ def gate():
 
 
 def grant(gate, request, cached=0):
-    run = Run(request, 1, cached, b"", b"", b"", True, 2, 0)
+    run = RequestRun(request, 1, cached, b"", b"", b"", True, 2, 0)
     gate.gate.granted(request, run)
     return run
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ramify.actors.scheduler.deliveries import Deliveries
-from ramify.actors.scheduler.request import Account, Request, Run
+from ramify.actors.scheduler.request import Account, Request, RequestRun
 from ramify.protocol.messages import Progress, Submit
 from ramify.protocol.plan import StepResult, pack
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
@@ -16,7 +16,7 @@ def deliveries():
 
 def run_of(account, number):
     submit = Submit(number, number, 3, 5, SamplingParams())
-    return Run(Request(submit, account, number, number, 0, 5), 0, 0, b"", bytes(40), b"", True, 1)
+    return RequestRun(Request(submit, account, number, number, 0, 5), 0, 0, b"", bytes(40), b"", True, 1)
 
 
 def result(*tokens, logprobs=()):

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ramify.actors.scheduler.planner import Planner
-from ramify.actors.scheduler.request import Account, Request, Run, SchedulerError
+from ramify.actors.scheduler.request import Account, Request, RequestRun, SchedulerError
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.messages import Submit
 from ramify.protocol.plan import StepResult, pack, unpack
@@ -29,7 +29,7 @@ def run_of(planner, number, prompt=3, *, limit=5, slots=20, sampled=0):
     submit = Submit(number, number, prompt, limit, SamplingParams(), sampled=sampled)
     request = Request(submit, Account(number), number, number, 0, limit)
     tokens = pack(range(prompt))
-    run = Run(request, planner.take_row(), 0, tokens, pack(range(slots)), b"", True, 1)
+    run = RequestRun(request, planner.take_row(), 0, tokens, pack(range(slots)), b"", True, 1)
     planner.admit(run)
     return run
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ramify.actors.scheduler.request import Account, Request, Run, Tenant, output_limit
+from ramify.actors.scheduler.request import Account, Request, RequestRun, Tenant, output_limit
 from ramify.actors.scheduler.targets import Targets
 from ramify.protocol.messages import Commit, Submit
 from ramify.protocol.plan import pack
@@ -19,7 +19,7 @@ def request_of(*, limit=5, prompt=10, priority=0, places=None, **more):
 
 
 def run_of(request, *, cached=0, pages=3, size=4, since=0):
-    return Run(request, 2, cached, b"tt", bytes(4 * pages), b"hh", True, size, since)
+    return RequestRun(request, 2, cached, b"tt", bytes(4 * pages), b"hh", True, size, since)
 
 
 def test_a_new_tenant_and_account():

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from ramify.actors.scheduler.request import Account, Request, Run, SchedulerError
+from ramify.actors.scheduler.request import Account, Request, RequestRun, SchedulerError
 from ramify.actors.scheduler.settlements import Settlements
 from ramify.protocol.messages import Acquire, Commit, Denied, Grow, Grown, Settle, Settled, Submit
 from ramify.protocol.sampling import SamplingParams
@@ -27,7 +27,7 @@ def asked(number, *, limit=30, **sampling):
 
 def running(number, *, limit=30, pages=3):
     """A run whose prompt of ten tokens is computed."""
-    run = Run(asked(number, limit=limit), 0, 0, b"", bytes(4 * pages), b"", True, 4)
+    run = RequestRun(asked(number, limit=limit), 0, 0, b"", bytes(4 * pages), b"", True, 4)
     run.computed = 10
     return run
 

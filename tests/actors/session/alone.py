@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ramify.actors.kit.turns import Steps, Work
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.core import SessionCore
 from ramify.actors.session.input.template import ChatTemplate
@@ -104,7 +104,7 @@ class Alone:
         (reply,) = self.replies(ident)
         return reply
 
-    def branch(self, name: str = "main") -> Branch:
+    def branch(self, name: str = "main") -> SessionBranch:
         return self.state.branches[name]
 
 

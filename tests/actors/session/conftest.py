@@ -120,7 +120,7 @@ class SimClient:
         for message in messages:
             self.revision = max(self.revision, getattr(message, "revision", None) or 0)
             match message:
-                case w.State():
+                case w.StateReply():
                     self.session, self.key = message.session, message.key or self.key
                     self.lost = self.lost or message.lost
                     if message.id is None:
@@ -164,7 +164,7 @@ class SimClient:
         if message.id not in self.unanswered:
             return  # a reply that was sent again
         known = self.replies.setdefault(message.id, [])
-        if any(r.branch == message.branch for r in known if not isinstance(r, w.State)):
+        if any(r.branch == message.branch for r in known if not isinstance(r, w.StateReply)):
             return
         known.append(message)
         op, count = self.unanswered[message.id]
@@ -732,9 +732,9 @@ class World:
         if session is not None:
             self.router.tell(session, notice)
 
-    def state(self, socket: int) -> w.State:
+    def state(self, socket: int) -> w.StateReply:
         """The `state` that answered the `open`."""
-        return next(each for each in self.sockets[socket] if isinstance(each, w.State))
+        return next(each for each in self.sockets[socket] if isinstance(each, w.StateReply))
 
     def replies(self, socket: int, ident: int) -> list[Any]:
         return [each for each in self.sockets[socket] if getattr(each, "id", None) == ident]

@@ -41,7 +41,7 @@ def test_a_viewer_with_the_writers_name_leaves_the_writer_alone(sim: Callable[..
     viewer.send(w.Tree(id=1))
     engine.pump()
     assert isinstance(writer.replies[3][0], w.Ok)
-    assert isinstance(viewer.replies[1][0], w.State)
+    assert isinstance(viewer.replies[1][0], w.StateReply)
     assert viewer.replies[1][0].op == 1  # its own count
 
 
@@ -218,7 +218,7 @@ def test_a_frame_too_many_before_the_state_gives_no_op_a_second_end(sim: Callabl
     (question,) = [each for each in core.state.out.cache if isinstance(each, m.Inspect)]
     core.inspected(m.Inspected(question.id, [0] * len(question.branches)), engine.now)
     out = core.subscribers[71].out
-    assert isinstance(out[0], w.State)
+    assert isinstance(out[0], w.StateReply)
     assert [(each.id, getattr(each, "code", "ok")) for each in out[1:]] == [
         (2, "ok"),
         (1, "ok"),

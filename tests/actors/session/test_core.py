@@ -325,7 +325,7 @@ def test_view_key_holders_may_look_only(sim: Callable[..., Any]) -> None:
     viewer.send(w.Tree(id=2))
     engine.pump()
     assert error(viewer, 1).code == "forbidden"
-    assert isinstance(viewer.replies[2][0], w.State)
+    assert isinstance(viewer.replies[2][0], w.StateReply)
 
 
 def test_other_clients_see_deltas_and_events(sim: Callable[..., Any]) -> None:
@@ -538,7 +538,7 @@ def test_what_ends_while_the_cache_is_asked_is_not_cold(sim: Callable[..., Any],
     assert done(client, 2).reason == "length"
     core.inspected(m.Inspected(question.id, [3]), engine.now)
     state = core.subscribers[99].out[0]
-    assert isinstance(state, w.State)
+    assert isinstance(state, w.StateReply)
     assert (state.resumed, state.cold) == (True, evicted)
 
 
@@ -557,7 +557,7 @@ def test_a_branch_that_was_not_asked_for_is_not_cold(sim: Callable[..., Any]) ->
     engine.pump()
     core.inspected(m.Inspected(question.id, [warm]), engine.now)
     state = core.subscribers[99].out[0]
-    assert isinstance(state, w.State)
+    assert isinstance(state, w.StateReply)
     assert [branch.branch for branch in state.branches] == ["main", "child"]
     assert not state.cold
 
@@ -580,7 +580,7 @@ def test_a_broken_engine_answers_who_joins_looks_and_tokenizes(sim: Callable[...
     core.attach(m.Attach(late.socket, opened, [append], True), engine.now)
     engine.fail(1)
     (tree,) = first.replies[2]
-    assert isinstance(tree, w.State)
+    assert isinstance(tree, w.StateReply)
     assert tree.branches[0].resident is None
     for client, ident in ((first, 3), (first, 4), (late, 9)):
         assert (error(client, ident).code, error(client, ident).message) == ("internal", "broken")

@@ -105,7 +105,7 @@ class Conversation:
             detach="pause",
         )
         await world.settle()
-        state = next((s for s in world.sockets[one] if isinstance(s, w.State)), None)
+        state = next((s for s in world.sockets[one] if isinstance(s, w.StateReply)), None)
         if state is None:
             return
         two = world.open(

@@ -89,13 +89,13 @@ def number_of(told: list[Any], socket: int) -> int:
     return number
 
 
-def state_of(told: list[Any], socket: int) -> w.State:
+def state_of(told: list[Any], socket: int) -> w.StateReply:
     (state,) = [
         message
         for each in told
         if isinstance(each, m.Deliver) and each.socket == socket
         for message in each.messages
-        if isinstance(message, w.State)
+        if isinstance(message, w.StateReply)
     ]
     return state
 
@@ -207,7 +207,7 @@ async def test_a_session_is_as_urgent_as_its_credential_allows(doors: Callable[.
         each.inbox.tell(m.OpenSession(1, w.Open(client="c"), [urgent], owner="a", priority=2))
         each.inbox.tell(m.OpenSession(2, w.Open(client="c"), [urgent], owner="b", priority=3))
         replies = [out for told in await each.settle() for out in getattr(told, "messages", ())]
-        shown = [out.limits["priority"] for out in replies if isinstance(out, w.State)]
+        shown = [out.limits["priority"] for out in replies if isinstance(out, w.StateReply)]
         assert shown == [2, 3]
         codes = [out.code for out in replies if isinstance(out, w.Error)]
         assert codes == ["limit", "bad_request"]  # the second's branch is empty

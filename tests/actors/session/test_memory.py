@@ -249,7 +249,7 @@ async def test_sessions_are_counted_for_each_credential_and_for_the_server(
         await each.settle()
         again = each.open(client="c", owner="you")
         await each.settle()
-        assert isinstance(each.sockets[again][0], w.State)
+        assert isinstance(each.sockets[again][0], w.StateReply)
 
 
 async def test_bytes_of_a_credential_bound_all_its_sessions_and_nobody_elses(

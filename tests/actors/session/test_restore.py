@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.segments import OutputSegment
 from ramify.actors.session.restore import Damaged, read_head
 from ramify.actors.tokenizer import Tokenizer
@@ -18,7 +18,7 @@ from tests.actors.session.test_random_sessions import check_client, random_op
 from tests.amount import examples
 
 
-def shown(branch: Branch) -> dict[str, Any]:
+def shown(branch: SessionBranch) -> dict[str, Any]:
     """All of a branch that a store keeps."""
     fields = {
         name: getattr(branch, name)
@@ -240,9 +240,12 @@ def test_a_client_hears_that_what_it_saw_is_lost(sim_class: Any, tokenizer: Toke
     client.send(w.Rollback(id=client.id(), branch="main", to=2))
     engine.pump()
     engine.crash()
-    states: list[w.State] = []
+    states: list[w.StateReply] = []
     receive = client.receive
-    client.receive = lambda ms: (states.extend(m for m in ms if isinstance(m, w.State)), receive(ms))
+    client.receive = lambda ms: (
+        states.extend(m for m in ms if isinstance(m, w.StateReply)),
+        receive(ms),
+    )
     client.connect()
     engine.pump()
     assert (states[0].resumed, states[0].lost) == (True, True)

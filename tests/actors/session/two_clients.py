@@ -100,7 +100,7 @@ class Sharer:
     def receive(self, messages: list[w.ServerMessage]) -> None:
         for message in messages:
             match message:
-                case w.State():
+                case w.StateReply():
                     self._state(message)
                 case w.Delta():
                     self._delta(message)
@@ -114,7 +114,7 @@ class Sharer:
                     pass
             self.revision = max(self.revision, getattr(message, "revision", None) or 0)
 
-    def _state(self, state: w.State) -> None:
+    def _state(self, state: w.StateReply) -> None:
         if state.id is not None:
             self.waiting.pop(state.id, None)
             return

@@ -31,7 +31,7 @@ from ramify.protocol.wire import (
     Op,
     Rollback,
     SegmentState,
-    State,
+    StateReply,
     StructuralTag,
     Tag,
 )
@@ -118,9 +118,9 @@ class ScriptedSession:
     def branch(self, name: str) -> ScriptedBranch:
         return next(branch for branch in self.branches if branch.name == name)
 
-    def tree(self) -> State:
+    def tree(self) -> StateReply:
         branches = [BranchState(branch=b.name, position=3) for b in self.branches]
-        return State(session="s", op=1, revision=1, branches=branches)
+        return StateReply(session="s", op=1, revision=1, branches=branches)
 
     def root(self, name: str) -> None:
         self.calls.append(("root", name))

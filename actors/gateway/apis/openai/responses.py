@@ -41,7 +41,7 @@ from ramify.protocol.wire import (
     Open,
     ServerMessage,
     Set,
-    State,
+    StateReply,
     Usage,
 )
 
@@ -151,7 +151,7 @@ class ResponseDialogue(Dialogue):
             if self.over:
                 break
             match message:
-                case State() if self._stored is None:
+                case StateReply() if self._stored is None:
                     self._attached(message)
                 case Ok() if self._rest and message.id == _last(self.ops):
                     self._kept_first(message.position or 0)
@@ -255,7 +255,7 @@ class ResponseDialogue(Dialogue):
             return False
         return previous is None or previous.transient
 
-    def _attached(self, state: State) -> None:
+    def _attached(self, state: StateReply) -> None:
         key = state.key or (self.ops[0].key if isinstance(self.ops[0], Open) else None) or ""
         self._stored = Stored(state.session, key, self._branch, self._instructions, self._transient)
 

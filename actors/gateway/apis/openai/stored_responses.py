@@ -44,7 +44,7 @@ from ramify.protocol.wire import (
     Open,
     ServerMessage,
     Set,
-    State,
+    StateReply,
     Tree,
 )
 
@@ -179,7 +179,7 @@ class StoredDialogue(Dialogue):
         """See `Dialogue`."""
         for message in messages:
             match message:
-                case State():
+                case StateReply():
                     self._object = self._kept(message)
                     if self._object is None:
                         return self._answer(of_error(not_found(self._ident)))
@@ -197,7 +197,7 @@ class StoredDialogue(Dialogue):
         """See `Dialogue`."""
         return self._answer(of_error(error))
 
-    def _kept(self, state: State) -> JsonObject | None:
+    def _kept(self, state: StateReply) -> JsonObject | None:
         for branch in state.branches:
             if branch.branch == self._branch:
                 self._input = (branch.meta or {}).get(INPUT)
@@ -256,7 +256,7 @@ class RetoldDialogue(Dialogue):
         out: list[bytes] = []
         for message in messages:
             match message:
-                case State():
+                case StateReply():
                     found = [each for each in message.branches if each.branch == self._stored.branch]
                     kept = _kept_as(found[0], self._stored.key, self._ident) if found else None
                     if kept is None:

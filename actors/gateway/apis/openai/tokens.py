@@ -28,7 +28,7 @@ from ramify.protocol.wire import (
     Place,
     ServerMessage,
     ShortText,
-    State,
+    StateReply,
     Text,
     TokenId,
     Tools,
@@ -103,7 +103,7 @@ class TokenizeAnswers(Dialogue):
             match message:
                 case Ok():  # all of it is on the branch
                     self._look(None)
-                case State() if message.id == self._last:
+                case StateReply() if message.id == self._last:
                     for turn in message.branches[0].turns or ():
                         self._tokens += turn.tokens or ()
                     if message.next is None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Set
 import msgspec
 
 from ramify.actors.kit.turns import OP, SOCKET, Steps
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.state import Made, SessionState
 from ramify.actors.session.branches.tasks import Prepared, Task
 from ramify.actors.session.input.branch_writer import BranchWriter
@@ -446,5 +446,5 @@ class OpRunner:
         message = error_message(error, ident=ident, branch=task.branch)
         self._publisher.reply(task.frame.client, ident, message, self._branch(task.branch))
 
-    def _branch(self, name: str | None) -> Branch | None:
+    def _branch(self, name: str | None) -> SessionBranch | None:
         return self._state.branches.get(name or "")

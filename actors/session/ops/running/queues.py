@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from ramify.actors.kit.turns import OP, Steps
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.branches.tasks import Bill, FrameRun, Task
 from ramify.actors.session.ops import AT_ONCE, HANDLERS, op_bytes, op_entries
@@ -172,7 +172,7 @@ class Races:
     "logprob" needs the log-probabilities of what is generated there.
     """
 
-    def __init__(self, queues: OpQueues[Task], branches: dict[str, Branch]) -> None:
+    def __init__(self, queues: OpQueues[Task], branches: dict[str, SessionBranch]) -> None:
         self._queues = queues
         self._branches = branches
         self._running: dict[int, Task] = {}  # by id()
@@ -223,7 +223,7 @@ class Races:
                 yield set(losers), list(late.values())
 
 
-def _whole(branch: Branch | None) -> bool:
+def _whole(branch: SessionBranch | None) -> bool:
     """Whether its last generation came to its own end."""
     return branch is not None and branch.answer() is not None and branch.reason not in _CUT_SHORT
 

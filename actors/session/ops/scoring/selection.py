@@ -14,7 +14,7 @@ from math import fsum
 from typing import NamedTuple
 
 from ramify.actors.kit.memory import SEGMENT, TOKEN
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.tasks import Joined, Task
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.messages import Finished
@@ -184,7 +184,7 @@ class Measured(ABC):
     """
 
     task: Task
-    branch: Branch
+    branch: SessionBranch
     _: KW_ONLY
     before: int
     at: int = 0
@@ -221,7 +221,7 @@ class Input(Measured):
     def __init__(
         self,
         task: Task,
-        branch: Branch,
+        branch: SessionBranch,
         at: int,
         tokens: "array[int]",
         tops: int,
@@ -263,7 +263,9 @@ class Input(Measured):
 class Selection(Measured):
     """`chat`: whether a turn is open where the branch ended when the op began."""
 
-    def __init__(self, op: Select, task: Task, branch: Branch, *, chat: bool, before: int) -> None:
+    def __init__(
+        self, op: Select, task: Task, branch: SessionBranch, *, chat: bool, before: int
+    ) -> None:
         deadline = task.arrived + op.deadline_ms / 1e3 if op.deadline_ms is not None else None
         super().__init__(task, branch, before=before, priority=op.priority, deadline=deadline)
         self.op = op
@@ -335,7 +337,7 @@ class Selection(Measured):
         )
 
 
-def join_texts(tokenizer: Tokenizer, branch: Branch, texts: Sequence[str]) -> Joined:
+def join_texts(tokenizer: Tokenizer, branch: SessionBranch, texts: Sequence[str]) -> Joined:
     """The tokens of each of `texts` behind the branch, all from the same position on.
 
     Tokens do not end where texts do: " wor" and "ld" are one token in " world". So the end of the branch
@@ -365,7 +367,7 @@ def join_texts(tokenizer: Tokenizer, branch: Branch, texts: Sequence[str]) -> Jo
     )
 
 
-def _end(tokenizer: Tokenizer, branch: Branch) -> tuple["array[int]", int | None]:
+def _end(tokenizer: Tokenizer, branch: SessionBranch) -> tuple["array[int]", int | None]:
     """The tokens at the branch's end that a text may change, and the one before them."""
     own: array[int] = array("i")
     before: int | None = None

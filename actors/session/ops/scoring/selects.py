@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ramify.actors.kit.memory import SEGMENT, TOKEN
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.segments import OutputSegment, Tail
 from ramify.actors.session.branches.state import EncodeText, Made, SessionState
 from ramify.actors.session.branches.tasks import Task
@@ -97,7 +97,7 @@ class Selects:
 
     # --- start -----------------------------------------------------------------------------------
 
-    def start(self, op: Select, task: Task, branch: Branch) -> None:
+    def start(self, op: Select, task: Task, branch: SessionBranch) -> None:
         """Begin the selection of `task`. Raises RamifyError, and then nothing has changed."""
         if branch.position == 0:
             raise BadRequest(f"branch {branch.name!r} is empty: append something before `select`")
@@ -122,7 +122,7 @@ class Selects:
     def measure(
         self,
         task: Task,
-        branch: Branch,
+        branch: SessionBranch,
         at: int,
         tokens: "array[int]",
         tops: int,
@@ -402,13 +402,13 @@ def size_of(op: Select) -> int:
     return sum(map(len, op.choices)) + AROUND * len(op.choices)
 
 
-def _prepare(tokenizer: Tokenizer, branch: Branch, texts: Sequence[str]) -> Choices:
+def _prepare(tokenizer: Tokenizer, branch: SessionBranch, texts: Sequence[str]) -> Choices:
     """The choices' tokens behind the branch. Another thread may run it while the branch is at rest."""
     joined = join_texts(tokenizer, branch, texts)
     return Choices(joined, ChoiceTree(joined.tokens))
 
 
-def _told_from(branch: Branch, at: int) -> int:
+def _told_from(branch: SessionBranch, at: int) -> int:
     """Where clients can cut their text so that it ends at `at` or before.
 
     Output that was sent as one chunk cannot be cut inside it: it is sent again.

@@ -18,7 +18,7 @@ from ramify.protocol.messages import (
     Opened,
     OpenRefused,
 )
-from ramify.protocol.wire import Append, Delta, Error, Generate, Open, Pong, State
+from ramify.protocol.wire import Append, Delta, Error, Generate, Open, Pong, StateReply
 
 APPEND = '{"type":"append","id":%d,"text":"x"}'
 
@@ -54,7 +54,7 @@ async def test_open_frame_deliver_and_detach(serve) -> None:
             assert opening.ops == [Append(id=1, text="hi")]
             gateway.state(opening.socket, 7)
             (state,) = await gateway.read(client)
-            assert isinstance(state, State)
+            assert isinstance(state, StateReply)
             assert client.subprotocol is None
             await client.send('{"type":"generate","id":2}')
             (frame,) = await session.drain()
@@ -169,7 +169,7 @@ async def test_small_frames_only_before_auth(serve) -> None:
             transport.write(b"".join(client.protocol.data_to_send()))
             opening = await gateway.next_open()
             gateway.state(opening.socket)
-            assert isinstance((await gateway.read(client))[0], State)
+            assert isinstance((await gateway.read(client))[0], StateReply)
         async with gateway.connect(additional_headers={"Authorization": "Bearer k"}) as client:
             await client.send(
                 '{"type":"open","client":"c","tools":[{"name":"f","description":"' + "x" * 9000 + '"}]}'
@@ -191,7 +191,7 @@ async def test_frames_before_the_answer_wait_in_order(serve) -> None:
             while len(seen) < 40:
                 seen += [frame.ops[0].id for frame in await session.drain()]
             assert seen == list(range(40))
-            assert isinstance((await gateway.read(client))[0], State)
+            assert isinstance((await gateway.read(client))[0], StateReply)
             assert await gateway.read(client) == [Pong(n=5, load={"queue": 3.0, "kv": 0.5})]
 
 

@@ -3,13 +3,13 @@
 import random
 from array import array
 
-from ramify.actors.session.branches.branch import CUTS_KEPT, Branch, Label, input_segment
+from ramify.actors.session.branches.branch import CUTS_KEPT, Label, SessionBranch, input_segment
 from ramify.actors.session.branches.segments import OutputSegment, Tail
 
 
 def test_undercut_is_the_lowest_move_back_since_a_revision() -> None:
     rng = random.Random(1)
-    branch, cuts = Branch("a", 1, born=1), []
+    branch, cuts = SessionBranch("a", 1, born=1), []
     for revision in range(2, 40):
         to = rng.randrange(1000)
         branch.cut_back(revision, to)
@@ -21,7 +21,7 @@ def test_undercut_is_the_lowest_move_back_since_a_revision() -> None:
 
 
 def test_moves_back_take_bounded_memory_and_old_ones_only_replay_more() -> None:
-    branch = Branch("a", 1)
+    branch = SessionBranch("a", 1)
     for revision in range(1, 10_000):
         branch.cut_back(revision, 10 * revision)
     assert len(branch.cuts) == CUTS_KEPT
@@ -33,14 +33,14 @@ def test_moves_back_take_bounded_memory_and_old_ones_only_replay_more() -> None:
 
 
 def test_a_branch_born_after_the_revision_is_another_one() -> None:
-    branch = Branch("a", 1, born=5)
+    branch = SessionBranch("a", 1, born=5)
     assert branch.undercut(4) == 0
     assert branch.undercut(5) is None
     assert branch.undercut(None) is None
 
 
-def with_input(name: str, *texts: str) -> Branch:
-    branch = Branch(name, 1)
+def with_input(name: str, *texts: str) -> SessionBranch:
+    branch = SessionBranch(name, 1)
     for text in texts:
         input_segment(branch, [ord(c) for c in text], text, tail=Tail.RAW)
     return branch
@@ -53,7 +53,7 @@ def test_who_becomes_a_branch_of_another_root_shares_nothing() -> None:
 
 
 def test_a_client_that_missed_the_last_moves_back_replays_no_more_than_it_must() -> None:
-    branch = Branch("a", 1)
+    branch = SessionBranch("a", 1)
     for revision in range(1, CUTS_KEPT + 2):  # one more than are kept
         branch.cut_back(revision, 10 * revision)
     assert [branch.undercut(known) for known in (0, 1, 2, 3)] == [10, 10, 30, 40]
@@ -63,7 +63,7 @@ def words(tokens: object) -> str:
     return "".join(map(chr, tokens))  # type: ignore[call-overload]
 
 
-def with_output(name: str, text: str, output: str) -> Branch:
+def with_output(name: str, text: str, output: str) -> SessionBranch:
     branch = with_input(name, text)
     segment = OutputSegment(branch.position, op=1, client="c")
     segment.tokens.extend(map(ord, output))
@@ -72,7 +72,7 @@ def with_output(name: str, text: str, output: str) -> Branch:
 
 
 def test_an_empty_branch_has_no_end() -> None:
-    branch = Branch("a", 1)
+    branch = SessionBranch("a", 1)
     assert (branch.position, branch.released, branch.tail, branch.role) == (0, 0, Tail.RAW, None)
     assert (branch.at, branch.own, branch.born, branch.parent, branch.prefill) == (0, 0, 0, None, None)
     assert (branch.retain_s, branch.meta, branch.reason, branch.cuts) == (None, None, None, [])
@@ -135,19 +135,19 @@ def test_the_answer_is_the_last_one_since_the_fork() -> None:
 
 
 def test_turns_are_counted_back_to_where_one_begins() -> None:
-    branch = Branch("a", 1)
+    branch = SessionBranch("a", 1)
     for turn in (1, 0, 1, -2, 1):
         input_segment(branch, [65, 66], "AB", tail=Tail.CLOSED, turn=turn)
     # from the end: one begins at 8, two somewhere in 6 to 8, one at 4, one at 0
     assert [branch.turn_start(turns) for turns in (1, 2, 3, 4, 5, 6)] == [8, None, None, 4, 0, None]
-    assert Branch("b", 1).turn_start(1) is None
-    joined = Branch("c", 1)
+    assert SessionBranch("b", 1).turn_start(1) is None
+    joined = SessionBranch("c", 1)
     input_segment(joined, [65], "A", tail=Tail.CLOSED, turn=2)
     assert [joined.turn_start(turns) for turns in (1, 2)] == [None, 0]
 
 
 def test_moves_back_over_others_are_one_move() -> None:
-    branch = Branch("a", 1)
+    branch = SessionBranch("a", 1)
     for revision, to in [(1, 10), (2, 20), (3, 20), (4, 15)]:
         branch.cut_back(revision, to)
     assert branch.cuts == [(1, 10), (4, 15)]
@@ -199,7 +199,7 @@ def test_dropped_ancestors_are_skipped_for_good() -> None:
 
 
 def test_input_keeps_the_array_that_branches_share() -> None:
-    branch, run = Branch("a", 1), array("i", [1, 2])
+    branch, run = SessionBranch("a", 1), array("i", [1, 2])
     assert input_segment(branch, run, "x", tail=Tail.RAW).tokens is run
     assert input_segment(branch, [3], "y", tail=Tail.RAW).start == 2
     assert list(branch.tokens()) == [1, 2, 3]

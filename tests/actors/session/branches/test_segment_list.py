@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.actors.session.branches import branch as branch_module
-from ramify.actors.session.branches.branch import Branch, SegmentList, input_segment
+from ramify.actors.session.branches.branch import SegmentList, SessionBranch, input_segment
 from ramify.actors.session.branches.segments import InputSegment, Tail
 
 
@@ -61,7 +61,7 @@ def test_one_is_taken_out_near_the_end() -> None:
 
 def test_forks_of_a_long_branch_share_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork makes one link at most, wherever it is."""
-    branch, turns = Branch("main", 1), 20_000
+    branch, turns = SessionBranch("main", 1), 20_000
     for _ in range(turns):
         input_segment(branch, [1, 2, 3], "abc", tail=Tail.CLOSED, turn=True)
     made = []
@@ -120,7 +120,7 @@ def test_a_long_one_is_freed_without_recursion() -> None:
 
 
 def test_children_follow_a_rename() -> None:
-    branch = Branch("a", 1)
+    branch = SessionBranch("a", 1)
     input_segment(branch, [1], "x", tail=Tail.RAW)
     child = branch.fork("b", 2, 1, lambda tokens: "")
     branch.label.name = "c"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ramify.actors.kit.memory import BRANCH, JSON, SEGMENT, TOKEN, json_size
-from ramify.actors.session.branches.branch import Branch, Label
+from ramify.actors.session.branches.branch import Label, SessionBranch
 from ramify.actors.session.branches.segments import Tail
 from ramify.actors.session.branches.state import SessionState
 from ramify.protocol.config import Limits
@@ -247,7 +247,7 @@ def test_meta_needs_memory_only_where_it_grows() -> None:
     state.annotate(None, {"k": 22})
 
 
-def family(state: SessionState) -> dict[str, Branch]:
+def family(state: SessionState) -> dict[str, SessionBranch]:
     a = state.root("a")
     (b,) = state.fork(a, ["b"], 0)
     (c,) = state.fork(b, ["c"], 0)

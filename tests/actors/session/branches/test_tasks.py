@@ -14,7 +14,7 @@ def codes(client: Any, *idents: int) -> list[str]:
     found = []
     for ident in idents:
         (reply,) = client.replies[ident]
-        found.append(reply.code if isinstance(reply, w.Error) else type(reply).__name__.lower())
+        found.append(reply.code if isinstance(reply, w.Error) else type(reply).__struct_config__.tag)
     return found
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.segments import History, InputSegment, OutputSegment, Tail
 from ramify.actors.session.input.conversation import (
     Border,
@@ -26,7 +26,7 @@ class Build:
     """A branch whose tokens are letters."""
 
     def __init__(self) -> None:
-        self.branch = Branch("a", 1)
+        self.branch = SessionBranch("a", 1)
 
     def turn(self, text: str, *messages: ChatMessage, **fields: Any) -> "Build":
         given = {

@@ -15,16 +15,16 @@ from ramify.protocol.errors import RamifyError
 from tests.actors.session.alone import Alone
 
 
-def tree(engine: Any, client: Any, **fields: Any) -> list[w.State]:
+def tree(engine: Any, client: Any, **fields: Any) -> list[w.StateReply]:
     """The answers, asked for one after the other."""
-    pages: list[w.State] = []
+    pages: list[w.StateReply] = []
     while not pages or pages[-1].next is not None:
         ident = client.id()
         after = pages[-1].next if pages else None
         client.send(w.Tree(id=ident, after=after, **fields))
         engine.pump()
         (page,) = client.replies[ident]
-        assert isinstance(page, w.State), page
+        assert isinstance(page, w.StateReply), page
         pages.append(page)
     return pages
 
@@ -37,7 +37,7 @@ def histories(engine: Any, client: Any) -> dict[str, list[tuple[int, int, str, l
     }
 
 
-def shown(state: w.State) -> dict[str, list[tuple[int, int, str | None, list[int] | None]]]:
+def shown(state: w.StateReply) -> dict[str, list[tuple[int, int, str | None, list[int] | None]]]:
     assert all(branch.turns_from is None for branch in state.branches)
     return {
         b.branch: [(t.start, t.end, t.text, t.tokens) for t in b.turns or []] for b in state.branches

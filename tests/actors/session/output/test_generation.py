@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.segments import OutputSegment
 from ramify.actors.session.output.generation import GenerationState
 from ramify.actors.tokenizer import Tokenizer
@@ -20,7 +20,7 @@ def generation(tokenizer: Tokenizer) -> GenerationState:
     """Arrived at 100 s, without output."""
     return GenerationState(
         op=Generate(id=1),
-        branch=Branch("main", 1),
+        branch=SessionBranch("main", 1),
         segment=OutputSegment(5),
         text=Detokenizer(tokenizer.token_bytes).stream([]),
         sampling=SamplingParams(),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.segments import OutputSegment
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.sockets.publisher import REPLY_LOGS_KEPT, Publisher
@@ -152,7 +152,7 @@ def test_ticks_come_at_equal_distances(every: int, late: int) -> None:
     assert all(200 <= gap <= 201 + max(late, every if late else 0) for gap in gaps), gaps
 
 
-def _running(branch: Branch) -> OutputSegment:
+def _running(branch: SessionBranch) -> OutputSegment:
     segment = OutputSegment(branch.position)
     branch.segments.append(segment)
     return segment

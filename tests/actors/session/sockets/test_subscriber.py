@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ramify.actors.kit.memory import OPENED, Budget, Meter, reply_bytes
-from ramify.actors.session.branches.branch import Branch
+from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.segments import InputSegment, OutputSegment, Tail
 from ramify.actors.session.sockets.subscriber import Subscriber
 from ramify.protocol import wire as w
@@ -22,11 +22,11 @@ def socket(*, write: bool = True, held_by: Meter | None = None, **opened: Any) -
     return Subscriber(1, w.Open(**{"client": "c", **opened}), held_by or meter(), write=write)
 
 
-def branch(name: str = "a") -> Branch:
-    return Branch(name, 1)
+def branch(name: str = "a") -> SessionBranch:
+    return SessionBranch(name, 1)
 
 
-def given(at: Branch, text: str) -> None:
+def given(at: SessionBranch, text: str) -> None:
     """Input: a token for each letter."""
     letters = at.segments
     tokens = InputSegment(0, _letters(text), text, tail=Tail.RAW).tokens
@@ -39,7 +39,7 @@ def _letters(text: str) -> Any:
     return segment.tokens
 
 
-def output(at: Branch, *chunks: str, op: int | None = None, ended: bool = False) -> OutputSegment:
+def output(at: SessionBranch, *chunks: str, op: int | None = None, ended: bool = False) -> OutputSegment:
     """Output: a token for each letter, a mark behind each chunk."""
     segment = OutputSegment(at.position, op=op, client="c")
     at.segments.append(segment)
@@ -434,7 +434,10 @@ def test_a_resume_before_several_outputs_goes_back_in_none_of_them() -> None:
 
 
 def replayed(
-    subscriber: Subscriber, a: Branch, replies: dict[int, Sequence[w.ServerMessage]], have: int = 0
+    subscriber: Subscriber,
+    a: SessionBranch,
+    replies: dict[int, Sequence[w.ServerMessage]],
+    have: int = 0,
 ) -> list[Any]:
     subscriber.resume(a, have, 0)
     subscriber.replay(a, {ident: list(each) for ident, each in replies.items()})

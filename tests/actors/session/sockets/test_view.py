@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from ramify.actors.session.branches.branch import Branch, Label
+from ramify.actors.session.branches.branch import Label, SessionBranch
 from ramify.actors.session.branches.segments import InputSegment, OutputSegment, Tail
 from ramify.actors.session.sockets.view import _Page, branch_state, segment_state
 from ramify.protocol.wire import ChatMessage, Place, Tree
@@ -14,7 +14,7 @@ from ramify.protocol.wire import ChatMessage, Place, Tree
     ("resident", "kv", "shown"), [(-1, "none", None), (0, "none", 0), (1, "gpu", 1), (5, "gpu", 5)]
 )
 def test_a_state_tells_what_is_known_of_the_kv(resident: int, kv: str, shown: int | None) -> None:
-    state = branch_state(Branch("a", 1), resident)
+    state = branch_state(SessionBranch("a", 1), resident)
     assert (state.kv, state.resident) == (kv, shown)
     assert (state.parent, state.at, state.running, state.started_at) == (None, None, None, None)
 
@@ -22,14 +22,14 @@ def test_a_state_tells_what_is_known_of_the_kv(resident: int, kv: str, shown: in
 def test_a_state_tells_where_a_generation_began() -> None:
     segment = OutputSegment(0, op=7)
     segment.tokens = array("i", [1, 2])
-    branch = Branch("a", 1)
+    branch = SessionBranch("a", 1)
     branch.segments.append(segment)
     state = branch_state(branch, -1)
     assert (state.running, state.started_at) == (7, 0)
 
 
 def test_a_root_answers_with_what_it_generated_first() -> None:
-    branch, segment = Branch("a", 1), OutputSegment(0, op=7)
+    branch, segment = SessionBranch("a", 1), OutputSegment(0, op=7)
     assert branch.answer() is None
     segment.tokens = array("i", [1])
     branch.segments.append(segment)
@@ -40,8 +40,8 @@ def letters(text: str) -> "array[int]":
     return array("i", map(ord, text))
 
 
-def turns(*texts: str) -> Branch:
-    branch = Branch("a", 1)
+def turns(*texts: str) -> SessionBranch:
+    branch = SessionBranch("a", 1)
     for text in texts:
         branch.segments.append(
             InputSegment(branch.position, letters(text), text, tail=Tail.CLOSED, role="user", op=4)
@@ -107,6 +107,6 @@ def test_an_output_that_is_being_written_shows_what_is_released(ended: bool, end
 
 
 def test_a_state_tells_of_a_fork_where_it_was() -> None:
-    branch = Branch("b", 1, of=Label("a"), at=0)
+    branch = SessionBranch("b", 1, of=Label("a"), at=0)
     state = branch_state(branch, 0, turns_from=3)
     assert (state.parent, state.at, state.turns, state.turns_from) == ("a", 0, None, 3)

@@ -13,7 +13,7 @@ from ramify.actors.gateway.apis.openai.requests import ChatRequest, decode
 from ramify.actors.gateway.apis.openai.response_output import Events, MessageOutput, OutputWriter
 from ramify.actors.gateway.apis.openai.response_requests import ResponseRequest
 from ramify.actors.gateway.apis.openai.responses import ResponseDialogue
-from ramify.protocol.wire import Delta, Done, Ok, Part, State
+from ramify.protocol.wire import Delta, Done, Ok, Part, StateReply
 from tests.messages import usage
 
 USAGE = usage(prompt=5, computed=5, output=9, ttft_ms=1.0, total_ms=2.0)
@@ -71,7 +71,7 @@ def test_the_chunk_of_text_is_the_one_that_is_made_field_by_field(text: str) -> 
 def test_calls_side_by_side_are_items_of_their_own() -> None:
     body = {"model": "m", "input": "hi", "stream": True, "store": False}
     it = ResponseDialogue(decode(json.dumps(body).encode(), ResponseRequest), "m", 5)
-    said = it.receive([State(session="s_1", key="k", op=0, revision=0, branches=[])])
+    said = it.receive([StateReply(session="s_1", key="k", op=0, revision=0, branches=[])])
     assert said is None
     said = it.receive(
         [
@@ -121,7 +121,7 @@ def test_a_call_says_the_namespace_of_its_tool() -> None:
     space = {"type": "namespace", "name": "agents", "description": "", "tools": [tool]}
     body = {"model": "m", "input": "hi", "store": False, "tools": [space]}
     it = ResponseDialogue(decode(json.dumps(body).encode(), ResponseRequest), "m", 5)
-    it.receive([State(session="s_1", key="k", op=0, revision=0, branches=[])])
+    it.receive([StateReply(session="s_1", key="k", op=0, revision=0, branches=[])])
     said = Part(kind="call", text="", call=0, id="c1", name="agents__close", arguments="{}")
     answer = it.receive(
         [Delta(branch=it.branch, position=9, text="", parts=[said]), done(it.branch), Ok(id=7)]

@@ -9,14 +9,14 @@ from ramify.actors.gateway.apis.openai.requests import decode
 from ramify.actors.gateway.apis.openai.response_requests import ResponseRequest
 from ramify.actors.gateway.apis.openai.responses import APPEND, GENERATE, KEEP, META, ResponseDialogue
 from ramify.actors.gateway.port.http import Response
-from ramify.protocol.wire import Error, Ok, ServerMessage, Set, State
+from ramify.protocol.wire import Error, Ok, ServerMessage, Set, StateReply
 
 
 def state() -> Any:
     """What a session says first, as far as the dialogue reads it."""
     given = {"session": "s_1", "key": "k"}
-    others = {name: None for name in State.__struct_fields__ if name not in given}
-    return State(**{**others, **given})
+    others = {name: None for name in StateReply.__struct_fields__ if name not in given}
+    return StateReply(**{**others, **given})
 
 
 @pytest.mark.parametrize(

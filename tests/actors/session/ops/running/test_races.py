@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from ramify.actors.session.branches.branch import Branch, input_segment
+from ramify.actors.session.branches.branch import SessionBranch, input_segment
 from ramify.actors.session.branches.segments import OutputSegment, Tail
 from ramify.actors.session.branches.tasks import Race
 from ramify.actors.session.ops.running.queues import OpQueues, Races
@@ -17,8 +17,8 @@ class World:
         self.branches = {name: self.answered(name) for name in names}
         self.races = Races(self.queues, self.branches)
 
-    def answered(self, name: str, reason: str = "stop") -> Branch:
-        branch = Branch(name, 1)
+    def answered(self, name: str, reason: str = "stop") -> SessionBranch:
+        branch = SessionBranch(name, 1)
         input_segment(branch, [1], "x", tail=Tail.RAW)
         branch.segments.append(OutputSegment(1))
         branch.reason = reason
@@ -88,7 +88,7 @@ def test_answers_that_were_cut_short_come_last() -> None:
 
 def test_branches_without_an_answer_come_last() -> None:
     world = World("b")
-    world.branches["a"] = Branch("a", 1)
+    world.branches["a"] = SessionBranch("a", 1)
     other = world.add(world.task("b"))
     prune = world.add(world.task("a", "n", "b", race=Race(["a", "n", "b"], ["a"], 1)))
     assert world.losing() == []

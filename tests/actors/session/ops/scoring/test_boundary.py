@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.session.branches.branch import Branch, input_segment
+from ramify.actors.session.branches.branch import SessionBranch, input_segment
 from ramify.actors.session.branches.segments import Tail
 from ramify.actors.session.ops.scoring.selection import WINDOW, join_texts
 
 
 @pytest.fixture(scope="session")
-def branch(tokenizer: Any) -> Callable[..., Branch]:
+def branch(tokenizer: Any) -> Callable[..., SessionBranch]:
     """branch(text or tokens, ...): segments one after the other, each tokenized alone."""
 
-    def make(*parts: Any) -> Branch:
-        made = Branch("b", 1)
+    def make(*parts: Any) -> SessionBranch:
+        made = SessionBranch("b", 1)
         for part in parts:
             tokens = tokenizer.encode(part) if isinstance(part, str) else part
             input_segment(made, tokens, "", tail=Tail.RAW)
@@ -26,7 +26,7 @@ def branch(tokenizer: Any) -> Callable[..., Branch]:
     return make
 
 
-def whole(tokenizer: Any, branch: Branch, joined: Any, text: str, which: int = 0) -> None:
+def whole(tokenizer: Any, branch: SessionBranch, joined: Any, text: str, which: int = 0) -> None:
     """Kept and new tokens together say the whole text."""
     tokens = [*branch.tokens()[: joined.at], *joined.tokens[which]]
     assert tokenizer.decode(tokens) == tokenizer.decode(branch.tokens()) + text
@@ -130,8 +130,8 @@ class Letters:
         return chr(token) in self._added
 
 
-def lettered(*parts: str) -> Branch:
-    made = Branch("b", 1)
+def lettered(*parts: str) -> SessionBranch:
+    made = SessionBranch("b", 1)
     for part in parts:
         input_segment(made, [ord(c) for c in part], "", tail=Tail.RAW)
     return made

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ramify.actors.kit.memory import MARK, SEGMENT, TOKEN
-from ramify.actors.session.branches.branch import Branch, input_segment
+from ramify.actors.session.branches.branch import SessionBranch, input_segment
 from ramify.actors.session.branches.segments import OutputSegment, Tail
 from ramify.actors.session.branches.tasks import Joined
 from ramify.actors.session.ops import op_bytes
@@ -918,7 +918,7 @@ def test_long_choices_are_tokenized_off_the_loop(alone: Callable[..., Alone]) ->
 
 
 def test_a_text_is_sent_again_from_the_output_that_it_changes() -> None:
-    branch = Branch("a", 1)
+    branch = SessionBranch("a", 1)
     input_segment(branch, [1, 2, 3], "abc", tail=Tail.RAW)
     output = OutputSegment(3)
     output.tokens.extend([4, 5])
