@@ -145,6 +145,7 @@ class LocalFront:
             working=self._working,
             ahead=spare.put,
             pictures=core.pictures,
+            fetch_images=config.server.fetch_images,
         )
         self._directory = directory = Directory(
             self._mailboxes.to_directory,
@@ -174,6 +175,7 @@ class LocalFront:
                 control=self._tokenizer.spelling,
                 sampling=msgspec.structs.asdict(self._tokenizer.generation_defaults),
                 pictures=core.pictures is not None,
+                fetches=bool(config.server.fetch_images),
             ),
         )
         await group.start(guard("directory", directory.run))

@@ -6,13 +6,18 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.pictures import MARK, MOST_BYTES
+from ramify.protocol.pictures import MARK, MOST_BYTES, is_remote
 
 
 class Image:
-    """A picture: the path of a file, or its bytes. Raises OSError, and BadRequest for one too large."""
+    """A picture: the path of a file, its bytes, or an address that the server is to fetch (http, https).
+
+    Raises OSError, and BadRequest for one too large.
+    """
 
     def __init__(self, source: "str | os.PathLike[str] | bytes") -> None:
+        if isinstance(source, str) and is_remote(source.encode(errors="replace")):
+            source = source.encode(errors="replace")
         self.data = source if isinstance(source, bytes) else Path(source).read_bytes()
         if not 0 < len(self.data) <= MOST_BYTES:
             raise BadRequest(f"a picture has {len(self.data)} bytes: 1 to {MOST_BYTES} are allowed")

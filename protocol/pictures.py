@@ -8,11 +8,14 @@ tells pictures apart, and no client's tokens can name one.
 
 import hashlib
 import math
+import re
 from array import array
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
+
+from ramify.protocol.errors import ConfigError
 
 MARK = "\ufffc"  # where a picture stands in text: Unicode's object replacement character
 FIRST = 1 << 30  # ids of placeholder tokens: from here to the end of int32
@@ -21,8 +24,11 @@ MOST_SIDE = 16_384  # pixels, before a picture is fitted
 MOST_PIXELS = 1 << 25  # the same
 MOST_BYTES = 1 << 24  # of a picture's file
 MOST_AT_ONCE = 16  # pictures of an op
+MOST_URL = 2048  # characters of an address
 MOST_ON_BRANCH = 1 << 25  # bytes of pixels
 _MOST_RATIO = 200  # of its sides
+_NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*|\[[0-9a-f:.]+\]")
+_PORTS = {"https": 443, "http": 80}
 
 Side = Annotated[int, msgspec.Meta(ge=1, le=MOST_SIDE)]
 
@@ -170,3 +176,44 @@ def missing(tokens: bytes, start: int, pictures: Sequence[PlacedPicture]) -> boo
     end = start + len(tokens) // 4
     shown = sum(max(0, min(each.stop, end) - max(each.start, start)) for each in pictures)
     return sum(each >= FIRST for each in array("i", tokens)) != shown
+
+
+class Origin(NamedTuple):
+    """Where a picture may come from. `host`: with "*." in front: names below it."""
+
+    scheme: str
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, text: str) -> "Origin":
+        """One that an operator names: HOST, *.HOST, HOST:PORT, http://HOST. Raises ConfigError."""
+        scheme, _, place = text.rpartition("://")
+        host, port = host_and_port(place.lower(), scheme := scheme or "https")
+        name = host.removeprefix("*.")
+        if scheme not in _PORTS or port is None or not is_host(name) or len(text) > 256:
+            raise ConfigError(
+                f"--fetch-images {text[:64]!r}: give HOST, *.HOST, HOST:PORT or http://HOST"
+            )
+        return cls(scheme, host, port)
+
+    def holds(self, other: "Origin") -> bool:
+        """Whether it is this one, or below it."""
+        below = self.host.startswith("*.") and other.host.endswith(self.host[1:])
+        return (self.scheme, self.port) == (other.scheme, other.port) and (
+            below or self.host == other.host
+        )
+
+
+def host_and_port(place: str, scheme: str) -> tuple[str, int | None]:
+    """Of `place` in an address; the port is None where there is none that can be."""
+    host, colon, port = place.rpartition(":")
+    if not colon or place.endswith("]"):
+        return place, _PORTS.get(scheme)
+    good = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 1 << 16
+    return host, int(port[:6]) if good else None
+
+
+def is_host(text: str) -> bool:
+    """Whether it is a name in ASCII, or an IP address, as it stands in an address."""
+    return _NAME.fullmatch(text) is not None

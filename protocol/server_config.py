@@ -8,11 +8,13 @@ from urllib.parse import urlsplit
 
 from ramify.protocol.credentials import CredentialLimits, check_token
 from ramify.protocol.errors import ConfigError
+from ramify.protocol.pictures import Origin
 from ramify.protocol.settings import DAY_S, Setting, Settings, is_loopback
 from ramify.protocol.store_url import kind_of
 from ramify.protocol.wire import Persist
 
 MOST_MCP = 32
+MOST_ORIGINS = 256
 SESSIONS_BYTES_LEAST = 1 << 20
 STORE_BYTES_LEAST = 1 << 20
 
@@ -67,6 +69,14 @@ class ServerConfig(Settings, frozen=True, kw_only=True):
             "an MCP server (streamable HTTP) whose tools the chat page offers, at /v1/mcp/NAME; the "
             "variable RAMIFY_MCP_NAME_TOKEN holds its token, where it needs one",
             unit="NAME=URL",
+        ),
+    ] = ()
+    fetch_images: Annotated[
+        tuple[str, ...],
+        Setting(
+            "a host whose pictures are fetched where clients give their addresses, over https; else "
+            "pictures are sent themselves; HOST:PORT, *.HOST: all below it, http://HOST: without TLS",
+            unit="HOST",
         ),
     ] = ()
     deflate: Annotated[bool, Setting("compress frames (costs CPU)")] = False
@@ -231,6 +241,10 @@ class ServerConfig(Settings, frozen=True, kw_only=True):
                 ipaddress.ip_address(address)
             except ValueError:
                 raise ConfigError(f"--proxy is {address!r}: must be an IP address") from None
+        for each in self.fetch_images[:MOST_ORIGINS]:
+            Origin.of(each)
+        if len(self.fetch_images) > MOST_ORIGINS:
+            raise ConfigError(f"--fetch-images is given more than {MOST_ORIGINS} times")
         for each in self.mcp:
             _check_mcp(each)
         if len(self.mcp) > MOST_MCP or len(self.mcp_servers) < len(self.mcp):

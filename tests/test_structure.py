@@ -29,7 +29,7 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (310, 629),
+    "actors": (311, 632),
     "actors/cache": (17, 41),
     "actors/calls": (11, 27),
     "actors/cluster": (15, 32),
@@ -45,8 +45,8 @@ SIZES = {
     "actors/session": (48, 129),
     "actors/store": (11, 31),
     "actors/tiers": (2, 3),
-    "actors/tokenizer": (9, 20),
-    "protocol": (37, 61),
+    "actors/tokenizer": (10, 23),
+    "protocol": (37, 62),
     "clients": (82, 136),
     "gpu": (221, 358),
     "benchmarks": (41, 120),

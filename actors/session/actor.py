@@ -422,7 +422,7 @@ class SessionActor:
 
         state = self.core.state
         try:
-            made = Job(job.size, job.run, done, pictures=job.pictures)
+            made = Job(job.size, job.run, done, queue=job.queue)
             self._encoder.submit(state.owner, state.number, made)
         except Overloaded as error:
             done(None, error)

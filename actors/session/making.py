@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -30,7 +30,8 @@ from ramify.actors.session.saver import Saver
 from ramify.actors.session.sockets.clients import Identity
 from ramify.actors.tokenizer import Tokenizer
 from ramify.actors.tokenizer.detokenizer import Detokenizer
-from ramify.actors.tokenizer.encoder import Encoder, Job
+from ramify.actors.tokenizer.encoder import Encoder, Job, Queue
+from ramify.actors.tokenizer.fetching import FETCHES, PictureFetcher
 from ramify.actors.tokenizer.histories import Histories
 from ramify.actors.tokenizer.pictures import PROCESSES, PictureDecoder, settings_of
 from ramify.protocol.config import Limits
@@ -106,6 +107,7 @@ class SessionMaker:
         working: Working | None = None,
         ahead: Callable[[str, MakeTokens], None] | None = None,
         pictures: PictureSettings | None = None,
+        fetch_images: Sequence[str] = (),
     ) -> None:
         dialect = dialect_of(tokenizer.template_source, tool_parser)
         log.info("tool calls", form=dialect.name, thoughts=dialect.thought is not None)
@@ -130,8 +132,13 @@ class SessionMaker:
         self.working = working
         self._ahead = ahead
         self._seeds = Seeds()
-        self.pictures = None if pictures is None else PictureDecoder(pictures)
-        self.encoder = Encoder(pictures=None if pictures is None else Encoder(PROCESSES))
+        self.pictures: PictureDecoder | None = None
+        others: dict[Queue, Encoder] = {}
+        if pictures is not None:
+            fetcher = PictureFetcher(fetch_images) if fetch_images else None
+            self.pictures = PictureDecoder(pictures, fetcher=fetcher)
+            others["pictures"], others["remote"] = Encoder(PROCESSES), Encoder(FETCHES)
+        self.encoder = Encoder(others=others)
         self.turns = Turns()
         self.histories = Histories(limits)
 

@@ -9,17 +9,18 @@ as an owner. This file does not know what a job does.
 import asyncio
 import os
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from ramify.protocol.errors import Overloaded
 
 MOST = 64 << 20  # characters that wait
 RETRY_MS = 1000
 
+Queue = Literal["text", "pictures", "remote"]
 T = TypeVar("T")
 
 
@@ -57,25 +58,29 @@ class Turnstile(Generic[T]):
 
 @dataclass(eq=False)
 class Job(Generic[T]):
-    """`done(result, error)` is called on the event loop. `pictures`: it waits for some to be decoded."""
+    """`done(result, error)` is called on the event loop. `queue`: see `Encoder`."""
 
     size: int
     run: Callable[[], T]
     done: Callable[[T | None, BaseException | None], None]
     party: str | int = ""  # whose part of the queue it takes
-    pictures: bool = False
+    queue: Queue = "text"
 
 
 class Encoder:
     """The threads and their queue. One for each process, on its event loop.
 
-    `pictures`: another one, for jobs with pictures: no text waits for them.
+    `others`: those for jobs with pictures, and with such that are fetched: no text waits for a picture,
+    and no picture for a server elsewhere.
     """
 
     def __init__(
-        self, threads: int | None = None, most: int = MOST, pictures: "Encoder | None" = None
+        self,
+        threads: int | None = None,
+        most: int = MOST,
+        others: "Mapping[Queue, Encoder] | None" = None,
     ) -> None:
-        self._pictures = pictures
+        self._others = dict(others or {})
         self._threads = threads or max(1, min(4, (os.cpu_count() or 1) // 4))
         self._pool = ThreadPoolExecutor(self._threads, "tokenizer")
         self._waiting: Turnstile[Job[Any]] = Turnstile()
@@ -86,8 +91,8 @@ class Encoder:
 
     def submit(self, owner: str, session: int, job: Job[Any]) -> None:
         """Run `job` when it is its turn. Raises Overloaded."""
-        if job.pictures and self._pictures is not None:
-            self._pictures.submit(owner, session, job)
+        if (other := self._others.get(job.queue)) is not None:
+            other.submit(owner, session, job)
             return
         party = owner or session
         mine = self._sizes[party]
@@ -106,13 +111,13 @@ class Encoder:
         """The session is gone: drop its jobs that wait."""
         for job in self._waiting.drop(owner, session):
             self._count(job, -1)
-        if self._pictures is not None:
-            self._pictures.forget(owner, session)
+        for other in self._others.values():
+            other.forget(owner, session)
 
     def close(self) -> None:
         """Begin no more jobs."""
-        if self._pictures is not None:
-            self._pictures.close()
+        for other in self._others.values():
+            other.close()
         self._waiting = Turnstile()
         self._pool.shutdown(wait=False, cancel_futures=True)
 

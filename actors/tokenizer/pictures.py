@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from array import array
+from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from ramify.actors.kit.log import configured, get_log
 from ramify.actors.links.blocking import BlockingLink
 from ramify.actors.links.frames import LinkClosed, LinkError
 from ramify.actors.processes.messages import decoder, encoder
+from ramify.actors.tokenizer.fetching import PictureFetcher
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.pictures import (
     FromDecoder,
@@ -27,6 +29,7 @@ from ramify.protocol.pictures import (
     PictureReady,
     PictureRefused,
     PictureSettings,
+    is_remote,
 )
 from ramify.protocol.plan import unpack
 
@@ -96,13 +99,32 @@ def settings_of(decoder: "PictureDecoder | None") -> PictureSettings | None:
 class PictureDecoder:
     """Its processes, which take a job each."""
 
-    def __init__(self, settings: PictureSettings, seconds: float = SECONDS) -> None:
+    def __init__(
+        self,
+        settings: PictureSettings,
+        seconds: float = SECONDS,
+        fetcher: PictureFetcher | None = None,
+    ) -> None:
+        """`fetcher`: of those that are given by their address."""
         self.settings = settings
+        self.fetcher = fetcher
         self._seconds = seconds
         self._idle: SimpleQueue[_Process | None] = SimpleQueue()
         self._started: set[_Process] = set()
         for _ in range(PROCESSES):
             self._idle.put(None)  # it is started when it is needed
+
+    def each(self, images: Sequence[bytes]) -> Iterator[Shown]:
+        """Those of an op, one after the other: blocks; for threads. Raises BadRequest."""
+        left = self.fetcher.allowance() if self.fetcher is not None else None
+        for number, data in enumerate(images):
+            field = f"images[{number}]"
+            if is_remote(data):
+                if self.fetcher is None or left is None:
+                    told = "is an address, and this server fetches none (--fetch-images): send its file"
+                    raise BadRequest(f"the picture {told} - at `{field}`", details={"path": field})
+                data = self.fetcher.fetch(data, field, left)
+            yield self.decode(data, field)
 
     def decode(self, data: bytes, field: str) -> Shown:
         """Blocks; for threads. Raises BadRequest, which names `field`."""
@@ -130,5 +152,7 @@ class PictureDecoder:
 
     def close(self) -> None:
         """End the processes; what is under way fails."""
+        if self.fetcher is not None:
+            self.fetcher.close()
         for process in list(self._started):
             process.kill()

@@ -36,6 +36,7 @@ from ramify.gpu.executors.fake_states import FakeBlocks, FakeStates, FakeWindows
 from ramify.gpu.sampling.acceptance import draft_ends, inputs_of, packed_rows
 from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
 from ramify.gpu.step.step_rows import Tokens, within
+from ramify.protocol.pictures import PictureSettings
 from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, OpenRow, StepPlan, StepResult, pack
 from ramify.protocol.sampling import TokenLogprobs
 
@@ -126,11 +127,18 @@ class FakeDrafter:
         return float(mix(chain ^ np.uint64(which * FACTOR & _MASK))[0]) / 2.0**64
 
 
+_PICTURES = PictureSettings(
+    patch=16, unit=32, least=8 * 32**2, most=256 * 32**2, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),
+    before=(4,), after=(5,), token=6, model="fake",
+)  # fmt: skip
+
+
 class FakeExecutor:
     """Runs plans on a FakeModel. Rows, checks and the interface are those of the real one.
 
     `drafts`: most that a row may have in a step; 0: there is no drafter. `acceptance`, `generous`: see
     `FakeDrafter`. `line_seconds`: what each line of a step without extends takes beside `step_seconds`.
+    `sees`: pictures may be appended, each 8 to 256 tokens that are all the same.
     """
 
     def __init__(
@@ -153,6 +161,7 @@ class FakeExecutor:
         window_pages: int = 0,
         host_blocks: int = 0,
         block_seconds: float = 0.0,
+        sees: bool = False,
     ) -> None:
         self.model = model if model is not None else FakeModel()
         self.info = ExecutorInfo(
@@ -178,6 +187,7 @@ class FakeExecutor:
             state_bytes=8 if state_slots else 0,
             window=window,
             window_pages=window_pages,
+            pictures=_PICTURES if sees else None,
             window_bytes=8 if window else 0,
             host_blocks=host_blocks,
             kv_stamp=blake2b(repr(self.model).encode(), digest_size=16).hexdigest(),

@@ -52,10 +52,10 @@ def config(folder: Path, **server: Any) -> EngineConfig:
     return EngineConfig(model=ModelConfig(path=folder), server=ServerConfig(port=0, **server))
 
 
-def fake(step_seconds: float) -> FakeSpec:
-    """A model whose answers end only where they are cut."""
+def fake(step_seconds: float, *, sees: bool = False) -> FakeSpec:
+    """A model whose answers end only where they are cut. `sees`: it is shown pictures."""
     return FakeSpec(
-        settings={"step_seconds": step_seconds},
+        settings={"step_seconds": step_seconds, "sees": sees},
         model={"vocab_size": 384, "eos": 2, "first": 3, "eos_every": 9999},
     )
 
@@ -112,7 +112,8 @@ def test_the_built_page_is_what_its_sources_make() -> None:
     ids=["quick", "slow"],
 )
 async def test_scenes(step_seconds: float, scenes: tuple[str, ...], tokenizer_folder: Path) -> None:
-    async with running_engine(config(tokenizer_folder), spec=fake(step_seconds)) as engine:
+    spec = fake(step_seconds, sees="branches" in scenes)
+    async with running_engine(config(tokenizer_folder), spec=spec) as engine:
         url = f"http://127.0.0.1:{engine.port}"
         process = await asyncio.create_subprocess_exec(
             "node",

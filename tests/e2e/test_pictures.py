@@ -7,6 +7,7 @@ import json
 import re
 import runpy
 import shutil
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ import websockets
 from PIL import Image
 
 import ramify
+from ramify.actors.tokenizer import fetching
 from ramify.clients.program import AsyncState, assistant, gen, image, program, user
 from ramify.protocol.pictures import FIRST, MARK, Picture, fitted
 from tests.e2e.test_real_model import llama
@@ -374,6 +376,50 @@ def posted(url: str, body: dict[str, Any]) -> Any:
         return json.loads(response.read())
 
 
+async def test_pictures_that_are_fetched(
+    serving: Any, seeing: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From this server's own page, which is taken for a public place; of another host, none."""
+    folder, model = seeing
+    monkeypatch.setattr(fetching, "is_public", lambda address: address == "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    origin = f"http://127.0.0.1:{port}"
+    async with serving(**llama(folder), server={"port": port, "fetch_images": (origin,)}) as served:
+        expected, name = Expected(served, model), served.engine.executor.info.model
+        icon = await asyncio.to_thread(got, f"{origin}/icon-192.png")
+        text = str(served.oracle.text(expected.said(turn(f"{MARK}what?"), [icon], 12)))
+
+        def asked(url: str) -> dict[str, Any]:
+            parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what?"}]
+            messages = [{"role": "user", "content": parts}]
+            return {"model": name, "max_tokens": 12, "temperature": 0, "messages": messages}
+
+        chats = f"{served.http}/v1/chat/completions"
+        answer = await asyncio.to_thread(posted, chats, asked(f"{origin}/icon-192.png"))
+        assert answer["choices"][0]["message"]["content"] == text
+        for url, why in (
+            ("https://example.org/a.png", "fetches none"),
+            (f"{origin}/nothing.png", "answered 404"),
+            (f"{origin}/chat.js", "is damaged, or no PNG"),
+        ):
+            with pytest.raises(urllib.error.HTTPError) as failed:
+                await asyncio.to_thread(posted, chats, asked(url))
+            with failed.value as refused:
+                error = json.loads(refused.read())["error"]
+            assert why in error["message"]
+            assert error["param"] == "messages[0].content[0].image_url.url"
+        async with ramify.connect(served.engine.url) as session:
+            image = ramify.Image(f"{origin}/icon-192.png")
+            said = await session.main.chat("what?", images=[image], **GREEDY)
+            assert said.text == text
+
+
+def got(url: str) -> bytes:
+    with urllib.request.urlopen(url) as response:
+        return bytes(response.read())
+
+
 async def test_what_is_no_picture_is_refused(serving: Any, seeing: tuple[Path, Any]) -> None:
     folder, _ = seeing
     whole = drawn(64, 64, 3)
@@ -385,6 +431,7 @@ async def test_what_is_no_picture_is_refused(serving: Any, seeing: tuple[Path, A
                 (question(0, f"{MARK}{MARK}", [whole]), "images"),
                 (question(0, MARK, [b"not a picture"]), "images[0]"),
                 (question(0, MARK, [whole[:300]]), "images[0]"),
+                (question(0, MARK, [b"https://example.org/a.png"]), "images[0]"),
                 (question(0, MARK, [drawn(2000, 4, 1)]), "images[0]"),
                 (question(0, MARK, []), None),
                 ({"type": "append", "id": 0, "text": MARK, "images": [whole], "logprobs": 1}, "images"),

@@ -4,7 +4,7 @@ import base64
 import binascii
 
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.pictures import MARK, MOST_AT_ONCE, MOST_BYTES, is_remote
+from ramify.protocol.pictures import MARK, MOST_AT_ONCE, MOST_BYTES, MOST_URL, is_remote
 
 NO_IMAGES = "no served model reads images: send text"
 
@@ -29,7 +29,7 @@ class RequestPictures:
         """
         self._check(kind, place)
         place = f"{place}.{field}"
-        if self._fetches and is_remote(address := url.encode(errors="replace")):
+        if self._fetches and is_remote(address := url[: MOST_URL + 1].encode(errors="replace")):
             return self._take(address, place)
         head, _, data = url.partition(",")
         if not head.startswith("data:image/") or not head.endswith(";base64"):

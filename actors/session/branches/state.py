@@ -15,6 +15,7 @@ from ramify.actors.kit.memory import BRANCH, JSON, Holdings, Meter, json_size
 from ramify.actors.kit.turns import Steps
 from ramify.actors.session.branches.branch import Label, SegmentLink, SessionBranch, input_segment
 from ramify.actors.session.branches.segments import Decode, InputSegment, Rule, Segment
+from ramify.actors.tokenizer.encoder import Queue
 from ramify.actors.tokenizer.histories import Bound, Histories
 from ramify.actors.tokenizer.pictures import PictureDecoder
 from ramify.protocol.config import Limits
@@ -60,7 +61,7 @@ class EncodeText(msgspec.Struct, frozen=True):
     ticket: int
     size: int  # characters, about
     run: Callable[[], Made]
-    pictures: bool = False  # it waits for pictures that are decoded
+    queue: Queue = "text"  # whose turn it awaits
 
 
 class Encoded(msgspec.Struct, frozen=True):

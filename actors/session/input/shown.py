@@ -1,7 +1,6 @@
 """Puts pictures in the places of their marks, between the pieces of a text."""
 
 from collections.abc import Sequence
-from itertools import count
 
 from msgspec.structs import replace
 
@@ -16,7 +15,7 @@ def with_pictures(
     pending: PendingAppend, images: Sequence[bytes], decoder: PictureDecoder | None
 ) -> PendingAppend:
     """The same with each picture in the place of its mark. Raises BadRequest."""
-    parts, numbers = list[PendingPart](), count()
+    parts = list[PendingPart]()
     if decoder is None:
         raise BadRequest(
             "the model takes no pictures, or not as it is served (those that see do so in floats, "
@@ -25,12 +24,12 @@ def with_pictures(
     marks = sum(part.text.count(MARK) for part in pending.parts)
     if marks != len(images):
         raise BadRequest(f"the template shows {marks} of {len(images)} `images`")
+    found = decoder.each(images)
     for part in pending.parts:
         pieces: list[PendingPart] = []
         for number, text in enumerate(part.text.split(MARK)):
             if number:
-                at = next(numbers)
-                shown = decoder.decode(images[at], f"images[{at}]")
+                shown = next(found)
                 piece = replace(_inside(part), text=MARK, picture=shown.picture, ids=shown.tokens)
                 pieces.append(piece)
             if text:

@@ -19,7 +19,9 @@ from ramify.actors.session.input.branch_writer import LOT, PART, BranchWriter
 from ramify.actors.session.ops.scoring.selects import Selects
 from ramify.actors.session.output.generations import Generations
 from ramify.actors.session.sockets.publisher import Publisher, bare
+from ramify.actors.tokenizer.encoder import Queue
 from ramify.protocol.errors import BadRequest, RamifyError, brief
+from ramify.protocol.pictures import is_remote
 from ramify.protocol.wire import Append, JsonObject, Ok
 
 TOKENS = 50  # that are appended, in the session and in the cache, in a microsecond
@@ -97,7 +99,7 @@ class Texts:
             ticket = shared.tickets[situation] = self._state.next_id()
             self._encoding[ticket] = (situation, [waiting])
             self._state.meter.add(held)
-            self._state.out.encode.append(EncodeText(ticket, size, prepare, bool(op.images)))
+            self._state.out.encode.append(EncodeText(ticket, size, prepare, _queue(op)))
             return None
         try:
             prepared: Prepared | RamifyError = prepare()
@@ -183,6 +185,13 @@ class Texts:
             return ok
         marks = [None if each is None else at + each for each in prepared.marks]
         return msgspec.structs.replace(ok, result={**(ok.result or {}), "marks": marks})
+
+
+def _queue(op: Append) -> Queue:
+    """Whose turn it awaits."""
+    if not op.images:
+        return "text"
+    return "remote" if any(map(is_remote, op.images)) else "pictures"
 
 
 def applying(prepared: Prepared | RamifyError) -> int:

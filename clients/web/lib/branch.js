@@ -3,9 +3,11 @@
 /** @import { BranchState, ChatMessage, GenerateFields, JoinFields, KvHints, OkMessage, PruneFields, Role, SelectFields }
  *    from "./protocol.js" */
 /** @import { Generation } from "./generation.js" */
-/** @import { Abortable, Session, Short } from "./session.js" */
+/** @import { Abortable, Session, Short, Shown } from "./session.js" */
 
 /** @typedef {Omit<GenerateFields, "n" | "as"> & Short & Abortable} Alone  Options of one generation. */
+
+const MARK = "\ufffc"; // where a picture stands in text
 
 /** A branch by name. Cheap: make as many as you like; the server has the branch itself. */
 export class Branch {
@@ -20,24 +22,26 @@ export class Branch {
     return this.session.position(this.name);
   }
 
-  /** Add input: raw text, chat messages (through the model's template), or token ids.
+  /** Add input: raw text, chat messages (through the model's template), or token ids. `images`: see `Session.append`.
    *  @param {string | ChatMessage[] | number[]} input
-   *  @param {{expect?: number, logprobs?: boolean | number} & Abortable} [options]
+   *  @param {{expect?: number, logprobs?: boolean | number} & Shown & Abortable} [options]
    *  @returns {Promise<OkMessage>} */
   append(input, options = {}) {
     return this.session.append(input, { ...options, branch: this.name });
   }
 
-  /** Append one chat turn. @param {string} content @param {{role?: Role} & Abortable} [options] */
+  /** Append one chat turn. `images`: before the text, or where it has U+FFFC.
+   *  @param {string} content @param {{role?: Role} & Shown & Abortable} [options] */
   say(content, { role = "user", ...options } = {}) {
-    return this.append([{ role, content }], options);
+    const marks = content.includes(MARK) ? "" : MARK.repeat(options.images?.length ?? 0);
+    return this.append([{ role, content: marks + content }], options);
   }
 
-  /** Append a chat turn and generate the answer, in one frame.
-   *  @param {string} content @param {{role?: Role} & Alone} [options]
+  /** Append a chat turn and generate the answer, in one frame. `images`: as of `say`.
+   *  @param {string} content @param {{role?: Role} & Shown & Alone} [options]
    *  @returns {Generation} */
-  chat(content, { role = "user", ...options } = {}) {
-    this.say(content, { role, signal: options.signal }).catch(() => {}); // the generation tells of it
+  chat(content, { role = "user", images, ...options } = {}) {
+    this.say(content, { role, images, signal: options.signal }).catch(() => {}); // the generation tells of it
     return this.generate(options);
   }
 

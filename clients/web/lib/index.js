@@ -22,6 +22,7 @@ export { connect, mintToken, Session } from "./session.js";
 
 /** @typedef {import("./session.js").Options} Options */
 /** @typedef {import("./session.js").Abortable} Abortable */
+/** @typedef {import("./session.js").Shown} Shown */
 /** @typedef {import("./session.js").SessionEvent} SessionEvent */
 /** @typedef {import("./session.js").SessionEvents} SessionEvents */
 /** @typedef {import("./generation.js").Result} Result */

@@ -44,6 +44,9 @@ const KINDS = /** @type {const} */ (["regex", "json_schema", "choices", "grammar
  *
  * @typedef {SessionOptions & LinkOptions} Options
  *
+ * @typedef {object} Shown
+ * @property {(Uint8Array | string)[]} [images]  files of pictures (PNG, JPEG, WebP, GIF): bytes, or base64
+ *
  * @typedef {object} Abortable
  * @property {AbortSignal} [signal]  cancels the op, which then rejects with the signal's reason
  *
@@ -187,26 +190,27 @@ export class Session extends Target {
 
   /**
    * Add input: raw text, chat messages (through the model's template), or token ids. `expect`: only if the branch is
-   * that long. `logprobs`: how many likely tokens to tell beside each appended one. Of several branches the replies are
-   * a list.
+   * that long. `logprobs`: how many likely tokens to tell beside each appended one. `images`: files of pictures, each of
+   * which stands where the text, or a message's content, has U+FFFC. Of several branches the replies are a list.
    *
    * @overload
    * @param {string | ChatMessage[] | number[]} input
-   * @param {{branch?: string, expect?: number, logprobs?: boolean | number} & Abortable} [options]
+   * @param {{branch?: string, expect?: number, logprobs?: boolean | number} & Shown & Abortable} [options]
    * @returns {Promise<OkMessage>}
    *
    * @overload
    * @param {string | ChatMessage[] | number[]} input
-   * @param {{branch: string[], expect?: number, logprobs?: boolean | number} & Abortable} options
+   * @param {{branch: string[], expect?: number, logprobs?: boolean | number} & Shown & Abortable} options
    * @returns {Promise<OkMessage[]>}
    *
    * @param {string | ChatMessage[] | number[]} input
-   * @param {{branch?: string | string[], expect?: number, logprobs?: boolean | number} & Abortable} [options]
+   * @param {{branch?: string | string[], expect?: number, logprobs?: boolean | number} & Shown & Abortable} [options]
    * @returns {Promise<OkMessage | OkMessage[]>}
    */
-  append(input, { branch = "main", expect, logprobs, signal } = {}) {
+  append(input, { branch = "main", expect, logprobs, images, signal } = {}) {
     const field = typeof input === "string" ? "text" : typeof input[0] === "number" ? "tokens" : "messages";
-    return this.#send({ type: "append", branch, [field]: input, expect, logprobs: logprobs && Number(logprobs) }, signal);
+    const files = images?.map((each) => (typeof each === "string" ? each : toBase64(each)));
+    return this.#send({ type: "append", branch, [field]: input, expect, logprobs: logprobs && Number(logprobs), images: files }, signal);
   }
 
   /**

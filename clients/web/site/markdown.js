@@ -1,1 +1,1 @@
-import{b as a}from"./chunk-B2G3T465.js";import"./chunk-D6FVQYGP.js";import"./chunk-OOJM4CTU.js";export{a as Answer};
+import{b as a}from"./chunk-LANDQHPK.js";import"./chunk-FKXVPIRQ.js";import"./chunk-OOJM4CTU.js";export{a as Answer};

@@ -1,13 +1,8 @@
 /** What a program holds of a branch: `Branch`, the ops of a session for one name. */
 import type { BranchState, ChatMessage, GenerateFields, JoinFields, KvHints, OkMessage, PruneFields, Role, SelectFields } from "./protocol.js";
 import type { Generation } from "./generation.js";
-import type { Abortable, Session, Short } from "./session.js";
+import type { Abortable, Session, Short, Shown } from "./session.js";
 export type Alone = Omit<GenerateFields, "n" | "as"> & Short & Abortable;
-/** @import { BranchState, ChatMessage, GenerateFields, JoinFields, KvHints, OkMessage, PruneFields, Role, SelectFields }
- *    from "./protocol.js" */
-/** @import { Generation } from "./generation.js" */
-/** @import { Abortable, Session, Short } from "./session.js" */
-/** @typedef {Omit<GenerateFields, "n" | "as"> & Short & Abortable} Alone  Options of one generation. */
 /** A branch by name. Cheap: make as many as you like; the server has the branch itself. */
 export declare class Branch {
     session: Session;
@@ -16,24 +11,25 @@ export declare class Branch {
     constructor(session: Session, name: string);
     /** Its length in tokens as far as this client has heard; undefined: no such branch is known. */
     get position(): number | undefined;
-    /** Add input: raw text, chat messages (through the model's template), or token ids.
+    /** Add input: raw text, chat messages (through the model's template), or token ids. `images`: see `Session.append`.
      *  @param {string | ChatMessage[] | number[]} input
-     *  @param {{expect?: number, logprobs?: boolean | number} & Abortable} [options]
+     *  @param {{expect?: number, logprobs?: boolean | number} & Shown & Abortable} [options]
      *  @returns {Promise<OkMessage>} */
     append(input: string | ChatMessage[] | number[], options?: {
         expect?: number;
         logprobs?: boolean | number;
-    } & Abortable): Promise<OkMessage>;
-    /** Append one chat turn. @param {string} content @param {{role?: Role} & Abortable} [options] */
+    } & Shown & Abortable): Promise<OkMessage>;
+    /** Append one chat turn. `images`: before the text, or where it has U+FFFC.
+     *  @param {string} content @param {{role?: Role} & Shown & Abortable} [options] */
     say(content: string, { role, ...options }?: {
         role?: Role;
-    } & Abortable): Promise<OkMessage>;
-    /** Append a chat turn and generate the answer, in one frame.
-     *  @param {string} content @param {{role?: Role} & Alone} [options]
+    } & Shown & Abortable): Promise<OkMessage>;
+    /** Append a chat turn and generate the answer, in one frame. `images`: as of `say`.
+     *  @param {string} content @param {{role?: Role} & Shown & Alone} [options]
      *  @returns {Generation} */
-    chat(content: string, { role, ...options }?: {
+    chat(content: string, { role, images, ...options }?: {
         role?: Role;
-    } & Alone): Generation;
+    } & Shown & Alone): Generation;
     /** Generate. @param {Alone} [options] @returns {Generation} */
     generate(options?: Alone): Generation;
     /** Fork `n` children and generate on each. `as`: their names.

@@ -16,6 +16,7 @@ export { Generation } from "./generation.js";
 export { connect, mintToken, Session } from "./session.js";
 export type Options = import("./session.js").Options;
 export type Abortable = import("./session.js").Abortable;
+export type Shown = import("./session.js").Shown;
 export type SessionEvent = import("./session.js").SessionEvent;
 export type SessionEvents = import("./session.js").SessionEvents;
 export type Result = import("./generation.js").Result;
@@ -34,6 +35,7 @@ export type Note = import("./protocol.js").Note;
 export type Usage = import("./protocol.js").Usage;
 /** @typedef {import("./session.js").Options} Options */
 /** @typedef {import("./session.js").Abortable} Abortable */
+/** @typedef {import("./session.js").Shown} Shown */
 /** @typedef {import("./session.js").SessionEvent} SessionEvent */
 /** @typedef {import("./session.js").SessionEvents} SessionEvents */
 /** @typedef {import("./generation.js").Result} Result */

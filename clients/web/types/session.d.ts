@@ -45,6 +45,12 @@ export type SessionOptions = {
     open?: OpenFields;
 };
 export type Options = SessionOptions & LinkOptions;
+export type Shown = {
+    /**
+     * files of pictures (PNG, JPEG, WebP, GIF): bytes, or base64
+     */
+    images?: (Uint8Array | string)[];
+};
 export type Abortable = {
     /**
      * cancels the op, which then rejects with the signal's reason
@@ -108,6 +114,9 @@ export type TellsEvents = Pick<EventTarget, "dispatchEvent"> & {
  * @property {OpenFields} [open]  more fields of `open`: detach, tick_ms, ttl_s, template, tools, parts, tokens, model
  *
  * @typedef {SessionOptions & LinkOptions} Options
+ *
+ * @typedef {object} Shown
+ * @property {(Uint8Array | string)[]} [images]  files of pictures (PNG, JPEG, WebP, GIF): bytes, or base64
  *
  * @typedef {object} Abortable
  * @property {AbortSignal} [signal]  cancels the op, which then rejects with the signal's reason
@@ -193,52 +202,52 @@ export declare class Session extends Target {
     position(name: string): number | undefined;
     /**
      * Add input: raw text, chat messages (through the model's template), or token ids. `expect`: only if the branch is
-     * that long. `logprobs`: how many likely tokens to tell beside each appended one. Of several branches the replies are
-     * a list.
+     * that long. `logprobs`: how many likely tokens to tell beside each appended one. `images`: files of pictures, each of
+     * which stands where the text, or a message's content, has U+FFFC. Of several branches the replies are a list.
      *
      * @overload
      * @param {string | ChatMessage[] | number[]} input
-     * @param {{branch?: string, expect?: number, logprobs?: boolean | number} & Abortable} [options]
+     * @param {{branch?: string, expect?: number, logprobs?: boolean | number} & Shown & Abortable} [options]
      * @returns {Promise<OkMessage>}
      *
      * @overload
      * @param {string | ChatMessage[] | number[]} input
-     * @param {{branch: string[], expect?: number, logprobs?: boolean | number} & Abortable} options
+     * @param {{branch: string[], expect?: number, logprobs?: boolean | number} & Shown & Abortable} options
      * @returns {Promise<OkMessage[]>}
      *
      * @param {string | ChatMessage[] | number[]} input
-     * @param {{branch?: string | string[], expect?: number, logprobs?: boolean | number} & Abortable} [options]
+     * @param {{branch?: string | string[], expect?: number, logprobs?: boolean | number} & Shown & Abortable} [options]
      * @returns {Promise<OkMessage | OkMessage[]>}
      */
     append(input: string | ChatMessage[] | number[], options?: {
         branch?: string;
         expect?: number;
         logprobs?: boolean | number;
-    } & Abortable): Promise<OkMessage>;
+    } & Shown & Abortable): Promise<OkMessage>;
     /**
      * Add input: raw text, chat messages (through the model's template), or token ids. `expect`: only if the branch is
-     * that long. `logprobs`: how many likely tokens to tell beside each appended one. Of several branches the replies are
-     * a list.
+     * that long. `logprobs`: how many likely tokens to tell beside each appended one. `images`: files of pictures, each of
+     * which stands where the text, or a message's content, has U+FFFC. Of several branches the replies are a list.
      *
      * @overload
      * @param {string | ChatMessage[] | number[]} input
-     * @param {{branch?: string, expect?: number, logprobs?: boolean | number} & Abortable} [options]
+     * @param {{branch?: string, expect?: number, logprobs?: boolean | number} & Shown & Abortable} [options]
      * @returns {Promise<OkMessage>}
      *
      * @overload
      * @param {string | ChatMessage[] | number[]} input
-     * @param {{branch: string[], expect?: number, logprobs?: boolean | number} & Abortable} options
+     * @param {{branch: string[], expect?: number, logprobs?: boolean | number} & Shown & Abortable} options
      * @returns {Promise<OkMessage[]>}
      *
      * @param {string | ChatMessage[] | number[]} input
-     * @param {{branch?: string | string[], expect?: number, logprobs?: boolean | number} & Abortable} [options]
+     * @param {{branch?: string | string[], expect?: number, logprobs?: boolean | number} & Shown & Abortable} [options]
      * @returns {Promise<OkMessage | OkMessage[]>}
      */
     append(input: string | ChatMessage[] | number[], options: {
         branch: string[];
         expect?: number;
         logprobs?: boolean | number;
-    } & Abortable): Promise<OkMessage[]>;
+    } & Shown & Abortable): Promise<OkMessage[]>;
     /**
      * Generate. An array where `branch` is a list or `n` is given. Other options: the fields of `generate`, and a
      * constraint in short (`regex`, `json_schema`, `choices` or `grammar`).

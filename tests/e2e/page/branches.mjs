@@ -1,6 +1,7 @@
 /** Branches: drafts side by side, keep, merge, judge; the tree and its keys; the palette; nobody is shut out. */
 
 import assert from "node:assert/strict";
+import { fileURLToPath } from "node:url";
 import { answers, findings, last, scene, send, settled, soon, streaming, withoutLongTasks } from "./harness.mjs";
 
 scene("drafts stream side by side; one is kept, the others stay", async (page) => {
@@ -170,3 +171,51 @@ scene("what is typed is computed ahead, rolled back on a change, and sent as it 
   await settled(page);
   await soon(async () => assert.equal((await answers(page)).length, 3));
 }, { settings: { ahead: true, max_tokens: 20 } });
+
+scene("pictures are pasted, dropped or chosen, seen, and kept with the chat", async (page) => {
+  const icon = fileURLToPath(new URL("../../../clients/web/page/src/icon-192.png", import.meta.url));
+  const asked = [];
+  page.on("websocket", (socket) => socket.on("framesent", ({ payload }) => asked.push(...[JSON.parse(payload)].flat().filter(({ images }) => images))));
+  await page.reload();
+  await page.getByLabel("Take or choose a picture").last().setInputFiles(icon);
+  await page.evaluate(async () => { // larger than a frame: it is brought to a size
+    const canvas = new OffscreenCanvas(2400, 1200);
+    const context = canvas.getContext("2d");
+    for (let i = 0; i < 4000; i += 1) {
+      context.fillStyle = `hsl(${(i * 47) % 360} 80% 50%)`;
+      context.fillRect((i * 61) % 2400, (i * 37) % 1200, 40, 20);
+    }
+    const data = new DataTransfer();
+    data.items.add(new File([await canvas.convertToBlob()], "large.png", { type: "image/png" }));
+    document.querySelector("#input").dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true }));
+    const other = new DataTransfer();
+    other.items.add(new File(["no picture"], "wrong.png", { type: "image/png" }));
+    document.querySelector("form.composer").dispatchEvent(new DragEvent("drop", { dataTransfer: other, bubbles: true, cancelable: true }));
+  });
+  await page.getByText(/“wrong.png” is no picture/).waitFor();
+  await page.getByAltText("Picture: large.png").waitFor();
+  await page.getByLabel("Files to attach").setInputFiles(icon);
+  await soon(async () => assert.equal(await page.locator(".attached img").count(), 3));
+  await page.getByRole("button", { name: "Remove icon-192.png" }).first().click();
+  await send(page, "What do you see?");
+  await settled(page);
+  const names = () => page.locator(".picture img").evaluateAll((all) => all.map(({ alt, naturalWidth }) => [alt, naturalWidth]));
+  const shown = await names();
+  assert.deepEqual([shown[0][0], shown[1]], ["Picture: large.png", ["Picture: icon-192.png", 192]]);
+  assert.deepEqual(asked.map(({ images, messages }) => [images.length, messages.at(-1).content]), [[2, "\ufffc\ufffcWhat do you see?"]]);
+  assert.ok(asked[0].images.every((each) => each.length < 1 << 18));
+  assert.deepEqual(await findings(page), []);
+  await page.getByRole("button", { name: "Picture: icon-192.png" }).press("Enter");
+  assert.equal(await page.locator(".picture[aria-expanded=true]").count(), 1);
+  await page.reload();
+  await settled(page);
+  await soon(async () => assert.deepEqual(await names(), shown));
+  await page.locator(".message.user").first().hover();
+  await page.getByRole("button", { name: /^Edit/ }).first().click();
+  await page.getByLabel("Edit your message").fill("And now?");
+  await page.getByLabel("Edit your message").press("Enter");
+  await settled(page);
+  await soon(async () => assert.deepEqual(await names(), shown));
+  await soon(async () => assert.deepEqual(asked.map(({ messages }) => messages.at(-1).content.slice(2)), ["What do you see?", "And now?"]));
+  assert.equal(await page.locator(".failed, .notice:not(.mild)").count(), 0);
+});

@@ -18,6 +18,8 @@ scene("answers in a format, with a file attached", async (page) => {
   await page.getByRole("button", { name: "Done" }).click();
   await page.getByLabel("Files to attach").setInputFiles({ name: "notes.txt", mimeType: "text/plain", buffer: Buffer.from("three ``` ticks") });
   await page.getByLabel("Files to attach").setInputFiles({ name: "picture.png", mimeType: "image/png", buffer: Buffer.from([0x89, 0, 0xff]) });
+  await page.getByText(/sees no pictures: “picture.png”/).waitFor();
+  await page.getByLabel("Files to attach").setInputFiles({ name: "noise.bin", mimeType: "application/octet-stream", buffer: Buffer.from([0x89, 0, 0xff]) });
   await page.getByText(/is no text file/).waitFor();
   await send(page, "How many?");
   await settled(page);

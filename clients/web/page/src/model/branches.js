@@ -30,7 +30,8 @@ function pathOf({ branch, turns = [] }, above, messages, known) {
   for (const [i, turn] of turns.entries()) {
     const same = shared && above[i] && above[i].turn.start === turn.start && above[i].turn.end === turn.end && above[i].turn.op === turn.op;
     shared = Boolean(same);
-    const said = same ? null : read(turn);
+    const rest = turn.kind === "input" && !turn.messages?.length && turn.op === turns[i - 1]?.op; // of one with pictures
+    const said = same || rest ? null : read(turn);
     const message = same ? above[i].message : said && { ...blank(known, `${branch} ${turn.start}`), ...said, branch, parent: last?.id ?? null };
     if (message && !same) messages.set(message.id, message);
     if (!message && !same && last?.branch === branch) last.end = turn.end;

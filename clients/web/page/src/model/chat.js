@@ -10,7 +10,7 @@ import { signal } from "@preact/signals";
 import { ConnectionLost, SessionLost, connect } from "../../../lib/index.js";
 import { t } from "../strings.js";
 import { Live } from "./live.js";
-import { asMessages, brief, Tree } from "./tree.js";
+import { asMessages, brief, picturesOf, Tree } from "./tree.js";
 
 const TTL_S = 21_600; // how long the server shall keep a session that nobody looks at; it may keep it shorter
 const TICK_MS = 30; // deltas come in frames, one in so many milliseconds
@@ -253,7 +253,7 @@ export class Chat {
       parent: after?.id ?? null, role: "user", text, ...(files?.length && { files }),
       ...(system && !after && { system }), ...(merged && { merged }), ...(count > 1 && { compare: true }),
     });
-    if (!this.record.named && this.tree.size === 1) this.record.title = brief(text, 60) || t.newChat;
+    if (!this.record.named && this.tree.size === 1) this.record.title = brief(text || files?.[0]?.name || "", 60) || t.newChat;
     this.record.updated = Date.now();
     this.#takeAhead(message);
     this.#touch([message], 0);
@@ -450,7 +450,7 @@ export class Chat {
     if (this.busy || this.#session?.status !== "open" || (after && (!this.#valid(after.place) || after.place.at === undefined))) return;
     if (this.#ahead?.after !== after || this.#ahead.epoch !== this.record.epoch) this.#dropAhead();
     if (this.#ahead?.waits || this.#ahead?.key === keyOf(message)) return;
-    if (!text.trim()) return this.#dropAhead();
+    if (!text.trim() || picturesOf(message).length) return this.#dropAhead(); // pictures go once, with the message
     const base = after?.place.at ?? 0;
     try {
       if (this.#ahead) this.#session.rollback({ branch: this.#ahead.branch, to: base }).catch(() => {});
@@ -471,7 +471,7 @@ export class Chat {
   #takeAhead(message) {
     const ahead = this.#ahead;
     if (!ahead) return;
-    if (ahead.key !== keyOf(message) || ahead.epoch !== this.record.epoch || ahead.after !== this.tree.parent(message)) return this.#dropAhead();
+    if (picturesOf(message).length || ahead.key !== keyOf(message) || ahead.epoch !== this.record.epoch || ahead.after !== this.tree.parent(message)) return this.#dropAhead();
     this.#ahead = null;
     this.typed.value = null;
     message.place = { epoch: this.record.epoch, branch: ahead.branch };
@@ -542,7 +542,8 @@ export class Chat {
   #say(message) {
     const branch = this.#reach(this.tree.parent(message));
     message.place = { epoch: this.record.epoch, branch };
-    this.#placing(message, this.#session.append(asMessages(message), { branch }));
+    const images = picturesOf(message);
+    this.#placing(message, this.#session.append(asMessages(message), { branch, ...(images.length && { images }) }));
     return branch;
   }
 

@@ -3,11 +3,13 @@
 import { messagesOf } from "./branches.js";
 import { t } from "../strings.js";
 import { isObject } from "./form.js";
-import { Tree, brief, contentOf, unique } from "./tree.js";
+import { MARK, Tree, brief, contentOf, unique } from "./tree.js";
 
 const FORMAT = "ramify chats 1";
 export const MOST_BYTES = 64 << 20;
 const MOST_SCHEMA = 256 << 10; // characters
+const PICTURE = /^image\/(png|jpeg|webp|gif)$/;
+const BASE64 = /^[A-Za-z0-9+/]+={0,2}$/;
 const ROLES = ["user", "assistant", "tool"];
 
 /** @param {{record: object, messages: object[]}[]} chats */
@@ -51,7 +53,7 @@ function imported(chat, i) {
 function fields({ role, text, created, system, files, calls, results, usage, reason, thoughtMs, merged, json, schema, corrected }) {
   const known = { role, text, created: Number(created) || 0, reason, thoughtMs: Number(thoughtMs) || undefined };
   if (typeof system === "string") known.system = system;
-  if (Array.isArray(files)) known.files = files.map(({ name, text: body }) => ({ name: String(name), text: String(body) }));
+  if (Array.isArray(files)) known.files = files.map(file);
   if (Array.isArray(calls)) known.calls = calls.map(({ id, name, arguments: args }) => ({ ...(id && { id: String(id) }), name: String(name), arguments: String(args) }));
   if (role === "tool") known.results = (Array.isArray(results) ? results : []).map(({ id, name, text: body }) => ({ ...(id && { id: String(id) }), name: String(name), text: String(body) }));
   if (usage && typeof usage === "object") known.usage = Object.fromEntries(Object.entries(usage).filter(([, value]) => Number.isFinite(value)));
@@ -60,6 +62,12 @@ function fields({ role, text, created, system, files, calls, results, usage, rea
   if (json === true && isObject(schema) && JSON.stringify(schema).length <= MOST_SCHEMA) known.schema = schema;
   if (corrected === true) known.corrected = true;
   return known;
+}
+
+function file({ name, text = "", picture, type }) {
+  if (typeof picture !== "string") return { name: String(name), text: String(text) };
+  if (!PICTURE.test(type) || !BASE64.test(picture)) throw new Error(t.noPicture(name));
+  return { name: String(name), picture, type };
 }
 
 function looped(messages) {
@@ -98,7 +106,7 @@ export function toMarkdown({ record, messages }) {
   if (path[0]?.system) parts.push(`> ${path[0].system.replaceAll("\n", "\n> ")}`);
   for (const each of path) {
     const who = { user: t.you, assistant: t.answer, tool: t.tools }[each.role];
-    const body = each.role === "tool" ? each.results.map(({ name, text }) => `\`${name}\`: ${text}`).join("\n\n") : contentOf(each);
+    const body = each.role === "tool" ? each.results.map(({ name, text }) => `\`${name}\`: ${text}`).join("\n\n") : shownText(each);
     parts.push(`## ${who}`, body);
     for (const { name, arguments: args } of each.calls ?? []) parts.push(`${t.calls(name)}\n\n\`\`\`json\n${args}\n\`\`\``);
   }
@@ -114,4 +122,10 @@ export function download(title, ending, content, type) {
   link.download = (name || "chat") + ending;
   link.click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
+/** What a person said, with the names of pictures in their place. */
+function shownText(message) {
+  const pictures = (message.files ?? []).filter(({ picture }) => picture).map(({ name }) => `*${t.pictureNamed(name)}*`);
+  return [...pictures, contentOf(message).replaceAll(MARK, "")].filter(Boolean).join("\n\n");
 }

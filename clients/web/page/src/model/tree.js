@@ -8,10 +8,10 @@
  *   message, in tokens; not known before the server has answered. `epoch`: which of the chat's sessions.
  * @typedef {{id: string, parent: string | null, role: "user" | "assistant" | "tool", text: string, created: number,
  *   state: "done" | "running" | "failed", chosen?: string, gone?: boolean, place?: Place | null, op?: number,
- *   system?: string, files?: {name: string, text: string}[], calls?: object[], usage?: object, reason?: string,
+ *   system?: string, files?: {name: string, text?: string, picture?: string, type?: string}[], calls?: object[], usage?: object, reason?: string,
  *   start?: number, error?: string, thoughtMs?: number, score?: number | null, ahead?: number, json?: boolean, schema?: object, outage?: boolean,
  *   corrected?: boolean, merged?: string[]}} Message  `json`: a JSON schema asked for it, which is `schema`.
- *   `outage`: the server restarted while it was written
+ *   `outage`: the server restarted while it was written. A file has text, or is a `picture` in base64
  */
 
 export class Tree {
@@ -97,14 +97,22 @@ export class Tree {
   }
 }
 
-/** What of a user's message goes to the model: its text with the attached files behind it. */
+/** What of a user's message goes to the model: its text behind the marks of its pictures, and the attached texts. */
 export function contentOf({ text, files = [] }) {
-  const parts = files.map(({ name, text: body }) => {
+  const pictures = picturesOf({ files });
+  const parts = files.filter(({ picture }) => !picture).map(({ name, text: body }) => {
     const fence = "`".repeat(Math.max(3, longestRun(body) + 1));
     return `${name}:\n${fence}\n${body}\n${fence}`;
   });
-  return [text, ...parts].filter(Boolean).join("\n\n");
+  const said = [text, ...parts].filter(Boolean).join("\n\n");
+  return pictures.length ? MARK.repeat(pictures.length) + said.replaceAll(MARK, "\ufffd") : said;
 }
+
+/** Where a picture stands in text. */
+export const MARK = "\ufffc";
+
+/** The pictures of a message, in base64. @returns {string[]} */
+export const picturesOf = ({ files = [] }) => files.flatMap(({ picture }) => picture ?? []);
 
 /** The messages of one node as the protocol's `append.messages` wants them. @param {Message} message */
 export function asMessages(message) {

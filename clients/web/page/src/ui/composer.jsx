@@ -2,8 +2,9 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { panels, server, toast } from "../model/app.js";
+import { MOST_PICTURES, pictureOf, urlOf } from "../model/pictures.js";
 import { options, schemaOf, settings, settingsOf, thinking } from "../model/settings.js";
-import { contentOf } from "../model/tree.js";
+import { contentOf, picturesOf } from "../model/tree.js";
 import { number, t } from "../strings.js";
 import { Icon, IconButton } from "./icons.jsx";
 
@@ -20,6 +21,8 @@ export function Composer({ chat }) {
   const [over, setOver] = useState(false);
   const area = useRef(null);
   const picker = useRef(null);
+  const camera = useRef(null);
+  const sees = Boolean(server.value?.model?.pictures);
   const { count, format } = settingsOf(chat);
   const writing = chat.tree.path().some(({ id }) => chat.live.has(id)) || chat.tree.drafts(chat.tree.path().findLast(({ role }) => role === "user")).some(({ id }) => chat.live.has(id));
   const schema = schemaOf(format);
@@ -56,14 +59,24 @@ export function Composer({ chat }) {
   };
   const attach = async (list) => {
     const added = [];
+    let pictures = picturesOf({ files }).length;
     for (const file of list) {
       if (files.length + added.length >= MOST_FILES) { toast.value = { text: t.mostFiles(MOST_FILES) }; break; }
+      if (file.type.startsWith("image/")) {
+        if (!sees) { toast.value = { text: t.seesNoPictures(file.name) }; continue; }
+        if (pictures >= MOST_PICTURES) { toast.value = { text: t.mostPictures(MOST_PICTURES) }; continue; }
+        const picture = await pictureOf(file, chat.limits?.frame_bytes).catch(() => null);
+        if (!picture) { toast.value = { text: t.noPicture(file.name) }; continue; }
+        added.push(picture);
+        pictures += 1;
+        continue;
+      }
       if (file.size > MOST_FILE) { toast.value = { text: t.attachmentTooBig(file.name, Math.round(file.size / 1024), MOST_FILE >> 10) }; continue; }
       const body = await file.text();
       if (body.includes("\u0000") || body.includes("\ufffd")) { toast.value = { text: t.noTextFile(file.name) }; continue; }
       added.push({ name: file.name, text: body });
     }
-    if (added.length) { setFiles([...files, ...added]); chat.open(); }
+    if (added.length) { setFiles((now) => [...now, ...added]); chat.open(); }
     area.current.focus();
   };
   const keys = (event) => {
@@ -80,7 +93,7 @@ export function Composer({ chat }) {
       {files.length > 0 && (
         <ul class="attached" aria-label={t.attached}>
           {files.map((file, i) => (
-            <li key={i}><Icon name="file" />{file.name}<IconButton name="close" label={t.removeFile(file.name)} onClick={() => setFiles(files.filter((each) => each !== file))} /></li>
+            <li key={i} class={file.picture ? "shown" : ""}>{file.picture ? <img src={urlOf(file)} alt={t.pictureNamed(file.name)} /> : <Icon name="file" />}<span>{file.name}</span><IconButton name="close" label={t.removeFile(file.name)} onClick={() => setFiles(files.filter((each) => each !== file))} /></li>
           ))}
         </ul>
       )}
@@ -88,7 +101,9 @@ export function Composer({ chat }) {
       <textarea id="input" ref={area} rows={1} dir="auto" value={text} placeholder={t.sendAMessage} autocomplete="off" enterKeyHint="send"
         onInput={(event) => typed(event.target.value)} onKeyDown={keys} onPaste={(event) => { if (event.clipboardData.files.length) { event.preventDefault(); attach(event.clipboardData.files); } }} />
       <div class="tools">
-        <IconButton name="attach" label={t.attach} onClick={() => picker.current.click()} />
+        <IconButton name="attach" label={sees ? t.attachAny : t.attach} onClick={() => picker.current.click()} />
+        {sees && <IconButton name="camera" label={t.takePicture} onClick={() => camera.current.click()} />}
+        {sees && <input type="file" ref={camera} accept="image/png,image/jpeg,image/webp,image/gif" capture="environment" hidden aria-label={t.takePicture} onChange={(event) => { attach([...event.target.files]); event.target.value = ""; }} />}
         <input type="file" ref={picker} multiple hidden aria-label={t.filesToAttach} onChange={(event) => { attach([...event.target.files]); event.target.value = ""; }} />
         <label class="count" title={t.howManyDrafts}><Icon name="columns" /><span class="unseen">{t.draftsSideBySide}</span>
           <select id="count" value={count} onChange={(event) => chat.set({ count: Number(event.target.value) })}>

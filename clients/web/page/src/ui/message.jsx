@@ -7,6 +7,7 @@ import { t } from "../strings.js";
 import { Calls } from "./calls.jsx";
 import { Icon, IconButton } from "./icons.jsx";
 import { Menu } from "./menu.jsx";
+import { Pictures } from "./pictures.jsx";
 import { AnswerText } from "./text.jsx";
 
 const CUT = ["length", "cancelled", "deadline", "interrupted"];
@@ -21,7 +22,8 @@ export function UserMessage({ chat, message, last }) {
     <article class="message user" aria-label={t.you}>
       {message.system && <details class="system"><summary>{t.systemPrompt}</summary><p dir="auto">{message.system}</p></details>}
       {message.merged ? <Merged message={message} /> : message.text && <div class="bubble" dir="auto">{message.text}</div>}
-      {message.files?.map(({ name, text }) => <FileChip key={name} name={name} text={text} />)}
+      <Pictures files={message.files} />
+      {message.files?.filter(({ picture }) => !picture).map(({ name, text }) => <FileChip key={name} name={name} text={text} />)}
       <div class="under">
         <Arrows chat={chat} message={message} />
         <CopyButton text={message.text} />
@@ -53,13 +55,14 @@ function FileChip({ name, text }) {
 function EditForm({ message, cancel, send, label = t.editMessage, action = t.send }) {
   const area = useRef(null);
   useLayoutEffect(() => { area.current.focus(); area.current.setSelectionRange(-1, -1); }, []);
-  const submit = () => { const text = area.current.value.trim(); if (text) send(text); };
+  const submit = () => { const text = area.current.value.trim(); if (text || message.files?.length) send(text); };
   const keys = (event) => {
     if (event.key === "Escape") { event.stopPropagation(); cancel(); }
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); submit(); }
   };
   return (
     <form class="edit" onSubmit={(event) => { event.preventDefault(); submit(); }}>
+      <Pictures files={message.files} />
       <textarea ref={area} defaultValue={message.text} dir="auto" aria-label={label} rows={Math.min(12, message.text.split("\n").length + 1)} onKeyDown={keys} />
       <div class="buttons"><span class="soft">{t.restStays}</span>
         <button type="button" onClick={cancel}>{t.cancel}</button><button type="submit" class="primary">{action}</button></div>
