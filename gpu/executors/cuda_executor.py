@@ -23,6 +23,7 @@ from ramify.gpu.executors.launched_step import DraftedLines, LaunchedStep, Obeye
 from ramify.gpu.kv.cuda_blocks import device_blocks
 from ramify.gpu.kv.layout import KVPool, copy_pages
 from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.ops.base import ShownPictures
 from ramify.gpu.ops.fixed_states import state_room, state_tables
 from ramify.gpu.ops.gluon_check import gluon_works
 from ramify.gpu.ops.invariant_linear import InvariantProducts
@@ -45,6 +46,8 @@ from ramify.gpu.step.inputs import NO_DRAWS, Plan, StepFrame, StepInputs, lay, l
 from ramify.gpu.step.rows import PlanError, RowTable, Scored, StepRows
 from ramify.gpu.step.staging import RING, Download, StepClock, Upload, frame_bytes
 from ramify.gpu.step.step_rows import within
+from ramify.gpu.vision.pictures import Pictures
+from ramify.gpu.vision.placing import MOVED_TURNS, extending, lay_moved_turns, shows
 from ramify.protocol.plan import ExecutorInfo, OpenRow, StepPlan
 from ramify.protocol.sampling import SamplingParams
 
@@ -64,14 +67,17 @@ class CudaExecutor:
         attention: KernelChoice,
         drafter: DeviceDrafter | None = None,
         make_ops: Callable[..., TritonOps] = TritonOps,
+        pictures: Pictures | None = None,
     ) -> None:
         self.info = info
+        self._pictures = pictures
         self.counters = Counters()
         self.rows = table
         self._device = model.device
         self._pool = pool
         # one row more than there are: padding runs in it, at position 0 of the padding slot's page
         self._spare = info.max_rows
+        self._shifts = np.zeros(info.max_rows + 1, dtype=np.int64)  # of `lay_moved_turns`
         windowed = info.window_pages > 0
         shape = 1 + windowed, info.max_rows + 1, -(-table.max_length // info.page_size)
         # one tensor, so that one launch writes what a plan adds to both
@@ -173,12 +179,13 @@ class CudaExecutor:
         scored = step.rows[:0] if step.scored is None else step.scored.owners
         more = obeyed = None
         clock.start()
-        lost = self._move(entry, clock, plan)
+        lost, towers = self._move(entry, clock, plan), 0
         self._upload_pages(entry)
         if len(step.rows):
             late = self.drafts.late
             self._sampler.model_begins()
             frame, final = self._run(entry, step, late)
+            towers = 0 if self._pictures is None else self._pictures.taken()
             constrained = None if self.constraints is None else self.constraints.lines(step)
             more = self._resample(entry, step, frame, late, constrained)
             if step.lines is not None:
@@ -199,8 +206,9 @@ class CudaExecutor:
         asked = self._sampler.logprobs_asked(rows)
         requests = self.rows.requests.copy()
         launched = LaunchedStep(
-            plan.step, step, requests, clock, asked, scored, results, fetched, lost=lost
-        )
+            plan.step, step, requests, clock, asked, scored, results, fetched, lost=lost,
+            towers=towers,
+        )  # fmt: skip
         if step.lines is not None:
             kept = results[len(self._tokens) :]
             launched.drafted = DraftedLines(step.lines, kept, self.drafts.watch(step))
@@ -224,9 +232,11 @@ class CudaExecutor:
         self._upload_pages(entry)
         if len(step.rows):
             late = self.drafts.late
-            inputs = self._tailor(entry, step, late).device
+            frame = self._tailor(entry, step, late)
+            inputs = frame.device
             self.drafts.launch(entry, inputs, step, late, self._clocks[entry])
-            self._logits_of(self._compute(inputs), inputs.sampled_lines, len(step.sampling))
+            final = self._compute(inputs, shown=self._shown(frame, step))
+            self._logits_of(final, inputs.sampled_lines, len(step.sampling))
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         sampling = len(step.sampling)
@@ -261,6 +271,11 @@ class CudaExecutor:
         """Let what guesses take the memory that it needs, its CUDA graphs included."""
         if self.drafts.drafter is not None:
             self.drafts.drafter.capture(progress)
+
+    def rehearse_pictures(self) -> None:
+        """Let the tower of pictures take the memory that the largest one needs."""
+        if self._pictures is not None:
+            self._pictures.rehearse()
 
     @torch.inference_mode()
     def sample_the_slowest(self) -> None:
@@ -297,7 +312,7 @@ class CudaExecutor:
             self.drafts.drafter.close()
         self._ring.clear()  # its steps hold the executor
         del self._graphs, self._model, self._ops, self._attention, self._pages, self._tables
-        del self._logits, self._pool, self.drafts
+        del self._logits, self._pool, self.drafts, self._pictures
 
     # --- the host's part of a step ---
 
@@ -320,6 +335,8 @@ class CudaExecutor:
         if plan.closes or plan.opens:
             closes = np.frombuffer(plan.closes, dtype=np.int32).tolist()
             self._sampler.apply(entry, closes, plan.opens)
+            for opened in plan.opens:
+                self._shifts[opened.row] = sum(each.shift for each in opened.pictures)
         self.counters.count(step.computed)
         return step.with_short_extends_as_decodes()
 
@@ -392,7 +409,8 @@ class CudaExecutor:
 
         Returns also the model's output if targets are to be scored, which no graph keeps.
         """
-        bucket = self._graphs.find(step) if step.scored is None else None
+        eager = step.scored is not None or shows(step, self.rows.pictures)
+        bucket = None if eager else self._graphs.find(step)
         if bucket is not None:
             bucket, plan = self._plan(step, bucket, captured=True)
             frame = self._frame(entry, bucket)
@@ -404,13 +422,21 @@ class CudaExecutor:
         frame = self._tailor(entry, step, late)
         self.drafts.launch(entry, frame.device, step, late, self._clocks[entry])
         self._download.settle()
-        return frame, self._issue(frame.device)
+        return frame, self._issue(frame.device, shown=self._shown(frame, step))
+
+    def _shown(self, frame: StepFrame, step: StepRows) -> ShownPictures | None:
+        """What takes the embedding's place."""
+        pictures = extending(step, self.rows.pictures)
+        if self._pictures is None or not pictures:
+            return None
+        return self._pictures.shown(frame.host.rows, frame.host.positions, pictures)
 
     def _tailor(self, entry: int, step: StepRows, late: bool) -> StepFrame:
         """Upload the step as large as it is."""
         bucket = tailored(step, self.static_extends and self._device.type == "cuda")
         bucket, plan = self._plan(step, bucket, captured=False)
-        frame = StepFrame(bucket, self._extras.frame(entry, layout(bucket, plan)))
+        room = plan | self._turns_room(bucket)
+        frame = StepFrame(bucket, self._extras.frame(entry, layout(bucket, room)))
         self._fill(entry, frame, step, plan, late)
         return frame
 
@@ -426,6 +452,10 @@ class CudaExecutor:
     def _fill(self, entry: int, frame: StepFrame, step: StepRows, plan: Plan, late: bool) -> None:
         draws = self._sampler.draws_for(step.rows[step.sampling], step.draws)
         lay(frame.host, step, draws, plan, self._spare)
+        if self.rows.pictures and self._pictures is not None:
+            host, extended = frame.host, extending(step, self.rows.pictures)
+            moved = host.plan[MOVED_TURNS]
+            lay_moved_turns(moved, host.rows, host.positions, self._shifts, extended)
         self.drafts.lay(entry, frame.host, step, late, self._sampler.seeds)
         self._send(frame)
 
@@ -446,7 +476,14 @@ class CudaExecutor:
     def _room(self, bucket: Bucket) -> Plan:
         """Zeros, as large as such a part can be."""
         room = self._attention.room(bucket)
-        return room if self._pool.states is None else room | state_room(bucket)
+        room = room if self._pool.states is None else room | state_room(bucket)
+        return room | self._turns_room(bucket)
+
+    def _turns_room(self, bucket: Bucket) -> Plan:
+        """Where it is said how tokens of a model that sees pictures turn."""
+        if self._pictures is None:
+            return {}
+        return {MOVED_TURNS: np.zeros((3, bucket.lines), dtype=np.int32)}
 
     def _accept(self, step: StepRows, frame: StepFrame) -> None:
         self._verifier.accept(frame.device, len(step.sampling), self._tokens, self._kept)
@@ -495,9 +532,11 @@ class CudaExecutor:
         """What the graph of `bucket` holds."""
         self._issue(self._frame(0, bucket).device)
 
-    def _issue(self, inputs: StepInputs[Tensor], abridged: bool = False) -> LazyStream:
+    def _issue(
+        self, inputs: StepInputs[Tensor], abridged: bool = False, shown: ShownPictures | None = None
+    ) -> LazyStream:
         """Issue a step's kernels, its sampler included."""
-        final = self._compute(inputs, abridged)
+        final = self._compute(inputs, abridged, shown)
         if inputs.bucket.sampling:
             logits = self._logits_of(final, inputs.sampled_lines, inputs.bucket.sampling)
             sample_into(
@@ -506,10 +545,13 @@ class CudaExecutor:
             )  # fmt: skip
         return final
 
-    def _compute(self, inputs: StepInputs[Tensor], abridged: bool = False) -> LazyStream:
+    def _compute(
+        self, inputs: StepInputs[Tensor], abridged: bool = False, shown: ShownPictures | None = None
+    ) -> LazyStream:
         """Run the model. `abridged`: only layers that together launch all of its kernels."""
         self._verifier.remember(inputs)
-        final = self._model.forward(inputs, self._ops, self._unlike_layers if abridged else None)
+        layers = self._unlike_layers if abridged else None
+        final = self._model.forward(inputs, self._ops, layers, shown=shown)
         if self.drafts.drafter is not None:
             self.drafts.drafter.ran(final, inputs)
         return final

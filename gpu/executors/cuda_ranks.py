@@ -20,6 +20,7 @@ from ramify.gpu.ops.triton_ranked import RankedTritonOps
 from ramify.gpu.ranks.group import Ranks, RankSums
 from ramify.gpu.step.rows import RowTable, StepRows
 from ramify.gpu.step.staging import RING
+from ramify.gpu.vision.pictures import Pictures
 from ramify.protocol.plan import ExecutorInfo, StepPlan
 
 
@@ -30,11 +31,11 @@ def ranked(ranks: RankSums, info: ExecutorInfo) -> "partial[RankedTritonOps]":
 
 def cuda_executor(
     model: Decoder, pool: KVPool, info: ExecutorInfo, attention: KernelChoice,
-    drafter: DeviceDrafter | None, ranks: Ranks | None,
+    drafter: DeviceDrafter | None, ranks: Ranks | None, pictures: Pictures | None = None,
 ) -> CudaExecutor:  # fmt: skip
     """For one rank, or the one of several that this process is."""
     if ranks is None:
-        return CudaExecutor(model, pool, RowTable(info), info, attention, drafter)
+        return CudaExecutor(model, pool, RowTable(info), info, attention, drafter, pictures=pictures)
     if ranks.rank:
         return CudaFollower(ranks, model, pool, MirroredRows(info), info, attention)
     return CudaLeader(ranks, model, pool, RowTable(info), info, attention)

@@ -69,6 +69,7 @@ class LaunchedStep:
     drafted: DraftedLines | None = None
     constrained: "Obeyed | None" = None
     lost: Callable[[], list[int]] | None = None  # slots of blocks that could not be loaded
+    towers: int = 0  # pictures that the tower ran for it
     _elapsed_us: int | None = None
     _late_us: int = 0
     _moved_us: int = 0
@@ -127,6 +128,7 @@ class LaunchedStep:
             late_us=self._late_us,
             lost=b"" if self.lost is None else pack(self.lost()),
             load_us=self._moved_us,
+            towers=self.towers,
             logprobs=token_logprobs(words, asked) if len(words) else [],
             scores=scores.tobytes(),
             forced=forced.tobytes() if forced.any() else b"",

@@ -87,9 +87,8 @@ class TorchExecutor(HostExecutor[_Output]):
         inputs = torch_inputs(step, self._attention, self._device, self._spare_states, pictures)
         if pictures and self._pictures is not None:
             rows, positions = (part.cpu().numpy() for part in (inputs.rows, inputs.positions))
-            before = self._pictures.runs
             shown = self._pictures.shown(rows, positions, pictures)
-            self._towers = self._pictures.runs - before
+            self._towers = self._pictures.taken()
         stream = self._model.forward(inputs, self._ops, shown=shown)
         if isinstance(self.drafts.drafter, MtpDrafter):
             self.drafts.drafter.saw(stream.normed)

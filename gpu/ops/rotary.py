@@ -56,10 +56,10 @@ class Rotary:
             part, rest = torch.arange(turned).view(2, -1), torch.arange(turned, dim).view(2, -1)
             self.order = torch.cat((part, rest), 1).flatten()
         # which of a token's three positions turns each pair (M-RoPE, interleaved)
-        self._axes = torch.zeros(dim // 2, dtype=torch.int64, device=device)
+        self.axes = torch.zeros(dim // 2, dtype=torch.int64, device=device)
         for axis, size in enumerate(() if rope is None else rope.get("sections", ())):
             if axis:
-                self._axes[axis : 3 * size : 3] = axis
+                self.axes[axis : 3 * size : 3] = axis
         self._factors = None if bool((factors == 1).all()) else factors.to(device)
         self._frequencies = frequencies.to(device)
         self._half = dim // 2
@@ -71,7 +71,7 @@ class Rotary:
         The first half of the sine is negated, so that rotating needs no negation of its own.
         """
         turns = positions.float()
-        turns = turns[:, None, None] if turns.dim() == 1 else turns[self._axes].t()[:, None]
+        turns = turns[:, None, None] if turns.dim() == 1 else turns[self.axes].t()[:, None]
         angles = turns * self._frequencies
         cos, sin = angles.cos(), angles.sin()
         if self._factors is not None:

@@ -95,6 +95,7 @@ def rope_store(
     positions: Tensor,
     pages: Tensor,
     kv: LayerKV,
+    turns: "Tensor | None" = None,
 ) -> Tensor:
     """Normalise (if the layer does) and rotate q and k, write k and v into `kv`, return q.
 
@@ -104,6 +105,8 @@ def rope_store(
 
     qkv [T, (heads + kv_parts * kv_heads) * D, or more]; cos_sin: each float32[positions, D / 2]; rows,
     positions int32[T]; pages int32[rows, columns]. Returns [T, heads, D].
+    turns int32[3, T]: what is added to each token's position for its rotation by time, row and column
+    (M-RoPE); the layer's rotary says which of them turns which pair. None: nothing, for none.
     """
     heads, kv_heads, dim = layer.heads, layer.kv_heads, layer.head_dim
     tokens, norms = len(qkv), layer.q_norm is not None
@@ -117,9 +120,10 @@ def rope_store(
     stored = 2 * kv_heads if layer.kv_parts else 0
     _rope_store[(tokens, (heads + stored) // together)](
         qkv, q, kv.k, kv.v, kv.k_scales, kv.v_scales, q_weight, k_weight, cos_sin[0], cos_sin[1], rows,
-        positions, pages,
-        qkv.shape[1], pages.shape[1], eps, layer.value_eps or 0.0, HEADS=heads, KV_HEADS=kv_heads,
-        DIM=dim, HALF=dim // 2, TOGETHER=together, PAGE=kv.page_size, NORM=norms, WIDE=layer.wide_norms,
+        positions, pages, turns, None if turns is None else layer.rotary.axes,
+        qkv.shape[1], pages.shape[1], len(rows), eps, layer.value_eps or 0.0, HEADS=heads,
+        KV_HEADS=kv_heads, DIM=dim, HALF=dim // 2, TOGETHER=together, PAGE=kv.page_size,
+        NORM=norms, WIDE=layer.wide_norms,
         KV_PARTS=layer.kv_parts, VALUE_NORM=layer.value_eps is not None,
         BLOCK=min(1024, triton.next_power_of_2(heads * dim)), OVERLAP=overlaps(qkv.device),
         num_warps=2, **launch_options(qkv.device),
@@ -256,10 +260,10 @@ def _mean_square(row, size: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def _rope_store(
     qkv, q_out, k_pool, v_pool, k_scales, v_scales, q_weight, k_weight, cos, sin, rows, positions, pages,
-    stride, columns, eps, value_eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
-    HALF: tl.constexpr, TOGETHER: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
-    WIDE: tl.constexpr, KV_PARTS: tl.constexpr, VALUE_NORM: tl.constexpr, BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    turns, axes, stride, columns, lines, eps, value_eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr, HALF: tl.constexpr, TOGETHER: tl.constexpr, PAGE: tl.constexpr,
+    NORM: tl.constexpr, WIDE: tl.constexpr, KV_PARTS: tl.constexpr, VALUE_NORM: tl.constexpr,
+    BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """k_scales, v_scales: see `triton_tile.take_keys`."""
     token = tl.program_id(0).to(tl.int64)
@@ -310,8 +314,11 @@ def _rope_store(
             gain_low, gain_high = tl.load(gains), tl.load(gains + HALF)
             low_wide = low_wide * scale * gain_low.to(tl.float32)
             high_wide = high_wide * scale * gain_high.to(tl.float32)
-        c = tl.load(cos + position.to(tl.int64) * HALF + half)
-        s = tl.load(sin + position.to(tl.int64) * HALF + half)
+        turned = position.to(tl.int64)
+        if turns is not None:
+            turned += tl.load(turns + tl.load(axes + half).to(tl.int64) * lines + token)
+        c = tl.load(cos + turned * HALF + half)
+        s = tl.load(sin + turned * HALF + half)
         turned_low = (low_wide * c - high_wide * s).to(q_out.dtype.element_ty)
         turned_high = (high_wide * c + low_wide * s).to(q_out.dtype.element_ty)
         if is_q:

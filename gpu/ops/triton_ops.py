@@ -40,6 +40,7 @@ from ramify.gpu.ops.triton_latent import absorb, open_latents, store_latents
 from ramify.gpu.ops.triton_layer import add_norm, divide_rows, embed_norm, open_heads, rope_store
 from ramify.gpu.ops.triton_linear import Products, UnscaledRows
 from ramify.gpu.step.inputs import StepInputs
+from ramify.gpu.vision.placing import MOVED_TURNS
 
 # Of mixers that keep matrices: token by token, in chunks, and what opens their outputs
 _STATES: dict[type, tuple[Callable[..., None], ...]] = {
@@ -137,7 +138,10 @@ class TritonOps:
     def attend(self, qkv: Tensor, layer: LayerAttention, step: StepInputs[Tensor]) -> Tensor:
         kv = self._pool.layers[layer.index]
         pages = self._windows if kv.windowed else self._pages
-        q = rope_store(qkv, layer, self._cos_sin[layer.rotary], step.rows, step.positions, pages, kv)
+        q = rope_store(
+            qkv, layer, self._cos_sin[layer.rotary], step.rows, step.positions, pages, kv,
+            step.plan.get(MOVED_TURNS),
+        )  # fmt: skip
         output = self._attention.attend(q, kv, step, layer.spec)
         return open_heads(output, qkv) if layer.gated else output
 

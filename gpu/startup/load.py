@@ -169,7 +169,7 @@ def _fill(
 
 def _fill_both(
     config: ModelConfig, model: Decoder, guesser: Decoder | MtpLayer | None, draft: DraftChoice,
-    quantization: Quantization, progress: Progress, split: Split | None,
+    quantization: Quantization, progress: Progress, split: Split | None, tower: QwenTower | None,
 ) -> None:  # fmt: skip
     """The deterministic mode and experts read plain weights, if these are floats."""
     for each, folder in ((model, None), (guesser, draft.folder)):
@@ -180,7 +180,8 @@ def _fill_both(
             floats = plain_weight if plain else float_weight
             rows = None if config.deterministic else model.dtype
             form = quantization.form(model.device, floats, rows) if each is model else (floats, ())
-            _fill(config, each, form[0], progress, folder, form[1], split=split)
+            own = tower if each is model else None
+            _fill(config, each, form[0], progress, folder, form[1], own, split)
 
 
 def _draft_model(
@@ -355,7 +356,11 @@ def _cuda(
     if split is not None and not config.deterministic:  # where sums of all sizes are made alike
         split.ranks.meet(model.config.hidden_size, model.dtype, info.step_tokens + info.max_rows)
 
-    fill = partial(_fill_both, config, model, guesser, draft, quantization, progress, split)
+    pictures = empty_pictures(config, model) if split is None else None
+    tower = None if pictures is None else pictures.tower
+    if pictures is not None:
+        info = msgspec.structs.replace(info, pictures=pictures.settings)
+    fill = partial(_fill_both, config, model, guesser, draft, quantization, progress, split, tower)
     drafter = device_drafter(draft, guesser, msgspec.structs.replace(info, pages=1))
     if drafter is not None:  # it may read the tokens of the slots, wherever they came from
         token = _TOKEN_BYTES if drafter.reads_tokens else 0
@@ -377,7 +382,7 @@ def _cuda(
     try:
         pool = _pool(model, small, lambda what, done: None)
         ops = rehearsing_ops(split, small)
-        stage = CudaExecutor(model, pool, RowTable(small), small, attention, drafter, ops)
+        stage = CudaExecutor(model, pool, RowTable(small), small, attention, drafter, ops, pictures)
         if compiled:
             with compiling(partial(warm_all, stage), model.device):
                 if early:
@@ -401,7 +406,7 @@ def _cuda(
     try:
         pool = _pool(model, info, progress)
         drafter = device_drafter(draft, guesser, info)
-        executor = cuda_executor(model, pool, info, attention, drafter, ranks_of(split))
+        executor = cuda_executor(model, pool, info, attention, drafter, ranks_of(split), pictures)
         executor.capture(buckets, progress)
     except torch.OutOfMemoryError as error:
         raise ModelError(

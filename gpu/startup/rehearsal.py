@@ -50,6 +50,7 @@ def rehearse(
     executor.run_padding(executor.forms(decodes[-1])[-1])
     executor.sample_the_slowest()
     executor.rehearse_drafter(progress)
+    executor.rehearse_pictures()
     steps = free - _free(executor)
     buckets = decodes + [bucket for bucket in mixed if bucket.lines <= lines]
     return Rehearsal(buckets, steps + _graph_bytes(executor, buckets, progress))

@@ -4,8 +4,9 @@ Outputs are kept in host memory, as many bytes as there is room for; what was no
 So branches and chunks of a prompt share one run. Pictures of one size run together.
 """
 
+import math
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,11 +23,9 @@ _TOGETHER = 1 << 14  # patches that run at once, or one picture
 
 
 class Pictures:
-    """`runs`: pictures that the tower has run on."""
-
     def __init__(self, tower: QwenTower, settings: PictureSettings, room: int = _KEPT_BYTES) -> None:
         """`room`: bytes of outputs that are kept; those of a step's pictures are in any case."""
-        self.runs = 0
+        self._runs = 0
         self.settings = settings
         self.tower = tower
         self._patches = Patches(settings, tower.settings.frames)
@@ -47,6 +46,18 @@ class Pictures:
         device = self.tower.device
         return ShownPictures(lines.to(device), torch.cat(values).to(device))
 
+    def rehearse(self) -> None:
+        """Run the tower on as many patches as it is ever given at once, of black pictures."""
+        settings, unit = self.settings, self.settings.unit
+        side = max(1, math.isqrt(settings.most) // unit) * unit
+        black = Picture(side, side, bytes(3 * side * side))
+        self._run([black] * max(1, _TOGETHER * settings.patch**2 // side**2))
+
+    def taken(self) -> int:
+        """How many pictures the tower ran on since this was asked last."""
+        runs, self._runs = self._runs, 0
+        return runs
+
     def _outputs(self, placed: Iterable[PlacedPicture]) -> dict[bytes, Tensor]:
         found: dict[bytes, Tensor] = {}
         missing: dict[bytes, Picture] = {}
@@ -59,13 +70,17 @@ class Pictures:
             else:
                 missing[each.key] = each.picture
         for batch in self._batches(missing):
-            rows, columns = self._patches.grid(missing[batch[0]])
-            patches = torch.stack([self._patches.cut(missing[key]) for key in batch])
-            made = self.tower.forward(patches, rows, columns).cpu()
-            self.runs += len(batch)
+            made = self._run([missing[key] for key in batch])
+            self._runs += len(batch)
             for key, output in zip(batch, made, strict=True):
                 found[key] = self._keep(key, output.clone() if len(batch) > 1 else output)
         return found
+
+    def _run(self, batch: Sequence[Picture]) -> Tensor:
+        """Pictures of one size -> [B, tokens, 1 + deep, output] in host memory."""
+        rows, columns = self._patches.grid(batch[0])
+        patches = torch.stack([self._patches.cut(each) for each in batch])
+        return self.tower.forward(patches, rows, columns).cpu()
 
     def _batches(self, missing: dict[bytes, Picture]) -> list[list[bytes]]:
         """Keys of pictures of one size, so many at once as `_TOGETHER` says."""

@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.gpu.step.staging import Array
+from ramify.gpu.step.step_rows import StepRows
 from ramify.protocol.pictures import PlacedPicture
 
 Ints = npt.NDArray[np.int64]
 RowPictures = Mapping[int, Sequence[PlacedPicture]]
+MOVED_TURNS = "moved_turns"  # in a plan: int32[3, T], what `turns_of` says less the position
 
 
 class PictureLines(NamedTuple):
@@ -50,3 +52,38 @@ def turns_of(rows: Array, positions: Array, pictures: RowPictures) -> Ints:
         turns[1, lines] += offsets // each.columns
         turns[2, lines] += offsets % each.columns
     return turns
+
+
+def extending(step: StepRows, pictures: RowPictures) -> RowPictures:
+    """Rows with pictures whose lines may stand before the end of one: those of extends and given tokens.
+
+    What is sampled stands behind all of a row's pictures.
+    """
+    rows = step.rows[: step.extends + len(step.given)].tolist()
+    return {row: pictures[row] for row in rows if row in pictures}
+
+
+def shows(step: StepRows, pictures: RowPictures) -> bool:
+    """Whether the step runs a token of a picture."""
+    runs = step.extends + len(step.given)
+    rows, starts = step.rows[:runs].tolist(), step.starts[:runs].tolist()
+    for row, start, count in zip(rows, starts, step.counts[:runs].tolist(), strict=True):
+        placed = pictures.get(row, ())
+        if any(each.start < start + count and start < each.stop for each in placed):
+            return True
+    return False
+
+
+def lay_moved_turns(
+    moved: Array, rows: Array, positions: Array, shifts: Ints, extended: RowPictures
+) -> None:
+    """Fill `moved` int32[3, T] for lines that run `positions` [T] of `rows` [T].
+
+    `shifts` [rows]: by how much text behind all pictures of a row is moved back. `extended`: rows whose
+    lines may stand before some of these.
+    """
+    moved[:] = -shifts[rows.astype(np.int64)]
+    own = np.flatnonzero(np.isin(rows, list(extended)))
+    if len(own):
+        at = positions[own].astype(np.int64)
+        moved[:, own] = turns_of(rows[own], at, extended) - at

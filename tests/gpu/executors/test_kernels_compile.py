@@ -151,7 +151,11 @@ def executor_for(config, dtype, sinks, deterministic, draft):
     if info.state_slots:
         pool.states = shape.state_layout().allocate(info.state_slots, CPU, 3)
     drafter = drafter_for(draft, model, info)
-    return cuda_executor.CudaExecutor(model, pool, RowTable(info), info, choice, drafter)
+    seen = None  # what no kernel reads: tokens have three positions
+    if "qwen3_5" in config["model_type"]:
+        seen = types.SimpleNamespace(taken=lambda: 0)
+    table = RowTable(info)
+    return cuda_executor.CudaExecutor(model, pool, table, info, choice, drafter, pictures=seen)
 
 text = Vocabulary([b"a", b"b"], [2], lambda text: [0] * len(text), 128)
 forty = Machine.from_regex("a{40}")

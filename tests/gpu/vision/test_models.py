@@ -137,13 +137,13 @@ def reference(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pictures_agree_with_transformers(case: str, tmp_path: Path, drive: Any) -> None:
+def test_pictures_agree_with_transformers(case: str, tmp_path: Path, drive: Any, device: str) -> None:
     """Several pictures of odd sizes; a prompt in chunks that end inside of one; a prefix with pictures
     that is there already, whose pixels nobody brings again."""
     model = save(tmp_path, case)
     if case == "qwen3_vl_moe":
         swap_experts(tmp_path / "model.safetensors")
-    d = drive(tmp_path)
+    d = drive(tmp_path, dtype="float32")
     settings = d.executor.info.pictures
     given = pictures(settings, (37, 61), (90, 17), (23, 23))
     tokens, placed = prompt(settings, given)
@@ -162,6 +162,26 @@ def test_pictures_agree_with_transformers(case: str, tmp_path: Path, drive: Any)
 
     assert run(0, [], 0, placed) == expected
     assert run(1, [placed[0].start + 3, placed[1].stop - 1], 0, placed) == expected
+
+
+def test_kernels_agree_with_transformers(
+    tmp_path: Path, drive: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CUDA executor's, interpreted: a picture in pieces, the last of them a token; then decodes."""
+    pytest.importorskip("triton", minversion="3.7")
+    monkeypatch.setitem(TEXT, "num_hidden_layers", 2)
+    model = save(tmp_path, "qwen3_vl")
+    d = drive(tmp_path, attention="triton", dtype="float32")
+    settings = d.executor.info.pictures
+    given = pictures(settings, (32, 16))
+    tokens, placed = prompt(settings, given)
+    opens, ends = [d.open(0, d.pages(0, 64), pictures=placed)], [5, placed[0].stop - 1, placed[0].stop]
+    for start, end in zip([0, *ends], ends, strict=False):
+        extend = ExtendRow(0, start, pack(tokens[start:end]), False)
+        d.step(opens=opens, extends=[extend])
+        opens = []
+    first = d.prefill(0, ends[-1], tokens[ends[-1] :])[0]
+    assert [first, *d.decode([0], 2)[0]] == reference(model, settings, tokens, given, 3)
 
 
 def test_a_tower_runs_once_for_a_picture(tmp_path: Path, drive: Any) -> None:
