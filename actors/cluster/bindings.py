@@ -6,7 +6,8 @@ goes, the session is *lost*: what it says is meant for a cache that is not there
 `Reopen` and tells of its branches anew.
 
 A session that leaves a replica which lives keeps its handles there until its KV has moved (`moves.py`).
-Meanwhile what it says is held, but for what made its branches.
+Meanwhile what it says is held, but for what made its branches. A request that is held can be cancelled: it
+ends here.
 """
 
 from collections.abc import Callable
@@ -50,11 +51,14 @@ MANY, MUCH = HELD // 2, 4 << 20  # so many messages, or bytes of tokens, are pla
 
 class _Session:
     """`running`: requests at its replica. `held`: what it said while it was at none, or its KV moves.
-    `source`: the replica that it has left and that has its handles still. `begun`: requests with a
-    token, at a replica for prompts; `going`: it was told to leave that.
+    `wanted`: the requests in it that were not cancelled. `source`: the replica that it has left and
+    that has its handles still. `begun`: requests with a token, at a replica for prompts; `going`: it was
+    told to leave that.
     """
 
-    __slots__ = ("begun", "bytes", "going", "held", "lost", "namespace", "replica", "running", "source")
+    __slots__ = (
+        "begun", "bytes", "going", "held", "lost", "namespace", "replica", "running", "source", "wanted"
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.replica: int | None = None
@@ -64,6 +68,7 @@ class _Session:
         self.going = False
         self.namespace = ""
         self.held: list[ForCore] = []
+        self.wanted: dict[int, Submit] = {}
         self.bytes = 0  # of tokens that are held
         self.source: int | None = None
 
@@ -89,6 +94,7 @@ class Bindings:
         self._send = send
         self._must = must
         self._answer = answer
+        self._now = now
         self._sessions: dict[int, _Session] = {}
         self._at: dict[int, dict[int, None]] = {}  # replica -> its sessions
         self._unplaced: dict[int, None] = {}  # have tokens, but there was no replica
@@ -159,6 +165,10 @@ class Bindings:
             if message.leases or message.demote:  # to be done where it will be
                 self._hold(session, entry, message)
             self._answer(session, Inspected(message.id, [0] * len(message.branches)))
+        elif isinstance(message, CancelRequest):
+            submit = entry.wanted.pop(message.request, None)
+            if submit is not None:
+                self._answer(session, Tokens([], [_unbegun(submit, message, self._now())]))
         else:
             self._hold(session, entry, message)
 
@@ -166,6 +176,8 @@ class Bindings:
         if len(entry.held) >= HELD:
             raise MailboxFull(f"{HELD} messages of the session wait for a replica")
         entry.held.append(message)
+        if isinstance(message, Submit):
+            entry.wanted[message.request] = message
         if session in self.moves:
             return
         if isinstance(message, ExtendBranch):
@@ -226,9 +238,12 @@ class Bindings:
 
     def _tell_all(self, session: int, entry: _Session, held: list[ForCore]) -> None:
         assert entry.replica is not None
+        wanted, entry.wanted = entry.wanted, {}
         for message in held:
-            self._must(entry.replica, message)
-            if isinstance(message, Submit):
+            if not isinstance(message, Submit):
+                self._must(entry.replica, message)
+            elif message.request in wanted:
+                self._must(entry.replica, message)
                 self._submitted(session, entry, message)
 
     def _moved(self, session: int) -> None:
@@ -265,7 +280,7 @@ class Bindings:
 
         `over`: it goes to no other.
         """
-        entry.held, entry.bytes = [], 0
+        entry.held, entry.wanted, entry.bytes = [], {}, 0
         moving = session in self.moves
         self.moves.end(session)
         self._unplaced.pop(session, None)
@@ -331,6 +346,14 @@ class Bindings:
             if entry.source is not None:
                 entry.source = None
                 self._must(replica, DropSessions([session]))
+
+
+def _unbegun(submit: Submit, cancel: CancelRequest, now: float) -> Finished:
+    """The end of a request that no replica has heard of."""
+    return Finished(
+        submit.request, cancel.reason, 0, submit.prompt, 0, 0, submit.arrived, now, 0.0, now,
+        spare=submit.spare,
+    )  # fmt: skip
 
 
 def handles_in(message: ForCore) -> list[int]:

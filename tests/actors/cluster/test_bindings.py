@@ -410,13 +410,39 @@ def test_a_session_that_leaves_waits_until_its_kv_has_moved() -> None:
     assert wires.kinds(0)[3:] == LEFT  # its handles stay
     assert wires.kinds(1) == [*BEGUN, "SeekBlocks"]
     assert wires.bindings.leaving(0) == 1
-    wires.bindings.tell(m.CancelRequest(handle(5, 2)))
+    wires.bindings.tell(m.DropBranches([handle(5, 1)]))
     wires.bindings.tell(m.Inspect(5, handle(5, 9), [handle(5, 1)]))
     assert wires.answers == [(5, m.Inspected(handle(5, 9), [0]))]
     wires.nothing(1)
-    assert wires.told[1][3:] == [wires.said[2], m.CancelRequest(handle(5, 2))]
+    assert wires.told[1][3:] == [wires.said[2], m.DropBranches([handle(5, 1)])]
     assert wires.told[0][-1] == m.DropSessions([5])
     assert wires.bindings.leaving(0) == 0
+
+
+@pytest.mark.parametrize("moving", [True, False])
+def test_a_request_that_is_held_is_cancelled_at_once(moving: bool) -> None:
+    """Whether KV moves or there is no replica: it ends once, and no replica hears of it."""
+    wires: Wires = Moving() if moving else Wires()
+    if not moving:
+        begin(wires, 5)
+    wires.bindings.tell(submit(5, 3))
+    for _ in range(2):
+        wires.bindings.tell(m.CancelRequest(handle(5, 2), 0, "deadline"))
+    wires.bindings.tell(m.CancelRequest(handle(5, 99)))
+    [(session, tokens)] = wires.answers
+    [finished] = tokens.finished
+    assert (session, finished.request, finished.reason) == (5, handle(5, 2), "deadline")
+    assert (finished.output, finished.prompt, tokens.progress) == (0, 2, [])
+    if isinstance(wires, Moving):
+        wires.nothing(1)
+    else:
+        wires.placing.joined(1)
+        wires.bindings.place()
+    asked = [each for each in wires.told[1] if isinstance(each, m.Submit | m.CancelRequest)]
+    assert asked == [submit(5, 3)]
+    wires.bindings.tell(m.CancelRequest(handle(5, 3)))  # it runs: the replica ends it
+    assert wires.told[1][-1] == m.CancelRequest(handle(5, 3))
+    assert len(wires.answers) == 1
 
 
 @pytest.mark.parametrize("ends", ["source", "target", "drop", "reopen", "stay"])
