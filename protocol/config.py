@@ -89,7 +89,8 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
         int,
         Setting(
             "host memory for KV that has to leave the KV cache (8G: 8 GiB), which is loaded again where "
-            "that is quicker than computing it; auto: half of what is free; 0: none",
+            "that is quicker than computing it; auto: half of what is free, divided by the replicas "
+            "that share it; 0: none",
             low=0,
             high=1 << 50,
             unit="bytes",
@@ -98,6 +99,7 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
             besides={-1: "auto"},
         ),
     ] = 0
+    beside: int = 1  # replicas that share the machine's memory, this one among them
     kv_disk: Annotated[
         Path | None,
         Setting(

@@ -6,8 +6,7 @@ goes, the session is *lost*: what it says is meant for a cache that is not there
 `Reopen` and tells of its branches anew.
 
 A session that leaves a replica which lives keeps its handles there until its KV has moved (`moves.py`).
-Meanwhile what it says is held, but for what made its branches. A request that is held can be cancelled: it
-ends here.
+Meanwhile what it says is held, but for what made its branches. A held request can be cancelled here.
 """
 
 from collections.abc import Callable
@@ -166,8 +165,7 @@ class Bindings:
                 self._hold(session, entry, message)
             self._answer(session, Inspected(message.id, [0] * len(message.branches)))
         elif isinstance(message, CancelRequest):
-            submit = entry.wanted.pop(message.request, None)
-            if submit is not None:
+            if (submit := entry.wanted.pop(message.request, None)) is not None:
                 self._answer(session, Tokens([], [_unbegun(submit, message, self._now())]))
         else:
             self._hold(session, entry, message)
@@ -240,11 +238,11 @@ class Bindings:
         assert entry.replica is not None
         wanted, entry.wanted = entry.wanted, {}
         for message in held:
-            if not isinstance(message, Submit):
-                self._must(entry.replica, message)
-            elif message.request in wanted:
-                self._must(entry.replica, message)
+            if isinstance(message, Submit):
+                if message.request not in wanted:
+                    continue
                 self._submitted(session, entry, message)
+            self._must(entry.replica, message)
 
     def _moved(self, session: int) -> None:
         """Its KV has moved, as far as it does: what it wanted meanwhile is told."""
@@ -350,10 +348,8 @@ class Bindings:
 
 def _unbegun(submit: Submit, cancel: CancelRequest, now: float) -> Finished:
     """The end of a request that no replica has heard of."""
-    return Finished(
-        submit.request, cancel.reason, 0, submit.prompt, 0, 0, submit.arrived, now, 0.0, now,
-        spare=submit.spare,
-    )  # fmt: skip
+    told = submit.request, cancel.reason, 0, submit.prompt, 0, 0, submit.arrived, now, 0.0, now
+    return Finished(*told, spare=submit.spare)
 
 
 def handles_in(message: ForCore) -> list[int]:

@@ -212,7 +212,8 @@ class Cluster:
     def _begin(self, number: int) -> StartReplica:
         model = self._config.model
         if self._settings.on == "processes":
-            model = msgspec.structs.replace(model, threads=threads(self._config))
+            most = self._settings.most or self._settings.count
+            model = msgspec.structs.replace(model, threads=threads(self._config), beside=most)
         config = msgspec.structs.replace(
             self._config, model=model, server=ServerConfig(), replicas=None, gateways=0
         )

@@ -67,6 +67,7 @@ from ramify.protocol.plan import (
     ExecutorInfo,
     StepPlan,
     StepResult,
+    pack,
     unpack,
     unpack_floats,
 )
@@ -589,13 +590,16 @@ class Scheduler:
 
     def _moves(self, message: Settled) -> None:
         """Copies that go with the next plans, and those between replicas."""
-        down = self.down is not None
+        down, loads = self.down is not None, self.planner.loads
+        if message.saves and not down:
+            loads.save(message.saves)
+        if loads.saves:
+            grown = b"".join(grown.pages for grown in message.grown)
+            loads.write(grown + pack(unpack(message.copies)[1::2]))
         if message.copies and not down:
             self.planner.copy(message.copies)
-        if message.saves and not down:
-            self.planner.loads.save(message.saves)
         if message.slots or message.reads:
-            self.exchange.settled(message, down)
+            self.exchange.settled(message, down, bool(loads.saves))
 
     def _granted(self, request: Request, granted: Granted, now: float) -> None:
         ident = request.submit.request
@@ -656,7 +660,7 @@ class Scheduler:
         self._admission.granted(request, run)
         if granted.loads:
             self.planner.loads.add(run, granted.loads)
-        else:
+        elif not (self.planner.loads.saves and self.planner.loads.waits(run)):
             self.planner.admit(run)
 
     def _denied(self, request: Request, verdict: Denied, now: float) -> bool:

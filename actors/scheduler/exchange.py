@@ -32,7 +32,7 @@ class KvExchange:
         self._asked: list[ReadOrPut] = []
         self._copied: list[CopiedIn] = []
         self._settling: deque[tuple[list[PutBlocks], list[ReadBlocks]]] = deque()
-        self._saving: list[CopyOut] = []  # whose blocks the next plan saves
+        self._saving: list[CopyOut] = []  # whose blocks the next plans save
         self._under_way: deque[list[CopyOut]] = deque()  # of each step that does
 
     def ask(self, message: ReadOrPut | CopiedIn) -> None:
@@ -57,8 +57,10 @@ class KvExchange:
         settle.kept.extend(each.kept for each in copied)
         settle.refused.extend(each.refused for each in copied)
 
-    def settled(self, message: Settled, down: bool) -> None:
-        """The answer to puts or reads. `down`: there is no executor, so nothing is copied."""
+    def settled(self, message: Settled, down: bool, saving: bool) -> None:
+        """The answer to puts or reads. `down`: there is no executor, so nothing is copied. `saving`: the
+        next plans save some blocks.
+        """
         puts, reads = self._settling.popleft()
         for put, slots in zip(puts, map(unpack, message.slots), strict=True):
             self.copies.append(CopyIn(put, [-1] * len(slots) if down else slots.tolist()))
@@ -66,10 +68,10 @@ class KvExchange:
             CopyOut(read, [] if down else blocks)
             for read, blocks in zip(reads, message.reads, strict=True)
         ]
-        (self._saving if message.saves and not down else self.copies).extend(outs)
+        (self._saving if saving and not down else self.copies).extend(outs)
 
     def plan(self) -> bool:
-        """A plan saves all that is to be saved. Whether somebody waits for that."""
+        """A plan saves the last that is to be saved. Whether somebody waits for that."""
         if not self._saving:
             return False
         self._under_way.append(self._saving)

@@ -1,8 +1,12 @@
-"""KV that requests load instead of computing it: which blocks the next plan loads, and whether it pays.
+"""KV that moves between device and host memory: which blocks the next plan saves and loads, and whether
+loading pays.
 
 A request whose blocks are stored waits with its row and its pages until the executor has loaded and
-checked them; then its prompt goes on behind them. Steps under way are not held up: a plan beside
-decodes loads what takes about `SHARE` of a step.
+checked them; then its prompt goes on behind them. Steps under way are not held up: a plan moves no more
+than so many bytes, and beside decodes what takes about `SHARE` of a step.
+
+A page is saved before it is written. So while more is to be saved than goes with one plan, requests that
+are granted pages wait, and nothing is loaded. What decodes are given is saved first, at once.
 
 How long a block takes is learnt from results, as the pace of prompts is. Loading pays while it takes
 less time than computing as many tokens; where it seems not to, one request in `PROBE` still loads, so
@@ -13,12 +17,16 @@ Does not know pages, rows or the cache.
 
 from collections import deque
 
+import numpy as np
+
 from ramify.actors.scheduler.exchange import KvExchange
 from ramify.actors.scheduler.request import Load, RequestRun, SentStep
 from ramify.protocol.cluster import BLOCK
-from ramify.protocol.plan import MovedBlock, StepResult
+from ramify.protocol.plan import ExecutorInfo, MovedBlock, StepResult
 
 MOST_ALONE, MOST_BESIDE = 256, 128  # blocks in a plan: without decodes, and beside them
+# Bytes of them beside decodes: some 10 ms of a CPU, 3 of a GPU's link. ALONE times that without decodes.
+CPU_BYTES, GPU_BYTES, ALONE = 16 << 20, 128 << 20, 4
 SHARE = 0.25  # of a step
 PROBE = 16
 _FORGET = 8  # results until a rate is half forgotten, about
@@ -30,9 +38,14 @@ NO_MOVES: Moves = [], []  # never changed
 class KvLoads:
     """The runs that load, in the order of their grants."""
 
-    def __init__(self) -> None:
+    def __init__(self, info: ExecutorInfo) -> None:
         self.queue: deque[tuple[RequestRun, list[MovedBlock]]] = deque()
-        self.saves: list[MovedBlock] = []  # for the next plan
+        self.saves: list[MovedBlock] = []  # for the next plans
+        self._first = 0  # of these, those that the next plan has to save
+        self._waiting: list[RequestRun] = []  # for all of these
+        most = (GPU_BYTES if info.device.startswith("cuda") else CPU_BYTES) // max(1, info.block_bytes)
+        self._beside = max(1, min(MOST_BESIDE, most))
+        self._alone = max(1, min(MOST_ALONE, ALONE * most))
         self.exchange = KvExchange()
         self.due = False  # there is something for the next plan
         self.block_s = 0.0  # of one block; 0: unknown
@@ -46,30 +59,67 @@ class KvLoads:
         self.saves += blocks
         self.due = True
 
+    def waits(self, run: RequestRun) -> bool:
+        """Whether `run`, which was granted pages, waits for `saved`: more is to be saved than goes with
+        one plan.
+        """
+        if len(self.saves) > self._beside:
+            self._waiting.append(run)
+            return True
+        self._first = len(self.saves)
+        return False
+
+    def saved(self) -> list[RequestRun]:
+        """Runs that waited, if all is saved: their prompts may be in the next plan."""
+        if self.saves or not self._waiting:
+            return []
+        waiting, self._waiting = self._waiting, []
+        return [run for run in waiting if run.live]
+
+    def write(self, pages: bytes) -> None:
+        """The next plan may write these pages, int32: what is to be saved of them goes first."""
+        if not self.saves:
+            return
+        moved = [np.frombuffer(block.pages, dtype=np.int32) for block in self.saves]
+        hit = np.isin(np.concatenate(moved), np.frombuffer(pages, dtype=np.int32))
+        ends = np.cumsum([len(own) for own in moved])
+        hits = np.diff(np.cumsum(hit)[ends - 1], prepend=0) > 0
+        hits[: self._first] = True
+        order = np.argsort(~hits, kind="stable")
+        self.saves = [self.saves[at] for at in order]
+        self._first = int(hits.sum())
+
     def clear(self) -> None:
         """The executor is gone, and all that was stored with it."""
         self.queue.clear()
-        self.saves, self.due = [], False
+        self._waiting.clear()
+        self.saves, self._first, self.due = [], 0, False
         self.exchange.lost()
         self.block_s = 0.0
 
     def plan(self, step: SentStep, step_s: float) -> Moves:
         """What a plan saves, and what it loads. `step_s`: that steps last."""
-        saves, self.saves = self.saves, []
-        step.exchanges = self.exchange.plan()
-        step.loads = self.take(len(step.bound), step_s)
-        self.due = bool(self.queue)
+        room = self._room(len(step.bound), step_s)
+        count = max(room, self._first)
+        saves, self.saves, self._first = self.saves[:count], self.saves[count:], 0
+        if not self.saves:
+            step.exchanges = self.exchange.plan()
+            step.loads = self.take(room - len(saves))
+        self.due = bool(self.queue or self.saves)
         loads = [block for _, blocks, _ in step.loads for block in blocks]
         step.moved = len(saves) + len(loads)
         return saves, loads
 
-    def take(self, decodes: int, step_s: float) -> list[Load]:
-        """What the next plan loads, beside `decodes` decodes in steps of `step_s`."""
-        room = MOST_BESIDE if decodes else MOST_ALONE
+    def _room(self, decodes: int, step_s: float) -> int:
+        """Blocks that the next plan may move, beside `decodes` decodes in steps of `step_s`."""
         if decodes and self.block_s:
-            room = max(1, min(room, int(SHARE * step_s / self.block_s)))
+            return max(1, min(self._beside, int(SHARE * step_s / self.block_s)))
+        return self._beside if decodes else self._alone
+
+    def take(self, room: int) -> list[Load]:
+        """What the next plan loads: at most `room` blocks."""
         taken: list[Load] = []
-        while self.queue and room:
+        while self.queue and room > 0:
             run, blocks = self.queue.popleft()
             if not run.live:
                 continue  # it has ended: its pages are others' now

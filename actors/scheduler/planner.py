@@ -86,7 +86,7 @@ class Planner:
         self._closes: list[int] = []
         self._grows: list[GrowRow] = []
         self._copies: dict[int, int] = {}  # page by the page that it is copied to
-        self.loads = KvLoads()
+        self.loads = KvLoads(info)
         self.in_flight: deque[SentStep] = deque()
         self.wanted: list[RequestRun] = []  # runs that need a Grow; the caller takes them away
         self.awaited: list[RequestRun] = []  # of the last step, those that requests wait for; the same
@@ -267,11 +267,14 @@ class Planner:
         closes, self._closes = pack(self._closes), []
         loads = self.constraints.loads() if self.constraints.due else []
         forgets = self.constraints.forgets() if self.constraints.dropped else b""
-        copies = b""
+        copies, moved = b"", NO_MOVES
         if self._copies:
             copies = pack(page for pair in self._copies.items() for page in reversed(pair))
             self._copies.clear()
-        moved = self.loads.plan(self.in_flight[-1], self.pace.step_s) if self.loads.due else NO_MOVES
+        if self.loads.due:
+            moved = self.loads.plan(self.in_flight[-1], self.pace.step_s)
+            for run in self.loads.saved():
+                self.prompts.add(run)
         return closes, loads, forgets, copies, moved
 
     def _ask(self, drafts: StepDrafts) -> tuple[bytes, bytes]:

@@ -200,13 +200,13 @@ def _with_window_pages(
 
 def host_blocks(info: ExecutorInfo, config: ModelConfig, free: int) -> int:
     """Blocks of KV that `--kv-host` bytes hold. `free`: of the host's memory, half of which `auto`
-    takes, where blocks can move at all.
+    takes for all replicas, where blocks can move at all.
 
     Raises ModelError if there can be none, or if so many bytes are not free.
     """
     wanted, each = config.kv_host, BLOCK * info.kv_bytes_per_token
     if wanted < 0:  # auto
-        wanted = free // 2
+        wanted = free // 2 // config.beside
     if not wanted:
         return 0
     told = ""
@@ -214,6 +214,8 @@ def host_blocks(info: ExecutorInfo, config: ModelConfig, free: int) -> int:
         told = "layers that are recurrent or have a window keep theirs on the device; leave it out"
     elif info.drafter and (info.drafter != "ngram" or info.device.startswith("cuda")):
         told = "what a drafter keeps beside the KV does not move; give --draft none (or ngram on a CPU)"
+    elif info.device.startswith("cuda") and config.tensor_parallel > 1:
+        told = "KV of ranks does not move to the host on a GPU; leave it out"
     elif BLOCK % info.page_size:
         told = (
             f"blocks of {BLOCK} tokens move, no parts of pages; give a --page-size that divides {BLOCK}"
@@ -251,5 +253,5 @@ def with_pages(info: ExecutorInfo, config: ModelConfig, free: int, device: torch
         free -= pages * info.page_size * info.kv_bytes_per_token
     else:
         free = free_bytes(torch.device("cpu"))
-    blocks = host_blocks(info, config, min(free, container_bytes()))
+    blocks = host_blocks(info, config, min(free, container_bytes() // config.tensor_parallel))
     return msgspec.structs.replace(info, pages=pages, context=context, host_blocks=blocks)

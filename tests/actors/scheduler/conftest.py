@@ -217,12 +217,14 @@ class FakeExecutor:
         self.host = {}  # by slot: a block's key and KV
         self.flips = 0.0  # chance that a block cannot be loaded
         self.loaded = self.lost = 0  # blocks
+        self.most_moved = 0  # blocks in a plan
         self.overtaken = False  # a disk may fill a slot that a plan under way still saves to
         self.computed = 0
         self.ran = []  # (tokens extended, rows decoded) of every step
 
     def run(self):
         plan = self.plans.popleft()
+        self.most_moved = max(self.most_moved, len(plan.saves) + len(plan.loads))
         for block in plan.saves:
             self.host[block.slot] = block.key, [self.kv[at] for at in self._places(block)]
         self._copy(unpack(plan.copies))
@@ -477,6 +479,7 @@ class World:
         window_pages=0,
         host_blocks=0,
         flips=0.0,
+        block_bytes=0,
         **config,
     ):
         self.info = ExecutorInfo(
@@ -502,6 +505,7 @@ class World:
             window=window,
             window_pages=window_pages,
             host_blocks=host_blocks,
+            block_bytes=block_bytes,
         )
         config.setdefault("lookahead", 4)
         self.core = Scheduler(self.info, ScheduleConfig(**config))
@@ -552,6 +556,7 @@ class World:
             )
         while (plan := core.plan()) is not None:
             assert isinstance(plan, StepPlan)
+            self.check_saved(plan)
             self.executor.plans.append(plan)
             self.sent.append(plan)
         if (settle := core.settle(self.now)) is not None:
@@ -590,6 +595,15 @@ class World:
             sizes["pages"] = pages
         self.info = self.executor.info = msgspec.structs.replace(self.info, **sizes)
         self.turn(self.info)
+
+    def check_saved(self, plan):
+        """No page that is to be saved yet may be written."""
+        saving = {page for block in self.core.planner.loads.saves for page in unpack(block.pages)}
+        written = {page for grow in plan.grows for page in unpack(grow.pages)}
+        written.update(unpack(plan.copies)[1::2])
+        for opened in plan.opens:
+            written.update(unpack(opened.pages)[opened.cached // self.info.page_size :])
+        assert not written & saving
 
     def settled(self):
         """Deliver the cache's oldest reply."""

@@ -40,13 +40,13 @@ def asked(*messages: ReadBlocks | PutBlocks | CopiedIn) -> tuple[KvExchange, Set
 def test_what_is_asked_is_settled_and_copied() -> None:
     exchange, settle = asked(READ, PUT)
     assert (settle.puts, settle.reads) == ([b"p" * KEY + b"q" * KEY], [READ])
-    exchange.settled(settled(reads=1, puts=1), down=False)
+    exchange.settled(settled(reads=1, puts=1), down=False, saving=False)
     assert exchange.copies == [CopyIn(PUT, [6, -1]), CopyOut(READ, [BLOCK])]
 
 
 def test_what_leaves_the_device_is_copied_when_the_step_is_over() -> None:
     exchange, _ = asked(READ)
-    exchange.settled(settled(saves=True, reads=1), down=False)
+    exchange.settled(settled(saves=True, reads=1), down=False, saving=True)
     assert exchange.copies == []
     assert exchange.plan()
     assert not exchange.plan()
@@ -62,13 +62,13 @@ def test_what_was_copied_is_settled_and_answered() -> None:
 
 def test_without_an_executor_nothing_is_copied_and_all_is_answered() -> None:
     exchange, _ = asked(READ, PUT)
-    exchange.settled(settled(saves=True, reads=1, puts=1), down=True)
+    exchange.settled(settled(saves=True, reads=1, puts=1), down=True, saving=True)
     assert exchange.copies == [CopyIn(PUT, [-1, -1]), CopyOut(READ, [])]
     exchange, _ = asked(READ)
-    exchange.settled(settled(saves=True, reads=1), down=False)
+    exchange.settled(settled(saves=True, reads=1), down=False, saving=True)
     exchange.plan()
     exchange.ask(READ)
     exchange.settle(Settle([], [], []))
-    exchange.settled(settled(saves=True, reads=1), down=False)
+    exchange.settled(settled(saves=True, reads=1), down=False, saving=True)
     exchange.lost()
     assert exchange.copies == [CopyOut(READ, [])] * 2

@@ -17,6 +17,7 @@ from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
 from ramify.actors.cache.on_disk import OnDisk
 from ramify.actors.cache.windows import Windows
+from ramify.actors.scheduler import loads
 from ramify.protocol.messages import (
     Brought,
     CancelRequest,
@@ -338,7 +339,7 @@ def returns(dice, length):
         submit = SimpleNamespace(
             session=dice.randint(1, 3),
             prompt=[own + 3 * i for i in BASE[: dice.choice([18, 40])]] + tail,
-            max_tokens=dice.randrange(4), seed=0, stops=[], priority=dice.choice([0, 0, 1]),
+            max_tokens=dice.choice([0, 1, 2, 3, 20]), seed=0, stops=[], priority=dice.choice([0, 0, 1]),
             deadline=None, count=1, scored=None,
         )  # fmt: skip
         yield dice.choice(
@@ -351,20 +352,26 @@ def returns(dice, length):
 @pytest.mark.parametrize("flips", [0.0, 0.2])
 def test_random_returns_to_kv_that_left_the_device(world, expected, expected_scores, page_size, flips):
     """What is loaded again is what was saved, or is computed; with executors that die."""
-    loaded = lost = 0
+    loaded = lost = most = 0
     for seed in range(examples(6, 200)):
         dice = random.Random(seed)
+        # A plan moves one block beside decodes, and four without, or as many as there are.
+        block_bytes = loads.CPU_BYTES if seed % 2 else 0
         pages, blocks = dice.choice([60, 80, 110]) // page_size, dice.choice([3, 20, 60])
         options = {"rows": dice.randint(1, 4), "budget": dice.choice([16, 64]), "max_waiting": 1000}
         cache = RealCache(pages, page_size, host=blocks)
         w = world(
             pages=pages, page_size=page_size, cache=cache, host_blocks=blocks, flips=flips,
-            in_flight=dice.randint(1, 2), **options,
+            in_flight=dice.randint(1, 2), block_bytes=block_bytes, **options,
         )  # fmt: skip
         died = [(dice.randrange(40), dice.randrange(3))] if seed % 3 == 0 else []
         execute(w, list(returns(dice, 40)), expected, expected_scores, died)
         loaded, lost = loaded + w.executor.loaded, lost + w.executor.lost
         assert w.core.retractions["lost"] <= w.executor.lost
+        # pages of decodes are saved at once
+        assert not block_bytes or w.executor.most_moved <= loads.ALONE + options["rows"]
+        most = max(most, w.executor.most_moved)
+    assert most > 2 * loads.ALONE
     assert loaded > 60
     assert (lost > 5) == (flips > 0)
 

@@ -148,6 +148,18 @@ def test_host_memory_for_kv_is_as_many_blocks_as_it_holds() -> None:
     assert not with_pages(plain, ModelConfig(path=Path()), 1 << 30, torch.device("cpu")).host_blocks
 
 
+@pytest.mark.parametrize(("beside", "ranks", "device", "blocks"), [
+    (1, 1, "cpu", 100), (4, 1, "cpu", 25), (4, 2, "cpu", 25), (2, 1, "cuda:0", 50), (1, 2, "cuda:0", 0),
+])  # fmt: skip
+def test_half_of_the_free_memory_is_shared_by_the_replicas(
+    beside: int, ranks: int, device: str, blocks: int
+) -> None:
+    """`free` is that of one rank. Ranks on a GPU keep no KV on the host: auto gives them none."""
+    plain = msgspec.structs.replace(info(4096, 0, 0), device=device)
+    config = ModelConfig(path=Path(), kv_host=-1, beside=beside, tensor_parallel=ranks)
+    assert host_blocks(plain, config, 200 * 64 * 4096) == blocks
+
+
 @pytest.mark.parametrize(
     ("changes", "wanted", "told"),
     [
