@@ -34,7 +34,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle, islice, product
 from multiprocessing import get_context
@@ -135,6 +135,11 @@ def read(path: Path, scale: int = SCALE) -> list[Recorded]:
         if turns:
             found.append(Recorded((each["system"], each["tools"]), turns))
     return found
+
+
+def wanted(recorded: list[Recorded]) -> float:
+    """Real tokens of a session's prompt, the mean over all turns: what it wants of a pool."""
+    return SCALE * statistics.fmean(turn.prompt for each in recorded for turn in each.turns)
 
 
 @dataclass
@@ -303,6 +308,8 @@ def play(
 ) -> list[str]:
     """One row of the table. `host`: real tokens in host memory."""
     pool = POOLS[name]
+    if options.part:
+        pool = replace(pool, tokens=int(options.part * count * wanted(recorded)))
     sizes = {
         "count": count, "pages": pool.tokens // SCALE, "context": CONTEXT // SCALE + 4096,
         "rows": 256, "step_tokens": 2048, "mixed_tokens": 2048, "ahead_tokens": 512,
@@ -317,7 +324,7 @@ def play(
     marks = statistics.quantiles(waits, n=20)
     places = [sum(place.waited) for place in load.places]
     return [
-        name, str(count), f"{host / 1e6:.1f}M", policy,
+        f"{name} {pool.tokens / 1e6:.1f}M", str(count), f"{host / 1e6:.1f}M", policy,
         f"{60 * load.turns / options.seconds:.1f}", str(load.all),
         f"{load.found / max(1, load.could):.2f}", f"{marks[9]:.1f}", f"{marks[18]:.1f}",
         f"{max(load.newcomers, default=0.0):.1f}",
@@ -456,6 +463,7 @@ def main() -> None:
     parser.add_argument(
         "--host", type=int, nargs="+", default=[0], help="host memory in tokens, with --real in bytes"
     )
+    parser.add_argument("--part", type=float, help="a pool of so much of what the sessions want")
     parser.add_argument("--only", choices=("lru", "ours"), nargs="+", default=["lru", "ours"])
     parser.add_argument("--tenant", action="store_true", help="all sessions have one credential")
     parser.add_argument("--seconds", type=float, default=1800.0, help="measured, in simulated time")
