@@ -184,14 +184,13 @@ class RadixCache:
 
     def inspect(self, message: m.Inspect) -> m.Inspected:
         """O(branches and cold nodes): a cold path that many of the branches share is walked once."""
-        found: dict[Node, int] = {}  # cold nodes that were passed
+        found: dict[Node, tuple[int, int]] = {}  # cold nodes that were passed
         kept, unwanted = self.branches.keep(message)
         self.residency.demote(unwanted)
-        resident = []
-        for branch in message.branches:
-            node = self.branches.find(branch)
-            resident.append(-1 if node is None else self._resident(node, found))
-        return m.Inspected(message.id, resident + kept)
+        nodes = map(self.branches.find, message.branches)
+        known = [(-1, 0) if node is None else self._resident(node, found) for node in nodes]
+        tiers = [max(0, tier) for _, tier in known]
+        return m.Inspected(message.id, [end for end, _ in known] + kept, tiers if any(tiers) else [])
 
     # --- what is resident, for routers ------------------------------------------------------
 
@@ -485,18 +484,24 @@ class RadixCache:
     def _whole(self, position: int) -> int:
         return position - position % self.page_size
 
-    def _resident(self, node: Node, found: dict[Node, int]) -> int:
-        """Resident tokens of the path to `node`. `found`: those already known, of cold nodes."""
+    def _resident(self, node: Node, found: dict[Node, tuple[int, int]]) -> tuple[int, int]:
+        """Resident tokens of the path to `node`, and where the block behind them is: `ON_HOST`,
+        `ON_DISK`, 0 (nowhere), -1 (it does not end on this path). `found`: known ones, of cold nodes.
+        """
         passed: list[Node] = []
         while node.state is not DEVICE and node not in found:
             passed.append(node)
             assert node.parent is not None
             node = node.parent
-        end = found.get(node)
-        if end is None:
-            end = self._whole(node.end if self._resuming is None else resumable(node, node.end).end)
-        found.update(dict.fromkeys(passed, end))
-        return end
+        known = found.get(node)
+        if known is None:
+            end = node.end if self._resuming is None else resumable(node, node.end).end
+            known = self._whole(end), -1
+        end, tier = known
+        for each in reversed(passed):
+            tier = self.residency.stored.tier(each, end) if tier < 0 else tier
+            found[each] = end, tier
+        return end, tier
 
     def _run(self, request: int) -> PageLease:
         run = self.runs.get(request)

@@ -27,6 +27,7 @@ from ramify.actors.cache.tree import RadixTree
 from ramify.protocol.cluster import KEY, MOST_SOUGHT
 from ramify.protocol.plan import MovedBlock
 
+ON_HOST, ON_DISK = 1, 2  # of `Inspected.tiers`
 _LOOKED_AT = 8  # keys that are made at once grow by this factor, until one is not stored
 
 
@@ -335,6 +336,20 @@ class StoredBlocks:
         for key in keys:
             if key in self._idle:
                 self._idle.move_to_end(key)
+
+    def tier(self, node: Node, start: int) -> int:
+        """Where the block with position `start` is, if it ends in `node`: `ON_HOST`, `ON_DISK`, 0
+        (nowhere, or nobody has asked for its key yet), -1 (it does not end there).
+        """
+        index = start // self._size - node.start // self._size
+        if not 0 <= index < node.end // self._size - node.start // self._size:
+            return -1
+        if index >= len(node.keys):
+            return 0
+        key = node.keys[index]
+        if key in self:
+            return ON_HOST
+        return ON_DISK if self.disk is not None and key in self.disk else 0
 
     # --- keys ---------------------------------------------------------------------------------
 

@@ -105,12 +105,12 @@ class Attachments:
         lengths = self._view.lengths()
         branches = list(lengths)
 
-        def join(resident: list[int]) -> None:
-            known = dict(zip(branches, resident, strict=True))
+        def join(resident: list[int], tiers: list[int]) -> None:
+            known = dict(zip(branches, zip(resident, tiers, strict=True), strict=True))
             self._on_join(self._join(message.socket, known, lengths))
 
         if opened.session is None or not branches:
-            join([0] * len(branches))
+            join([0] * len(branches), [0] * len(branches))
         else:
             self._inspections.ask(branches, join)
 
@@ -160,7 +160,10 @@ class Attachments:
         self._state.meter.add(count)
 
     def _join(
-        self, socket: int, resident: dict[SessionBranch, int], lengths: dict[SessionBranch, int]
+        self,
+        socket: int,
+        resident: dict[SessionBranch, tuple[int, int]],
+        lengths: dict[SessionBranch, int],
     ) -> Steps[None]:
         yield OP + len(lengths) * SHOWN
         message = self._joining.pop(socket, None)

@@ -92,10 +92,15 @@ class NotCompiled(Base, frozen=True):
 
 class Inspected(Base, frozen=True):
     """Answer to `Inspect`: resident tokens of each branch, in the order asked (-1: unknown), and those
-    that each lease keeps."""
+    that each lease keeps.
+
+    `tiers`: of each branch, where the first block behind its resident tokens is (1: host memory,
+    2: the disk); 0: nowhere, or not known. Empty: as many zeros.
+    """
 
     id: int
     resident: list[int]
+    tiers: list[int] = []
 
 
 class ChangeCore(Base, frozen=True):

@@ -121,7 +121,7 @@ def _hint(ctx: OpContext, task: Task, branch: SessionBranch, hints: KvHints) -> 
             branch.retain_s = seconds or None
             state.out.retained.pop(branch.handle, None)
 
-    def answer(found: list[int]) -> None:
+    def answer(found: list[int], tiers: list[int]) -> None:
         resident, kept = found[0], iter(found[1:])
         outcomes: list[JsonObject] = []
         for action, plan in zip(hints.actions, plans, strict=True):

@@ -49,10 +49,11 @@ class Trees:
     def _look(self, subscriber: Subscriber, op: Tree, chosen: list[SessionBranch]) -> None:
         subscriber.looking = True
 
-        def show(resident: list[int]) -> None:
+        def show(resident: list[int], tiers: list[int]) -> None:
             subscriber.looking = False
             client, write = subscriber.client, subscriber.write
-            answer = self._view.tree(op, self._publisher.reply_log(client, write), chosen, resident)
+            replies = self._publisher.reply_log(client, write)
+            answer = self._view.tree(op, replies, chosen, resident, tiers)
             self._publisher.reply(client, op.id, answer, None, keep=False, write=write)
             self.go_on(subscriber)
 

@@ -1,7 +1,7 @@
 """Makes `state` messages: the answers to `open` and to `tree`. Pure."""
 
 from collections.abc import Callable
-from typing import TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 from ramify.actors.kit.memory import json_size
 from ramify.actors.session.branches.branch import SessionBranch
@@ -11,7 +11,8 @@ from ramify.actors.session.sockets.clients import Identity, ReplyLog
 from ramify.protocol.messages import Attach, Inspect, Inspected
 from ramify.protocol.wire import BranchState, Place, SegmentState, ServerInfo, StateReply, Tree, Usage
 
-Then = Callable[[list[int]], None]
+Then = Callable[[list[int], list[int]], None]
+TIERS: tuple[Literal["host", "disk"], ...] = "host", "disk"  # of `Inspected.tiers`
 UNKNOWN = -1  # tokens of a branch that are resident
 BRANCH, TURN, TOKEN = 250, 100, 8  # bytes on the wire, beside names and text
 
@@ -31,7 +32,9 @@ class Inspections:
         self._waiting: dict[int, tuple[Inspect, Then]] = {}
 
     def ask(self, branches: list[SessionBranch], then: Then, **what: Unpack[Suggested]) -> None:
-        """`then` gets the resident tokens of each branch, UNKNOWN if nobody can tell; see `Inspect`."""
+        """`then` gets the resident tokens of each branch (UNKNOWN if nobody can tell), what its leases
+        keep, and the tiers: see `Inspected`.
+        """
         ident = self._state.next_id()
         handles = [branch.handle for branch in branches]
         question = Inspect(self._state.number, ident, handles, owner=self._state.owner, **what)
@@ -42,13 +45,13 @@ class Inspections:
         """The cache's answer."""
         waiting = self._waiting.pop(message.id, None)
         if waiting is not None:
-            waiting[1](message.resident)
+            waiting[1](message.resident, message.tiers or [0] * len(waiting[0].branches))
 
     def give_up(self) -> None:
         """The cache is gone: answer all with UNKNOWN."""
         while self._waiting:  # those who are answered may ask
             question, then = self._waiting.pop(next(iter(self._waiting)))
-            then([UNKNOWN] * len(question.branches))
+            then([UNKNOWN] * len(question.branches), [0] * len(question.branches))
 
     def ask_again(self) -> None:
         """Another cache has the branches now."""
@@ -86,18 +89,19 @@ class View:
         self,
         message: Attach,
         reply_log: ReplyLog,
-        resident: dict[SessionBranch, int],
+        resident: dict[SessionBranch, tuple[int, int]],
         lengths: dict[SessionBranch, int],
         ttl_s: float,
         tools: list[str],
     ) -> StateReply:
-        """The answer to `open`. Branches that `resident` does not name are not known to be warm.
+        """The answer to `open`. `resident`: tokens with KV, and the tier of what follows them; branches
+        that it does not name are not known to be warm.
 
         `lengths` are of the time when the cache was asked: a generation may have ended since. `tools`:
         the names of those in force.
         """
         state, identity = self._state, self._identity
-        known = [(branch, resident.get(branch, UNKNOWN)) for branch in state.branches.values()]
+        known = [(branch, *resident.get(branch, (UNKNOWN, 0))) for branch in state.branches.values()]
         resumed = message.open.session is not None
         note = self._rewritten(tools=bool(tools)) if message.open.template == "append" else None
         return StateReply(
@@ -109,7 +113,7 @@ class View:
             key=identity.key if message.write else None,
             view_key=identity.view_key or None,
             resumed=resumed,
-            cold=resumed and any(warm < min(lengths.get(b, 0), b.released) - 1 for b, warm in known),
+            cold=resumed and any(warm < min(lengths.get(b, 0), b.released) - 1 for b, warm, _ in known),
             limits=state.limits.wire(),
             server=self._server,
             meta=state.meta,
@@ -121,7 +125,12 @@ class View:
         )
 
     def tree(
-        self, op: Tree, reply_log: ReplyLog, branches: list[SessionBranch], resident: list[int]
+        self,
+        op: Tree,
+        reply_log: ReplyLog,
+        branches: list[SessionBranch],
+        resident: list[int],
+        tiers: list[int],
     ) -> StateReply:
         """The answer to `tree`, as far as it goes: about `limits.tree_bytes`, and one turn at least.
 
@@ -129,7 +138,7 @@ class View:
         """
         pages = _Page(self._state.limits.tree_bytes)
         after = op.after
-        for branch, known in zip(branches, resident, strict=True):
+        for branch, known, tier in zip(branches, resident, tiers, strict=True):
             pages.size += BRANCH + json_size(branch.meta)
             if pages.branches and pages.full:
                 pages.next = Place(branch=branch.name)
@@ -144,7 +153,7 @@ class View:
                 turns = pages.take(branch, first, op)
             usage = branch.usage if op.branch is not None else None
             pages.branches.append(
-                branch_state(branch, known, turns=turns, turns_from=start, usage=usage)
+                branch_state(branch, known, tier, turns=turns, turns_from=start, usage=usage)
             )
             if pages.next is not None:
                 break
@@ -201,12 +210,13 @@ class _Page:
 def branch_state(
     branch: SessionBranch,
     resident: int,
+    tier: int = 0,
     *,
     turns: list[SegmentState] | None = None,
     turns_from: int | None = None,
     usage: Usage | None = None,
 ) -> BranchState:
-    """As `state` messages show it. `resident`: tokens with KV (-1: not known)."""
+    """As `state` messages show it. `resident`: tokens with KV (-1: not known). `tier`: of more."""
     running = branch.running
     return BranchState(
         branch=branch.name,
@@ -215,7 +225,7 @@ def branch_state(
         at=branch.at if branch.parent is not None else None,
         running=running.op if running else None,
         started_at=running.start if running else None,
-        kv="gpu" if resident > 0 else "none",
+        kv=TIERS[tier - 1] if tier else "gpu" if resident > 0 else "none",
         resident=resident if resident >= 0 else None,
         retain_s=branch.retain_s,
         persist=branch.persist,

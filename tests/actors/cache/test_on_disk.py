@@ -166,3 +166,25 @@ def test_the_backlog_of_a_disk_holds_up_what_is_saved_for_it() -> None:
     assert stage.cache.may_save == bool(stage.cache.residency.unsaved and stage.disk.backlog <= 1)
     stage.move()
     assert stage.disk.backlog == 0
+
+
+def test_a_look_at_branches_tells_in_which_tier_what_follows_is() -> None:
+    stage = Stage(host=4)
+    stage.turn(A)
+    stage.move()
+    branch = 99 << 32 | 1
+    long, short, other = branch, branch + 1, branch + 2
+    for each, tokens in ((long, [*A, 7, 8]), (short, A[:3]), (other, [5, 6, 7, 8, 9])):
+        stage.cache.open_branch(m.OpenBranch(each))
+        stage.cache.extend_branch(m.ExtendBranch(each, pack(tokens)))
+
+    def look() -> m.Inspected:
+        return stage.cache.inspect(m.Inspect(99, 1, [long, short, other]))
+
+    assert look() == m.Inspected(1, [10, 3, 0])  # on the device: nothing to tell
+    stage.turn(B)
+    assert look().tiers[0] == 1
+    assert look().resident[0] < 10
+    stage.turn(list(range(300, 310)))  # host memory has room for four blocks
+    stage.move()
+    assert look() == m.Inspected(1, [0, 0, 0], [2, 0, 0])

@@ -198,8 +198,9 @@ def test_one_tree_is_looked_at_after_the_other(alone: Callable[..., Alone]) -> N
     (second,) = looks(session)
     assert second.branches == [session.branch("a").handle]
     assert [each.branch for each in session.reply(2).branches] == ["main", "a", "b"]
-    session.core.inspected(m.Inspected(second.id, [0]), 10.0)
+    session.core.inspected(m.Inspected(second.id, [0], [2]), 10.0)
     assert looks(session) == []
+    assert (session.reply(2).branches[0].kv, session.reply(3).branches[0].kv) == ("none", "disk")
     assert (session.reply(4).code, session.reply(4).branch) == ("no_branch", "none")
 
 

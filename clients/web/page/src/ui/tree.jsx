@@ -8,12 +8,14 @@ import { IconButton } from "./icons.jsx";
 import { costOf, discard } from "./message.jsx";
 
 const MOST_DEPTH = 12; // that is drawn further to the right
+const BLOCK = 64; // tokens: an end that is shorter is computed in no time, and never leaves the KV cache by itself
 
 export function TreePanel({ chat }) {
   chat.version.value; // read, to be told of changes
   const path = new Set(chat.tree.path().map(({ id }) => id));
   const all = rows(chat.tree, (message) => !isStub(chat, message));
   const end = chat.tree.path().at(-1)?.id;
+  const held = useHeld(chat);
   const [focus, setFocus] = useState(end);
   const list = useRef(null);
   const at = all.some(({ message }) => message.id === focus) ? focus : end;
@@ -39,11 +41,11 @@ export function TreePanel({ chat }) {
     <aside class="tree-panel" aria-label={t.treeOfChat}>
       <div class="tree-head"><h2>{t.tree}</h2><span class="space" /><IconButton name="close" label={t.closeTree} onClick={() => { panels.tree.value = false; }} /></div>
       <Totals chat={chat} />
-      <Kept chat={chat} />
+      <Kept chat={chat} held={held} />
       {all.length === 0 ? <p class="soft">{t.treeEmpty}</p> : (
         <ul role="tree" ref={list} aria-label={t.messages} onKeyDown={keys}>
           {all.map(({ message, ...row }) => (
-            <Row key={message.id} {...row} {...{ chat, message }} shown={path.has(message.id)} current={message.id === end} focusable={message.id === at}
+            <Row key={message.id} {...row} {...{ chat, message }} shown={path.has(message.id)} current={message.id === end} focusable={message.id === at} tier={row.end ? tierOf(held, message) : undefined}
               pick={() => { setFocus(message.id); chat.choose(message); }} />
           ))}
         </ul>
@@ -79,7 +81,7 @@ function isStub(chat, message) {
   return role === "assistant" && !text && !calls?.length && state !== "failed" && !chat.live.has(message.id) && !chat.tree.children(message).length;
 }
 
-function Row({ chat, message, depth, rails, first, root, end, forks, shown, current, focusable, pick }) {
+function Row({ chat, message, depth, rails, first, root, end, forks, shown, current, focusable, tier, pick }) {
   chat.version.value; // read, to be told of changes
   const live = chat.live.get(message.id);
   live?.drawn.value;
@@ -92,6 +94,8 @@ function Row({ chat, message, depth, rails, first, root, end, forks, shown, curr
       {rails.filter((at) => at < MOST_DEPTH).map((at) => <i key={at} class="rail" aria-hidden="true" style={{ "--at": at }} />)}
       <span class="knot" aria-hidden="true" /><span class="unseen">{who}: </span>
       <span class="row-text" dir="auto">{text}</span>
+      {tier && !live && <i class={`tier ${tier}`} title={t[TIERS[tier]]} />}
+      {tier && !live && <span class="unseen">{t[TIERS[tier]]}</span>}
       <Cost live={live} message={message} />
     </li>
   );
@@ -142,20 +146,34 @@ function Totals({ chat }) {
   );
 }
 
-/** What the server has of the chat, and for how long. It is asked when the panel opens and when an answer has ended. */
-function Kept({ chat }) {
-  chat.version.value; // read, to be told of changes
-  const [tokens, setTokens] = useState(null);
+/** What the server has of each branch, by name. It is asked when the panel opens and when an answer has ended. */
+function useHeld(chat) {
+  const [held, setHeld] = useState(null);
   const { session, busy } = chat;
   const open = chat.status.value.status === "open";
   useEffect(() => {
     if (!open || busy) return undefined;
     let wanted = true;
-    session.tree().then(({ branches }) => { if (wanted) setTokens(resident(branches)); }, () => {}); // it shows what it knows
+    session.tree().then(({ branches }) => { if (wanted) setHeld(new Map(branches.map((each) => [each.branch, each]))); }, () => {}); // it shows what it knows
     return () => { wanted = false; };
   }, [session, open, busy]);
-  const { ttl_s: ttl, persist } = session?.state ?? {};
-  if (!open || tokens === null) return null;
+  return open ? held : null;
+}
+
+/** Where the KV up to the end of a message is: "gpu", "host", "disk" or "none"; undefined where that is not known. */
+function tierOf(held, { place }) {
+  const branch = held?.get(place?.branch);
+  if (!branch || branch.resident === undefined || place.at === undefined) return undefined;
+  if (place.at <= branch.resident + BLOCK) return "gpu";
+  return branch.kv === "gpu" ? "none" : branch.kv;
+}
+
+/** What the server has of the chat, and for how long. */
+function Kept({ chat, held }) {
+  chat.version.value; // read, to be told of changes
+  const { ttl_s: ttl, persist } = chat.session?.state ?? {};
+  if (!held) return null;
+  const tokens = resident([...held.values()]);
   return <p class="soft kept">{[t.keptTokens(number(tokens)), ttl && t.keptFor(ttl), persist && persist !== "none" ? t.keptSaved : t.keptUnsaved].filter(Boolean).join(" · ")}</p>;
 }
 
@@ -168,9 +186,12 @@ function resident(branches) {
 /** Names of strings. */
 const KINDS = { cached: "kindCached", computed: "kindComputed", sampled: "kindSampled", forced: "kindForced", accepted: "kindAccepted" };
 
+const TIERS = { gpu: "tierGpu", host: "tierHost", disk: "tierDisk", none: "tierNone" };
+
 function Legend() {
   return (
     <p class="legend" aria-hidden="true">
+      {Object.entries(TIERS).map(([tier, name]) => <span key={tier}><i class={`tier ${tier}`} />{t[name]}</span>)}
       {Object.entries(KINDS).map(([kind, name]) => <span key={kind}><i class={kind} />{t[name]}</span>)}
     </p>
   );
