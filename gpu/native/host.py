@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from llvmlite import binding
 
 from ramify.gpu.native.ir import Module
 from ramify.gpu.native.kept import CachedCode
+from ramify.gpu.native.matrices import granted
 
 _OPTIMISATION = 3
+_WITHOUT = "AVX-512 VNNI"
 _AT_HWCAP, _HWCAP_ASIMDDP = 16, 1 << 20  # of Linux on aarch64; LLVM does not report dot products there
 
 
@@ -31,6 +33,7 @@ class Isa:
     registers: int  # vector registers of 16 float32 that the compiler can count on
     offset: int = 128  # added to 8-bit activations: x86 multiplies unsigned by signed ones
     pause: str = "llvm.x86.sse2.pause"  # the intrinsic that waits a few cycles
+    matrices: bool = False  # see `matrices`
 
 
 def host_isa() -> Isa | None:
@@ -41,7 +44,10 @@ def host_isa() -> Isa | None:
     if os.name != "posix":
         return None
     triple = binding.get_default_triple()
-    return isa_of(triple.split("-")[0], _features())
+    found = isa_of(triple.split("-")[0], _features())
+    if found is not None and found.matrices and not granted():
+        return replace(found, matrices=False, name=_WITHOUT)
+    return found
 
 
 def isa_of(architecture: str, features: set[str]) -> Isa | None:
@@ -50,8 +56,11 @@ def isa_of(architecture: str, features: set[str]) -> Isa | None:
         if not {"avx2", "fma", "f16c"} <= features:
             return None
         if {"avx512f", "avx512bw", "avx512vl"} <= features:
-            vnni = "avx512vnni" in features
-            return Isa("AVX-512 VNNI", "vnni512", 32) if vnni else Isa("AVX-512", "madd256", 32)
+            if "avx512vnni" not in features:
+                return Isa("AVX-512", "madd256", 32)
+            matrices = {"amx-tile", "amx-int8"} <= features
+            name = "AVX-512 VNNI and AMX" if matrices else _WITHOUT
+            return Isa(name, "vnni512", 32, matrices=matrices)
         vnni = "avxvnni" in features
         return Isa("AVX VNNI", "vnni256", 8) if vnni else Isa("AVX2", "madd256", 8)
     if architecture in ("aarch64", "arm64"):

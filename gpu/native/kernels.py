@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ramify.gpu.native import attention, embedding, experts, linear, rotary, rows, sampling
+from ramify.gpu.native import attention, embedding, experts, linear, matrices, rotary, rows, sampling
 from ramify.gpu.native.crew import emit_crew
 from ramify.gpu.native.grouped import GROUP, OFFSETS, Grouping, PackedGroups, emit_grouped
 from ramify.gpu.native.host import Isa, MachineCode
@@ -46,8 +46,10 @@ class Quantised:
 
 def empty_quantised(count: int, size: int, isa: Isa, grouped: bool = False) -> Quantised:
     """Room for `count` rows. What pads a row counts nothing: its weights are 0, or, in groups, it is."""
-    padded = linear.padded_inputs(size)
-    values = torch.zeros((count, padded), dtype=torch.uint8)
+    padded, room = linear.padded_inputs(size), count
+    if isa.matrices and not grouped:  # rows that are read and do not count
+        room = -(-count // matrices.ROOM) * matrices.ROOM
+    values = torch.zeros((room, padded), dtype=torch.uint8)[:count]
     sums = torch.zeros((count, padded // GROUP), dtype=torch.int32) if grouped else None
     return Quantised(values, torch.zeros(count), sums)
 

@@ -14,9 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ramify.gpu.native import matrices
 from ramify.gpu.native.dot import dot, sums_lanes, total
 from ramify.gpu.native.host import Isa
-from ramify.gpu.native.ir import F32, I8, I32, I64, LANES, PTR, Function, IrValue, Module, vector
+from ramify.gpu.native.ir import (
+    F32,
+    I8,
+    I32,
+    I64,
+    LANES,
+    PTR,
+    Function,
+    IrValue,
+    Module,
+    Variable,
+    vector,
+)
 from ramify.gpu.native.math import gelu_tanh, silu, tanh
 
 PANEL = 64  # outputs
@@ -104,25 +117,51 @@ def emit_linear(module: Module, isa: Isa, epilogue: str) -> str:
     """A kernel. `epilogue`: "store", "add" to what OUT holds, "softcap"; gated "silu", "gelu_tanh"."""
     if epilogue not in _EPILOGUES:
         raise ValueError(f"a product has no ending {epilogue!r}: one of {_EPILOGUES}")
-    return emit_blocks(module, f"linear_{epilogue}", emit_tiles(module, isa, epilogue))
+    wide = [_emit_matrices(module, epilogue, blocks) for blocks in (1, 2)] if isa.matrices else []
+    tiles = emit_tiles(module, isa, epilogue, tallest=matrices.LEAST - 1 if wide else 6)
+    return emit_blocks(module, f"linear_{epilogue}", tiles, wide)
 
 
 Tiles = dict[int, Function]
 """By how many rows they take, in their order, from 1 on."""
 
 
-def emit_blocks(module: Module, name: str, tiles: Tiles) -> str:
-    """A kernel of tiles."""
+def emit_blocks(module: Module, name: str, tiles: Tiles, wide: Sequence[Function] = ()) -> str:
+    """A kernel of tiles. `wide`: for up to 16 rows and up to 32, where there are many."""
     f = Function(module, name, [PTR, I64, I64])
     args, begin, end = f.args
     rows = f.load(f.pointer(args, ROWS), I64)
     blocks = (rows + (ROW_BLOCK - 1)) // ROW_BLOCK
+    many = rows >= matrices.LEAST
+    if wide:
+        with f.when(many):
+            matrices.set_up(f)
     with f.loop(begin, end) as item:
         panel, block = item // blocks, item % blocks
-        first = block * ROW_BLOCK
-        walk_tiles(f, tiles, args, panel, first, f.smaller(first + ROW_BLOCK, rows))
+        first = f.var(block * ROW_BLOCK)
+        limit = f.smaller(first.get() + ROW_BLOCK, rows)
+        if wide:
+            _walk_wide(f, wide, args, panel, first, limit)
+        walk_tiles(f, tiles, args, panel, first.get(), limit)
+    if wide:
+        with f.when(many):
+            matrices.give_back(f)
     f.done()
     return f.name
+
+
+def _walk_wide(
+    f: Function, wide: Sequence[Function], args: IrValue, panel: IrValue, at: Variable, limit: IrValue
+) -> None:
+    """Multiply rows by the `wide` tiles, until few are left."""
+    with f.repeat() as leave:
+        begin, left = at.get(), limit - at.get()
+        leave(left < matrices.LEAST)
+        for tile, least, most in zip(wide, (matrices.LEAST, 17), (16, 32), strict=True):
+            with f.when((left >= least).both(left <= 16) if most == 16 else left >= least):
+                taken = f.smaller(left, f.i64(most))
+                f.invoke(tile, args, panel, begin, taken)
+                at.set(begin + taken)
 
 
 def walk_tiles(
@@ -140,10 +179,11 @@ def walk_tiles(
 
 
 def emit_tiles(
-    module: Module, isa: Isa, epilogue: str, rows_of: RowsOf | None = None, name: str = "tile"
-) -> Tiles:
+    module: Module, isa: Isa, epilogue: str, rows_of: RowsOf | None = None, name: str = "tile",
+    tallest: int = 6,
+) -> Tiles:  # fmt: skip
     """Tiles of some rows by a panel. `rows_of`: None: rows are read and written where they are."""
-    tallest = 6 if isa.registers >= 32 else 2
+    tallest = tallest if isa.registers >= 32 else 2
     return {
         rows: _emit_tile(module, isa, epilogue, rows, rows_of, f"{name}_{epilogue}_{rows}")
         for rows in range(1, tallest + 1)
@@ -171,6 +211,32 @@ def _emit_tile(
             values = [_scaled(f, args, panel * PANEL + q * LANES, scale, own)
                       for q, own in zip(group, sums[row], strict=True)]  # fmt: skip
             finish(f, args, epilogue, column, target, group, values)
+    f.done()
+    return f
+
+
+def _emit_matrices(module: Module, epilogue: str, blocks: int) -> Function:
+    """So many rows by one panel, in matrix registers, which take 16 at a time."""
+    f = Function(module, f"matrices_{epilogue}_{blocks}", [PTR, I64, I64, I64], private=True)
+    args, panel, first, count = f.args
+    steps, stride = f.word(args, STEPS), f.word(args, X_STRIDE)
+    x = f.at(f.pointer(args, X), first * stride, I8)
+    weight = f.at(f.pointer(args, WEIGHT), panel * steps * (4 * PANEL), I8)
+    for group in vector_groups(epilogue, _QUADS // blocks):
+        found = matrices.sums(f, x, stride, weight, steps, blocks, group)
+        base = f.at(f.pointer(args, SUMS), panel * PANEL, I32)
+        starts = [f.load(f.at(base, q * LANES, I32), _VI32) for q in group]
+        for block in range(blocks):
+            before = block * matrices.ROWS
+            with f.loop(0, f.smaller(count - before, f.i64(matrices.ROWS))) as row:
+                own = first + (row + before)
+                scale = f.load(f.at(f.pointer(args, SCALES), own, F32), F32)
+                values = []
+                for number, (q, start) in enumerate(zip(group, starts, strict=True)):
+                    at = row * LANES + (block * len(group) + number) * matrices.ROWS * LANES
+                    total_ = f.load(f.at(found, at, I32), _VI32) + start
+                    values.append(_scaled(f, args, panel * PANEL + q * LANES, scale, total_))
+                finish(f, args, epilogue, panel, own, group, values)
     f.done()
     return f
 
