@@ -233,8 +233,9 @@ class Engine:
             progress(what, done)
 
         report("reading the tokenizer", 0.0)
-        await self.front.load()
-        await self.core.load(group, self._core, report)
+        async with anyio.create_task_group() as tokenizer:  # the model is loaded meanwhile
+            tokenizer.start_soon(self.front.load)
+            await self.core.load(group, self._core, report)
 
     async def serve(self, group: TaskGroup) -> None:
         """Start the remaining actors, then be ready."""

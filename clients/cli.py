@@ -8,17 +8,20 @@ import argparse
 import difflib
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
-from ramify.clients.commands import bench, chat, info, replica, serve, store
 from ramify.clients.commands.screen import shown
 from ramify.protocol.errors import BadRequest, RamifyError, Unauthorized
+
+COMMANDS = ("serve", "replica", "chat", "info", "store", "bench")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    args = build_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = build_parser(words[:1]).parse_args(words)
     try:
         code: int = args.run(args)
     except RamifyError as error:
@@ -64,8 +67,8 @@ class _Parser(argparse.ArgumentParser):
             raise
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+def build_parser(first: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser of the whole command line; of one command alone, if that is the `first` word."""
     parser = cast(
         argparse.ArgumentParser,
         _Parser(
@@ -75,12 +78,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ramify {installed_version()}")
     commands: argparse._SubParsersAction[argparse.ArgumentParser]
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    serve.add_parser(commands)
-    replica.add_parser(commands)
-    chat.add_parser(commands)
-    info.add_parser(commands)
-    store.add_parser(commands)
-    bench.add_parser(commands)
+    for name in first if first and first[0] in COMMANDS else COMMANDS:  # a server imports no chat
+        import_module(f"ramify.clients.commands.{name}").add_parser(commands)
     return parser
 
 

@@ -5,15 +5,20 @@ threads, processes or event loops.
 """
 
 import importlib
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import msgspec
 
+from ramify.actors.layout import expects_cuda
 from ramify.gpu.executors.base import Executor, Follower
 from ramify.gpu.ranks.ring import RankPlace
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ConfigError
+
+_TRACING = "torch._meta_registrations"  # shapes of operators' results, written in Python
 
 ProgressCallback = Callable[[str, float], None]
 """Called with what is being done and how far it is, 0.0 to 1.0."""
@@ -68,6 +73,8 @@ def build(spec: ExecutorSpec, progress: ProgressCallback) -> Executor:
     """
     match spec:
         case ModelSpec(config):
+            if not expects_cuda(config.device):
+                _import_torch()
             from ramify.gpu.startup.load import load_executor
 
             return load_executor(config, progress)
@@ -81,6 +88,21 @@ def build(spec: ExecutorSpec, progress: ProgressCallback) -> Executor:
         case FactorySpec(factory, settings):
             executor: Executor = _factory(factory)(**settings)
             return executor
+
+
+def _import_torch() -> None:
+    """Without what its tracers alone need, a third of its import: that comes when it is asked for."""
+    if "torch" in sys.modules:
+        return
+    left_out = ModuleType(_TRACING)
+    sys.modules[_TRACING] = left_out
+    try:
+        torch = importlib.import_module("torch")
+    finally:
+        del sys.modules[_TRACING]
+    name = _TRACING.rpartition(".")[2]
+    if getattr(torch, name, None) is left_out:
+        delattr(torch, name)
 
 
 def build_rank(spec: ExecutorSpec, progress: ProgressCallback, place: RankPlace) -> Executor | Follower:

@@ -5,10 +5,12 @@ Pure. It does not know of chats.
 
 import json
 import re
+from itertools import accumulate
 from typing import Any, Literal
 
 import msgspec
 import tokenizers
+import tokenizers.models
 
 from ramify.protocol.errors import ModelError
 
@@ -35,9 +37,10 @@ def bytes_bound(backend: tokenizers.Tokenizer, table: list[bytes]) -> BytesBound
     added = backend.get_added_tokens_decoder().values()
     longest = max(max(map(len, table), default=0), *(len(t.content.encode()) for t in added), 4)
     strips = any(token.lstrip or token.rstrip for token in added)
-    model = json.loads(backend.to_str())["model"]
-    bytewise = model.get("byte_fallback") or '"ByteLevel"' in json.dumps(_state(backend.decoder))
-    if not bytewise and (model.get("fuse_unk") or model.get("type") != "BPE"):
+    model = backend.model
+    kept = isinstance(model, tokenizers.models.BPE)
+    bytewise = (kept and model.byte_fallback) or '"ByteLevel"' in json.dumps(_state(backend.decoder))
+    if not bytewise and (not kept or model.fuse_unk):
         return BytesBound(0, strips)  # one unknown token may stand for a whole word or text
     forms: list[Literal["NFC", "NFD", "NFKC", "NFKD"]] = []
     for step in _steps(_state(backend.normalizer)):
@@ -76,15 +79,15 @@ def bytes_of_ids(backend: tokenizers.Tokenizer, special: frozenset[int], at_leas
     table = [b""] * max(at_least, 1 + max([*vocab.values(), *added], default=-1))
     decoder = json.dumps(_state(backend.decoder), ensure_ascii=False)
     if '"ByteLevel"' in decoder:
-        to_bytes = _byte_level
+        to_bytes = _byte_level_all
     elif '"ByteFallback"' in decoder or "▁" in decoder:
-        to_bytes = _sentencepiece
+        to_bytes = _sentencepiece_all
     else:
         raise ModelError(
             f"tokenizer.json: decoder {decoder} is not supported (byte-level BPE and SentencePiece are)"
         )
-    for token, i in vocab.items():
-        table[i] = to_bytes(token)
+    for i, found in zip(vocab.values(), to_bytes(list(vocab)), strict=True):
+        table[i] = found
     for i, entry in added.items():
         table[i] = entry.content.encode()
     for i in special:
@@ -103,6 +106,16 @@ def _gpt2_byte_map() -> dict[int, str]:
 _GPT2_BYTES = _gpt2_byte_map()
 
 
+def _byte_level_all(tokens: list[str]) -> list[bytes]:
+    """Of each; in one go where all are byte-level tokens, whose characters are a byte each."""
+    try:
+        whole = "".join(tokens).translate(_GPT2_BYTES).encode("latin-1")
+    except UnicodeEncodeError:
+        return list(map(_byte_level, tokens))
+    ends = list(accumulate(map(len, tokens)))
+    return [whole[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
 def _byte_level(token: str) -> bytes:
     try:
         return token.translate(_GPT2_BYTES).encode("latin-1")
@@ -110,9 +123,11 @@ def _byte_level(token: str) -> bytes:
         return token.encode()
 
 
-def _sentencepiece(token: str) -> bytes:
-    byte = _BYTE_TOKEN.fullmatch(token)
-    return bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ").encode()
+def _sentencepiece_all(tokens: list[str]) -> list[bytes]:
+    found = [(token, _BYTE_TOKEN.fullmatch(token)) for token in tokens]
+    return [
+        bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ").encode() for token, byte in found
+    ]
 
 
 def without_prefix_space(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:

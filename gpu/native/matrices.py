@@ -1,9 +1,9 @@
-"""AMX: products of 16 or 32 rows by a panel in a CPU's matrix registers.
+"""AMX: products of up to 32 rows by a panel in a CPU's matrix registers.
 
-A register holds 16 rows of 64 bytes. The panels of `linear` are what it wants of weights, four inputs of 16
-outputs in a row, and the sums are the same integers as of every other instruction set. Linux gives a process
-the registers when it asks. They are set up for each call of a kernel, and given back behind it: a thread
-that holds none is put aside and taken up faster.
+A register holds 16 rows of 64 bytes. The panels of `linear` are what it wants of weights, four inputs of
+16 outputs in a row, and the sums are the same integers as with every other instruction set. Linux gives
+a process the registers when it asks. They are set up for each call of a kernel, and given back behind
+it: a thread that holds none is put aside and taken up faster.
 """
 
 import ctypes
@@ -50,7 +50,7 @@ def sums(
 ) -> IrValue:
     """int32 [blocks of rows][vectors][16 rows][16]: products of `x` with the vectors `group` of a panel.
 
-    x: unsigned bytes, ROWS * `blocks` rows; weight: signed ones. All must fit: blocks * vectors is 4 at most.
+    x: unsigned bytes, ROWS * `blocks` rows; weight: signed ones. Blocks times vectors are 4 at most.
     """
     results = [[block * len(group) + place for place in range(len(group))] for block in range(blocks)]
     inputs, panel = [*range(4, 4 + blocks)], [*range(4 + blocks, min(8, 4 + blocks + len(group)))]
@@ -69,9 +69,9 @@ def sums(
                 numbers = (results[block][number], own, register)
                 f.effect("llvm.x86.tdpbusd", *(_number(f, one) for one in numbers))
     out = f.scratch(I32, blocks * len(group) * ROWS * LANES)
-    for place, one in enumerate(each for row in results for each in row):
-        f.effect("llvm.x86.tilestored64", _number(f, one), f.at(out, place * ROWS * LANES, I32),
-                 f.i64(4 * LANES))  # fmt: skip
+    for one in range(blocks * len(group)):
+        place = f.at(out, one * ROWS * LANES, I32)
+        f.effect("llvm.x86.tilestored64", _number(f, one), place, f.i64(4 * LANES))
     return out
 
 

@@ -144,12 +144,14 @@ def _byte_level(use_regex: bool) -> dict[str, Any]:
 
 def _merges(file: GgufFile, known: set[str]) -> list[list[str]]:
     key = f"{_KEY}.merges"
-    merges = [each.split(" ") for each in file.entries(key, str)]
+    merges = []
+    for number, each in enumerate(file.entries(key, str)):
+        one, _, other = each.partition(" ")
+        if one not in known or other not in known or one + other not in known:
+            raise file.refused(f"{key}: entry {number} does not join two tokens to one that is there")
+        merges.append([one, other])
     if not merges:
         raise file.refused(f"{key} is missing: download another file")
-    for number, pair in enumerate(merges):
-        if len(pair) != 2 or not {*pair, "".join(pair)} <= known:
-            raise file.refused(f"{key}: entry {number} does not join two tokens to one that is there")
     return merges
 
 
