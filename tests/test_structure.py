@@ -47,7 +47,7 @@ SIZES = {
     "actors/tiers": (2, 3),
     "actors/tokenizer": (10, 23),
     "protocol": (37, 62),
-    "clients": (82, 136),
+    "clients": (83, 138),
     "gpu": (222, 361),
     "benchmarks": (41, 120),
 }

@@ -11,14 +11,34 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ramify.protocol.errors import BadRequest
+from ramify.protocol.pictures import MARK
 from ramify.protocol.wire import Append, ChatMessage, Op, Rollback, SegmentState
 
 
+class Attached(NamedTuple):
+    """A picture: the name of its file, and the file."""
+
+    name: str
+    data: bytes
+
+
 class Entry(NamedTuple):
-    """A message, and the position at which it (or the append it was part of) starts."""
+    """A message, and the position at which it (or the append it was part of) starts.
+
+    `pictures`: those of its marks, as far as they are known here.
+    """
 
     message: ChatMessage
     start: int
+    pictures: tuple[Attached, ...] = ()
+
+    @property
+    def named(self) -> ChatMessage:
+        """The message with the names of pictures in their places."""
+        first, *rest = self.message.content.split(MARK)
+        names = [f": {each.name}" for each in self.pictures] + [""] * len(rest)
+        told = [f"[picture{name}]{text}" for name, text in zip(names, rest, strict=False)]
+        return msgspec.structs.replace(self.message, content="".join([first, *told]))
 
 
 class BranchTranscript:
@@ -30,10 +50,21 @@ class BranchTranscript:
 
     @property
     def messages(self) -> list[ChatMessage]:
-        return [entry.message for entry in self.entries]
+        return [entry.named for entry in self.entries]
 
-    def add(self, role: Any, content: str, start: int) -> None:
-        self.entries.append(Entry(ChatMessage(role=role, content=content), start))
+    def add(self, role: Any, content: str, start: int, pictures: Sequence[Attached] = ()) -> None:
+        message = ChatMessage(role=role, content=MARK * len(pictures) + content)
+        self.entries.append(Entry(message, start, tuple(pictures)))
+
+    def recall(self, before: "BranchTranscript") -> None:
+        """Take over the pictures of the same messages, in order, of which a server tells no files."""
+        known = [entry for entry in before.entries if entry.pictures]
+        for at, entry in enumerate(self.entries):
+            if MARK in entry.message.content:
+                same = [each for each in known if each.message.content == entry.message.content]
+                for found in same[:1]:
+                    known.remove(found)
+                    self.entries[at] = entry._replace(pictures=found.pictures)
 
     def cut(self, to: int) -> None:
         """The branch was moved back to position `to`."""
@@ -49,12 +80,12 @@ def of_turns(turns: Sequence[SegmentState]) -> BranchTranscript:
     for i, turn in enumerate(turns):
         if turn.messages:
             found.entries += [Entry(message, turn.start) for message in turn.messages]
-        elif is_prompt(turns, i) or not turn.text:
+        elif is_prompt(turns, i) or not turn.text or _goes_on(turns, i):
             continue
         elif turn.role != "assistant":
             found.raw = True
         elif found.entries and found.entries[-1].message.role == "assistant" and not _answers(turns, i):
-            last, start = found.entries.pop()  # a turn that went on
+            last, start, _ = found.entries.pop()  # a turn that went on
             found.add("assistant", last.content + turn.text, start)
         else:
             found.add("assistant", turn.text, turn.start)
@@ -66,8 +97,15 @@ def is_prompt(turns: Sequence[SegmentState], i: int) -> bool:
     turn = turns[i]
     if turn.kind != "input" or turn.messages or turn.role != "assistant" or i == 0:
         return False
-    before = turns[i - 1]
-    return bool(before.messages) and before.op == turn.op
+    first = next(j for j in reversed(range(i)) if not _goes_on(turns, j))
+    return bool(turns[first].messages) and turns[first].op == turn.op
+
+
+def _goes_on(turns: Sequence[SegmentState], i: int) -> bool:
+    """Whether turn `i` is a piece of the message before it, which has pictures."""
+    turn, before = turns[i], turns[i - 1]
+    same = i > 0 and turn.op == before.op and turn.kind == before.kind == "input"
+    return same and not turn.messages and turn.role == before.role
 
 
 def _answers(turns: Sequence[SegmentState], i: int) -> bool:
@@ -84,6 +122,17 @@ def groups(messages: Sequence[ChatMessage]) -> list[list[ChatMessage]]:
         else:
             found.append([message])
     return found
+
+
+def appends(branch: str, entries: Sequence[Entry]) -> list[Append]:
+    """The ops that say them again; a picture whose file is not known is told by its name."""
+    told = [each.message if each.pictures else each.named for each in entries]
+    files, made = [each.data for entry in entries for each in entry.pictures], list[Append]()
+    for group in groups(told):
+        count = sum(message.content.count(MARK) for message in group)
+        shown, files = files[:count], files[count:]
+        made.append(Append(id=0, branch=branch, messages=group, images=shown))
+    return made
 
 
 def write(path: Path, model: str | None, branch: str, messages: Sequence[ChatMessage]) -> None:

@@ -5,7 +5,6 @@ remembers what was said, and when the server has lost the session it says that a
 does not know terminals, flags or sockets.
 """
 
-import difflib
 import json
 import shlex
 from collections.abc import Callable, Sequence
@@ -14,16 +13,19 @@ from pathlib import Path
 import msgspec
 
 from ramify.clients.commands import branch_transcript
-from ramify.clients.commands.branch_transcript import BranchTranscript
+from ramify.clients.commands.arguments import dropped, near, one, picture, words
+from ramify.clients.commands.branch_transcript import Attached, BranchTranscript, Entry
 from ramify.clients.commands.describe import describe, draw_tree, holding
 from ramify.clients.commands.options import USUAL, set_option
 from ramify.clients.commands.screen import Screen
 from ramify.clients.errors import SessionLost
 from ramify.clients.generation import Result
+from ramify.clients.images import Image
 from ramify.clients.options import GenerateOptions
 from ramify.clients.sync import SyncBranch, SyncGeneration, SyncReply, SyncSession
 from ramify.protocol.errors import BadRequest, Cancelled, RamifyError
-from ramify.protocol.wire import Append, ChatMessage, Fork, Generate
+from ramify.protocol.pictures import MARK, MOST_AT_ONCE
+from ramify.protocol.wire import ChatMessage, Fork, Generate
 
 ReadLine = Callable[[str], str | None]
 Renew = Callable[[], SyncSession]
@@ -41,6 +43,7 @@ HELP = """\
 /undo            take the last turn back
 /retry           answer the last message again; the answer before stays on a branch of its own
 /continue        go on with an answer that was cut
+/image FILE      a picture that goes with the next message, for a model that sees; or drop files here
 /set KEY VALUE   a generation option (temperature, max_tokens, ...); without VALUE: the default again
 /set regex R     what answers must be; also choices, json_schema (JSON), grammar; without R: anything
 /system TEXT     start this branch over with a system message
@@ -78,6 +81,7 @@ class ChatSession:
         self._imports = imports
         self._branch: SyncBranch = session.main
         self._said: dict[str, BranchTranscript] = {"main": BranchTranscript()}
+        self._pictures: list[Attached] = []  # that go with the next message
         self._stale: set[str] = set()  # branches whose transcript the server knows better
         self._commands: dict[str, Callable[[str], None]] = {
             "help": lambda _: screen.note(HELP),
@@ -87,6 +91,7 @@ class ChatSession:
             "undo": self._undo,
             "retry": self._retry,
             "continue": self._continue,
+            "image": self._attach,
             "set": self._set,
             "system": self.system,
             "save": self._save,
@@ -182,29 +187,42 @@ class ChatSession:
         """Handle one message or command; `quoted`: certainly a message. Raises RamifyError."""
         if not text.strip():
             return
+        if not quoted and (files := dropped(text)):
+            self._attach(shlex.join(files))
+            return
         name, _, rest = text.removeprefix("/").partition(" ")
         command = self._commands.get(name.strip())
         if quoted or not text.startswith("/") or (command is None and "\n" in text):
             self._say(text)
         elif command is None:
-            raise BadRequest(f"/{name} is no command{_near(name, self.commands)}: /help lists them")
+            raise BadRequest(f"/{name} is no command{near(name, self.commands)}: /help lists them")
         else:
             command(rest.strip())
 
     # --- turns ----------------------------------------------------------------------------------
 
     def _say(self, text: str) -> None:
-        said, start = self._transcript, self._branch.position or 0
-        generation = self._branch.chat(text, **self._options)
+        said, start, pictures = self._transcript, self._branch.position or 0, self._pictures
+        if pictures:
+            text = text.replace(MARK, "\ufffd")
+            shown = [Image(each.data) for each in pictures]
+            generation = self._branch.chat(text, images=shown, **self._options)
+        else:
+            generation = self._branch.chat(text, **self._options)
         try:
             result = self._show(generation)
         except KeyboardInterrupt:  # without a connection
             if generation.text:
-                said.add("user", text, start)
+                said.add("user", text, start, pictures)
                 said.add("assistant", generation.text, start)
             raise
+        except RamifyError:
+            if not self._lost:  # else it is said again
+                self._pictures = []
+            raise
+        self._pictures = []
         if result is not None:
-            said.add("user", text, start)
+            said.add("user", text, start, pictures)
             said.add("assistant", result.text, result.usage.prompt)
 
     def _show(self, generation: SyncGeneration) -> Result | None:
@@ -245,7 +263,9 @@ class ChatSession:
         for name in sorted(self._stale):
             try:
                 turns = self.session.branch(name).tree(text=True).turns or []
-                self._said[name] = branch_transcript.of_turns(turns)
+                said = branch_transcript.of_turns(turns)
+                said.recall(self._said.get(name, BranchTranscript()))
+                self._said[name] = said
             except RamifyError:
                 if self._lost:
                     raise
@@ -267,7 +287,7 @@ class ChatSession:
             for name, said in self._said.items():
                 if name != "main":
                     session.root(name)
-                self._put(session, name, said.messages)
+                self._put(session, name, said.entries)
         except BaseException:  # the next line tries again
             session.close()
             raise
@@ -279,10 +299,8 @@ class ChatSession:
             if said.raw:
                 self._screen.note(f"{name}: text that is no message is left out")
 
-    def _put(self, session: SyncSession, branch: str, messages: Sequence[ChatMessage]) -> None:
-        ops = [
-            Append(id=0, branch=branch, messages=group) for group in branch_transcript.groups(messages)
-        ]
+    def _put(self, session: SyncSession, branch: str, entries: Sequence[Entry]) -> None:
+        ops = branch_transcript.appends(branch, entries)
         for reply in [reply for op in ops for reply in session.send([op])]:
             assert isinstance(reply, SyncReply)
             reply.result()
@@ -290,13 +308,13 @@ class ChatSession:
     # --- commands -----------------------------------------------------------------------------
 
     def _fork(self, rest: str) -> None:
-        name = _one(rest, "/fork NAME")
+        name = one(rest, "/fork NAME")
         self._branch.fork(name)
         self._said[name] = self._transcript.copy()
         self._screen.note(f"{name} starts at token {self._branch.position}: /switch {name}")
 
     def _switch(self, rest: str) -> None:
-        name = _one(rest, "/switch NAME")
+        name = one(rest, "/switch NAME")
         if name not in self.branches:
             raise BadRequest(f"there is no branch {name!r}; there are {', '.join(self.branches)}")
         self._branch = self.session.branch(name)
@@ -356,8 +374,17 @@ class ChatSession:
         if self._branch.position:
             self._branch.rollback(to=0)
         self._stale.add(self._branch.name)
-        self._put(self.session, self._branch.name, messages)
+        self._put(self.session, self._branch.name, [Entry(each, 0) for each in messages])
         self._refresh()
+
+    def _attach(self, rest: str) -> None:
+        """Raises BadRequest, which names the file."""
+        for name in words(rest, "/image FILE"):
+            if len(self._pictures) >= MOST_AT_ONCE:
+                raise BadRequest(f"{name}: a message can have {MOST_AT_ONCE} pictures")
+            file, data = picture(name)
+            self._pictures.append(Attached(file, data))
+            self._screen.note(f"[picture: {file}] goes with the next message ({len(data):,} bytes)")
 
     def _set(self, rest: str) -> None:
         if not rest:
@@ -369,18 +396,19 @@ class ChatSession:
         set_option(self._options, name, value.strip())
 
     def _save(self, rest: str) -> None:
-        path = Path(_one(rest, "/save FILE")).expanduser()
+        path = Path(one(rest, "/save FILE")).expanduser()
         if path.suffix == WHOLE:
             self._save_whole(path)
             return
         said = branch_transcript.of_turns(self._branch.tree(text=True).turns or [])
+        said.recall(self._transcript)
         if said.raw:
             raise BadRequest("this branch holds text that is no message: it cannot be saved as messages")
         branch_transcript.write(path, self.session.model, self._branch.name, said.messages)
         self._screen.note(f"{len(said.messages)} messages in {path}")
 
     def _load(self, rest: str) -> None:
-        path = Path(_one(rest, "/load FILE")).expanduser()
+        path = Path(one(rest, "/load FILE")).expanduser()
         if path.suffix == WHOLE:
             self._load_whole(path)
             return
@@ -415,21 +443,3 @@ class ChatSession:
         self._branch = session.branch(name)
         self.learn()
         self._screen.note(f"branches of {path}: {', '.join(names)}; you are on {name}")
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(f"/{name}", known, n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
-
-
-def _one(rest: str, usage: str) -> str:
-    """The one argument of a command; spaces in it are quoted. Raises BadRequest."""
-    try:
-        words = shlex.split(rest)
-    except ValueError as error:
-        raise BadRequest(f"{rest}: {error}. Use {usage}") from None
-    if not any(words):
-        raise BadRequest(f"the name is missing: use {usage}")
-    if len(words) > 1:
-        raise BadRequest(f"use {usage}; a name with spaces goes in quotes: {shlex.quote(rest)}")
-    return words[0]

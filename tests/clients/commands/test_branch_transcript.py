@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from ramify.clients.commands import branch_transcript
+from ramify.clients.commands.branch_transcript import Attached
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.wire import ChatMessage, SegmentState
+from ramify.protocol.pictures import MARK
+from ramify.protocol.wire import ChatMessage, Rollback, SegmentState
 
 
 def turn(kind: Any, start: int, op: int, *said: tuple[Any, str], **fields: Any) -> SegmentState:
@@ -108,3 +110,37 @@ def test_files_that_hold_no_messages(text: str, fault: str, tmp_path: Path) -> N
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(BadRequest, match=fault):
         branch_transcript.read(tmp_path / "a.json")
+
+
+def test_a_message_with_pictures_is_one_and_is_said_again_with_them() -> None:
+    """A server shows it in pieces, and no files: those are known here."""
+    content = f"{MARK}{MARK}what?"
+    turns = [
+        SegmentState(
+            kind="input",
+            start=0,
+            end=3,
+            op=1,
+            role="user",
+            text="<",
+            messages=[ChatMessage(role="user", content=content)],
+        ),
+        *(
+            SegmentState(kind="input", start=3 + i, end=4 + i, op=1, role="user", text=text)
+            for i, text in enumerate((MARK, MARK, "what?>"))
+        ),
+        SegmentState(kind="input", start=6, end=7, op=1, role="assistant", text="<a>"),
+        SegmentState(kind="output", start=7, end=9, op=2, role="assistant", text="This."),
+    ]
+    found = branch_transcript.of_turns(turns)
+    assert not found.raw
+    assert [each.content for each in found.messages] == ["[picture][picture]what?", "This."]
+    assert branch_transcript.before_answer("main", turns) == [Rollback(id=0, branch="main", to=7)]
+    before = branch_transcript.BranchTranscript()
+    before.add("user", "what?", 0, [Attached("a.png", b"1"), Attached("b.png", b"2")])
+    found.recall(before)
+    assert found.messages[0].content == "[picture: a.png][picture: b.png]what?"
+    (again,) = branch_transcript.appends("main", found.entries)
+    assert again.images == [b"1", b"2"]
+    assert again.messages is not None
+    assert again.messages[0].content == content

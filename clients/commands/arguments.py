@@ -1,0 +1,64 @@
+"""Arguments of the slash commands of `ramify chat`: words, names, and files of pictures."""
+
+import difflib
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import unquote
+
+from ramify.clients.images import Image
+from ramify.protocol.errors import BadRequest
+from ramify.protocol.pictures import MOST_BYTES
+
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif")  # endings of files that may be dropped
+
+
+def near(name: str, known: Sequence[str]) -> str:
+    found = difflib.get_close_matches(f"/{name}", known, n=1)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def _path(word: str) -> Path:
+    """Of a word that may be an address of a file."""
+    return Path(unquote(word.removeprefix("file://")) if word.startswith("file://") else word)
+
+
+def dropped(text: str) -> list[str]:
+    """The files, if the text is nothing but paths of pictures, as terminals write them."""
+    try:
+        given = shlex.split(text)
+        paths = [_path(word) for word in given]
+        pictures = [path.suffix.lower() in PICTURES and path.is_absolute() for path in paths]
+        return given if given and all(pictures) and all(path.is_file() for path in paths) else []
+    except (ValueError, OSError):  # no words, or none that a path can be
+        return []
+
+
+def words(rest: str, usage: str) -> list[str]:
+    """The arguments of a command; spaces in one are quoted. Raises BadRequest."""
+    try:
+        given = shlex.split(rest)
+    except ValueError as error:
+        raise BadRequest(f"{rest}: {error}. Use {usage}") from None
+    if not any(given):
+        raise BadRequest(f"the name is missing: use {usage}")
+    return given
+
+
+def one(rest: str, usage: str) -> str:
+    """The one argument of a command. Raises BadRequest."""
+    given = words(rest, usage)
+    if len(given) > 1:
+        raise BadRequest(f"use {usage}; a name with spaces goes in quotes: {shlex.quote(rest)}")
+    return given[0]
+
+
+def picture(name: str) -> tuple[str, bytes]:
+    """The name and the bytes of a file. Raises BadRequest, which names it."""
+    path = _path(name).expanduser()
+    try:
+        if not 0 < path.stat().st_size <= MOST_BYTES:
+            raise BadRequest(f"{path} has not 1 to {MOST_BYTES} bytes")
+        return path.name, Image(path).data
+    except OSError as error:
+        raise BadRequest(f"{path}: {error.strerror}") from None
