@@ -26,6 +26,7 @@ import ramify
 from ramify.actors.tokenizer import fetching
 from ramify.clients.program import AsyncState, assistant, gen, image, program, user
 from ramify.protocol.pictures import FIRST, MARK, Picture, fitted
+from ramify.protocol.wire import ChatMessage
 from tests.e2e.test_real_model import llama
 from tests.gpu.vision.test_models import CASES, IDS, PROCESSOR, TEXT, TOWER, reference
 
@@ -228,6 +229,10 @@ async def test_the_client_and_programs(
         async with ramify.connect(served.engine.url) as session:
             said = await session.main.chat("And?", images=[ramify.Image(path)], **GREEDY)
             assert said.text == text(f"{MARK}And?", files[:1])
+            parts = [ChatMessage(role="user", content=f"{MARK}And?")]
+            async with ramify.connect(served.engine.url, template="strict") as strict:
+                await strict.main.append(messages=parts, images=[ramify.Image(path)])
+                assert (await strict.main.generate(**GREEDY)).text == said.text
             run = await two.using(session=session).arun()
             assert run.value == text(f"First {MARK} then {MARK}", files)
         monkeypatch.setenv("RAMIFY_URL", served.engine.url)

@@ -226,13 +226,13 @@ class BranchWriter:
         *,
         strict: bool,
     ) -> PendingAppend:
-        top = branch.segments.top
-        if strict and (op.images or (op.messages and top is not None and top.pixels)):
-            raise BadRequest(
-                'pictures need the template rule "append": this client opened with "strict"'
-            )
         if op.messages is not None and strict:
             parts, at = self.strict.append(branch, op.messages, tools, effort)
+            if any(each.picture is not None and each.end > at for each in branch.segments):
+                raise BadRequest(
+                    "the template now writes a turn with a picture otherwise than before: open with the "
+                    'rule "append", which leaves it as it is, or say the conversation on a new branch'
+                )
             return PendingAppend(parts, at == 0, self._after(branch, at), cut=at)
         tail, role, over_prompt = self._end(branch, op)
         at = branch.segments[-1].start if over_prompt else branch.position

@@ -1,8 +1,9 @@
 """Appends: tokenized like the whole, once per op, and only if it can fit."""
 
+from array import array
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,9 +13,12 @@ from ramify.actors.kit.turns import at_once
 from ramify.actors.session.branches.segments import Tail
 from ramify.actors.session.input.branch_writer import BranchWriter
 from ramify.actors.tokenizer import Tokenizer
+from ramify.actors.tokenizer.pictures import Shown
 from ramify.protocol import wire as w
 from ramify.protocol.errors import BadRequest, LimitExceeded, TooLong
+from ramify.protocol.pictures import FIRST, MARK, Picture
 from tests.actors.session.test_conversations import MOVES, SHORTENS, STRIPS, Chat, bytewise, user
+from tests.actors.tokenizer.test_pictures import SETTINGS
 from tests.actors.tokenizer.test_tokenizer import sentencepiece
 
 # The user's turn begins with a space, as in many Llama-2 chats; the answer ends with </s>.
@@ -612,3 +616,43 @@ def test_a_generation_behind_a_turn_without_its_end_begins_with_that() -> None:
     assert chat.branch.tail is Tail.PENDING
     chat.writer.open_turn(chat.branch, opened(chat))
     assert chat.branch.text() == "<u>Q</s><a>A</last><a>"
+
+
+def test_pictures_in_a_conversation_that_is_rendered_anew() -> None:
+    """They stay where they are while the template writes their turns as before; else that is refused."""
+    shown = Shown(Picture(64, 64, bytes(3 * 64 * 64)), array("i", [5, *range(FIRST, FIRST + 9), 6]))
+
+    def said(chat: Chat, number: int, text: str, *images: bytes) -> Any:
+        op = w.Append(id=number, messages=[user(text)], images=list(images))
+        prepared = chat.writer.prepare(chat.branch, op, strict=True, tools=None, room=9999)
+        at_once(chat.writer.apply(chat.branch, prepared, number))
+        return prepared
+
+    each = "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '</s>' }}{% endfor %}"
+    each += "{% if add_generation_prompt %}<assistant>{% endif %}"
+    chat = Chat(bytewise(each), strict=True)
+    chat.state.pictures = cast(
+        "Any", SimpleNamespace(settings=SETTINGS, each=lambda images: iter([shown] * len(images)))
+    )
+    said(chat, 1, f"a{MARK}b", b"1")
+    before = list(chat.branch.tokens())
+    assert before[before.index(5) : before.index(5) + 11] == list(shown.tokens)
+    chat.answer("c")
+    whole = list(chat.branch.tokens())
+    prepared = said(chat, 2, f"{MARK}?", b"2")
+    assert prepared.pending.cut >= len(whole) - 1
+    said(chat, 3, "so?")
+    found = list(chat.branch.tokens())
+    assert found[: len(before)] == before
+    assert [part.picture is not None for part in chat.branch.segments].count(True) == 2
+    with pytest.raises(BadRequest, match="shows 2 of 1"):
+        said(chat, 4, f"{MARK} and {MARK}", b"2")
+    again = Chat(
+        bytewise(each.replace("m.role +", "m.role + ('' if loop.last else ' before') +")), strict=True
+    )
+    again.state.pictures = chat.state.pictures
+    said(again, 1, f"a{MARK}b", b"1")
+    tokens = list(again.branch.tokens())
+    with pytest.raises(BadRequest, match='rule "append"'):
+        said(again, 2, "so?")
+    assert list(again.branch.tokens()) == tokens
