@@ -75,6 +75,10 @@ class _Process:
             return answer
         raise TimeoutError(f"it takes more than {seconds:g} s")
 
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
     def kill(self) -> None:
         """End it now. Again: no change."""
         if not self.ended:
@@ -131,6 +135,10 @@ class PictureDecoder:
         process = self._idle.get()
         answer: PictureDone | PictureRefused = PictureRefused("could not be decoded")
         try:
+            if process is not None and not process.alive:  # that is no fault of this picture
+                self._started.discard(process)
+                process.kill()
+                process = None
             if process is None:
                 process = _Process()
                 self._started.add(process)

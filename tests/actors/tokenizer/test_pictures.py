@@ -6,10 +6,11 @@ import zlib
 from collections.abc import Iterator
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
-from ramify.actors.tokenizer.pictures import PictureDecoder
+from ramify.actors.tokenizer.pictures import PROGRAM, PictureDecoder
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.pictures import FIRST, PictureSettings
 
@@ -107,6 +108,18 @@ def test_formats_and_what_is_made_of_them(decoder: PictureDecoder) -> None:
     assert (turned.picture.width, turned.picture.height) == (24, 40)
     for mode in ("L", "P", "RGBA", "1", "LA", "I;16"):
         assert decoder.decode(file("PNG", mode=mode), "images[0]").picture.width == 40
+
+
+def test_a_process_that_has_died_is_replaced(decoder: PictureDecoder) -> None:
+    """The next picture is seen all the same."""
+    expected = decoder.decode(file("PNG"), "images[0]")
+    died = [each for each in psutil.Process().children() if PROGRAM in each.cmdline()]
+    assert died
+    for each in died:
+        each.kill()
+    psutil.wait_procs(died, 0.5)
+    for _ in range(3):
+        assert decoder.decode(file("PNG"), "images[0]") == expected
 
 
 def test_what_takes_too_long_is_ended() -> None:
