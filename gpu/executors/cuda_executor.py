@@ -20,7 +20,7 @@ from ramify.gpu.drafting.device import DeviceDrafter
 from ramify.gpu.drafting.device_drafts import DeviceDrafts
 from ramify.gpu.executors.base import Counters
 from ramify.gpu.executors.launched_step import DraftedLines, LaunchedStep, Obeyed
-from ramify.gpu.kv.cuda_blocks import device_blocks
+from ramify.gpu.kv.cuda_blocks import Loaded, device_blocks
 from ramify.gpu.kv.layout import KVPool, copy_pages
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.base import ShownPictures
@@ -347,13 +347,15 @@ class CudaExecutor:
             sent = self._unsampled.send(entry, rows=rows, tokens=tokens)
             self._last.index_copy_(0, sent["rows"], sent["tokens"])
 
-    def _move(self, entry: int, clock: StepClock, plan: StepPlan) -> Callable[[], list[int]] | None:
+    def _move(self, entry: int, clock: StepClock, plan: StepPlan) -> Loaded | None:
         """Save blocks, copy pages and load blocks, ahead of all that writes a page. Returns what tells,
         once the step is over, the slots of blocks that could not be loaded.
         """
         lost = None
-        if self._blocks is not None and plan.saves:
-            self._blocks.save(plan.saves)
+        if self._blocks is not None:
+            self._blocks.begin()
+            if plan.saves:
+                self._blocks.save(plan.saves)
         self._copy_pages(entry)
         if self._blocks is not None and plan.loads:
             lost = self._blocks.load(plan.loads)

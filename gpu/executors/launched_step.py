@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ramify.gpu.executors.base import bad_logits
+from ramify.gpu.kv.cuda_blocks import Loaded
 from ramify.gpu.sampling.acceptance import AcceptedTokens, packed_rows
 from ramify.gpu.sampling.cuda_sampler import token_logprobs
 from ramify.gpu.sampling.triton_logprobs import WORDS
@@ -68,7 +69,7 @@ class LaunchedStep:
     more: Int32s | None  # lines of `logprobs_into`, of the rows that asked; then float32[K] scores
     drafted: DraftedLines | None = None
     constrained: "Obeyed | None" = None
-    lost: Callable[[], list[int]] | None = None  # slots of blocks that could not be loaded
+    lost: Loaded | None = None
     towers: int = 0  # pictures that the tower ran for it
     _elapsed_us: int | None = None
     _late_us: int = 0
@@ -120,14 +121,15 @@ class LaunchedStep:
             if len(words):
                 words = words[kept[asked > 0]]
             tokens, asked, forced = tokens[kept], asked[kept], forced[kept]
+        lost, beside_us = (list[int](), 0) if self.lost is None else self.lost()
         result = StepResult(
             step=self.number,
             tokens=tokens.tobytes(),
             computed=self.step.computed,
             elapsed_us=elapsed_us,
             late_us=self._late_us,
-            lost=b"" if self.lost is None else pack(self.lost()),
-            load_us=self._moved_us,
+            lost=pack(lost) if lost else b"",
+            load_us=self._moved_us + beside_us,
             towers=self.towers,
             logprobs=token_logprobs(words, asked) if len(words) else [],
             scores=scores.tobytes(),

@@ -2,9 +2,9 @@
 
 A step gathers what it saves into a chunk of device memory, and takes its seals there. So its pages
 are free at once, while the copy engine brings the chunk to the host on a stream of its own. What is
-loaded comes the other way: the copy begins as soon as its plan is launched, while the step before it
-still runs. Then the step compares the seals and writes the pages. Whether they are what was saved is
-known with the step's result; until then nobody reads these pages.
+loaded comes on that stream, too: it is copied to a chunk, checked and written to its pages while the
+step runs. Whether it is what was saved is known with the step's result; until then nobody reads these
+pages, and the next step waits before it writes any.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -16,12 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.gpu.kv.blocks import HostBlocks, block_bytes, words
-from ramify.gpu.kv.host_memory import HostMemory, key_part, seal_weights
+from ramify.gpu.kv.blocks import HostBlocks, block_bytes
+from ramify.gpu.kv.host_memory import HostMemory, key_part
 from ramify.gpu.kv.layout import KVPool
+from ramify.gpu.kv.triton_blocks import move_blocks, slot_words
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import MovedBlock
 
+# Waits for the copies: the slots of blocks that are not what was saved, and the microseconds they took
+# beside the step
+Loaded = Callable[[], tuple[list[int], int]]
 _CHUNK_BYTES = 64 << 20  # of blocks that are gathered at once
 
 
@@ -40,7 +44,7 @@ class CudaBlocks:
     def __init__(self, pool: KVPool, count: int) -> None:
         device = pool.memory[0].device
         self._page_size, self._padding, self._device = pool.page_size, pool.padding_slot, device
-        self._memory = [words(tensor) for tensor in pool.memory]  # [layers, slots, ...]
+        self._memory = [slot_words(tensor) for tensor in pool.memory]
         size = block_bytes(pool)
         self.host = HostMemory(count, size)
         self.bytes = torch.from_numpy(self.host.blocks)
@@ -52,31 +56,46 @@ class CudaBlocks:
             raise ModelError(
                 f"--kv-host: {nbytes} bytes cannot be pinned (CUDA says {failed}); give less"
             )
-        self._weights = torch.from_numpy(seal_weights(size)).to(device)
         self._room = max(1, min(32, _CHUNK_BYTES // size))
         self._chunks = [_Chunk(self._room, size, device) for _ in range(4)]
         self._next = 0
         self._steps = torch.cuda.current_stream(device)
         self._copies = torch.cuda.Stream(device)
         self._ready = torch.cuda.Event()
+        self._loading: torch.cuda.Event | None = None
+
+    def begin(self) -> None:
+        """A step is about to be launched: what the last one loads is written before it runs, as another
+        request may have its pages by then.
+        """
+        if self._loading is not None:
+            self._steps.wait_event(self._loading)
+            self._loading = None
 
     def save(self, blocks: Sequence[MovedBlock]) -> None:
         """Copy the pages of each block to its slot."""
         for at in range(0, len(blocks), self._room):
             self._save(blocks[at : at + self._room])
 
-    def load(self, blocks: Sequence[MovedBlock]) -> Callable[[], list[int]]:
-        """Copy each block to its pages, and check it. Returns what tells, once the step is over, the
-        slots of those that are not what was saved.
-        """
-        found = [self._load(blocks[at : at + self._room]) for at in range(0, len(blocks), self._room)]
-        right = torch.cat(found)
-        told = torch.empty(len(right), dtype=torch.bool, pin_memory=True)
-        told.copy_(right, non_blocking=True)
+    def load(self, blocks: Sequence[MovedBlock]) -> Loaded:
+        """Copy each block to its pages beside the step, and check it."""
+        self._ready.record(self._steps)
+        self._copies.wait_event(self._ready)  # whoever used these pages has run
+        told = torch.empty(len(blocks), dtype=torch.bool, pin_memory=True)
+        with torch.cuda.stream(self._copies):
+            begin, loaded = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record(self._copies)
+            parts = range(0, len(blocks), self._room)
+            right = torch.cat([self._load(blocks[at : at + self._room]) for at in parts])
+            told.copy_(right, non_blocking=True)
+            loaded.record(self._copies)
+        self._loading = loaded
         slots = [block.slot for block in blocks]
 
-        def lost() -> list[int]:
-            return [slot for slot, whole in zip(slots, told.tolist(), strict=True) if not whole]
+        def lost() -> tuple[list[int], int]:
+            loaded.synchronize()
+            wrong = [slot for slot, whole in zip(slots, told.tolist(), strict=True) if not whole]
+            return wrong, int(1e3 * begin.elapsed_time(loaded))
 
         return lost
 
@@ -89,17 +108,13 @@ class CudaBlocks:
     def _save(self, blocks: Sequence[MovedBlock]) -> None:
         chunk, count = self._take(), len(blocks)
         self._steps.wait_event(chunk.used)
-        places, own, at = self._places(blocks), chunk.bytes[:count], 0
-        for tensor in self._memory:
-            part = tensor.index_select(1, places).unflatten(1, (count, -1)).transpose(0, 1)
-            size = part[0].numel() * part.itemsize
-            own[:, at : at + size].view(part.dtype).view(part.shape).copy_(part)
-            at += size
-        chunk.seals[:count] = self._sealed(blocks, own)
+        own, seals = chunk.bytes[:count], chunk.seals[:count]
+        seals.copy_(self._keys(blocks))
+        move_blocks(self._memory, self._places(blocks), own.view(torch.int64), seals, save=True)
         self._ready.record(self._steps)
         self._copies.wait_event(self._ready)
         with torch.cuda.stream(self._copies):
-            for block, part, seal in zip(blocks, own, chunk.seals[:count], strict=True):
+            for block, part, seal in zip(blocks, own, seals, strict=True):
                 self.bytes[block.slot].copy_(part, non_blocking=True)
                 self._seals[block.slot].copy_(seal, non_blocking=True)
         chunk.used.record(self._copies)
@@ -108,22 +123,14 @@ class CudaBlocks:
         """bool[n]: which of them are what was saved."""
         chunk, count = self._take(), len(blocks)
         self._copies.wait_event(chunk.used)
-        own, at = chunk.bytes[:count], 0
-        with torch.cuda.stream(self._copies):
-            for block, part, seal in zip(blocks, own, chunk.seals[:count], strict=True):
-                part.copy_(self.bytes[block.slot], non_blocking=True)
-                seal.copy_(self._seals[block.slot], non_blocking=True)
-        self._ready.record(self._copies)
-        places = self._places(blocks)
-        self._steps.wait_event(self._ready)
-        right = self._sealed(blocks, own) == chunk.seals[:count]
-        for tensor in self._memory:
-            shape = count, len(tensor), len(places) // count, *tensor.shape[2:]
-            size = tensor[:, 0].numel() * tensor.itemsize * shape[2]
-            part = own[:, at : at + size].view(tensor.dtype).view(shape)
-            tensor.index_copy_(1, places, part.transpose(0, 1).flatten(1, 2))
-            at += size
-        chunk.used.record(self._steps)
+        own, seals = chunk.bytes[:count], chunk.seals[:count]
+        for block, part, seal in zip(blocks, own, seals, strict=True):
+            part.copy_(self.bytes[block.slot], non_blocking=True)
+            seal.copy_(self._seals[block.slot], non_blocking=True)
+        sums = self._keys(blocks)
+        move_blocks(self._memory, self._places(blocks), own.view(torch.int64), sums, save=False)
+        right = sums == seals
+        chunk.used.record(self._copies)
         return right
 
     def _take(self) -> _Chunk:
@@ -138,11 +145,10 @@ class CudaBlocks:
         places[pages < 0] = self._padding
         return torch.from_numpy(places.reshape(-1)).to(self._device, non_blocking=True)
 
-    def _sealed(self, blocks: Sequence[MovedBlock], own: Tensor) -> Tensor:
-        """int64[n]: the seals of these bytes under the blocks' keys."""
+    def _keys(self, blocks: Sequence[MovedBlock]) -> Tensor:
+        """int64[n]: what their keys add to the seals."""
         keys = torch.tensor([key_part(block.key) for block in blocks])
-        sums = torch.stack([(each.view(torch.int64) * self._weights).sum() for each in own])
-        return sums + keys.to(self._device, non_blocking=True)
+        return keys.to(self._device, non_blocking=True)
 
 
 class HostMoves:
@@ -152,12 +158,15 @@ class HostMoves:
         self._blocks = HostBlocks(pool, count)
         self.host = self._blocks.host
 
+    def begin(self) -> None:
+        """Nothing is under way between calls."""
+
     def save(self, blocks: Sequence[MovedBlock]) -> None:
         self._blocks.save(blocks)
 
-    def load(self, blocks: Sequence[MovedBlock]) -> Callable[[], list[int]]:
+    def load(self, blocks: Sequence[MovedBlock]) -> Loaded:
         lost = self._blocks.load(blocks)
-        return lambda: lost
+        return lambda: (lost, 0)
 
     def close(self) -> None:
         self._blocks.close()

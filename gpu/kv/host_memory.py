@@ -23,21 +23,21 @@ from ramify.protocol.plan import ExecutorInfo
 Words = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
-_FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # odd
+FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # odd
 _PAGE = 4096
 
 
 def seal_weights(size: int) -> Words:
     """Odd numbers, so that no change of one word of `size` bytes keeps the sum. int64[size // 8]"""
     with np.errstate(over="ignore"):
-        weights: Words = (np.arange(1, size // 8 + 1, dtype=np.int64) * np.int64(_FACTOR)) | 1
+        weights: Words = (np.arange(1, size // 8 + 1, dtype=np.int64) * np.int64(FACTOR)) | 1
     return weights
 
 
 def key_part(key: bytes) -> int:
     """What a key of 16 bytes adds to its block's seal, as an int64."""
     first, second = (int.from_bytes(part, "little") for part in (key[:8], key[8:16]))
-    total = (first + second * _FACTOR) % (1 << 64)
+    total = (first + second * FACTOR) % (1 << 64)
     return total - (1 << 64) if total >> 63 else total
 
 
