@@ -27,6 +27,7 @@ from ramify.actors.tokenizer import fetching
 from ramify.clients.program import AsyncState, assistant, gen, image, program, user
 from ramify.protocol.pictures import FIRST, MARK, Picture, fitted
 from ramify.protocol.wire import ChatMessage
+from tests.e2e.test_other_clients import FOLDER, NODE, run
 from tests.e2e.test_real_model import llama
 from tests.gpu.vision.test_models import CASES, IDS, PROCESSOR, TEXT, TOWER, reference
 
@@ -241,7 +242,7 @@ async def test_the_client_and_programs(
     assert "seen before:" in capsys.readouterr().out
 
 
-async def test_other_clients(serving: Any, seeing: tuple[Path, Any]) -> None:
+async def test_other_clients(serving: Any, seeing: tuple[Path, Any], tmp_path: Path) -> None:
     """The `openai` and `ollama` packages, `anthropic` where it is; the AI SDK's frames by hand."""
     openai = pytest.importorskip("openai")
     folder, model = seeing
@@ -291,6 +292,11 @@ async def test_other_clients(serving: Any, seeing: tuple[Path, Any]) -> None:
                     chunks = [each.get("chunk", {}) for each in frames]
                     assert "".join(each.get("delta", "") for each in chunks) == text(f"{MARK}what?")
         await asyncio.to_thread(ollama_and_anthropic, served.http, name, data, cut, text)
+        (tmp_path / "a.png").write_bytes(picture)
+        for way, answer in (
+            await asyncio.to_thread(ai_sdk, served.http, name, tmp_path / "a.png")
+        ).items():
+            assert answer == text(f"{MARK}\nwhat?" if way == "messages" else f"{MARK}what?"), way
 
 
 AI_SENT: Any = {
@@ -371,6 +377,15 @@ def ollama_and_anthropic(http: str, name: str, data: str, cut: str, text: Callab
             theirs.messages.create(**{**asked, "messages": results})
         result["content"] = [block, block]
         assert theirs.messages.create(**{**asked, "messages": results}).usage.output_tokens
+
+
+def ai_sdk(http: str, name: str, path: Path) -> dict[str, str]:
+    """What the packages of the AI SDK were answered, where they are (see `test_other_clients`)."""
+    if NODE is None or not (FOLDER / "node_modules" / "@ai-sdk/anthropic").exists():
+        return {}
+    program = EXAMPLES.parent / "tests/e2e/programs/pictures_with_ai_sdk.mjs"
+    said = run(NODE, str(program), f"{http}/v1", name, str(FOLDER), str(path))
+    return dict(json.loads(line) for line in said.splitlines())
 
 
 def posted(url: str, body: dict[str, Any]) -> Any:

@@ -11,6 +11,9 @@ import { BadRequest } from "./errors.js";
 /** @import { ChatMessage } from "./protocol.js" */
 /** @import { TextDelta } from "./stream.js" */
 
+/** @typedef {ChatMessage & {images?: string[]}} Turn  A turn with its pictures: files in base64, or addresses that are. */
+
+const MARK = "\ufffc"; // where a picture stands in text
 const RESULTS = ["output-available", "output-error", "output-denied"];
 /** @type {Record<string, "stop" | "length" | "tool-calls">} */
 const FINISH = { stop: "stop", length: "length", tool: "tool-calls", deadline: "length" };
@@ -18,14 +21,19 @@ const FINISH = { stop: "stop", length: "length", tool: "tool-calls", deadline: "
 /**
  * The conversation as chat turns. Calls that have no result yet are left out. Throws BadRequest that names the place.
  *
- * @param {UIMessage[]} messages @param {string} [system] @returns {ChatMessage[]}
+ * @param {UIMessage[]} messages @param {string} [system] @returns {Turn[]}
  */
 export function turnsOf(messages, system) {
-  /** @type {ChatMessage[]} */
+  /** @type {Turn[]} */
   const turns = system ? [{ role: "system", content: system }] : [];
   messages.forEach(({ role, parts }, i) => {
     if (role === "assistant") turns.push(...assistant(parts));
-    else turns.push({ role, content: parts.map((part, j) => said(part, `messages[${i}].parts[${j}]`)).join("") });
+    else {
+      /** @type {string[]} */ const images = [];
+      const pieces = parts.map((part, j) => said(part, `messages[${i}].parts[${j}]`, images));
+      if (!images.length) turns.push({ role, content: pieces.join("") });
+      else turns.push({ role, content: pieces.map((piece) => (piece === MARK ? piece : piece.replaceAll(MARK, "\ufffd"))).join(""), images });
+    }
   });
   return turns;
 }
@@ -70,14 +78,25 @@ function resultOf({ state, output, errorText }) {
   return typeof output === "string" ? output : JSON.stringify(output ?? null);
 }
 
-/** @param {any} part @param {string} where */
-function said(part, where) {
-  if (part.type === "text") return part.text;
+/** @param {any} part @param {string} where @param {string[]} images  which its picture joins */
+function said(part, where, images) {
+  if (part.type === "text") return part.text === MARK ? "\ufffd" : part.text;
   if (part.type !== "file") return ""; // for the eye: data-*, sources
+  const picture = part.mediaType?.startsWith("image/") && pictureOf(part.url ?? "");
+  if (picture) {
+    images.push(picture);
+    return MARK;
+  }
   if (!part.mediaType?.startsWith("text") || !part.url?.startsWith("data:")) {
-    throw new BadRequest(`\`${where}\` is a file of the type ${part.mediaType}: the model reads text alone. Send text files as data URLs`);
+    throw new BadRequest(`\`${where}\` is a file of the type ${part.mediaType}: send text files and pictures as data URLs`);
   }
   return `\n\n${part.filename ?? "File"}:\n${fromDataUrl(part.url)}`;
+}
+
+/** The file, or the address of one that the server may fetch, in base64; "": neither. @param {string} url */
+function pictureOf(url) {
+  if (/^https?:\/\/[!-~]+$/i.test(url)) return btoa(url);
+  return /^data:image\/[a-z]+;base64,([A-Za-z0-9+/]+={0,2})$/.exec(url)?.[1] ?? "";
 }
 
 /** @param {string} url */

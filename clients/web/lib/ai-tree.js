@@ -3,7 +3,7 @@
  * conversations part, and nothing is computed or sent twice. Pure.
  */
 
-/** @import { ChatMessage } from "./protocol.js" */
+/** @import { Turn } from "./ai-messages.js" */
 
 /** A turn that a branch holds: up to `position`, which is undefined while it is being appended. */
 export class Place {
@@ -31,7 +31,7 @@ export class Turns {
    * Where a conversation goes on: the place of the last turn that is known with its position, and how many turns
    * that are.
    *
-   * @param {ChatMessage[]} turns @returns {{place: Place | null, known: number}}
+   * @param {Turn[]} turns @returns {{place: Place | null, known: number}}
    */
   find(turns) {
     let [place, found, known] = [this.#root, /** @type {Place | null} */ (null), 0];
@@ -44,7 +44,7 @@ export class Turns {
     return { place: found, known };
   }
 
-  /** A conversation's last turn is on this branch; `position` may come later. @param {ChatMessage[]} turns
+  /** A conversation's last turn is on this branch; `position` may come later. @param {Turn[]} turns
    *  @param {string} branch @param {number} [position] */
   add(turns, branch, position) {
     let place = this.#root;
@@ -89,7 +89,7 @@ export class Turns {
   }
 }
 
-/** What makes two turns the same. @param {ChatMessage} turn */
-function key({ role, content = "", tool_calls: calls, tool_call_id: id }) {
-  return JSON.stringify([role, content, calls ?? null, id ?? null]);
+/** What makes two turns the same. @param {Turn} turn */
+function key({ role, content = "", tool_calls: calls, tool_call_id: id, images }) {
+  return JSON.stringify([role, content, calls ?? null, id ?? null, images ?? null]);
 }

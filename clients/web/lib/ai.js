@@ -17,7 +17,8 @@ import { connect } from "./session.js";
 
 /** @import { ChatTransport, UIMessage, UIMessageChunk } from "ai" */
 /** @import { Generation } from "./generation.js" */
-/** @import { ChatMessage, GenerateFields } from "./protocol.js" */
+/** @import { GenerateFields } from "./protocol.js" */
+/** @import { Turn } from "./ai-messages.js" */
 /** @import { Abortable, Options, Session, Short } from "./session.js" */
 
 /**
@@ -166,7 +167,7 @@ export class RamifyChatTransport {
 
   // ---
 
-  /** Append what is new, and generate, in one frame. @param {ChatMessage[]} turns
+  /** Append what is new, and generate, in one frame. @param {Turn[]} turns
    *  @param {GenerateFields & Short & Abortable} fields */
   #ask(turns, fields) {
     const { session } = this;
@@ -180,7 +181,9 @@ export class RamifyChatTransport {
       }
       this.#turns.use(branch);
       for (const [begin, end] of groups(turns, known)) {
-        const appended = session.append(turns.slice(begin, end), { branch });
+        const told = turns.slice(begin, end);
+        const images = told.flatMap((turn) => turn.images ?? []);
+        const appended = session.append(told.map(({ images: _, ...turn }) => turn), { branch, ...(images.length && { images }) });
         asked.push(appended.then(({ position }) => { this.#turns.add(turns.slice(0, end), branch, position); }));
       }
       const generation = session.generate({ ...fields, branch });
@@ -198,7 +201,7 @@ export class RamifyChatTransport {
     return [...this.#answers.values()].some((answer) => answer.branch === branch);
   }
 
-  /** Read a generation to its end. @param {string} chatId @param {Answer} answer @param {ChatMessage[] | null} turns */
+  /** Read a generation to its end. @param {string} chatId @param {Answer} answer @param {Turn[] | null} turns */
   async #follow(chatId, answer, turns) {
     const { branch, generation, chunker } = answer;
     this.#answers.set(chatId, answer);
@@ -239,7 +242,7 @@ function place(chatId) {
   return `ramify chat ${chatId}`;
 }
 
-/** What is appended at once: one turn, but all results of one step. @param {ChatMessage[]} turns @param {number} from
+/** What is appended at once: one turn, but all results of one step. @param {Turn[]} turns @param {number} from
  *  @returns {[number, number][]} */
 function groups(turns, from) {
   /** @type {[number, number][]} */

@@ -59,6 +59,9 @@ test("user messages: text, text files, and what no model reads", () => {
   for (const [type, url] of [["image/png", "data:,x"], ["text/plain", "https://h/x"]]) {
     assert.throws(() => turnsOf(file(type, url)), (error) => error instanceof BadRequest && /messages\[0\]\.parts\[1\]/.test(error.message));
   }
+  const pictures = ["data:image/png;base64,aWNvbg==", "https://h/x.png"].map((url) => ({ type: "file", mediaType: "image/png", url }));
+  assert.deepEqual(turnsOf([{ role: "user", parts: [{ type: "text", text: "a\ufffcb" }, ...pictures, { type: "text", text: "\ufffc" }] }]),
+    [{ role: "user", content: "a\ufffdb\ufffc\ufffc\ufffd", images: ["aWNvbg==", btoa("https://h/x.png")] }]);
   assert.equal(turnsOf([{ role: "user", parts: [{ type: "data-x", data: 1 }, { type: "text", text: "a" }] }])[0].content, "a");
 });
 

@@ -7,12 +7,15 @@ import type { UIMessage, UIMessageChunk } from "ai";
 import type { Result } from "./generation.js";
 import type { ChatMessage } from "./protocol.js";
 import type { TextDelta } from "./stream.js";
+export type Turn = ChatMessage & {
+    images?: string[];
+};
 /**
  * The conversation as chat turns. Calls that have no result yet are left out. Throws BadRequest that names the place.
  *
- * @param {UIMessage[]} messages @param {string} [system] @returns {ChatMessage[]}
+ * @param {UIMessage[]} messages @param {string} [system] @returns {Turn[]}
  */
-export declare function turnsOf(messages: UIMessage[], system?: string): ChatMessage[];
+export declare function turnsOf(messages: UIMessage[], system?: string): Turn[];
 /** Makes chunks of one generation. The session must have been opened with `parts`. */
 export declare class Chunker {
     #private;

@@ -2,8 +2,8 @@
  * Which branch holds which conversation: a trie of chat turns, so that an edit or a retry goes on where the
  * conversations part, and nothing is computed or sent twice. Pure.
  */
-import type { ChatMessage } from "./protocol.js";
-/** @import { ChatMessage } from "./protocol.js" */
+import type { Turn } from "./ai-messages.js";
+/** @import { Turn } from "./ai-messages.js" */
 /** A turn that a branch holds: up to `position`, which is undefined while it is being appended. */
 export declare class Place {
     branch: string;
@@ -21,15 +21,15 @@ export declare class Turns {
      * Where a conversation goes on: the place of the last turn that is known with its position, and how many turns
      * that are.
      *
-     * @param {ChatMessage[]} turns @returns {{place: Place | null, known: number}}
+     * @param {Turn[]} turns @returns {{place: Place | null, known: number}}
      */
-    find(turns: ChatMessage[]): {
+    find(turns: Turn[]): {
         place: Place | null;
         known: number;
     };
-    /** A conversation's last turn is on this branch; `position` may come later. @param {ChatMessage[]} turns
+    /** A conversation's last turn is on this branch; `position` may come later. @param {Turn[]} turns
      *  @param {string} branch @param {number} [position] */
-    add(turns: ChatMessage[], branch: string, position?: number): Place;
+    add(turns: Turn[], branch: string, position?: number): Place;
     /** A branch is needed now. @param {string} branch */
     use(branch: string): void;
     /** The branch that was not used for longest, but for those that are `kept`. @param {Set<string>} kept */
