@@ -62,7 +62,7 @@ class CacheActor:
         self._clock: Clock = clock if clock is not None else MonotonicClock()
         self._check_idle = check_idle
         self._disk = disk
-        self._extended: OrderedDict[int, None] = OrderedDict()  # branches whose blocks may be fetched
+        self._extended: OrderedDict[int, None] = OrderedDict()  # or forked: their blocks may be fetched
         self._timer: Timer | None = None  # for who waits for the disk
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -138,8 +138,12 @@ class CacheActor:
 
     def _extend(self, message: m.ExtendBranch) -> None:
         self.cache.extend_branch(message)
+        self._wanted([message.branch])
+
+    def _wanted(self, branches: list[int]) -> None:
+        """Somebody will go on from here soon: their blocks may be fetched from the disk."""
         if self._disk is not None:
-            self._extended[message.branch] = None
+            self._extended.update(dict.fromkeys(branches))
 
     def _renew(self, message: m.RenewPool) -> None:
         count = message.state_slots or message.window_pages
@@ -160,6 +164,7 @@ class CacheActor:
                 cache.open_branch(message)
             case m.ForkBranch():
                 cache.fork_branch(message)
+                self._wanted(message.children[:1])  # all of them begin at one place
             case m.MoveBranch():
                 cache.move_branch(message)
             case m.RetainBranches():

@@ -1,5 +1,7 @@
 """The shell: replies go where they belong, in order; failures are not swallowed."""
 
+from collections.abc import Iterable
+
 import anyio
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from ramify.actors.cache.actor import CacheActor
 from ramify.actors.cache.branches import UnknownBranch
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import IntegrityError
+from ramify.actors.cache.on_disk import OnDisk
 from ramify.actors.kit.blocks import BlockHasher, seed
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.fanout import FanOut, Router
@@ -69,6 +72,36 @@ async def test_every_message_and_its_reply() -> None:
     assert granted.referenced == 5
     assert (settled.free, settled.evictable, settled.referenced) == (4, 4, 0)
     assert wired.session.drain_nowait() == [m.Inspected(42, [3, 2, -1])]
+
+
+async def test_a_fork_that_is_announced_fetches_what_the_disk_has_of_its_prefix() -> None:
+    first = RadixCache(8, block=4, host_blocks=4, disk=OnDisk(4))
+    tip = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    first.open_branch(m.OpenBranch(1))
+    first.extend_branch(m.ExtendBranch(1, pack(tip)))
+    keys = list(first.residency.stored.path(first.branches.head(1), 0, 9))
+    orders: list[m.DiskOrder] = []
+
+    class Disk:
+        def submit(self, asked: Iterable[m.DiskOrder]) -> None:
+            orders.extend(asked)
+
+        def renew(self, path: str, slots: int) -> None: ...
+
+    wired = Wired()
+    wired.cache = RadixCache(8, block=4, host_blocks=4, disk=OnDisk(4, zip(keys, (2, 3), strict=True)))
+    wired.cache.open_branch(m.OpenBranch(1))
+    wired.cache.extend_branch(m.ExtendBranch(1, pack(tip)))
+    actor = CacheActor(
+        wired.mailbox, wired.cache, wired.scheduler, FanOut(Router("none")), None, disk=Disk(),
+        clock=wired.clock,
+    )  # fmt: skip
+    wired.actor = actor
+    await wired.tell(m.ForkBranch(1, [2, 3], 9))
+    assert [(order.write, order.key, order.place) for order in orders] == [
+        (False, keys[0], 2),
+        (False, keys[1], 3),
+    ]
 
 
 async def test_retention_is_on_the_clock() -> None:
