@@ -15,6 +15,7 @@ from anyio.abc import TaskGroup
 from ramify.actors.cache.actor import CacheActor
 from ramify.actors.cache.cache import CacheShares, RadixCache
 from ramify.actors.cache.on_disk import OnDisk
+from ramify.actors.cache.stored_snapshots import snapshot_part
 from ramify.actors.cache.windows import windows_of
 from ramify.actors.executor.actor import start_executor
 from ramify.actors.executor.copier import KvCopier
@@ -127,6 +128,7 @@ class CoreActors:
             windows=windows_of(info, schedule.in_flight),
             host_blocks=info.host_blocks,
             disk=None if mover is None else OnDisk(mover.file.places, mover.file.found),
+            part=snapshot_part(info),
         )
         metrics.kv(info.pages * info.page_size, 0, 0)
         metrics.watch_tiers(partial(self.cache.tiers, info.kv_bytes_per_token))

@@ -17,6 +17,7 @@ The branch is an agent's: system and tools, then turns of a tool's result, think
     no thinking       the next turn, where the template leaves out what was thought in the last one
     90 % taken        the same five, after other sessions have used 90 % of the pool
 
+`--host 20000`: what leaves the pool goes to so many blocks of host memory, two for a state.
 `--drafts 3`: the same while rows run up to three guesses a step, seven of ten of them right.
 """
 
@@ -30,6 +31,7 @@ import numpy as np
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
 from ramify.actors.cache.node import common_prefix
+from ramify.actors.cache.stored_snapshots import snapshot_part
 from ramify.actors.cache.windows import windows_of
 from ramify.actors.scheduler.core import Scheduler
 from ramify.gpu.executors.fake import FakeExecutor
@@ -65,7 +67,10 @@ class Engine:
         )  # fmt: skip
         info = self.executor.info
         windows = windows_of(info, config.in_flight)
-        self.cache = RadixCache(info.pages, state_slots=info.state_slots, windows=windows)
+        self.cache = RadixCache(
+            info.pages, state_slots=info.state_slots, windows=windows, host_blocks=info.host_blocks,
+            part=snapshot_part(info),
+        )  # fmt: skip
         self.scheduler = Scheduler(info, config)
         self.dice = random.Random(seed)
         self.computed: list[np.ndarray] = []  # of the branch that is measured
@@ -224,6 +229,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, nargs="*", default=[1280, 320], help="state slots")
     parser.add_argument("--windows", nargs="*", default=["1024:114688"], help="window:pages")
     parser.add_argument("--drafts", type=int, default=0, help="guesses of a row in a step")
+    parser.add_argument("--host", type=int, default=0, help="blocks of host memory for KV and snapshots")
     parser.add_argument("--memory", action="store_true")
     options = parser.parse_args()
     if options.memory:
@@ -236,7 +242,8 @@ def main() -> None:
     every |= {f"fixed, {slots} slots": {"state_slots": slots} for slots in options.slots}
     for window, pages in (map(int, each.split(":")) for each in options.windows):
         every[f"window {window}, {pages}"] = {"window": window, "window_pages": pages}
-    tables = {name: measure(forms, options.drafts) for name, forms in every.items()}
+    host = {"host_blocks": options.host} if options.host else {}
+    tables = {name: measure(forms | host, options.drafts) for name, forms in every.items()}
     print(f"{'':32}" + "".join(f"{name:>26}" for name in tables))
     for case in tables["full"]:
         cells = ""

@@ -162,16 +162,24 @@ class ExtendRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tops: int = 0
 
 
-class MovedBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The KV of `cluster.BLOCK` tokens, between pages and slot `slot` of host memory.
+FULL, STATE, WINDOW = range(3)
+"""Forms of what a `MovedBlock` holds."""
 
-    `key`: 16 bytes that name the tokens up to its end. `pages`: int32, those of its tokens, in order;
-    -1: not loaded, because that page is there.
+
+class MovedBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What goes between an executor's memory and slot `slot` of host memory.
+
+    - `key`: 16 bytes that name it: of a block, the tokens up to its end.
+    - `pages`: int32. FULL: those of up to `cluster.BLOCK` tokens, in order; -1: not loaded, because that
+      page is there. WINDOW: so many window pages, as fit a slot. STATE: the state slot.
+    - `part`: STATE: which part of the state's bytes, each as long as a slot but for the last.
     """
 
     slot: int
     key: bytes
     pages: bytes
+    form: int = FULL
+    part: int = 0
 
 
 class KvBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -29,8 +29,8 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (311, 634),
-    "actors/cache": (17, 41),
+    "actors": (312, 638),
+    "actors/cache": (18, 44),
     "actors/calls": (11, 27),
     "actors/cluster": (15, 32),
     "actors/executor": (9, 11),
@@ -48,8 +48,8 @@ SIZES = {
     "actors/tokenizer": (10, 23),
     "protocol": (37, 62),
     "clients": (83, 138),
-    "gpu": (223, 362),
-    "benchmarks": (42, 121),
+    "gpu": (223, 364),
+    "benchmarks": (42, 122),
 }
 # measure: bound, goal
 COUNTS = {

@@ -15,16 +15,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ramify.actors.cache.allocator import PageAllocator
+from ramify.actors.cache.allocator import PageAllocator, Pages
 from ramify.actors.cache.announcer import Announcer
 from ramify.actors.cache.branches import Branches
 from ramify.actors.cache.leases import Bounds, Leases
 from ramify.actors.cache.node import DEVICE, SUSPECT, Node
 from ramify.actors.cache.on_disk import DiskWaits, OnDisk
 from ramify.actors.cache.residency import REACH, Residency
-from ramify.actors.cache.resuming import Begun, Resuming, WindowResuming, resumable
+from ramify.actors.cache.resuming import Begun, Resuming, Start, WindowResuming, resumable
 from ramify.actors.cache.run import PageLease
 from ramify.actors.cache.stored import StoredBlocks
+from ramify.actors.cache.stored_snapshots import StoredSnapshot, StoredSnapshots
 from ramify.actors.cache.tree import RadixTree
 from ramify.actors.cache.windows import Windows
 from ramify.actors.kit.report import KvTier
@@ -40,7 +41,7 @@ from ramify.protocol.cluster import (
     UnlistenKv,
     split_keys,
 )
-from ramify.protocol.plan import MovedBlock, pack
+from ramify.protocol.plan import STATE, WINDOW, MovedBlock, pack
 
 GONE = -1  # the handle of a run whose session has dropped all of its own
 
@@ -74,7 +75,8 @@ class RadixCache:
 
     `reach`: see `Residency`. `block`: tokens of a block, see `Announcer`; a multiple of the page size.
     `shares`: what may be leased. `state_slots`, `windows`: of a model with fixed states or windows; its
-    pages hold one token, so that a snapshot may stand anywhere. `host_blocks`: see `StoredBlocks`.
+    pages hold one token, so that a snapshot may stand anywhere. `host_blocks`: see `StoredBlocks`;
+    `part`: see `StoredSnapshots`, 0: none is stored.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class RadixCache:
         windows: Windows | None = None,
         host_blocks: int = 0,
         disk: OnDisk | None = None,
+        part: int = 0,
     ) -> None:
         snapshots = state_slots > 0 or windows is not None
         if snapshots and page_size != 1:
@@ -95,7 +98,8 @@ class RadixCache:
         self.page_size = page_size
         self.tree = RadixTree(page_size, block, states=snapshots)
         self.residency = Residency(self.tree, PageAllocator(pages), reach)
-        self.residency.stored = StoredBlocks(self.tree, host_blocks, disk)
+        self._form, self._part = STATE if windows is None else WINDOW, part
+        self._store(host_blocks, disk)
         self.waits = DiskWaits(self.residency.stored)
         self._resuming: Resuming | None = None  # of a model with fixed states or windows
         if windows is not None:
@@ -342,13 +346,11 @@ class RadixCache:
     def _grant(self, message: m.Acquire, tip: Node, place: _Found, now: float) -> m.Granted | m.Denied:
         """See `acquire`; nobody computes what is missing."""
         request, resuming = message.request, self._resuming
-        node, found, has_kv, _, last = place
-        reach = has_kv if resuming is None else found.end
+        node, found, has_kv, _, _ = place
+        stored = self.residency.stored
+        away, begins, keys, loaded = self._stored(message, tip, place)
+        reach = has_kv if resuming is None else min(begins.at, has_kv)
         resident, cached = self._whole(found.end), self._whole(reach)
-        stored, keys, loaded = self.residency.stored, list[bytes](), 0
-        if message.load:
-            keys = stored.find(tip, cached, last)
-            loaded = stored.end(cached, keys)
         source = self.tree.cut_page(node, reach) if reach > max(cached, loaded) else None
         if message.most and tip.end + message.extra - max(cached, loaded) > message.most:
             return m.Denied(request, "memory", resident=resident)
@@ -357,7 +359,7 @@ class RadixCache:
         first = cached // self.page_size
         end, slots = tip.end + message.extra, message.slots
         need = -(-end // self.page_size) - first
-        lacking = resuming.reserve(found, end, slots) if resuming is not None else 0
+        lacking = resuming.reserve(begins, end, slots) if resuming is not None else 0
         if lacking:
             self.residency.unlock(anchor)
             return m.Denied(request, "memory", resident=resident, slots=lacking)
@@ -372,7 +374,7 @@ class RadixCache:
             short = need + message.leave - to_be_had
             tip.refs -= 1
             if resuming is not None:
-                resuming.leave(found)
+                resuming.leave(begins)
             stored.unpin(keys)
             self.residency.unlock(anchor)
             return m.Denied(request, "memory", resident=resident, short=short)
@@ -383,8 +385,8 @@ class RadixCache:
         run = self.runs[request] = PageLease(
             request, message.branch, tip, anchor, first, pages, self.residency.rank
         )
-        begun = Begun(not keys) if resuming is None else resuming.begin(run, found, end, slots)
-        blocks = stored.loads(keys, cached, first, pages) if keys else []
+        begun = Begun() if resuming is None else resuming.begin(run, begins, end, slots)
+        blocks = self._loads(away, keys, cached, first, pages, begun.loaded) if keys else []
         run.stored, run.loaded = keys, max(0, loaded - cached)
         self._count_hits(cached, run.loaded, keys)
         cached += run.loaded
@@ -395,16 +397,49 @@ class RadixCache:
             self.tree.tokens(tip, cached),
             self.residency.table(anchor, pages),
             self.tree.tokens(tip, 0) if message.history else b"",
-            anchor.proven and begun.proven,
+            anchor.proven and begun.proven and not keys,
             begun.state,
             begun.slots,
             begun.marks,
-            has_kv - cached if resuming is not None else 0,
+            max(0, has_kv - cached) if resuming is not None else 0,
             begun.windows,
             blocks,
             run.loaded,
             self.branches.pictures(message.branch, cached),
         )
+
+    def _stored(
+        self, message: m.Acquire, tip: Node, found: _Found
+    ) -> tuple[StoredSnapshot | None, Start, list[bytes], int]:
+        """What a request is to load: a snapshot to begin with, if any, where it begins, the keys
+        of all, and up to where that reaches; 0: nothing.
+        """
+        away, stored = self.residency.stored_snapshots, self.residency.stored
+        start = Start(found.start.end, found.start)
+        if message.load and self._resuming is None:
+            cached = self._whole(found.reach)
+            keys = stored.find(tip, cached, found.last)
+            return None, start, keys, stored.end(cached, keys)
+        if message.load and away is not None:
+            snapshot = away.find(tip, start.at, found.node.end, found.last, message.cost)
+            if snapshot is not None:
+                return snapshot, Start(snapshot.at, None), snapshot.keys, snapshot.at
+        return None, start, [], 0
+
+    def _loads(
+        self,
+        away: StoredSnapshot | None,
+        keys: list[bytes],
+        cached: int,
+        first: int,
+        pages: Pages,
+        target: Pages,
+    ) -> list[MovedBlock]:
+        """See `StoredBlocks.loads` and `StoredSnapshots.loads`."""
+        snapshots = self.residency.stored_snapshots
+        if away is not None and snapshots is not None:
+            return snapshots.loads(away, pages, first, target)
+        return self.residency.stored.loads(keys, cached, first, pages)
 
     def grow(self, message: m.Grow, now: float = 0.0) -> m.Grown:
         """Whole pages for at least `tokens` more slots, counted from the last page's end."""
@@ -458,11 +493,19 @@ class RadixCache:
             raise RuntimeError(f"the pool is renewed while {len(self.runs)} requests run")
         disk = self.residency.stored.disk
         self.residency.renew(PageAllocator(pages))
-        self.residency.stored = StoredBlocks(self.tree, host_blocks, disk)
+        self._store(host_blocks, disk)
         self.waits.renew(self.residency.stored)
         if self._resuming is not None:
             self._resuming.renew(count)
         self.leases.bounds = self._bounds()
+
+    def _store(self, host_blocks: int, disk: OnDisk | None) -> None:
+        residency = self.residency
+        residency.stored = StoredBlocks(self.tree, host_blocks, disk)
+        if host_blocks and self._part:
+            residency.stored_snapshots = StoredSnapshots(
+                self.tree, residency.stored, self._form, self._part
+            )
 
     def _count_hits(self, cached: int, loaded: int, keys: list[bytes]) -> None:
         self._hits[0] += cached

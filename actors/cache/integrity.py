@@ -238,6 +238,14 @@ def _check_stored(cache: RadixCache, nodes: list[Node]) -> None:
     slots = sorted([slot for _, slot, _ in held if slot >= 0] + coming + stored.free)
     _require(slots == list(range(stored.slots)), "slots in use and free: {}", slots)
 
+    away = cache.residency.stored_snapshots
+    if away is None:
+        return
+    _require(all(key in stored for key in away.first), "a stored snapshot without its first part")
+    places = {(base, rest) for base, rests in away.behind.items() for rest in rests}
+    _require(set(away.first.values()) == places, "stored snapshots: {}, found {}", away.first, places)
+    _require(all(away.behind.values()), "a block without the snapshots behind it")
+
 
 def _check_windows(cache: RadixCache, states: Tails) -> None:
     tails, runs, total = Counter[int](), Counter[int](), states.allocator.total

@@ -26,6 +26,7 @@ from ramify.actors.cache.eviction import Victims, evictable
 from ramify.actors.cache.node import DEVICE, SUSPECT, Node
 from ramify.actors.cache.snapshots import Snapshot, Snapshots
 from ramify.actors.cache.stored import SaveBudget, StoredBlocks
+from ramify.actors.cache.stored_snapshots import StoredSnapshots
 from ramify.actors.cache.tree import RadixTree
 
 REACH = 64  # nodes that an unlock walks before it may stop
@@ -58,6 +59,7 @@ class Residency:
         self.announcer: Announcer | None = None  # where somebody listens to what is resident
         self.snapshots: Snapshots | None = None  # of a model with fixed states or windows
         self.stored = StoredBlocks(tree)  # where evicted KV goes to
+        self.stored_snapshots: StoredSnapshots | None = None  # where snapshots do
         # Ends of requests whose blocks are to be on the disk, and below which number
         self.behind = False  # the disk was, when some were to be saved for it
         self.unsaved: deque[tuple[Node, int]] = deque(maxlen=_MOST_UNSAVED)
@@ -253,7 +255,7 @@ class Residency:
 
     def renew(self, allocator: PageAllocator) -> None:
         """Nothing is resident or stored any more, and pages come from `allocator`. Nobody holds any."""
-        self.stored = StoredBlocks(self.tree)
+        self.stored, self.stored_snapshots = StoredBlocks(self.tree), None
         self.unsaved.clear()
         self.release_kept()
         if self.evictable:
@@ -288,6 +290,11 @@ class Residency:
             current = current.parent
         if self.announcer is not None and current is not None:
             self.announcer.stored(current)
+
+    def leaving(self, snapshot: Snapshot) -> None:
+        """A snapshot gives way, or KV that leads to it."""
+        if self.stored_snapshots is not None and self.snapshots is not None:
+            self.stored_snapshots.save(snapshot, self.snapshots)
 
     def _forget_state(self, node: Node) -> None:
         """The KV of `node` goes, so what stands at its end cannot be resumed."""
@@ -364,6 +371,9 @@ class Residency:
                 self.tree.split(node, cut)
             assert node.parent is not None
             parent = node.parent
+            snapshot = self.snapshots.of(node.snapshot) if self.snapshots is not None else None
+            if snapshot is not None:
+                self.leaving(snapshot)
             self.stored.save(node)
             freed.append(self._make_cold(node))
             count -= len(freed[-1])

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ramify.actors.cache import snapshots
+from ramify.actors.cache.allocator import Pages
 from ramify.actors.cache.node import DEVICE, NO_PAGES, Node
 from ramify.actors.cache.residency import Residency
 from ramify.actors.cache.run import PageLease
@@ -35,6 +36,7 @@ class Begun(NamedTuple):
     slots: bytes = b""
     marks: bytes = b""
     windows: bytes = b""
+    loaded: Pages = NO_PAGES  # what a stored snapshot is loaded to
 
 
 def resumable(node: Node, at: int) -> Node:
@@ -46,10 +48,21 @@ def resumable(node: Node, at: int) -> Node:
     return node
 
 
-def _ends(tip: Node, above: Node) -> list[int]:
-    """Where ops ended on the path from `above` to `tip`, in descending order."""
+class Start(NamedTuple):
+    """Where a run begins: at the snapshot of `node`, or, without one, at the stored one at `at`."""
+
+    at: int
+    node: Node | None
+
+    @property
+    def snapshot(self) -> int:
+        return 0 if self.node is None else self.node.snapshot
+
+
+def _ends(tip: Node, above: int) -> list[int]:
+    """Where ops ended on the path to `tip` behind position `above`, in descending order."""
     ends: list[int] = []
-    while tip.end > above.end and tip.parent is not None:
+    while tip.end > above and tip.parent is not None:
         ends += (tip.end, *tip.ends[::-1])
         tip = tip.parent
     return ends
@@ -74,7 +87,9 @@ class Resuming:
 
     def renew(self, count: int) -> None:
         """Hand out so many from now on; no node has a snapshot."""
-        self._residency.snapshots = Snapshots(count, self._residency.not_resumable)
+        self._residency.snapshots = Snapshots(
+            count, self._residency.not_resumable, self._residency.leaving
+        )
 
     @property
     def _states(self) -> Snapshots:
@@ -95,38 +110,43 @@ class Resuming:
                 return run.request
         return 0
 
-    def reserve(self, node: Node, end: int, needed: int) -> int:
-        """Use the snapshot of `node` for a run up to position `end`. `needed`: see `Acquire.slots`.
+    def reserve(self, start: Start, end: int, needed: int) -> int:
+        """Use the snapshot of `start` for a run up to position `end`. `needed`: see `Acquire.slots`.
 
         Returns how many slots are missing; then nothing is used.
         """
         states = self._states
-        if node.snapshot:
-            states.use(node.snapshot)
-        lacking = max(0, needed - states.available)
+        if start.snapshot:
+            states.use(start.snapshot)
+        lacking = max(0, needed + (start.node is None) - states.available)
         if lacking:
-            self.leave(node)
+            self.leave(start)
         return lacking
 
-    def leave(self, node: Node) -> None:
+    def leave(self, start: Start) -> None:
         """Undo `reserve`."""
-        if node.snapshot:
-            self._states.release(node.snapshot)
+        if start.snapshot:
+            self._states.release(start.snapshot)
 
-    def begin(self, run: PageLease, node: Node, end: int, needed: int) -> Begun:
+    def begin(self, run: PageLease, start: Start, end: int, needed: int) -> Begun:
         """After `reserve`: how `run` begins."""
-        states, sure = self._states, True
-        if node.snapshot:
-            snapshot = states.touch(node.snapshot)
-            run.reads = node.end, node.snapshot
+        states, sure, slot = self._states, True, start.snapshot
+        loaded = NO_PAGES
+        if slot:
+            snapshot = states.touch(slot)
             run.states.append(snapshot)
             sure = snapshot.proven
-        chosen = marks(_ends(run.tip, node), node.end, run.tip.end, states.room(needed))
+        elif start.node is None:
+            (slot,) = states.take(1)
+            loaded = np.array([slot], dtype=np.int32)
+            run.resumes = start.at
+        run.reads = (start.at, slot) if slot else (0, 0)
+        chosen = marks(_ends(run.tip, start.at), start.at, run.tip.end, states.room(needed))
         own = states.take(needed + len(chosen))
         run.slots.update(own)
         if chosen:
             self._leaving[run] = chosen
-        return Begun(sure, node.snapshot, pack(own), pack(chosen))
+        return Begun(sure, slot, pack(own), pack(chosen), loaded=loaded)
 
     def grow(self, run: PageLease, count: int) -> bytes:
         """See `Grown.windows`: `run` got pages for `count` more positions."""
@@ -136,6 +156,9 @@ class Resuming:
         """Make snapshots of what a run has left in its slots, on the path to `end`."""
         states = self._states
         if run.reads[1] and commit.computed > run.reads[0]:
+            if run.resumes:  # it is loaded, and as good as one that was always here
+                self._stand(run, end, run.resumes, run.reads[1], commit)
+                run.resumes = 0
             self._release_read(run)
         told = unpack(commit.states)
         for at, slot in zip(told[::2], told[1::2], strict=True):
@@ -200,7 +223,7 @@ class WindowResuming(Resuming):
             raise ValueError(
                 f"a window of {window} tokens in {count} pages: 2 tokens and {least} pages are the least"
             )
-        self._residency.snapshots = Tails(count, self._residency.not_resumable)
+        self._residency.snapshots = Tails(count, self._residency.not_resumable, self._residency.leaving)
 
     @property
     def _tails(self) -> Tails:
@@ -212,41 +235,47 @@ class WindowResuming(Resuming):
         """Pages that a run writes for `count` positions, and perhaps `more` that it decodes."""
         return max(min(count, self._windows.prompt_gap), min(count + more, self._windows.gap))
 
-    def reserve(self, node: Node, end: int, needed: int) -> int:
+    def reserve(self, start: Start, end: int, needed: int) -> int:
         tails = self._tails
-        if node.snapshot:
-            tails.hold(tails.pages[node.snapshot])
-        lacking = max(0, self._size(end - node.end, needed) - tails.obtainable)
+        if start.snapshot:
+            tails.hold(tails.pages[start.snapshot])
+        size = self._size(end - start.at, needed)
+        if start.node is None:
+            size += min(start.at, self._windows.before)
+        lacking = max(0, size - tails.obtainable)
         if lacking:
-            self.leave(node)
+            self.leave(start)
         return lacking
 
-    def leave(self, node: Node) -> None:
-        if node.snapshot:
-            self._tails.let_go(self._tails.pages[node.snapshot])
+    def leave(self, start: Start) -> None:
+        if start.snapshot:
+            self._tails.let_go(self._tails.pages[start.snapshot])
 
-    def begin(self, run: PageLease, node: Node, end: int, needed: int) -> Begun:
-        tails, before, start = self._tails, self._windows.before, node.end
-        tail, sure = NO_PAGES, True
-        if node.snapshot:
-            snapshot = tails.touch(node.snapshot)
+    def begin(self, run: PageLease, start: Start, end: int, needed: int) -> Begun:
+        tails, before, first = self._tails, self._windows.before, start.at
+        tail, sure, loaded = NO_PAGES, True, NO_PAGES
+        if start.snapshot:
+            snapshot = tails.touch(start.snapshot)
             run.states.append(snapshot)
-            tail, sure = tails.pages[node.snapshot], snapshot.proven
-        size = self._size(end - start, needed)
+            tail, sure = tails.pages[start.snapshot], snapshot.proven
+        elif start.node is None:
+            tail = loaded = tails.take_pages(min(first, before))
+            run.resumes = first
+        size = self._size(end - first, needed)
         room = max(tails.allocator.free_pages - 2 * size, snapshots.FEW * before)
         room = min(room, tails.obtainable - size)
-        chosen = self._choose(_ends(run.tip, node), start, run.tip.end, room)
-        kept = np.zeros(end - start, dtype=np.bool_)
+        chosen = self._choose(_ends(run.tip, first), first, run.tip.end, room)
+        kept = np.zeros(end - first, dtype=np.bool_)
         for at in chosen:
-            kept[max(0, at - before - start) : at - start] = True
+            kept[max(0, at - before - first) : at - first] = True
         count = int(kept.sum())
-        rest = end - start - count
+        rest = end - first - count
         fresh = tails.take_pages(count + self._size(rest, needed))
         least = min(rest + needed, self._windows.gap)
-        run.ring = Ring(start - len(tail), tail, fresh, kept, self._windows.prompt_gap, least)
+        run.ring = Ring(first - len(tail), tail, fresh, kept, self._windows.prompt_gap, least)
         if chosen:
             self._leaving[run] = chosen
-        return Begun(sure, windows=run.ring.table.tobytes())
+        return Begun(sure, windows=run.ring.table.tobytes(), loaded=loaded)
 
     def _choose(self, ends: list[int], start: int, prompt: int, room: int) -> list[int]:
         """As `marks`; the tails have at most `room` pages of [start, prompt) together."""
@@ -272,7 +301,10 @@ class WindowResuming(Resuming):
         positions = [mark for mark in self._leaving.get(run, ()) if mark <= computed]
         ahead = self._windows.slack if commit.written > run.tip.end else self._windows.chunk
         intact = max(0, computed - before) >= ring.first and commit.written - computed <= ahead
-        if commit.final and computed and intact:  # no step has written over the window before it
+        if run.resumes and computed > run.resumes:  # it is loaded
+            positions.insert(0, run.resumes)
+            run.resumes = 0
+        if commit.final and computed and intact and not run.resumes:  # nothing is written over it
             positions.append(computed)
         for at in positions:
             slot = tails.add(ring.span(max(0, at - before), at))

@@ -30,6 +30,7 @@ class PageLease:
         "rank",
         "reads",
         "request",
+        "resumes",
         "ring",
         "slots",
         "states",
@@ -55,6 +56,7 @@ class PageLease:
         self.rank = rank  # see `Residency.rank`
         self.slots: set[int] = set()  # state slots that it may write
         self.reads: tuple[int, int] = 0, 0  # a position, and the slot that it may still read; 0: none
+        self.resumes = 0  # where the stored snapshot stands that it loads, until it is in the tree
         self.states: list[Snapshot] = []  # what it began from and left: as good as its logits
         self.ring: Ring | None = None  # of a model with windows
         self.stored: list[bytes] = []  # keys of blocks that it loads, pinned until they are there

@@ -43,11 +43,18 @@ class Snapshot:
 
 
 class Snapshots:
-    """The slots of one executor. `dropped` is called with each node whose snapshot has gone."""
+    """The slots of one executor. `dropped` is called with each node whose snapshot has gone, `leaving`
+    with each snapshot that is about to give way, while its slot is what it was.
+    """
 
-    def __init__(self, total: int, dropped: Callable[[Node], None] = lambda node: None) -> None:
+    def __init__(
+        self,
+        total: int,
+        dropped: Callable[[Node], None] = lambda node: None,
+        leaving: Callable[[Snapshot], None] = lambda snapshot: None,
+    ) -> None:
         self.total = total
-        self._dropped = dropped
+        self._dropped, self._leaving = dropped, leaving
         self._free = list(range(total, 0, -1))
         self._uses = [0] * (total + 1)
         self._of: dict[int, Snapshot] = {}  # by slot
@@ -195,6 +202,7 @@ class Snapshots:
                 self._push(snapshot)
                 continue
             self._clock = max(self._clock, entry[0])
+            self._leaving(snapshot)
             self.drop(snapshot.node)
             return
 

@@ -14,7 +14,7 @@ Does not know pages that are free, requests, or what a block holds.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice, takewhile
 
@@ -66,6 +66,8 @@ class StoredBlocks:
         self._pinned: dict[bytes, list[int]] = {}  # slots and how many pin them, by key
         self.coming: dict[bytes, int] = {}  # slots that are filled from elsewhere, by key
         self.foreign: set[bytes] = set()  # keys of those that other replicas sent
+        # called with the key of each that is stored no more, by whoever has more to forget then
+        self.gone: Callable[[bytes], None] = lambda key: None
 
     def __len__(self) -> int:
         return len(self._idle) + len(self._pinned)
@@ -106,7 +108,7 @@ class StoredBlocks:
             if slot is None:
                 continue
             if table is None:
-                table = self._table(node, first * self._pages)
+                table = self.table(node, first * self._pages)
             self._order(key, slot, table, index)
             if left is not None:
                 left.blocks -= 1
@@ -144,7 +146,7 @@ class StoredBlocks:
                 slot = self._claim(key) if left else None
                 if slot is None:
                     break
-                table = self._table(node, first * self._pages) if table is None else table
+                table = self.table(node, first * self._pages) if table is None else table
                 self._order(key, slot, table, top - 1 - first)
                 left.blocks, left.present = left.blocks - 1, 0
             top -= 1
@@ -162,9 +164,10 @@ class StoredBlocks:
             return None
         oldest, slot = self._idle.popitem(last=False)
         self.foreign.discard(oldest)
+        self.gone(oldest)
         return slot
 
-    def _table(self, node: Node, first: int) -> Pages:
+    def table(self, node: Node, first: int) -> Pages:
         """The pages of the path to `node`, which is resident, from page index `first` on."""
         size = self._tree.page_size
         parts = [node.pages]
@@ -173,6 +176,41 @@ class StoredBlocks:
             parts.append(node.pages)
         table: Pages = np.concatenate(parts[::-1])
         return table[first - node.start // size :]
+
+    # --- parts of snapshots -------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """Slots that may be written to."""
+        return len(self.free) + len(self._idle)
+
+    def put(self, key: bytes, pages: bytes, form: int, part: int) -> None:
+        """Have a part saved under `key`, if it is not stored. There is `room`."""
+        if key in self._idle:
+            self._idle.move_to_end(key)
+            return
+        slot = self._claim(key)
+        if slot is not None:
+            self.saves.append(MovedBlock(slot, key, pages, form, part))
+
+    def pinned(self, key: bytes) -> int:
+        """The slot of a pinned block or part."""
+        return self._pinned[key][0]
+
+    def base(self, node: Node) -> bytes:
+        """The key of the last whole block before the end of `node`, or of the root."""
+        size = self._size
+        each, count = node, node.end // size - node.start // size
+        while not count and each.parent is not None:
+            each = each.parent
+            count = each.end // size - each.start // size
+        return self.keys(each, count)[count - 1] if count else self.seed(node)
+
+    def seed(self, node: Node) -> bytes:
+        """The key that those of all blocks on the path to `node` begin with."""
+        while node.parent is not None:
+            node = node.parent
+        return blake2b(self._tree.namespace(node).encode(), digest_size=KEY).digest()
 
     # --- to the device ------------------------------------------------------------------------
 
@@ -237,6 +275,7 @@ class StoredBlocks:
                 self.free.append(pinned[0])
                 self.foreign.discard(key)
                 pinned[0] = -1
+                self.gone(key)
 
     def loads(self, keys: Sequence[bytes], start: int, first: int, pages: Pages) -> list[MovedBlock]:
         """How pinned blocks fill the `pages` from page index `first` on; `start`: of the first block."""
@@ -324,7 +363,7 @@ class StoredBlocks:
                 slot = self._claim(key)
                 if slot is not None:
                     if table is None:
-                        table = self._table(node, first * self._pages)
+                        table = self.table(node, first * self._pages)
                     self._order(key, slot, table, index)
             if slot is None:
                 break
@@ -364,7 +403,7 @@ class StoredBlocks:
                 break
             each = each.parent
             need = each.end // size - each.start // size
-        key = each.keys[-1] if each.keys else self._seed(each)
+        key = each.keys[-1] if each.keys else self.seed(each)
         for each, need in reversed(todo):
             known = len(each.keys)
             tokens = self._tree.tokens(each, (each.start // size + known) * size)
@@ -372,6 +411,3 @@ class StoredBlocks:
                 key = blake2b(key + tokens[at : at + 4 * size], digest_size=KEY).digest()
                 each.keys.append(key)
         return node.keys
-
-    def _seed(self, root: Node) -> bytes:
-        return blake2b(self._tree.namespace(root).encode(), digest_size=KEY).digest()

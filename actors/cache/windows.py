@@ -155,8 +155,13 @@ class Ring:
 class Tails(Snapshots):
     """The window pages, and which tails refer to them. A slot is the number of a tail."""
 
-    def __init__(self, pages: int, dropped: Callable[[Node], None] = lambda node: None) -> None:
-        super().__init__(pages, dropped)  # each tail has a page that no other one has
+    def __init__(
+        self,
+        pages: int,
+        dropped: Callable[[Node], None] = lambda node: None,
+        leaving: Callable[[Snapshot], None] = lambda snapshot: None,
+    ) -> None:
+        super().__init__(pages, dropped, leaving)  # each tail has a page that no other one has
         self.allocator = PageAllocator(pages)
         self.runs = np.zeros(pages, dtype=np.int32)  # that refer to a page
         self.tails = np.zeros(pages, dtype=np.int32)

@@ -239,7 +239,8 @@ class Scheduler:
             run.account.charge(self._settlements.growth(run))
         more, self._more = self._more and self.down is None, False
         rate = self._load_rate() if self._info.host_blocks else 0.0
-        return self._settlements.take(acquires, grows, rate, exchange, more)
+        cost = self.planner.loads.cost(rate) if rate else 0
+        return self._settlements.take(acquires, grows, rate, exchange, more, cost)
 
     def _load_rate(self) -> float:
         """See `Acquire.rate`."""

@@ -143,3 +143,7 @@ class KvLoads:
             return True
         self._asked += 1
         return self._asked % PROBE == 0
+
+    def cost(self, rate: float) -> int:
+        """Prompt tokens that could be computed while one block is loaded; at most a block's."""
+        return min(BLOCK, int(self.block_s * rate))

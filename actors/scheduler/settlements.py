@@ -77,10 +77,12 @@ class Settlements:
         rate: float = 0.0,
         exchange: KvExchange | None = None,
         more: bool = False,
+        cost: int = 0,
     ) -> Settle | None:
         """The next Settle, or None if there is nothing to say, and the cache has no `more` to save.
 
-        `rate`: see `Acquire`; 0: nothing is to be loaded. `exchange`: what goes between replicas.
+        `rate`, `cost`: see `Acquire`; no rate: nothing is to be loaded. `exchange`: what goes between
+        replicas.
         """
         asks = exchange is not None and exchange.asks
         if not (self.commits or acquires or grows or asks or more):
@@ -102,6 +104,7 @@ class Settlements:
                     request.most,
                     rate > 0,
                     0.0 if request.fetched else rate,
+                    cost,
                 )
                 for request in acquires
             ],

@@ -42,6 +42,7 @@ from ramify.protocol.sampling import TokenLogprobs
 
 _MASK = (1 << 64) - 1
 _INVERSE = pow(FACTOR, -1, 1 << 64)
+_STATE_BYTES, _WINDOW_BYTES = 2000, 64  # as they are counted: a state is stored in two parts
 _CORRUPT = np.uint64(0xDEADBEEFCAFEF00D)
 
 
@@ -184,11 +185,11 @@ class FakeExecutor:
             drafter=FakeDrafter.name if drafts else "",
             max_drafts=drafts,
             state_slots=state_slots,
-            state_bytes=8 if state_slots else 0,
+            state_bytes=_STATE_BYTES if state_slots else 0,
             window=window,
             window_pages=window_pages,
             pictures=_PICTURES if sees else None,
-            window_bytes=8 if window else 0,
+            window_bytes=_WINDOW_BYTES if window else 0,
             host_blocks=host_blocks,
             kv_stamp=blake2b(repr(self.model).encode(), digest_size=16).hexdigest(),
         )
@@ -209,7 +210,7 @@ class FakeExecutor:
         self._chain: Hashes = np.zeros(pages * page_size, dtype=np.uint64)
         self._tokens: Ints = np.zeros(pages * page_size, dtype=np.int64)
         kept = self._chain, self._tokens, self._spoiled
-        self.blocks = FakeBlocks(host_blocks, page_size, kept)
+        self.blocks = FakeBlocks(host_blocks, page_size, kept, self.states, self.windows)
         if host_blocks:
             self.info = self.blocks.host.described(self.info)
         self._block_seconds = block_seconds

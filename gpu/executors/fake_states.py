@@ -18,7 +18,7 @@ from ramify.gpu.kv.host_memory import HostMemory
 from ramify.gpu.step.rows import PlanError, RowTable
 from ramify.gpu.step.step_rows import Ints, StepRows
 from ramify.protocol.cluster import BLOCK
-from ramify.protocol.plan import MovedBlock, StepPlan
+from ramify.protocol.plan import FULL, STATE, WINDOW, MovedBlock, StepPlan
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -58,6 +58,11 @@ class FakeStates:
         return starts
 
     @property
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """What each slot holds."""
+        return [self._hashes, self._spoiled]
+
+    @property
     def rows(self) -> Ints:
         """The rows of the step, in plan order."""
         return self._rows
@@ -81,6 +86,11 @@ class FakeWindows:
         self._before = window - 1
         self._hashes: Hashes = np.zeros(pages, dtype=np.uint64)
 
+    @property
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """What each page holds."""
+        return [self._hashes]
+
     def run(self, number: int, step: StepRows, rows: RowTable, chain: Hashes) -> None:
         """All that is written, then all that is read. `chain`: of the slots of other layers."""
         spans = list(zip(step.rows.tolist(), step.starts.tolist(), step.counts.tolist(), strict=True))
@@ -99,11 +109,21 @@ class FakeWindows:
 class FakeBlocks:
     """`count` slots for what up to `BLOCK` tokens have in `arrays`, whose first axis counts KV slots.
 
+    Each part of one of the `states` has all of it.
     `flipped`: slots whose bytes are not what was saved any more, for tests.
     """
 
-    def __init__(self, count: int, page_size: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        self._arrays = [array.reshape(-1, page_size) for array in arrays]
+    def __init__(
+        self,
+        count: int,
+        page_size: int,
+        arrays: Sequence[npt.NDArray[Any]],
+        states: FakeStates | None = None,
+        windows: FakeWindows | None = None,
+    ) -> None:
+        self._arrays = {FULL: [array.reshape(-1, page_size) for array in arrays]}
+        for form, each in (STATE, states), (WINDOW, windows):
+            self._arrays[form] = [] if each is None else [array.reshape(-1, 1) for array in each.arrays]
         size = BLOCK * sum(array.itemsize for array in arrays)
         self.host = HostMemory(count, size)
         self.flipped: set[int] = set()
@@ -112,7 +132,7 @@ class FakeBlocks:
         host = self.host
         for block in blocks:
             pages = np.frombuffer(block.pages, dtype=np.int32)
-            parts = [array[pages].view(np.uint8).ravel() for array in self._arrays]
+            parts = [array[pages].view(np.uint8).ravel() for array in self._arrays[block.form]]
             whole = np.concatenate(parts)
             host.blocks[block.slot, : len(whole)] = whole
             host.seals[block.slot] = host.seal(block.key, host.blocks[block.slot])
@@ -128,7 +148,7 @@ class FakeBlocks:
                 lost.append(block.slot)
                 continue
             pages = np.frombuffer(block.pages, dtype=np.int32)
-            for array in self._arrays:
+            for array in self._arrays[block.form]:
                 size = array[0].nbytes * len(pages)
                 part = own[at : at + size].view(array.dtype).reshape(len(pages), -1)
                 array[pages[pages >= 0]] = part[pages >= 0]

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.kv.blocks import HostBlocks, block_bytes
-from ramify.gpu.kv.host_memory import HostMemory, key_part
+from ramify.gpu.kv.host_memory import FACTOR, HostMemory, key_part
 from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.kv.triton_blocks import move_blocks, slot_words
+from ramify.protocol.cluster import BLOCK
 from ramify.protocol.errors import ModelError
-from ramify.protocol.plan import MovedBlock
+from ramify.protocol.plan import FULL, STATE, WINDOW, MovedBlock
 
 # Waits for the copies: the slots of blocks that are not what was saved, and the microseconds they took
 # beside the step
@@ -43,9 +44,15 @@ class CudaBlocks:
 
     def __init__(self, pool: KVPool, count: int) -> None:
         device = pool.memory[0].device
-        self._page_size, self._padding, self._device = pool.page_size, pool.padding_slot, device
-        self._memory = [slot_words(tensor) for tensor in pool.memory]
-        size = block_bytes(pool)
+        self._pool, self._device = pool, device
+        self._memory = {
+            FULL: [slot_words(tensor) for tensor in pool.memory],
+            WINDOW: [slot_words(tensor) for tensor in pool.window_memory],
+        }
+        self._size = size = block_bytes(pool)
+        window = sum(tensor[:, 0].numel() * tensor.itemsize for tensor in pool.window_memory)
+        # pages of a block: shorter ones are filled up with the padding's, so that all are alike
+        self._pages = {FULL: BLOCK // pool.page_size, WINDOW: size // window if window else 0}
         self.host = HostMemory(count, size)
         self.bytes = torch.from_numpy(self.host.blocks)
         self._seals = torch.from_numpy(self.host.seals)
@@ -110,7 +117,7 @@ class CudaBlocks:
         self._steps.wait_event(chunk.used)
         own, seals = chunk.bytes[:count], chunk.seals[:count]
         seals.copy_(self._keys(blocks))
-        move_blocks(self._memory, self._places(blocks), own.view(torch.int64), seals, save=True)
+        self._move(blocks, own, seals, save=True)
         self._ready.record(self._steps)
         self._copies.wait_event(self._ready)
         with torch.cuda.stream(self._copies):
@@ -128,7 +135,7 @@ class CudaBlocks:
             part.copy_(self.bytes[block.slot], non_blocking=True)
             seal.copy_(self._seals[block.slot], non_blocking=True)
         sums = self._keys(blocks)
-        move_blocks(self._memory, self._places(blocks), own.view(torch.int64), sums, save=False)
+        self._move(blocks, own, sums, save=False)
         right = sums == seals
         chunk.used.record(self._copies)
         return right
@@ -137,12 +144,53 @@ class CudaBlocks:
         self._next = (self._next + 1) % len(self._chunks)
         return self._chunks[self._next]
 
-    def _places(self, blocks: Sequence[MovedBlock]) -> Tensor:
-        """The slots of the pool's tensors; the padding's for pages that are not loaded."""
-        size = self._page_size
-        pages = np.frombuffer(b"".join(block.pages for block in blocks), dtype=np.int32)
+    def _move(self, blocks: Sequence[MovedBlock], own: Tensor, seals: Tensor, *, save: bool) -> None:
+        """Copy blocks from the pool to `own` [n, bytes] if `save`, else the other way. Their sums are
+        added to `seals` [n].
+        """
+        first = 0
+        for at in range(1, len(blocks) + 1):
+            form = blocks[first].form
+            if at < len(blocks) and blocks[at].form == form:
+                continue
+            some, words, sums = blocks[first:at], own[first:at].view(torch.int64), seals[first:at]
+            if form == STATE:
+                self._move_states(some, words, sums, save=save)
+            else:
+                move_blocks(self._memory[form], self._places(form, some), words, sums, save=save)
+            first = at
+
+    def _move_states(
+        self, blocks: Sequence[MovedBlock], own: Tensor, seals: Tensor, *, save: bool
+    ) -> None:
+        """`own`: int64[n, words]."""
+        assert self._pool.states is not None
+        if save:
+            own.zero_()  # behind a state's last part
+        rows = own.view(torch.uint8)
+        for block, row in zip(blocks, rows, strict=True):
+            slot = int.from_bytes(block.pages, "little")
+            for at, part in self._pool.states.part(slot, block.part, self._size):
+                there = row[at : at + len(part)]
+                if save:
+                    there.copy_(part)
+                else:
+                    part.copy_(there)
+        order = torch.arange(1, own.shape[1] + 1, device=self._device)
+        seals += (own * (order * FACTOR | 1)).sum(1)
+
+    def _places(self, form: int, blocks: Sequence[MovedBlock]) -> Tensor:
+        """The slots of the pool's tensors, as many for each block; the padding's for pages that are not
+        loaded, or that a block has not.
+        """
+        size = self._pool.page_size if form == FULL else 1
+        pages = np.full((len(blocks), self._pages[form]), -1, dtype=np.int32)
+        for row, block in zip(pages, blocks, strict=True):
+            found = np.frombuffer(block.pages, dtype=np.int32)
+            row[: len(found)] = found
+        pages = pages.reshape(-1)
         places = pages.astype(np.int64)[:, None] * size + np.arange(size)
-        places[pages < 0] = self._padding
+        places[pages < 0] = self._memory[form][0].shape[1] - 1
         return torch.from_numpy(places.reshape(-1)).to(self._device, non_blocking=True)
 
     def _keys(self, blocks: Sequence[MovedBlock]) -> Tensor:

@@ -14,7 +14,7 @@ their own, fewer ones, in pages of one token: see `protocol.plan`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -86,7 +86,8 @@ class KVPool:
     """The memory of all layers. The last slot is the padding's.
 
     `memory`: tensors of [layers, slots, ...] that together hold everything which belongs to slots of
-    `pages`; layers of unequal sizes are in tensors of their own. Window pages are not among them.
+    `pages`; layers of unequal sizes are in tensors of their own. `window_memory`: the same of window
+    pages.
     """
 
     pages: int
@@ -94,6 +95,7 @@ class KVPool:
     layers: list[LayerKV]
     memory: list[Tensor]
     states: StatePool | None = None  # beside them, of layers that have no keys and values
+    window_memory: list[Tensor] = field(default_factory=list)
 
     @property
     def padding_slot(self) -> int:
@@ -191,13 +193,13 @@ class PairLayout:
     ) -> KVPool:
         """Not initialised: memory of pages that are never used is never committed by the system."""
         memory: list[Tensor] = []
+        window_memory: list[Tensor] = []
         views: dict[tuple[tuple[int, int], bool], Iterator[tuple[_Part, _Part]]] = {}
         for size, windowed in dict.fromkeys(self._layers):
             slots = window_pages if windowed else pages * page_size
             shape = (self._layers.count((size, windowed)), slots + 1, *size)
             parts = [_zeros_last(shape, self.dtype, device) for _ in range(2)]
-            if not windowed:
-                memory += [tensor for part in parts for tensor in part]
+            (window_memory if windowed else memory).extend(tensor for part in parts for tensor in part)
             # one view a layer, made once: indexing a tensor costs more than an attention layer's sums
             views[size, windowed] = zip(*(_by_layer(part, self.dtype) for part in parts), strict=True)
         layers = []
@@ -205,7 +207,7 @@ class PairLayout:
             (k, k_scales), (v, v_scales) = next(views[size, windowed])
             page = 1 if windowed else page_size
             layers.append(LayerKV(k, v, page, 0, windowed, k_scales, v_scales))
-        return KVPool(pages, page_size, layers, memory)
+        return KVPool(pages, page_size, layers, memory, window_memory=window_memory)
 
 
 @dataclass(frozen=True, slots=True)

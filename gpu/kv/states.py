@@ -25,6 +25,24 @@ class StatePool:
     layers: list[list[Tensor]]
     memory: list[Tensor]
 
+    def part(self, slot: int, part: int, size: int) -> list[tuple[int, Tensor]]:
+        """The bytes [part * size, (part + 1) * size) of all layers of a slot, one after another: views
+        uint8[n], and where each begins in them.
+        """
+        views: list[tuple[int, Tensor]] = []
+        first, last, at = part * size, (part + 1) * size, 0
+        for tensor in self.memory:
+            each = tensor[0, slot].numel() * tensor.itemsize
+            below = max(0, first - at) // each
+            above = min(len(tensor), -(-max(0, last - at) // each))
+            for layer in range(below, above):
+                start = at + layer * each
+                own = tensor[layer, slot].view(-1).view(torch.uint8)
+                own = own[max(0, first - start) : last - start]
+                views.append((max(0, start - first), own))
+            at += len(tensor) * each
+        return views
+
     def copy(self, sources: Tensor, targets: Tensor) -> None:
         """Copy slots `sources` int64[n] to `targets` int64[n]. All are read before one is written."""
         for tensor in self.memory:

@@ -198,6 +198,35 @@ def _with_window_pages(
     return info, free - (taken if config.kv_tokens else int(taken / share))
 
 
+def _kept_from_host(info: ExecutorInfo, config: ModelConfig, wanted: int, each: int, free: int) -> str:
+    """Why KV of a model cannot go to `wanted` bytes of host memory, and what mends that; "": it can.
+    `each`: bytes of a block.
+    """
+    snapshots = info.state_bytes or info.window
+    if snapshots and not each:
+        return "no layer keeps keys and values of all tokens; leave it out"
+    if snapshots and config.tensor_parallel > 1:
+        return "parts of states and windows do not move; leave out it or --tensor-parallel"
+    if info.window and each < info.window_bytes:
+        return (
+            f"a token of layers with a window takes {info.window_bytes} bytes, a block of the others' "
+            f"{each}; leave it out"
+        )
+    if info.drafter and (info.drafter != "ngram" or info.device.startswith("cuda")):
+        return "what a drafter keeps beside the KV does not move; give --draft none (or ngram on a CPU)"
+    if info.device.startswith("cuda") and config.tensor_parallel > 1:
+        return "KV of ranks does not move to the host on a GPU; leave it out"
+    if BLOCK % info.page_size:
+        return (
+            f"blocks of {BLOCK} tokens move, no parts of pages; give a --page-size that divides {BLOCK}"
+        )
+    if wanted < each:
+        return f"a block of {BLOCK} tokens takes {each} bytes; give at least that"
+    if wanted > free:
+        return f"{free} bytes are free; give at most that"
+    return ""
+
+
 def host_blocks(info: ExecutorInfo, config: ModelConfig, free: int) -> int:
     """Blocks of KV that `--kv-host` bytes hold. `free`: of the host's memory, half of which `auto`
     takes for all replicas, where blocks can move at all.
@@ -209,21 +238,7 @@ def host_blocks(info: ExecutorInfo, config: ModelConfig, free: int) -> int:
         wanted = free // 2 // config.beside
     if not wanted:
         return 0
-    told = ""
-    if info.state_bytes or info.window:
-        told = "layers that are recurrent or have a window keep theirs on the device; leave it out"
-    elif info.drafter and (info.drafter != "ngram" or info.device.startswith("cuda")):
-        told = "what a drafter keeps beside the KV does not move; give --draft none (or ngram on a CPU)"
-    elif info.device.startswith("cuda") and config.tensor_parallel > 1:
-        told = "KV of ranks does not move to the host on a GPU; leave it out"
-    elif BLOCK % info.page_size:
-        told = (
-            f"blocks of {BLOCK} tokens move, no parts of pages; give a --page-size that divides {BLOCK}"
-        )
-    elif wanted < each:
-        told = f"a block of {BLOCK} tokens takes {each} bytes; give at least that"
-    elif wanted > free:
-        told = f"{free} bytes are free; give at most that"
+    told = _kept_from_host(info, config, wanted, each, free)
     if told and config.kv_host < 0:
         return 0
     if told:

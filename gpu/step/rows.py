@@ -52,7 +52,7 @@ class RowTable:
         self.max_length = info.context + OVERRUN
         columns = min(256, -(-self.max_length // info.page_size))
         self.pages: PageTable = np.zeros((info.max_rows, columns), dtype=np.int32)
-        self.window_pages, self._host_blocks = info.window_pages, info.host_blocks
+        self.window_pages, self._info = info.window_pages, info
         # of window pages, in the same columns; -1: no step reads it
         self.windows: PageTable = self.pages[: info.max_rows if info.window_pages else 0].copy()
         self.page_counts: Ints = np.zeros(info.max_rows, dtype=np.int64)
@@ -87,7 +87,7 @@ class RowTable:
         with self._checked(plan):
             self.updates, self.copies = [], self._copies(plan.copies) if plan.copies else None
             if plan.saves or plan.loads:
-                check_blocks(plan, self._host_blocks, self.pool_pages, self.page_size)
+                check_blocks(plan, self._info)
             if plan.closes:
                 self._close(np.frombuffer(plan.closes, dtype=np.int32))
             for opened in plan.opens:

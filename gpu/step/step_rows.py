@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.protocol.cluster import BLOCK
-from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan
+from ramify.protocol.plan import NO_TOKEN, STATE, WINDOW, ExecutorInfo, StepPlan
 
 Ints = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
@@ -280,13 +280,18 @@ def within(lines: Ints) -> Ints:
     return np.arange(int(lines.sum())) - np.repeat(np.cumsum(lines) - lines, lines)
 
 
-def check_blocks(plan: StepPlan, slots: int, pages: int, size: int) -> None:
-    """Raises ValueError if a block that moves names another slot than one of `slots`, or a page not
-    below `pages`. `size`: tokens of a page.
-    """
+def check_blocks(plan: StepPlan, info: ExecutorInfo) -> None:
+    """Raises ValueError if a block that moves names a slot, a page or a state that `info` has not."""
     for blocks, least in (plan.saves, 0), (plan.loads, -1):
         for block in blocks:
             own = np.frombuffer(block.pages, dtype=np.int32)
-            fits = 0 < len(own) * size <= BLOCK and 0 <= block.slot < slots
-            if not fits or own.min() < least or own.max() >= pages:
-                raise ValueError(f"moves a block in slot {block.slot} and pages {own.tolist()}")
+            most, above = info.pages, info.window_pages
+            fits = 0 < len(own) * info.page_size <= BLOCK and own.min() >= least and own.max() < most
+            if block.form == STATE:
+                fits = len(own) == 1 and 0 < own[0] <= info.state_slots and block.part >= 0
+            elif block.form == WINDOW:
+                fits = len(own) > 0 and own.min() >= 0 and own.max() < above
+            if not fits or not 0 <= block.slot < info.host_blocks:
+                raise ValueError(
+                    f"moves a block of form {block.form} in slot {block.slot} and pages {own.tolist()}"
+                )

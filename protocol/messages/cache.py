@@ -114,6 +114,7 @@ class Acquire(msgspec.Struct, frozen=True, array_like=True, gc=False):
       On a model with windows: tokens that it may add behind `extra`.
     - `most`: it is denied if it has to compute more, whatever is free (0: any number).
     - `load`: KV in host memory may be loaded: that takes less time than to compute it.
+    - `cost`: tokens that could be computed while one block is loaded, at most `cluster.BLOCK`.
     - `rate`: prompt tokens a second that it would be computed with, if it may wait for KV on the disk
       (`Denied.reason` "disk"); 0: it may not.
     """
@@ -130,6 +131,7 @@ class Acquire(msgspec.Struct, frozen=True, array_like=True, gc=False):
     most: int = 0
     load: bool = False
     rate: float = 0.0
+    cost: int = 0
 
 
 class Grow(msgspec.Struct, frozen=True, array_like=True, gc=False):

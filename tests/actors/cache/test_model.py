@@ -28,7 +28,7 @@ from ramify.actors.cache.integrity import check
 from ramify.actors.cache.node import DEVICE, SUSPECT
 from ramify.actors.cache.windows import Tails, Windows
 from ramify.protocol import messages as m
-from ramify.protocol.plan import MovedBlock, pack, unpack
+from ramify.protocol.plan import STATE, WINDOW, MovedBlock, pack, unpack
 from tests.amount import examples
 
 Path = tuple[str, tuple[int, ...]]  # namespace, tokens
@@ -78,9 +78,12 @@ class CacheMachine(RuleBasedStateMachine):
             state_slots=self.slots,
             windows=self.windows,
             host_blocks=self.host,
+            part=2,
         )
-        self.host_content: dict[int, tuple[bytes, list[Path]]] = {}  # by slot: its key, prefixes
+        # by slot: its key, and prefixes, of a state just that which it stands for
+        self.host_content: dict[int, tuple[bytes, list[Path]]] = {}
         self.loaded = 0  # blocks
+        self.resumed = 0  # requests that loaded what they begin from
         self.seen: dict[int, Path] = {}  # by window page: the prefix up to its position
         self.states: dict[int, Path] = {}  # by slot: what it stands for
         self.hits = 0  # requests that began from a snapshot
@@ -248,7 +251,8 @@ class CacheMachine(RuleBasedStateMachine):
         assert len(pages) == need
         row = Row(branch, (namespace, tokens), pages, verdict.cached - verdict.loaded, [])
         row.loads = verdict.loads
-        assert bool(row.loads) == (verdict.loaded > 0)
+        assert bool(row.loads) or not verdict.loaded
+        self.resumed += bool(row.loads)
         row.newest, row.free = (verdict.cached, verdict.state), unpack(verdict.slots).tolist()
         row.marks = unpack(verdict.marks).tolist()
         if self.slots:
@@ -263,7 +267,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.hits += verdict.cached > 0
             windows = unpack(verdict.windows).tolist()
             row.windows = [-1] * (len(pages) - len(windows)) + windows
-            row.reads, row.written = max(0, row.computed - self.windows.before), row.computed
+            row.reads, row.written = max(0, verdict.cached - self.windows.before), verdict.cached
             assert -1 not in row.windows[row.reads :]
             assert verdict.cached + verdict.replayed <= again
         self.rows[request] = row
@@ -305,8 +309,15 @@ class CacheMachine(RuleBasedStateMachine):
         stored = self.cache.residency.stored
         for block in stored.saves:
             slots = self.slots_of(block)
-            assert not self.spoiled & set(slots)
-            self.host_content[block.slot] = block.key, [self.content[slot] for slot in slots]
+            if block.form == STATE:
+                assert slots[0][0] not in self.bad
+                prefixes = [self.states[slots[0][0]]]
+            elif block.form == WINDOW:
+                prefixes = [self.seen[page] for page, _ in slots]
+            else:
+                assert not self.spoiled & set(slots)
+                prefixes = [self.content[slot] for slot in slots]
+            self.host_content[block.slot] = block.key, prefixes
         stored.saves.clear()
         slots = {
             (target, slot): (source, slot)
@@ -326,6 +337,14 @@ class CacheMachine(RuleBasedStateMachine):
         for block in row.loads:
             key, prefixes = self.host_content[block.slot]
             assert key == block.key
+            if block.form == STATE:
+                slot = unpack(block.pages)[0]
+                self.states[slot] = prefixes[0]
+                self.bad.discard(slot)
+                continue
+            if block.form == WINDOW:
+                self.seen.update(zip(unpack(block.pages), prefixes, strict=True))
+                continue
             for slot, prefix in zip(self.slots_of(block), prefixes, strict=True):
                 if slot[0] >= 0:
                     self.content[slot] = prefix
@@ -503,6 +522,8 @@ class CacheMachine(RuleBasedStateMachine):
     def windows_are_true(self) -> None:
         if self.windows is not None:
             for row in self.rows.values():
+                if row.loads:
+                    continue
                 self.check_window(row, row.computed - self.windows.before)
                 tails = self.cache.residency.snapshots
                 for page in row.windows[max(0, row.computed - self.windows.before) : row.computed]:
@@ -512,7 +533,7 @@ class CacheMachine(RuleBasedStateMachine):
     def states_are_true(self) -> None:
         for row in self.rows.values():
             at, slot = row.newest
-            if slot:
+            if slot and not row.loads:
                 assert self.states[slot] == row.prefix(at - 1)
             for at, slot in row.kept:
                 assert self.states[slot] == row.prefix(at - 1)
@@ -601,6 +622,9 @@ class CacheMachine(RuleBasedStateMachine):
         (1, 12, 64, 0, None, 5),
         (1, 30, 1, 0, None, 40),
         (4, 6, 2, 0, None, 7),
+        (1, 16, 2, 5, None, 9),
+        (1, 20, 64, 6, None, 60),
+        (1, 16, 2, 0, Windows(4, 24, 4, 2), 40),
     ],
 )
 def test_random_programs(
@@ -649,6 +673,9 @@ def test_random_programs(
         (60, Windows(2, 60, 3, 2), 2, 4),
         (14, "6 blocks", 1, 3),
         (24, "90 blocks", 1, 3),
+        (24, "90 blocks 5 slots", 1, 3),
+        (24, "20 blocks 8 slots", 0, 2),
+        (24, "90 blocks windows", 1, 3),
     ],
 )
 @pytest.mark.parametrize("seed", range(examples(3, 6)))
@@ -664,6 +691,10 @@ def test_random_turns_with_snapshots(
     slots = form if isinstance(form, int) else 0
     windows = form if isinstance(form, Windows) else None
     host = int(form.split()[0]) if isinstance(form, str) else 0
+    if isinstance(form, str) and form.endswith("slots"):
+        slots = int(form.split()[2])
+    if isinstance(form, str) and form.endswith("windows"):
+        windows = Windows(4, 24, 4, 2)
     if host and seed > 2:
         pytest.skip("three are enough")
     monkeypatch.setattr(snapshots, "NEAR", near)
@@ -710,3 +741,4 @@ def test_random_turns_with_snapshots(
         machine.the_tree_holds_true_kv()
     machine.teardown()
     assert machine.hits > 5 or machine.loaded > 5
+    assert machine.resumed > 5 or not host

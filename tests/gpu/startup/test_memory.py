@@ -163,8 +163,8 @@ def test_half_of_the_free_memory_is_shared_by_the_replicas(
 @pytest.mark.parametrize(
     ("changes", "wanted", "told"),
     [
-        ({"window": 16}, 1 << 20, "have a window"),
-        ({"state_bytes": 16}, 1 << 20, "recurrent"),
+        ({"window": 16, "window_bytes": 300_000}, 1 << 20, "with a window takes 300000 bytes"),
+        ({"state_bytes": 16, "kv_bytes_per_token": 0}, 1 << 20, "no layer keeps keys"),
         ({"device": "cuda:0", "drafter": "ngram"}, 1 << 20, "--draft none"),
         ({"page_size": 128}, 1 << 20, "--page-size that divides 64"),
         ({"drafter": "model"}, 1 << 20, "ngram on a CPU"),
