@@ -164,6 +164,10 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
             "processes that hold the model together, each a part of every layer: ranks", low=1, high=64
         ),
     ] = 1
+    expert_parallel: Annotated[
+        bool,
+        Setting("with --tensor-parallel each rank holds some experts whole, instead of a part of each"),
+    ] = False
     draft: Annotated[
         str,
         Setting(
@@ -232,6 +236,10 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
             )
         if self.kv_disk is not None and not self.kv_host:
             raise ConfigError("--kv-disk lies behind host memory: give --kv-host too (8G, or auto)")
+        if self.expert_parallel and self.tensor_parallel == 1:
+            raise ConfigError(
+                "--expert-parallel divides experts among ranks: give --tensor-parallel too"
+            )
         if self.kv_disk is not None and self.tensor_parallel > 1:
             raise ConfigError("--kv-disk keeps the KV of one process: leave out it or --tensor-parallel")
 

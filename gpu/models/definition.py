@@ -214,6 +214,7 @@ class ExpertSettings:
     shared_gated: bool = False  # and which a sigmoid opens
     bias: bool = False  # of the router, too; never of a shared one
     beside: DenseSettings | None = None  # runs on the same stream; each behind norms of its own
+    held: tuple[int, int] | None = None  # the experts that this rank has, [first, last); None: all
 
 
 FeedForwardSettings = DenseSettings | ExpertSettings

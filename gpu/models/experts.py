@@ -45,7 +45,8 @@ class Experts:
             yield shared.down, [f"{part}.{called.shared}.{names.down}"], []
 
         *firsts, down = called.each
-        every = [f"{part}.experts.{number}" for number in range(self.layer.experts)]
+        first, held = self.layer.first, self.layer.held
+        every = [f"{part}.experts.{number}" for number in range(first, first + held)]
         both = [f"{expert}.{name}" for expert in every for name in firsts]
         yield self.layer.gate_up, both, [self.size] * len(both)
         yield self.layer.down, [f"{expert}.{down}" for expert in every], [self.hidden] * len(every)
@@ -152,15 +153,17 @@ def empty_experts(
             linear(hidden, parts * one.shared, use), linear(one.shared, hidden), one.shared,
             one.shared_gated, one.activation,
         )  # fmt: skip
-    corrected = one.router.corrected
+    corrected, (first, last) = one.router.corrected, one.held or (0, one.experts)
     layer = LayerExperts(
         router=linear(hidden, one.experts + one.shared_gated, "scores"),
         correction=torch.empty(one.experts, device=device) if corrected else None,
         weights=torch.empty(one.experts, device=device) if one.router.weighed else None,
-        gate_up=linear(hidden, parts * one.size, use, one.experts),
-        down=linear(one.size, hidden, stacked=one.experts),
+        gate_up=linear(hidden, parts * one.size, use, last - first),
+        down=linear(one.size, hidden, stacked=last - first),
         shared=shared,
         settings=one.router,
         activation=one.activation,
+        first=first,
+        total=one.experts,
     )
     return Experts(norm, layer, one.size, hidden, post)

@@ -29,7 +29,7 @@ from ramify.gpu.models.definition import (
 )
 from ramify.gpu.models.experts import ExpertsBeside
 from ramify.gpu.models.feed_forward import FeedForward
-from ramify.gpu.ops.linear.base import Linear
+from ramify.gpu.ops.linear.base import Linear, Weight
 from ramify.protocol.errors import ModelError
 
 _EMBEDDING = "model.embed_tokens.weight"
@@ -48,16 +48,25 @@ class Cut:
         parts = [tensor.narrow(self.dim, first, last - first) for first, last in self.pieces]
         return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
 
+    def of_weight(self, weight: Weight) -> Weight:
+        """The same of a stored form. Raises ValueError where inputs are no whole groups."""
+        if self.dim:
+            ((first, last),) = self.pieces
+            return weight.columns(first, last)
+        return weight.in_order(torch.cat([torch.arange(*piece) for piece in self.pieces]))
 
-def part_of(shape: Definition, rank: int, ranks: int) -> Definition:
-    """What `rank` of `ranks` holds. Raises ModelError for what is not divided."""
+
+def part_of(shape: Definition, rank: int, ranks: int, whole_experts: bool = False) -> Definition:
+    """What `rank` of `ranks` holds. Raises ModelError for what is not divided.
+
+    `whole_experts`: each rank has some experts of every layer, instead of a part of each expert.
+    """
     if ranks == 1:
         return shape
     if shape.token_inputs is not None:
         raise _refused(ranks, "inputs of tokens for every layer (Gemma E2B, E4B) are not divided")
-    if shape.stored is not None:
-        raise _refused(ranks, f"a checkpoint in {shape.stored.name} is not divided; floats are")
-    layers = tuple(_layer(layer, ranks) for layer in shape.layers)
+    place = rank if whole_experts else None
+    layers = tuple(_layer(layer, ranks, place) for layer in shape.layers)
     size, each = shape.vocab_size, -(-shape.vocab_size // ranks)
     lines = min(rank * each, size), min((rank + 1) * each, size)
     return replace(shape, layers=layers, head_lines=lines, vision=None)
@@ -70,7 +79,7 @@ def cuts(whole: Definition, own: Decoder, rank: int, ranks: int) -> dict[str, Cu
     of_whole, of_own = dict(_blocks(whole)), dict(_blocks(own.config))
     found: dict[str, Cut] = {}
     for name, shape in shapes.items():
-        mine = held[name]
+        mine = held.get(name, (0,))  # an expert of another rank has none
         if not mine[0]:
             found[name] = Cut(shape, 0, ())
         elif mine != shape:
@@ -95,7 +104,8 @@ def leave_biases_to_first(model: Decoder) -> None:
         if isinstance(fed, FeedForward):
             parts.append(fed.down)
         elif fed is not None:
-            parts += [fed.layer.down, *([fed.layer.shared.down] if fed.layer.shared else [])]
+            parts += [] if fed.layer.divided else [fed.layer.down]
+            parts += [fed.layer.shared.down] if fed.layer.shared else []
         for linear in parts:
             if linear.bias is not None:
                 linear.bias.zero_()
@@ -166,11 +176,12 @@ def _shared(what: str, count: int, ranks: int) -> int:
     return _each(what, count, ranks)
 
 
-def _layer(layer: LayerSettings, ranks: int) -> LayerSettings:
+def _layer(layer: LayerSettings, ranks: int, place: int | None) -> LayerSettings:
+    """`place`: of the rank, where it has whole experts."""
     return replace(
         layer,
         mixer=_mixer(layer.mixer, ranks),
-        feed_forward=None if layer.feed_forward is None else _fed(layer.feed_forward, ranks),
+        feed_forward=None if layer.feed_forward is None else _fed(layer.feed_forward, ranks, place),
         beside=None if layer.beside is None else _fixed(layer.beside, ranks),
     )
 
@@ -205,12 +216,17 @@ def _fixed(one: FixedSettings, ranks: int) -> FixedSettings:
     return replace(one, ranks=ranks)
 
 
-def _fed(one: FeedForwardSettings, ranks: int) -> FeedForwardSettings:
-    size = _each("rows of a feed-forward", one.size, ranks)
+def _fed(one: FeedForwardSettings, ranks: int, place: int | None) -> FeedForwardSettings:
     if isinstance(one, DenseSettings):
-        return replace(one, size=size)
+        return replace(one, size=_each("rows of a feed-forward", one.size, ranks))
+    size, held = one.size, None
+    if place is None:
+        size = _each("rows of a feed-forward", one.size, ranks)
+    else:
+        each = _each("experts", one.experts, ranks)
+        held = place * each, (place + 1) * each
     shared = None if one.shared is None else _each("rows of a shared expert", one.shared, ranks)
     beside = None
     if one.beside is not None:
         beside = replace(one.beside, size=_each("rows of a feed-forward", one.beside.size, ranks))
-    return replace(one, size=size, shared=shared, beside=beside)
+    return replace(one, size=size, shared=shared, beside=beside, held=held)

@@ -73,6 +73,7 @@ class ExpertTile:
 class LayerExperts:
     """Weights of one layer, whose experts are stacked. correction, weights: float32[experts].
 
+    `first`, `total`: of those that this rank has, and of all, where other ranks have the rest.
     `router_norm`: the router reads the residual behind it; None: what experts read. `tiles`: of the
     kernels, up to how many pairs an expert; None: not measured.
     """
@@ -89,11 +90,23 @@ class LayerExperts:
     weights: Tensor | None = None
     router_norm: RMSNorm | None = None
     tiles: tuple[tuple[int, ExpertTile], ...] | None = None
+    first: int = 0
+    total: int = 0
 
     @property
     def experts(self) -> int:
         """How many there are to choose from."""
+        return self.total or self.gate_up.stacked
+
+    @property
+    def held(self) -> int:
+        """How many of them this rank has."""
         return self.gate_up.stacked
+
+    @property
+    def divided(self) -> bool:
+        """Whether other ranks have experts of this layer."""
+        return self.held < self.experts
 
     @property
     def size(self) -> int:
@@ -157,9 +170,12 @@ def run(x: Tensor, layer: LayerExperts, routed: Tensor | None = None) -> Tensor:
     counts, chosen = route(logits[:, :experts], layer.correction, layer.settings, layer.weights)
     output = torch.zeros_like(x)
     for expert in chosen.flatten().bincount().nonzero().flatten().tolist():
+        own = expert - layer.first
+        if not 0 <= own < layer.held:
+            continue
         tokens, places = torch.where(chosen == expert)
-        rows = gated(F.linear(x[tokens], *layer.gate_up.matrix(expert, x.dtype)), layer.activation)
-        rows = F.linear(rows, *layer.down.matrix(expert, x.dtype))
+        rows = gated(F.linear(x[tokens], *layer.gate_up.matrix(own, x.dtype)), layer.activation)
+        rows = F.linear(rows, *layer.down.matrix(own, x.dtype))
         rows = rows * counts[tokens, places, None].to(rows.dtype)
         output.index_add_(0, tokens, rows)
     shared = layer.shared

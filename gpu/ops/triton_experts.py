@@ -28,7 +28,11 @@ RELU2 = tl.constexpr(3)  # has no gate: an expert's rows are half as many
 
 @dataclass(frozen=True, slots=True)
 class ExpertRoutes:
-    """Where each token goes. chosen int32[T, top]; counts float32[T, top], and the shared expert's."""
+    """Where each token goes. chosen int32[T, top]; counts float32[T, top], and the shared expert's.
+
+    Of those that this rank has; where others have some, its own come first, and `held` stands for each
+    that it has not.
+    """
 
     chosen: Tensor
     counts: Tensor
@@ -47,7 +51,8 @@ def route_tokens(logits: Tensor, layer: LayerExperts) -> ExpertRoutes:
         EXPERTS=experts, BLOCK=block, TOP=settings.top, PLACES=places,
         GATED=shared is not None and shared.gated, SIGMOID=settings.score == "sigmoid",
         RENORMALISE=settings.renormalise, GROUPS=settings.groups, GROUP_BEST=settings.group_best,
-        TOP_GROUPS=settings.top_groups, GROUP_BLOCK=triton.next_power_of_2(settings.groups),
+        TOP_GROUPS=settings.top_groups, FIRST=layer.first, HELD=layer.held,
+        GROUP_BLOCK=triton.next_power_of_2(settings.groups),
         OVERLAP=overlaps(logits.device), num_warps=1 if block <= 256 else 4,
         **launch_options(logits.device),
     )  # fmt: skip
@@ -66,7 +71,8 @@ def _route(
     logits, correction, weights, chosen, counts, stride, scale, EXPERTS: tl.constexpr,
     BLOCK: tl.constexpr, TOP: tl.constexpr, PLACES: tl.constexpr, GATED: tl.constexpr,
     SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr,
-    TOP_GROUPS: tl.constexpr, GROUP_BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    TOP_GROUPS: tl.constexpr, FIRST: tl.constexpr, HELD: tl.constexpr, GROUP_BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One token."""
     wait(OVERLAP)
@@ -115,8 +121,15 @@ def _route(
     if RENORMALISE:
         own_counts = own_counts / tl.maximum(tl.sum(own_counts), 1e-20)
     kept = place < TOP
-    tl.store(chosen + token * TOP + place, own_chosen, mask=kept)
-    tl.store(counts + token * PLACES + place, own_counts * own_weights, mask=kept)
+    to = place
+    if HELD < EXPERTS:
+        own_chosen -= FIRST
+        here = kept & (own_chosen >= 0) & (own_chosen < HELD)
+        own_chosen = tl.where(here, own_chosen, HELD)
+        before = tl.cumsum(here.to(tl.int32), 0)
+        to = tl.where(here, before - 1, place - before + tl.sum(here.to(tl.int32)))
+    tl.store(chosen + token * TOP + to, own_chosen, mask=kept)
+    tl.store(counts + token * PLACES + to, own_counts * own_weights, mask=kept)
     if PLACES > TOP:
         count = 1.0
         if GATED:

@@ -38,7 +38,8 @@ def open_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: ExpertRou
         SHARED=beside, TOP=top, KIND=KINDS[layer.activation], PARTS=triton.next_power_of_2(parts),
         GROUP=gate_up.group or hidden, SHARED_GROUP=shared_up.group or hidden, ROWS=many,
         DEPTH=_depth(hidden, gate_up, shared_up), STAGES=3, PACKED=packed,
-        SHARED_PACKED=shared_packed, num_warps=4, **overlap_options(values.device),
+        SHARED_PACKED=shared_packed, DIVIDED=layer.divided, num_warps=4,
+        **overlap_options(values.device),
     )  # fmt: skip
     return gated
 
@@ -46,7 +47,7 @@ def open_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: ExpertRou
 def sum_few(gated: Tensor, layer: LayerExperts, routes: ExpertRoutes) -> Tensor:
     """What `open_few` returned -> [T, hidden], the sum over each token's experts."""
     (tokens, top), shared, size = routes.chosen.shape, layer.shared, layer.size
-    hidden, down = layer.down.weight.shape[0] // layer.experts, layer.down.weight.operand
+    hidden, down = layer.down.weight.shape[0] // layer.held, layer.down.weight.operand
     beside = 0 if shared is None else shared.size
     beside_down = layer.down if shared is None else shared.down  # not read without one
     shared_down = beside_down.weight.operand
@@ -60,7 +61,7 @@ def sum_few(gated: Tensor, layer: LayerExperts, routes: ExpertRoutes) -> Tensor:
         SIZE=size, SHARED=beside, TOP=top, GROUP=down.group or size,
         SHARED_GROUP=shared_down.group or max(1, beside), ROWS=rows, DEPTH=_depth(size, down),
         SHARED_DEPTH=_depth(max(1, beside), shared_down), STAGES=4, PACKED=packed,
-        SHARED_PACKED=shared_packed, num_warps=4,
+        SHARED_PACKED=shared_packed, DIVIDED=layer.divided, num_warps=4,
         **overlap_options(gated.device),
     )  # fmt: skip
     return output
@@ -143,7 +144,7 @@ def _open_few(
     HIDDEN: tl.constexpr, SIZE: tl.constexpr, SHARED: tl.constexpr, TOP: tl.constexpr,
     KIND: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr, SHARED_GROUP: tl.constexpr,
     ROWS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr,
-    SHARED_PACKED: tl.constexpr, OVERLAP: tl.constexpr,
+    SHARED_PACKED: tl.constexpr, DIVIDED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """output [T, TOP * SIZE + SHARED]. squares: see `UnscaledRows`."""
     wait(OVERLAP)
@@ -155,6 +156,9 @@ def _open_few(
     else:
         pair = 0
         token = ((index - routed) % tokens).to(tl.int64)
+    if DIVIDED:  # noqa: SIM102, the compiler knows it
+        if index < routed and tl.load(chosen + pair) * (SIZE if KIND == RELU2 else 2 * SIZE) >= total:
+            return
     scale = 1.0
     if squares is not None:
         part = tl.arange(0, PARTS)
@@ -192,7 +196,7 @@ def _sum_few(
     HIDDEN: tl.constexpr, SIZE: tl.constexpr, SHARED: tl.constexpr, TOP: tl.constexpr,
     GROUP: tl.constexpr, SHARED_GROUP: tl.constexpr, ROWS: tl.constexpr,
     DEPTH: tl.constexpr, SHARED_DEPTH: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr,
-    SHARED_PACKED: tl.constexpr, OVERLAP: tl.constexpr,
+    SHARED_PACKED: tl.constexpr, DIVIDED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """output [T, HIDDEN]: some columns of one token."""
     wait(OVERLAP)
@@ -203,17 +207,23 @@ def _sum_few(
     source = gated + token * (TOP * SIZE + SHARED)
     own_counts = counts + token * (TOP + (SHARED > 0))
     own_chosen = chosen + token * TOP
+    places = TOP
+    if DIVIDED:  # the first ones are here
+        places = 0
+        for number in tl.static_range(TOP):
+            places += (tl.load(own_chosen + number) * HIDDEN < total).to(tl.int32)
     if PACKED:
         y = tl.zeros([ROWS], tl.float32)
         for place in tl.static_range(TOP):
-            own = tl.load(own_chosen + place).to(tl.int64) * HIDDEN + tl.minimum(row, HIDDEN - 1)
-            at_x = source + place * SIZE
-            part = row_sums(at_x, SIZE, weight, scales, zeros, own, total, STAGES, PACKED)
-            y += part * tl.load(own_counts + place)
+            if place < places:
+                own = tl.load(own_chosen + place).to(tl.int64) * HIDDEN + tl.minimum(row, HIDDEN - 1)
+                at_x = source + place * SIZE
+                part = row_sums(at_x, SIZE, weight, scales, zeros, own, total, STAGES, PACKED)
+                y += part * tl.load(own_counts + place)
     else:
         STEPS: tl.constexpr = (SIZE + DEPTH - 1) // DEPTH
         sums = tl.zeros([ROWS, DEPTH], tl.float32)
-        for step in tl.range(0, TOP * STEPS, num_stages=STAGES):
+        for step in tl.range(0, places * STEPS, num_stages=STAGES):
             place = step // STEPS
             at = step % STEPS * DEPTH
             column = at + tl.arange(0, DEPTH)
@@ -227,7 +237,10 @@ def _sum_few(
     if bias is not None:
         for place in tl.static_range(TOP):
             own_bias = bias + tl.load(own_chosen + place).to(tl.int64) * HIDDEN + row
-            y += tl.load(own_bias, mask=inside, other=0.0).to(tl.float32) * tl.load(own_counts + place)
+            known = inside
+            if DIVIDED:
+                known = row < tl.where(place < places, HIDDEN, 0)
+            y += tl.load(own_bias, mask=known, other=0.0).to(tl.float32) * tl.load(own_counts + place)
     if SHARED > 0:
         if SHARED_PACKED:
             own, behind = token * 0 + tl.minimum(row, HIDDEN - 1), source + TOP * SIZE

@@ -44,11 +44,11 @@ def run_many(
 
     `invariant`: what a token gets depends on no other one, to the last bit.
     """
-    (tokens, top), experts, hidden = routes.chosen.shape, layer.experts, x.shape[1]
+    (tokens, top), experts, hidden = routes.chosen.shape, layer.held, x.shape[1]
     size, pairs, device = layer.size, tokens * top, x.device
     overlap, options = overlaps(device), launch_options(device)
     order, starts = sort_pairs(routes.chosen, experts)
-    tile = tile_for(pairs, experts, x.dtype, invariant, layer.tiles)
+    tile = tile_for(pairs, layer.experts, x.dtype, invariant, layer.tiles)
     tiles = triton.cdiv(pairs, tile.rows) + min(experts, pairs)  # as many as there can be
     sizes = {
         "EXPERTS": experts, "BLOCK": triton.next_power_of_2(experts), "HIDDEN": hidden, "SIZE": size,
@@ -70,8 +70,8 @@ def run_many(
     output = torch.empty_like(x)
     block = min(_SUMMED, triton.next_power_of_2(hidden))
     _sum_many[(tokens, triton.cdiv(hidden, block))](
-        sums, shared, routes.counts, output, HIDDEN=hidden, TOP=top, PLACES=places, BLOCK=block,
-        OVERLAP=overlap, num_warps=4, **options,
+        sums, shared, routes.counts, routes.chosen if layer.divided else None, output, HIDDEN=hidden,
+        TOP=top, PLACES=places, EXPERTS=experts, BLOCK=block, OVERLAP=overlap, num_warps=4, **options,
     )  # fmt: skip
     return output
 
@@ -266,16 +266,21 @@ def _down_many(
 
 @triton.jit
 def _sum_many(
-    added, shared, counts, output, HIDDEN: tl.constexpr, TOP: tl.constexpr, PLACES: tl.constexpr,
-    BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    added, shared, counts, chosen, output, HIDDEN: tl.constexpr, TOP: tl.constexpr,
+    PLACES: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    """chosen: where some experts are elsewhere, whose rows are not there."""
     wait(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < HIDDEN
     y = tl.zeros([BLOCK], tl.float32)
     for place in tl.static_range(TOP):
-        y += tl.load(added + (token * TOP + place) * HIDDEN + column, mask=inside, other=0.0)
+        there = inside
+        if chosen is not None:
+            own = tl.load(chosen + token * TOP + place)
+            there = column < tl.where(own < EXPERTS, HIDDEN, 0)
+        y += tl.load(added + (token * TOP + place) * HIDDEN + column, mask=there, other=0.0)
     if shared is not None:
         row = tl.load(shared + token * HIDDEN + column, mask=inside, other=0.0).to(tl.float32)
         y += row * tl.load(counts + token * PLACES + TOP)

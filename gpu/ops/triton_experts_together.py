@@ -49,11 +49,11 @@ def open_together(x: UnscaledRows, eps: float, layer: LayerExperts, routes: Expe
     shared_up = gate_up if shared is None else shared.gate_up.weight.operand  # not read without one
     groups = [one.group if 0 < one.group < hidden else 0 for one in (gate_up, shared_up)]
     parts = 1 if x.squares is None else x.squares.shape[1]
-    _open_together[(layer.experts * triton.cdiv(size, _ROWS) + triton.cdiv(beside, _ROWS),)](
+    _open_together[(layer.held * triton.cdiv(size, _ROWS) + triton.cdiv(beside, _ROWS),)](
         values, x.squares, routes.chosen, gate_up.codes, gate_up.scales, layer.gate_up.bias,
         shared_up.codes, shared_up.scales, gated, tokens, parts, eps, HIDDEN=hidden, SIZE=size,
         SHARED=beside, TOP=top, KIND=KINDS[layer.activation], PARTS=triton.next_power_of_2(parts),
-        EXPERTS=layer.experts, PLACES=triton.next_power_of_2(top), ROWS=_ROWS,
+        EXPERTS=layer.held, PLACES=triton.next_power_of_2(top), ROWS=_ROWS,
         DEPTH=min([_DEPTH, *filter(None, groups)]), GROUP=groups[0], SHARED_GROUP=groups[1],
         PRECISION="ieee" if values.dtype == torch.float32 else "tf32", num_warps=2, num_stages=4,
         **overlap_options(values.device),

@@ -45,8 +45,16 @@ from ramify.gpu.startup.memory import (
 from ramify.gpu.startup.mtp import empty_mtp, fill_mtp, load_mtp
 from ramify.gpu.startup.packing import Packing
 from ramify.gpu.startup.pictures import empty_pictures
-from ramify.gpu.startup.quantization import Quantization, choose_quantization
-from ramify.gpu.startup.ranks import Split, agreed, agreed_buckets, join, ranks_of, rehearsing_ops
+from ramify.gpu.startup.quantization import Quantization
+from ramify.gpu.startup.ranks import (
+    Split,
+    agreed,
+    agreed_buckets,
+    join,
+    quantization_of,
+    ranks_of,
+    rehearsing_ops,
+)
 from ramify.gpu.startup.stamp import kv_stamp
 from ramify.gpu.startup.states import check_draft_model, check_states
 from ramify.gpu.startup.weights import fill_random, load_weights
@@ -87,7 +95,7 @@ def load_rank(config: ModelConfig, progress: Progress, place: RankPlace | None) 
     dtype = dtype_of(config, shape, device)
     torch.set_num_threads(config.threads or min(torch.get_num_threads(), cores()))
     context = context_of(config, shape)
-    quantization = split.floats if split is not None else choose_quantization(config, shape, device)
+    quantization = quantization_of(config, shape, device, split)
     windows = has_windows(config, shape, context)
     shapes = shape.attention_shapes(dtype, windows, config.kv_dtype == "fp8")
     attention = choose(config.attention, shapes, device, config.deterministic)

@@ -14,7 +14,7 @@ from ramify.gpu.models.definition import Definition
 from ramify.gpu.models.split import Cut, cuts, part_of
 from ramify.gpu.ranks.group import Ranks, RankSums
 from ramify.gpu.ranks.ring import RankPlace
-from ramify.gpu.startup.quantization import Quantization
+from ramify.gpu.startup.quantization import Quantization, choose_quantization
 from ramify.gpu.step.buckets import Bucket
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
@@ -32,7 +32,6 @@ class Split:
     whole: Definition
     shape: Definition
     parameters: int  # of the whole
-    floats: Quantization
 
     def cuts(self, own: Decoder) -> dict[str, Cut]:
         """Of the tensors that `own`, a decoder of `shape`, has not whole."""
@@ -81,12 +80,14 @@ def join(
     if place is None:
         raise _refused(count, "ranks are processes; give --executor process")
     refuse_file(config.path, count)
-    shape = part_of(whole, place.rank, place.ranks)
+    if config.expert_parallel and not whole.has_experts:
+        raise _refused(count, "the model has no experts; leave --expert-parallel out")
+    shape = part_of(whole, place.rank, place.ranks, config.expert_parallel)
     on_gpu = device.type == "cuda"
     kernels = on_gpu or config.attention == "triton"
     obstacles = {
-        f"--quantization {config.quantization} is not; give none": config.quantization
-        not in ("auto", "none"),
+        "integers of a CPU's kernels are not; give --quantization none": not kernels
+        and config.quantization in ("int8", "int4"),
         "--draft mtp reads the whole model; give ngram, or a draft model": config.draft == "mtp",
         f"on a GPU nothing is guessed yet; leave --draft {config.draft} out": kernels
         and config.draft not in ("auto", "none"),
@@ -100,8 +101,16 @@ def join(
     if device.type == "cpu":
         torch.set_num_threads(config.threads or max(1, cores() // count))
     parameters = Decoder(whole, 1, torch.float32, torch.device("meta")).parameters()
-    floats = Quantization("none", f"the part of each of {count} ranks is floats")
-    return Split(Ranks(place, device), whole, shape, parameters, floats)
+    return Split(Ranks(place, device), whole, shape, parameters)
+
+
+def quantization_of(
+    config: ModelConfig, shape: Definition, device: torch.device, split: Split | None
+) -> Quantization:
+    """Raises ModelError. Ranks have no integers of a CPU's kernels."""
+    if split is not None and config.quantization == "auto" and device.type == "cpu":
+        return Quantization("none", f"the part of each of {split.ranks.count} ranks is floats")
+    return choose_quantization(config, shape, device)
 
 
 def refuse_file(path: Path, ranks: int) -> None:

@@ -29,6 +29,7 @@ _SINGLE = "model.safetensors"
 _NAME_MOST = 255  # bytes of a file's name, as file systems have it
 # Of tensors with all experts of a layer, by how their names end: their dimensions
 _DIMENSIONS = {"": 3, "_bias": 2}
+_FLOAT_NAMES = {"F32", "BF16", "F16", "F64"}  # as safetensors calls them
 _FLOATS = {torch.float32, torch.bfloat16, torch.float16, torch.float64}
 
 
@@ -121,7 +122,8 @@ class _Target:
         """A tensor of a file; of those that are cut, a rank's part and nothing else."""
         cut = self.cuts.get(_in_decoder(name, self.known, self.called))
         whole = None if cut is None else file.get_slice(name)
-        if cut is None or whole is None or tuple(whole.get_shape()) != cut.shape:
+        codes = whole is not None and whole.get_dtype() not in _FLOAT_NAMES  # cut with their scales
+        if cut is None or whole is None or codes or tuple(whole.get_shape()) != cut.shape:
             tensor: Tensor = file.get_tensor(name)
             return tensor
         ahead = (slice(None),) * cut.dim
@@ -138,6 +140,8 @@ class _Target:
     def take_part(self, path: Path, name: str, whole: str, part: str, tensor: Tensor) -> None:
         """`name`: of the tensor in the file; `whole`: of its weight here, or of a layer's experts."""
         stacked = None if whole in self.known else _ending(whole, self.called.experts)
+        if self.is_elsewhere(whole):
+            return
         if whole not in self.known and stacked is None:
             _check_ignorable(path, name, self.known)
         if not part or self._stored is None:
@@ -155,7 +159,7 @@ class _Target:
         del self.parts[whole]
         try:
             if stacked is None:
-                self._put(path, name, whole, self._weight(parts, self.views[whole].shape))
+                self._put(path, name, whole, self._weight(parts, self._whole(whole)))
             else:
                 self._take_experts(path, name, whole, parts)
         except ValueError as error:
@@ -185,15 +189,29 @@ class _Target:
             raise ValueError(f"shapes {shapes} are not those of a layer's experts")
         for number in range(count.pop()):
             names = [f"{head}experts.{number}.{kind}.weight" for kind in kinds]
+            if self.is_elsewhere(names[0]):
+                continue
             if any(each not in self.views for each in names):
                 raise ValueError("there are other experts than in config.json")
-            rows, inputs = self.views[names[0]].shape
+            rows, inputs = self._whole(names[0])
             weight = self._weight({key: each[number] for key, each in parts.items()},
                                   (rows * len(kinds), inputs))  # fmt: skip
             all_rows = torch.arange(rows * len(kinds), device=self._device)
             turns = all_rows.view(rows, -1).t() if called.interleaved else all_rows.view(-1, rows)
             for each, own in zip(names, turns, strict=True):
                 self._put(path, name, each, weight.in_order(own))
+
+    def _whole(self, wanted: str) -> Sequence[int]:
+        """The shape of the tensor `wanted` in files."""
+        cut = self.cuts.get(wanted)
+        return self.views[wanted].shape if cut is None else cut.shape
+
+    def _own(self, path: Path, name: str, weight: Weight, cut: Cut | None) -> Weight:
+        """This rank's part."""
+        try:
+            return weight if cut is None else cut.of_weight(weight)
+        except ValueError as error:
+            raise ModelError(f"{path}: {name}: {error}: give another --tensor-parallel") from None
 
     def _put(self, path: Path, name: str, wanted: str, weight: Weight) -> None:
         """The weight `wanted` in the form in which it is stored."""
@@ -202,7 +220,7 @@ class _Target:
             self.widened += 1
         elif self._packing.keeps(wanted, type(weight)):
             self._note(path, name, wanted)
-            self._packing.loaded(wanted, weight)
+            self._packing.loaded(wanted, self._own(path, name, weight, self.cuts.get(wanted)))
         else:
             self.fill(path, name, wanted, weight.floats())
             self.widened += 1
@@ -372,6 +390,8 @@ def _load_file(path: Path, target: _Target) -> Iterator[tuple[float, int]]:
                     base = whole.removesuffix(ending)
                     parts = _each(base, ending, tensor, called.experts)
                 for wanted, part in parts:
+                    if target.is_elsewhere(wanted):
+                        continue
                     if wanted not in known:
                         shape = list(tensor.shape)
                         raise ModelError(f"{path}: {name} has shape {shape}, other experts than in "

@@ -10,7 +10,7 @@ import msgspec
 
 from ramify.gpu.executors.base import Follower
 from ramify.gpu.ranks.ring import GroupMemory, RankPlace
-from ramify.gpu.startup.load import load_rank
+from ramify.gpu.startup.load import load_executor, load_rank
 from ramify.protocol.config import ModelConfig
 
 
@@ -19,6 +19,11 @@ def ranked(config: ModelConfig) -> Iterator[Any]:
     """Rank 0's executor. `followers`, in the order of their ranks, tell how the others ended."""
     count = config.tensor_parallel
     config = msgspec.structs.replace(config, threads=1)
+    if count == 1:
+        executor = load_executor(config, lambda what, share: None)
+        yield executor
+        executor.close()
+        return
     errors: list[BaseException] = []
 
     def follow(place: RankPlace) -> None:

@@ -60,6 +60,10 @@ class Weight:
         """Of a stored form: some of its rows."""
         raise TypeError(f"a {type(self).__name__} is not stored in checkpoints")
 
+    def columns(self, first: int, last: int) -> "Weight":
+        """Of a stored form: some of its inputs. Raises ValueError where they are no whole groups."""
+        raise TypeError(f"a {type(self).__name__} is not stored in checkpoints")
+
     def joined(self, others: "Sequence[Weight]") -> "Weight":
         """Of a stored form: with others of its class below it."""
         raise TypeError(f"a {type(self).__name__} is not stored in checkpoints")

@@ -56,6 +56,14 @@ class Fp8Weight(Weight):
     def rows(self, first: int, last: int) -> "Fp8Weight":
         return Fp8Weight(self.codes[first:last], self.scales[first:last])
 
+    def columns(self, first: int, last: int) -> "Fp8Weight":
+        scales = self.scales
+        if scales.shape[1] > 1:
+            if first % GROUP or (last % GROUP and last < self.shape[1]):
+                raise ValueError(f"blocks of {GROUP} inputs cannot be divided from {first} to {last}")
+            scales = scales[:, first // GROUP : -(-last // GROUP)]
+        return Fp8Weight(_bytes(self.codes)[:, first:last].contiguous().view(CODES), scales)
+
     def joined(self, others: Sequence[Weight]) -> "Fp8Weight":
         parts = [self, *(each for each in others if isinstance(each, Fp8Weight))]
         groups = max(part.scales.shape[1] for part in parts)

@@ -6,6 +6,7 @@ A number is its group's scale times its code, plus the group's offset. The layou
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 import torch
 from torch import Tensor
@@ -51,6 +52,18 @@ class GroupedWeight(Weight):
 
     def joined(self, others: Sequence[Weight]) -> "GroupedWeight":
         return joined([self, *(each for each in others if isinstance(each, GroupedWeight))])
+
+    def columns(self, first: int, last: int) -> "GroupedWeight":
+        size = gcd(first, last, self.group)
+        if size % GROUP and size < self.group:
+            raise ValueError(
+                f"groups of {self.group} inputs cannot be divided from {first} to {last}, which are no "
+                f"multiples of {GROUP}"
+            )
+        whole, groups = self.in_groups(size), slice(first // size, last // size)
+        offsets = None if whole.offsets is None else whole.offsets[:, groups]
+        codes = whole.codes[:, first:last].contiguous()
+        return GroupedWeight(codes, whole.scales[:, groups], offsets, whole.bits)
 
     def in_order(self, order: Tensor) -> "GroupedWeight":
         """With its rows as `order` says."""

@@ -13,12 +13,14 @@ from ramify.gpu.drafting.ngram import NgramDrafter
 from ramify.gpu.startup.load import load_executor
 from ramify.protocol.cluster import BLOCK
 from ramify.protocol.config import ModelConfig
+from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExtendRow, MovedBlock, StepPlan, pack, unpack
 from tests.gpu.conftest import Driver
 from tests.gpu.drafting.test_jump_forward import SAMPLINGS, generate
 from tests.gpu.models.families import test_experts, test_families, test_hybrids, test_latents
 from tests.gpu.models.families.test_families import prompts
 from tests.gpu.ranked import ranked
+from tests.gpu.startup import test_fp8_checkpoints
 
 # What is divided: biases behind parts of sums; tensors of several blocks; soft caps and windows; KV
 # heads that ranks share; norms over all heads; delta nets; Mamba beside attention; convolutions; states
@@ -77,6 +79,51 @@ def test_equal_to_one_rank(kind: str, case: str, count: int, tmp_path: Path) -> 
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours.log_softmax(-1), theirs.log_softmax(-1), atol=3e-4, rtol=0)
     assert tokens_too == tokens
+
+
+WIDE = ("minimax_m2", "olmoe")  # norms over all heads, of which a rank would have one
+WHOLE = [("experts", case, 2) for case in sorted(test_experts.CASES) if case not in WIDE] + [
+    ("latents", "deepseek_v3", 4)
+]
+
+
+@pytest.mark.parametrize(("kind", "case", "count"), WHOLE)
+def test_experts_whole_by_rank(kind: str, case: str, count: int, tmp_path: Path) -> None:
+    save(kind, case, tmp_path)
+    config = {"path": tmp_path, "device": "cpu", "kv_tokens": 1024, "quantization": "none"}
+    found = []
+    for ranks, whole in ((1, False), (count, True)):
+        given = ModelConfig(**config, tensor_parallel=ranks, expert_parallel=whole)
+        with ranked(given) as executor:
+            d = Driver(executor)
+            d.step(opens=[d.open(0, d.pages(0, 128))])
+            found.append(d.forward(extends=[ExtendRow(0, 0, pack(prompts()[0]), True)]).log_softmax(-1))
+    torch.testing.assert_close(*found, atol=3e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "served"), [("channel", "fp8"), ("deepseek", "fp8"), ("deepseek", "none")]
+)
+def test_stored_weights_are_divided(kind: str, served: str, tmp_path: Path) -> None:
+    """8-bit floats with scales by row and by block, of attention and of experts: kept, and widened."""
+    test_fp8_checkpoints.write(tmp_path, kind, head_dim=64, moe_intermediate_size=256)
+    config = {"path": tmp_path, "device": "cpu", "kv_tokens": 64, "quantization": served}
+    found = []
+    for count in (1, 2):
+        with ranked(ModelConfig(**config, tensor_parallel=count)) as executor:
+            assert executor.info.quantization == served
+            d = Driver(executor)
+            d.step(opens=[d.open(0, d.pages(0, 64))])
+            extend = ExtendRow(0, 0, pack(range(1, 20)), True)
+            found.append(d.forward(extends=[extend]).log_softmax(-1))
+    torch.testing.assert_close(*found, atol=1e-4, rtol=0)
+
+
+def test_blocks_that_ranks_would_share_are_refused(tmp_path: Path) -> None:
+    test_fp8_checkpoints.write(tmp_path, "deepseek")
+    config = ModelConfig(path=tmp_path, device="cpu", quantization="fp8", tensor_parallel=2)
+    with pytest.raises(ModelError, match="blocks of 128 inputs cannot be divided"), ranked(config):
+        pass
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's: garbage in padding

@@ -159,6 +159,34 @@ def test_both_paths(kind: torch.dtype, case: str) -> None:
             near(sum_few(opened, one, routes), wanted, kind)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's: rows of experts that are elsewhere
+@pytest.mark.parametrize("case", ["plain", "gated", "biased", "relu2"])
+def test_experts_of_which_other_ranks_have_some(case: str) -> None:
+    """Those that are here count; a token may have none of them."""
+    whole = layer(torch.float32, case, 3)
+    for first, last in ((0, 2), (2, 6)):
+        one = replace(
+            whole, first=first, total=EXPERTS, gate_up=some(whole.gate_up, first, last),
+            down=some(whole.down, first, last),
+        )  # fmt: skip
+        for tokens in (1, 5, 40):
+            x = made(tokens, HIDDEN)
+            routes = route_tokens(one.router(x), one)
+            wanted = run(x, one)
+            near(many(x, one, routes), wanted, torch.float32)
+            if tokens <= 16:
+                near(run_few(UnscaledRows(x), 0.0, one, routes), wanted, torch.float32)
+                opened = open_together(UnscaledRows(x), 0.0, one, routes)
+                near(sum_few(opened, one, routes), wanted, torch.float32)
+
+
+def some(linear: Linear, first: int, last: int) -> Linear:
+    """Of those that are stacked."""
+    weights, biases = zip(*linear.matrices()[first:last], strict=True)
+    bias = None if biases[0] is None else torch.cat(biases)
+    return replace(plain(torch.cat(weights), bias), stacked=last - first)
+
+
 class Given:
     """A router whose logits are known."""
 

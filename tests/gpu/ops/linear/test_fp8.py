@@ -150,3 +150,12 @@ def test_experts_kernels_widen_codes() -> None:
     check(sum_few(opened, layer, routes).cpu(), wanted.cpu(), 1e-4)
     beside = wanted - run(x, replace(layer, shared=None))
     check(run_many(x, layer, routes, beside, True).cpu(), wanted.cpu(), 1e-4)
+
+
+def test_some_inputs_of_it() -> None:
+    """In whole blocks alone."""
+    weight = Fp8Weight(torch.randn(5, 300).to(CODES), torch.rand(5, 3))
+    for first, last in ((0, 128), (128, 300)):
+        torch.testing.assert_close(weight.columns(first, last).floats(), weight.floats()[:, first:last])
+    with pytest.raises(ValueError, match="blocks of 128 inputs cannot be divided from 0 to 100"):
+        weight.columns(0, 100)

@@ -1,6 +1,7 @@
 """Weights in groups of 32: rounding to 4 bits, and blocks of several types joined to one weight."""
 
 import numpy as np
+import pytest
 import torch
 from gguf import GGMLQuantizationType, quants
 
@@ -55,3 +56,14 @@ def test_groups_of_16_are_rounded_to_8_bits_in_32() -> None:
     assert whole.bits == 8
     assert whole.scales.shape == (6, 16)
     assert (whole.floats() - part.floats()).norm() < 0.005 * part.floats().norm()
+
+
+def test_some_inputs_of_it() -> None:
+    """In groups as large as both ends let them be, of 32 at least."""
+    weight = GroupedWeight(torch.randint(0, 16, (5, 256)), torch.rand(5, 2), torch.rand(5, 2), 4)
+    for first, last, group in ((0, 128, 128), (96, 256, 32)):
+        part = weight.columns(first, last)
+        assert part.group == group
+        torch.testing.assert_close(part.floats(), weight.floats()[:, first:last])
+    with pytest.raises(ValueError, match="cannot be divided from 0 to 100"):
+        weight.columns(0, 100)
