@@ -46,6 +46,7 @@ from ramify.gpu.startup.mtp import empty_mtp, fill_mtp, load_mtp
 from ramify.gpu.startup.packing import Packing
 from ramify.gpu.startup.pictures import empty_pictures
 from ramify.gpu.startup.quantization import Quantization
+from ramify.gpu.startup.random_weights import fill_random
 from ramify.gpu.startup.ranks import (
     Split,
     agreed,
@@ -57,7 +58,7 @@ from ramify.gpu.startup.ranks import (
 )
 from ramify.gpu.startup.stamp import kv_stamp
 from ramify.gpu.startup.states import check_draft_model, check_states
-from ramify.gpu.startup.weights import fill_random, load_weights
+from ramify.gpu.startup.weights import load_weights
 from ramify.gpu.step.rows import RowTable
 from ramify.gpu.step.step_rows import spare_states
 from ramify.gpu.vision.qwen import QwenTower

@@ -10,7 +10,8 @@ from ramify.gpu.models.mtp import MtpLayer, mtp_definition
 from ramify.gpu.ops.linear.base import plain_weight
 from ramify.gpu.progress import Progress
 from ramify.gpu.startup.packing import Packing
-from ramify.gpu.startup.weights import checkpoint_files, fill_random, load_weights
+from ramify.gpu.startup.random_weights import fill_random
+from ramify.gpu.startup.weights import checkpoint_files, load_weights
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 

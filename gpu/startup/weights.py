@@ -7,7 +7,7 @@ which tensors it wants.
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -306,41 +306,6 @@ def checkpoint_files(folder: Path) -> list[Path]:
             "checkpoint to safetensors (save_pretrained of transformers)"
         )
     raise ModelError(f"{folder} holds no weights: {_SINGLE} or {_INDEX} with its shards is missing")
-
-
-def fill_random(
-    views: dict[str, Tensor], seed: int = 0, loaded: Callable[[str], None] = lambda name: None,
-    begin: Callable[[str], None] = lambda name: None,
-) -> None:  # fmt: skip
-    """The `dummy` load format: norms 1, biases 0, all else normal with deviation 0.02.
-
-    `begin`, `loaded`: are told the name of each before and when it is filled. The latter may take views
-    out that are.
-    """
-    generator: torch.Generator | None = None
-    for name in list(views):
-        begin(name)
-        view = views[name]
-        if name.endswith(
-            (
-                "norm.weight",
-                "norm_1.weight",
-                "norm_2.weight",
-                "norm1.weight",
-                "norm2.weight",
-                "layer_scalar",
-                "scale",
-            )
-        ):
-            view.fill_(1.0)
-        elif name.endswith(".bias"):
-            view.zero_()
-        else:
-            if generator is None:
-                generator = torch.Generator(device=view.device).manual_seed(seed)
-            view.normal_(0.0, 0.02, generator=generator)
-        del view
-        loaded(name)
 
 
 def _indexed_files(index: Path) -> list[Path]:

@@ -26,7 +26,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
-from ramify.gpu.startup.weights import fill_random
+from ramify.gpu.startup.random_weights import fill_random
 
 pytestmark = [
     pytest.mark.gpu,

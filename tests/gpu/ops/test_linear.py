@@ -26,7 +26,7 @@ from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.tilings import GluonTiling, LayerSizes, OpTilings, Tiling, tilings_for
 from ramify.gpu.ops.triton_linear import Products, UnscaledRows
 from ramify.gpu.ops.triton_ops import TritonOps
-from ramify.gpu.startup.weights import fill_random
+from ramify.gpu.startup.random_weights import fill_random
 from ramify.gpu.step.buckets import Bucket
 from ramify.gpu.step.inputs import StepInputs
 

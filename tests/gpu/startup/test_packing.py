@@ -15,7 +15,8 @@ from ramify.gpu.native.packer import Packer
 from ramify.gpu.ops.linear.base import Linear, Weight, plain
 from ramify.gpu.ops.linear.packed import CpuForms, CpuWeight, cpu_weight
 from ramify.gpu.startup.packing import Packing
-from ramify.gpu.startup.weights import fill_random, load_weights
+from ramify.gpu.startup.random_weights import fill_random
+from ramify.gpu.startup.weights import load_weights
 from ramify.protocol.errors import ModelError
 
 

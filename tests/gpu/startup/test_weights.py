@@ -16,7 +16,8 @@ from ramify.gpu.ops.linear.onednn import float_weight
 from ramify.gpu.startup.forecast import forecast
 from ramify.gpu.startup.load import load_executor
 from ramify.gpu.startup.packing import Packing
-from ramify.gpu.startup.weights import fill_random, load_weights
+from ramify.gpu.startup.random_weights import fill_random
+from ramify.gpu.startup.weights import load_weights
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExecutorInfo

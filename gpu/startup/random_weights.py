@@ -1,0 +1,41 @@
+"""Random weights in the place of a checkpoint's: speed does not depend on their values."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def fill_random(
+    views: dict[str, Tensor], seed: int = 0, loaded: Callable[[str], None] = lambda name: None,
+    begin: Callable[[str], None] = lambda name: None,
+) -> None:  # fmt: skip
+    """The `dummy` load format: norms 1, biases 0, all else normal with deviation 0.02.
+
+    `begin`, `loaded`: are told the name of each before and when it is filled. The latter may take views
+    out that are.
+    """
+    generator: torch.Generator | None = None
+    for name in list(views):
+        begin(name)
+        view = views[name]
+        if name.endswith(
+            (
+                "norm.weight",
+                "norm_1.weight",
+                "norm_2.weight",
+                "norm1.weight",
+                "norm2.weight",
+                "layer_scalar",
+                "scale",
+            )
+        ):
+            view.fill_(1.0)
+        elif name.endswith(".bias"):
+            view.zero_()
+        else:
+            if generator is None:
+                generator = torch.Generator(device=view.device).manual_seed(seed)
+            view.normal_(0.0, 0.02, generator=generator)
+        del view
+        loaded(name)
