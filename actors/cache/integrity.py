@@ -242,8 +242,8 @@ def _check_stored(cache: RadixCache, nodes: list[Node]) -> None:
     if away is None:
         return
     _require(all(key in stored for key in away.first), "a stored snapshot without its first part")
-    places = {(base, rest) for base, rests in away.behind.items() for rest in rests}
-    _require(set(away.first.values()) == places, "stored snapshots: {}, found {}", away.first, places)
+    places = sorted((base, own) for base, others in away.behind.items() for own in others)
+    _require(sorted(away.first.values()) == places, "stored snapshots: {}, found {}", away.first, places)
     _require(all(away.behind.values()), "a block without the snapshots behind it")
 
 

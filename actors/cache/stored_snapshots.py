@@ -54,9 +54,9 @@ class StoredSnapshots:
 
     def __init__(self, tree: RadixTree, stored: StoredBlocks, form: int, part: int) -> None:
         self._tree, self._stored, self._form, self._part = tree, stored, form, part
-        # the last whole block before each, by the tokens behind it: the snapshot's own key and its parts
-        self.behind: dict[bytes, dict[int, tuple[bytes, int]]] = {}
-        self.first: dict[bytes, tuple[bytes, int]] = {}  # by the key of its first part: where it is
+        # the last whole block before each, by the snapshot's own key: tokens behind the block, and parts
+        self.behind: dict[bytes, dict[bytes, tuple[int, int]]] = {}
+        self.first: dict[bytes, tuple[bytes, bytes]] = {}  # by the key of its first part: both keys
         stored.gone = self._gone
 
     # --- from the device ----------------------------------------------------------------------
@@ -83,26 +83,26 @@ class StoredSnapshots:
         if node.end > start:
             keys.append(_part_key(key, -1))
             forms.append((FULL, 0, stored.table(node, start).tobytes()))
-        if keys[0] in self.first:
+        if keys[0] in self.first and all(part in stored for part in keys):
             stored.touch(keys)
             return
-        rests = self.behind.get(base, {})
-        if len(rests) >= _MOST_RESTS or len(stored.saves) + len(forms) > _MOST_SAVES:
+        others = len(self.behind.get(base, {})) - (keys[0] in self.first)
+        if others >= _MOST_RESTS or len(stored.saves) + len(forms) > _MOST_SAVES:
             return
         if stored.room < len(keys):
             return
         for part, (form, number, pages_of) in zip(keys, forms, strict=True):
             stored.put(part, pages_of, form, number)
         if all(part in stored for part in keys):  # a small store may have dropped its own parts
-            self.behind.setdefault(base, {})[node.end - start] = key, len(forms) - (node.end > start)
-            self.first[keys[0]] = base, node.end - start
+            self.behind.setdefault(base, {})[key] = node.end - start, len(forms) - (node.end > start)
+            self.first[keys[0]] = base, key
 
     def _gone(self, key: bytes) -> None:
         """A block or part is not stored any more."""
         place = self.first.pop(key, None)
         if place is not None:
-            base, rest = place
-            del self.behind[base][rest]
+            base, own = place
+            del self.behind[base][own]
             if not self.behind[base]:
                 del self.behind[base]
 
@@ -124,7 +124,7 @@ class StoredSnapshots:
         keys = stored.path(tip, max(0, at - size), last)
         base = next(keys, b"") if at else stored.seed(tip)
         while base:
-            for rest, (key, count) in self.behind.get(base, {}).items():
+            for key, (rest, count) in self.behind.get(base, {}).items():
                 end = at + rest
                 if not start < end <= last:
                     continue

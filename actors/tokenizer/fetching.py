@@ -26,6 +26,7 @@ SECONDS = 10.0  # for all pictures of an op
 _REDIRECTS = 3
 _MOVED = (301, 302, 303, 307, 308)
 _CHUNK = 1 << 16
+_MOST_WIRE = MOST_BYTES + (1 << 22)  # bytes that come for one op, whatever an answer says of its length
 _PLAIN = re.compile(r"[!-~]+")  # ASCII without blanks and controls, which parsers leave out
 _UNICAST = ipaddress.ip_network("2000::/3")
 
@@ -43,11 +44,14 @@ def is_public(address: str) -> bool:
 
 
 class Allowance:
-    """What is left for the pictures of one op: `until`, by `time.monotonic`, and bytes."""
+    """What is left for the pictures of one op: `until`, by `time.monotonic`, bytes of theirs, and bytes
+    on the wire.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.until = time.monotonic() + seconds
         self.bytes = MOST_BYTES
+        self.wire = _MOST_WIRE
 
     @property
     def seconds(self) -> float:
@@ -175,7 +179,10 @@ def _connect(family: int, address: str, port: int, seconds: float) -> socket.soc
 
 
 class _Arriving(io.RawIOBase):
-    """What a connection receives, however slowly it comes: until the time is over."""
+    """What a connection receives, however slowly it comes: until the time is over, and up to a size.
+
+    A chunk of -1 bytes makes `HTTPResponse` read all that comes in one go.
+    """
 
     def __init__(self, connection: socket.socket, left: Allowance) -> None:
         self._connection = connection
@@ -186,7 +193,11 @@ class _Arriving(io.RawIOBase):
 
     def readinto(self, buffer: "memoryview[int]") -> int:  # type: ignore[override]
         self._connection.settimeout(self._left.seconds)
-        return self._connection.recv_into(buffer)
+        got = self._connection.recv_into(buffer)
+        self._left.wire -= got
+        if self._left.wire < 0:
+            raise _too_large()
+        return got
 
 
 class _Source:
@@ -212,9 +223,13 @@ def _read(connection: socket.socket, left: Allowance) -> bytes | str:
         while chunk := response.read(_CHUNK):
             left.bytes -= len(chunk)
             if left.bytes < 0:
-                raise _Refused(f"is larger than what is fetched for one op: {MOST_BYTES} bytes in all")
+                raise _too_large()
             parts.append(chunk)
         return b"".join(parts)
+
+
+def _too_large() -> _Refused:
+    return _Refused(f"is larger than what is fetched for one op: {MOST_BYTES} bytes in all")
 
 
 def _shut(connection: socket.socket) -> None:

@@ -166,6 +166,7 @@ def test_a_picture_over_redirects_and_the_time_and_bytes_it_may_take() -> None:
             (b"", "cannot be fetched"),
             (ok + b"X: " + b"y" * 70_000, "cannot be fetched"),
             (ok + b"X-Kind: endless\r\n\r\n", f"{MOST_BYTES} bytes in all"),
+            (ok + b"Transfer-Encoding: chunked\r\nX: endless\r\n\r\n-1\r\n", "bytes in all"),
             (ok + b"X-Kind: slow\r\n\r\n", "within 0.5 s"),
             (ok + b"slow: ", "within 0.5 s"),
         ):

@@ -129,6 +129,31 @@ def test_as_without(
     assert again > computed  # what was flipped was computed
 
 
+@pytest.mark.parametrize(("kind", "case", "few"), [each[:3] for each in CASES[::2]])
+def test_branches_that_part_behind_one_block(
+    kind: str, case: str, few: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their snapshots have as many tokens behind it, and each goes for itself."""
+    monkeypatch.setattr(KvLoads, "pays", lambda self, rate: True)
+    monkeypatch.setattr(KvLoads, "cost", lambda self, rate: 0)
+    sizes: dict[str, Any] = {**TINY, "kv_host": 3 << 20, **few, **save(kind, case, tmp_path)}
+    config = ModelConfig(path=tmp_path, quantization="none", device="cpu", **sizes)
+    executor = load_executor(config, lambda what, share: None)
+    engine, dice = Engine(executor), random.Random(1)
+    shared = [dice.randrange(2, 160) for _ in range(111)]
+    prompts = [shared + [dice.randrange(2, 160) for _ in range(9)] for _ in range(6)]
+    others = [[dice.randrange(2, 160) for _ in range(240)] for _ in range(16)]
+    cached = []
+    for request, prompt in enumerate(prompts + others[:3] + prompts + others, 1):
+        engine.cache.open_branch(m.OpenBranch(request))
+        engine.cache.extend_branch(m.ExtendBranch(request, pack(prompt)))
+        before = engine.executor.counters.tokens
+        engine.generate(request, request, len(prompt))
+        cached.append(len(prompt) + ANSWER - 1 - engine.executor.counters.tokens + before)
+    assert min(cached[9:15]) >= len(shared)
+    executor.close()
+
+
 def test_every_bit_of_a_state_counts() -> None:
     """A state in parts, in two shapes; each comes back to another slot, or not at all."""
     pool = filled(LAYOUTS[0], 1)
