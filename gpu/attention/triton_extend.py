@@ -38,7 +38,7 @@ _WARPS = 4
 _STAGES = 3
 _PROGRAMS = 264  # wanted at once: two a multiprocessor of a Hopper GPU
 _LEAST_STRETCH = 256  # keys: less is not worth a program and a merge
-_ITEM_FIELDS = 7
+ITEM_FIELDS = 7
 _MERGE_FIELDS = 4
 
 
@@ -92,7 +92,7 @@ def extend_room(tokens: int, runs: int, heads: int, kv_heads: int) -> Plan:
     """
     tiles = tokens // (_TILE * kv_heads // heads) + runs
     wanted = _wanted(kv_heads)
-    items = np.zeros((max(tiles, wanted), _ITEM_FIELDS), dtype=np.int32)
+    items = np.zeros((max(tiles, wanted), ITEM_FIELDS), dtype=np.int32)
     merges = np.zeros((min(tiles, wanted), _MERGE_FIELDS), dtype=np.int32)
     return {"items": items, "merges": merges}
 

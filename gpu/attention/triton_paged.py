@@ -14,6 +14,7 @@ from ramify.gpu.attention.triton_balanced import balanced_attention, block_for, 
 from ramify.gpu.attention.triton_decode import decode_attention, splits_for, variant_for
 from ramify.gpu.attention.triton_extend import extend_attention, extend_items, extend_room
 from ramify.gpu.attention.triton_shared import SharedGroups, grouper_for, shared_attention
+from ramify.gpu.attention.triton_widened import WidenedKeys
 from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.step.buckets import Bucket
 from ramify.gpu.step.inputs import Plan, StepInputs
@@ -46,6 +47,9 @@ class TritonPaged:
         self._arrived = pages.new_zeros(len(pages) * (1 + table.max_guessed) * shape.kv_heads)
         self._lines = lines_for(shape, table.max_guessed)
         self._shares = shares_for(pages.device, shape, self._lines)
+        self._widened = None
+        if shape.codes and shape.value_dim is None and shape.windows == [None]:
+            self._widened = WidenedKeys(pages, table, shape)
         self._grouper = self._run_grouper = None
         if shares_keys and self._window is None:
             self._grouper = grouper_for(table, shape)
@@ -72,6 +76,8 @@ class TritonPaged:
     def plan(self, step: StepRows, bucket: Bucket, captured: bool) -> Plan:
         if step.extends:
             items = extend_items(step, self._heads, self._kv_heads, self._window)
+            if self._widened is not None and not captured:
+                items = self._widened.plan(step, items)
             return items | self._runs(step, bucket)
         if step.lines is not None:
             return self._groups_of_runs(step, bucket, self._runs(step, bucket))
@@ -139,8 +145,13 @@ class TritonPaged:
         if first < len(q):
             self.decode(q[first:], kv, step, spec, output[first:])
         if first:
-            items, merges = step.plan["items"], step.plan["merges"]
-            extend_attention(q, output, kv, items, merges, self._pages, spec)
+            items, merges, pages = step.plan["items"], step.plan["merges"], self._pages
+            if self._widened is not None:
+                self._widened.warm(q, kv, spec)
+                if "widened" in step.plan:
+                    kv = self._widened.layer(kv, step.plan["widened"])
+                    pages = step.plan["widened_pages"]
+            extend_attention(q, output, kv, items, merges, pages, spec)
         return output
 
     def decode(

@@ -112,3 +112,56 @@ def test_codes_are_read_in_pairs_as_float16() -> None:
     extend_attention(q, extended, layer, items, items[:0, :4], pages, spec)
     for got, right in ((found, wanted[-1:]), (other, wanted[-1:]), (extended, wanted)):
         assert (got.double() - right).norm() < 2e-3 * right.norm()
+
+
+@pytest.mark.parametrize("page", [1, 4])
+def test_many_new_tokens_read_keys_that_were_widened_once(page: int) -> None:
+    """Two runs behind prefixes of unlike lengths, beside float64; one run of few tokens reads codes."""
+    pytest.importorskip("triton", minversion=None if CUDA else "3.7")
+    from types import SimpleNamespace
+
+    import numpy as np
+
+    from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
+    from ramify.gpu.attention.triton_paged import TritonPaged
+    from ramify.gpu.kv.layout import FP8, PairLayout
+    from ramify.gpu.step.buckets import Bucket
+
+    device = torch.device("cuda" if CUDA else "cpu")
+    torch.manual_seed(2)
+    heads, kv_heads, dim, longest = 4, 2, 16, 256
+    spec = AttentionSpec(0.25)
+    shape = AttentionShape(heads, kv_heads, dim, torch.float16, (spec,), codes=True)
+    table: Any = SimpleNamespace(max_guessed=0, max_length=longest, page_size=page)
+    layer = PairLayout(((kv_heads, dim),), FP8).allocate(4 * longest // page, page, device).layers[0]
+    pages = torch.randperm(4 * longest // page, device=device).int().view(4, -1)
+    back_end, bucket = TritonPaged(pages, table, shape, shares_keys=False), Bucket(256, 2, 0, 0)
+    for starts, counts in (([70, 3], [110, 101]), ([70, 3], [7, 20])):
+        step: Any = SimpleNamespace(
+            rows=np.array([2, 1]),
+            starts=np.array(starts),
+            counts=np.array(counts),
+            extends=2,
+            lines=None,
+        )
+        q, wanted = torch.randn((sum(counts), heads, dim)).to(device, torch.float16), []
+        first = 0
+        for row, start, count in zip((2, 1), starts, counts, strict=True):
+            positions = torch.arange(start + count, device=device)
+            slots = pages[row, positions // page].long() * page + positions % page
+            k, v = torch.randn((2, len(slots), kv_heads, dim), device=device)
+            layer.store(slots, k, v)
+            keys, values = (x.repeat_interleave(2, 1) for x in layer.read(slots, torch.float64))
+            scores = torch.einsum("qhd,khd->hqk", q[first : first + count].double(), keys) * 0.25
+            hidden = positions[None] > positions[start:, None]
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            wanted.append(torch.einsum("hqk,khd->qhd", weights, values).flatten(1))
+            first += count
+        plan = {
+            name: torch.from_numpy(array).to(device)
+            for name, array in back_end.plan(step, bucket, captured=False).items()
+        }
+        assert ("widened" in plan) == (counts[0] > 7)
+        given: Any = SimpleNamespace(extended=len(q), plan=plan)
+        found, right = back_end.attend(q, layer, given, spec).double(), torch.cat(wanted)
+        assert (found - right).norm() < 2e-3 * right.norm()

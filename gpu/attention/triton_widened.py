@@ -1,0 +1,119 @@
+"""Keys and values in 8-bit floats, widened once for the many new tokens that read them.
+
+Each program of `triton_extend` would widen all keys of its own few queries. So a layer's keys are
+written into memory of a fixed size first, which all layers share, and read there as they would be
+without codes: in pages of 64 tokens, those of one run side by side. Imported only where Triton is used.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
+from ramify.gpu.attention.triton_extend import ITEM_FIELDS, extend_attention
+from ramify.gpu.kv.layout import LayerKV
+from ramify.gpu.programmatic_launch import overlap_options, wait
+from ramify.gpu.step.inputs import Plan
+from ramify.gpu.step.rows import RowTable
+from ramify.gpu.step.step_rows import StepRows
+from ramify.gpu.triton_fp8 import widened
+
+_WORKSPACE = 256 << 20  # bytes of keys and values
+_PAGE = 64
+_COLUMNS = 16  # of the page table, a multiple: so one form of the kernel serves all steps
+_FEWEST = 96  # new tokens of a run, for which writing its keys costs less than it saves
+
+
+class WidenedKeys:
+    """`pages` int32[rows, columns] is the page table on the device."""
+
+    def __init__(self, pages: Tensor, table: RowTable, shape: AttentionShape) -> None:
+        self._pages, self._page_size = pages, table.page_size
+        token = 2 * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
+        longest = -(-table.max_length // _PAGE)
+        self._most = min(_WORKSPACE // token // _PAGE, len(pages) * longest)
+        size = self._most * _PAGE, shape.kv_heads, shape.head_dim
+        k, v = (pages.new_empty(size, dtype=shape.dtype) for _ in range(2))
+        self._kept = LayerKV(k, v, _PAGE)
+        self._warm = False
+
+    def plan(self, step: StepRows, items: Plan) -> Plan:
+        """Where the runs' keys will be; nothing if they are too many, or the new tokens too few.
+
+        `items` of `extend_items` then name a run instead of its row. widened int32[pages, 3]: row,
+        first position, keys. widened_pages int32[runs, columns].
+        """
+        rows, starts, counts = (part[: step.extends] for part in (step.rows, step.starts, step.counts))
+        used = -(-(starts + counts) // _PAGE)
+        total = int(used.sum())
+        if total > self._most or int(counts.sum()) < _FEWEST * len(rows):
+            return items
+        begins = np.cumsum(used) - used
+        run = np.repeat(np.arange(len(rows)), used)
+        position = (np.arange(total) - begins[run]) * _PAGE
+        left = np.minimum((starts + counts)[run] - position, _PAGE)
+        taken = np.stack([rows[run], position, left], axis=1).astype(np.int32)
+        columns = -(-int(used.max()) // _COLUMNS) * _COLUMNS
+        pages = np.zeros((len(rows), columns), dtype=np.int32)
+        pages[run, position // _PAGE] = np.arange(total)
+        runs = np.zeros(int(rows.max()) + 1, dtype=np.int32)
+        runs[rows] = np.arange(len(rows))
+        named = items["items"].copy()
+        named[:, 0] = runs[named[:, 0].astype(np.int64)]
+        return items | {"items": named, "widened": taken, "widened_pages": pages}
+
+    def warm(self, q: Tensor, kv: LayerKV, spec: AttentionSpec) -> None:
+        """Load the kernels, once: the first long prompt is not to wait for them."""
+        if self._warm or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return
+        self._warm, none = True, self._pages.new_zeros
+        kept, items = self.layer(kv, none((1, 3))), none((1, ITEM_FIELDS))
+        extend_attention(q, q.flatten(1), kept, items, items[:0], none((1, _COLUMNS)), spec)
+
+    def layer(self, kv: LayerKV, taken: Tensor) -> LayerKV:
+        """That layer's keys and values, as floats."""
+        kept = self._kept
+        _, heads, dim = kv.k.shape
+        _widen[(len(taken), heads)](
+            kv.k, kv.v, kv.k_scales, kv.v_scales, taken, self._pages, kept.k, kept.v,
+            self._pages.shape[1], HEADS=heads, DIM=dim, PAGE=self._page_size, KEYS=_PAGE,
+            num_warps=4, **overlap_options(kv.k.device),
+        )  # fmt: skip
+        return kept
+
+
+@triton.jit
+def _widen(
+    k_pool, v_pool, k_scales, v_scales, taken, pages, k_wide, v_wide, columns, HEADS: tl.constexpr,
+    DIM: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One page of the copy, of one head."""
+    index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.load(taken + index * 3).to(tl.int64)
+    first = tl.load(taken + index * 3 + 1)
+    count = tl.load(taken + index * 3 + 2)
+    wait(OVERLAP)
+    key = tl.arange(0, KEYS)
+    there = key < count
+    position = first + key
+    page = tl.load(pages + row * columns + position // PAGE, mask=there, other=0).to(tl.int64)
+    own = (page * PAGE + position % PAGE) * HEADS + head
+    dims = tl.arange(0, DIM)[None, :]
+    read = own[:, None] * DIM + dims
+    written = ((index * KEYS + key) * HEADS + head)[:, None] * DIM + dims
+    _copy(k_pool, k_scales, k_wide, own, read, written, there)
+    _copy(v_pool, v_scales, v_wide, own, read, written, there)
+
+
+@triton.jit
+def _copy(pool, scales, wide, own, read, written, there):
+    KIND: tl.constexpr = wide.dtype.element_ty
+    codes = tl.load(pool + read, mask=there[:, None], other=0.0)
+    scale = tl.load(scales + own, mask=there, other=0.0)
+    values = widened(codes, KIND, WHERE_THEY_ARE=True).to(tl.float32) * scale[:, None]
+    values = tl.where(there[:, None], values, 0.0)  # of codes that were not loaded
+    tl.store(wide + written, values.to(KIND))
