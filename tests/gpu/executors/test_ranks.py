@@ -13,7 +13,6 @@ from ramify.gpu.drafting.ngram import NgramDrafter
 from ramify.gpu.startup.load import load_executor
 from ramify.protocol.cluster import BLOCK
 from ramify.protocol.config import ModelConfig
-from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExtendRow, MovedBlock, StepPlan, pack, unpack
 from tests.gpu.conftest import Driver
 from tests.gpu.drafting.test_jump_forward import SAMPLINGS, generate
@@ -117,13 +116,6 @@ def test_stored_weights_are_divided(kind: str, served: str, tmp_path: Path) -> N
             extend = ExtendRow(0, 0, pack(range(1, 20)), True)
             found.append(d.forward(extends=[extend]).log_softmax(-1))
     torch.testing.assert_close(*found, atol=1e-4, rtol=0)
-
-
-def test_blocks_that_ranks_would_share_are_refused(tmp_path: Path) -> None:
-    test_fp8_checkpoints.write(tmp_path, "deepseek")
-    config = ModelConfig(path=tmp_path, device="cpu", quantization="fp8", tensor_parallel=2)
-    with pytest.raises(ModelError, match="blocks of 128 inputs cannot be divided"), ranked(config):
-        pass
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's: garbage in padding
