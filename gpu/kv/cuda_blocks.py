@@ -188,9 +188,9 @@ class CudaBlocks:
         for row, block in zip(pages, blocks, strict=True):
             found = np.frombuffer(block.pages, dtype=np.int32)
             row[: len(found)] = found
-        pages = pages.reshape(-1)
-        places = pages.astype(np.int64)[:, None] * size + np.arange(size)
-        places[pages < 0] = self._memory[form][0].shape[1] - 1
+        flat = pages.reshape(-1)
+        places = flat.astype(np.int64)[:, None] * size + np.arange(size)
+        places[flat < 0] = self._memory[form][0].shape[1] - 1
         return torch.from_numpy(places.reshape(-1)).to(self._device, non_blocking=True)
 
     def _keys(self, blocks: Sequence[MovedBlock]) -> Tensor:

@@ -118,7 +118,7 @@ def answer(w: Any, request: int, prompt: list[int] = PROMPT, n: int = 4) -> Any:
 
 def resident(w: Any, request: int) -> int:
     cache = w.cache.cache
-    return cache._resident(cache.branches.head(1 << 32 | request), {})
+    return int(cache._resident(cache.branches.head(1 << 32 | request), {})[0])
 
 
 def test_the_same_prompt_works_again(w: Any) -> None:

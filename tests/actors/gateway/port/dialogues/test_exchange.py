@@ -24,6 +24,7 @@ class Dialogue:
     ops: list[ClientMessage] = []
     streams, keeps, saves, outlives = True, True, False, False
     over = False
+    pictures: tuple[str, ...] = ()
 
     def receive(self, messages: list[ServerMessage]) -> bytes | Response | None:
         self.over = any(cast(Ok, message).branch is None for message in messages)
