@@ -1,6 +1,7 @@
 """Random weights in the place of a checkpoint's: speed does not depend on their values."""
 
 from collections.abc import Callable
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -35,6 +36,8 @@ def fill_random(
             view.zero_()
         else:
             if generator is None:
+                # torch._meta_registrations, which a CPU's executor is started without, imports it else
+                import_module("torch._prims.rng_prims")
                 generator = torch.Generator(device=view.device).manual_seed(seed)
             view.normal_(0.0, 0.02, generator=generator)
         del view

@@ -86,7 +86,7 @@ STRUCTS = {
     "PruneFields": wire.Prune,
     "Constraint": wire.Constraint,
     "ChatMessage": wire.ChatMessage,
-    "StateReply": wire.StateReply,
+    "StateMessage": wire.StateReply,
     "BranchState": wire.BranchState,
     "OkMessage": wire.Ok,
     "DeltaMessage": wire.Delta,
