@@ -350,7 +350,8 @@ class RadixCache:
         stored = self.residency.stored
         away, begins, keys, loaded = self._stored(message, tip, place)
         reach = has_kv if resuming is None else min(begins.at, has_kv)
-        resident, cached = self._whole(found.end), self._whole(reach)
+        size = self.page_size
+        resident, cached = found.end - found.end % size, reach - reach % size
         source = self.tree.cut_page(node, reach) if reach > max(cached, loaded) else None
         if message.most and tip.end + message.extra - max(cached, loaded) > message.most:
             return m.Denied(request, "memory", resident=resident)
@@ -560,7 +561,7 @@ class RadixCache:
         """
         while node.start >= cached and node.parent is not None:
             node = node.parent
-        if self._whole(node.end) > cached:
+        if node.end - cached >= self.page_size:
             node = self.tree.split(node, cached)
         return node
 

@@ -1,7 +1,6 @@
 """Random weights in the place of a checkpoint's: speed does not depend on their values."""
 
 from collections.abc import Callable
-from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ def fill_random(
     `begin`, `loaded`: are told the name of each before and when it is filled. The latter may take views
     out that are.
     """
-    generator: torch.Generator | None = None
+    seeded = False
     for name in list(views):
         begin(name)
         view = views[name]
@@ -35,10 +34,11 @@ def fill_random(
         elif name.endswith(".bias"):
             view.zero_()
         else:
-            if generator is None:
-                # torch._meta_registrations, which a CPU's executor is started without, imports it else
-                import_module("torch._prims.rng_prims")
-                generator = torch.Generator(device=view.device).manual_seed(seed)
-            view.normal_(0.0, 0.02, generator=generator)
+            if (
+                not seeded
+            ):  # not a `Generator`: torch's tracers, which a CPU starts without, would be loaded
+                torch.manual_seed(seed)
+                seeded = True
+            view.normal_(0.0, 0.02)
         del view
         loaded(name)

@@ -155,7 +155,7 @@ scene("a chat that was deleted is gone from the server too", async (page) => {
   await page.getByRole("button", { name: "Undo" }).waitFor();
   assert.equal(await page.evaluate(answerToOpen, login), "state"); // it can still be had back
   await page.reload(); // and now it cannot
-  await page.waitForFunction(`(${answerToOpen})(${JSON.stringify(login)}).then((said) => said === "no_session")`, null, { polling: 100 });
+  await soon(async () => assert.equal(await page.evaluate(answerToOpen, login), "no_session"));
   await page.waitForFunction(`(${keptSessions})().then((kept) => !kept.length)`, null, { polling: 100 });
 });
 
