@@ -132,7 +132,7 @@ class LocalReplicas:
         return Ended(why, member.info is not None)
 
     async def _run(self, member: ReplicaMember) -> str:
-        """Start a process; return why it has ended. Cancelled, it is killed. Raises OSError."""
+        """Start a process; return why it has ended. Cancelled, it is dismissed. Raises OSError."""
         child: ChildProcess[ToReplica, FromReplica] = await ChildProcess.start(
             f"replica {member.number}",
             PROGRAM,
@@ -146,7 +146,7 @@ class LocalReplicas:
         member.ends = child.kill
         member.pid = child.pid
         member.begin(child.link, self._ends.begin(member.number))
-        code = await child.ended()
+        code = await child.ended(lambda: member.tell(Dismiss()))
         return member.why or child.explain(code)
 
 

@@ -123,16 +123,21 @@ class ChildProcess(Generic[Out, In]):
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
-    async def ended(self) -> int:
+    async def ended(self, dismiss: Callable[[], None] | None = None) -> int:
         """Wait until the process has ended and all that it sent has been received: its exit code.
 
-        Cancelled, it kills the process: neither process nor socket stays.
+        Cancelled, it kills the process: neither process nor socket stays. `dismiss` asks the process to
+        end by itself; then it is killed if it has not ended PARTING_SECONDS later.
         """
         try:
             code = await self._process.wait()
             with anyio.move_on_after(PARTING_SECONDS):
                 await self.link.wait_closed()
         finally:
+            if dismiss is not None and self._process.returncode is None:
+                dismiss()
+                with anyio.move_on_after(PARTING_SECONDS, shield=True):
+                    await self._process.wait()
             self.kill()
             with anyio.CancelScope(shield=True):
                 await self._process.wait()

@@ -95,6 +95,15 @@ async def test_one_that_nobody_waits_for_is_killed(started: Started) -> None:
     assert started.process.link.closed
 
 
+async def test_one_that_nobody_waits_for_is_dismissed_first(started: Started) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(started.process.ended, lambda: started.process.link.tell(0))
+        await asyncio.sleep(0)
+        group.cancel_scope.cancel()
+    assert started.process.exit_code == 3
+    assert not started.process.killed
+
+
 async def test_a_module_that_does_not_exist_ends_at_once(tmp_path: Path) -> None:
     with anyio.fail_after(60):
         process: ChildProcess[int, int] = await ChildProcess.start(
