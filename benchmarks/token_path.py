@@ -57,7 +57,7 @@ from load import ChunkRecorder
 from ramify.actors.engine import running_engine
 from ramify.actors.executor.spec import FakeSpec
 from ramify.actors.executor.thread_executor import ThreadExecutor
-from ramify.actors.gateway.port.connection import Connection
+from ramify.actors.gateway.port.tcp import TcpConnection
 from ramify.actors.kit.log import configure
 from ramify.protocol.config import EngineConfig, LogConfig, ModelConfig, ServerConfig
 from ramify.protocol.replicas_config import ReplicasConfig
@@ -68,9 +68,9 @@ STEP_SECONDS = 0.003  # long enough for a token to reach its socket before the n
 
 LAYOUTS = {"default": (0, 0), "--gateways 2": (2, 0), "--replicas 2": (0, 2), "both": (2, 2)}
 ARRIVALS = ("ThreadExecutor._collect", "Link.data_received")  # what begins the way of a token
-HANDLED = ("Planner.landed", "Connection.flush")  # what no other way comes to
+HANDLED = ("Planner.landed", "WebSocketConnection.flush")  # what no other way comes to
 RESULT = ThreadExecutor._collect.__code__
-FRAME = Connection.data_received.__code__
+FRAME = TcpConnection.data_received.__code__
 CHUNK = re.compile(rb'"content":"[^"]')
 
 

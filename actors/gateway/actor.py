@@ -26,13 +26,14 @@ from ramify.actors.gateway.apis.registry import apis
 from ramify.actors.gateway.port.access.auth import AccessTokens, HostPolicy
 from ramify.actors.gateway.port.access.minted import Minted
 from ramify.actors.gateway.port.access.strangers import Strangers
-from ramify.actors.gateway.port.connection import CLOSE_TIMEOUT_S, Connection
+from ramify.actors.gateway.port.connection import RequestConnection
 from ramify.actors.gateway.port.hub import Hub, Socket
 from ramify.actors.gateway.port.interfaces import GatewayMetrics, Served, Status
 from ramify.actors.gateway.port.notices import Notices
 from ramify.actors.gateway.port.routes import Routes
 from ramify.actors.gateway.port.server import bind_shared, listen, port_of
 from ramify.actors.gateway.port.static import StaticFiles, browser_files
+from ramify.actors.gateway.port.tcp import CLOSE_TIMEOUT_S
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed
@@ -167,7 +168,7 @@ class GatewayActor:
         """
         hub, others = self.hub, self._apis
         listeners = self._listeners or bind_shared(hub.config, 1)[0]
-        self._servers = await listen(lambda: Connection(hub, others), listeners, hub.admits)
+        self._servers = await listen(lambda: RequestConnection(hub, others), listeners, hub.admits)
         try:
             port = port_of(self._servers[0])
             hub.routes = self._routes(hub.config, port, hub.tokens, hub.status, hub.metrics)

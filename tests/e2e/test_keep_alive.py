@@ -10,7 +10,7 @@ import httpx2
 import ollama
 import pytest
 
-from ramify.actors.gateway.port.connection import Connection
+from ramify.actors.gateway.port.connection import RequestConnection
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello."}]
 PROGRAM = """
@@ -25,16 +25,16 @@ for (let i = 0; i < 3; i++) {
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Connection]]:
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[RequestConnection]]:
     """The connections that a gateway in this process accepts."""
-    connections: list[Connection] = []
-    begin = Connection.connection_made
+    connections: list[RequestConnection] = []
+    begin = RequestConnection.connection_made
 
-    def counted(it: Connection, transport: asyncio.BaseTransport) -> None:
+    def counted(it: RequestConnection, transport: asyncio.BaseTransport) -> None:
         connections.append(it)
         begin(it, transport)
 
-    monkeypatch.setattr(Connection, "connection_made", counted)
+    monkeypatch.setattr(RequestConnection, "connection_made", counted)
     yield connections
     connections.clear()
 

@@ -32,7 +32,7 @@ async def test_a_token_a_first_delta_and_a_request(token_path: ModuleType, tmp_p
     assert len(delta.files) <= 75
     assert len(chat.files) <= 103
     assert token.calls[0].name == "ThreadExecutor._collect"
-    assert token.calls[-1].name == "Connection.flush"
+    assert token.calls[-1].name == "WebSocketConnection.flush"
     assert token_path.figures(request).calls <= MOST_CALLS
-    assert request.calls[0].name == "Connection.data_received"
-    assert request.calls[-1].name == "Connection.flush"
+    assert request.calls[0].name == "TcpConnection.data_received"
+    assert request.calls[-1].name == "WebSocketConnection.flush"

@@ -33,7 +33,7 @@ ABUSE_LOG_S = 10.0  # between two lines of the log about abuse
 
 
 class Socket(Protocol):
-    """What the actor does with a connection; `connection.Connection` is the only one."""
+    """What the actor does with a connection."""
 
     @property
     def websocket(self) -> bool: ...

@@ -45,7 +45,7 @@ class Inflow:
         self.parse = parse
         self.deaf = False
         self.slice = SLICE
-        self._congested = congested
+        self.congested = congested
         self._waiting = bytearray()
         self._queued = False  # in the pump
         self._rest: Timer | None = None  # until what was received too fast is paid off
@@ -67,7 +67,7 @@ class Inflow:
         self._waiting += data
         self._rest_if_due(now)  # others on the same account may have used it up
         little = len(self._waiting) <= self.slice and self._pump.room
-        if little and not (self._queued or self._rest or self._congested()):
+        if little and not (self._queued or self._rest or self.congested()):
             self._pump.direct(self.advance())
         else:
             self.pace()
@@ -100,7 +100,7 @@ class Inflow:
         if self._ended or transport.is_closing():
             return
         self._rest_if_due(self._clock.now())
-        stopped = self._rest is not None or self._congested()
+        stopped = self._rest is not None or self.congested()
         if self._waiting and not (stopped or self._queued):
             self._queued = True
             self._pump.add(self)
@@ -117,7 +117,7 @@ class Inflow:
         self._guard.end(self._clock.now())
         self._waiting.clear()
         self.parse = _pass_over  # no cycle with the connection is left, so memory is freed at once
-        self._congested = _never
+        self.congested = _never
         known = getattr(self._transport, "__dict__", {})  # uvloop's has none
         for method in TRANSPORTS_OWN:
             known.pop(method, None)

@@ -5,6 +5,7 @@ Only the header of an outgoing data frame is built here where no extension trans
 (RFC 6455 section 5.2: FIN, opcode, unmasked, length): 0.3 us instead of 3 us a frame.
 """
 
+import codecs
 import logging
 import struct
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from websockets.extensions.permessage_deflate import ServerPerMessageDeflateFact
 from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 from websockets.server import ServerProtocol
-from websockets.typing import Subprotocol
+from websockets.typing import BytesLike, Subprotocol
 
 from ramify.protocol.codec import BEARER_PREFIX, SUBPROTOCOLS, Codec
 
@@ -99,3 +100,23 @@ class WebSocket(ServerProtocol):
             while error is not None:
                 error.__traceback__ = None
                 error = error.__cause__ or error.__context__
+
+
+def is_utf8(data: BytesLike) -> bool:
+    raw = bytes(data)
+    if raw.isascii():
+        return True
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def continues(decoder: codecs.IncrementalDecoder, frame: Frame) -> bool:
+    """True if the text may go on after this fragment, or end if it is the last."""
+    try:
+        decoder.decode(bytes(frame.data), frame.fin)
+    except UnicodeDecodeError:
+        return False
+    return True

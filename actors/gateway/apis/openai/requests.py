@@ -301,6 +301,8 @@ class ChatRequest(_Settings, kw_only=True, frozen=True):
         if given.thinks is not None:
             name = "chat_template_kwargs.enable_thinking"
             asked = switched(given.thinks, served, name)
+        if asked is None:
+            return ThinkingEffort(tokens=self.thought_tokens)
         found = thinking(asked, self.limit, served, name)
         return found if self.thought_tokens is None else ThinkingEffort(tokens=self.thought_tokens)
 

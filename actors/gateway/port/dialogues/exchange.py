@@ -1,10 +1,10 @@
 """An HTTP request that a session answers: one dialogue.
 
-It takes the transport over from `Connection` once the request has been read, and gives it back when the
-client has the answer, if it may ask again. The answer is one
-response, or server-sent events in chunks (RFC 9112, section 7.1), so that a client can tell a whole
-stream from one that broke off. A client that goes away cancels its request, unless the dialogue
-outlives it: then this goes on without a connection until the dialogue is over.
+It takes the transport over from `RequestConnection` once the request has been read, and gives it back
+when the client has the answer, if it may ask again. The answer is one response, or server-sent events in
+chunks (RFC 9112, section 7.1), so that a client can tell a whole stream from one that broke off. A
+client that goes away cancels its request, unless the dialogue outlives it: then this goes on without a
+connection until the dialogue is over.
 
 The end of what a client sends is no sign that it has gone: it may have closed its half, and read on.
 What is written to one that has gone comes back as a reset, so something is written until there is an

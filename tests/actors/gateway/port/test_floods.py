@@ -15,9 +15,10 @@ from weakref import ref
 import anyio
 import pytest
 
-from ramify.actors.gateway.port.connection import Connection
+from ramify.actors.gateway.port.connection import RequestConnection
 from ramify.actors.gateway.port.dialogues.channel import Channel
 from ramify.actors.gateway.port.websocket import WebSocket
+from ramify.actors.gateway.port.websocket_connection import WebSocketConnection
 from ramify.protocol.config import Limits
 from ramify.protocol.credentials import CredentialLimits
 from ramify.protocol.messages import Deliver, Frame
@@ -324,7 +325,7 @@ async def test_what_a_websocket_held_goes_with_its_end_without_the_collector(
             else:
                 await peer.close_code()
         await gone(gateway)
-        assert (remains(Connection, WebSocket), transport()) == ([], None)
+        assert (remains(RequestConnection, WebSocketConnection, WebSocket), transport()) == ([], None)
 
 
 @pytest.mark.parametrize(
@@ -342,7 +343,7 @@ async def test_a_refused_handshake_leaves_nothing_to_the_collector(serve, remain
         status, _, _ = await gateway.http(UPGRADE.format(address=gateway.address, more=more))
         assert status in (400, 401)
         await gone(gateway)
-        assert remains(Connection, WebSocket) == []
+        assert remains(RequestConnection, WebSocketConnection, WebSocket) == []
 
 
 async def test_a_socket_of_lanes_leaves_nothing_to_the_collector(serve, remains) -> None:
@@ -354,7 +355,7 @@ async def test_a_socket_of_lanes_leaves_nothing_to_the_collector(serve, remains)
             peer.send(frame(TEXT, json.dumps(create).encode()))
             await gateway.next_open()
         await gone(gateway)
-        assert remains(Connection, Channel) == []
+        assert remains(RequestConnection, WebSocketConnection, Channel) == []
 
 
 async def gone(gateway: Any) -> None:

@@ -9,10 +9,11 @@ import pytest
 
 from ramify.actors.gateway.apis.openai.stored_responses import ItemPage
 from ramify.actors.gateway.port.access.strangers import BURST_S, MOST_DEBT_S, WORK_PER_S
-from ramify.actors.gateway.port.connection import Connection
+from ramify.actors.gateway.port.connection import RequestConnection
 from ramify.actors.gateway.port.http import HEAD_LINES, RequestParser
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.actors.gateway.port.pump import SLICE
+from ramify.actors.gateway.port.tcp import TcpConnection
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
 from tests.actors.gateway.conftest import response
@@ -128,14 +129,14 @@ async def test_chunks_of_a_byte_are_paced_as_frames_are(serve) -> None:
 async def test_a_byte_a_read_is_paced_and_arrives(serve, monkeypatch) -> None:
     """Each read wakes the loop up, however little it brings."""
     reads = 0
-    received = Connection.data_received
+    received = TcpConnection.data_received
 
-    def counted(it: Connection, data: bytes) -> None:
+    def counted(it: TcpConnection, data: bytes) -> None:
         nonlocal reads
         reads += 1
         received(it, data)
 
-    monkeypatch.setattr(Connection, "data_received", counted)
+    monkeypatch.setattr(TcpConnection, "data_received", counted)
     async with serve(limits=Limits(ops_per_second=10, ops_burst=20)) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         pad = "y" * 900
@@ -296,4 +297,4 @@ async def test_a_connection_that_ended_is_freed_at_once(serve, remains) -> None:
         assert (await gateway.http(odd))[0] == 400
         await gateway.until_gone()
         await settle()
-        assert remains(Connection) == []
+        assert remains(RequestConnection) == []
