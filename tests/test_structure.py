@@ -29,13 +29,13 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (312, 638),
+    "actors": (314, 639),
     "actors/cache": (18, 44),
     "actors/calls": (11, 27),
     "actors/cluster": (15, 32),
     "actors/executor": (9, 11),
     "actors/front": (8, 16),
-    "actors/gateway": (67, 117),
+    "actors/gateway": (69, 118),
     "actors/grammar": (51, 93),
     "actors/kit": (15, 22),
     "actors/links": (6, 10),
@@ -54,8 +54,8 @@ SIZES = {
 # measure: bound, goal
 COUNTS = {
     "functions over complexity 20": (0, 0),
-    "files over 450 lines": (4, 0),
-    "class names that exist twice": (1, 0),
+    "files over 450 lines": (3, 0),
+    "class names that exist twice": (0, 0),
     "floors of session/": (10, 10),
     "sequences unpacked where they are written": (0, 0),
     "private uses across objects": (19, 7),  # nine are of torch and argparse
