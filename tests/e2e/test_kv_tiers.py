@@ -4,6 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 FAKE = {"pages": 1024, "host_blocks": 48, "context": 1024}
 TIERS = "device", "disk"
 TEXT = "the quick brown fox jumps over the lazy dog " * 16
@@ -44,6 +46,17 @@ async def test_a_restart_finds_on_disk_what_was_computed(serving: Any, tmp_path:
         }
         assert sum(hits.values()) == sum(usage["cached"] for usage in again)
         assert hits["disk"] > 3 * 128
+
+
+@pytest.mark.parametrize("form", [{"state_slots": 12}, {"window": 16, "window_pages": 4096}], ids=str)
+async def test_states_and_windows_come_back_from_host_memory(serving: Any, form: dict[str, int]) -> None:
+    """Conversations take turns in a pool for one; the fake executor checks what each step reads."""
+    small = {"pages": 700, "host_blocks": 200, "context": 640, "max_rows": 2, "step_tokens": 256}
+    async with serving(fake=small | form, model={"kv_host": 1}) as served:
+        for least in (0, 128):
+            for name in ("ann", "bob", "cat", "dan"):
+                assert (await ask(served, name))["cached"] >= least
+        assert (await values(served))['ramify_kv_hit_tokens_total{tier="host"}'] >= 3 * 128
 
 
 async def test_no_tenant_gets_the_other_s_blocks(serving: Any, tmp_path: Path) -> None:

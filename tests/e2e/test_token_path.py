@@ -1,6 +1,7 @@
 """`benchmarks/token_path.py`: a token's way through the server stays short."""
 
 import importlib
+import logging
 from pathlib import Path
 from types import ModuleType
 
@@ -22,8 +23,11 @@ def test_moves_are_changes_of_the_file(token_path: ModuleType) -> None:
     assert tracer.figures(tracer.Way(calls)) == token_path.Figures(4, 2, 2)
 
 
-async def test_a_token_a_first_delta_and_a_request(token_path: ModuleType, tmp_path: Path) -> None:
+async def test_a_token_a_first_delta_and_a_request(
+    token_path: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Who makes a way longer finds it here: `token_path.py --list` shows it, or `--list request`."""
+    caplog.set_level(logging.WARNING, "ramify")  # as it is without the tests before this one
     token, delta, request, chat = await token_path.measure(tmp_path, 60)
     found = token_path.figures(token)
     assert found.files <= 23, token.files

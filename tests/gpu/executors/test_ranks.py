@@ -14,6 +14,7 @@ from ramify.gpu.startup.load import load_executor
 from ramify.protocol.cluster import BLOCK
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.plan import ExtendRow, MovedBlock, StepPlan, pack, unpack
+from tests.amount import stride
 from tests.gpu.conftest import Driver
 from tests.gpu.drafting.test_jump_forward import SAMPLINGS, generate
 from tests.gpu.models.families import test_experts, test_families, test_hybrids, test_latents
@@ -86,7 +87,7 @@ WHOLE = [("experts", case, 2) for case in sorted(test_experts.CASES) if case not
 ]
 
 
-@pytest.mark.parametrize(("kind", "case", "count"), WHOLE)
+@pytest.mark.parametrize(("kind", "case", "count"), WHOLE[:: stride(3)])
 def test_experts_whole_by_rank(kind: str, case: str, count: int, tmp_path: Path) -> None:
     save(kind, case, tmp_path)
     config = {"path": tmp_path, "device": "cpu", "kv_tokens": 1024, "quantization": "none"}
