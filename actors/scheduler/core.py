@@ -98,9 +98,8 @@ class Scheduler:
         self._sweep_at = 1024
         self._deadlines: list[tuple[float, int]] = []
         self._hungry: list[RequestRun] = []  # their Grow found no memory
-        self._tokenless: list[
-            RequestRun
-        ] = []  # their prompts are computed, but they sat all steps since out
+        # their prompts are computed, but they sat all steps since out
+        self._tokenless: list[RequestRun] = []
         self._deliveries = Deliveries()
         self._count = 0
         self._batch = 0

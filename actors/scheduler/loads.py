@@ -77,7 +77,11 @@ class KvLoads:
         return [run for run in waiting if run.live]
 
     def write(self, pages: bytes) -> None:
-        """The next plan may write these pages, int32: what is to be saved of them goes first."""
+        """The next plan may write these pages, int32: what is to be saved of them goes first.
+
+        State slots and window pages are handed out by grants alone, which wait (`waits`). Where a number
+        of theirs is one of `pages` by chance, it goes first, too, which does no harm.
+        """
         if not self.saves:
             return
         moved = [np.frombuffer(block.pages, dtype=np.int32) for block in self.saves]

@@ -38,9 +38,8 @@ Chunk = tuple[RequestRun, int, int]  # positions [start, end) of its prompt
 class _LevelQueue:
     """The prompts of one level."""
 
-    heap: list[tuple[int, int, RequestRun]] = field(
-        default_factory=list
-    )  # when its lot is due, its place
+    # when its lot is due, its place
+    heap: list[tuple[int, int, RequestRun]] = field(default_factory=list)
     live: int = 0
     weight: int = 0  # tokens, of each prompt at most `PromptQueue.enough`
 
@@ -137,9 +136,8 @@ class PromptQueue:
         """Take what costs `room` tokens of `level`; note where each chunk begins. Returns the cost."""
         line, left = self._lines[level], room
         heap = line.heap
-        stopped: list[
-            tuple[int, int, RequestRun]
-        ] = []  # a row has one chunk in a step: theirs ends at a cut
+        # a row has one chunk in a step: theirs ends at a cut
+        stopped: list[tuple[int, int, RequestRun]] = []
         while left > 0 and line.live > len(stopped):
             self._clean(line)
             run = heap[0][2]

@@ -340,9 +340,8 @@ class RequestRun:
 
 # blocks that a plan loads, and whether they are the run's last
 Load = tuple[RequestRun, list[MovedBlock], bool]
-Chunk = tuple[
-    RequestRun, int, int
-]  # of a prefill: the run, its length after it, how many scores it brings
+# of a prefill: the run, its length after it, how many scores it brings
+Chunk = tuple[RequestRun, int, int]
 
 
 @dataclass(slots=True, eq=False, repr=False)

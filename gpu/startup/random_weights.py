@@ -34,9 +34,8 @@ def fill_random(
         elif name.endswith(".bias"):
             view.zero_()
         else:
-            if (
-                not seeded
-            ):  # not a `Generator`: torch's tracers, which a CPU starts without, would be loaded
+            if not seeded:
+                # a `Generator` would load torch's tracers, without which a CPU's executor starts
                 torch.manual_seed(seed)
                 seeded = True
             view.normal_(0.0, 0.02)

@@ -11,6 +11,7 @@ Flow control is the transport's: above `queued_bytes` in its write buffer asynci
 import asyncio
 import contextlib
 import enum
+from abc import ABC, abstractmethod
 
 from ramify.actors.gateway.port.access.limits import SocketLimits
 from ramify.actors.gateway.port.hub import Hub
@@ -28,7 +29,7 @@ class Phase(enum.Enum):
     CLOSING = enum.auto()
 
 
-class TcpConnection(asyncio.Protocol):
+class TcpConnection(asyncio.Protocol, ABC):
     """The transport, and what ends it. `id` is its number in mailbox messages."""
 
     __slots__ = ("_deadline", "_guard", "_hub", "_inflow", "_phase", "_throttled", "_transport", "id")
@@ -55,8 +56,9 @@ class TcpConnection(asyncio.Protocol):
         self._closing()
         self._transport.abort()
 
+    @abstractmethod
     def _broken(self) -> None:
-        raise NotImplementedError
+        """There is a bug in what handles the peer's bytes: log it, and end this connection."""
 
     def _closing(self) -> None:
         self._phase = Phase.CLOSING

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from ramify.actors.gateway.apis.openai.effort import Asked, ThinkingEffort, switched, thinking
 from ramify.actors.gateway.apis.openai.requests import Struct, seed_of
-from ramify.actors.gateway.apis.pictures import NO_IMAGES, NO_PICTURES, RequestPictures
+from ramify.actors.gateway.apis.pictures import NO_PICTURES, RequestPictures
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import InvalidField
 from ramify.protocol.json_value import check_json
@@ -120,7 +120,7 @@ class Options(Struct, frozen=True, kw_only=True):
 class _Asked(Struct, frozen=True, kw_only=True):
     """The fields of both kinds of requests."""
 
-    MENDS: ClassVar[dict[str, str]] = {"images": NO_IMAGES}
+    MENDS: ClassVar[dict[str, str]] = {"images": "give a list of picture files in base64"}
 
     model: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None  # the one that is served
     stream: bool | None = None

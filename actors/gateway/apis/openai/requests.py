@@ -19,7 +19,6 @@ from ramify.actors.gateway.apis.openai.messages import chat_of as chat_of
 from ramify.actors.gateway.apis.openai.messages import content_text as content_text
 from ramify.actors.gateway.apis.openai.retention import Retention
 from ramify.actors.gateway.apis.openai.structural_tags import structural_constraint
-from ramify.actors.gateway.apis.pictures import NO_IMAGES
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import BadRequest, InvalidField
 from ramify.protocol.json_value import check_json
@@ -55,7 +54,7 @@ _OWN_TOOLS = (
 )
 # Kinds of parts and tools that the APIs have and this server does not, and what to do instead.
 NOT_SERVED = {
-    **dict.fromkeys(("image", "image_url", "input_image", "video_url"), NO_IMAGES),
+    **dict.fromkeys(("image", "image_url", "input_image", "video_url"), "not taken here: send text"),
     **dict.fromkeys(("audio_url", "input_audio"), "no served model hears: send text"),
     **dict.fromkeys(("file", "input_file"), "files are not read: send their text"),
     **dict.fromkeys(
