@@ -19,24 +19,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from ramify.actors.engine import Engine, running_engine
 from ramify.actors.executor.spec import FactorySpec
 from ramify.actors.kit.collector import Collector
 from ramify.actors.kit.log import configure
 from ramify.gpu.executors.fake import FakeExecutor, FakePendingStep
-from ramify.gpu.executors.fake_model import FakeModel, Hashes
+from ramify.gpu.executors.fake_model import FakeModel
 from ramify.gpu.step.rows import StepRows
-from ramify.protocol.config import EngineConfig, Limits, LogConfig, ModelConfig, ServerConfig
+from ramify.protocol.config import EngineConfig, LogConfig, ModelConfig, ServerConfig
 from ramify.protocol.plan import StepPlan, StepResult
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -128,25 +125,6 @@ class _StampedStep:
         return msgspec.structs.replace(r, elapsed_us=now)
 
 
-@dataclass(frozen=True)
-class TerseModel(FakeModel):
-    """Ends a constrained output wherever it may end, and writes none of the `blank` tokens if it can.
-
-    At random it would go on with blanks.
-    """
-
-    blank: Sequence[int] = ()
-
-    def choose_among(
-        self, chain: Hashes, salts: Hashes, legal: npt.NDArray[np.bool_]
-    ) -> npt.NDArray[np.int32]:
-        """See `FakeModel`."""
-        told = legal.copy()
-        told[:, list(self.blank)] = False
-        chosen = super().choose_among(chain, salts, np.where(told.any(1)[:, None], told, legal))
-        return np.where(legal[:, self.eos], np.int32(self.eos), chosen)
-
-
 class BenchExecutor(FakeExecutor):
     """A token of a prompt takes `prompt_us`; 0: steps are stamped. Made by `bench_executor`."""
 
@@ -162,7 +140,7 @@ class BenchExecutor(FakeExecutor):
 
 def bench_executor(*, model: dict[str, Any], prompt_us: float, **settings: Any) -> BenchExecutor:
     """What `FactorySpec` names."""
-    executor = BenchExecutor(TerseModel(**model), **settings)
+    executor = BenchExecutor(FakeModel(**model), **settings)
     executor.prompt_us = prompt_us
     return executor
 
@@ -212,10 +190,7 @@ class Probe:
         return {
             "cpu": usage.ru_utime + usage.ru_stime,
             "gateways": [_cpu_of(pid) for pid in getattr(engine.front, "pids", [])],
-            "user": usage.ru_utime,
             "loop_cpu": time.thread_time(),
-            "rss": _rss(),
-            "blocks": sys.getallocatedblocks(),
             "sessions": engine.metrics.live_sessions,
             "sockets": engine.metrics.open_sockets,
             "running": engine.metrics.running,
@@ -224,7 +199,6 @@ class Probe:
             "steps": engine.metrics._steps,
             "kv": [free, evictable, referenced],
             "executor": [t.native_id for t in threading.enumerate() if t.name == "ramify-executor"],
-            "gc": sum(generation["collections"] for generation in gc.get_stats()),
             **taken,
         }
 
@@ -233,12 +207,6 @@ def _cpu_of(pid: int) -> float:
     """Seconds of CPU time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _rss() -> int:
-    """Resident bytes now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
 
 
 def write_model_folder(folder: Path) -> tuple[int, int]:
@@ -272,13 +240,7 @@ def write_model_folder(folder: Path) -> tuple[int, int]:
 
 
 async def _serve(options: argparse.Namespace, folder: Path) -> None:
-    if options.bundled:
-        folder = BUNDLED
-        known = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-        blank = [i for word, i in known.items() if not word.strip("\u0120\u010a\u010d\u0109")]
-        model = {"vocab_size": len(known), "first": len(SPECIAL), "blank": blank}
-    else:
-        model = dict(zip(("vocab_size", "first"), write_model_folder(folder), strict=True))
+    model = dict(zip(("vocab_size", "first"), write_model_folder(folder), strict=True))
     config = EngineConfig(
         model=ModelConfig(path=folder),
         server=ServerConfig(
@@ -286,20 +248,20 @@ async def _serve(options: argparse.Namespace, folder: Path) -> None:
             session_ttl_s=options.ttl,
             grace_s=1.0,
             ping_interval_s=30.0,
+            store=options.store,
             tokens=(options.token,) if options.token else (),
         ),
-        limits=Limits(histories=options.histories) if options.histories else Limits(),
         executor=options.executor,
         gateways=options.gateways,
     )
     settings = {
-        "model": {**model, "eos": 2, "eos_every": options.eos_every},
+        "model": {**model, "eos": 2, "eos_every": 0},
         "verify": bool(options.verify),
         "step_seconds": options.step_ms / 1e3,
-        "pages": options.pages,
-        "context": options.context,
-        "step_tokens": options.step_tokens,
-        "prompt_us": options.prompt_us,
+        "pages": 1 << 18,
+        "context": 4096,
+        "step_tokens": 2048,
+        "prompt_us": 0.0,
     }
     spec = FactorySpec(f"{Path(__file__).stem}:bench_executor", settings)
     async with running_engine(config, spec=spec, check_idle=bool(options.verify)) as engine:
@@ -326,14 +288,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--executor", choices=["thread", "process"], default="thread")
     parser.add_argument("--gateways", type=int, default=0)
     parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio")
-    parser.add_argument("--pages", type=int, default=1 << 18)
-    parser.add_argument("--context", type=int, default=4096)
-    parser.add_argument("--prompt-us", type=float, default=0.0, help="see `BenchExecutor`")
-    parser.add_argument("--step-tokens", type=int, default=2048)
-    parser.add_argument("--eos-every", type=int, default=0, help="about one token in so many ends")
-    parser.add_argument("--bundled", type=int, default=0, help="the bundled model's tokenizer")
-    parser.add_argument("--histories", type=int, default=0, help="of stateless requests; 0: as usual")
     parser.add_argument("--ttl", type=float, default=600.0, help="of sessions without sockets, s")
+    parser.add_argument("--store", help="the file or the URL that keeps sessions")
     parser.add_argument("--token", help="the only one that is accepted")
     parser.add_argument("--verify", type=int, default=0, help="check KV and cache all the time")
     return parser.parse_args()
