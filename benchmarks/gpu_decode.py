@@ -1,8 +1,11 @@
 """How fast one GPU runs the model, below the engine: ms per decode step, prefill tokens per second.
 
 Drives an executor with the plans that a scheduler would send, two steps in flight, on random
-weights of a real model's shape. Prints one JSON object; `--profile` adds a torch.profiler trace of
-24 decode steps: the share of time in which the GPU ran no kernel, and the kernels that cost most.
+weights of a real model's shape: of `--shape`, or of any config.json that is served (`--config`), states
+and windows included. Prints one JSON object. `floor_ms` of a decode is the time of its bytes (weights
+that it reads, experts by chance; keys and values; states) at the rate of a copy on this device; it is
+left out where weights or keys are of fewer bits. `--profile` adds a torch.profiler trace of 24 decode
+steps: the share of time in which the GPU ran no kernel, and the kernels that cost most.
 
     python benchmarks/gpu_decode.py --shape qwen3-0.6b --decode 1x128,64x128,256x1024 --prefill 8x2048
 """
@@ -16,13 +19,18 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import torch
 
 from ramify.clients.bench.shapes import SHAPES
 from ramify.gpu.executors.base import Executor, PendingStep
+from ramify.gpu.models.config import read_config
+from ramify.gpu.models.definition import Definition, ExpertSettings
 from ramify.gpu.startup.load import load_executor
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack, unpack
@@ -32,7 +40,11 @@ IN_FLIGHT = 2
 
 
 class DecodeBench:
-    """Rows on an executor: row r has its own `capacity` tokens of shuffled pages."""
+    """Rows on an executor: row r has its own `capacity` tokens of shuffled pages.
+
+    It writes its states in turn to three slots of its own. Window pages of a prompt's last tokens, and
+    of what follows, are its own; those before them are of all rows.
+    """
 
     def __init__(self, executor: Executor, sampling: dict[str, Any]) -> None:
         self.executor = executor
@@ -44,15 +56,43 @@ class DecodeBench:
         self.steps = 0
         self.pending: deque[PendingStep] = deque()
         self.launch_us: list[float] = []
+        self.prompt = 0  # of the rows that open
+        self.newest: dict[int, int] = {}  # row -> the slot of its newest state
 
     def launch(self, **plan: Any) -> None:
         """Launch a step, after taking the oldest result if two are in flight."""
         if len(self.pending) == IN_FLIGHT:
             self.take()
+        if self.executor.info.state_slots:
+            plan["states"] = self.states(plan)
+        if self.executor.info.window_pages:
+            plan["opens"] = [
+                msgspec.structs.replace(one, windows=self.windows(one.row, len(one.pages) // 4))
+                for one in plan.get("opens", ())
+            ]
         begin = time.perf_counter()
         self.pending.append(self.executor.launch(StepPlan(step=self.steps, **plan)))
         self.launch_us.append((time.perf_counter() - begin) * 1e6)
         self.steps += 1
+
+    def states(self, plan: dict[str, Any]) -> bytes:
+        """For each row of a step: the slot that it reads (0: none yet), and the one that it writes."""
+        self.newest |= {opened.row: 0 for opened in plan.get("opens", ())}
+        rows = [extend.row for extend in plan.get("extends", ())]
+        pairs: list[int] = []
+        for row in [*rows, *unpack(plan.get("decodes", b""))]:
+            first, newest = 1 + 3 * row, self.newest[row]
+            self.newest[row] = first + (newest - first + 1) % 3 if newest else first
+            pairs += newest, self.newest[row]
+        return pack(pairs)
+
+    def windows(self, row: int, count: int) -> bytes:
+        """The window page of each of a row's tokens."""
+        before = self.executor.info.window - 1
+        common, own = before + self.executor.info.step_tokens, before + 32
+        position = np.arange(count)
+        kept = common + row * own + position % own
+        return np.where(position < self.prompt - before, position % common, kept).astype("<i4").tobytes()
 
     def take(self) -> None:
         tokens = unpack(self.pending.popleft().result().tokens)
@@ -66,6 +106,7 @@ class DecodeBench:
     def prefill(self, rows: list[int], prompt: int, capacity: int) -> float:
         """Open `rows` and prefill `prompt` random tokens of each; seconds."""
         info = self.executor.info
+        self.prompt = prompt
         count = -(-capacity // info.page_size)
         if count * len(rows) > len(self.pages):
             raise SystemExit(
@@ -119,7 +160,7 @@ class DecodeBench:
     def mixed(self, rows: list[int], fresh: list[int], tokens: int, steps: int) -> float:
         """Seconds a step in which `rows` decode and `fresh` rows get a prompt of `tokens` together."""
         info = self.executor.info
-        share = tokens // len(fresh)
+        self.prompt = share = tokens // len(fresh)
         count = -(-(share + 1) // info.page_size)
         settings = SamplingParams(**self.sampling)
         opens, extends = [], []
@@ -187,6 +228,46 @@ def profile(bench: DecodeBench, rows: list[int], trace: Path | None) -> dict[str
     }
 
 
+def weights_read(shape: Definition, parameters: int, tokens: int) -> float:
+    """Weights that a step of so many tokens reads, where each chooses its experts at random."""
+    left_out = 0.0
+    for layer in shape.layers:
+        one = layer.feed_forward
+        if isinstance(one, ExpertSettings):
+            idle = one.experts * (1 - one.router.top / one.experts) ** tokens
+            left_out += idle * (3 - (one.activation == "relu2")) * one.size * shape.hidden_size
+    table = 0 if shape.tied else shape.vocab_size * shape.hidden_size  # the embedding is looked up
+    return parameters - table - left_out
+
+
+def copy_rate(device: torch.device) -> float:
+    """Bytes a second of a copy on the device, read and written."""
+    source = torch.empty(1 << (30 if device.type == "cuda" else 24), dtype=torch.uint8, device=device)
+    target, times = torch.empty_like(source), []
+    for _ in range(6):
+        begin = time.perf_counter()
+        target.copy_(source)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    return 2 * len(source) / statistics.median(times[1:])
+
+
+def floor_of(executor: Executor, shape: Definition, rate: float) -> Callable[[int, int], float] | None:
+    """Milliseconds that the bytes of a decode of so many rows at that context take."""
+    info = executor.info
+    if info.quantization != "none" or info.kv_dtype == "fp8":
+        return None
+    width = getattr(torch, info.dtype).itemsize
+
+    def floor(batch: int, context: int) -> float:
+        kept = info.kv_bytes_per_token * context + info.window_bytes * min(info.window, context)
+        moved = weights_read(shape, info.parameters, batch) * width
+        return 1e3 * (moved + batch * (kept + 2 * info.state_bytes)) / rate
+
+    return floor
+
+
 def sizes(text: str) -> list[tuple[int, int]]:
     """`8x2048,1x2048` as pairs."""
     return [(int(a), int(b)) for a, _, b in (part.partition("x") for part in text.split(",") if part)]
@@ -195,6 +276,7 @@ def sizes(text: str) -> list[tuple[int, int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=list(SHAPES), default="qwen3-0.6b")
+    parser.add_argument("--config", type=Path, help="the config.json of another model")
     parser.add_argument("--decode", type=sizes, default=[], help="batch x context, comma-separated")
     parser.add_argument("--prefill", type=sizes, default=[], help="prompts x tokens, comma-separated")
     parser.add_argument("--mixed", type=sizes, default=[],
@@ -220,26 +302,36 @@ def main() -> None:
     args = parser.parse_args()
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(SHAPES[args.shape]))
+        text = args.config.read_text() if args.config is not None else json.dumps(SHAPES[args.shape])
+        (Path(folder) / "config.json").write_text(text)
+        shape = read_config(Path(folder))
+        states = {"state_slots": 3 * args.max_rows + 1} if shape.keeps_states else {}
         config = ModelConfig(
             path=Path(folder), device=args.device, load_format="dummy", kv_tokens=args.kv_tokens,
             page_size=args.page_size, max_rows=args.max_rows, step_tokens=args.step_tokens,
             context=4096, attention=args.attention, deterministic=args.deterministic,
             quantization=args.quantization, kv_dtype=args.kv_dtype, tensor_parallel=args.tensor_parallel,
+            **states,
         )  # fmt: skip
         if args.tensor_parallel == 1:
-            measure(args, load_executor(config, lambda what, share: None), begin)
+            measure(args, load_executor(config, lambda what, share: None), begin, shape)
             return
         from rank_sums import ranked_executor
 
         with ranked_executor(config, args.library_sums) as executor:
-            measure(args, executor, begin)
+            measure(args, executor, begin, None)
     os._exit(0)  # see `executor_program`
 
 
-def measure(args: argparse.Namespace, executor: Executor, begin: float) -> None:
+def measure(
+    args: argparse.Namespace, executor: Executor, begin: float, shape: Definition | None
+) -> None:
+    """`shape`: of a model on one device, for the floor."""
+    where = torch.device("cuda" if executor.info.device.startswith("cuda") else "cpu")
+    floor = floor_of(executor, shape, copy_rate(where)) if shape is not None and args.decode else None
     report: dict[str, Any] = {
-        "shape": args.shape, "dtype": executor.info.dtype, "attention": executor.info.attention,
+        "shape": args.shape if args.config is None else str(args.config),
+        "dtype": executor.info.dtype, "attention": executor.info.attention,
         "page_size": args.page_size, "torch": torch.__version__,
         "sampling": {"temperature": args.temperature} | args.sampling,
         "deterministic": args.deterministic, "quantization": executor.info.quantization,
@@ -295,6 +387,7 @@ def measure(args: argparse.Namespace, executor: Executor, begin: float) -> None:
                 "batch": batch, "context": context, "ms": round(1000 * statistics.median(times), 3),
                 "all_ms": [round(1000 * t, 3) for t in times],
                 "launch_us": round(statistics.median(bench.launch_us), 1),
+                **({} if floor is None else {"floor_ms": round(floor(batch, context), 3)}),
             })  # fmt: skip
             print(report["decode"][-1], flush=True)
         bench.close(rows)

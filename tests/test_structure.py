@@ -49,7 +49,7 @@ SIZES = {
     "protocol": (37, 62),
     "clients": (83, 138),
     "gpu": (225, 366),
-    "benchmarks": (42, 122),
+    "benchmarks": (37, 107),
 }
 # measure: bound, goal
 COUNTS = {
