@@ -29,8 +29,8 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (314, 639),
-    "actors/cache": (18, 44),
+    "actors": (315, 639),
+    "actors/cache": (19, 45),
     "actors/calls": (11, 27),
     "actors/cluster": (15, 32),
     "actors/executor": (9, 11),
@@ -54,12 +54,12 @@ SIZES = {
 # measure: bound, goal
 COUNTS = {
     "functions over complexity 20": (0, 0),
-    "files over 450 lines": (3, 0),
+    "files over 450 lines": (2, 0),
     "class names that exist twice": (0, 0),
     "floors of session/": (10, 10),
     "sequences unpacked where they are written": (0, 0),
     "private uses across objects": (19, 7),  # nine are of torch and argparse
-    "private uses in tests": (352, 0),
+    "private uses in tests": (351, 0),
 }
 
 

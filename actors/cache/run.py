@@ -3,7 +3,7 @@
 A request uses the tree's pages for [0, cached) and pages of its own from there on, whatever the tree
 holds: a row's page table never changes under it. Pages pass to the tree one by one as they are
 committed. The rest is freed at the end: pages decoded too far, or computed by two requests at once. Does
-not know the tree's rules: `cache.py` does.
+not know the tree's rules: `requests.py` does.
 """
 
 import numpy as np

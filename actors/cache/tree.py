@@ -47,6 +47,10 @@ class RadixTree:
             self._namespaces[node] = namespace
         return node
 
+    def whole(self, position: int) -> int:
+        """The end of the last whole page up to `position`."""
+        return position - position % self.page_size
+
     def namespace(self, root: Node) -> str:
         """The namespace that `root` is the root of."""
         return self._namespaces[root]

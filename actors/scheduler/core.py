@@ -764,11 +764,12 @@ class Scheduler:
 
     def _pick(self, now: float) -> list[Request]:
         """Requests to acquire for now. One that is to run alone goes before all others."""
-        if not self._suspects:
+        suspects = self._suspects
+        if (suspects.tried is None and not suspects.waiting) or not suspects:
             return self._admission.pick(now)
         if self._runs or self._settlements.outstanding:
             return []
-        request = self._suspects.take()
+        request = suspects.take()
         if request is None:
             return []
         self._admission.take(request)

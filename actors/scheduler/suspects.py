@@ -21,13 +21,13 @@ class Suspects:
     """The requests that must run alone, and the one that does."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Request] = deque()
+        self.waiting: deque[Request] = deque()  # until no other runs; some may have ended
         self.tried: Request | None = None  # it runs alone, or waits for its pages
 
     def __bool__(self) -> bool:
         """Whether a request runs alone or must: no other request may begin."""
         self._forget_ended()
-        return self.tried is not None or bool(self._waiting)
+        return self.tried is not None or bool(self.waiting)
 
     def died(self, running: list[Request]) -> list[Request]:
         """Note that an executor died while `running` ran. Returns those to refuse.
@@ -42,19 +42,19 @@ class Suspects:
             request.losses += 1
             if request.losses >= MOST or (len(running) == 1 and request.deaths >= TWICE):
                 refused.append(request)
-            elif request.deaths >= TWICE and request not in self._waiting:
-                self._waiting.append(request)
+            elif request.deaths >= TWICE and request not in self.waiting:
+                self.waiting.append(request)
         self.tried = None
         return refused
 
     def __contains__(self, request: Request) -> bool:
-        return request in self._waiting
+        return request in self.waiting
 
     def take(self) -> Request | None:
         """The next request that must run alone, or None while one does."""
         self._forget_ended()
-        if self.tried is None and self._waiting:
-            self.tried = self._waiting.popleft()
+        if self.tried is None and self.waiting:
+            self.tried = self.waiting.popleft()
             return self.tried
         return None
 
@@ -67,7 +67,7 @@ class Suspects:
         return tried
 
     def _forget_ended(self) -> None:
-        while self._waiting and self._waiting[0].state is RequestState.ENDED:
-            self._waiting.popleft()
+        while self.waiting and self.waiting[0].state is RequestState.ENDED:
+            self.waiting.popleft()
         if self.tried is not None and self.tried.state in (RequestState.ENDED, RequestState.WAITING):
             self.tried = None  # it has ended, or waits like the others

@@ -3,7 +3,8 @@
 import pytest
 
 from ramify.actors.cache.branches import UnknownBranch
-from ramify.actors.cache.cache import RadixCache, UnknownRequest
+from ramify.actors.cache.cache import RadixCache
+from ramify.actors.cache.requests import UnknownRequest
 from ramify.protocol import messages as m
 from ramify.protocol.plan import pack, unpack
 

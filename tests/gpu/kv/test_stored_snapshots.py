@@ -120,7 +120,7 @@ def test_as_without(
         engine.flips = flips
         found.append(talk(engine))
         if sizes is not tries[0][0]:
-            assert engine.cache._hits[1] > 300
+            assert engine.cache.tiers(1)[1].hit_tokens > 300
             assert engine.flips == 0
         executor.close()
     (wanted, least), (answers, computed), (third, again) = found
