@@ -27,16 +27,20 @@ from ramify.gpu.ops.base import Activation
 from ramify.gpu.ops.gluon_check import gluon_product
 from ramify.gpu.ops.linear.base import Linear, PlainWeight
 from ramify.gpu.ops.linear.four_bits import FourBitWeight
+from ramify.gpu.ops.linear.humming import HummingWeight
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.tilings import (
     AnyTiling,
     FourBitTiling,
+    FragmentTiling,
     GluonTiling,
     Tiling,
     few_tiling,
     four_bit_tiling,
+    fragment_tiling,
 )
 from ramify.gpu.ops.triton_four_bits import four_bit_product, widened_product
+from ramify.gpu.ops.triton_fragments import fragment_product
 from ramify.gpu.ops.triton_layer import (
     add_norm,
     divide_rows,
@@ -50,6 +54,7 @@ from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
 from ramify.gpu.triton_fp8 import widened
 
 _STORE, _ADD, _GATED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+_Own = Tiling | FourBitTiling | FragmentTiling  # those of our own kernels
 _EARLY_TOKENS = tl.constexpr(32)
 MOST_TILES = 8192  # of one launch that splits its inputs
 
@@ -86,7 +91,7 @@ class Products:
         tiling = self._tiling(x.values, linear, tiling)
         if isinstance(tiling, GluonTiling) and linear.bias is None:
             return gluon_product(x.values, x.squares, linear.tensor, False, eps, tiling)
-        if not isinstance(tiling, Tiling | FourBitTiling):
+        if not isinstance(tiling, _Own):
             return self.library(_divided(x, eps), linear)
         output = x.values.new_empty((len(x.values), linear.weight.shape[0]))
         self._launch(_STORE, x, linear, output, tiling, eps)
@@ -97,7 +102,7 @@ class Products:
         if not linear.weight.coded:
             return linear(x)
         tiling = self._tiling(x, linear, None)
-        if not isinstance(tiling, Tiling | FourBitTiling):
+        if not isinstance(tiling, _Own):
             four = isinstance(linear.weight, FourBitWeight)
             return widened_product(x, linear) if four else many_rows(x, linear)
         output = x.new_empty((len(x), linear.weight.shape[0]))
@@ -116,7 +121,7 @@ class Products:
         tiling = self._tiling(x.values, linear, tiling, gated=True)
         if isinstance(tiling, GluonTiling) and linear.bias is None and activation == "silu":
             return gluon_product(x.values, x.squares, linear.tensor, True, eps, tiling)
-        if not isinstance(tiling, Tiling | FourBitTiling):
+        if not isinstance(tiling, _Own):
             return gate_mul(self.library(_divided(x, eps), linear), activation)
         output = x.values.new_empty((len(x.values), linear.weight.shape[0] // 2))
         self._launch(_GATED, x, linear, output, tiling, eps, gelu=activation == "gelu_tanh")
@@ -130,7 +135,7 @@ class Products:
         if own is None and linear.bias is None and isinstance(linear.weight, PlainWeight):
             torch.addmm(residual, x, linear.tensor.t(), out=residual)
             return UnscaledRows(add_norm(None, residual, norm))
-        if not isinstance(own, Tiling | FourBitTiling):
+        if not isinstance(own, _Own):
             return UnscaledRows(add_norm(self.library(x, linear), residual, norm))
         tokens, outputs = residual.shape
         parts = triton.cdiv(outputs, own.outputs)
@@ -152,6 +157,9 @@ class Products:
         self, x: Tensor, linear: Linear, tiling: AnyTiling | None, gated: bool = False
     ) -> AnyTiling | None:
         """`tiling` is that of plain weights."""
+        if isinstance(linear.weight, HummingWeight):
+            known = linear.weight.fragments and x.dtype == torch.bfloat16
+            return fragment_tiling(len(x), linear.weight.shape) if known else None
         if not linear.weight.coded:
             return tiling if isinstance(linear.weight, PlainWeight) else None
         if isinstance(linear.weight, FourBitWeight):
@@ -166,7 +174,7 @@ class Products:
         x: UnscaledRows,
         linear: Linear,
         output: Tensor,
-        tiling: Tiling | FourBitTiling,
+        tiling: _Own,
         eps: float,
         residual: Tensor | None = None,
         gain: Tensor | None = None,
@@ -177,6 +185,15 @@ class Products:
             four_bit_product(
                 epilogue, x.values, linear, output, tiling, self._arrived, x.squares, eps, residual,
                 gain, squares_out, gelu,
+            )  # fmt: skip
+            return
+        if isinstance(tiling, FragmentTiling):
+            assert isinstance(linear.weight, HummingWeight)
+            tensors = linear.weight.tensors
+            fragment_product(
+                epilogue, x.values, tensors["weight"], tensors["weight_scale"],
+                tensors.get("zero_point"), linear.bias, output, self._arrived, tiling.warps,
+                tiling.splits, x.squares, eps, residual, gain, squares_out, gelu,
             )  # fmt: skip
             return
         tokens, (outputs, inputs) = len(x.values), linear.weight.shape

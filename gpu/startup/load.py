@@ -30,6 +30,7 @@ from ramify.gpu.models.mtp import MtpLayer
 from ramify.gpu.models.parts import with_tower
 from ramify.gpu.models.split import leave_biases_to_first
 from ramify.gpu.ops.linear.base import Form, Weight, plain_weight
+from ramify.gpu.ops.linear.humming import told
 from ramify.gpu.ops.linear.onednn import float_weight
 from ramify.gpu.progress import Progress
 from ramify.gpu.ranks.ring import RankPlace
@@ -138,8 +139,9 @@ def load_rank(config: ModelConfig, progress: Progress, place: RankPlace | None) 
     progress("ready", 1.0)
     stamp = kv_stamp(config, executor.info) if executor.info.host_blocks else ""
     executor.info = msgspec.structs.replace(
-        executor.info, load_seconds=round(time.perf_counter() - begin, 3), kv_stamp=stamp
-    )
+        executor.info, load_seconds=round(time.perf_counter() - begin, 3), kv_stamp=stamp,
+        quantization_reason=told(executor.info.quantization_reason, model.products()),
+    )  # fmt: skip
     return executor
 
 

@@ -8,6 +8,7 @@ scales have the rows' type: those of float16 are rounded to bfloat16 beside rows
 import importlib.util
 import json
 import logging
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,8 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ramify.gpu.ops.fragment_check import fragment_obstacle
 from ramify.gpu.ops.linear.base import Form, Linear, Weight
 from ramify.gpu.ops.linear.four_bits import UNIT, FourBitWeight
+from ramify.gpu.ops.tilings import FragmentTiling, fragment_tiling
 
 _LOG = logging.getLogger("ramify.gpu.startup")
 _HOPPER = (9, 0)  # the oldest where it was compared with our own kernels (docs/log/gpu.md)
@@ -46,6 +49,8 @@ class HummingWeight(Weight):
     sizes: tuple[int, int]
     kernels: CompiledRows
     locks: Tensor  # int32, zeros between launches
+    fragments: bool = False  # `triton_fragments` multiplies few tokens by it, too
+    obstacle: str = ""  # why it does not, where it was tried
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -82,6 +87,7 @@ class _Forms:
     def __init__(self, inner: Form, dtype: torch.dtype, device: torch.device) -> None:
         self._inner, self._dtype, self._device = inner, dtype, device
         self._kernels: dict[str, CompiledRows] = {}
+        self._obstacles: dict[tuple[FragmentTiling, bool], str] = {}
         self._threads = ThreadPoolExecutor(4, "humming")
         self._usable = True
 
@@ -99,6 +105,27 @@ class _Forms:
             return weight
 
     def _made(self, weight: FourBitWeight) -> HummingWeight:
+        config, tensors = self._laid_out(weight)
+        locks = torch.zeros(_LOCKS, dtype=torch.int32, device=self._device)
+        kernels = self._compiled(config)
+        made = HummingWeight(tensors, weight.shape, kernels, locks)
+        tiling = fragment_tiling(1, weight.shape)
+        if tiling is not None and _has_fragments(weight, self._dtype):
+            made.obstacle = self._obstacle(weight, tiling)
+            made.fragments = not made.obstacle
+        return made
+
+    def _obstacle(self, weight: FourBitWeight, tiling: FragmentTiling) -> str:
+        kind = tiling, weight.zeros is None
+        if kind not in self._obstacles:
+            codes, scales = weight.codes[:, :_OUTPUTS], weight.scales[:, :_OUTPUTS].to(self._dtype)
+            zeros = None if weight.zeros is None else weight.zeros[:, :_OUTPUTS]
+            part = FourBitWeight(codes, scales, zeros, weight.group, weight.inputs)
+            _, tensors = self._laid_out(part)
+            self._obstacles[kind] = fragment_obstacle(tensors, part.floats(), tiling)
+        return self._obstacles[kind]
+
+    def _laid_out(self, weight: FourBitWeight) -> tuple[Any, dict[str, Tensor]]:
         dtypes = import_module("humming.dtypes")
         schema_of = import_module("humming.schema").HummingWeightSchema
         kind = dtypes.DataType.from_torch_dtype(self._dtype)
@@ -122,11 +149,10 @@ class _Forms:
                 parts["zero_point"] = _packed(zeros.t())
         outputs, inputs = weight.shape
         prepare = import_module("humming.transform").prepare_and_transform_humming_tensors
-        config, tensors = prepare(
+        laid_out: tuple[Any, dict[str, Tensor]] = prepare(
             parts, outputs, inputs, schema, torch_dtype=self._dtype, device=self._device
         )
-        locks = torch.zeros(_LOCKS, dtype=torch.int32, device=self._device)
-        return HummingWeight(tensors, (outputs, inputs), self._compiled(config), locks)
+        return laid_out
 
     def _compiled(self, config: Any) -> CompiledRows:
         heuristics = import_module("humming.tune").get_heuristics_config
@@ -150,6 +176,21 @@ def _compile(config: str, ranges: str, device: torch.device) -> Tensor:
     with torch.cuda.device(device):
         names: Tensor = kernel.prepare_kernels(config, None, ranges, device)
     return names
+
+
+def _has_fragments(weight: FourBitWeight, dtype: torch.dtype) -> bool:
+    """Whether it is in the form that `triton_fragments` reads: integers in groups of 128."""
+    return not weight.is_mxfp4 and weight.group == UNIT and dtype == torch.bfloat16
+
+
+def told(reason: str, products: Iterable[tuple[Linear, list[str]]]) -> str:
+    """`reason`, and why the package multiplies few tokens, too, where our own kernel failed.
+
+    products: a model's, with the names of their tensors.
+    """
+    weights = [linear.weight for linear, _ in products]
+    failed = {weight.obstacle for weight in weights if isinstance(weight, HummingWeight)} - {""}
+    return "; ".join([reason, *(f"few tokens are slower: {obstacle}" for obstacle in sorted(failed))])
 
 
 def fits(weight: Weight) -> bool:
