@@ -48,15 +48,18 @@ GETS = (
     "/v1/models", "/v1/models/x", "/v1/responses/x", "/api/tags", "/api/x", "/v1/embeddings",
     "/v1/messages/x",
 )  # fmt: skip
+OPENAI_ERROR = {"message", "type", "param", "code"}
 LAST = "Connection: close\r\n"
 VERSION = "anthropic-version: 2023-06-01\r\n"
 
 
-def model_of(port: int) -> str:
+def model_of(port: int, **headers: str) -> str:
     """The name of what is served."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
-    connection.request("GET", "/v1/models")
-    return str(json.loads(connection.getresponse().read())["data"][0]["id"])
+    connection.request("GET", "/v1/models", headers=headers)
+    name = str(json.loads(connection.getresponse().read())["data"][0]["id"])
+    connection.close()
+    return name
 
 
 def valid(path: str, model: str, random_: random.Random) -> dict[str, Any]:
@@ -70,23 +73,13 @@ def valid(path: str, model: str, random_: random.Random) -> dict[str, Any]:
     tools = [{"type": "function", "function": function}]
     match path:
         case "/v1/chat/completions":
+            named = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
             more: dict[str, Any] = {
-                "messages": [*hello, hello[0]],
-                "max_tokens": 9,
-                "n": 2,
-                "tools": tools,
-                "logprobs": True,
-                "top_logprobs": 2,
-                "stop": ["x"],
-                "seed": 1,
-                "reasoning_effort": "low",
-                "parallel_tool_calls": False,
-                "stream_options": {"include_usage": True},
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "s", "schema": schema},
-                },
-            }
+                "messages": [*hello, hello[0]], "max_tokens": 9, "n": 2, "tools": tools, "seed": 1,
+                "logprobs": True, "top_logprobs": 2, "stop": ["x"], "reasoning_effort": "low",
+                "parallel_tool_calls": False, "stream_options": {"include_usage": True},
+                "response_format": named,
+            }  # fmt: skip
         case "/v1/completions":
             more = {"prompt": ["Hi", "Ho"], "max_tokens": 9, "logprobs": 2, "n": 2}
         case "/v1/responses":
@@ -94,17 +87,12 @@ def valid(path: str, model: str, random_: random.Random) -> dict[str, Any]:
             call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
             output = {"type": "function_call_output", "call_id": "c", "output": "1"}
             more = {
-                "input": [item, call, output],
-                "max_output_tokens": 9,
-                "instructions": "Be.",
-                "store": False,
-                "tools": [{"type": "function", **function}],
-                "metadata": {"a": "b"},
-                "temperature": 0.5,
-                "reasoning": {"effort": "low", "summary": "auto"},
+                "input": [item, call, output], "max_output_tokens": 9, "instructions": "Be.",
+                "store": False, "tools": [{"type": "function", **function}], "metadata": {"a": "b"},
+                "temperature": 0.5, "reasoning": {"effort": "low", "summary": "auto"},
                 "text": {"format": {"type": "json_schema", "name": "s", "schema": schema}},
                 "previous_response_id": "resp_x",
-            }
+            }  # fmt: skip
             if random_.random() < 0.7:
                 del more["previous_response_id"]
         case "/v1/messages" | "/v1/messages/count_tokens":
@@ -161,35 +149,13 @@ def hostile_value(random_: random.Random) -> Any:
         deep = [deep] if random_.random() < 0.5 else {"a": deep}
     return random_.choice(
         (
-            None,
-            True,
-            -1,
-            0,
-            2**31,
-            2**63,
-            -(2**70),
-            1.5,
-            1e308,
-            "",
-            "\x00",
-            "é" * 300,
-            "😀" * 2000,
-            "x" * random_.choice((300, 5_000, LARGEST)),
-            [],
-            {},
-            [None] * 2000,
-            [[]] * 500,
-            {str(i): i for i in range(500)},
-            deep,
-            "resp_" + "A" * 200,
-            {"type": "image_url"},
-            ["x"] * 65,
-            {"type": "object", "properties": {"p" * 9: {"$ref": "#"}}},
-            {"role": "user"},
-            "json",
-            [[0, 1]],
+            None, True, -1, 0, 2**31, 2**63, -(2**70), 1.5, 1e308, "", "\x00", "é" * 300, "😀" * 2000,
+            "x" * random_.choice((300, 5_000, LARGEST)), [], {}, [None] * 2000, [[]] * 500,
+            {str(i): i for i in range(500)}, deep, "resp_" + "A" * 200, {"type": "image_url"},
+            ["x"] * 65, {"type": "object", "properties": {"p" * 9: {"$ref": "#"}}}, {"role": "user"},
+            [[0, 1]], "json",
         )
-    )
+    )  # fmt: skip
 
 
 def changed(value: Any, random_: random.Random) -> Any:
@@ -343,7 +309,7 @@ class DoorCampaign:
             elif path.startswith(MESSAGES):
                 fits = told["type"] == "error" and set(error) >= {"message", "type"}
             else:
-                fits = set(error) >= {"message", "type", "param", "code"}
+                fits = set(error) >= OPENAI_ERROR
         except (ValueError, KeyError, TypeError):
             fits = False
         if not fits:
@@ -377,10 +343,8 @@ class DoorCampaign:
         event: Any = {"type": "response.create", "stream_id": random_.choice("abcdefgh"), **asked}
         match random_.randrange(12):
             case 0:
-                event = {
-                    "type": random_.choice(("response.cancel", "response.steer", "x")),
-                    "stream_id": "a",
-                }
+                kind = random_.choice(("response.cancel", "response.steer", "x"))
+                event = {"type": kind, "stream_id": "a"}
             case 1:
                 event = hostile_value(random_)
             case 2 | 3 | 4:
@@ -425,12 +389,7 @@ class DoorCampaign:
                 if event["type"] == "error" and not event["status"] < 500:
                     if event["status"] not in (503, 504):
                         self.faults.append(f"websocket: {payload[:300]!r}")
-                elif event["type"] == "error" and not set(event["error"]) >= {
-                    "message",
-                    "type",
-                    "param",
-                    "code",
-                }:
+                elif event["type"] == "error" and not set(event["error"]) >= OPENAI_ERROR:
                     self.faults.append(f"websocket: not the shape of its API: {payload[:200]!r}")
 
     async def control(self) -> str:

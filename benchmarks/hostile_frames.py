@@ -3,10 +3,10 @@
     python benchmarks/hostile_frames.py [--frames 200000] [--seed 0] [--gateways 0] [--json FILE]
 
 A `ramify serve` runs a tiny random Llama (or `--model DIR`; flags after `--` go to the server). Another
-process attacks it over `--sockets` sockets, half of them JSON, half msgpack: frames from `hostile.py`,
-fragments, floods beyond the limits and slow ones within them, sockets cut in mid-frame, resumes by key
-and by view key. Attackers and control client have different tokens, so limits of a credential apply to
-the attackers alone.
+process attacks it over `--sockets` sockets, half of them JSON, half msgpack: frames from
+`tests/e2e/hostile.py`, fragments, floods beyond the limits and slow ones within them, sockets cut in
+mid-frame, resumes by key and by view key. Attackers and control client have different tokens, so limits
+of a credential apply to the attackers alone.
 
 The control client, in this process, has a connection of its own. It asks short greedy questions whose
 answers were noted before the attack, over one socket and, each tenth time, over a new one.
@@ -44,7 +44,6 @@ from typing import Any
 
 import msgspec
 import psutil
-from hostile import MIXES, Codec, Hostile, HostileFrame, Memory, Mood
 from report import headline, machine, percentile, table, write_json
 
 from ramify.clients.bench.websocket import (
@@ -58,10 +57,15 @@ from ramify.clients.bench.websocket import (
     client_frame,
 )
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.conftest import write_tokenizer
+from tests.e2e.hostile import MIXES, Codec, Hostile, HostileFrame, Memory, Mood
+
 CONTROL, ATTACKERS = "control-token", [f"attack-token-{i}" for i in range(4)]
 GROWTH = 0.05  # of the memory in the middle of the run, at most
 QUESTIONS = 24
 ANSWER = 16  # tokens
+GREEDY = {"temperature": 0, "ignore_eos": True}
 STARTING_S, STOPPING_S, GIVE_UP_S = 120.0, 60.0, 30.0
 KEPT = 12  # frames of a socket that are printed after a failure
 BACKLOG = 1 << 20  # bytes of an attacker's socket that wait to be sent
@@ -323,13 +327,7 @@ class Control:
         self._tell(
             {"type": "rollback", "id": self._ident, "to": 0},
             {"type": "append", "id": self._ident + 1, "text": words},
-            {
-                "type": "generate",
-                "id": self._ident + 2,
-                "max_tokens": ANSWER,
-                "temperature": 0,
-                "ignore_eos": True,
-            },
+            {"type": "generate", "id": self._ident + 2, "max_tokens": ANSWER, **GREEDY},
         )
         last, text, first = time.perf_counter(), "", True
         while True:
@@ -423,17 +421,9 @@ class HostileServer:
 
     def __init__(self, model: Path, log: Path, options: argparse.Namespace) -> None:
         self.log = log
-        command = [
-            sys.executable,
-            "-m",
-            "ramify.clients.cli",
-            "serve",
-            "--port",
-            "0",
-            "--model",
-            str(model),
-        ]
-        command += ["--session-ttl", "5", "--kv-tokens", "20000", "--gateways", str(options.gateways)]
+        command = [sys.executable, "-m", "ramify.clients.cli", "serve", "--port", "0"]
+        command += ["--model", str(model), "--session-ttl", "5", "--kv-tokens", "20000"]
+        command += ["--gateways", str(options.gateways)]
         for token in [CONTROL, *ATTACKERS]:
             command += ["--auth-token", token]
         with log.open("wb") as file:
@@ -492,26 +482,15 @@ def tiny_model(folder: Path) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging
 
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    from tests.conftest import write_tokenizer
-
     logging.disable_progress_bar()
     write_tokenizer(folder)
     (folder / "config.json").unlink()
     torch.manual_seed(0)
     shape = LlamaConfig(
-        vocab_size=384,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.1,
-        bos_token_id=None,
-        eos_token_id=2,
-        tie_word_embeddings=True,
-    )
+        vocab_size=384, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.1,
+        bos_token_id=None, eos_token_id=2, tie_word_embeddings=True,
+    )  # fmt: skip
     LlamaForCausalLM(shape).save_pretrained(folder)
     return folder
 

@@ -33,7 +33,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from fake_server import FakeServer
-from hostile_doors import HANDSHAKE
+from hostile_doors import HANDSHAKE, model_of
 from report import headline, machine, table, write_json
 
 TOKEN = "campaign"
@@ -215,15 +215,6 @@ def control(port: int, seconds: float, known: str | None) -> tuple[list[float], 
 MODEL: dict[int, str] = {}  # by the server's port
 
 
-def model_of(port: int) -> str:
-    """The name of what is served."""
-    connection = http.client.HTTPConnection("127.0.0.1", port)
-    connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {TOKEN}"})
-    name = str(json.loads(connection.getresponse().read())["data"][0]["id"])
-    connection.close()
-    return name
-
-
 def measure(server: FakeServer, name: str, sockets: int, seconds: float, known: str) -> dict[str, Any]:
     """One flood."""
     spawn = multiprocessing.get_context("spawn")
@@ -268,7 +259,7 @@ def main() -> None:
     rows: list[list[str]] = []
     settings: dict[str, Any] = {"token": TOKEN} if not options.open else {}
     with FakeServer(step_ms=0, ttl=1, gateways=options.gateways, **settings) as server:
-        MODEL[server.port] = model_of(server.port)
+        MODEL[server.port] = model_of(server.port, Authorization=f"Bearer {TOKEN}")
         known = control(server.port, 0.5, None)[1][0]
         quiet = measure(server, "nothing", 0, options.seconds, known)
         question = quiet["cpu"] / quiet["per_s"]
@@ -284,17 +275,9 @@ def main() -> None:
                     faults.append(
                         f"{name}, {sockets} sockets: {found['max_s']:.2f} s {found['wrong'][:1]}"
                     )
-                rows.append(
-                    [
-                        name,
-                        str(sockets),
-                        f"{found['cpu']:.1%}",
-                        f"{1e3 * found['max_s']:.0f}",
-                        f"{found['per_s']:.1f}",
-                        str(found["opened"]),
-                        f"{found['sent'] / (1 << 20):.2f}",
-                    ]
-                )
+                row = [name, str(sockets), f"{found['cpu']:.1%}", f"{1e3 * found['max_s']:.0f}"]
+                row += [f"{found['per_s']:.1f}", str(found["opened"])]
+                rows.append([*row, f"{found['sent'] / (1 << 20):.2f}"])
                 print("  ".join(rows[-1]), flush=True)
     print(f"a question costs {1e3 * question:.2f} ms of the server's CPU")
     columns = ["flood", "sockets", "cpu", "control max ms", "asked/s", "opened", "sent MiB"]

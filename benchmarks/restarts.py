@@ -197,13 +197,8 @@ class Client:
 
     def _generate(self, branch: str = "main") -> dict[str, Any]:
         tokens = self._random.choice([1, 5, 20, 100])
-        return {
-            "type": "generate",
-            "branch": branch,
-            "max_tokens": tokens,
-            "ignore_eos": True,
-            "seed": 7,
-        }
+        known = {"ignore_eos": True, "seed": 7}
+        return {"type": "generate", "branch": branch, "max_tokens": tokens, **known}
 
     async def _play(self, ops: list[dict[str, Any]]) -> None:
         """Send a frame, and stay until each op has its replies, however many servers that takes."""

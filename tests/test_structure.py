@@ -49,7 +49,7 @@ SIZES = {
     "protocol": (37, 62),
     "clients": (83, 138),
     "gpu": (227, 371),
-    "benchmarks": (37, 107),
+    "benchmarks": (33, 90),
 }
 # measure: bound, goal
 COUNTS = {

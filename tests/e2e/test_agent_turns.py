@@ -1,14 +1,15 @@
-"""`benchmarks/agent_turns.py` on two conversations: the model writes calls, which are read and run."""
+"""Recorded conversations of agents with tools: the model writes calls, which are read and run."""
 
-import importlib
-import json
 import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+
+from tests.e2e.agent_records import RecordedConversation, RecordedTurn
+from tests.e2e.agent_replay import ConversationReplay, Otherwise, run
+from tests.e2e.agent_script import Unfit
 
 ROOT = Path(__file__).parents[2]
 SHARED = Path(os.environ.get("RAMIFY_TEMPLATES", ROOT.parent / "shared" / "data" / "templates"))
@@ -19,6 +20,7 @@ def tool(name: str, **properties: str) -> dict[str, Any]:
     schema = {key: {"type": kind, "description": f"The {key}."} for key, kind in properties.items()}
     parameters = {"type": "object", "properties": schema, "required": list(schema)[:1]}
     function = {"name": name, "description": f"Tool description: {name}.", "parameters": parameters}
+    function["strict"] = False  # a scripted model says what it is told to
     return {"type": "function", "function": function}
 
 
@@ -49,32 +51,17 @@ TURNS = [
 ]
 
 
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    before = set(sys.modules)
-    yield importlib.import_module("agent_turns")
-    for name in set(sys.modules) - before:
-        if name.startswith(("program", "agent_")) or name == "report":
-            del sys.modules[name]
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    lines: list[dict[str, Any]] = [{"kind": "toolset", "name": "files", "tools": [*FILES, tool("no")]}]
-    for number in range(2):
-        lines.append(
-            {
-                "kind": "conversation",
-                "id": f"c{number}",
-                "toolsets": ["files"],
-                "excluded_tools": ["no"],
-                "turns": [{"messages": said(f"I am {number}."), "expected_calls": []}, *TURNS],
-            }
+def conversations(count: int) -> list[RecordedConversation]:
+    return [
+        RecordedConversation(
+            f"c{number}",
+            FILES,
+            msgspec.convert(
+                [{"messages": said(f"I am {number}."), "expected_calls": []}, *TURNS], list[RecordedTurn]
+            ),
         )
-    path = tmp_path / "agents.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+        for number in range(count)
+    ]
 
 
 def check(total: Any, errors: list[str], *, parallel: bool) -> None:
@@ -85,28 +72,25 @@ def check(total: Any, errors: list[str], *, parallel: bool) -> None:
     assert total["computed"] < total["prompt tokens"]
 
 
-async def test_the_bundled_template(bench: Any, data: Path) -> None:
-    total, errors = await bench.run(bench.read(data), None, 2)
-    check(total, errors, parallel=True)
+async def test_the_bundled_template() -> None:
+    check(*await run(conversations(2), None, 2), parallel=True)
 
 
 @pytest.mark.parametrize("template", sorted(SHARED.glob("*.jinja")), ids=lambda path: path.stem)
-async def test_published_templates(bench: Any, data: Path, template: Path) -> None:
+async def test_published_templates(template: Path) -> None:
     if template.name.endswith(LEFT_OUT):
-        with pytest.raises(bench.Unfit, match="no end"):
-            await bench.run(bench.read(data), template, 2)
+        with pytest.raises(Unfit, match="no end"):
+            await run(conversations(2), template, 2)
         return
-    total, errors = await bench.run(bench.read(data), template, 2)
-    check(total, errors, parallel=not template.name.startswith(("meta-llama", "openai")))
+    parallel = not template.name.startswith(("meta-llama", "openai"))
+    check(*await run(conversations(2), template, 2), parallel=parallel)
 
 
-async def test_a_call_that_is_not_the_recorded_one_is_told(bench: Any, data: Path) -> None:
-    conversations = bench.read(data)[:1]
-    bench.ConversationReplay._check = lambda self, step, *found: _other(bench)
-    total, errors = await bench.run(conversations, None, 1)
+async def test_a_call_that_is_not_the_recorded_one_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(*_: Any) -> None:
+        raise Otherwise("other")
+
+    monkeypatch.setattr(ConversationReplay, "check", other)
+    total, errors = await run(conversations(1), None, 1)
     assert errors == ["c0: other"]
     assert total["conversations"] == 0
-
-
-def _other(bench: Any) -> None:
-    raise bench.Otherwise("other")

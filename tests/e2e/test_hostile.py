@@ -4,39 +4,26 @@ Another client chats all the while and gets exactly what it should (`undisturbed
 """
 
 import asyncio
-import importlib.util
 import json
 import random
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
-import pytest
 import websockets
 
-HOSTILE = Path(__file__).parents[2] / "benchmarks" / "hostile.py"
+from tests.e2e.hostile import MIXES, Codec, Hostile, Memory
+
 FRAMES = 150  # of each socket
 
 
-@pytest.fixture(scope="module")
-def hostile() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hostile", HOSTILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-async def attack(served: Any, hostile: ModuleType, codec: str, seed: int) -> int:
+async def attack(served: Any, codec: Codec, seed: int) -> int:
     """Send frames, over a new socket when the server closes one; returns how many were answered."""
     rng = random.Random(seed)
-    memory = hostile.Memory()
-    frames = hostile.Hostile(rng, codec, memory)
+    memory = Memory()
+    frames = Hostile(rng, codec, memory)
     sent = answered = 0
     while sent < FRAMES:
-        frames.mix = rng.choice(hostile.MIXES)
+        frames.mix = rng.choice(MIXES)
         async with served.connect(codec) as peer:
 
             async def read(ws: Any = peer.ws) -> None:
@@ -67,13 +54,10 @@ async def attack(served: Any, hostile: ModuleType, codec: str, seed: int) -> int
     return answered
 
 
-async def test_hostile_frames_disturb_nobody(serving: Any, hostile: ModuleType) -> None:
+async def test_hostile_frames_disturb_nobody(serving: Any) -> None:
     async with serving(server={"session_ttl_s": 0.5}) as served:
         async with served.undisturbed():
             answers = await asyncio.gather(
-                *(
-                    attack(served, hostile, codec, seed)
-                    for seed, codec in enumerate(["json", "msgpack"] * 2)
-                )
+                *(attack(served, codec, seed) for seed, codec in enumerate(["json", "msgpack"] * 2))
             )
             assert all(answer > FRAMES / 3 for answer in answers), answers

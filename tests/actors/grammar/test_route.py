@@ -1,7 +1,5 @@
 """Which back end a schema is served by."""
 
-import importlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from ramify.actors.grammar import grammars
 from ramify.actors.grammar.route import route
 from ramify.protocol.errors import ConstraintError
+from tests.actors.grammar.random_schemas import FAULTS, SchemaCampaign
 from tests.amount import examples
 
 CELL = {
@@ -105,15 +104,13 @@ def test_what_only_llguidance_could_hold_is_refused_where_it_weakens() -> None:
 
 
 @pytest.mark.skipif(grammars.llguidance is None, reason="llguidance has no wheel here")
-def test_random_schemas_against_jsonschema(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_schemas_against_jsonschema() -> None:
     """A few of the campaign `benchmarks/random_schemas.py`: random outputs and instances of each."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
-    random_schemas = importlib.import_module("random_schemas")
-    campaign = random_schemas.SchemaCampaign(show=3)
+    campaign = SchemaCampaign(show=3)
     for seed in range(examples(40, 400)):
         campaign.one(seed)
     counts = campaign.counts
-    assert not [kind for kind in random_schemas.FAULTS if counts[kind]]
+    assert not [kind for kind in FAULTS if counts[kind]]
     assert counts["served: AutomatonConstraint"] > 20
     assert counts["outputs: ended"] > 100
     assert counts["invalid instances"] > 200

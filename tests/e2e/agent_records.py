@@ -1,11 +1,6 @@
-"""Recorded conversations of agents: what users say, and the calls that are expected, with their results.
+"""Conversations of agents: what users say, and the calls that are expected, with their results."""
 
-A file has JSON lines: `toolset` (a name, and tools of OpenAI's shape) and `conversation`. Pure.
-"""
-
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -39,7 +34,7 @@ class RecordedTurn(msgspec.Struct, frozen=True):
 
 
 class RecordedConversation(NamedTuple):
-    """`tools`: of all its toolsets; those that are missing at first are there from the beginning."""
+    """`tools`: of OpenAI's shape; those that a later turn adds are there from the beginning."""
 
     id: str
     tools: list[dict[str, Any]]
@@ -51,31 +46,6 @@ class RecordedStep(NamedTuple):
 
     calls: Sequence[ExpectedCall]
     text: str
-
-
-def read(path: Path) -> list[RecordedConversation]:
-    """All conversations of a file. Raises ValueError for a line that is none."""
-    toolsets: dict[str, list[dict[str, Any]]] = {}
-    found = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        each = json.loads(line)
-        if each["kind"] == "toolset":
-            toolsets[each["name"]] = list(map(_free, each["tools"]))
-            continue
-        try:
-            turns = msgspec.convert(each["turns"], list[RecordedTurn], strict=False)
-        except msgspec.ValidationError as error:
-            raise ValueError(f"{path}, line {number}: {error}") from None
-        tools = [tool for name in each["toolsets"] for tool in toolsets[name]]
-        excluded = each["excluded_tools"]
-        kept = [tool for tool in tools if tool["function"]["name"] not in excluded]
-        found.append(RecordedConversation(each["id"], kept, turns))
-    return found
-
-
-def _free(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool whose calls no server holds to anything: a scripted model says what it is told to."""
-    return {**tool, "function": {**tool["function"], "strict": False}}
 
 
 def steps_of(turn: RecordedTurn, *, together: bool) -> list[RecordedStep]:

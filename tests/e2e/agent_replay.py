@@ -1,8 +1,5 @@
 """Agents with tools, on recorded conversations: calls are written by the model, read, run, answered.
 
-    python benchmarks/agent_turns.py --data agents_tools.jsonl [--conversations 600] [--at-once 16]
-        [--template FILE | FOLDER] [--json FILE]
-
 The engine is the real one; the model is faked, and says what the record wants: for each history that it
 may be asked to go on from, a script (`agent_script.py`) has its next token. The histories of the script
 are what `transformers` renders of the conversation so far, tokenized whole; the call is written as the
@@ -10,18 +7,15 @@ chat template writes it. So the model makes a call only if the prompt is that of
 token, and the tools run only if the call is found in what it says. Of every second turn with several
 calls, all are made at once; elsewhere one after the other, as some templates allow no other way.
 
-The template: the bundled model's, or published ones (--template: a file, or all of a folder; beside them
-is `renderings.json`, which has their BOS and EOS). Checked are the reason of each generation, the calls
-and their arguments, the answer's text, and at the end the tokens of the whole branch. A conversation
-that is otherwise ends there, and counts as an error.
+Checked are the reason of each generation, the calls and their arguments, the answer's text, and at the
+end the tokens of the whole branch. A conversation that is otherwise ends there, and counts as an error.
+
+Not a test module: `test_agent_turns.py` plays two conversations on each template at hand.
 """
 
-import argparse
 import asyncio
 import json
-import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Sequence
 from importlib.resources import files
@@ -29,22 +23,19 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from agent_records import RecordedConversation, RecordedStep, RecordedTurn, read, steps_of
-from agent_script import Rendering, ScriptedModel, TokenHistory, Unfit, model_folder
-from report import headline, machine, table, write_json
-
 from ramify.actors.calls.toolbox import call_id
 from ramify.actors.engine import Engine, running_engine
 from ramify.actors.executor.spec import FactorySpec
-from ramify.actors.kit.log import configure
 from ramify.clients.agent import Agent, Tool
 from ramify.clients.branch import Branch
-from ramify.protocol.config import EngineConfig, Limits, LogConfig, ModelConfig, ServerConfig
+from ramify.protocol.config import EngineConfig, Limits, ModelConfig, ServerConfig
 from ramify.protocol.errors import RamifyError
+from tests.e2e.agent_records import RecordedConversation, RecordedStep, RecordedTurn, steps_of
+from tests.e2e.agent_script import Rendering, ScriptedModel, TokenHistory, Unfit, model_folder
 
 MODEL = Path(str(files("ramify.gpu") / "default_model"))
 CONTEXT = 1 << 16
-FAST = 1_000_000  # ops a second: a benchmark is no flood
+FAST = 1_000_000  # ops a second: a replay is no flood
 
 
 class Otherwise(Exception):
@@ -96,7 +87,7 @@ class ConversationReplay:
             said = answer.results[len(reasons) - 1].text[-80:]
             raise Otherwise(f"generations ended by {reasons}, not {wanted}: ...{said!r}")
         for result, step in zip(answer.results, steps, strict=True):
-            self._check(step, result.tool_calls or [], result.content, result.text)
+            self.check(step, result.tool_calls or [], result.content, result.text)
         if self._expected:
             raise Otherwise(f"{len(self._expected)} calls did not run")
         for result in answer.results:
@@ -105,7 +96,7 @@ class ConversationReplay:
             self.counts["computed"] += result.usage.computed
             self.counts["output tokens"] += result.usage.output
 
-    def _check(
+    def check(
         self, step: RecordedStep, calls: list[dict[str, Any]], content: str | None, text: str
     ) -> None:
         found = [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls]
@@ -177,50 +168,3 @@ async def run(
         spec = FactorySpec("ramify.gpu.executors.fake:FakeExecutor", {"model": model, **settings})
         async with running_engine(config, spec=spec) as engine:
             return await replay(engine, conversations, rendering, model, places)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="agents_tools.jsonl")
-    parser.add_argument("--conversations", type=int, default=600)
-    parser.add_argument("--at-once", type=int, default=16)
-    parser.add_argument("--template", type=Path, help="published, or a folder; default: the bundled one")
-    parser.add_argument("--json", help="write the figures to this file")
-    options = parser.parse_args()
-    configure(LogConfig(level="warning"))
-    about = machine()
-    print(headline(about), flush=True)
-    conversations = read(options.data)[: options.conversations]
-    templates: list[Path | None] = [None]
-    if options.template is not None:
-        given: Path = options.template
-        templates = sorted(given.glob("*.jinja")) if given.is_dir() else [given]
-    results = []
-    for template in templates:
-        name = "bundled" if template is None else template.stem
-        begin = time.perf_counter()
-        try:
-            total, errors = asyncio.run(run(conversations, template, options.at_once))
-        except Unfit as error:
-            print(f"{name}: left out: {error}")
-            continue
-        seconds = round(time.perf_counter() - begin, 1)
-        results.append({"template": name, **total, "errors": errors, "seconds": seconds})
-        print(f"{name}: {total['turns']} turns, {len(errors)} errors, {seconds} s", flush=True)
-        for error in errors[:5]:
-            print(f"    {error[:500]}")
-    heads = [
-        *("template", "conversations", "turns", "generations", "calls", "outputs with several calls"),
-        *("prompt tokens", "computed", "output tokens", "tokens compared"),
-    ]
-    rows = [
-        [each["template"], *(f"{each.get(h, 0):,}" for h in heads[1:]), str(len(each["errors"]))]
-        for each in results
-    ]
-    print(table([*heads, "errors"], rows))
-    write_json(options.json, about, results)
-    return 1 if any(each["errors"] for each in results) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

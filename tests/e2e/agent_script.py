@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from agent_records import ExpectedCall, RecordedStep
 from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -21,6 +20,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 from ramify.actors.calls.toolbox import call_id
 from ramify.gpu.executors.fake_model import FACTOR, FakeModel, Hashes
 from ramify.protocol.wire import ChatMessage
+from tests.e2e.agent_records import ExpectedCall, RecordedStep
 
 _MASK = (1 << 64) - 1
 _MARKS = re.compile(r"<\|[\w/]+\|>|<｜[^｜\n]+｜>|\[/?[A-Z_]{3,}\]")

@@ -5,7 +5,8 @@ here. Values are drawn in three moods: `plain` (what a client would send), `edge
 types allow) and `wild` (beyond them: 10^310, NaN, lone surrogates, msgpack extensions, deep nesting).
 Everything follows from a `random.Random`.
 
-This file knows shapes and bytes. It knows no socket, and not what a server should answer.
+Not a test module: `test_hostile.py` sends a few, `benchmarks/hostile_frames.py` many. This file knows
+shapes and bytes. It knows no socket, and not what a server should answer.
 """
 
 import base64
