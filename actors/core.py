@@ -20,6 +20,7 @@ from ramify.actors.cache.windows import windows_of
 from ramify.actors.executor.actor import start_executor
 from ramify.actors.executor.copier import KvCopier
 from ramify.actors.executor.handle import ExecutorHandle
+from ramify.actors.executor.process_executor import ProcessExecutor
 from ramify.actors.executor.spec import ExecutorSpec, ModelSpec
 from ramify.actors.front.interface import PROTOCOL_VERSION, Core, Guard, Progress
 from ramify.actors.grammar.actor import GrammarActor, counts_of
@@ -31,6 +32,7 @@ from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, LimitedAddress, Mailbox
 from ramify.actors.kit.metrics import Metrics
+from ramify.actors.kit.report import RankState
 from ramify.actors.layout import ProcessLayout, expects_cuda
 from ramify.actors.scheduler.actor import SchedulerActor
 from ramify.actors.tiers.mover import DiskMover, open_disk
@@ -89,6 +91,11 @@ class CoreActors:
         assert self.executor is not None
         return self.executor.info
 
+    def ranks(self) -> list[RankState]:
+        """Of the processes that hold the model together."""
+        executor = self.executor
+        return executor.ranks() if isinstance(executor, ProcessExecutor) else []
+
     async def load(self, group: TaskGroup, guard: Guard, progress: Progress) -> None:
         if self._config.model.grammar_backend == "outlines" and find_spec("outlines_core") is None:
             raise ConfigError(
@@ -132,6 +139,7 @@ class CoreActors:
         )
         metrics.kv(info.pages * info.page_size, 0, 0)
         metrics.watch_tiers(partial(self.cache.tiers, info.kv_bytes_per_token))
+        metrics.watch_ranks(self.ranks)
         cache = CacheActor(
             self._to_cache,
             self.cache,

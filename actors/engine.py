@@ -20,6 +20,7 @@ from importlib.metadata import version
 from typing import IO, Any
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup
 
 from ramify.actors.cache.cache import RadixCache
@@ -37,7 +38,7 @@ from ramify.actors.kit.collector import Collector
 from ramify.actors.kit.files import allow_files
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.metrics import Metrics
-from ramify.actors.kit.report import StoreHealth
+from ramify.actors.kit.report import RankState, StoreHealth
 from ramify.actors.layout import layout_of
 from ramify.actors.local_front import LocalFront
 from ramify.actors.routing.session_router import SessionRouter
@@ -71,6 +72,7 @@ class EngineStatus:
         self._started = time.time()
         self._version = version("ramify")  # reads files: 0.6 ms
         self.replicas: Callable[[], list[dict[str, Any]]] | None = None
+        self.ranks: Callable[[], list[RankState]] = list
         self._changed: Callable[[], None] = lambda: None
         metrics.watch_store(lambda: self._changed())
 
@@ -97,6 +99,8 @@ class EngineStatus:
         """The body of `GET /v1/info`."""
         executor, server = self.executor, self._config.server
         more = {} if self.replicas is None else {"replicas": self.replicas()}
+        if ranks := self.ranks():
+            more["ranks"] = [msgspec.structs.asdict(each) for each in ranks]
         return more | {
             "server": "ramify",
             "version": self._version,
@@ -161,6 +165,7 @@ class Engine:
                 metrics=self.metrics,
                 check_idle=check_idle,
             )
+            self.status.ranks = self.core.ranks
         self._claimed: IO[bytes] | None = None  # the store's lock
         credentials = read_credentials(config.server)
         if credentials:

@@ -6,22 +6,28 @@ and tells results, and the end of one is the end of all.
 """
 
 import asyncio
+import os
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import anyio
+from msgspec import structs
 
 from ramify.actors.executor.handle import ExecutorHandle, log
 from ramify.actors.executor.messages import FromExecutor, SignOfLife, StartExecutor, ToExecutor
 from ramify.actors.executor.spec import ExecutorSpec, ProgressCallback, ranks_of
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
+from ramify.actors.kit.report import RankState
 from ramify.actors.processes.child_process import ChildProcess
 from ramify.actors.processes.messages import Loading, StartFailed, decoder, encoder
-from ramify.gpu.ranks.ring import GroupMemory, RankPlace
+from ramify.gpu.ranks.ring import GroupCounters, GroupMemory, RankPlace
 from ramify.protocol.messages import ExecutorMessage
 from ramify.protocol.plan import ExecutorDown, ExecutorInfo, StepResult, StopExecutor
 
 PROGRAM = "ramify.actors.executor.executor_program"
 PARTING_SECONDS = 0.5  # in which the process shows that made another one fail
+STATES = {"R": "running", "S": "sleeping", "D": "waiting for a device", "T": "stopped", "Z": "ended"}
 
 Child = ChildProcess[ToExecutor, FromExecutor]
 
@@ -37,6 +43,7 @@ class ProcessExecutor(ExecutorHandle):
         self._silent = set(self._ranks)  # since the last sign of life of all
         self._loading = set(self._ranks)
         self._info: ExecutorInfo | None = None
+        self._counters: GroupCounters | None = None
         self._watch: asyncio.Future[list[None]] | None = None
 
     @classmethod
@@ -58,6 +65,7 @@ class ProcessExecutor(ExecutorHandle):
             await self._start_rank(spec, 0, None)
         else:
             with GroupMemory(len(self._ranks)) as shared:
+                self._counters = shared.counters()
                 for place in shared.places:
                     await self._start_rank(spec, place.rank, place)
         watches = (self._watch_process(rank) for rank in self._ranks)
@@ -85,6 +93,16 @@ class ProcessExecutor(ExecutorHandle):
         """By rank."""
         return [child.pid for child in self._children]
 
+    def ranks(self) -> list[RankState]:
+        """How each of several is; none: there is one process."""
+        if self._counters is None or len(self._children) < len(self._ranks):
+            return []
+        counted = self._counters.messages()
+        return [
+            _described(RankState(rank, self._children[rank].pid, steps, counted[0] - steps))
+            for rank, steps in enumerate(counted)
+        ]
+
     @property
     def expected(self) -> str | None:
         """A process gives signs of life also while it waits for a plan."""
@@ -106,7 +124,7 @@ class ProcessExecutor(ExecutorHandle):
             log.warning("the executor does not end: killing its process", grace_s=grace)
             self._kill()
         await asyncio.wait([self._watch])
-        self._relay.close()
+        self._close()
         return not any(child.killed or child.exit_code for child in self._children)
 
     def _kill(self) -> None:
@@ -182,4 +200,25 @@ class ProcessExecutor(ExecutorHandle):
         await asyncio.gather(*(child.ended() for child in self._children), return_exceptions=True)
         if self._watch is not None:
             await asyncio.wait([self._watch])
+        self._close()
+
+    def _close(self) -> None:
         self._relay.close()
+        if self._counters is not None:
+            self._counters.close()
+            self._counters = None
+
+
+def _described(rank: RankState) -> RankState:
+    """With what the system knows of its process."""
+    with suppress(OSError, IndexError, ValueError):
+        process = Path(f"/proc/{rank.pid}")
+        said = (process / "stat").read_text().rsplit(")", 1)[1].split()
+        pages = int((process / "statm").read_text().split()[1])
+        return structs.replace(
+            rank,
+            state=STATES.get(said[0], said[0]),
+            resident_bytes=pages * os.sysconf("SC_PAGE_SIZE"),
+            cpu_s=(int(said[11]) + int(said[12])) / os.sysconf("SC_CLK_TCK"),
+        )
+    return rank

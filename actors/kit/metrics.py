@@ -18,7 +18,7 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 
 from ramify.actors.kit.metric_families import LATENCY, PLAN, STEP, ConstraintCounts, Histogram, counter
-from ramify.actors.kit.report import CredentialUsage, KvTier, Report, StoreHealth, joined
+from ramify.actors.kit.report import CredentialUsage, KvTier, RankState, Report, StoreHealth, joined
 from ramify.protocol.cluster import ReplicaLoad
 from ramify.protocol.messages import Finished
 from ramify.protocol.plan import StepResult, unpack
@@ -44,6 +44,7 @@ class Metrics:
         self._histories_here: Callable[[], Mapping[str, int]] = dict
         self._kv = (0, 0, 0)
         self._tiers: Callable[[], Sequence[KvTier]] = tuple
+        self._ranks: Callable[[], Sequence[RankState]] = tuple
         self._load_us = 0
         self.copied_s = 0.0  # in which blocks of other replicas were copied
         self._lag = self._worst_lag = 0.0
@@ -82,6 +83,10 @@ class Metrics:
     def watch_tiers(self, tiers: "Callable[[], Sequence[KvTier]]") -> None:
         """Set the source of what KV is where."""
         self._tiers = tiers
+
+    def watch_ranks(self, ranks: "Callable[[], Sequence[RankState]]") -> None:
+        """Set the source of how the ranks are that hold the model together."""
+        self._ranks = ranks
 
     def step(self, result: StepResult, plan_seconds: float) -> None:
         """A step has come back. `plan_seconds`: until the next plan had left."""
@@ -297,6 +302,7 @@ class Metrics:
             kv.add_metric([state], slots)
         yield kv
         yield from self._kv_tiers()
+        yield from self._of_ranks()
         yield from self._owners()
         if self._gateways:
             yield from self._gateway_gauges()
@@ -319,6 +325,22 @@ class Metrics:
         loads.add_metric(["host"], self._load_us * 1e-6)
         loads.add_metric(["peer"], self.copied_s)
         yield from (blocks, held, hits, loads)
+
+    def _of_ranks(self) -> Iterator[Metric]:
+        ranks = self._ranks()
+        for name, help, values in (
+            ("steps", "Steps that a rank was told.", [each.steps for each in ranks]),
+            ("cpu_seconds", "CPU time of a rank.", [each.cpu_s for each in ranks]),
+            ("behind", "Steps told that a rank has not taken.", [each.behind for each in ranks]),
+            ("resident_bytes", "Host memory of a rank.", [each.resident_bytes for each in ranks]),
+        ):
+            counts = name in ("steps", "cpu_seconds")
+            kind = CounterMetricFamily if counts else GaugeMetricFamily
+            family = kind(f"ramify_rank_{name}", help, labels=["rank"])
+            for rank, value in enumerate(values):
+                family.add_metric([str(rank)], value)
+            if ranks:
+                yield family
 
     def _owners(self) -> Iterator[Metric]:
         """Yield the metrics by credential: as many labels as names were ever configured."""

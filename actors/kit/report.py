@@ -24,6 +24,22 @@ class KvTier(msgspec.Struct, frozen=True):
     load_s: float | None = None
 
 
+class RankState(msgspec.Struct, frozen=True):
+    """One of the processes that hold a model together. `steps`: told, by rank 0, or taken.
+
+    `behind`: steps that it has not taken yet. `state`: what the system says it does, "stopped" among
+    them. `resident_bytes`: of the host's memory.
+    """
+
+    rank: int
+    pid: int
+    steps: int
+    behind: int
+    state: str = "gone"
+    resident_bytes: int = 0
+    cpu_s: float = 0.0
+
+
 class CredentialUsage(msgspec.Struct, array_like=True):
     """Of one credential. `sockets` are those open now; all else counts from the start of the process."""
 

@@ -27,9 +27,21 @@ from ramify.protocol.plan import ExecutorInfo, MovedBlock, StepPlan
 
 IDLE_SECONDS = 1.0  # between signs of life
 
-_Arrays = dict[str, tuple[str, int, bytes]]  # type, columns (0: one dimension), numbers
-_TYPES = {kind: np.dtype(kind) for kind in "bhilqBHILQef?d"}
-_NAMES = {kind: [field.name for field in fields(kind)] for kind in (StepRows, Scored)}
+# Numbers of each array, -1: there is none; those of int64, one behind the other, and of int32
+_Arrays = tuple[list[int], bytearray, bytearray]
+_SHORT, _PAIRS = ("tokens", "given", "targets"), ("states", "held")  # int32; [n, 2]; others: int64[n]
+_SKIPPED = ("extends", "scored")
+
+
+def _names(of: type[StepRows] | type[Scored]) -> list[tuple["np.dtype[Any]", list[str]]]:
+    found = [each.name for each in fields(of) if each.name not in _SKIPPED]
+    return [
+        (np.dtype(kind), [name for name in found if (name in _SHORT) == short])
+        for kind, short in ((np.int64, False), (np.int32, True))
+    ]
+
+
+_NAMES = {kind: _names(kind) for kind in (StepRows, Scored)}
 
 
 class ToldStep(msgspec.Struct, array_like=True, frozen=True):
@@ -67,24 +79,33 @@ class ToldStep(msgspec.Struct, array_like=True, frozen=True):
         )
 
     def rows(self) -> StepRows:
-        scored = None if self.scored is None else Scored(**_unpacked(self.scored))
-        return StepRows(extends=self.extends, scored=scored, **_unpacked(self.step))
+        scored = None if self.scored is None else Scored(**_unpacked(Scored, self.scored))
+        return StepRows(extends=self.extends, scored=scored, **_unpacked(StepRows, self.step))
 
 
 def _packed(of: StepRows | Scored) -> _Arrays:
-    found: _Arrays = {}
-    for name in _NAMES[type(of)]:
-        value = getattr(of, name)
-        if isinstance(value, np.ndarray):
-            found[name] = value.dtype.char, value.shape[1] if value.ndim > 1 else 0, value.tobytes()
-    return found
+    counts, packed = [], []
+    for kind, names in _NAMES[type(of)]:
+        found = []
+        for name in names:
+            value = getattr(of, name)
+            counts.append(-1 if value is None else value.size)
+            if value is not None:
+                found.append(np.ascontiguousarray(value, kind))
+        packed.append(bytearray().join(found))
+    return counts, packed[0], packed[1]
 
 
-def _unpacked(arrays: _Arrays) -> dict[str, Any]:
-    found = {}
-    for name, (kind, columns, data) in arrays.items():
-        array = np.frombuffer(bytearray(data), _TYPES[kind])  # one that torch may write to
-        found[name] = array.reshape(-1, columns) if columns else array
+def _unpacked(of: type[StepRows] | type[Scored], arrays: _Arrays) -> dict[str, Any]:
+    """Views of the memory of `arrays`, which torch may write to."""
+    found, counts = {}, iter(arrays[0])
+    for (kind, names), data in zip(_NAMES[of], arrays[1:], strict=True):
+        numbers, at = np.frombuffer(data, kind), 0
+        for name, count in zip(names, counts):  # noqa: B905 - more of them follow
+            if count >= 0:
+                array = numbers[at : at + count]
+                found[name] = array.reshape(-1, 2) if name in _PAIRS else array
+                at += count
     return found
 
 

@@ -1,17 +1,18 @@
 """What rank 0 tells the other ranks: a ring in shared memory, written once whatever their number.
 
-Each reader has a bell, an eventfd that counts the messages it has not taken. Who sleeps is woken by it,
-which takes the system 50 us and more; so readers on GPUs look at the position of the writer for a while.
-That is written behind the bells: who sees it finds its bell rung. The memory has no name: processes
-inherit its descriptor, and it is gone with the last of them. This file does not know what messages mean.
+A message goes through it in parts. The first words of the memory are each rank's: how far it has come,
+in bytes and in messages, and whether it sleeps. Readers on GPUs look at the writer's position for a
+while, which costs no call of the system, and then sleep until their bell, an eventfd, is rung. The
+memory has its pages from the start, so that no message waits for them. It has no name: processes inherit
+its descriptor, and it is gone with the last of them. This file does not know what messages mean.
 """
 
 import mmap
 import os
 import platform
 import select
-import struct
 import sys
+import threading
 import time
 from types import TracebackType
 
@@ -19,10 +20,14 @@ import msgspec
 
 from ramify.protocol.errors import ConfigError
 
-RING_BYTES = 128 << 20  # untouched pages take no memory; a message takes half of it at most
-_COUNTER, _LINE = struct.Struct("=Q"), 64  # counters lie in cache lines of their own
+RING_BYTES, PART_BYTES = 4 << 20, 1 << 20
+MOST_BYTES = 64 << 20  # of a message
+_LINE = 64  # bytes: counters of ranks lie in cache lines of their own
+_WORDS = _LINE // 8
+_POSITION, _MESSAGES, _SLEEPS = range(3)  # words of a line
 _POLL_SECONDS = 50e-6  # between looks at a ring that is full
 SPIN_SECONDS = 0.01  # for which a reader looks before it sleeps: longer than most steps of decodes
+DOZE_SECONDS = 0.02  # should the bell not be heard, as neither process waits for the other's writes
 _ORDERED = platform.machine() in ("x86_64", "AMD64")  # writes are seen in their order
 
 
@@ -51,7 +56,8 @@ class GroupMemory:
             raise ConfigError(f"--tensor-parallel {ranks} needs Linux: leave it out")
         self._own = [os.memfd_create(name) for name in ("ramify-ranks", "ramify-steps")]
         os.ftruncate(self._own[1], _LINE * ranks + RING_BYTES)
-        self._own += [os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC) for _ in range(ranks - 1)]
+        each = os.EFD_CLOEXEC | (0 if _ORDERED else os.EFD_SEMAPHORE)
+        self._own += [os.eventfd(0, each) for _ in range(ranks - 1)]
         store, ring, *bells = self._own
         self.places = [RankPlace(rank, ranks, store, ring, bells) for rank in range(ranks)]
 
@@ -64,73 +70,137 @@ class GroupMemory:
         for descriptor in self._own:
             os.close(descriptor)
 
+    def counters(self) -> "GroupCounters":
+        """They outlive this."""
+        return GroupCounters(self.places[0])
+
+
+class GroupCounters:
+    """How far ranks have come, for who watches them."""
+
+    def __init__(self, place: RankPlace) -> None:
+        self._words = memoryview(mmap.mmap(place.ring, _LINE * place.ranks)).cast("Q")
+
+    def messages(self) -> list[int]:
+        """By rank: that rank 0 has told, and that the others have taken."""
+        found: list[int] = self._words[_MESSAGES::_WORDS].tolist()
+        return found
+
+    def close(self) -> None:
+        self._words.release()
+
 
 class StepRing:
-    """Rank 0 writes, the others read. Positions count all bytes since the start, one for each rank."""
+    """Rank 0 writes, the others read. Positions count all bytes since the start."""
 
     def __init__(self, place: RankPlace, spins: bool = False) -> None:
         """Takes over the descriptors of ring and bells. `spins`: a core may be kept busy by waiting."""
-        self._rank, self._readers = place.rank, range(1, place.ranks)
-        self._data = _LINE * place.ranks
-        self._memory = mmap.mmap(place.ring, self._data + RING_BYTES)
+        self._rank, self._others = place.rank, range(1, place.ranks)
+        head, flags = _LINE * place.ranks, mmap.MAP_SHARED | mmap.MAP_POPULATE
+        self._memory = memoryview(mmap.mmap(place.ring, head + RING_BYTES, flags))
         os.close(place.ring)
-        self._at = 0
+        self._words, self._data = self._memory[:head].cast("Q"), self._memory[head:]
+        self._at = self._count = 0
         self._spins = SPIN_SECONDS if spins and _ORDERED else 0.0
+        self._fence = threading.Lock()  # to take one orders writes before what is read next
         self._bells = place.bells
         for bell in place.bells:
             os.set_inheritable(bell, False)
         self._bell = select.poll()
         if place.rank:
             self._bell.register(place.bells[place.rank - 1], select.POLLIN)
+            self._words[place.rank * _WORDS + _SLEEPS] = int(not _ORDERED)
 
     def put(self, message: bytes) -> None:
         """Write for all readers; waits while the ring is full. Raises ValueError for what never fits."""
-        size = _COUNTER.size + len(message)
-        if size > RING_BYTES // 2:
-            raise ValueError(f"a message of {len(message)} bytes for a ring of {RING_BYTES}")
-        while self._at + size - min(map(self._counted, self._readers)) > RING_BYTES:
-            time.sleep(_POLL_SECONDS)
-        self._write(_COUNTER.pack(len(message)))
-        self._write(message)
-        for bell in self._bells:
-            os.eventfd_write(bell, 1)
-        _COUNTER.pack_into(self._memory, 0, self._at)
+        if len(message) > MOST_BYTES:
+            raise ValueError(f"a message of {len(message)} bytes is longer than {MOST_BYTES}")
+        self._count += 1
+        self._words[_MESSAGES] = self._count
+        if len(message) <= PART_BYTES:
+            self._write(len(message).to_bytes(8, "little") + message)
+            return
+        self._write(len(message).to_bytes(8, "little"))
+        for at in range(0, len(message), PART_BYTES):
+            self._write(message[at : at + PART_BYTES])
 
     def take(self, timeout: float) -> bytes | None:
         """The next message; None after `timeout` seconds."""
         until = time.perf_counter() + self._spins
-        while self._counted(0) <= self._at and time.perf_counter() < until:
+        words, at = self._words, self._at
+        while words[_POSITION] <= at and time.perf_counter() < until:
             pass
-        if not self._bell.poll(1000 * timeout):
+        if not self._arrived(timeout):
             return None
-        os.eventfd_read(self._bells[self._rank - 1])
-        (size,) = _COUNTER.unpack(self._read(_COUNTER.size))
-        message = self._read(size)
-        _COUNTER.pack_into(self._memory, _LINE * self._rank, self._at)
+        size = int.from_bytes(self._read(8), "little")
+        if size <= PART_BYTES:
+            message = self._read(size)
+        else:
+            self._words[self._rank * _WORDS + _POSITION] = self._at
+            message = b"".join(self._part(size - at) for at in range(0, size, PART_BYTES))
+        line = self._rank * _WORDS
+        self._count += 1
+        self._words[line + _MESSAGES] = self._count
+        self._words[line + _POSITION] = self._at
         return message
 
     def close(self) -> None:
         """Again: no change."""
         if self._bells:
-            self._memory.close()
+            for memory in (self._words, self._data, self._memory):
+                memory.release()
             for bell in self._bells:
                 os.close(bell)
             self._bells = []
 
-    def _counted(self, rank: int) -> int:
-        found: int = _COUNTER.unpack_from(self._memory, _LINE * rank)[0]
-        return found
+    def _part(self, left: int) -> bytes:
+        """The next one of a message of which `left` bytes are to come."""
+        while not self._arrived(DOZE_SECONDS):
+            pass
+        part = self._read(min(left, PART_BYTES))
+        self._words[self._rank * _WORDS + _POSITION] = self._at
+        return part
+
+    def _arrived(self, timeout: float) -> bool:
+        """Sleep until something is there, `timeout` seconds at most."""
+        words, sleeps = self._words, self._rank * _WORDS + _SLEEPS
+        if not _ORDERED:  # a bell is rung for each part: who hears it sees what was written before
+            if not self._bell.poll(1000 * timeout):
+                return False
+            os.eventfd_read(self._bells[self._rank - 1])
+            return True
+        if words[_POSITION] > self._at:
+            return True
+        until = time.perf_counter() + timeout
+        words[sleeps] = 1
+        with self._fence:
+            pass
+        while words[_POSITION] <= self._at and (left := until - time.perf_counter()) > 0:
+            if self._bell.poll(1000 * min(left, DOZE_SECONDS)):
+                os.eventfd_read(self._bells[self._rank - 1])
+        words[sleeps] = 0
+        return words[_POSITION] > self._at
 
     def _write(self, part: bytes) -> None:
+        words, end = self._words, self._at + len(part)
+        while end - min(words[rank * _WORDS + _POSITION] for rank in self._others) > RING_BYTES:
+            time.sleep(_POLL_SECONDS)
         first = self._at % RING_BYTES
-        ahead = min(len(part), RING_BYTES - first)
-        self._memory[self._data + first : self._data + first + ahead] = part[:ahead]
-        self._memory[self._data : self._data + len(part) - ahead] = part[ahead:]
-        self._at += len(part)
+        ahead = RING_BYTES - first
+        if len(part) <= ahead:
+            self._data[first : first + len(part)] = part
+        else:
+            self._data[first:], self._data[: len(part) - ahead] = part[:ahead], part[ahead:]
+        words[_POSITION] = self._at = end
+        with self._fence:
+            pass
+        for rank in self._others:
+            if words[rank * _WORDS + _SLEEPS]:
+                os.eventfd_write(self._bells[rank - 1], 1)
 
     def _read(self, size: int) -> bytes:
         first = self._at % RING_BYTES
-        ahead = min(size, RING_BYTES - first)
-        part = self._memory[self._data + first : self._data + first + ahead]
         self._at += size
-        return part + self._memory[self._data : self._data + size - ahead]
+        if first + size <= RING_BYTES:
+            return bytes(self._data[first : first + size])
+        return bytes(self._data[first:]) + bytes(self._data[: first + size - RING_BYTES])

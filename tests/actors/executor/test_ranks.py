@@ -95,6 +95,12 @@ async def test_plans_are_told_once_and_answered_by_rank_0(ranks: FactorySpec) ->
     for step in range(30):
         handle.tell(StepPlan(step))
     assert [unpack(event.tokens)[0] for event in await events(mailbox, 30)] == list(range(30))
+    while [each.steps for each in handle.ranks()] != [30, 30, 30]:
+        await asyncio.sleep(0.01)
+    assert [(each.rank, each.behind, each.pid) for each in handle.ranks()] == [
+        (rank, 0, pid) for rank, pid in enumerate(handle.pids)
+    ]
+    assert all(each.resident_bytes > 1 << 20 and each.cpu_s > 0 for each in handle.ranks())
     assert await handle.stop(10)
     assert descriptors() == before
 
@@ -126,7 +132,8 @@ async def test_a_rank_that_fails_says_why(ranks: FactorySpec) -> None:
 
 async def test_a_stopped_rank_gives_no_sign_of_life(ranks: FactorySpec) -> None:
     """The others alone are not heard; so the watchdog ends all."""
-    handle = await start_executor(ranks, "process", box())
+    mailbox = box()
+    handle = await start_executor(ranks, "process", mailbox)
     assert isinstance(handle, ProcessExecutor)
     signs = handle.signs
     while handle.signs == signs:
@@ -136,6 +143,11 @@ async def test_a_stopped_rank_gives_no_sign_of_life(ranks: FactorySpec) -> None:
     signs = handle.signs
     await asyncio.sleep(1.5)
     assert handle.signs <= signs + 1  # what was on its way
+    handle.tell(StepPlan(1))
+    await events(mailbox, 1)
+    while [each.behind for each in handle.ranks()] != [0, 1, 0]:
+        await asyncio.sleep(0.01)
+    assert [each.state == "stopped" for each in handle.ranks()] == [False, True, False]
     handle.give_up("silence")
     await handle.stop(10)
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ramify.actors.kit.clock import ManualClock, watch_loop
 from ramify.actors.kit.metric_families import Histogram
 from ramify.actors.kit.metrics import Metrics
-from ramify.actors.kit.report import CredentialUsage, Report
+from ramify.actors.kit.report import CredentialUsage, RankState, Report
 from ramify.protocol.messages import Finished
 from ramify.protocol.plan import StepResult, pack
 
@@ -246,3 +246,18 @@ def test_what_credentials_have_adds_up_over_processes() -> None:
     assert values["ramify_owner_refused_ops_total{alice}"] == 3
     assert values["ramify_owner_abuses_total{alice}"] == 1
     assert values["ramify_owner_sockets{bob}"] == 1
+
+
+def test_ranks_are_labelled_and_one_process_has_none() -> None:
+    metrics = Metrics()
+    behind = RankState(1, 8, 28, 2)
+    assert "ramify_rank" not in metrics.render().decode()
+    metrics.watch_ranks(lambda: [RankState(0, 7, 30, 0, "running", 1 << 20, 2.5), behind])
+    lines = metrics.render().decode().splitlines()
+    for line in (
+        'ramify_rank_steps_total{rank="1"} 28.0',
+        'ramify_rank_behind{rank="1"} 2.0',
+        'ramify_rank_resident_bytes{rank="0"} 1.048576e+06',
+        'ramify_rank_cpu_seconds_total{rank="0"} 2.5',
+    ):
+        assert line in lines
