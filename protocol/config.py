@@ -384,3 +384,10 @@ class EngineConfig(Settings, frozen=True, kw_only=True):
                 )
             if self.model.tensor_parallel > 1:
                 raise ConfigError("--roles moves the KV of one process: leave out --tensor-parallel")
+        if self.replicas is not None and self.model.tensor_parallel > 1:
+            given = self.replicas.gpus
+            if given and given != self.model.tensor_parallel:
+                raise ConfigError(
+                    f"--replica-gpus {given:g}: each of {self.model.tensor_parallel} ranks has a GPU; "
+                    f"give {self.model.tensor_parallel}, or leave it out"
+                )

@@ -29,10 +29,10 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (315, 640),
+    "actors": (315, 641),
     "actors/cache": (19, 45),
     "actors/calls": (11, 27),
-    "actors/cluster": (15, 32),
+    "actors/cluster": (15, 33),
     "actors/executor": (9, 11),
     "actors/front": (8, 16),
     "actors/gateway": (69, 118),

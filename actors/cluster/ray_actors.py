@@ -78,7 +78,9 @@ class RayActors:
         self._count = 0
         self._failures = 0  # looks in a row that found failed actors
         self.proven = drive.proven  # a replica has been ready: what fails now may pass
-        self._actors: dict[str, tuple[Any, Any]] = {}  # by name: the actor, and what its run returns
+        self._ranks = drive.ranks
+        # by name: the actor, what its run returns, and its placement group, if it has one
+        self._actors: dict[str, tuple[Any, Any, Any]] = {}
 
     @property
     def names(self) -> list[str]:
@@ -152,7 +154,7 @@ class RayActors:
         """Forget actors that are done, start those that are missing. Raises NotStarted."""
         ray = self._ray
         why = ""
-        for name, (actor, run) in list(self._actors.items()):
+        for name, (actor, run, group) in list(self._actors.items()):
             done, _ = ray.wait([run], timeout=0)
             if not done:
                 continue
@@ -164,7 +166,7 @@ class RayActors:
             except ray.exceptions.RayError as error:
                 why = str(error).splitlines()[-1]
                 log.error("an actor has failed", actor=name, reason=why)
-            ray.kill(actor)
+            self._end(actor, group)
         if why:
             self._failures = min(self._failures + 1, 8)
             if self._failures >= ATTEMPTS and not self.proven:
@@ -177,9 +179,10 @@ class RayActors:
 
         name = f"replica-{self._count}"
         self._count += 1
-        settings = self._settings
+        settings, group = self._settings, self._group()
         kind = self._ray.remote(
-            scheduling_strategy="SPREAD",  # one lost node takes as few replicas with it as can be
+            # one lost node takes as few replicas with it as can be
+            scheduling_strategy="SPREAD" if group is None else self._within(group),
             num_cpus=settings.cpus,
             num_gpus=self._gpus,
             max_restarts=-1,
@@ -187,12 +190,31 @@ class RayActors:
         )(ReplicaActor)
         actor = kind.remote()
         logs = msgspec.msgpack.encode(configured())
-        self._actors[name] = actor, actor.run.remote(*self._where, name, logs)
+        self._actors[name] = actor, actor.run.remote(*self._where, name, logs), group
         log.info("an actor is started", actor=name, cpus=settings.cpus, gpus=self._gpus)
+
+    def _group(self) -> Any:
+        """For a replica of several ranks: its GPUs, on one host, which it keeps while it is started
+        again. None: it has none.
+        """
+        wanted = {"CPU": self._settings.cpus, "GPU": self._gpus}
+        bundle = {kind: count for kind, count in wanted.items() if count}
+        if self._ranks == 1 or not bundle:
+            return None
+        return self._ray.util.placement_group([bundle], strategy="STRICT_PACK")
+
+    def _within(self, group: Any) -> Any:
+        strategies = self._ray.util.scheduling_strategies
+        return strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+
+    def _end(self, actor: Any, group: Any) -> None:
+        self._ray.kill(actor)
+        if group is not None:
+            self._ray.util.remove_placement_group(group)
 
     def _close(self) -> None:
         ray = self._ray
         if ray.is_initialized():
-            for actor, _ in self._actors.values():
-                ray.kill(actor)
+            for actor, _, group in self._actors.values():
+                self._end(actor, group)
             ray.shutdown()

@@ -34,7 +34,7 @@ log = get_log("ramify.actors.cluster.ray")
 class Drive(ProcessMessage, frozen=True):
     """Have so many actors. `host`, `port`, `secret`, `pem`: where they join. `device`: the model's.
 
-    `proven`: a replica has been ready, so actors that fail are tried for ever.
+    `proven`: a replica has been ready, so actors that fail are tried for ever. `ranks`: of a replica.
     """
 
     settings: ReplicasConfig
@@ -45,6 +45,7 @@ class Drive(ProcessMessage, frozen=True):
     device: str
     count: int
     proven: bool = False
+    ranks: int = 1
 
 
 class Scale(ProcessMessage, frozen=True):

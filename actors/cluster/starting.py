@@ -157,9 +157,9 @@ class JoinedReplicas:
         assert config.replicas is not None
         self.wanted = config.replicas.count
         self._settings: ReplicasConfig = config.replicas
-        self._device = config.model.device
+        self._device, self._ranks = config.model.device, config.model.tensor_parallel
         if self._settings.gpus is None and self._device == "cuda":  # Ray gives them on one machine
-            self._settings = replace(self._settings, gpus=float(config.model.tensor_parallel))
+            self._settings = replace(self._settings, gpus=float(self._ranks))
         self._members = members
         self._ends = ends
         self._port: JoinPort | None = None
@@ -180,7 +180,9 @@ class JoinedReplicas:
         progress(f"waiting for replicas at {host}:{number}")
         if settings.on == "ray":
             pem = settings.tls_cert.read_text() if settings.tls_cert is not None else None
-            drive = Drive(settings, host, number, secret, pem, self._device, self.wanted)
+            drive = Drive(
+                settings, host, number, secret, pem, self._device, self.wanted, ranks=self._ranks
+            )
             self._ray = RayReplicas(drive, self.orphaned)
             await group.start(guard("Ray", self._ray.run))
 

@@ -84,9 +84,10 @@ class ToldStep(msgspec.Struct, array_like=True, frozen=True):
 
 
 def _packed(of: StepRows | Scored) -> _Arrays:
-    counts, packed = [], []
+    counts: list[int] = []
+    packed: list[bytearray] = []
     for kind, names in _NAMES[type(of)]:
-        found = []
+        found: list[Any] = []
         for name in names:
             value = getattr(of, name)
             counts.append(-1 if value is None else value.size)

@@ -109,3 +109,10 @@ def test_roles_need_host_memory_of_one_process() -> None:
     ):
         with pytest.raises(ConfigError, match=flag):
             EngineConfig(model=model, replicas=replicas)
+
+
+def test_a_replica_has_as_many_gpus_as_ranks() -> None:
+    model = ModelConfig(path=Path("m"), tensor_parallel=4)
+    with pytest.raises(ConfigError, match="--replica-gpus 1: each of 4 ranks has a GPU; give 4"):
+        EngineConfig(model=model, replicas=ReplicasConfig(count=2, gpus=1.0))
+    EngineConfig(model=model, replicas=ReplicasConfig(count=2, gpus=4.0))

@@ -2,10 +2,13 @@
 
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
+import anyio
+import msgspec
 import pytest
 
+from ramify.actors.cluster import ray_actors
 from ramify.actors.cluster.ray_actors import ATTEMPTS, RayActors
 from ramify.actors.cluster.ray_replicas import Drive
 from ramify.actors.processes.messages import NotStarted
@@ -15,6 +18,13 @@ from ramify.protocol.errors import ConfigError
 
 def drive(host: str, port: int) -> Drive:
     return Drive(ReplicasConfig(count=2, on="ray"), host, port, b"secret", None, "cpu", 2)
+
+
+class Within(NamedTuple):
+    """Ray's PlacementGroupSchedulingStrategy."""
+
+    placement_group: Any
+    placement_group_bundle_index: int
 
 
 class Failing(Exception):
@@ -29,9 +39,15 @@ class Ray:
     """`ended`: runs that are over; `failed`: those that failed, and why."""
 
     exceptions = SimpleNamespace(RayError=Failing, AuthenticationError=Unknown)
-    util = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.7")
 
     def __init__(self) -> None:
+        self.groups: list[list[dict[str, float]]] = []  # of bundles, that there are
+        self.util = SimpleNamespace(
+            get_node_ip_address=lambda: "10.0.0.7",
+            placement_group=self.group,
+            remove_placement_group=self.groups.remove,
+            scheduling_strategies=SimpleNamespace(PlacementGroupSchedulingStrategy=Within),
+        )
         self.started = 0
         self.ended: set[int] = set()
         self.failed: dict[int, str] = {}
@@ -42,6 +58,11 @@ class Ray:
     def remote(self, **resources: Any) -> Any:
         self.asked = resources
         return lambda kind: SimpleNamespace(remote=self.actor)
+
+    def group(self, bundles: list[dict[str, float]], strategy: str) -> list[dict[str, float]]:
+        assert strategy == "STRICT_PACK"  # on one host
+        self.groups.append(bundles)
+        return bundles
 
     def init(self, **settings: Any) -> None:
         pass
@@ -125,3 +146,23 @@ def test_actors_are_spread_and_told_an_address_that_they_reach(ray: Ray) -> None
         replicas()._connect()
     ray.alive = 1
     replicas()._connect()
+
+
+async def test_a_replica_of_several_ranks_is_a_placement_group_on_one_host(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is given back with its actor, so that the next one finds the GPUs."""
+    monkeypatch.setattr(ray_actors, "LOOK_SECONDS", 0.001)
+    told = msgspec.structs.replace(drive("127.0.0.1", 1), device="cuda", ranks=4)
+    settings = msgspec.structs.replace(told.settings, gpus=4.0)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(RayActors(msgspec.structs.replace(told, settings=settings)).run)
+        assert ray.groups == [[{"CPU": 1, "GPU": 4.0}]] * 2
+        assert ray.asked["scheduling_strategy"] == Within(ray.groups[-1], 0)
+        assert (ray.asked["num_cpus"], ray.asked["num_gpus"]) == (1, 4.0)
+        ray.ended.add(1)
+        while ray.started < 3:
+            await anyio.sleep(0.001)
+        assert len(ray.groups) == 2
+        tasks.cancel_scope.cancel()
+    assert ray.groups == []
