@@ -59,10 +59,10 @@ def fragment_product(
     """
     (tokens, inputs), outputs = x.shape, scales.shape[1]
     tiles = outputs // _TILE // (2 if epilogue == GATED.value else 1)
-    sums = (outputs // _TILE, splits * warps, 512)
+    sums = (tiles, splits * warps, 512)
     partial = torch.empty(sums, dtype=torch.float32, device=x.device)
     parts = 1 if squares is None else squares.shape[1]
-    share = -(-(inputs // 128) // (warps * splits))
+    share = -(-(inputs // 128) // (warps // (2 if epilogue == GATED.value else 1) * splits))
     _fragments[(tiles, splits)](
         x, words, scales, zeros, bias, squares, residual, gain, output, squares_out, partial, arrived,
         tokens, outputs, inputs, share, parts, eps, EPILOGUE=epilogue, GELU=gelu,
@@ -186,13 +186,13 @@ def _put(at, lane, tokens, acc0, acc1, acc2, acc3):
 
 
 @triton.jit
-def _take(at, known, PARTS: tl.constexpr):
+def _take(at, known, PARTS: tl.constexpr, EVERY: tl.constexpr):
     """[8 tokens, 64 outputs]: the sums of so many warps, in their order."""
     token, row = tl.arange(0, 8)[:, None], tl.arange(0, 64)[None, :]
     own = at + (row // 8 % 2 * 2 + token % 2) * 128 + (row % 8 * 4 + token // 2) * 4 + row // 16
     total = tl.zeros([8, 64], tl.float32)
     for part in tl.static_range(PARTS):
-        total += tl.load(own + part * 512, mask=known[:, None], other=0.0, cache_modifier=".cg")
+        total += tl.load(own + part * EVERY * 512, mask=known[:, None], other=0.0, cache_modifier=".cg")
     return total
 
 
@@ -204,31 +204,27 @@ def _fragments(
     PARTS: tl.constexpr, ASM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     KIND: tl.constexpr = x.dtype.element_ty
-    SIDES: tl.constexpr = 2 if EPILOGUE == GATED else 1
+    SIDES: tl.constexpr = 2 if EPILOGUE == GATED else 1  # of a gated product warps take turns
     tile = tl.program_id(0)
     warp = tl.arange(0, WARPS)[None, :, None]
     lane = tl.arange(0, 32)[:, None, None]
     word = tl.arange(0, 4)[None, None, :]
     groups = inputs // 128
-    first = (tl.program_id(1) * WARPS + warp) * share
+    first = (tl.program_id(1) * (WARPS // SIDES) + warp // SIDES) * share
     jump = outputs * 2  # words of 16 inputs
-    at = words + (first * 8).to(tl.int64) * jump + tile * 128 + lane * 4 + word
-    up = outputs // 128  # tiles from a gate to its up
+    matrix = warp % SIDES * (outputs // 128) + tile  # from a gate to its up are half of all tiles
+    at = words + (first * 8).to(tl.int64) * jump + matrix * 128 + lane * 4 + word
     # scales of two outputs in a word, and codes of 0 of eight
-    half = (
-        scales.to(tl.pointer_type(tl.int32)) + first * (outputs // 2) + tile * 32 + lane // 4 * 4 + word
-    )
+    half = scales.to(tl.pointer_type(tl.int32)) + first * (outputs // 2)
+    half += matrix * 32 + lane // 4 * 4 + word
     eight = zeros
     if zeros is not None:
-        eight = zeros + first * (outputs // 8) + tile * 8 + lane // 4
+        eight = zeros + first * (outputs // 8) + matrix * 8 + lane // 4
     stop = tl.minimum(first + share, groups)
     there = first < groups
     v0, v1, v2, v3, v4, v5, v6, v7 = _loaded(at, jump, there)
-    if EPILOGUE == GATED:
-        u0, u1, u2, u3, u4, u5, u6, u7 = _loaded(at + up * 128, jump, there)
     acc0 = tl.zeros([32, WARPS, 4], tl.float32)
     acc1, acc2, acc3 = acc0, acc0, acc0
-    more0, more1, more2, more3 = acc0, acc0, acc0, acc0
     wait(OVERLAP)
     token = lane // 4
     pairs = x.to(tl.pointer_type(tl.int32)) + token * (inputs // 2) + first * 64 + lane % 4
@@ -272,16 +268,6 @@ def _fragments(
         at += 8 * jump
         more = first + turn + 1 < stop
         v0, v1, v2, v3, v4, v5, v6, v7 = _loaded(at, jump, more)
-        if EPILOGUE == GATED:
-            scale = tl.load(half + up * 32, mask=there, other=0)
-            if zeros is not None:
-                zero = tl.load(eight + up * 8, mask=there, other=0)
-            more0, more1, more2, more3 = _group(
-                u0, u1, u2, u3, u4, u5, u6, u7, l0, h0, l1, h1, l2, h2, l3, h3, l4, h4, l5, h5, l6, h6,
-                l7, h7, d0, d1, scale, zero, more0, more1, more2, more3, word, zeros is not None, WARPS,
-                ASM,
-            )  # fmt: skip
-            u0, u1, u2, u3, u4, u5, u6, u7 = _loaded(at + up * 128, jump, more)
         half += outputs // 2
         pairs += 64
         if zeros is not None:
@@ -290,13 +276,12 @@ def _fragments(
     known = own < tokens
     column = tile * 64 + tl.arange(0, 64)
     row = column
-    # sums of warps meet in memory, where they lie as they are: the compiler must not lay them out anew
-    mine = partial + tile * (SIDES * SPLITS * WARPS * 512)
-    at_sums = mine + (tl.program_id(1) * WARPS + warp) * 512 + lane * 4 + word
-    _put(at_sums, lane, tokens, acc0, acc1, acc2, acc3)
     if EPILOGUE == GATED:
         row = tile * 64 + tl.arange(0, 128) // 2 + tl.arange(0, 128) % 2 * (outputs // 2)
-        _put(at_sums + SPLITS * WARPS * 512, lane, tokens, more0, more1, more2, more3)
+    # sums of warps meet in memory, where they lie as they are: the compiler must not lay them out anew
+    mine = partial + tile * (SPLITS * WARPS * 512)
+    at_sums = mine + (tl.program_id(1) * WARPS + warp) * 512 + lane * 4 + word
+    _put(at_sums, lane, tokens, acc0, acc1, acc2, acc3)
     tl.debug_barrier()  # all stores of the program are before its arrival
     last = True
     if SPLITS > 1:
@@ -304,30 +289,30 @@ def _fragments(
     if last:
         if SPLITS > 1:
             tl.store(arrived + tile, 0)
-        y = _take(mine, known, SPLITS * WARPS)
-        if EPILOGUE == GATED:
-            y = tl.reshape(
-                tl.join(y, _take(mine + SPLITS * WARPS * 512, known, SPLITS * WARPS)), (8, 128)
-            )
+        # asked for together with the sums
+        place = own[:, None] * (outputs // SIDES) + column[None, :]
         if SCALED:
-            sums = load_squares(squares, own, tokens, parts, PARTS)
-            y *= tl.rsqrt(tl.sum(sums, 1) / inputs + eps)[:, None]
+            powers = load_squares(squares, own, tokens, parts, PARTS)
+        if EPILOGUE == ADD:
+            before = tl.load(residual + place, mask=known[:, None], other=0.0)
+            gains = tl.load(gain + column).to(tl.float32)
+        y = _take(mine, known, SPLITS * WARPS // SIDES, SIDES)
+        if EPILOGUE == GATED:
+            y = tl.join(y, _take(mine + 512, known, SPLITS * WARPS // SIDES, SIDES))
+            y = tl.reshape(y, (8, 128))
+        if SCALED:
+            y *= tl.rsqrt(tl.sum(powers, 1) / inputs + eps)[:, None]
         if BIAS:
             y += tl.load(bias + row).to(tl.float32)[None, :]
         if EPILOGUE == GATED:
             gate, upper = tl.split(tl.reshape(y, (8, 64, 2)))
-            place = own[:, None] * (outputs // 2) + column[None, :]
             tl.store(output + place, (opened(gate, GELU) * upper).to(KIND), mask=known[:, None])
+        elif EPILOGUE == ADD:
+            rounded = (y + before.to(tl.float32)).to(KIND)
+            tl.store(residual + place, rounded, mask=known[:, None])
+            wide = tl.where(known[:, None], rounded.to(tl.float32), 0.0)
+            tl.store(output + place, (wide * gains[None, :]).to(KIND), mask=known[:, None])
+            at_squares = squares_out + own * (outputs // 64) + tile
+            tl.store(at_squares, tl.sum(wide * wide, 1), mask=known)
         else:
-            place = own[:, None] * outputs + column[None, :]
-            if EPILOGUE == ADD:
-                before = tl.load(residual + place, mask=known[:, None], other=0.0)
-                rounded = (y + before.to(tl.float32)).to(KIND)
-                tl.store(residual + place, rounded, mask=known[:, None])
-                wide = tl.where(known[:, None], rounded.to(tl.float32), 0.0)
-                gains = tl.load(gain + column).to(tl.float32)
-                tl.store(output + place, (wide * gains[None, :]).to(KIND), mask=known[:, None])
-                at_squares = squares_out + own * (outputs // 64) + tile
-                tl.store(at_squares, tl.sum(wide * wide, 1), mask=known)
-            else:
-                tl.store(output + place, y.to(KIND), mask=known[:, None])
+            tl.store(output + place, y.to(KIND), mask=known[:, None])
