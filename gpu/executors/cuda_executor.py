@@ -19,6 +19,7 @@ from ramify.gpu.attention.registry import KernelChoice
 from ramify.gpu.drafting.device import DeviceDrafter
 from ramify.gpu.drafting.device_drafts import DeviceDrafts
 from ramify.gpu.executors.base import Counters
+from ramify.gpu.executors.follower import ToldStep
 from ramify.gpu.executors.launched_step import DraftedLines, LaunchedStep, Obeyed
 from ramify.gpu.kv.cuda_blocks import Loaded, device_blocks
 from ramify.gpu.kv.layout import KVPool, copy_pages
@@ -347,7 +348,7 @@ class CudaExecutor:
             sent = self._unsampled.send(entry, rows=rows, tokens=tokens)
             self._last.index_copy_(0, sent["rows"], sent["tokens"])
 
-    def _move(self, entry: int, clock: StepClock, plan: StepPlan) -> Loaded | None:
+    def _move(self, entry: int, clock: StepClock, plan: StepPlan | ToldStep) -> Loaded | None:
         """Save blocks, copy pages and load blocks, ahead of all that writes a page. Returns what tells,
         once the step is over, the slots of blocks that could not be loaded.
         """

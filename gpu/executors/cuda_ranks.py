@@ -1,6 +1,7 @@
 """The CUDA executor as one of several ranks: rank 0 tells what it launches, the others launch the same.
 
-Drafts and host memory are left out: what they move is decided behind the model, on the device.
+Drafts are left out: how many of them count is decided behind the model, on the device. Each rank keeps
+its own part of a block of KV in its host memory.
 """
 
 from collections.abc import Callable
@@ -13,15 +14,16 @@ from ramify.gpu.attention.registry import KernelChoice
 from ramify.gpu.drafting.device import DeviceDrafter
 from ramify.gpu.executors.base import Follower
 from ramify.gpu.executors.cuda_executor import CudaExecutor
-from ramify.gpu.executors.follower import IDLE_SECONDS, MirroredRows, RankTold, ToldStep
+from ramify.gpu.executors.follower import IDLE_SECONDS, MirroredRows, RankTold, ToldStep, lost_slots
+from ramify.gpu.kv.cuda_blocks import Loaded
 from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.triton_ranked import RankedTritonOps
 from ramify.gpu.ranks.group import Ranks, RankSums
 from ramify.gpu.step.rows import RowTable, StepRows
-from ramify.gpu.step.staging import RING
+from ramify.gpu.step.staging import RING, StepClock
 from ramify.gpu.vision.pictures import Pictures
-from ramify.protocol.plan import ExecutorInfo, StepPlan
+from ramify.protocol.plan import ExecutorInfo, MovedBlock, StepPlan
 
 
 def ranked(ranks: RankSums, info: ExecutorInfo) -> "partial[RankedTritonOps]":
@@ -50,6 +52,7 @@ class CudaLeader(CudaExecutor):
     ) -> None:  # fmt: skip
         super().__init__(model, pool, table, info, attention, make_ops=ranked(ranks, info))
         self._others = RankTold(ranks, table)
+        self.info = info  # no other process takes a part of a block for the block
 
     def close(self) -> None:
         was = self._closed
@@ -61,6 +64,14 @@ class CudaLeader(CudaExecutor):
         step = super()._begin(entry, plan)
         self._others.tell(plan, step)
         return step
+
+    def _move(self, entry: int, clock: StepClock, plan: StepPlan | ToldStep) -> Loaded | None:
+        loaded = super()._move(entry, clock, plan)
+        return None if loaded is None else partial(self._lost, loaded, plan.loads)
+
+    def _lost(self, loaded: Loaded, asked: list[MovedBlock]) -> tuple[list[int], int]:
+        found, took = loaded()
+        return self._others.lost(found, asked), took
 
 
 class CudaFollower(CudaExecutor, Follower):
@@ -97,7 +108,7 @@ class CudaFollower(CudaExecutor, Follower):
         clock.wait()  # for the step that used the entry last
         clock.start()
         self._mirror.put(told)
-        self._copy_pages(entry)
+        loaded = self._move(entry, clock, told)
         self._upload_pages(entry)
         step = told.rows()
         self.counters.count(step.computed)
@@ -107,3 +118,5 @@ class CudaFollower(CudaExecutor, Follower):
                 self._score(entry, step.scored, final)
         self._hold_states(entry, step)
         clock.stop(fetched=False)
+        if loaded is not None:  # rank 0 asks with the step's result
+            lost_slots(self._ranks, loaded()[0], told.loads)

@@ -214,8 +214,6 @@ def _kept_from_host(info: ExecutorInfo, config: ModelConfig, wanted: int, each: 
         )
     if info.drafter and (info.drafter != "ngram" or info.device.startswith("cuda")):
         return "what a drafter keeps beside the KV does not move; give --draft none (or ngram on a CPU)"
-    if info.device.startswith("cuda") and config.tensor_parallel > 1:
-        return "KV of ranks does not move to the host on a GPU; leave it out"
     if BLOCK % info.page_size:
         return (
             f"blocks of {BLOCK} tokens move, no parts of pages; give a --page-size that divides {BLOCK}"
@@ -267,6 +265,6 @@ def with_pages(info: ExecutorInfo, config: ModelConfig, free: int, device: torch
     if device.type == "cpu":
         free -= pages * info.page_size * info.kv_bytes_per_token
     else:
-        free = free_bytes(torch.device("cpu"))
+        free = free_bytes(torch.device("cpu")) // config.tensor_parallel
     blocks = host_blocks(info, config, min(free, container_bytes() // config.tensor_parallel))
     return msgspec.structs.replace(info, pages=pages, context=context, host_blocks=blocks)

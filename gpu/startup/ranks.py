@@ -91,7 +91,6 @@ def join(
         "--draft mtp reads the whole model; give ngram, or a draft model": config.draft == "mtp",
         f"on a GPU nothing is guessed yet; leave --draft {config.draft} out": kernels
         and config.draft not in ("auto", "none"),
-        "on a GPU KV does not move to the host yet; leave --kv-host out": kernels and config.kv_host > 0,
         "sums of more than two depend on the batch; leave --deterministic out": config.deterministic
         and count > 2,
     }

@@ -121,7 +121,7 @@ def test_stored_weights_are_divided(kind: str, served: str, tmp_path: Path) -> N
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's: garbage in padding
 def test_kernels_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interpreted, one rank at a time."""
+    """Interpreted, one rank at a time. Each rank's part of a block leaves, and comes back elsewhere."""
     pytest.importorskip("triton", minversion="3.7")
     from triton.runtime.interpreter import GridExecutor
 
@@ -139,8 +139,20 @@ def test_kernels_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     wanted = Driver(one).generate(0, prompt, 4, range(64))
     one.close()
     kernels = {"attention": "triton", "max_rows": 2, "step_tokens": 16, "tensor_parallel": 2}
-    with ranked(ModelConfig(**config, **kernels)) as executor:
-        assert Driver(executor).generate(0, prompt, 4, range(64)) == wanted
+    with ranked(ModelConfig(**config, **kernels, kv_host=1 << 20)) as executor:
+        d, key, elsewhere = Driver(executor), b"k" * 16, range(BLOCK, 2 * BLOCK)
+        assert d.generate(0, prompt, 4, range(BLOCK)) == wanted
+        d.step(saves=[MovedBlock(1, key, pack(range(BLOCK)))])
+        plan = StepPlan(
+            99, opens=[d.open(1, elsewhere, cached=8)],
+            extends=[ExtendRow(1, 8, pack(prompt[8:]), True)],
+            loads=[
+                MovedBlock(1, key, pack(elsewhere)), MovedBlock(0, b"o" * 16, pack(range(128, 192)))
+            ],
+        )  # fmt: skip
+        result = executor.launch(plan).result()
+        assert (list(unpack(result.tokens)), list(unpack(result.lost))) == (wanted[:1], [0])
+        assert not executor.info.host_memory  # which would be taken for whole blocks
 
 
 @pytest.fixture

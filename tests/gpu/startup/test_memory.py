@@ -149,12 +149,13 @@ def test_host_memory_for_kv_is_as_many_blocks_as_it_holds() -> None:
 
 
 @pytest.mark.parametrize(("beside", "ranks", "device", "blocks"), [
-    (1, 1, "cpu", 100), (4, 1, "cpu", 25), (4, 2, "cpu", 25), (2, 1, "cuda:0", 50), (1, 2, "cuda:0", 0),
+    (1, 1, "cpu", 100), (4, 1, "cpu", 25), (4, 2, "cpu", 25), (2, 1, "cuda:0", 50),
+    (1, 2, "cuda:0", 100),
 ])  # fmt: skip
 def test_half_of_the_free_memory_is_shared_by_the_replicas(
     beside: int, ranks: int, device: str, blocks: int
 ) -> None:
-    """`free` is that of one rank. Ranks on a GPU keep no KV on the host: auto gives them none."""
+    """`free` is that of one rank."""
     plain = msgspec.structs.replace(info(4096, 0, 0), device=device)
     config = ModelConfig(path=Path(), kv_host=-1, beside=beside, tensor_parallel=ranks)
     assert host_blocks(plain, config, 200 * 64 * 4096) == blocks
@@ -166,6 +167,7 @@ def test_half_of_the_free_memory_is_shared_by_the_replicas(
         ({"window": 16, "window_bytes": 300_000}, 1 << 20, "with a window takes 300000 bytes"),
         ({"state_bytes": 16, "kv_bytes_per_token": 0}, 1 << 20, "no layer keeps keys"),
         ({"device": "cuda:0", "drafter": "ngram"}, 1 << 20, "--draft none"),
+        ({"device": "cuda:0", "state_bytes": 16}, 1 << 20, "leave out it or --tensor-parallel"),
         ({"page_size": 128}, 1 << 20, "--page-size that divides 64"),
         ({"drafter": "model"}, 1 << 20, "ngram on a CPU"),
         ({}, 1000, "takes 262144 bytes"),
@@ -174,5 +176,6 @@ def test_half_of_the_free_memory_is_shared_by_the_replicas(
 )
 def test_host_memory_for_kv_is_refused_by_name(changes: Any, wanted: int, told: str) -> None:
     plain = msgspec.structs.replace(info(4096, 0, 0), **{"device": "cpu"} | changes)
+    ranks = 1 + ("--tensor-parallel" in told)
     with pytest.raises(ModelError, match=rf"--kv-host {wanted}: .*{told}"):
-        host_blocks(plain, ModelConfig(path=Path(), kv_host=wanted), 1 << 20)
+        host_blocks(plain, ModelConfig(path=Path(), kv_host=wanted, tensor_parallel=ranks), 1 << 20)
